@@ -1,1 +1,43 @@
-//! x
+//! The contract between Genset and an inference engine.
+//!
+//! An engine author implements [`LLMEngine`], tests it with `genset-conformance` and ships it with `genset-runtime`. This
+//! crate knows no network, no HTTP, no tokenizer and no engine.
+//!
+//! - The engine's side: [`LLMEngine`], [`StartContext`], [`EngineConfig`] and [`Capabilities`], [`GenerateRequest`],
+//!   [`output`], [`EngineState`], [`EngineError`], [`EngineControls`], [`kv`].
+//! - The server's side: [`worker::Worker`], which owns an engine's lifecycle; [`ports`], which it needs; [`ModelCard`],
+//!   which it publishes; [`wire`], the codec for engines in other processes.
+
+mod card;
+mod config;
+mod context;
+mod controls;
+mod engine;
+mod error;
+mod handles;
+pub mod kv;
+pub mod output;
+pub mod ports;
+mod request;
+mod state;
+pub mod wire;
+pub mod worker;
+
+pub use async_trait::async_trait;
+pub use prometheus_client as prometheus;
+
+pub use card::{Artifact, ArtifactRef, DEFAULT_KV_BLOCK_SIZE, EndpointType, ModelCard};
+pub use config::{Capabilities, EngineConfig, GuidedKind, InputKind, SamplingOption};
+pub use context::{CancelReason, RequestContext, TraceContext};
+pub use controls::{Adapter, ControlReply, ControlRequest, EngineControls, SleepLevel};
+pub use engine::{DrainContext, LLMEngine, Role, StartContext};
+pub use error::{EngineError, ErrorDetails, ErrorKind, ErrorPolicy};
+pub use handles::{
+    HealthReporter, Load, LoadPublisher, MetricsRegistry, Progress, ProgressReporter,
+};
+pub use output::{Finish, FinishReason, Output, OutputStream};
+pub use request::{
+    ChatInput, GenerateRequest, GuidedDecoding, Input, OutputOptions, SamplingOptions,
+    StopConditions, TokenId, TransferParams,
+};
+pub use state::EngineState;

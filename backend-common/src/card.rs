@@ -1,0 +1,209 @@
+//! [`ModelCard`]: what a worker publishes about the model it serves, enough for a frontend that has none of its files.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::config::{Capabilities, EngineConfig, InputKind};
+use crate::engine::Role;
+use crate::error::EngineError;
+
+/// Tokens per KV block where neither engine nor operator says otherwise.
+pub const DEFAULT_KV_BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
+
+/// An API a model answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndpointType {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/embeddings`.
+    Embeddings,
+}
+
+impl EndpointType {
+    /// Every type.
+    pub const ALL: [Self; 3] = [Self::Chat, Self::Completions, Self::Embeddings];
+
+    /// The name in flags and on the wire.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
+        }
+    }
+}
+
+impl fmt::Display for EndpointType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for EndpointType {
+    type Err = EngineError;
+
+    fn from_str(text: &str) -> Result<Self, EngineError> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == text)
+            .ok_or_else(|| {
+                EngineError::invalid_argument(
+                    "endpoint_types",
+                    format!("{text:?} is none of chat, completions, embeddings"),
+                )
+            })
+    }
+}
+
+/// A file of the model's that a frontend needs, by its BLAKE3 hash.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ArtifactRef {
+    /// The file's name in a Hub checkout: `tokenizer.json`, `tokenizer_config.json`, ...
+    pub name: String,
+    /// BLAKE3 of the content, 64 lower-case hex digits.
+    pub blake3: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// An artifact and its content, as a worker holds it. Cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Artifact {
+    /// Name, hash and size.
+    pub reference: ArtifactRef,
+    /// The content.
+    pub content: Arc<[u8]>,
+}
+
+impl Artifact {
+    /// Hashes `content`.
+    ///
+    /// # Examples
+    /// ```
+    /// use genset_backend_common::Artifact;
+    ///
+    /// let artifact = Artifact::new("tokenizer.json", b"{}".to_vec());
+    /// assert!(artifact.reference.blake3.len() == 64 && artifact.matches(b"{}") && !artifact.matches(b"[]"));
+    /// ```
+    #[must_use]
+    pub fn new(name: impl Into<String>, content: impl Into<Arc<[u8]>>) -> Self {
+        let content = content.into();
+        let reference = ArtifactRef {
+            name: name.into(),
+            blake3: blake3::hash(&content).to_hex().to_string(),
+            size: content.len() as u64,
+        };
+        Self { reference, content }
+    }
+
+    /// Whether `content` is what the hash names.
+    #[must_use]
+    pub fn matches(&self, content: &[u8]) -> bool {
+        self.reference.matches(content)
+    }
+}
+
+impl ArtifactRef {
+    /// Whether `content` is what the hash names.
+    #[must_use]
+    pub fn matches(&self, content: &[u8]) -> bool {
+        blake3::hash(content).to_hex().as_str() == self.blake3
+    }
+}
+
+impl fmt::Debug for Artifact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Artifact").field(&self.reference).finish()
+    }
+}
+
+/// Everything a frontend or router must know about a served model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelCard {
+    /// The name clients use.
+    pub name: String,
+    /// Other names for it.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// The APIs it answers.
+    pub endpoint_types: BTreeSet<EndpointType>,
+    /// The part its instances play.
+    #[serde(default)]
+    pub role: Role,
+    /// The most tokens of prompt and output together.
+    pub context_length_tokens: u32,
+    /// Tokens per KV block.
+    pub kv_block_size: NonZeroU32,
+    /// Token ids are below this, where known.
+    #[serde(default)]
+    pub vocab_size: Option<NonZeroU32>,
+    /// What the engine can do.
+    pub capabilities: Capabilities,
+    /// The tool-call parser by name; `None` when the model calls no tools.
+    #[serde(default)]
+    pub tool_parser: Option<String>,
+    /// The reasoning parser by name.
+    #[serde(default)]
+    pub reasoning_parser: Option<String>,
+    /// How often a request may move to another instance.
+    #[serde(default)]
+    pub migration_limit: u32,
+    /// Files a frontend needs.
+    #[serde(default)]
+    pub artifacts: Vec<ArtifactRef>,
+    /// The operator's own metadata.
+    #[serde(default)]
+    pub user_data: Value,
+}
+
+impl ModelCard {
+    /// The card of an engine that has started, before the operator's overrides.
+    #[must_use]
+    pub fn from_config(config: &EngineConfig) -> Self {
+        let inputs = &config.capabilities.inputs;
+        let mut endpoint_types = BTreeSet::new();
+        if inputs.iter().any(|kind| *kind != InputKind::Embed) {
+            endpoint_types.extend([EndpointType::Chat, EndpointType::Completions]);
+        }
+        if inputs.contains(&InputKind::Embed) {
+            endpoint_types.insert(EndpointType::Embeddings);
+        }
+        Self {
+            name: config.model.clone(),
+            aliases: Vec::new(),
+            endpoint_types,
+            role: Role::default(),
+            context_length_tokens: config.context_length_tokens,
+            kv_block_size: config.kv_block_size.unwrap_or(DEFAULT_KV_BLOCK_SIZE),
+            vocab_size: config.vocab_size,
+            capabilities: config.capabilities.clone(),
+            tool_parser: None,
+            reasoning_parser: None,
+            migration_limit: 0,
+            artifacts: Vec::new(),
+            user_data: Value::Null,
+        }
+    }
+
+    /// Whether the model takes prompt token ids; otherwise its engine templates and tokenizes by itself.
+    #[must_use]
+    pub fn takes_tokens(&self) -> bool {
+        self.capabilities.inputs.contains(&InputKind::Tokens)
+    }
+
+    /// An artifact by name.
+    #[must_use]
+    pub fn artifact(&self, name: &str) -> Option<&ArtifactRef> {
+        self.artifacts.iter().find(|artifact| artifact.name == name)
+    }
+}

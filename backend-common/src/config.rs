@@ -1,0 +1,491 @@
+//! What an engine says about itself at start: [`EngineConfig`] with its [`Capabilities`]. What is not declared is
+//! refused before it reaches the engine.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU32;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{EngineError, ErrorKind};
+use crate::request::{GenerateRequest, GuidedDecoding, Input, SamplingOptions, TokenId};
+
+/// What an engine is once it started.
+///
+/// # Examples
+/// ```
+/// use genset_backend_common::{Capabilities, EngineConfig};
+///
+/// let config = EngineConfig::new("tiny-chat", 2048)
+///     .with_vocab_size(2048)
+///     .with_capabilities(Capabilities::tokens().with_point_mass_sampling());
+/// config.validate().unwrap();
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EngineConfig {
+    /// The model's name; not empty.
+    pub model: String,
+    /// The most tokens of prompt and output together, at least 1.
+    pub context_length_tokens: u32,
+    /// Token ids are below this; `None` when the engine does not know.
+    pub vocab_size: Option<NonZeroU32>,
+    /// Tokens per KV block; `None` for engines without KV blocks.
+    pub kv_block_size: Option<NonZeroU32>,
+    /// KV blocks in all.
+    pub kv_total_blocks: Option<u64>,
+    /// Sequences the engine runs at once.
+    pub max_num_seqs: Option<u32>,
+    /// Tokens the engine takes in one step.
+    pub max_num_batched_tokens: Option<u32>,
+    /// Data-parallel ranks inside the instance, at least 1.
+    pub data_parallel_size: u32,
+    /// What the engine can do.
+    pub capabilities: Capabilities,
+    /// The request the Worker probes the engine with; `None` for a one-token default.
+    pub canary: Option<Box<GenerateRequest>>,
+}
+
+impl EngineConfig {
+    /// A config with the two values every engine has, that takes tokens and declares nothing else.
+    #[must_use]
+    pub fn new(model: impl Into<String>, context_length_tokens: u32) -> Self {
+        Self {
+            model: model.into(),
+            context_length_tokens,
+            vocab_size: None,
+            kv_block_size: None,
+            kv_total_blocks: None,
+            max_num_seqs: None,
+            max_num_batched_tokens: None,
+            data_parallel_size: 1,
+            capabilities: Capabilities::tokens(),
+            canary: None,
+        }
+    }
+
+    /// Sets the vocabulary's size; 0 leaves it unknown.
+    #[must_use]
+    pub fn with_vocab_size(mut self, vocab_size: u32) -> Self {
+        self.vocab_size = NonZeroU32::new(vocab_size);
+        self
+    }
+
+    /// Sets what the engine can do.
+    #[must_use]
+    pub fn with_capabilities(mut self, capabilities: Capabilities) -> Self {
+        self.capabilities = capabilities;
+        self
+    }
+
+    /// Checks the config itself.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the field: an empty model, a zero context, no input kind, no rank.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        let problem = if self.model.trim().is_empty() {
+            (
+                "model",
+                "the engine returned an empty model name from start",
+            )
+        } else if self.context_length_tokens == 0 {
+            ("context_length_tokens", "must be at least 1")
+        } else if self.capabilities.inputs.is_empty() {
+            ("capabilities.inputs", "declare at least one kind of input")
+        } else if self.data_parallel_size == 0 {
+            ("data_parallel_size", "must be at least 1")
+        } else {
+            return Ok(());
+        };
+        Err(EngineError::invalid_argument(problem.0, problem.1))
+    }
+
+    /// Checks a request against ranges, capabilities, vocabulary and context, before the engine sees it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Unsupported` or `ContextLengthExceeded`, naming the field.
+    pub fn check(&self, request: &GenerateRequest) -> Result<(), EngineError> {
+        request.validate()?;
+        self.capabilities.check(request)?;
+        let prompts: &[Vec<TokenId>] = match &request.input {
+            Input::Tokens(tokens) => std::slice::from_ref(tokens),
+            Input::Embed(inputs) => inputs,
+            Input::Text(_) | Input::Chat(_) => &[],
+        };
+        for prompt in prompts {
+            self.check_vocabulary(prompt)?;
+            self.check_context(prompt.len(), matches!(request.input, Input::Embed(_)))?;
+        }
+        Ok(())
+    }
+
+    fn check_vocabulary(&self, prompt: &[TokenId]) -> Result<(), EngineError> {
+        let Some(vocab_size) = self.vocab_size else {
+            return Ok(());
+        };
+        match prompt.iter().find(|token| **token >= vocab_size.get()) {
+            None => Ok(()),
+            Some(token) => Err(EngineError::invalid_argument(
+                "prompt",
+                format!(
+                    "token id {token} is not in the vocabulary, which ends at {}",
+                    vocab_size.get() - 1
+                ),
+            )),
+        }
+    }
+
+    /// A prompt to generate from must leave room for one token; one to embed may fill the context.
+    fn check_context(&self, prompt_tokens: usize, may_fill: bool) -> Result<(), EngineError> {
+        let context = usize::try_from(self.context_length_tokens).unwrap_or(usize::MAX);
+        if prompt_tokens < context || (may_fill && prompt_tokens == context) {
+            return Ok(());
+        }
+        let message = format!(
+            "the prompt has {prompt_tokens} tokens, but the model's context holds {context} with the answer; \
+             shorten the prompt"
+        );
+        Err(EngineError::new(ErrorKind::ContextLengthExceeded, message).with_field("prompt"))
+    }
+}
+
+/// A kind of input an engine may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InputKind {
+    /// Prompt token ids.
+    Tokens,
+    /// Text.
+    Text,
+    /// Chat messages.
+    Chat,
+    /// Token sequences to embed.
+    Embed,
+}
+
+/// A sampling option an engine may honour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SamplingOption {
+    /// `temperature`; 0 is greedy.
+    Temperature,
+    /// `top_p`.
+    TopP,
+    /// `top_k`.
+    TopK,
+    /// `min_p`.
+    MinP,
+    /// `presence_penalty`.
+    PresencePenalty,
+    /// `frequency_penalty`.
+    FrequencyPenalty,
+    /// `repetition_penalty`.
+    RepetitionPenalty,
+    /// `logit_bias`.
+    LogitBias,
+    /// `seed`.
+    Seed,
+}
+
+/// A kind of grammar an engine may enforce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuidedKind {
+    /// Any JSON object.
+    JsonObject,
+    /// A JSON schema.
+    JsonSchema,
+    /// A regular expression.
+    Regex,
+    /// One of several texts.
+    Choice,
+    /// A context-free grammar.
+    Grammar,
+}
+
+/// What an engine can do. The frontend and the Worker's adapter refuse the rest, and the conformance kit checks that what
+/// is declared works.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Capabilities {
+    /// Kinds of input; at least one.
+    pub inputs: BTreeSet<InputKind>,
+    /// Sampling options.
+    pub sampling: BTreeSet<SamplingOption>,
+    /// The most `logprobs` a request may ask for; `None` when there are none.
+    pub max_logprobs: Option<u32>,
+    /// Whether log probabilities of the prompt are given.
+    pub prompt_logprobs: bool,
+    /// Kinds of grammar.
+    pub guided: BTreeSet<GuidedKind>,
+    /// Whether `priority` is honoured.
+    pub priority: bool,
+    /// Whether LoRA adapters are served.
+    pub adapters: bool,
+    /// Whether the engine publishes KV events.
+    pub kv_events: bool,
+    /// Whether a request may go on from another instance's tokens with the same result.
+    pub resume: bool,
+    /// Whether all the engine's waits follow `tokio::time`, so that tests may pause the clock.
+    pub virtual_time: bool,
+}
+
+impl Capabilities {
+    /// Takes prompt token ids; nothing else.
+    #[must_use]
+    pub fn tokens() -> Self {
+        Self {
+            inputs: BTreeSet::from([InputKind::Tokens]),
+            ..Self::default()
+        }
+    }
+
+    /// Takes text and chat messages; nothing else.
+    #[must_use]
+    pub fn text() -> Self {
+        Self {
+            inputs: BTreeSet::from([InputKind::Text, InputKind::Chat]),
+            ..Self::default()
+        }
+    }
+
+    /// Adds sampling options.
+    #[must_use]
+    pub fn with_sampling(mut self, options: impl IntoIterator<Item = SamplingOption>) -> Self {
+        self.sampling.extend(options);
+        self
+    }
+
+    /// Adds the options that engines with one possible next token honour whatever their value: temperature, `top_p`,
+    /// `top_k`, `min_p` and `seed` choose among candidates, and there is one.
+    #[must_use]
+    pub fn with_point_mass_sampling(self) -> Self {
+        use SamplingOption::{MinP, Seed, Temperature, TopK, TopP};
+        self.with_sampling([Temperature, TopP, TopK, MinP, Seed])
+    }
+
+    /// Declares that every wait follows `tokio::time`.
+    #[must_use]
+    pub fn with_virtual_time(mut self) -> Self {
+        self.virtual_time = true;
+        self
+    }
+
+    /// Declares that a request may go on from another instance's tokens.
+    #[must_use]
+    pub fn with_resume(mut self) -> Self {
+        self.resume = true;
+        self
+    }
+
+    /// Refuses what is asked for and not declared.
+    ///
+    /// # Errors
+    /// `Unsupported`, naming the field.
+    pub fn check(&self, request: &GenerateRequest) -> Result<(), EngineError> {
+        let input = match &request.input {
+            Input::Tokens(_) => InputKind::Tokens,
+            Input::Text(_) => InputKind::Text,
+            Input::Chat(_) => InputKind::Chat,
+            Input::Embed(_) => InputKind::Embed,
+        };
+        if !self.inputs.contains(&input) {
+            return Err(undeclared("input", "this kind of input"));
+        }
+        self.check_sampling(&request.sampling)?;
+        if let Some(guided) = &request.guided {
+            self.check_guided(guided)?;
+        }
+        match request.output.logprobs {
+            Some(asked) if self.max_logprobs.is_none_or(|max| asked > max) => {
+                return Err(match self.max_logprobs {
+                    None => undeclared("logprobs", "log probabilities"),
+                    Some(max) => EngineError::invalid_argument(
+                        "logprobs",
+                        format!("this engine gives at most {max}, got {asked}"),
+                    ),
+                });
+            }
+            _ => {}
+        }
+        if request.output.prompt_logprobs.is_some() && !self.prompt_logprobs {
+            return Err(undeclared(
+                "prompt_logprobs",
+                "log probabilities of the prompt",
+            ));
+        }
+        if request.priority != 0 && !self.priority {
+            return Err(undeclared("priority", "priorities"));
+        }
+        if request.adapter.is_some() && !self.adapters {
+            return Err(undeclared("adapter", "LoRA adapters"));
+        }
+        if request.resumed_tokens != 0 && !self.resume {
+            return Err(undeclared(
+                "resumed_tokens",
+                "going on from another instance's tokens",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_sampling(&self, sampling: &SamplingOptions) -> Result<(), EngineError> {
+        use SamplingOption as Opt;
+        let asked = [
+            (
+                Opt::Temperature,
+                "temperature",
+                sampling.temperature.is_some(),
+            ),
+            (Opt::TopP, "top_p", sampling.top_p.is_some_and(|p| p != 1.0)),
+            (Opt::TopK, "top_k", sampling.top_k.is_some()),
+            (Opt::MinP, "min_p", sampling.min_p.is_some_and(|p| p != 0.0)),
+            (
+                Opt::PresencePenalty,
+                "presence_penalty",
+                sampling.presence_penalty.is_some_and(|p| p != 0.0),
+            ),
+            (
+                Opt::FrequencyPenalty,
+                "frequency_penalty",
+                sampling.frequency_penalty.is_some_and(|p| p != 0.0),
+            ),
+            (
+                Opt::RepetitionPenalty,
+                "repetition_penalty",
+                sampling.repetition_penalty.is_some_and(|p| p != 1.0),
+            ),
+            (
+                Opt::LogitBias,
+                "logit_bias",
+                !sampling.logit_bias.is_empty(),
+            ),
+            (Opt::Seed, "seed", sampling.seed.is_some()),
+        ];
+        match asked
+            .iter()
+            .find(|(option, _, is_asked)| *is_asked && !self.sampling.contains(option))
+        {
+            Some((_, field, _)) => Err(undeclared(field, "it")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_guided(&self, guided: &GuidedDecoding) -> Result<(), EngineError> {
+        let (kind, field) = match guided {
+            GuidedDecoding::JsonObject => (GuidedKind::JsonObject, "response_format"),
+            GuidedDecoding::JsonSchema(_) => (GuidedKind::JsonSchema, "response_format"),
+            GuidedDecoding::Regex(_) => (GuidedKind::Regex, "guided_regex"),
+            GuidedDecoding::Choice(_) => (GuidedKind::Choice, "guided_choice"),
+            GuidedDecoding::Grammar(_) => (GuidedKind::Grammar, "guided_grammar"),
+        };
+        if self.guided.contains(&kind) {
+            Ok(())
+        } else {
+            Err(undeclared(field, "this kind of guided decoding"))
+        }
+    }
+}
+
+fn undeclared(field: &str, what: &str) -> EngineError {
+    EngineError::unsupported(
+        field,
+        format!("this model's engine does not support {what}; leave the field out"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> GenerateRequest {
+        GenerateRequest::from_tokens("m", vec![1, 2])
+    }
+
+    #[test]
+    fn every_undeclared_ability_is_refused_by_name() {
+        let config = EngineConfig::new("m", 16).with_vocab_size(10);
+        type Ask = fn(&mut GenerateRequest);
+        let cases: &[(&str, Ask)] = &[
+            ("temperature", |r| r.sampling.temperature = Some(0.0)),
+            ("top_p", |r| r.sampling.top_p = Some(0.5)),
+            ("top_k", |r| r.sampling.top_k = Some(1)),
+            ("min_p", |r| r.sampling.min_p = Some(0.5)),
+            ("presence_penalty", |r| {
+                r.sampling.presence_penalty = Some(1.0)
+            }),
+            ("frequency_penalty", |r| {
+                r.sampling.frequency_penalty = Some(1.0)
+            }),
+            ("repetition_penalty", |r| {
+                r.sampling.repetition_penalty = Some(1.1)
+            }),
+            ("logit_bias", |r| drop(r.sampling.logit_bias.insert(1, 1.0))),
+            ("seed", |r| r.sampling.seed = Some(1)),
+            ("logprobs", |r| r.output.logprobs = Some(0)),
+            ("prompt_logprobs", |r| r.output.prompt_logprobs = Some(0)),
+            ("response_format", |r| {
+                r.guided = Some(GuidedDecoding::JsonObject)
+            }),
+            ("guided_regex", |r| {
+                r.guided = Some(GuidedDecoding::Regex(".".into()))
+            }),
+            ("priority", |r| r.priority = 1),
+            ("adapter", |r| r.adapter = Some("a".into())),
+            ("resumed_tokens", |r| r.resumed_tokens = 1),
+            ("input", |r| r.input = Input::Text("x".into())),
+        ];
+        config.check(&request()).unwrap();
+        for (field, ask) in cases {
+            let mut request = request();
+            ask(&mut request);
+            let error = config.check(&request).unwrap_err();
+            assert_eq!(
+                (error.kind(), error.details().field.as_deref()),
+                (ErrorKind::Unsupported, Some(*field))
+            );
+        }
+    }
+
+    #[test]
+    fn options_at_their_neutral_value_ask_for_nothing() {
+        let mut request = request();
+        request.sampling.top_p = Some(1.0);
+        request.sampling.min_p = Some(0.0);
+        request.sampling.presence_penalty = Some(0.0);
+        request.sampling.frequency_penalty = Some(0.0);
+        request.sampling.repetition_penalty = Some(1.0);
+        EngineConfig::new("m", 16).check(&request).unwrap();
+    }
+
+    #[test]
+    fn prompts_out_of_vocabulary_or_context_are_refused() {
+        let config = EngineConfig::new("m", 4).with_vocab_size(10);
+        let kind = |tokens| {
+            config
+                .check(&GenerateRequest::from_tokens("m", tokens))
+                .map_err(|e| e.kind())
+        };
+        assert_eq!(kind(vec![1, 2, 9]), Ok(()));
+        assert_eq!(kind(vec![10]), Err(ErrorKind::InvalidArgument));
+        assert_eq!(kind(vec![1; 4]), Err(ErrorKind::ContextLengthExceeded));
+    }
+
+    #[test]
+    fn a_config_without_model_context_or_input_is_refused() {
+        let good = EngineConfig::new("m", 1);
+        good.validate().unwrap();
+        for bad in [
+            EngineConfig::new(" ", 1),
+            EngineConfig::new("m", 0),
+            good.clone().with_capabilities(Capabilities::default()),
+            EngineConfig {
+                data_parallel_size: 0,
+                ..good
+            },
+        ] {
+            assert_eq!(
+                bad.validate().unwrap_err().kind(),
+                ErrorKind::InvalidArgument
+            );
+        }
+    }
+}

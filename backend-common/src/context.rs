@@ -1,0 +1,365 @@
+//! [`RequestContext`]: what travels beside a request: its id, cancellation, deadline, trace and headers.
+//!
+//! One cancellation per request, in a tree: the frontend owns the root, every station below works on a child, so that
+//! cancelling above reaches everything below and cancelling below stays there. Cloning shares.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{EngineError, ErrorKind};
+
+/// Why a request was cancelled. The first reason stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CancelReason {
+    /// The client cancelled or left, or nobody reads the stream any more.
+    Client,
+    /// The request's deadline or idle limit passed.
+    Deadline,
+    /// The worker is shutting down; the request may go on elsewhere.
+    Shutdown,
+    /// The engine reported itself dead; the request may go on elsewhere.
+    EngineDead,
+}
+
+impl CancelReason {
+    const ALL: [Self; 4] = [
+        Self::Client,
+        Self::Deadline,
+        Self::Shutdown,
+        Self::EngineDead,
+    ];
+
+    /// The error a request cancelled for this reason ends with, where it must end with one.
+    #[must_use]
+    pub fn error_kind(self) -> ErrorKind {
+        match self {
+            Self::Client => ErrorKind::Cancelled,
+            Self::Deadline => ErrorKind::DeadlineExceeded,
+            Self::Shutdown => ErrorKind::EngineShutdown,
+            Self::EngineDead => ErrorKind::Disconnected,
+        }
+    }
+
+    /// [`Self::error_kind`] with a message.
+    #[must_use]
+    pub fn to_error(self) -> EngineError {
+        let message = match self {
+            Self::Client => "the request was cancelled",
+            Self::Deadline => "the request's deadline passed before it finished",
+            Self::Shutdown => {
+                "the worker is shutting down and cut the request short; send it again"
+            }
+            Self::EngineDead => "the engine died while it served the request; send it again",
+        };
+        EngineError::new(self.error_kind(), message)
+    }
+}
+
+/// W3C trace context: the `traceparent` and `tracestate` headers, passed on unchanged.
+///
+/// # Source
+/// <https://www.w3.org/TR/trace-context/>
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TraceContext {
+    /// `version-traceid-parentid-flags` in lower-case hex, as received; checked by [`TraceContext::parse`].
+    pub traceparent: String,
+    /// Vendor data, empty when there is none.
+    pub tracestate: String,
+}
+
+impl TraceContext {
+    /// Takes the headers if `traceparent` is well formed; a malformed one is dropped, as the specification says.
+    #[must_use]
+    pub fn parse(traceparent: &str, tracestate: &str) -> Option<Self> {
+        let fields: Vec<&str> = traceparent.split('-').collect();
+        let [version, trace_id, parent_id, flags, ..] = fields[..] else {
+            return None;
+        };
+        let is_hex = |text: &str, len: usize| {
+            text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        let is_zero = |text: &str| text.bytes().all(|b| b == b'0');
+        let well_formed = is_hex(version, 2)
+            && version != "ff"
+            && (version != "00" || fields.len() == 4)
+            && is_hex(trace_id, 32)
+            && !is_zero(trace_id)
+            && is_hex(parent_id, 16)
+            && !is_zero(parent_id)
+            && is_hex(flags, 2);
+        well_formed.then(|| Self {
+            traceparent: traceparent.into(),
+            tracestate: tracestate.into(),
+        })
+    }
+
+    /// The 32 hex digits of the trace id.
+    #[must_use]
+    pub fn trace_id(&self) -> &str {
+        self.traceparent.get(3..35).unwrap_or_default()
+    }
+}
+
+/// What travels beside one request. Cheap to clone; clones share the cancellation.
+///
+/// # Examples
+/// ```
+/// use genset_backend_common::{CancelReason, RequestContext};
+///
+/// let ctx = RequestContext::new("req-1");
+/// let child = ctx.child();
+/// child.cancel(CancelReason::Deadline);
+/// assert!(child.is_cancelled() && !ctx.is_cancelled());
+/// ```
+#[derive(Clone)]
+pub struct RequestContext {
+    meta: Arc<Meta>,
+    cancel: Arc<CancelNode>,
+    deadline: Option<Instant>,
+    prompt_tokens: u32,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Meta {
+    id: String,
+    trace: Option<TraceContext>,
+    headers: BTreeMap<String, String>,
+}
+
+struct CancelNode {
+    token: CancellationToken,
+    /// 0 for none, else 1 + the index in `CancelReason::ALL`.
+    reason: AtomicU8,
+    parent: Option<Arc<CancelNode>>,
+}
+
+impl CancelNode {
+    fn reason(&self) -> Option<CancelReason> {
+        match usize::from(self.reason.load(Ordering::Acquire)).checked_sub(1) {
+            Some(index) => CancelReason::ALL.get(index).copied(),
+            None => self.parent.as_ref().and_then(|parent| parent.reason()),
+        }
+    }
+}
+
+impl RequestContext {
+    /// A context that nothing else cancels. `id` must be unique among the requests in flight.
+    #[must_use]
+    pub fn new(id: impl Into<String>) -> Self {
+        let cancel = CancelNode {
+            token: CancellationToken::new(),
+            reason: AtomicU8::new(0),
+            parent: None,
+        };
+        Self {
+            meta: Arc::new(Meta {
+                id: id.into(),
+                ..Meta::default()
+            }),
+            cancel: Arc::new(cancel),
+            deadline: None,
+            prompt_tokens: 0,
+        }
+    }
+
+    /// Sets the instant after which the answer is of no use. A later deadline than the present one changes nothing.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Instant) -> Self {
+        self.deadline = Some(
+            self.deadline
+                .map_or(deadline, |earlier| earlier.min(deadline)),
+        );
+        self
+    }
+
+    /// Sets the trace the request belongs to.
+    #[must_use]
+    pub fn with_trace(mut self, trace: TraceContext) -> Self {
+        Arc::make_mut(&mut self.meta).trace = Some(trace);
+        self
+    }
+
+    /// Adds a header; names are lower-case.
+    #[must_use]
+    pub fn with_header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        Arc::make_mut(&mut self.meta)
+            .headers
+            .insert(name.into().to_ascii_lowercase(), value.into());
+        self
+    }
+
+    /// Sets the number of prompt tokens, from which `output::stream` and `output::channel` fill in the usage.
+    /// The Worker's adapter does this; engines called without a Worker do it themselves.
+    #[must_use]
+    pub fn with_prompt_tokens(mut self, prompt_tokens: u32) -> Self {
+        self.prompt_tokens = prompt_tokens;
+        self
+    }
+
+    /// The same request seen by the next station: cancelled with this one, or alone.
+    #[must_use]
+    pub fn child(&self) -> Self {
+        let cancel = CancelNode {
+            token: self.cancel.token.child_token(),
+            reason: AtomicU8::new(0),
+            parent: Some(Arc::clone(&self.cancel)),
+        };
+        Self {
+            cancel: Arc::new(cancel),
+            ..self.clone()
+        }
+    }
+
+    /// The request's id.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.meta.id
+    }
+
+    /// Cancels the request for every holder of this context and its children. The first reason stays.
+    pub fn cancel(&self, reason: CancelReason) {
+        let code = CancelReason::ALL
+            .iter()
+            .position(|r| *r == reason)
+            .unwrap_or(0);
+        let code = u8::try_from(code + 1).unwrap_or(1);
+        if self.cancel.reason().is_none() {
+            // Two racing cancels: the first to store wins, the other's reason is dropped.
+            drop(
+                self.cancel
+                    .reason
+                    .compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire),
+            );
+        }
+        self.cancel.token.cancel();
+    }
+
+    /// Whether the request was cancelled. Compute loops ask once a step.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.token.is_cancelled()
+    }
+
+    /// Why the request was cancelled, or `None` while it was not.
+    #[must_use]
+    pub fn cancel_reason(&self) -> Option<CancelReason> {
+        self.is_cancelled()
+            .then(|| self.cancel.reason().unwrap_or(CancelReason::Client))
+    }
+
+    /// Waits until the request is cancelled.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn cancelled(&self) {
+        self.cancel.token.cancelled().await;
+    }
+
+    /// As [`Self::cancelled`], as a future that owns what it needs, for hand-written streams.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub fn cancelled_owned(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.cancel.token.clone().cancelled_owned()
+    }
+
+    /// The instant after which the answer is of no use.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Time left until the deadline; zero when it has passed, `None` when there is none.
+    #[must_use]
+    pub fn time_left(&self) -> Option<Duration> {
+        self.deadline
+            .map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// The trace the request belongs to.
+    #[must_use]
+    pub fn trace(&self) -> Option<&TraceContext> {
+        self.meta.trace.as_ref()
+    }
+
+    /// A header by its lower-case name.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.meta.headers.get(name).map(String::as_str)
+    }
+
+    /// All headers.
+    #[must_use]
+    pub fn headers(&self) -> &BTreeMap<String, String> {
+        &self.meta.headers
+    }
+
+    /// The number of prompt tokens, as the adapter counted them; 0 when it could not.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+}
+
+impl fmt::Debug for RequestContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestContext")
+            .field("id", &self.meta.id)
+            .field("cancelled", &self.cancel_reason())
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parents_reason_reaches_the_child_and_the_first_reason_stays() {
+        let root = RequestContext::new("r");
+        let child = root.child().child();
+        assert_eq!(child.cancel_reason(), None);
+        root.cancel(CancelReason::Shutdown);
+        root.cancel(CancelReason::Client);
+        child.cancel(CancelReason::Deadline);
+        assert_eq!(child.cancel_reason(), Some(CancelReason::Shutdown));
+    }
+
+    #[test]
+    fn a_later_deadline_changes_nothing() {
+        let now = Instant::now();
+        let early = now + Duration::from_secs(1);
+        let ctx = RequestContext::new("r").with_deadline(early);
+        assert_eq!(
+            ctx.with_deadline(now + Duration::from_secs(9)).deadline(),
+            Some(early)
+        );
+    }
+
+    #[test]
+    fn malformed_trace_parents_are_dropped() {
+        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let trace = TraceContext::parse(good, "a=b").unwrap();
+        assert_eq!(trace.trace_id(), "0af7651916cd43dd8448eb211c80319c");
+        for bad in [
+            "",
+            "00",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-x",
+        ] {
+            assert_eq!(TraceContext::parse(bad, ""), None, "{bad}");
+        }
+    }
+}

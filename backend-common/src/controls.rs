@@ -1,0 +1,142 @@
+//! [`EngineControls`]: what an operator may ask of an engine beside generation. Typed, optional, and refused by name
+//! where an engine does not have it.
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::EngineError;
+
+/// How deep an engine sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SleepLevel {
+    /// KV blocks are freed; weights stay.
+    KvCache,
+    /// Weights are freed too and are loaded again on waking.
+    Weights,
+}
+
+/// A LoRA adapter.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Adapter {
+    /// The name requests use.
+    pub name: String,
+    /// Where the engine finds it: a folder, or a Hub repository id.
+    pub source: String,
+}
+
+/// One administrative request, as it travels to a worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "op")]
+pub enum ControlRequest {
+    /// Free device memory until woken.
+    Sleep {
+        /// How much to free.
+        level: SleepLevel,
+    },
+    /// Take back what `Sleep` freed.
+    Wake,
+    /// Drop every reusable KV block.
+    ClearPrefixCache,
+    /// Make an adapter available.
+    LoadAdapter {
+        /// The adapter.
+        adapter: Adapter,
+    },
+    /// Make an adapter unavailable.
+    UnloadAdapter {
+        /// Its name.
+        name: String,
+    },
+    /// List the adapters.
+    ListAdapters,
+    /// Replace the weights.
+    UpdateWeights {
+        /// The engine's own description of where they come from.
+        source: Value,
+    },
+    /// Begin to record a profile.
+    StartProfile,
+    /// End the profile.
+    StopProfile,
+}
+
+/// The answer to a [`ControlRequest`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "result")]
+pub enum ControlReply {
+    /// Done.
+    Done,
+    /// The adapters.
+    Adapters {
+        /// All that are loaded.
+        adapters: Vec<Adapter>,
+    },
+    /// Where the profile was written.
+    Profile {
+        /// A path or URL, as the engine documents.
+        location: String,
+    },
+}
+
+/// Administrative abilities. Every method has a default that refuses, so an engine writes those it has.
+///
+/// # Errors
+/// Every method: `Unsupported` where the engine lacks the ability, else what the engine returns.
+#[async_trait]
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the errors are the same for every method and stated above"
+)]
+pub trait EngineControls: Send + Sync {
+    /// Frees device memory until [`wake`](Self::wake).
+    async fn sleep(&self, _level: SleepLevel) -> Result<(), EngineError> {
+        Err(missing("sleep"))
+    }
+
+    /// Takes back what `sleep` freed.
+    async fn wake(&self) -> Result<(), EngineError> {
+        Err(missing("wake"))
+    }
+
+    /// Drops every reusable KV block, and publishes the event.
+    async fn clear_prefix_cache(&self) -> Result<(), EngineError> {
+        Err(missing("clear_prefix_cache"))
+    }
+
+    /// Makes an adapter available to requests.
+    async fn load_adapter(&self, _adapter: Adapter) -> Result<(), EngineError> {
+        Err(missing("load_adapter"))
+    }
+
+    /// Makes an adapter unavailable; requests that use it go on.
+    async fn unload_adapter(&self, _name: &str) -> Result<(), EngineError> {
+        Err(missing("unload_adapter"))
+    }
+
+    /// The adapters that are loaded.
+    async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
+        Err(missing("list_adapters"))
+    }
+
+    /// Replaces the weights; requests under way end with a retryable error.
+    async fn update_weights(&self, _source: Value) -> Result<(), EngineError> {
+        Err(missing("update_weights"))
+    }
+
+    /// Begins to record a profile.
+    async fn start_profile(&self) -> Result<(), EngineError> {
+        Err(missing("start_profile"))
+    }
+
+    /// Ends the profile and says where it is.
+    async fn stop_profile(&self) -> Result<String, EngineError> {
+        Err(missing("stop_profile"))
+    }
+}
+
+/// The error for an ability an engine does not have.
+pub(crate) fn missing(op: &str) -> EngineError {
+    EngineError::unsupported("op", format!("this engine does not support {op}"))
+}

@@ -1,0 +1,164 @@
+//! [`LLMEngine`]: the trait an engine author implements, and what the Worker hands to it.
+
+use async_trait::async_trait;
+
+use crate::config::EngineConfig;
+use crate::context::RequestContext;
+use crate::controls::EngineControls;
+use crate::error::EngineError;
+use crate::handles::{HealthReporter, LoadPublisher, MetricsRegistry, ProgressReporter};
+use crate::kv::KvEventPublisher;
+use crate::output::OutputStream;
+use crate::request::GenerateRequest;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// An inference engine. Three methods are required, and it stays that small: what an engine publishes it is handed in
+/// [`StartContext`], what it can do it declares in [`EngineConfig`].
+///
+/// Construction is cheap and without side effects; heavy work belongs in [`start`](Self::start).
+///
+/// # Examples
+/// ```
+/// use async_trait::async_trait;
+/// use genset_backend_common::output::{self, Finish, OutputStream};
+/// use genset_backend_common::{EngineConfig, EngineError, GenerateRequest, LLMEngine, RequestContext, StartContext};
+///
+/// struct Zeros;
+///
+/// #[async_trait]
+/// impl LLMEngine for Zeros {
+///     async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+///         Ok(EngineConfig::new("zeros", 2048))
+///     }
+///
+///     async fn generate(&self, request: GenerateRequest, ctx: RequestContext) -> Result<OutputStream, EngineError> {
+///         let max_tokens = request.stop.max_tokens.unwrap_or(16);
+///         Ok(output::stream(ctx, move |out| async move {
+///             for _ in 0..max_tokens {
+///                 out.token(0).await?;
+///             }
+///             Ok(Finish::length())
+///         }))
+///     }
+///
+///     async fn cleanup(&self) -> Result<(), EngineError> {
+///         Ok(())
+///     }
+/// }
+/// ```
+#[async_trait]
+pub trait LLMEngine: Send + Sync + 'static {
+    /// Loads the model and says what it can do. Called once. When it returns `Ok`, `generate` is ready for concurrent
+    /// calls.
+    ///
+    /// # Errors
+    /// Any kind; the worker then calls `cleanup` and stops with the error in its log.
+    ///
+    /// # Cancel safety
+    /// The Worker drops the future when it is told to stop during a load, and calls `cleanup` after that.
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError>;
+
+    /// Starts one request. Called concurrently. Returns once the request is accepted; the work happens in the stream.
+    ///
+    /// # Contract
+    /// - Exactly one terminal item, nothing after it.
+    /// - Usage agrees with the tokens streamed and with the prompt's length, also when cancelled.
+    /// - When `ctx` is cancelled, a `Cancelled` terminal follows soon.
+    /// - Dropping the stream, at any point, frees whatever the request held.
+    ///
+    /// # Errors
+    /// A typed refusal before any token: `Overloaded`, `InvalidArgument`, `NotFound`, `EngineShutdown` when not started.
+    ///
+    /// # Cancel safety
+    /// Dropping the future before it returned frees whatever it reserved.
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError>;
+
+    /// A hint that the request was cancelled or its stream dropped, for engines whose scheduler lives elsewhere. May
+    /// come after the request ended, or for a request the engine never saw.
+    async fn abort(&self, _ctx: &RequestContext) {}
+
+    /// Work that must be done while peers can still reach this process, such as KV transfers under way. Called once the
+    /// instance is unlisted and its requests have ended or used up their grace.
+    ///
+    /// # Errors
+    /// Logged; the shutdown goes on.
+    async fn drain(&self, _ctx: DrainContext) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Frees everything. Called exactly once if `start` was called, also when it failed or was dropped half-way; must
+    /// also be harmless when called twice, or without `start`.
+    ///
+    /// # Errors
+    /// Logged; the process exits as failed.
+    async fn cleanup(&self) -> Result<(), EngineError>;
+
+    /// Administrative abilities (sleep, adapters, weight updates), if the engine has any.
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        None
+    }
+}
+
+/// The part an instance plays in serving a sequence.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Prefill and decode in one instance.
+    #[default]
+    Aggregated,
+    /// Prefill only: one token, and transfer parameters in the terminal.
+    Prefill,
+    /// Decode only: takes the transfer parameters of a prefill instance.
+    Decode,
+}
+
+/// What an engine is handed at start. Keep the handles it needs; dropping the others costs nothing.
+#[derive(Debug, Clone)]
+pub struct StartContext {
+    /// Identifies the worker in the whole cluster, below 2^53; the instance's id in discovery.
+    pub worker_id: u64,
+    /// The part the instance plays.
+    pub role: Role,
+    /// Where the engine registers its metrics.
+    pub metrics: MetricsRegistry,
+    /// Where the engine publishes the changes of its prefix cache.
+    pub kv_events: KvEventPublisher,
+    /// Where the engine publishes how busy it is.
+    pub load: LoadPublisher,
+    /// Where the engine says how far loading is.
+    pub progress: ProgressReporter,
+    /// Where the engine says that it can go on no more.
+    pub health: HealthReporter,
+}
+
+impl StartContext {
+    /// A context whose handles lead nowhere else: for tests, and for engines used without a Worker.
+    #[must_use]
+    pub fn detached(worker_id: u64) -> Self {
+        Self {
+            worker_id,
+            role: Role::default(),
+            metrics: MetricsRegistry::default(),
+            kv_events: KvEventPublisher::default(),
+            load: LoadPublisher::default(),
+            progress: ProgressReporter::default(),
+            health: HealthReporter::default(),
+        }
+    }
+}
+
+/// What an engine is handed at drain.
+#[derive(Debug, Clone)]
+pub struct DrainContext {
+    /// Time left for draining; the call is dropped when it is over.
+    pub deadline: Duration,
+}

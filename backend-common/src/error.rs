@@ -1,0 +1,336 @@
+//! [`EngineError`]: the one error that crosses crate borders, and the table that decides what it means.
+//!
+//! Nothing in Genset matches on the text of an error. The [`ErrorKind`] alone decides the HTTP status, whether a
+//! client may retry, and whether a request may move to another instance; [`ErrorKind::policy`] is that table.
+//! Engines build errors, the frontend renders them, routers read their policy.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// What went wrong, from a closed set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// A value in the request is malformed or out of its range.
+    InvalidArgument,
+    /// Prompt and output together do not fit the model's context.
+    ContextLengthExceeded,
+    /// The request asks for an ability the engine does not declare.
+    Unsupported,
+    /// The model, adapter or endpoint does not exist.
+    NotFound,
+    /// A limit on running or queued requests is reached.
+    Overloaded,
+    /// No instance can serve the request now.
+    Unavailable,
+    /// The engine is not started, is draining, or has stopped.
+    EngineShutdown,
+    /// The instance could not be reached at all; it has not seen the request.
+    CannotConnect,
+    /// The connection to the instance, or the instance itself, was lost while it worked.
+    Disconnected,
+    /// A stream ended without its terminal item.
+    StreamIncomplete,
+    /// The request's deadline, or its idle limit, passed.
+    DeadlineExceeded,
+    /// The client cancelled or left.
+    Cancelled,
+    /// A fault of ours or of the engine's: a bug to name.
+    Internal,
+}
+
+/// What an [`ErrorKind`] means to a client and to a router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErrorPolicy {
+    /// The HTTP status code the frontend answers with.
+    pub http_status: u16,
+    /// Whether the same request may succeed when it is sent again.
+    pub is_retryable: bool,
+    /// Whether the request may go on on another instance.
+    pub is_migratable: bool,
+}
+
+impl ErrorKind {
+    /// Every kind, in the order of the table.
+    pub const ALL: [Self; 13] = [
+        Self::InvalidArgument,
+        Self::ContextLengthExceeded,
+        Self::Unsupported,
+        Self::NotFound,
+        Self::Overloaded,
+        Self::Unavailable,
+        Self::EngineShutdown,
+        Self::CannotConnect,
+        Self::Disconnected,
+        Self::StreamIncomplete,
+        Self::DeadlineExceeded,
+        Self::Cancelled,
+        Self::Internal,
+    ];
+
+    /// The one table: HTTP status, retry and migration.
+    #[must_use]
+    pub const fn policy(self) -> ErrorPolicy {
+        let (http_status, is_retryable, is_migratable) = match self {
+            Self::InvalidArgument | Self::ContextLengthExceeded | Self::Unsupported => {
+                (400, false, false)
+            }
+            Self::NotFound => (404, false, false),
+            Self::Overloaded => (429, true, true),
+            Self::Unavailable | Self::EngineShutdown | Self::CannotConnect => (503, true, true),
+            Self::Disconnected | Self::StreamIncomplete => (502, true, true),
+            Self::DeadlineExceeded => (504, false, false),
+            Self::Cancelled => (499, false, false),
+            Self::Internal => (500, false, false),
+        };
+        ErrorPolicy {
+            http_status,
+            is_retryable,
+            is_migratable,
+        }
+    }
+
+    /// The name on the wire, in metrics and in logs: `snake_case`, never changed.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "invalid_argument",
+            Self::ContextLengthExceeded => "context_length_exceeded",
+            Self::Unsupported => "unsupported",
+            Self::NotFound => "not_found",
+            Self::Overloaded => "overloaded",
+            Self::Unavailable => "unavailable",
+            Self::EngineShutdown => "engine_shutdown",
+            Self::CannotConnect => "cannot_connect",
+            Self::Disconnected => "disconnected",
+            Self::StreamIncomplete => "stream_incomplete",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Cancelled => "cancelled",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Facts about an error that a program may read.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ErrorDetails {
+    /// The request field at fault, as the client spells it (`sampling.temperature`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    /// How long a client should wait before it tries again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after: Option<Duration>,
+    /// The request the error belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+}
+
+/// The error of every call that crosses a crate border.
+///
+/// Cheap to clone. The message is for the client: it says what is wrong and what to do, and never holds prompt text.
+/// The source, if any, is for the operator's log.
+///
+/// # Examples
+/// ```
+/// use genset_backend_common::{EngineError, ErrorKind};
+///
+/// let error = EngineError::invalid_argument("temperature", "must be between 0 and 2, got -3");
+/// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+/// assert_eq!(error.policy().http_status, 400);
+/// assert_eq!(error.to_string(), "temperature: must be between 0 and 2, got -3");
+/// ```
+#[derive(Debug, Clone)]
+pub struct EngineError {
+    inner: Box<Inner>,
+}
+
+#[derive(Debug, Clone)]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    details: ErrorDetails,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+impl EngineError {
+    /// An error of `kind`; `message` says what happened and what to do.
+    #[must_use]
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        let inner = Inner {
+            kind,
+            message: message.into(),
+            details: ErrorDetails::default(),
+            source: None,
+        };
+        Self {
+            inner: Box::new(inner),
+        }
+    }
+
+    /// [`ErrorKind::InvalidArgument`], naming the request field at fault. The message becomes `field: problem`.
+    #[must_use]
+    pub fn invalid_argument(field: &str, problem: impl fmt::Display) -> Self {
+        Self::new(ErrorKind::InvalidArgument, format!("{field}: {problem}")).with_field(field)
+    }
+
+    /// [`ErrorKind::Unsupported`], naming the request field that asks for the missing ability.
+    #[must_use]
+    pub fn unsupported(field: &str, problem: impl fmt::Display) -> Self {
+        Self::new(ErrorKind::Unsupported, format!("{field}: {problem}")).with_field(field)
+    }
+
+    /// [`ErrorKind::NotFound`].
+    #[must_use]
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NotFound, message)
+    }
+
+    /// [`ErrorKind::EngineShutdown`].
+    #[must_use]
+    pub fn engine_shutdown(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::EngineShutdown, message)
+    }
+
+    /// [`ErrorKind::Internal`].
+    #[must_use]
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Internal, message)
+    }
+
+    /// Names the request field at fault.
+    #[must_use]
+    pub fn with_field(mut self, field: impl Into<String>) -> Self {
+        self.inner.details.field = Some(field.into());
+        self
+    }
+
+    /// Says how long to wait before trying again.
+    #[must_use]
+    pub fn with_retry_after(mut self, after: Duration) -> Self {
+        self.inner.details.retry_after = Some(after);
+        self
+    }
+
+    /// Names the request.
+    #[must_use]
+    pub fn with_request_id(mut self, id: impl Into<String>) -> Self {
+        self.inner.details.request_id = Some(id.into());
+        self
+    }
+
+    /// Keeps the error that caused this one, for the log.
+    #[must_use]
+    pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
+        self.inner.source = Some(Arc::new(source));
+        self
+    }
+
+    /// Replaces the details, as the wire codec does.
+    #[must_use]
+    pub fn with_details(mut self, details: ErrorDetails) -> Self {
+        self.inner.details = details;
+        self
+    }
+
+    /// The kind, which decides everything.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.inner.kind
+    }
+
+    /// What the kind means: status, retry, migration.
+    #[must_use]
+    pub fn policy(&self) -> ErrorPolicy {
+        self.inner.kind.policy()
+    }
+
+    /// The message for the client.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.inner.message
+    }
+
+    /// The facts a program may read.
+    #[must_use]
+    pub fn details(&self) -> &ErrorDetails {
+        &self.inner.details
+    }
+}
+
+impl fmt::Display for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.inner.message)
+    }
+}
+
+impl StdError for EngineError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.inner
+            .source
+            .as_deref()
+            .map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of the design, line by line, so that a change of policy is a change of this test.
+    #[test]
+    fn the_policy_table_is_the_documented_one() {
+        let table: Vec<_> = ErrorKind::ALL
+            .iter()
+            .map(|kind| {
+                let policy = kind.policy();
+                (
+                    kind.name(),
+                    policy.http_status,
+                    policy.is_retryable,
+                    policy.is_migratable,
+                )
+            })
+            .collect();
+        assert_eq!(
+            table,
+            [
+                ("invalid_argument", 400, false, false),
+                ("context_length_exceeded", 400, false, false),
+                ("unsupported", 400, false, false),
+                ("not_found", 404, false, false),
+                ("overloaded", 429, true, true),
+                ("unavailable", 503, true, true),
+                ("engine_shutdown", 503, true, true),
+                ("cannot_connect", 503, true, true),
+                ("disconnected", 502, true, true),
+                ("stream_incomplete", 502, true, true),
+                ("deadline_exceeded", 504, false, false),
+                ("cancelled", 499, false, false),
+                ("internal", 500, false, false),
+            ]
+        );
+    }
+
+    #[test]
+    fn names_on_the_wire_equal_names_in_metrics() {
+        for kind in ErrorKind::ALL {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+    }
+
+    #[test]
+    fn an_error_is_one_pointer_wide() {
+        assert_eq!(size_of::<EngineError>(), size_of::<usize>());
+    }
+}

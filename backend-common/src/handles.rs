@@ -1,0 +1,167 @@
+//! The handles an engine is given at start: metrics, load, progress and health. Each is cheap to clone, never waits,
+//! and works (leading nowhere) without a Worker.
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::{Metric, Registry};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// A place to register metrics, shared by everything in a process that serves one `/metrics`.
+///
+/// # Examples
+/// ```
+/// use genset_backend_common::MetricsRegistry;
+/// use genset_backend_common::prometheus::metrics::gauge::Gauge;
+///
+/// let registry = MetricsRegistry::default();
+/// let running = Gauge::<i64>::default();
+/// registry.register("genset_sample_running_requests", "Requests being served", running.clone());
+/// running.set(3);
+/// assert!(registry.encode().contains("genset_sample_running_requests 3"));
+/// ```
+#[derive(Clone, Default)]
+pub struct MetricsRegistry {
+    registry: Arc<Mutex<Registry>>,
+}
+
+impl MetricsRegistry {
+    /// Registers a metric under its full name. `help` is a sentence without its full stop.
+    pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
+        self.registry.lock().register(name, help, metric);
+    }
+
+    /// Every metric in the OpenMetrics text format.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        if encode(&mut text, &self.registry.lock()).is_err() {
+            // Writing to a String fails only if a metric's own encoder does.
+            tracing::error!("a metric could not be encoded; /metrics is cut short");
+        }
+        text
+    }
+}
+
+impl fmt::Debug for MetricsRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsRegistry").finish_non_exhaustive()
+    }
+}
+
+/// How busy an engine is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Load {
+    /// Requests being served.
+    pub running_requests: u32,
+    /// Requests accepted and not yet scheduled.
+    pub waiting_requests: u32,
+    /// KV blocks in use.
+    pub kv_used_blocks: u64,
+    /// KV blocks in all; 0 when the engine has none.
+    pub kv_total_blocks: u64,
+}
+
+/// Where an engine publishes its [`Load`]; the last value counts.
+#[derive(Debug, Clone)]
+pub struct LoadPublisher {
+    sender: Arc<watch::Sender<Load>>,
+}
+
+impl Default for LoadPublisher {
+    fn default() -> Self {
+        Self {
+            sender: Arc::new(watch::Sender::new(Load::default())),
+        }
+    }
+}
+
+impl LoadPublisher {
+    /// Publishes the present load.
+    pub fn publish(&self, load: Load) {
+        self.sender
+            .send_if_modified(|current| std::mem::replace(current, load) != load);
+    }
+
+    /// Follows the load.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Load> {
+        self.sender.subscribe()
+    }
+}
+
+/// How far a long start is.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Progress {
+    /// What is being done ("loading weights").
+    pub stage: String,
+    /// How much of it is done, `0.0..=1.0`; `None` when that is unknown.
+    pub fraction: Option<f32>,
+}
+
+/// Where an engine says how far its start is; shown as a bar on a terminal and as log lines elsewhere.
+#[derive(Debug, Clone)]
+pub struct ProgressReporter {
+    sender: Arc<watch::Sender<Progress>>,
+}
+
+impl Default for ProgressReporter {
+    fn default() -> Self {
+        Self {
+            sender: Arc::new(watch::Sender::new(Progress::default())),
+        }
+    }
+}
+
+impl ProgressReporter {
+    /// Reports the present stage; `fraction` is clamped to `0.0..=1.0`.
+    pub fn report(&self, stage: &str, fraction: Option<f32>) {
+        let fraction = fraction.map(|f| f.clamp(0.0, 1.0));
+        self.sender.send_replace(Progress {
+            stage: stage.to_owned(),
+            fraction,
+        });
+    }
+
+    /// Follows the progress.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Progress> {
+        self.sender.subscribe()
+    }
+}
+
+/// Where an engine says that it can go on no more: its device is lost, its scheduler thread is gone. The Worker then
+/// unlists the instance, ends every request with a migratable error, cleans up and exits as failed.
+#[derive(Debug, Clone, Default)]
+pub struct HealthReporter {
+    dead: CancellationToken,
+    reason: Arc<Mutex<Option<String>>>,
+}
+
+impl HealthReporter {
+    /// Reports the engine dead. The first reason stays.
+    pub fn report_dead(&self, reason: impl Into<String>) {
+        self.reason.lock().get_or_insert_with(|| reason.into());
+        self.dead.cancel();
+    }
+
+    /// The reason, once the engine was reported dead.
+    #[must_use]
+    pub fn dead_reason(&self) -> Option<String> {
+        self.reason.lock().clone()
+    }
+
+    /// Waits until the engine is reported dead; returns the reason.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn died(&self) -> String {
+        self.dead.cancelled().await;
+        self.dead_reason().unwrap_or_default()
+    }
+}

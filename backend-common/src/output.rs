@@ -1,0 +1,132 @@
+//! What an engine answers: [`Output`] items in an [`OutputStream`], and two helpers that make the right thing the short
+//! thing: [`stream`] for async engines and [`channel`] for engine threads.
+//!
+//! The rules of a stream: exactly one terminal item ([`Output::Finished`] or an error), nothing after it; usage agrees
+//! with the tokens streamed; cancellation leads to a terminal soon after; dropping the stream frees what it held.
+//! The helpers keep the rules by construction. [`OutputStream`] enforces the terminal on any stream, in every build; the
+//! Worker's adapter enforces the rest and counts each [`Violation`] by name.
+
+mod channel;
+mod item;
+mod stream;
+mod violation;
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use futures_core::stream::FusedStream;
+
+pub use channel::{SendError, TokenSink, TrySendError, channel, channel_with_capacity};
+pub use item::{
+    Finish, FinishReason, Finished, Output, TextChunk, TokenChunk, TokenIds, TokenLogprob,
+    TopLogprob, Usage,
+};
+pub use stream::{OutputWriter, stream};
+pub use violation::Violation;
+
+use crate::error::{EngineError, ErrorKind};
+
+/// A stream of outputs before any rule is enforced.
+pub type RawOutputStream = Pin<Box<dyn Stream<Item = Result<Output, EngineError>> + Send>>;
+
+/// The outputs of one request: some items, then exactly one terminal, then nothing.
+///
+/// Built from any stream by [`OutputStream::from_raw`], it is fused and its terminal is enforced: a raw stream that just
+/// ends becomes a [`ErrorKind::StreamIncomplete`] error, and items after the terminal are dropped and reported by
+/// [`OutputStream::violation`].
+///
+/// # Cancel safety
+/// Dropping it at any point cancels the request and frees whatever it held.
+#[must_use = "a stream does nothing until it is polled, and dropping it cancels the request"]
+pub struct OutputStream {
+    raw: Option<RawOutputStream>,
+    is_terminated: bool,
+    violation: Option<Violation>,
+}
+
+impl OutputStream {
+    /// Takes any stream and enforces its terminal.
+    ///
+    /// # Examples
+    /// ```
+    /// use futures_util::StreamExt;
+    /// use genset_backend_common::{ErrorKind, output::OutputStream};
+    ///
+    /// # futures_util::future::FutureExt::now_or_never(async {
+    /// let mut outputs = OutputStream::from_raw(Box::pin(futures_util::stream::empty()));
+    /// let error = outputs.next().await.unwrap().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::StreamIncomplete);
+    /// assert!(outputs.next().await.is_none());
+    /// # }).unwrap();
+    /// ```
+    pub fn from_raw(raw: RawOutputStream) -> Self {
+        Self {
+            raw: Some(raw),
+            is_terminated: false,
+            violation: None,
+        }
+    }
+
+    /// The rule the raw stream was seen to break, if any. Complete once the stream has returned `None`.
+    #[must_use]
+    pub fn violation(&self) -> Option<Violation> {
+        self.violation
+    }
+
+    /// After the terminal: look once for an item that must not be there, then let the raw stream go.
+    fn poll_after_terminal(&mut self, cx: &mut Context<'_>) {
+        if let Some(mut raw) = self.raw.take()
+            && let Poll::Ready(Some(_)) = raw.as_mut().poll_next(cx)
+        {
+            self.violation = Some(Violation::ItemAfterTerminal);
+        }
+    }
+}
+
+impl Stream for OutputStream {
+    type Item = Result<Output, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.is_terminated {
+            self.poll_after_terminal(cx);
+            return Poll::Ready(None);
+        }
+        let Some(raw) = self.raw.as_mut() else {
+            return Poll::Ready(None);
+        };
+        let item = match raw.as_mut().poll_next(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Some(item)) => item,
+            Poll::Ready(None) => {
+                self.raw = None;
+                self.violation = Some(Violation::EndedWithoutTerminal);
+                Err(EngineError::new(
+                    ErrorKind::StreamIncomplete,
+                    "the engine's stream ended without saying how the request finished",
+                ))
+            }
+        };
+        self.is_terminated = !matches!(&item, Ok(output) if !output.is_terminal());
+        Poll::Ready(Some(item))
+    }
+}
+
+impl FusedStream for OutputStream {
+    fn is_terminated(&self) -> bool {
+        self.is_terminated
+    }
+}
+
+impl fmt::Debug for OutputStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OutputStream")
+            .field("is_terminated", &self.is_terminated)
+            .field("violation", &self.violation)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! [`channel`]: an engine thread writes, an [`OutputStream`] reads.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use super::{Finish, Output, OutputStream, TokenChunk};
+use crate::context::RequestContext;
+use crate::error::{EngineError, ErrorKind};
+
+/// Items that may wait for a slow reader before the engine is told `Full`: a few decode steps, so that an engine step
+/// never waits for one client, and a client that stops reading holds a few kilobytes at most.
+pub const DEFAULT_CAPACITY: usize = 64;
+
+type Terminal = Arc<Mutex<Option<Result<Finish, EngineError>>>>;
+
+/// A bounded channel between an engine thread and a stream, with room for [`DEFAULT_CAPACITY`] items.
+///
+/// The sink counts nothing and knows nothing of the request; the stream counts what is read and makes the usage. When
+/// the request is cancelled the stream ends as cancelled at once and the sink is closed.
+///
+/// # Examples
+/// ```
+/// use futures_util::StreamExt;
+/// use genset_backend_common::RequestContext;
+/// use genset_backend_common::output::{self, Finish, Output};
+///
+/// # futures_util::future::FutureExt::now_or_never(async {
+/// let (sink, mut outputs) = output::channel(RequestContext::new("r"));
+/// std::thread::spawn(move || {
+///     sink.try_send(7.into()).unwrap();
+///     sink.finish(Finish::stop());
+/// }).join().unwrap();
+/// assert_eq!(outputs.next().await.unwrap().unwrap(), Output::from(7));
+/// assert!(outputs.next().await.unwrap().unwrap().is_terminal());
+/// # }).unwrap();
+/// ```
+///
+/// Two terminals do not compile: `finish` consumes the sink.
+/// ```compile_fail
+/// use genset_backend_common::RequestContext;
+/// use genset_backend_common::output::{self, Finish};
+///
+/// let (sink, _outputs) = output::channel(RequestContext::new("r"));
+/// sink.finish(Finish::stop());
+/// sink.finish(Finish::length()); // use of moved value
+/// ```
+/// Neither does a token after the terminal.
+/// ```compile_fail
+/// use genset_backend_common::RequestContext;
+/// use genset_backend_common::output::{self, Finish};
+///
+/// let (sink, _outputs) = output::channel(RequestContext::new("r"));
+/// sink.finish(Finish::stop());
+/// sink.try_send(7.into()); // use of moved value
+/// ```
+pub fn channel(ctx: RequestContext) -> (TokenSink, OutputStream) {
+    channel_with_capacity(ctx, DEFAULT_CAPACITY)
+}
+
+/// As [`channel`], with room for `capacity` items, at least 1.
+pub fn channel_with_capacity(ctx: RequestContext, capacity: usize) -> (TokenSink, OutputStream) {
+    let (items, receiver) = mpsc::channel(capacity.max(1));
+    let terminal = Terminal::default();
+    let sink = TokenSink {
+        items,
+        terminal: Arc::clone(&terminal),
+        ctx: ctx.clone(),
+    };
+    let cancelled = Box::pin(ctx.cancelled_owned());
+    let stream = ChannelStream {
+        items: receiver,
+        terminal,
+        ctx,
+        cancelled,
+        streamed_tokens: 0,
+        is_done: false,
+    };
+    (sink, OutputStream::from_raw(Box::pin(stream)))
+}
+
+/// Why [`TokenSink::send`] did not send: nobody reads any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the request was cancelled or its stream dropped; free what it holds")]
+pub struct SendError;
+
+/// Why [`TokenSink::try_send`] did not send.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TrySendError {
+    /// The reader is behind; keep the tokens and try again at the next step.
+    #[error("the reader is behind; keep the tokens and send them with the next step")]
+    Full(TokenChunk),
+    /// Nobody reads any more; free what the request holds.
+    #[error("the request was cancelled or its stream dropped; free what it holds")]
+    Closed,
+}
+
+/// The writing side of [`channel`]. Dropped without [`finish`](Self::finish) or [`fail`](Self::fail), the stream ends
+/// with `StreamIncomplete`.
+#[derive(Debug)]
+#[must_use = "dropping the sink unfinished ends the stream with StreamIncomplete"]
+pub struct TokenSink {
+    items: mpsc::Sender<Output>,
+    terminal: Terminal,
+    ctx: RequestContext,
+}
+
+impl TokenSink {
+    /// Sends tokens, waiting while the reader is behind.
+    ///
+    /// # Errors
+    /// [`SendError`] when the request was cancelled or the stream dropped.
+    ///
+    /// # Cancel safety
+    /// If another branch wins, the tokens were not sent.
+    pub async fn send(&self, chunk: TokenChunk) -> Result<(), SendError> {
+        if self.is_closed() {
+            return Err(SendError);
+        }
+        self.items
+            .send(Output::Tokens(chunk))
+            .await
+            .map_err(|_| SendError)
+    }
+
+    /// Sends tokens if there is room; never waits. For engine threads, once a step.
+    ///
+    /// # Errors
+    /// [`TrySendError::Full`] gives the tokens back, [`TrySendError::Closed`] says that nobody reads.
+    pub fn try_send(&self, chunk: TokenChunk) -> Result<(), TrySendError> {
+        if self.is_closed() {
+            return Err(TrySendError::Closed);
+        }
+        self.items
+            .try_send(Output::Tokens(chunk))
+            .map_err(|error| match error {
+                mpsc::error::TrySendError::Full(Output::Tokens(chunk)) => TrySendError::Full(chunk),
+                mpsc::error::TrySendError::Full(_) | mpsc::error::TrySendError::Closed(_) => {
+                    TrySendError::Closed
+                }
+            })
+    }
+
+    /// Sends tokens from a thread of the engine's own, waiting while the reader is behind.
+    ///
+    /// # Errors
+    /// [`SendError`] when the request was cancelled or the stream dropped.
+    ///
+    /// # Panics
+    /// When called on an async thread, as [`mpsc::Sender::blocking_send`] does.
+    pub fn blocking_send(&self, chunk: TokenChunk) -> Result<(), SendError> {
+        if self.is_closed() {
+            return Err(SendError);
+        }
+        self.items
+            .blocking_send(Output::Tokens(chunk))
+            .map_err(|_| SendError)
+    }
+
+    /// Ends the sequence. Never waits.
+    pub fn finish(self, finish: Finish) {
+        *self.terminal.lock() = Some(Ok(finish));
+    }
+
+    /// Ends the sequence with an error. Never waits.
+    pub fn fail(self, error: EngineError) {
+        *self.terminal.lock() = Some(Err(error));
+    }
+
+    /// Whether nobody reads any more, because the request was cancelled or the stream dropped.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.items.is_closed() || self.ctx.is_cancelled()
+    }
+
+    /// Waits until nobody reads any more.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn closed(&self) {
+        tokio::select! {
+            () = self.items.closed() => {}
+            () = self.ctx.cancelled() => {}
+        }
+    }
+
+    /// The request's context.
+    #[must_use]
+    pub fn context(&self) -> &RequestContext {
+        &self.ctx
+    }
+}
+
+struct ChannelStream<C> {
+    items: mpsc::Receiver<Output>,
+    terminal: Terminal,
+    ctx: RequestContext,
+    cancelled: Pin<Box<C>>,
+    streamed_tokens: u32,
+    is_done: bool,
+}
+
+impl<C> ChannelStream<C> {
+    fn finish(&mut self, finish: Finish) -> Output {
+        self.is_done = true;
+        self.items.close();
+        Output::Finished(Box::new(
+            finish.into_finished(self.ctx.prompt_tokens(), self.streamed_tokens),
+        ))
+    }
+}
+
+impl<C: Future<Output = ()>> Stream for ChannelStream<C> {
+    type Item = Result<Output, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.is_done {
+            return Poll::Ready(None);
+        }
+        if this.ctx.is_cancelled() {
+            return Poll::Ready(Some(Ok(this.finish(Finish::cancelled()))));
+        }
+        match this.items.poll_recv(cx) {
+            Poll::Ready(Some(item)) => {
+                this.streamed_tokens = this.streamed_tokens.saturating_add(item.token_count());
+                Poll::Ready(Some(Ok(item)))
+            }
+            // The sink is gone; it left a terminal, or it did not.
+            Poll::Ready(None) => {
+                let terminal = this.terminal.lock().take();
+                Poll::Ready(terminal.map(|result| match result {
+                    Err(error)
+                        if error.kind() == ErrorKind::Cancelled && this.ctx.is_cancelled() =>
+                    {
+                        Ok(this.finish(Finish::cancelled()))
+                    }
+                    result => result.map(|finish| this.finish(finish)),
+                }))
+            }
+            Poll::Pending => match this.cancelled.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(Some(Ok(this.finish(Finish::cancelled())))),
+                Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+}

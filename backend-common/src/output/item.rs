@@ -1,0 +1,294 @@
+//! The items of a stream.
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::request::{TokenId, TransferParams};
+
+/// The token ids of one item; up to four need no allocation.
+pub type TokenIds = SmallVec<[TokenId; 4]>;
+
+/// One item of an [`OutputStream`](super::OutputStream).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Output {
+    /// Generated tokens, at least one.
+    Tokens(TokenChunk),
+    /// Generated text, from engines that detokenize by themselves.
+    Text(TextChunk),
+    /// One embedding for each input of an `Embed` request, in order.
+    Embeddings(Vec<Vec<f32>>),
+    /// The terminal item.
+    Finished(Box<Finished>),
+}
+
+impl Output {
+    /// Whether nothing may follow.
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Finished(_))
+    }
+
+    /// The number of completion tokens the item stands for.
+    #[must_use]
+    pub fn token_count(&self) -> u32 {
+        match self {
+            Self::Tokens(chunk) => chunk.len(),
+            Self::Text(chunk) => chunk.token_count,
+            Self::Embeddings(_) => 0,
+            Self::Finished(finished) => finished.last.len(),
+        }
+    }
+}
+
+impl From<TokenId> for Output {
+    fn from(token: TokenId) -> Self {
+        Self::Tokens(TokenChunk::from(token))
+    }
+}
+
+/// Tokens that became ready together: one for a decode step, several for speculative decoding.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TokenChunk {
+    /// The ids, in order.
+    pub token_ids: TokenIds,
+    /// One entry a token when log probabilities were asked for, else empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<TokenLogprob>,
+}
+
+impl TokenChunk {
+    /// The number of tokens.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        u32::try_from(self.token_ids.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether there is no token.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.token_ids.is_empty()
+    }
+}
+
+impl From<TokenId> for TokenChunk {
+    fn from(token: TokenId) -> Self {
+        Self {
+            token_ids: SmallVec::from_slice(&[token]),
+            logprobs: Vec::new(),
+        }
+    }
+}
+
+impl FromIterator<TokenId> for TokenChunk {
+    fn from_iter<I: IntoIterator<Item = TokenId>>(tokens: I) -> Self {
+        Self {
+            token_ids: tokens.into_iter().collect(),
+            logprobs: Vec::new(),
+        }
+    }
+}
+
+/// The log probabilities of one position.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// Natural logarithm of the chosen token's probability, at most 0.
+    pub logprob: f32,
+    /// The most probable tokens, best first; as many as were asked for.
+    #[serde(default)]
+    pub top: Vec<TopLogprob>,
+}
+
+/// A candidate token and its log probability.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TopLogprob {
+    /// The candidate.
+    pub token_id: TokenId,
+    /// Natural logarithm of its probability, at most 0.
+    pub logprob: f32,
+}
+
+/// A piece of text and the number of tokens it stands for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TextChunk {
+    /// The text, never part of a code point.
+    pub text: String,
+    /// Completion tokens in it, as the engine counts them.
+    pub token_count: u32,
+}
+
+/// Why a sequence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// A stop or end-of-sequence token, or a natural end.
+    Stop,
+    /// `max_tokens` or the end of the context.
+    Length,
+    /// The request was cancelled; the usage covers what was streamed.
+    Cancelled,
+    /// A content filter of the engine's.
+    ContentFilter,
+}
+
+impl FinishReason {
+    /// The name on the wire and in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+            Self::ContentFilter => "content_filter",
+        }
+    }
+}
+
+/// Tokens counted for billing. The total is computed, so it cannot disagree.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens streamed.
+    pub completion_tokens: u32,
+    /// Prompt tokens whose KV blocks were reused, at most `prompt_tokens`; `None` when the engine does not count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u32>,
+}
+
+impl Usage {
+    /// Prompt and completion together.
+    #[must_use]
+    pub fn total_tokens(&self) -> u32 {
+        self.prompt_tokens.saturating_add(self.completion_tokens)
+    }
+}
+
+/// The terminal item: how the sequence ended, what it cost, and the tokens that became ready with the end.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Finished {
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What it cost.
+    pub usage: Usage,
+    /// Tokens of the last step; may be empty.
+    #[serde(default)]
+    pub last: TokenChunk,
+    /// The stop or end-of-sequence token that ended it, which is not part of the output.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_token: Option<TokenId>,
+    /// What a decode engine needs to take over, from prefill engines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<TransferParams>,
+}
+
+/// How an engine says that a sequence ended; the helpers add the usage and make it a [`Finished`].
+///
+/// # Examples
+/// ```
+/// use genset_backend_common::output::{Finish, FinishReason};
+///
+/// let finish = Finish::stop_token(2).with_cached_tokens(64);
+/// assert_eq!(finish.reason, FinishReason::Stop);
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finish {
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// Tokens that became ready with the end.
+    pub last: TokenChunk,
+    /// The token that ended it.
+    pub stop_token: Option<TokenId>,
+    /// Prompt tokens whose KV blocks were reused.
+    pub cached_tokens: Option<u32>,
+    /// The prompt's length, from engines that tokenize by themselves; others leave it to the context.
+    pub prompt_tokens: Option<u32>,
+    /// What a decode engine needs to take over.
+    pub transfer: Option<TransferParams>,
+}
+
+impl Finish {
+    fn new(reason: FinishReason) -> Self {
+        Self {
+            reason,
+            last: TokenChunk::default(),
+            stop_token: None,
+            cached_tokens: None,
+            prompt_tokens: None,
+            transfer: None,
+        }
+    }
+
+    /// The sequence came to its natural end.
+    #[must_use]
+    pub fn stop() -> Self {
+        Self::new(FinishReason::Stop)
+    }
+
+    /// A stop or end-of-sequence token ended it.
+    #[must_use]
+    pub fn stop_token(token: TokenId) -> Self {
+        Self {
+            stop_token: Some(token),
+            ..Self::stop()
+        }
+    }
+
+    /// `max_tokens` or the end of the context was reached.
+    #[must_use]
+    pub fn length() -> Self {
+        Self::new(FinishReason::Length)
+    }
+
+    /// The request was cancelled. The helpers do this by themselves; it is for hand-written streams.
+    #[must_use]
+    pub fn cancelled() -> Self {
+        Self::new(FinishReason::Cancelled)
+    }
+
+    /// Adds the tokens of the last step.
+    #[must_use]
+    pub fn with_last(mut self, last: impl Into<TokenChunk>) -> Self {
+        self.last = last.into();
+        self
+    }
+
+    /// Adds the number of prompt tokens whose KV blocks were reused.
+    #[must_use]
+    pub fn with_cached_tokens(mut self, cached_tokens: u32) -> Self {
+        self.cached_tokens = Some(cached_tokens);
+        self
+    }
+
+    /// Sets the prompt's length, for engines that tokenize by themselves.
+    #[must_use]
+    pub fn with_prompt_tokens(mut self, prompt_tokens: u32) -> Self {
+        self.prompt_tokens = Some(prompt_tokens);
+        self
+    }
+
+    /// Adds what a decode engine needs to take over.
+    #[must_use]
+    pub fn with_transfer(mut self, transfer: TransferParams) -> Self {
+        self.transfer = Some(transfer);
+        self
+    }
+
+    /// The terminal item, given what was streamed before it.
+    #[must_use]
+    pub fn into_finished(self, prompt_tokens: u32, streamed_tokens: u32) -> Finished {
+        let usage = Usage {
+            prompt_tokens: self.prompt_tokens.unwrap_or(prompt_tokens),
+            completion_tokens: streamed_tokens.saturating_add(self.last.len()),
+            cached_tokens: self.cached_tokens,
+        };
+        Finished {
+            reason: self.reason,
+            usage,
+            last: self.last,
+            stop_token: self.stop_token,
+            transfer: self.transfer,
+        }
+    }
+}

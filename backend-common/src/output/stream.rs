@@ -1,0 +1,223 @@
+//! [`stream`]: an async body becomes an [`OutputStream`]; what the body returns *is* the terminal.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use parking_lot::Mutex;
+
+use super::{Finish, Output, OutputStream, TextChunk, TokenChunk};
+use crate::context::RequestContext;
+use crate::error::{EngineError, ErrorKind};
+use crate::request::TokenId;
+
+/// Turns an async body into a stream. The body writes items and returns how the sequence finished; tokens are counted
+/// as they are read, so the usage is right by construction. On cancellation the body is dropped where it waits and the
+/// stream ends as cancelled.
+///
+/// Nothing runs ahead of the reader: a write waits until the item was taken.
+///
+/// # Examples
+/// ```
+/// use futures_util::StreamExt;
+/// use genset_backend_common::output::{self, Finish, FinishReason, Output};
+/// use genset_backend_common::RequestContext;
+///
+/// # futures_util::future::FutureExt::now_or_never(async {
+/// let ctx = RequestContext::new("r").with_prompt_tokens(3);
+/// let mut outputs = output::stream(ctx, |out| async move {
+///     out.token(7).await?;
+///     out.token(8).await?;
+///     Ok(Finish::length())
+/// });
+/// assert_eq!(outputs.next().await.unwrap().unwrap(), Output::from(7));
+/// assert_eq!(outputs.next().await.unwrap().unwrap(), Output::from(8));
+/// let Output::Finished(finished) = outputs.next().await.unwrap().unwrap() else { panic!() };
+/// assert_eq!(finished.reason, FinishReason::Length);
+/// assert_eq!(finished.usage.total_tokens(), 5);
+/// # }).unwrap();
+/// ```
+///
+/// Two terminals do not compile: the terminal is the value the body returns.
+/// ```compile_fail
+/// use genset_backend_common::output::{self, Finish};
+/// use genset_backend_common::RequestContext;
+///
+/// let outputs = output::stream(RequestContext::new("r"), |out| async move {
+///     out.finish(Finish::stop()).await?; // no such method
+///     Ok(Finish::length())
+/// });
+/// ```
+/// ```compile_fail
+/// use genset_backend_common::output::{self, Finish};
+/// use genset_backend_common::RequestContext;
+///
+/// let outputs = output::stream(RequestContext::new("r"), |out| async move {
+///     (Ok(Finish::stop()), Ok(Finish::length())) // not one terminal
+/// });
+/// ```
+pub fn stream<F, Fut>(ctx: RequestContext, body: F) -> OutputStream
+where
+    F: FnOnce(OutputWriter) -> Fut,
+    Fut: Future<Output = Result<Finish, EngineError>> + Send + 'static,
+{
+    let slot = Arc::new(Mutex::new(None));
+    let writer = OutputWriter {
+        slot: Arc::clone(&slot),
+        ctx: ctx.clone(),
+    };
+    let cancelled = ctx.cancelled_owned();
+    OutputStream::from_raw(Box::pin(BodyStream {
+        body: Some(Box::pin(body(writer))),
+        cancelled: Box::pin(cancelled),
+        slot,
+        ctx,
+        streamed_tokens: 0,
+        terminal: None,
+    }))
+}
+
+/// The writing side of [`stream`], given to its body.
+#[derive(Debug)]
+pub struct OutputWriter {
+    slot: Arc<Mutex<Option<Output>>>,
+    ctx: RequestContext,
+}
+
+impl OutputWriter {
+    /// Streams one token.
+    ///
+    /// # Errors
+    /// `Cancelled` when the request was cancelled; pass it on with `?`.
+    ///
+    /// # Cancel safety
+    /// A write dropped before it finished may or may not have streamed its item.
+    pub async fn token(&self, token: TokenId) -> Result<(), EngineError> {
+        self.send(Output::from(token)).await
+    }
+
+    /// Streams tokens that became ready together. An empty chunk is skipped.
+    ///
+    /// # Errors
+    /// As [`Self::token`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::token`].
+    pub async fn tokens(&self, chunk: TokenChunk) -> Result<(), EngineError> {
+        if chunk.is_empty() {
+            return Ok(());
+        }
+        self.send(Output::Tokens(chunk)).await
+    }
+
+    /// Streams text that stands for `token_count` tokens, from engines that detokenize by themselves.
+    ///
+    /// # Errors
+    /// As [`Self::token`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::token`].
+    pub async fn text(&self, text: impl Into<String>, token_count: u32) -> Result<(), EngineError> {
+        self.send(Output::Text(TextChunk {
+            text: text.into(),
+            token_count,
+        }))
+        .await
+    }
+
+    /// Streams the embeddings of an `Embed` request, one for each input.
+    ///
+    /// # Errors
+    /// As [`Self::token`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::token`].
+    pub async fn embeddings(&self, embeddings: Vec<Vec<f32>>) -> Result<(), EngineError> {
+        self.send(Output::Embeddings(embeddings)).await
+    }
+
+    async fn send(&self, output: Output) -> Result<(), EngineError> {
+        let mut output = Some(output);
+        // The body is polled by the stream itself, right after an item was taken, so no waker has to be kept.
+        std::future::poll_fn(|_| {
+            if self.ctx.is_cancelled() {
+                return Poll::Ready(Err(self.cancelled()));
+            }
+            let mut slot = self.slot.lock();
+            match output.take() {
+                Some(item) if slot.is_none() => *slot = Some(item),
+                Some(item) => output = Some(item),
+                None if slot.is_none() => return Poll::Ready(Ok(())),
+                None => {}
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn cancelled(&self) -> EngineError {
+        EngineError::new(ErrorKind::Cancelled, "the request was cancelled")
+            .with_request_id(self.ctx.id())
+    }
+}
+
+struct BodyStream<Fut, C> {
+    body: Option<Pin<Box<Fut>>>,
+    cancelled: Pin<Box<C>>,
+    slot: Arc<Mutex<Option<Output>>>,
+    ctx: RequestContext,
+    streamed_tokens: u32,
+    terminal: Option<Result<Finish, EngineError>>,
+}
+
+impl<Fut, C> BodyStream<Fut, C> {
+    fn finish(&mut self, result: Result<Finish, EngineError>) -> Result<Output, EngineError> {
+        self.body = None;
+        let finish = match result {
+            Err(error) if error.kind() == ErrorKind::Cancelled && self.ctx.is_cancelled() => {
+                Finish::cancelled()
+            }
+            other => other?,
+        };
+        let finished = finish.into_finished(self.ctx.prompt_tokens(), self.streamed_tokens);
+        Ok(Output::Finished(Box::new(finished)))
+    }
+}
+
+impl<Fut, C> Stream for BodyStream<Fut, C>
+where
+    Fut: Future<Output = Result<Finish, EngineError>>,
+    C: Future<Output = ()>,
+{
+    type Item = Result<Output, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if let Some(result) = this.terminal.take() {
+            return Poll::Ready(Some(this.finish(result)));
+        }
+        let Some(body) = this.body.as_mut() else {
+            return Poll::Ready(None);
+        };
+        if this.ctx.is_cancelled() {
+            return Poll::Ready(Some(this.finish(Ok(Finish::cancelled()))));
+        }
+        if let Poll::Ready(result) = body.as_mut().poll(cx) {
+            this.body = None;
+            this.terminal = Some(result);
+        }
+        let item = this.slot.lock().take();
+        if let Some(item) = item {
+            this.streamed_tokens = this.streamed_tokens.saturating_add(item.token_count());
+            return Poll::Ready(Some(Ok(item)));
+        }
+        if let Some(result) = this.terminal.take() {
+            return Poll::Ready(Some(this.finish(result)));
+        }
+        match this.cancelled.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Some(this.finish(Ok(Finish::cancelled())))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}

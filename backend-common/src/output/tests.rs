@@ -1,0 +1,144 @@
+use std::time::Duration;
+
+use futures_util::{FutureExt, StreamExt, stream as raw};
+
+use super::*;
+use crate::context::{CancelReason, RequestContext};
+
+async fn collect(outputs: OutputStream) -> Vec<Result<Output, EngineError>> {
+    outputs.collect().await
+}
+
+fn tokens_of(items: &[Result<Output, EngineError>]) -> u32 {
+    items.iter().flatten().map(Output::token_count).sum()
+}
+
+fn finished(item: Option<&Result<Output, EngineError>>) -> &Finished {
+    match item {
+        Some(Ok(Output::Finished(finished))) => finished,
+        other => panic!("expected a terminal, got {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn items_after_the_terminal_are_dropped_and_named() {
+    let terminal = Output::Finished(Box::new(Finish::stop().into_finished(1, 0)));
+    let items = vec![Ok(Output::from(1)), Ok(terminal), Ok(Output::from(2))];
+    let mut outputs = OutputStream::from_raw(Box::pin(raw::iter(items)));
+    let mut seen = 0;
+    while outputs.next().await.is_some() {
+        seen += 1;
+    }
+    assert_eq!(seen, 2);
+    assert_eq!(outputs.violation(), Some(Violation::ItemAfterTerminal));
+    assert!(outputs.next().await.is_none());
+}
+
+#[tokio::test]
+async fn an_error_is_terminal() {
+    let items = vec![Err(EngineError::internal("x")), Ok(Output::from(2))];
+    let outputs = OutputStream::from_raw(Box::pin(raw::iter(items)));
+    assert_eq!(collect(outputs).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_body_may_write_right_before_it_returns() {
+    let ctx = RequestContext::new("r").with_prompt_tokens(2);
+    let outputs = stream(ctx, |out| async move {
+        out.token(1).await?;
+        out.tokens([2, 3].into_iter().collect()).await?;
+        out.tokens(TokenChunk::default()).await?;
+        Ok(Finish::stop().with_last(4))
+    });
+    let items = collect(outputs).await;
+    assert_eq!((items.len(), tokens_of(&items)), (3, 4));
+    assert_eq!(finished(items.last()).usage.completion_tokens, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelling_interrupts_a_waiting_body() {
+    let ctx = RequestContext::new("r");
+    let mut outputs = stream(ctx.clone(), |out| async move {
+        out.token(1).await?;
+        tokio::time::sleep(Duration::from_secs(1_000_000)).await;
+        Ok(Finish::stop())
+    });
+    outputs.next().await.unwrap().unwrap();
+    assert!(outputs.next().now_or_never().is_none());
+    ctx.cancel(CancelReason::Client);
+    let item = outputs.next().await;
+    assert_eq!(finished(item.as_ref()).reason, FinishReason::Cancelled);
+    assert_eq!(finished(item.as_ref()).usage.completion_tokens, 1);
+    assert!(outputs.next().await.is_none());
+    assert_eq!(outputs.violation(), None);
+}
+
+#[tokio::test]
+async fn a_cancelled_request_yields_no_token() {
+    let ctx = RequestContext::new("r");
+    ctx.cancel(CancelReason::Client);
+    let items = collect(stream(ctx, |out| async move {
+        out.token(1).await?;
+        Ok(Finish::stop())
+    }))
+    .await;
+    assert_eq!(
+        (items.len(), finished(items.first()).reason),
+        (1, FinishReason::Cancelled)
+    );
+}
+
+#[tokio::test]
+async fn a_sink_dropped_unfinished_is_stream_incomplete() {
+    let (sink, outputs) = channel(RequestContext::new("r"));
+    sink.send(1.into()).await.unwrap();
+    drop(sink);
+    let items = collect(outputs).await;
+    assert_eq!(
+        items[1].as_ref().unwrap_err().kind(),
+        ErrorKind::StreamIncomplete
+    );
+}
+
+#[tokio::test]
+async fn a_full_channel_gives_the_tokens_back() {
+    let (sink, mut outputs) = channel_with_capacity(RequestContext::new("r"), 1);
+    sink.try_send(1.into()).unwrap();
+    let Err(TrySendError::Full(chunk)) = sink.try_send(2.into()) else {
+        panic!("must be full")
+    };
+    outputs.next().await.unwrap().unwrap();
+    sink.try_send(chunk).unwrap();
+    sink.finish(Finish::length());
+    let items = collect(outputs).await;
+    assert_eq!(finished(items.last()).usage.completion_tokens, 2);
+}
+
+#[tokio::test]
+async fn dropping_the_stream_closes_the_sink() {
+    let (sink, outputs) = channel(RequestContext::new("r"));
+    drop(outputs);
+    assert_eq!(sink.try_send(1.into()), Err(TrySendError::Closed));
+    sink.closed().await;
+}
+
+#[tokio::test]
+async fn cancelling_closes_the_sink_and_ends_the_stream_with_what_was_read() {
+    let ctx = RequestContext::new("r");
+    let (sink, mut outputs) = channel(ctx.clone());
+    sink.send(1.into()).await.unwrap();
+    outputs.next().await.unwrap().unwrap();
+    sink.send(2.into()).await.unwrap();
+    ctx.cancel(CancelReason::Shutdown);
+    assert_eq!(sink.send(3.into()).await, Err(SendError));
+    let items = collect(outputs).await;
+    assert_eq!(
+        (items.len(), finished(items.first()).usage.completion_tokens),
+        (1, 1)
+    );
+}
+
+#[test]
+fn an_item_stays_small() {
+    assert!(size_of::<Output>() <= 56, "{}", size_of::<Output>());
+}

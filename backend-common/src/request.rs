@@ -1,0 +1,389 @@
+//! [`GenerateRequest`]: everything an engine is told about one sequence.
+//!
+//! The frontend builds it, the Worker's adapter checks it against what the engine declares, the engine reads it.
+//! One request is one sequence: a client's `n` becomes `n` requests before it gets here.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::EngineError;
+
+/// A token's id in the model's vocabulary, in `0..vocab_size`.
+pub type TokenId = u32;
+
+/// One sequence to generate, or one batch of inputs to embed.
+///
+/// Build it with [`GenerateRequest::from_tokens`] (or `from_text`, `from_chat`) and set the fields that differ.
+///
+/// # Examples
+/// ```
+/// use genset_backend_common::GenerateRequest;
+///
+/// let mut request = GenerateRequest::from_tokens("tiny-chat", vec![1, 2, 3]);
+/// request.stop.max_tokens = Some(16);
+/// assert_eq!(request.prompt_tokens(), Some(3));
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GenerateRequest {
+    /// The served model's name, as the client wrote it.
+    pub model: String,
+    /// What to work on.
+    pub input: Input,
+    /// When to stop.
+    #[serde(default)]
+    pub stop: StopConditions,
+    /// How to choose tokens.
+    #[serde(default)]
+    pub sampling: SamplingOptions,
+    /// What to send beside the tokens.
+    #[serde(default)]
+    pub output: OutputOptions,
+    /// A grammar the output must follow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guided: Option<GuidedDecoding>,
+    /// Scheduling priority; larger runs first. Engines that do not declare `priority` refuse any value but 0.
+    #[serde(default)]
+    pub priority: i32,
+    /// A LoRA adapter by name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
+    /// Where a decode engine finds the KV blocks a prefill engine made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<TransferParams>,
+    /// How many tokens at the end of the prompt another instance generated before this one took over.
+    /// They count as completion tokens for `max_tokens` and `min_tokens` at the router, not here.
+    #[serde(default)]
+    pub resumed_tokens: u32,
+    /// Free-form values of the client's, passed to the engine untouched.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, Value>,
+}
+
+/// The task a request carries.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Input {
+    /// Prompt token ids: the usual case.
+    Tokens(Vec<TokenId>),
+    /// Text, for engines that tokenize by themselves.
+    Text(String),
+    /// Chat messages, for engines that apply their own template.
+    Chat(ChatInput),
+    /// Token sequences to embed, one embedding each.
+    Embed(Vec<Vec<TokenId>>),
+}
+
+/// A conversation in the OpenAI shape, for engines that apply their own template.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChatInput {
+    /// The messages, oldest first, each an object with at least `role`.
+    pub messages: Vec<Value>,
+    /// The tools the model may call.
+    pub tools: Vec<Value>,
+}
+
+/// When generation ends. The reason is reported in the terminal item.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StopConditions {
+    /// The most tokens to generate, at least 1. `None`: as many as the context holds.
+    pub max_tokens: Option<u32>,
+    /// Tokens to generate before a stop token may end the sequence.
+    pub min_tokens: u32,
+    /// Token ids that end the sequence. The token itself is not part of the output.
+    pub stop_token_ids: Vec<TokenId>,
+    /// The model's end-of-sequence ids, filled in by the frontend. They act as `stop_token_ids` unless `ignore_eos`.
+    pub eos_token_ids: Vec<TokenId>,
+    /// Go on past the end-of-sequence tokens, and stream them like any other.
+    pub ignore_eos: bool,
+}
+
+impl StopConditions {
+    /// Whether `token`, as the completion's token number `generated` (0 is the first), ends the sequence.
+    #[must_use]
+    pub fn is_stop(&self, token: TokenId, generated: u32) -> bool {
+        generated >= self.min_tokens
+            && (self.stop_token_ids.contains(&token)
+                || (!self.ignore_eos && self.eos_token_ids.contains(&token)))
+    }
+}
+
+/// How tokens are chosen. `None` leaves the engine's default, which is greedy unless its documentation says otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SamplingOptions {
+    /// Divides the logits; 0 is greedy. Finite, `0.0..=2.0`.
+    pub temperature: Option<f32>,
+    /// Nucleus sampling: the smallest set of tokens with this probability. `0.0 < p <= 1.0`.
+    pub top_p: Option<f32>,
+    /// Keep the k most probable tokens, at least 1.
+    pub top_k: Option<u32>,
+    /// Keep tokens at least this probable relative to the best one. `0.0..=1.0`.
+    pub min_p: Option<f32>,
+    /// Subtracted once from the logit of each token already generated. `-2.0..=2.0`.
+    pub presence_penalty: Option<f32>,
+    /// Subtracted from a token's logit for each time it was generated. `-2.0..=2.0`.
+    pub frequency_penalty: Option<f32>,
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or output. `> 0.0`; 1 is none.
+    pub repetition_penalty: Option<f32>,
+    /// Added to the logits, `-100.0..=100.0` each.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub logit_bias: BTreeMap<TokenId, f32>,
+    /// Makes sampling repeatable.
+    pub seed: Option<u64>,
+}
+
+/// What travels beside the tokens.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OutputOptions {
+    /// Log probabilities: the chosen token's, and this many of the most probable (0 for the chosen one alone).
+    pub logprobs: Option<u32>,
+    /// Log probabilities of the prompt's tokens, as for `logprobs`.
+    pub prompt_logprobs: Option<u32>,
+}
+
+/// A language the output must belong to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuidedDecoding {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that validates against this schema.
+    JsonSchema(Value),
+    /// Text that matches this regular expression from end to end.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A context-free grammar in the engine's documented notation.
+    Grammar(String),
+}
+
+/// What a prefill engine hands to a decode engine, opaque to everyone between.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TransferParams {
+    /// The instance that holds the KV blocks.
+    pub source_worker_id: u64,
+    /// The engine's own data: addresses, block ids, a bootstrap room.
+    pub data: Value,
+}
+
+impl GenerateRequest {
+    /// A request on prompt tokens with every option at its default.
+    #[must_use]
+    pub fn from_tokens(model: impl Into<String>, tokens: Vec<TokenId>) -> Self {
+        Self::new(model.into(), Input::Tokens(tokens))
+    }
+
+    /// A request on text, for engines that tokenize by themselves.
+    #[must_use]
+    pub fn from_text(model: impl Into<String>, text: impl Into<String>) -> Self {
+        Self::new(model.into(), Input::Text(text.into()))
+    }
+
+    /// A request on chat messages, for engines that apply their own template.
+    #[must_use]
+    pub fn from_chat(model: impl Into<String>, chat: ChatInput) -> Self {
+        Self::new(model.into(), Input::Chat(chat))
+    }
+
+    fn new(model: String, input: Input) -> Self {
+        Self {
+            model,
+            input,
+            stop: StopConditions::default(),
+            sampling: SamplingOptions::default(),
+            output: OutputOptions::default(),
+            guided: None,
+            priority: 0,
+            adapter: None,
+            transfer: None,
+            resumed_tokens: 0,
+            annotations: BTreeMap::new(),
+        }
+    }
+
+    /// The prompt's token ids; an error for requests that carry text, chat or embeddings.
+    ///
+    /// # Errors
+    /// `Unsupported` when the input is not tokens.
+    pub fn tokens(&self) -> Result<&[TokenId], EngineError> {
+        match &self.input {
+            Input::Tokens(tokens) => Ok(tokens),
+            Input::Text(_) | Input::Chat(_) | Input::Embed(_) => Err(EngineError::unsupported(
+                "input",
+                "this engine takes prompt token ids only",
+            )),
+        }
+    }
+
+    /// The number of prompt tokens, where the request itself knows it.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> Option<u32> {
+        let len = match &self.input {
+            Input::Tokens(tokens) => tokens.len(),
+            Input::Embed(inputs) => inputs.iter().map(Vec::len).sum(),
+            Input::Text(_) | Input::Chat(_) => return None,
+        };
+        Some(u32::try_from(len).unwrap_or(u32::MAX))
+    }
+
+    /// Checks every value against the range its field states, whatever the engine can do.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the first field out of its range.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        if self.stop.max_tokens == Some(0) {
+            return Err(EngineError::invalid_argument(
+                "max_tokens",
+                "must be at least 1",
+            ));
+        }
+        if let (Some(max), min) = (self.stop.max_tokens, self.stop.min_tokens)
+            && min > max
+        {
+            return Err(EngineError::invalid_argument(
+                "min_tokens",
+                format!("must not exceed max_tokens ({max}), got {min}"),
+            ));
+        }
+        match &self.input {
+            Input::Tokens(tokens) if tokens.is_empty() => {
+                return Err(EngineError::invalid_argument(
+                    "prompt",
+                    "must hold at least one token",
+                ));
+            }
+            Input::Embed(inputs) if inputs.is_empty() || inputs.iter().any(Vec::is_empty) => {
+                return Err(EngineError::invalid_argument(
+                    "input",
+                    "must hold at least one token each",
+                ));
+            }
+            Input::Chat(chat) if chat.messages.is_empty() => {
+                return Err(EngineError::invalid_argument(
+                    "messages",
+                    "must hold at least one message",
+                ));
+            }
+            Input::Tokens(_) | Input::Text(_) | Input::Chat(_) | Input::Embed(_) => {}
+        }
+        self.sampling.validate()
+    }
+}
+
+impl SamplingOptions {
+    /// Checks every option against its range.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the first option out of its range.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        check_range("temperature", self.temperature, 0.0, 2.0)?;
+        check_range("top_p", self.top_p, 0.0, 1.0)?;
+        check_range("min_p", self.min_p, 0.0, 1.0)?;
+        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        if self.top_p == Some(0.0) {
+            return Err(EngineError::invalid_argument(
+                "top_p",
+                "must be greater than 0",
+            ));
+        }
+        if self.top_k == Some(0) {
+            return Err(EngineError::invalid_argument(
+                "top_k",
+                "must be at least 1; leave it out for no limit",
+            ));
+        }
+        if let Some(penalty) = self.repetition_penalty
+            && !(penalty.is_finite() && penalty > 0.0)
+        {
+            return Err(EngineError::invalid_argument(
+                "repetition_penalty",
+                format!("must be a finite number greater than 0, got {penalty}"),
+            ));
+        }
+        for (token, bias) in &self.logit_bias {
+            check_range(&format!("logit_bias.{token}"), Some(*bias), -100.0, 100.0)?;
+        }
+        Ok(())
+    }
+}
+
+fn check_range(field: &str, value: Option<f32>, min: f32, max: f32) -> Result<(), EngineError> {
+    match value {
+        // NaN is in no range, so it is refused here too.
+        Some(value) if !(min..=max).contains(&value) => Err(EngineError::invalid_argument(
+            field,
+            format!("must be between {min} and {max}, got {value}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field_of(request: &GenerateRequest) -> Option<String> {
+        request
+            .validate()
+            .err()
+            .and_then(|error| error.details().field.clone())
+    }
+
+    #[test]
+    fn every_range_is_checked_and_the_field_named() {
+        let base = GenerateRequest::from_tokens("m", vec![1]);
+        assert_eq!(field_of(&base), None);
+        type Break = fn(&mut GenerateRequest);
+        let cases: &[(&str, Break)] = &[
+            ("max_tokens", |r| r.stop.max_tokens = Some(0)),
+            ("min_tokens", |r| {
+                (r.stop.max_tokens, r.stop.min_tokens) = (Some(1), 2)
+            }),
+            ("prompt", |r| r.input = Input::Tokens(vec![])),
+            ("messages", |r| r.input = Input::Chat(ChatInput::default())),
+            ("input", |r| r.input = Input::Embed(vec![vec![]])),
+            ("temperature", |r| r.sampling.temperature = Some(-0.1)),
+            ("temperature", |r| r.sampling.temperature = Some(f32::NAN)),
+            ("top_p", |r| r.sampling.top_p = Some(0.0)),
+            ("top_k", |r| r.sampling.top_k = Some(0)),
+            ("min_p", |r| r.sampling.min_p = Some(1.5)),
+            ("presence_penalty", |r| {
+                r.sampling.presence_penalty = Some(2.5)
+            }),
+            ("frequency_penalty", |r| {
+                r.sampling.frequency_penalty = Some(-2.5)
+            }),
+            ("repetition_penalty", |r| {
+                r.sampling.repetition_penalty = Some(0.0)
+            }),
+            ("logit_bias.7", |r| {
+                drop(r.sampling.logit_bias.insert(7, f32::INFINITY))
+            }),
+        ];
+        for (field, break_it) in cases {
+            let mut request = base.clone();
+            break_it(&mut request);
+            assert_eq!(field_of(&request).as_deref(), Some(*field));
+        }
+    }
+
+    #[test]
+    fn stop_tokens_respect_min_tokens_and_ignore_eos() {
+        let mut stop = StopConditions {
+            min_tokens: 2,
+            stop_token_ids: vec![5],
+            eos_token_ids: vec![9],
+            ..Default::default()
+        };
+        assert!(!stop.is_stop(5, 1));
+        assert!(stop.is_stop(5, 2) && stop.is_stop(9, 2));
+        stop.ignore_eos = true;
+        assert!(stop.is_stop(5, 2) && !stop.is_stop(9, 2));
+    }
+}

@@ -1,0 +1,17 @@
+//! The wire codec: [frames](Frame) and MessagePack [payloads](encode_payload), with no I/O. The TCP request plane and the
+//! subprocess engine speak it.
+//!
+//! A frame is a big-endian `u32` length of what follows, a kind byte, a flags byte (0 today, ignored when read), a
+//! big-endian `u32` stream id, and the payload. Stream 0 is the connection itself. Payloads are MessagePack maps with
+//! named fields; unknown fields and unknown kinds are ignored, so that versions N and N-1 understand each other.
+
+mod frame;
+mod payload;
+
+pub use frame::{
+    Frame, FrameDecoder, FrameError, FrameKind, HEADER_BYTES, MAX_FRAME_BYTES, encode_frame,
+};
+pub use payload::{
+    Credit, GoAway, Hello, PROTOCOL_VERSION, PayloadError, RequestHead, RequestPayload, WireError,
+    decode_payload, encode_payload,
+};

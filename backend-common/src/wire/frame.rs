@@ -1,0 +1,325 @@
+//! Frames and the incremental decoder.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+/// Bytes before a frame's payload: length, kind, flags and stream id.
+pub const HEADER_BYTES: usize = 4 + HEADER_REST;
+
+/// Header bytes that the length field counts.
+const HEADER_REST: usize = 1 + 1 + 4;
+
+/// The most payload bytes a frame may carry unless configured otherwise: room for a prompt of two million tokens.
+pub const MAX_FRAME_BYTES: usize = 16 << 20;
+
+/// What a frame says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FrameKind {
+    /// First frame each way: version and limits.
+    Hello,
+    /// Opens a stream.
+    Request,
+    /// One item of a stream's response.
+    Item,
+    /// The response is complete.
+    End,
+    /// The response ends with an error.
+    Error,
+    /// The caller wants no more.
+    Cancel,
+    /// The caller has room for more items.
+    Credit,
+    /// Are you there?
+    Ping,
+    /// The answer to `Ping`.
+    Pong,
+    /// No new streams, please; those open go on.
+    GoAway,
+    /// A kind this version does not know; to be ignored.
+    Unknown(u8),
+}
+
+impl FrameKind {
+    const KNOWN: [Self; 10] = [
+        Self::Hello,
+        Self::Request,
+        Self::Item,
+        Self::End,
+        Self::Error,
+        Self::Cancel,
+        Self::Credit,
+        Self::Ping,
+        Self::Pong,
+        Self::GoAway,
+    ];
+
+    /// The byte on the wire.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Hello => 0,
+            Self::Request => 1,
+            Self::Item => 2,
+            Self::End => 3,
+            Self::Error => 4,
+            Self::Cancel => 5,
+            Self::Credit => 6,
+            Self::Ping => 7,
+            Self::Pong => 8,
+            Self::GoAway => 9,
+            Self::Unknown(code) => code,
+        }
+    }
+
+    /// The kind a byte stands for.
+    #[must_use]
+    pub fn from_code(code: u8) -> Self {
+        Self::KNOWN
+            .get(usize::from(code))
+            .copied()
+            .unwrap_or(Self::Unknown(code))
+    }
+}
+
+/// One decoded frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// What it says.
+    pub kind: FrameKind,
+    /// The stream it belongs to; 0 for the connection.
+    pub stream: u32,
+    /// The undecoded payload.
+    pub payload: Bytes,
+}
+
+/// Why bytes are not a frame. The connection cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The length field is below the header's own size.
+    #[error(
+        "frame length {length} is below the header's {HEADER_REST} bytes: the peer does not speak this protocol"
+    )]
+    TooShort {
+        /// The length field.
+        length: usize,
+    },
+    /// The payload is over the limit.
+    #[error("frame payload of {length} bytes is over the limit of {limit}")]
+    TooLong {
+        /// Payload bytes.
+        length: usize,
+        /// The limit in force.
+        limit: usize,
+    },
+}
+
+/// Appends a frame to `out`.
+///
+/// # Errors
+/// [`FrameError::TooLong`] when the payload is over [`MAX_FRAME_BYTES`]; nothing is written.
+pub fn encode_frame(
+    kind: FrameKind,
+    stream: u32,
+    payload: &[u8],
+    out: &mut BytesMut,
+) -> Result<(), FrameError> {
+    let too_long = FrameError::TooLong {
+        length: payload.len(),
+        limit: MAX_FRAME_BYTES,
+    };
+    if payload.len() > MAX_FRAME_BYTES {
+        return Err(too_long);
+    }
+    let length = u32::try_from(payload.len() + HEADER_REST).map_err(|_| too_long)?;
+    out.reserve(HEADER_BYTES + payload.len());
+    out.put_u32(length);
+    out.put_u8(kind.code());
+    out.put_u8(0);
+    out.put_u32(stream);
+    out.put_slice(payload);
+    Ok(())
+}
+
+/// Turns bytes, in whatever pieces they arrive, into frames.
+///
+/// # Examples
+/// ```
+/// use bytes::BytesMut;
+/// use genset_backend_common::wire::{FrameDecoder, FrameKind, encode_frame};
+///
+/// let mut bytes = BytesMut::new();
+/// encode_frame(FrameKind::Ping, 0, b"", &mut bytes).unwrap();
+/// let mut decoder = FrameDecoder::new();
+/// decoder.extend(&bytes[..3]);
+/// assert_eq!(decoder.next_frame().unwrap(), None);
+/// decoder.extend(&bytes[3..]);
+/// assert_eq!(decoder.next_frame().unwrap().unwrap().kind, FrameKind::Ping);
+/// ```
+#[derive(Debug)]
+pub struct FrameDecoder {
+    buffer: BytesMut,
+    limit: usize,
+}
+
+impl FrameDecoder {
+    /// A decoder with the limit [`MAX_FRAME_BYTES`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_limit(MAX_FRAME_BYTES)
+    }
+
+    /// A decoder that refuses payloads over `limit` bytes.
+    #[must_use]
+    pub fn with_limit(limit: usize) -> Self {
+        Self {
+            buffer: BytesMut::new(),
+            limit,
+        }
+    }
+
+    /// Takes bytes from the peer.
+    pub fn extend(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The buffer itself, to read into without a copy.
+    pub fn buffer_mut(&mut self) -> &mut BytesMut {
+        &mut self.buffer
+    }
+
+    /// The next whole frame, or `None` until more bytes arrive.
+    ///
+    /// # Errors
+    /// [`FrameError`] when the bytes are no frame; the decoder stays where it is and the connection must be closed.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
+        let Some(header) = self.buffer.first_chunk::<HEADER_BYTES>() else {
+            return self.check_length().map(|()| None);
+        };
+        let [_, _, _, _, kind, _flags, stream @ ..] = *header;
+        self.check_length()?;
+        let payload_len = self.length_field() - HEADER_REST;
+        if self.buffer.len() < HEADER_BYTES + payload_len {
+            return Ok(None);
+        }
+        self.buffer.advance(HEADER_BYTES);
+        let payload = self.buffer.split_to(payload_len).freeze();
+        Ok(Some(Frame {
+            kind: FrameKind::from_code(kind),
+            stream: u32::from_be_bytes(stream),
+            payload,
+        }))
+    }
+
+    /// Bytes held that are not yet a frame.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.buffer.len()
+    }
+
+    fn length_field(&self) -> usize {
+        let field = self
+            .buffer
+            .first_chunk::<4>()
+            .map_or(0, |bytes| u32::from_be_bytes(*bytes));
+        usize::try_from(field).unwrap_or(usize::MAX)
+    }
+
+    /// Refuses a bad length as soon as its four bytes are there, before anything is buffered for it.
+    fn check_length(&self) -> Result<(), FrameError> {
+        if self.buffer.len() < 4 {
+            return Ok(());
+        }
+        let length = self.length_field();
+        if length < HEADER_REST {
+            return Err(FrameError::TooShort { length });
+        }
+        let payload = length - HEADER_REST;
+        if payload > self.limit {
+            return Err(FrameError::TooLong {
+                length: payload,
+                limit: self.limit,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Default for FrameDecoder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frames() -> impl Strategy<Value = Vec<Frame>> {
+        let payload = proptest::collection::vec(any::<u8>(), 0..40).prop_map(Bytes::from);
+        let frame =
+            (any::<u8>(), any::<u32>(), payload).prop_map(|(kind, stream, payload)| Frame {
+                kind: FrameKind::from_code(kind),
+                stream,
+                payload,
+            });
+        proptest::collection::vec(frame, 0..8)
+    }
+
+    proptest! {
+        /// However the bytes are cut, the same frames come out.
+        #[test]
+        fn any_chunking_gives_the_same_frames(frames in frames(), chunk in 1usize..50) {
+            let mut bytes = BytesMut::new();
+            for frame in &frames {
+                encode_frame(frame.kind, frame.stream, &frame.payload, &mut bytes).unwrap();
+            }
+            let mut decoder = FrameDecoder::new();
+            let mut decoded = Vec::new();
+            for piece in bytes.chunks(chunk) {
+                decoder.extend(piece);
+                while let Some(frame) = decoder.next_frame().unwrap() {
+                    decoded.push(frame);
+                }
+            }
+            prop_assert_eq!(decoded, frames);
+            prop_assert_eq!(decoder.buffered(), 0);
+        }
+
+        /// Garbage is refused or understood, never a panic, and never more is held than was given.
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut decoder = FrameDecoder::with_limit(64);
+            decoder.extend(&bytes);
+            while let Ok(Some(_)) = decoder.next_frame() {}
+            prop_assert!(decoder.buffered() <= bytes.len());
+        }
+    }
+
+    #[test]
+    fn a_bad_length_is_refused_at_its_fourth_byte() {
+        let mut decoder = FrameDecoder::with_limit(10);
+        decoder.extend(&100u32.to_be_bytes());
+        assert_eq!(
+            decoder.next_frame(),
+            Err(FrameError::TooLong {
+                length: 94,
+                limit: 10
+            })
+        );
+        let mut decoder = FrameDecoder::new();
+        decoder.extend(&[0, 0, 0, 1]);
+        assert_eq!(
+            decoder.next_frame(),
+            Err(FrameError::TooShort { length: 1 })
+        );
+    }
+
+    #[test]
+    fn every_known_kind_keeps_its_code() {
+        for (code, kind) in FrameKind::KNOWN.into_iter().enumerate() {
+            assert_eq!(usize::from(kind.code()), code);
+            assert_eq!(FrameKind::from_code(kind.code()), kind);
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Payloads: MessagePack maps with named fields.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{EngineError, ErrorDetails, ErrorKind};
+
+/// The protocol version this crate speaks; a peer one version behind is understood.
+pub const PROTOCOL_VERSION: u16 = 1;
+
+/// The payload of `Hello`, the first frame each way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The newest version the sender speaks.
+    pub version: u16,
+    /// The oldest version the sender speaks.
+    pub min_version: u16,
+    /// The largest payload the sender accepts, in bytes.
+    pub max_frame_bytes: u32,
+}
+
+impl Hello {
+    /// The version both speak, the newest one.
+    ///
+    /// # Errors
+    /// `CannotConnect`, naming both ranges, when there is none.
+    pub fn agree(&self, other: &Self) -> Result<u16, EngineError> {
+        let newest = self.version.min(other.version);
+        if newest >= self.min_version && newest >= other.min_version {
+            return Ok(newest);
+        }
+        Err(EngineError::new(
+            ErrorKind::CannotConnect,
+            format!(
+                "no common protocol version: we speak {} to {}, the peer {} to {}",
+                self.min_version, self.version, other.min_version, other.version
+            ),
+        ))
+    }
+}
+
+/// What a `Request` frame says beside the request itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RequestHead {
+    /// The endpoint's full name, `namespace.component.endpoint`.
+    pub endpoint: String,
+    /// The request's id.
+    pub id: String,
+    /// Milliseconds left until the deadline. Relative, since clocks differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+    /// W3C traceparent; empty when there is none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub traceparent: String,
+    /// W3C tracestate; empty when there is none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub tracestate: String,
+    /// Other headers, names in lower case.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    /// Items the caller has room for at first.
+    pub credit: u32,
+}
+
+/// The payload of `Request`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestPayload<T> {
+    /// What travels beside the request.
+    pub head: RequestHead,
+    /// The request, of whatever type the endpoint takes.
+    pub body: T,
+}
+
+/// The payload of `Error`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WireError {
+    /// The kind's name.
+    pub kind: ErrorKind,
+    /// The message for the client.
+    pub message: String,
+    /// Facts a program may read.
+    #[serde(default)]
+    pub details: ErrorDetails,
+}
+
+impl From<&EngineError> for WireError {
+    fn from(error: &EngineError) -> Self {
+        Self {
+            kind: error.kind(),
+            message: error.message().to_owned(),
+            details: error.details().clone(),
+        }
+    }
+}
+
+impl From<WireError> for EngineError {
+    fn from(error: WireError) -> Self {
+        Self::new(error.kind, error.message).with_details(error.details)
+    }
+}
+
+/// The payload of `Credit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credit {
+    /// Further items the caller has room for.
+    pub items: u32,
+}
+
+/// The payload of `GoAway`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GoAway {
+    /// Why, for the log.
+    pub reason: String,
+}
+
+/// Why a payload could not be encoded or decoded.
+#[derive(Debug, thiserror::Error)]
+pub enum PayloadError {
+    /// The value cannot be written as MessagePack.
+    #[error("cannot encode the payload as MessagePack")]
+    Encode(#[from] rmp_serde::encode::Error),
+    /// The bytes are not MessagePack of the expected type.
+    #[error("cannot decode the payload: not MessagePack of the expected type")]
+    Decode(#[from] rmp_serde::decode::Error),
+    /// Bytes follow the value.
+    #[error("cannot decode the payload: {extra} bytes follow the value")]
+    TrailingBytes {
+        /// How many.
+        extra: usize,
+    },
+}
+
+/// Writes `value` as a MessagePack map with named fields.
+///
+/// # Errors
+/// [`PayloadError::Encode`], for types MessagePack cannot hold.
+///
+/// # Examples
+/// ```
+/// use genset_backend_common::GenerateRequest;
+/// use genset_backend_common::wire::{decode_payload, encode_payload};
+///
+/// let request = GenerateRequest::from_tokens("tiny-chat", vec![1, 2, 3]);
+/// let bytes = encode_payload(&request)?;
+/// assert_eq!(decode_payload::<GenerateRequest>(&bytes)?, request);
+/// # Ok::<(), genset_backend_common::wire::PayloadError>(())
+/// ```
+pub fn encode_payload<T: Serialize>(value: &T) -> Result<Vec<u8>, PayloadError> {
+    Ok(rmp_serde::to_vec_named(value)?)
+}
+
+/// Reads one value and nothing after it. Unknown fields are ignored.
+///
+/// # Errors
+/// [`PayloadError::Decode`] or [`PayloadError::TrailingBytes`].
+pub fn decode_payload<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, PayloadError> {
+    let mut rest = bytes;
+    let value = T::deserialize(&mut rmp_serde::Deserializer::new(&mut rest))?;
+    if rest.is_empty() {
+        Ok(value)
+    } else {
+        Err(PayloadError::TrailingBytes { extra: rest.len() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::output::{Finish, Output, TextChunk, TokenChunk};
+    use crate::request::{GenerateRequest, GuidedDecoding, Input};
+
+    fn round_trip<T: Serialize + DeserializeOwned>(value: &T) -> T {
+        decode_payload(&encode_payload(value).unwrap()).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn requests_survive(
+            tokens in proptest::collection::vec(any::<u32>(), 0..50),
+            max_tokens in proptest::option::of(any::<u32>()),
+            temperature in proptest::option::of(-1e3f32..1e3),
+            bias in proptest::collection::btree_map(any::<u32>(), -100f32..100.0, 0..4),
+            regex in proptest::option::of(".*"),
+            seed in proptest::option::of(any::<u64>()),
+        ) {
+            let mut request = GenerateRequest::from_tokens("m", tokens);
+            request.stop.max_tokens = max_tokens;
+            request.sampling.temperature = temperature;
+            request.sampling.logit_bias = bias;
+            request.sampling.seed = seed;
+            request.guided = regex.map(GuidedDecoding::Regex);
+            prop_assert_eq!(round_trip(&request), request);
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            drop(decode_payload::<GenerateRequest>(&bytes));
+            drop(decode_payload::<Output>(&bytes));
+            drop(decode_payload::<WireError>(&bytes));
+        }
+    }
+
+    #[test]
+    fn outputs_survive() {
+        let chunk: TokenChunk = [1, 2, 3, 4, 5].into_iter().collect();
+        let finished = Finish::stop_token(2)
+            .with_last(chunk.clone())
+            .with_cached_tokens(7)
+            .into_finished(9, 1);
+        for output in [
+            Output::Tokens(chunk),
+            Output::Text(TextChunk {
+                text: "é".into(),
+                token_count: 1,
+            }),
+            Output::Embeddings(vec![vec![0.5, -1.0]]),
+            Output::Finished(Box::new(finished)),
+        ] {
+            assert_eq!(round_trip(&output), output);
+        }
+    }
+
+    #[test]
+    fn errors_survive_with_their_details() {
+        let error = EngineError::invalid_argument("top_p", "must be at most 1")
+            .with_retry_after(Duration::from_millis(1500))
+            .with_request_id("r");
+        let back = EngineError::from(round_trip(&WireError::from(&error)));
+        assert_eq!(
+            (back.kind(), back.message(), back.details()),
+            (error.kind(), error.message(), error.details())
+        );
+    }
+
+    /// A peer one version ahead sends fields we do not know, one behind leaves out those it does not know.
+    #[test]
+    fn unknown_fields_are_ignored_and_absent_ones_take_defaults() {
+        #[derive(Serialize)]
+        struct Newer<'a> {
+            model: &'a str,
+            input: Input,
+            field_of_tomorrow: u32,
+        }
+        let newer = Newer {
+            model: "m",
+            input: Input::Tokens(vec![1]),
+            field_of_tomorrow: 3,
+        };
+        let request: GenerateRequest = decode_payload(&encode_payload(&newer).unwrap()).unwrap();
+        assert_eq!(request, GenerateRequest::from_tokens("m", vec![1]));
+    }
+
+    #[test]
+    fn bytes_after_the_value_are_refused() {
+        let mut bytes = encode_payload(&Credit { items: 1 }).unwrap();
+        bytes.push(0);
+        assert!(matches!(
+            decode_payload::<Credit>(&bytes),
+            Err(PayloadError::TrailingBytes { extra: 1 })
+        ));
+    }
+
+    #[test]
+    fn the_newest_common_version_is_agreed_on() {
+        let hello = |min_version, version| Hello {
+            version,
+            min_version,
+            max_frame_bytes: 1,
+        };
+        assert_eq!(hello(1, 2).agree(&hello(1, 3)).unwrap(), 2);
+        assert_eq!(
+            hello(3, 4).agree(&hello(1, 2)).unwrap_err().kind(),
+            ErrorKind::CannotConnect
+        );
+    }
+}

@@ -1,0 +1,3 @@
+//! worker
+mod lifecycle;
+pub use lifecycle::*;

@@ -1,0 +1,352 @@
+//! The lifecycle of a worker: an enum and one pure function. The shell (`super::shell`) performs the effects and feeds the
+//! answers back; nothing here knows how.
+//!
+//! ```text
+//! Created -> Starting -> Registering -> Serving -> Draining -> CleaningUp -> Stopped
+//! ```
+//!
+//! What holds in every order of events is proven in `lifecycle/tests.rs`, over the whole reachable state space.
+
+use crate::context::CancelReason;
+
+/// Where a worker is in its life. A state owns exactly its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Nothing was called yet.
+    Created,
+    /// `start` runs.
+    Starting,
+    /// `start` returned `Ok`; the instance is being made reachable, probed and listed, in this order.
+    Registering(Registering),
+    /// Clients may send requests.
+    Serving(Listing),
+    /// No new requests; those in flight finish.
+    Draining {
+        /// How far it is.
+        step: Draining,
+        /// Why the worker stops.
+        cause: StopCause,
+        /// Whether work was, or must be, cut short.
+        forced: bool,
+    },
+    /// `cleanup` runs.
+    CleaningUp {
+        /// Why the worker stops.
+        cause: StopCause,
+        /// Whether work was cut short.
+        forced: bool,
+    },
+    /// The end.
+    Stopped(Outcome),
+}
+
+/// The steps of becoming routable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Registering {
+    /// The request plane begins to carry requests to the instance; nobody knows of it.
+    Serving,
+    /// A canary goes through the path clients use.
+    Probing,
+    /// Discovery is told.
+    Listing,
+}
+
+/// Whether discovery knows of a serving instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Listing {
+    /// It does.
+    Listed,
+    /// It lost it, and is being told again.
+    Relisting,
+}
+
+/// The steps of draining.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Draining {
+    /// The instance is taken off the list.
+    Unlisting,
+    /// Requests in flight finish, until the grace deadline.
+    Finishing,
+    /// The engine's `drain` runs.
+    EngineDraining,
+    /// What is left was cancelled and delivers its terminals.
+    Cancelling,
+}
+
+/// Why a worker stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StopCause {
+    /// It was asked to, by a signal or its owner.
+    Requested,
+    /// `start` did not succeed.
+    StartFailed(Fault),
+    /// The instance could not be made reachable or listed.
+    RegistrationFailed,
+    /// The canary did not come back right.
+    CanaryFailed,
+    /// The engine reported itself dead.
+    EngineDied,
+}
+
+/// How a call failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// It returned an error.
+    Error,
+    /// It panicked.
+    Panic,
+    /// Its deadline passed.
+    Timeout,
+}
+
+/// How a worker ended. [`Outcome::exit_code`] is what a shell sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Asked to stop; every request finished and `cleanup` succeeded.
+    Clean,
+    /// Asked to stop; work was cut short by the grace deadline or a second signal.
+    Forced,
+    /// It stopped for a fault.
+    Failed(StopCause),
+    /// `cleanup` did not succeed.
+    CleanupFailed(Fault),
+}
+
+impl Outcome {
+    /// The process's exit code: 0 clean, 1 failed, 3 forced. (2 is a usage error, given before a worker exists.)
+    #[must_use]
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Clean => 0,
+            Self::Failed(_) | Self::CleanupFailed(_) => 1,
+            Self::Forced => 3,
+        }
+    }
+}
+
+/// What happens to a worker: answers to effects, and news from outside. An event that a state does not expect changes
+/// nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// The owner says go.
+    Begin,
+    /// The owner, or a signal, says stop. Said again, every deadline is now.
+    Stop,
+    /// Answer to `CallStart`.
+    Started,
+    /// Answer to `CallStart`.
+    StartFailed(Fault),
+    /// Answer to `Serve`.
+    Reachable,
+    /// Answer to `Serve` and `List`.
+    RegistrationFailed,
+    /// Answer to `Probe`.
+    ProbePassed,
+    /// Answer to `Probe`.
+    ProbeFailed,
+    /// Answer to `List` and `Relist`.
+    Listed,
+    /// Discovery lost the instance.
+    LeaseLost,
+    /// The engine reported itself dead, or stopped answering canaries.
+    EngineDied,
+    /// Answer to `Unlist`, also when discovery could not be reached.
+    Unlisted,
+    /// Answer to `AwaitInFlight`: nothing is in flight.
+    Idle,
+    /// Answer to `AwaitInFlight`: the grace deadline passed.
+    GraceOver,
+    /// Answer to `CallDrain`, however it went.
+    Drained,
+    /// Answer to `CancelInFlight`: every request has its terminal, or the wait for it is over.
+    Cancelled,
+    /// Answer to `CallCleanup`.
+    CleanedUp,
+    /// Answer to `CallCleanup`.
+    CleanupFailed(Fault),
+}
+
+/// What the shell must do, in order. Those marked *answered* run until their answer comes or [`Effect::Interrupt`] drops
+/// them; at most one runs at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Drop the operation that runs, if any; its answer will not come.
+    Interrupt,
+    /// Call the engine's `start`. *Answered* by `Started` or `StartFailed`.
+    CallStart,
+    /// Make the instance reachable and open the door. *Answered* by `Reachable` or `RegistrationFailed`.
+    Serve,
+    /// Send a canary. *Answered* by `ProbePassed` or `ProbeFailed`.
+    Probe,
+    /// List the instance. *Answered* by `Listed` or `RegistrationFailed`.
+    List,
+    /// List the instance again under the same id, until it works. *Answered* by `Listed`.
+    Relist,
+    /// Refuse new requests with a retryable error.
+    CloseDoor,
+    /// Take the instance off the list. *Answered* by `Unlisted`.
+    Unlist,
+    /// Wait for the requests in flight. *Answered* by `Idle` or `GraceOver`.
+    AwaitInFlight,
+    /// Call the engine's `drain`. *Answered* by `Drained`.
+    CallDrain,
+    /// End every request in flight with this reason's error, now, and wait until each has its terminal. *Answered* by
+    /// `Cancelled`.
+    CancelInFlight(CancelReason),
+    /// End every request in flight with this reason's error, now.
+    AbortInFlight(CancelReason),
+    /// From now on every deadline is now.
+    ExpireDeadlines,
+    /// End the service: nothing reaches the instance any more.
+    CloseService,
+    /// Call the engine's `cleanup`. *Answered* by `CleanedUp` or `CleanupFailed`.
+    CallCleanup,
+}
+
+/// The whole lifecycle: the next state, and what to do on the way there.
+#[must_use]
+pub fn step(state: State, event: Event) -> (State, Vec<Effect>) {
+    match state {
+        State::Created => created(event),
+        State::Starting => starting(event),
+        State::Registering(at) => registering(at, event),
+        State::Serving(listing) => serving(listing, event),
+        State::Draining { step, cause, forced } => draining(step, cause, forced, event),
+        State::CleaningUp { cause, forced } => cleaning_up(cause, forced, event),
+        State::Stopped(outcome) => (State::Stopped(outcome), Vec::new()),
+    }
+}
+
+fn created(event: Event) -> (State, Vec<Effect>) {
+    match event {
+        Event::Begin => (State::Starting, vec![Effect::CallStart]),
+        Event::Stop => (State::Stopped(Outcome::Clean), vec![]),
+        _ => (State::Created, vec![]),
+    }
+}
+
+fn starting(event: Event) -> (State, Vec<Effect>) {
+    let interrupted = |cause| clean_up(cause, false, vec![Effect::Interrupt]);
+    match event {
+        Event::Started => (State::Registering(Registering::Serving), vec![Effect::Serve]),
+        Event::StartFailed(fault) => clean_up(StopCause::StartFailed(fault), false, vec![]),
+        Event::EngineDied => interrupted(StopCause::EngineDied),
+        Event::Stop => interrupted(StopCause::Requested),
+        _ => (State::Starting, vec![]),
+    }
+}
+
+fn registering(at: Registering, event: Event) -> (State, Vec<Effect>) {
+    let unwind = |cause| match at {
+        // Never listed: nothing to take off the list, nobody in flight but a canary.
+        Registering::Serving | Registering::Probing => {
+            clean_up(cause, false, vec![Effect::Interrupt, Effect::CloseDoor])
+        }
+        // The listing may have reached discovery although its answer did not reach us.
+        Registering::Listing => unlist(cause, vec![Effect::Interrupt]),
+    };
+    match (at, event) {
+        (Registering::Serving, Event::Reachable) => {
+            (State::Registering(Registering::Probing), vec![Effect::Probe])
+        }
+        (Registering::Probing, Event::ProbePassed) => {
+            (State::Registering(Registering::Listing), vec![Effect::List])
+        }
+        (Registering::Probing, Event::ProbeFailed) => unwind(StopCause::CanaryFailed),
+        (Registering::Listing, Event::Listed) => (State::Serving(Listing::Listed), vec![]),
+        (Registering::Serving | Registering::Listing, Event::RegistrationFailed) => {
+            unwind(StopCause::RegistrationFailed)
+        }
+        (_, Event::EngineDied) => unwind(StopCause::EngineDied),
+        (_, Event::Stop) => unwind(StopCause::Requested),
+        _ => (State::Registering(at), vec![]),
+    }
+}
+
+fn serving(listing: Listing, event: Event) -> (State, Vec<Effect>) {
+    match (listing, event) {
+        (Listing::Listed, Event::LeaseLost) => {
+            (State::Serving(Listing::Relisting), vec![Effect::Relist])
+        }
+        (Listing::Relisting, Event::Listed) => (State::Serving(Listing::Listed), vec![]),
+        (_, Event::Stop) => unlist(StopCause::Requested, vec![Effect::Interrupt]),
+        (_, Event::EngineDied) => unlist(
+            StopCause::EngineDied,
+            vec![Effect::Interrupt, Effect::AbortInFlight(CancelReason::EngineDead)],
+        ),
+        _ => (State::Serving(listing), vec![]),
+    }
+}
+
+fn draining(step: Draining, cause: StopCause, forced: bool, event: Event) -> (State, Vec<Effect>) {
+    let stay = |cause, forced, effects| (State::Draining { step, cause, forced }, effects);
+    match (step, event) {
+        (Draining::Unlisting, Event::Unlisted) if forced || cause == StopCause::EngineDied => {
+            cancel(cause, forced, vec![])
+        }
+        (Draining::Unlisting, Event::Unlisted) => {
+            (State::Draining { step: Draining::Finishing, cause, forced }, vec![Effect::AwaitInFlight])
+        }
+        (Draining::Finishing, Event::Idle) => engine_drain(cause, forced),
+        (Draining::Finishing, Event::GraceOver) => engine_drain(cause, true),
+        (Draining::EngineDraining, Event::Drained) => cancel(cause, forced, vec![]),
+        (Draining::Cancelling, Event::Cancelled) => clean_up(cause, forced, vec![]),
+        (Draining::Finishing | Draining::EngineDraining, Event::Stop) => {
+            cancel(cause, true, vec![Effect::ExpireDeadlines, Effect::Interrupt])
+        }
+        (Draining::Unlisting | Draining::Cancelling, Event::Stop) => {
+            stay(cause, true, vec![Effect::ExpireDeadlines])
+        }
+        (Draining::Finishing | Draining::EngineDraining, Event::EngineDied) => {
+            cancel(StopCause::EngineDied, forced, vec![Effect::Interrupt])
+        }
+        (Draining::Unlisting, Event::EngineDied) => {
+            stay(StopCause::EngineDied, forced, vec![Effect::AbortInFlight(CancelReason::EngineDead)])
+        }
+        _ => stay(cause, forced, vec![]),
+    }
+}
+
+fn cleaning_up(cause: StopCause, forced: bool, event: Event) -> (State, Vec<Effect>) {
+    let outcome = match event {
+        Event::CleanedUp if cause != StopCause::Requested => Outcome::Failed(cause),
+        Event::CleanedUp if forced => Outcome::Forced,
+        Event::CleanedUp => Outcome::Clean,
+        Event::CleanupFailed(_) if cause != StopCause::Requested => Outcome::Failed(cause),
+        Event::CleanupFailed(fault) => Outcome::CleanupFailed(fault),
+        Event::Stop => {
+            return (State::CleaningUp { cause, forced: true }, vec![Effect::ExpireDeadlines]);
+        }
+        _ => return (State::CleaningUp { cause, forced }, vec![]),
+    };
+    (State::Stopped(outcome), vec![])
+}
+
+fn unlist(cause: StopCause, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
+    effects.extend([Effect::CloseDoor, Effect::Unlist]);
+    (State::Draining { step: Draining::Unlisting, cause, forced: false }, effects)
+}
+
+fn engine_drain(cause: StopCause, forced: bool) -> (State, Vec<Effect>) {
+    (State::Draining { step: Draining::EngineDraining, cause, forced }, vec![Effect::CallDrain])
+}
+
+fn cancel(cause: StopCause, forced: bool, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
+    let reason = match cause {
+        StopCause::EngineDied => CancelReason::EngineDead,
+        StopCause::Requested
+        | StopCause::StartFailed(_)
+        | StopCause::RegistrationFailed
+        | StopCause::CanaryFailed => CancelReason::Shutdown,
+    };
+    effects.push(Effect::CancelInFlight(reason));
+    (State::Draining { step: Draining::Cancelling, cause, forced }, effects)
+}
+
+fn clean_up(cause: StopCause, forced: bool, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
+    effects.extend([Effect::CloseService, Effect::CallCleanup]);
+    (State::CleaningUp { cause, forced }, effects)
+}
+
+#[cfg(test)]
+mod tests;

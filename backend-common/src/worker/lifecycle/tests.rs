@@ -1,0 +1,288 @@
+//! The invariants of the lifecycle, proven two ways: over every sequence of events of any length (the product of state
+//! and observer is finite, so a walk that visits every pair once has seen all sequences; sequences of up to
+//! [`BRUTE_FORCE_LENGTH`] events are also walked one by one, without that argument), and by proptest with longer random
+//! sequences whose answers come from a faulty shell.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BRUTE_FORCE_LENGTH: usize = 5;
+
+const FAULTS: [Fault; 3] = [Fault::Error, Fault::Panic, Fault::Timeout];
+
+fn all_events() -> Vec<Event> {
+    use Event as E;
+    let mut events = vec![
+        E::Begin,
+        E::Stop,
+        E::Started,
+        E::Reachable,
+        E::RegistrationFailed,
+        E::ProbePassed,
+        E::ProbeFailed,
+        E::Listed,
+        E::LeaseLost,
+        E::EngineDied,
+        E::Unlisted,
+        E::Idle,
+        E::GraceOver,
+        E::Drained,
+        E::Cancelled,
+        E::CleanedUp,
+    ];
+    events.extend(FAULTS.map(E::StartFailed));
+    events.extend(FAULTS.map(E::CleanupFailed));
+    events
+}
+
+/// The answers an answered effect may get; `None` for effects that are done at once.
+fn answers(effect: Effect) -> Option<Vec<Event>> {
+    use Event as E;
+    Some(match effect {
+        Effect::CallStart => [E::Started].into_iter().chain(FAULTS.map(E::StartFailed)).collect(),
+        Effect::Serve => vec![E::Reachable, E::RegistrationFailed],
+        Effect::Probe => vec![E::ProbePassed, E::ProbeFailed],
+        Effect::List => vec![E::Listed, E::RegistrationFailed],
+        Effect::Relist => vec![E::Listed],
+        Effect::Unlist => vec![E::Unlisted],
+        Effect::AwaitInFlight => vec![E::Idle, E::GraceOver],
+        Effect::CallDrain => vec![E::Drained],
+        Effect::CancelInFlight(_) => vec![E::Cancelled],
+        Effect::CallCleanup => [E::CleanedUp].into_iter().chain(FAULTS.map(E::CleanupFailed)).collect(),
+        Effect::Interrupt
+        | Effect::CloseDoor
+        | Effect::AbortInFlight(_)
+        | Effect::ExpireDeadlines
+        | Effect::CloseService => return None,
+    })
+}
+
+/// What an observer of the effects has seen; the invariants are stated over it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+struct Seen {
+    start_calls: u8,
+    cleanup_calls: u8,
+    is_started: bool,
+    is_probed: bool,
+    may_be_listed: bool,
+    is_door_closed: bool,
+    is_cancelled: bool,
+    stops: u8,
+    pending: Option<Effect>,
+}
+
+impl Seen {
+    fn observe(mut self, before: State, event: Event, after: State, effects: &[Effect]) -> Self {
+        if self.pending.and_then(answers).is_some_and(|answers| answers.contains(&event)) && before != after {
+            self.pending = None;
+        }
+        self.is_started |= before == State::Starting && event == Event::Started;
+        self.is_probed |=
+            before == State::Registering(Registering::Probing) && event == Event::ProbePassed;
+        self.stops = (self.stops + u8::from(event == Event::Stop)).min(2);
+        for effect in effects {
+            self.apply(*effect);
+        }
+        self.check(before, after);
+        self
+    }
+
+    fn apply(&mut self, effect: Effect) {
+        assert!(self.cleanup_calls == 0 || effect == Effect::ExpireDeadlines, "{effect:?} after cleanup");
+        match effect {
+            Effect::Interrupt => self.pending = None,
+            Effect::CallStart => self.start_calls += 1,
+            Effect::Serve => assert!(self.is_started, "reachable before start returned Ok"),
+            Effect::Probe => assert!(self.is_started),
+            Effect::List | Effect::Relist => {
+                assert!(self.is_probed, "listed before a canary passed");
+                assert!(!self.is_door_closed, "listed while draining");
+                self.may_be_listed = true;
+            }
+            Effect::CloseDoor => self.is_door_closed = true,
+            Effect::Unlist => {
+                assert!(self.is_door_closed, "a request could still come in while the list says no");
+                self.may_be_listed = false;
+            }
+            Effect::AwaitInFlight | Effect::CallDrain => {
+                assert!(!self.may_be_listed && self.is_door_closed);
+                assert!(!self.is_cancelled, "grace after cancel");
+            }
+            Effect::CancelInFlight(_) => {
+                assert!(!self.may_be_listed);
+                self.is_cancelled = true;
+            }
+            Effect::AbortInFlight(_) | Effect::ExpireDeadlines => {}
+            Effect::CloseService => assert!(!self.may_be_listed, "unreachable while listed"),
+            Effect::CallCleanup => {
+                assert!(!self.may_be_listed, "cleaned up while listed");
+                self.cleanup_calls += 1;
+            }
+        }
+        if answers(effect).is_some() {
+            assert_eq!(self.pending, None, "two operations at once: {effect:?}");
+            self.pending = Some(effect);
+        }
+    }
+
+    fn check(&self, before: State, after: State) {
+        assert!(self.start_calls <= 1 && self.cleanup_calls <= self.start_calls);
+        match after {
+            State::Stopped(outcome) => {
+                assert_eq!(self.cleanup_calls, self.start_calls, "cleanup iff start was called");
+                assert_eq!(self.pending, None, "an operation outlives the worker");
+                if outcome == Outcome::Clean || outcome == Outcome::Forced {
+                    assert!(self.stops > 0, "{outcome:?} without being asked");
+                }
+                if self.stops > 1 && before != after {
+                    assert_ne!(outcome, Outcome::Clean, "a second signal is never a clean end");
+                }
+            }
+            State::Created | State::Serving(Listing::Listed) => assert_eq!(self.pending, None),
+            State::Serving(Listing::Relisting) => assert_eq!(self.pending, Some(Effect::Relist)),
+            State::Starting | State::Registering(_) | State::Draining { .. } | State::CleaningUp { .. } => {
+                assert!(self.pending.is_some(), "nothing runs that could bring {after:?} to its end");
+            }
+        }
+    }
+}
+
+fn advance(state: State, seen: Seen, event: Event) -> (State, Seen) {
+    let (after, effects) = step(state, event);
+    (after, seen.observe(state, event, after, &effects))
+}
+
+/// Events a real shell can deliver here: the pending operation's answers, and news from outside.
+fn deliverable(seen: Seen) -> Vec<Event> {
+    let mut events = vec![Event::Begin, Event::Stop, Event::LeaseLost, Event::EngineDied];
+    events.extend(seen.pending.and_then(answers).unwrap_or_default());
+    events
+}
+
+fn reachable() -> HashSet<(State, Seen)> {
+    let start = (State::Created, Seen::default());
+    let mut known = HashSet::from([start]);
+    let mut queue = VecDeque::from([start]);
+    while let Some((state, seen)) = queue.pop_front() {
+        for event in deliverable(seen) {
+            let next = advance(state, seen, event);
+            if known.insert(next) {
+                queue.push_back(next);
+            }
+        }
+    }
+    known
+}
+
+#[test]
+fn the_invariants_hold_over_every_sequence_of_events() {
+    let known = reachable();
+    assert!(known.len() > 100, "the walk saw only {} states", known.len());
+    for outcome in [Outcome::Clean, Outcome::Forced, Outcome::Failed(StopCause::EngineDied)] {
+        assert!(known.iter().any(|(state, _)| *state == State::Stopped(outcome)), "{outcome:?} never happens");
+    }
+}
+
+/// Also events that no shell would send in that state (an answer nobody waits for) change nothing.
+#[test]
+fn an_answer_nobody_waits_for_changes_nothing() {
+    for (state, seen) in reachable() {
+        let expected = deliverable(seen);
+        for event in all_events().into_iter().filter(|event| !expected.contains(event)) {
+            assert_eq!(step(state, event), (state, vec![]), "{state:?} on {event:?}");
+        }
+    }
+}
+
+#[test]
+fn every_short_sequence_holds_one_by_one() {
+    fn walk(state: State, seen: Seen, left: usize, count: &mut u64) {
+        *count += 1;
+        if left == 0 {
+            return;
+        }
+        for event in all_events() {
+            let (after, effects) = step(state, event);
+            // Unexpected answers are covered above; here only the observer's view of real ones is kept.
+            let next = if deliverable(seen).contains(&event) {
+                seen.observe(state, event, after, &effects)
+            } else {
+                assert_eq!((after, effects.len()), (state, 0));
+                seen
+            };
+            walk(after, next, left - 1, count);
+        }
+    }
+    let mut count = 0;
+    walk(State::Created, Seen::default(), BRUTE_FORCE_LENGTH, &mut count);
+    assert!(count > 5_000_000, "{count}");
+}
+
+/// From wherever it is, a worker that is told to stop comes to its end by the answers of its operations alone.
+#[test]
+fn stop_always_leads_to_stopped() {
+    let mut longest: HashMap<(State, Seen), usize> = HashMap::new();
+    fn distance(at: (State, Seen), memo: &mut HashMap<(State, Seen), usize>, depth: usize) -> usize {
+        assert!(depth < 20, "no end in sight from {at:?}");
+        if let (State::Stopped(_), _) = at {
+            return 0;
+        }
+        if let Some(known) = memo.get(&at) {
+            return *known;
+        }
+        let (state, seen) = at;
+        let answers = seen.pending.and_then(answers).unwrap_or_default();
+        assert!(!answers.is_empty(), "{state:?} waits for nothing");
+        let steps = answers.into_iter().map(|event| distance(advance(state, seen, event), memo, depth + 1));
+        let longest = 1 + steps.max().unwrap_or(0);
+        memo.insert(at, longest);
+        longest
+    }
+    for (state, seen) in reachable() {
+        let stopped = advance(state, seen, Event::Stop);
+        assert!(distance(stopped, &mut longest, 0) <= 8);
+    }
+}
+
+#[test]
+fn losing_the_lease_lists_again_and_never_restarts() {
+    let serving = State::Serving(Listing::Listed);
+    let (relisting, effects) = step(serving, Event::LeaseLost);
+    assert_eq!(effects, [Effect::Relist]);
+    assert_eq!(step(relisting, Event::Listed), (serving, vec![]));
+}
+
+#[test]
+fn a_dead_engine_ends_every_request_before_anything_else_is_waited_for() {
+    let (_, effects) = step(State::Serving(Listing::Listed), Event::EngineDied);
+    let abort = effects.iter().position(|e| *e == Effect::AbortInFlight(CancelReason::EngineDead));
+    let unlist = effects.iter().position(|e| *e == Effect::Unlist);
+    assert!(abort.is_some() && abort < unlist);
+}
+
+#[test]
+fn exit_codes_tell_clean_forced_and_failed_apart() {
+    let codes = [Outcome::Clean, Outcome::Failed(StopCause::EngineDied), Outcome::Forced].map(Outcome::exit_code);
+    assert_eq!(codes, [0, 1, 3]);
+    assert_eq!(Outcome::CleanupFailed(Fault::Panic).exit_code(), 1);
+}
+
+proptest! {
+    /// A faulty shell: any deliverable event in any order, far longer than the walk one by one.
+    #[test]
+    fn random_faults_never_break_an_invariant(choices in proptest::collection::vec(any::<prop::sample::Index>(), 1..200)) {
+        let (mut state, mut seen) = (State::Created, Seen::default());
+        for choice in choices {
+            let events = deliverable(seen);
+            (state, seen) = advance(state, seen, events[choice.index(events.len())]);
+        }
+        for _ in 0..20 {
+            let events = seen.pending.and_then(answers).unwrap_or_else(|| vec![Event::Stop]);
+            (state, seen) = advance(state, seen, events[0]);
+        }
+        prop_assert!(matches!(state, State::Stopped(_) | State::Serving(_)), "{:?}", state);
+    }
+}
