@@ -1,1 +1,105 @@
-fn main() {}
+//! Tasks of this repository: `cargo xtask --help` lists them.
+//!
+//! Not part of what Genset ships: no crate of ours depends on this one, and it depends on none of ours. People call it
+//! through the alias in `.cargo/config.toml`; CI calls `cargo xtask test` and nothing else.
+
+mod author_crate;
+mod deny;
+mod openai_client;
+mod process;
+mod repo;
+mod stopwatch;
+mod test_command;
+mod tiny_chat;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::repo::Repo;
+use crate::tiny_chat::Mode;
+
+/// Tasks of the Genset repository.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Run everything CI runs, in CI's order, and stop at the first failure
+    ///
+    /// Format, lints, tests, benches (built, not run), docs, licences, the engine author's package count and the Python
+    /// OpenAI client. What a step needs and the machine lacks is installed under target/ (cargo-deny, a Python venv).
+    Test {
+        /// Also check dependencies for security advisories; fetches the advisory database from GitHub
+        #[arg(long)]
+        advisories: bool,
+    },
+    /// Write the tokenizer, chat template and configurations of models/tiny-chat from its corpus
+    MakeTinyChat {
+        /// Write nothing; fail and name the files that differ from what would be written
+        #[arg(long)]
+        check: bool,
+    },
+    /// Count the packages that an engine author's own crate pulls in, and fail if there are too many
+    AuthorCrate {
+        /// Also build that crate from nothing, without optimization, and print the seconds
+        #[arg(long)]
+        time: bool,
+    },
+    /// Run python-tests/: the official OpenAI client against the real genset binary
+    OpenaiClientTest,
+    /// Check licences, banned crates and sources with cargo-deny
+    Deny {
+        /// Also check for security advisories; fetches the advisory database from GitHub
+        #[arg(long)]
+        advisories: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: &Task) -> anyhow::Result<()> {
+    let repo = Repo::locate()?;
+    match task {
+        Task::Test { advisories } => {
+            test_command::run(&repo, deny::Advisories::from_flag(*advisories))
+        }
+        Task::MakeTinyChat { check } => {
+            tiny_chat::run(&repo, if *check { Mode::Check } else { Mode::Write })
+        }
+        Task::AuthorCrate { time } => {
+            author_crate::check_package_count(&repo)?;
+            if *time {
+                author_crate::time_cold_build(&repo)
+            } else {
+                Ok(())
+            }
+        }
+        Task::OpenaiClientTest => openai_client::run(&repo),
+        Task::Deny { advisories } => deny::run(&repo, deny::Advisories::from_flag(*advisories)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Cli;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

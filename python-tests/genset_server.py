@@ -1,0 +1,90 @@
+"""A real `genset` process for a test: started on a free port, stopped as an operator would stop it."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+
+ADDRESS = re.compile(r"listening on (http://[^\s\x1b]+)")
+METRIC = re.compile(r"^genset_http_requests_in_flight(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
+START_SECONDS = 60
+STOP_SECONDS = 30
+
+
+class GensetServer:
+    """Serves the `echo_core` engine while the `with` block runs.
+
+    Both output streams are read into `output`, so a full pipe never blocks the server and a failing test can show what
+    the server said.
+    """
+
+    def __init__(self):
+        self.url = None
+        self._lines = []
+        self._started = threading.Event()
+        self._process = None
+
+    def __enter__(self):
+        binary = os.environ.get("GENSET_BIN")
+        if not binary:
+            raise RuntimeError("GENSET_BIN names no genset binary; run: cargo xtask openai-client-test")
+        command = [binary, "run", "in=http", "out=echo_core", "--http-port", "0"]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "NO_COLOR": "1"},
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._started.wait(START_SECONDS) or self.url is None:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError(f"{' '.join(command)} did not print its address:\n{self.output}")
+        return self
+
+    def __exit__(self, *_exception):
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(STOP_SECONDS)
+
+    def stop(self):
+        """Sends SIGTERM and returns the exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running {STOP_SECONDS} s after SIGTERM:\n{self.output}") from None
+
+    @property
+    def output(self):
+        return "".join(self._lines)
+
+    def requests_in_flight(self):
+        """The sum of the gauge over its labels, as `/metrics` has it now."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+            text = response.read().decode()
+        values = [float(value) for value in METRIC.findall(text)]
+        assert values, f"/metrics has no genset_http_requests_in_flight:\n{text}"
+        return sum(values)
+
+    def wait_until_idle(self, seconds=10):
+        """Returns once no request is in flight, or fails after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while (in_flight := self.requests_in_flight()) != 0:
+            assert time.monotonic() < deadline, f"{in_flight} requests in flight {seconds} s later:\n{self.output}"
+            time.sleep(0.05)
+
+    def _read(self):
+        for line in self._process.stdout:
+            self._lines.append(line)
+            if self.url is None and (found := ADDRESS.search(line)):
+                self.url = found.group(1).rstrip("/")
+                self._started.set()
+        self._started.set()  # The output has ended: without an address there will be none.

@@ -1,0 +1,11 @@
+"""The list of models and a single one."""
+
+
+def test_list_names_the_default_model(client):
+    models = client.models.list().data
+    assert [model.id for model in models] == ["tiny-chat"]
+    assert models[0].object == "model"
+
+
+def test_retrieve_gives_the_listed_model(client):
+    assert client.models.retrieve("tiny-chat") == client.models.list().data[0]

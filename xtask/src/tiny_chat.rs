@@ -1,0 +1,122 @@
+//! `cargo xtask make-tiny-chat`: the files of `models/tiny-chat`, made from its corpus and from nothing else.
+//!
+//! The same corpus gives the same bytes on every machine, so the files are committed and a test compares them. Weights
+//! are not made here: they come with the candle engine.
+
+mod config;
+mod tokenizer;
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+
+use crate::repo::Repo;
+
+/// What to do with the files that were made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Write them into the model's folder.
+    Write,
+    /// Compare them with those in the model's folder.
+    Check,
+}
+
+/// A file of the model: its name in the model's folder and its content.
+struct ModelFile {
+    name: &'static str,
+    content: String,
+}
+
+/// Makes the model's files and writes or compares them.
+///
+/// # Errors
+/// When the corpus cannot be read, a file cannot be written, or a compared file differs.
+pub(crate) fn run(repo: &Repo, mode: Mode) -> anyhow::Result<()> {
+    let folder = repo.root().join("models").join("tiny-chat");
+    let files = make(&folder.join("corpus"))?;
+    match mode {
+        Mode::Write => write(&folder, &files),
+        Mode::Check => check(&folder, &files),
+    }
+}
+
+fn make(corpus: &Path) -> anyhow::Result<Vec<ModelFile>> {
+    let tokenizer = tokenizer::train(&read_corpus(corpus)?)?;
+    let ids = tokenizer::SpecialIds::look_up(&tokenizer)?;
+    let text = tokenizer
+        .to_string(true)
+        .map_err(anyhow::Error::from_boxed)?;
+    Ok(vec![
+        ModelFile {
+            name: "tokenizer.json",
+            content: text + "\n",
+        },
+        ModelFile {
+            name: "tokenizer_config.json",
+            content: pretty(&config::tokenizer_config(&ids))?,
+        },
+        ModelFile {
+            name: "config.json",
+            content: pretty(&config::model_config(&ids))?,
+        },
+        ModelFile {
+            name: "generation_config.json",
+            content: pretty(&config::generation_config(&ids))?,
+        },
+    ])
+}
+
+/// The texts of the corpus in the order of their file names.
+fn read_corpus(folder: &Path) -> anyhow::Result<Vec<String>> {
+    let context = || format!("cannot read {}", folder.display());
+    let entries = fs::read_dir(folder).with_context(context)?;
+    let mut paths = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<std::io::Result<Vec<_>>>()
+        .with_context(context)?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "txt"));
+    paths.sort();
+    let read = |path| {
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", Path::display(path)))
+    };
+    paths.iter().map(|path| read(path)).collect()
+}
+
+fn pretty(value: &serde_json::Value) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+fn write(folder: &Path, files: &[ModelFile]) -> anyhow::Result<()> {
+    for ModelFile { name, content } in files {
+        let path = folder.join(name);
+        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+        eprintln!("wrote {name} ({} bytes)", content.len());
+    }
+    Ok(())
+}
+
+fn check(folder: &Path, files: &[ModelFile]) -> anyhow::Result<()> {
+    let is_stale = |file: &&ModelFile| {
+        fs::read(folder.join(file.name)).ok().as_deref() != Some(file.content.as_bytes())
+    };
+    let stale: Vec<_> = files
+        .iter()
+        .filter(is_stale)
+        .map(|file| file.name)
+        .collect();
+    if !stale.is_empty() {
+        bail!(
+            "not as the corpus makes them: {}; run: cargo xtask make-tiny-chat",
+            stale.join(", ")
+        );
+    }
+    eprintln!(
+        "models/tiny-chat is as its corpus makes it ({} files)",
+        files.len()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
