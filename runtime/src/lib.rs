@@ -1,1 +1,33 @@
-//! x
+//! What carries requests to engines: names and instances, discovery, request planes, selection, and the status server of a
+//! process. It implements the ports of `genset-backend-common` and knows no text and no OpenAI JSON.
+//!
+//! - [`Runtime`] is where everything starts: `runtime.namespace("ns")?.component("c")?.endpoint("e")?`, then
+//!   [`Endpoint::serve`] or [`Endpoint::client`].
+//! - [`RuntimeRegistrar`] offers a Worker to clients; [`ModelDirectory`] finds the models that Workers serve;
+//!   [`GenerateClient`] sends them requests.
+//! - `run` and `WorkerArgs` (feature `cli`) make a worker's whole `main`.
+
+mod client;
+mod component;
+pub mod discovery;
+mod instances;
+mod model_folder;
+mod models;
+mod names;
+pub mod plane;
+mod registrar;
+pub mod selection;
+mod status;
+#[cfg(feature = "cli")]
+mod worker_main;
+
+pub use client::{Client, GenerateClient};
+pub use component::{Component, Endpoint, Namespace, Runtime, Serving};
+pub use model_folder::{ModelFolder, ModelFolderError};
+pub use models::{LiveModel, ModelDirectory};
+pub use names::{EndpointName, InstanceId, NameError};
+pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};
+pub use selection::SelectionMode;
+pub use status::{METRICS_CONTENT_TYPE, Readiness, StatusServer};
+#[cfg(feature = "cli")]
+pub use worker_main::{Signals, WorkerArgs, init_logging, parse, run};

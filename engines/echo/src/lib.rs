@@ -1,1 +1,43 @@
-//! x
+//! Engines that answer with their prompt: [`EchoCore`] gives the prompt's tokens back, [`EchoFull`] takes text and chat
+//! messages and gives the prompt's text back. For trying out everything around an engine.
+
+mod core;
+mod full;
+
+use std::time::Duration;
+
+pub use core::EchoCore;
+pub use full::EchoFull;
+
+/// What both engines are built from; with the feature `cli`, their command-line flags.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
+pub struct EchoArgs {
+    /// Pause before each token, in milliseconds (10 is about 100 tokens a second)
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, default_value_t = 10, env = "GENSET_TOKEN_ECHO_DELAY_MS")
+    )]
+    pub token_echo_delay_ms: u64,
+}
+
+impl Default for EchoArgs {
+    fn default() -> Self {
+        Self {
+            token_echo_delay_ms: 10,
+        }
+    }
+}
+
+impl EchoArgs {
+    fn delay(&self) -> Duration {
+        Duration::from_millis(self.token_echo_delay_ms)
+    }
+}
+
+/// Waits before a token; not at all for a zero delay, which even a timer that is due would cost.
+async fn pause(delay: Duration) {
+    if !delay.is_zero() {
+        tokio::time::sleep(delay).await;
+    }
+}

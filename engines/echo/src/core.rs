@@ -1,0 +1,116 @@
+//! Tokens in, the same tokens out.
+
+use std::time::Duration;
+
+use genset_backend_common::output::{self, Finish, OutputStream};
+use genset_backend_common::{
+    Capabilities, EngineConfig, EngineError, EngineState, GenerateRequest, LLMEngine,
+    RequestContext, StartContext, async_trait,
+};
+
+use crate::{EchoArgs, pause};
+
+/// Echoes the prompt's tokens, template and all. Stops where the prompt has an end-of-sequence token, unless the request
+/// ignores those, and at the prompt's end.
+#[derive(Debug)]
+pub struct EchoCore {
+    delay: Duration,
+    vocab_size: u32,
+    context_length_tokens: u32,
+    started: EngineState<()>,
+}
+
+impl EchoCore {
+    /// An engine for a model with this vocabulary and context.
+    #[must_use]
+    pub fn from_args(args: &EchoArgs, vocab_size: u32, context_length_tokens: u32) -> Self {
+        Self {
+            delay: args.delay(),
+            vocab_size,
+            context_length_tokens,
+            started: EngineState::new(),
+        }
+    }
+}
+
+#[async_trait]
+impl LLMEngine for EchoCore {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.started.start(async { Ok(()) }).await?;
+        let can = Capabilities::tokens()
+            .with_point_mass_sampling()
+            .with_virtual_time();
+        Ok(EngineConfig::new("echo_core", self.context_length_tokens)
+            .with_vocab_size(self.vocab_size)
+            .with_capabilities(can))
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.started.get()?;
+        let room = self
+            .context_length_tokens
+            .saturating_sub(request.prompt_tokens().unwrap_or(0));
+        let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        let tokens = request.tokens()?.to_vec();
+        let delay = self.delay;
+        Ok(output::stream(ctx, move |out| async move {
+            for (generated, token) in (0..).zip(tokens) {
+                if generated == max_tokens {
+                    return Ok(Finish::length());
+                }
+                pause(delay).await;
+                if request.stop.is_stop(token, generated) {
+                    return Ok(Finish::stop_token(token));
+                }
+                out.token(token).await?;
+            }
+            Ok(Finish::stop())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        drop(self.started.take());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt;
+    use genset_backend_common::{FinishReason, Output};
+
+    use super::*;
+
+    async fn echo(change: impl FnOnce(&mut GenerateRequest)) -> (u32, FinishReason) {
+        let engine = EchoCore::from_args(&EchoArgs::default(), 100, 8);
+        engine.start(StartContext::detached(1)).await.unwrap();
+        let mut request = GenerateRequest::from_tokens("m", vec![5, 6, 9, 7]);
+        request.stop.eos_token_ids = vec![9];
+        change(&mut request);
+        let ctx = RequestContext::new("r").with_prompt_tokens(4);
+        let mut outputs = engine.generate(request, ctx).await.unwrap();
+        while let Some(item) = outputs.next().await {
+            if let Output::Finished(finished) = item.unwrap() {
+                return (finished.usage.completion_tokens, finished.reason);
+            }
+        }
+        panic!("no terminal");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_prompt_comes_back_until_its_end_of_sequence() {
+        assert_eq!(echo(|_| {}).await, (2, FinishReason::Stop));
+        assert_eq!(
+            echo(|request| request.stop.ignore_eos = true).await,
+            (4, FinishReason::Stop)
+        );
+        assert_eq!(
+            echo(|request| request.stop.max_tokens = Some(1)).await,
+            (1, FinishReason::Length)
+        );
+    }
+}

@@ -1,0 +1,171 @@
+//! Text in, the same text out.
+
+use std::time::Duration;
+
+use genset_backend_common::output::{self, Finish, OutputStream};
+use genset_backend_common::{
+    Capabilities, ChatInput, EngineConfig, EngineError, EngineState, GenerateRequest, Input,
+    LLMEngine, RequestContext, StartContext, async_trait,
+};
+
+use crate::{EchoArgs, pause};
+
+/// The most tokens (words) of prompt and answer together.
+const CONTEXT_LENGTH: u32 = 1 << 20;
+
+/// Echoes the prompt's text, or the last user message of a chat, word by word. A word with the space before it counts as
+/// a token.
+#[derive(Debug)]
+pub struct EchoFull {
+    delay: Duration,
+    started: EngineState<()>,
+}
+
+impl EchoFull {
+    /// An engine that is not started yet.
+    #[must_use]
+    pub fn from_args(args: &EchoArgs) -> Self {
+        Self {
+            delay: args.delay(),
+            started: EngineState::new(),
+        }
+    }
+}
+
+#[async_trait]
+impl LLMEngine for EchoFull {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.started.start(async { Ok(()) }).await?;
+        let can = Capabilities::text()
+            .with_point_mass_sampling()
+            .with_virtual_time();
+        Ok(EngineConfig::new("echo_full", CONTEXT_LENGTH).with_capabilities(can))
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.started.get()?;
+        let text = match &request.input {
+            Input::Text(text) => text.clone(),
+            Input::Chat(chat) => last_user_message(chat)?,
+            Input::Tokens(_) | Input::Embed(_) => {
+                return Err(EngineError::unsupported(
+                    "input",
+                    "this engine takes text and chat messages",
+                ));
+            }
+        };
+        let max_tokens = request.stop.max_tokens.unwrap_or(u32::MAX);
+        let delay = self.delay;
+        Ok(output::stream(ctx, move |out| async move {
+            let words = u32::try_from(words(&text).count()).unwrap_or(u32::MAX);
+            for (generated, word) in (0..).zip(words_of(&text)) {
+                if generated == max_tokens {
+                    return Ok(Finish::length().with_prompt_tokens(words));
+                }
+                pause(delay).await;
+                out.text(word, 1).await?;
+            }
+            Ok(Finish::stop().with_prompt_tokens(words))
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        drop(self.started.take());
+        Ok(())
+    }
+}
+
+/// Words, each with the white space before it; white space at the end is a word of its own.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let word_start = rest
+            .find(|c: char| !c.is_whitespace())
+            .unwrap_or(rest.len());
+        let tail = rest.get(word_start..).unwrap_or_default();
+        let word_end = word_start + tail.find(char::is_whitespace).unwrap_or(tail.len());
+        let (word, after) = rest.split_at_checked(word_end)?;
+        rest = after;
+        (!word.is_empty()).then_some(word)
+    })
+}
+
+/// As [`words`], owned, so that they may be held across an await.
+fn words_of(text: &str) -> Vec<String> {
+    words(text).map(str::to_owned).collect()
+}
+
+/// The text of the last message with the role `user`: a string, or the text parts of a list.
+fn last_user_message(chat: &ChatInput) -> Result<String, EngineError> {
+    let message = chat
+        .messages
+        .iter()
+        .rev()
+        .find(|message| message["role"] == "user");
+    let content = message.map(|message| &message["content"]).ok_or_else(|| {
+        EngineError::invalid_argument("messages", "must hold a message with the role \"user\"")
+    })?;
+    if let Some(text) = content.as_str() {
+        return Ok(text.to_owned());
+    }
+    let parts = content.as_array().map(Vec::as_slice).unwrap_or_default();
+    Ok(parts
+        .iter()
+        .filter_map(|part| part["text"].as_str())
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt;
+    use genset_backend_common::Output;
+    use serde_json::json;
+
+    use super::*;
+
+    async fn echo(request: GenerateRequest) -> (String, u32) {
+        let engine = EchoFull::from_args(&EchoArgs::default());
+        engine.start(StartContext::detached(1)).await.unwrap();
+        let mut outputs = engine
+            .generate(request, RequestContext::new("r"))
+            .await
+            .unwrap();
+        let mut text = String::new();
+        while let Some(item) = outputs.next().await {
+            match item.unwrap() {
+                Output::Text(chunk) => text += &chunk.text,
+                Output::Finished(finished) => return (text, finished.usage.total_tokens()),
+                Output::Tokens(_) | Output::Embeddings(_) => panic!("text only"),
+            }
+        }
+        panic!("no terminal");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn text_comes_back_unchanged() {
+        for text in ["hello  wide\nworld ", "", " ", "é 🦀"] {
+            assert_eq!(echo(GenerateRequest::from_text("m", text)).await.0, text);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_user_message_comes_back() {
+        let messages = vec![
+            json!({"role": "user", "content": "one"}),
+            json!({"role": "assistant", "content": "two"}),
+            json!({"role": "user", "content": [{"type": "text", "text": "three four"}]}),
+        ];
+        let chat = ChatInput {
+            messages,
+            tools: vec![],
+        };
+        assert_eq!(
+            echo(GenerateRequest::from_chat("m", chat)).await,
+            ("three four".into(), 4)
+        );
+    }
+}

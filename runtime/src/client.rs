@@ -1,0 +1,303 @@
+//! [`Client`]: calls the instances of one endpoint.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_core::Stream;
+use genset_backend_common::ports::Generate;
+use genset_backend_common::{
+    EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext,
+};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::component::Endpoint;
+use crate::discovery::InstanceRecord;
+use crate::instances::{InFlightGuard, Instance, Instances};
+use crate::names::InstanceId;
+use crate::plane::{self, Payload, RequestPlane, ResponseStream};
+use crate::selection::{SelectionMode, Selector};
+
+/// Calls the instances of one endpoint, whose requests are `Req` and whose responses stream `Resp`.
+///
+/// A call that fails because its instance cannot be reached marks the instance down here until discovery announces it
+/// anew or a few seconds have passed.
+pub struct Client<Req, Resp> {
+    endpoint: Endpoint,
+    instances: Instances,
+    plane: Arc<dyn RequestPlane>,
+    _follow: AbortOnDropHandle<()>,
+    types: std::marker::PhantomData<fn(Req) -> Resp>,
+}
+
+impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        instances: Instances,
+        plane: Arc<dyn RequestPlane>,
+        follow: AbortOnDropHandle<()>,
+    ) -> Self {
+        Self {
+            endpoint,
+            instances,
+            plane,
+            _follow: follow,
+            types: std::marker::PhantomData,
+        }
+    }
+
+    /// The live instances, ordered by id.
+    #[must_use]
+    pub fn instances(&self) -> Vec<InstanceRecord> {
+        self.instances
+            .all()
+            .values()
+            .map(|instance| instance.record.clone())
+            .collect()
+    }
+
+    /// Waits until at least one instance is live.
+    ///
+    /// # Errors
+    /// `Unavailable`, naming the endpoint, when none came within `timeout`.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn wait_for_instances(&self, timeout: Duration) -> Result<(), EngineError> {
+        let mut instances = self.instances.subscribe();
+        let some = instances.wait_for(|map| !map.is_empty());
+        match tokio::time::timeout(timeout, some).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) | Err(_) => {
+                let message = format!(
+                    "no instance of {} appeared within {} s; is a worker running?",
+                    self.endpoint.name(),
+                    timeout.as_secs_f64()
+                );
+                Err(EngineError::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    /// Calls any instance, with equal chance.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::call`].
+    pub async fn random(
+        &self,
+        request: Req,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Resp>, EngineError> {
+        self.call(&crate::selection::Random, request, ctx).await
+    }
+
+    /// Calls the instance `id`.
+    ///
+    /// # Errors
+    /// `NotFound` when it is not live, else as [`Self::call`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::call`].
+    pub async fn direct(
+        &self,
+        id: InstanceId,
+        request: Req,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Resp>, EngineError> {
+        let instance = self.instances.get(id).ok_or_else(|| {
+            EngineError::not_found(format!(
+                "{} has no live instance {id}",
+                self.endpoint.name()
+            ))
+        })?;
+        self.call_instance(&instance, request, ctx).await
+    }
+
+    /// Calls the instance `selector` chooses.
+    ///
+    /// # Errors
+    /// `Unavailable` when no instance is live, else what the call fails with.
+    ///
+    /// # Cancel safety
+    /// Dropping the future or the stream cancels the request.
+    pub async fn call(
+        &self,
+        selector: &dyn Selector,
+        request: Req,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Resp>, EngineError> {
+        let instance = self.select(selector, &[])?;
+        self.call_instance(&instance, request, ctx).await
+    }
+
+    fn select(
+        &self,
+        selector: &dyn Selector,
+        tried: &[InstanceId],
+    ) -> Result<Arc<Instance>, EngineError> {
+        let (live, candidates) = self.instances.candidates(tried);
+        let chosen = if live.is_empty() {
+            None
+        } else {
+            selector.select(&candidates)
+        };
+        chosen
+            .and_then(|index| live.get(index))
+            .cloned()
+            .ok_or_else(|| {
+                let message = format!(
+                    "no instance of {} is available; try again later",
+                    self.endpoint.name()
+                );
+                EngineError::new(ErrorKind::Unavailable, message)
+                    .with_retry_after(Duration::from_secs(1))
+            })
+    }
+
+    async fn call_instance(
+        &self,
+        instance: &Instance,
+        request: Req,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Resp>, EngineError> {
+        let in_flight = instance.enter();
+        let record = &instance.record;
+        let called = plane::call(
+            &*self.plane,
+            &record.address,
+            &record.endpoint,
+            request,
+            ctx,
+        )
+        .await;
+        match called {
+            Ok(items) => Ok(Box::pin(Counted {
+                items,
+                _in_flight: in_flight,
+            })),
+            Err(error) => {
+                if is_gone(error.kind()) {
+                    instance.mark_down();
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<Req, Resp> std::fmt::Debug for Client<Req, Resp> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("endpoint", &self.endpoint.name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether an error says that the instance itself is gone or going.
+fn is_gone(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::CannotConnect | ErrorKind::Disconnected | ErrorKind::EngineShutdown
+    )
+}
+
+/// A response that counts as in flight until it is dropped.
+struct Counted<Resp> {
+    items: ResponseStream<Resp>,
+    _in_flight: InFlightGuard,
+}
+
+impl<Resp> Stream for Counted<Resp> {
+    type Item = Result<Resp, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.items.as_mut().poll_next(cx)
+    }
+}
+
+/// A client of token-generating instances that answers the same `generate` as an engine. A request that was refused by an
+/// instance that is full, gone or going, and has yielded nothing, is tried on the others.
+#[derive(Debug)]
+pub struct GenerateClient {
+    client: Client<GenerateRequest, Output>,
+    selector: BoxSelector,
+}
+
+struct BoxSelector(Box<dyn Selector>);
+
+impl std::fmt::Debug for BoxSelector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Selector")
+    }
+}
+
+impl GenerateClient {
+    /// A client that selects by `mode`.
+    #[must_use]
+    pub fn new(client: Client<GenerateRequest, Output>, mode: SelectionMode) -> Self {
+        Self {
+            client,
+            selector: BoxSelector(mode.selector()),
+        }
+    }
+
+    /// The live instances, ordered by id.
+    #[must_use]
+    pub fn instances(&self) -> Vec<InstanceRecord> {
+        self.client.instances()
+    }
+
+    /// Sends a request to the instance `id` and no other.
+    ///
+    /// # Errors
+    /// As [`Client::direct`].
+    ///
+    /// # Cancel safety
+    /// As [`Client::direct`].
+    pub async fn direct(
+        &self,
+        id: InstanceId,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        Ok(OutputStream::from_raw(
+            self.client.direct(id, request, ctx).await?,
+        ))
+    }
+}
+
+#[async_trait]
+impl Generate for GenerateClient {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let mut tried = Vec::new();
+        let mut last_error = None;
+        loop {
+            let instance = match self.client.select(&*self.selector.0, &tried) {
+                Ok(instance) => instance,
+                Err(none_left) => return Err(last_error.unwrap_or(none_left)),
+            };
+            match self
+                .client
+                .call_instance(&instance, request.clone(), ctx.clone())
+                .await
+            {
+                Ok(items) => return Ok(OutputStream::from_raw(items)),
+                Err(error) if error.policy().is_migratable && !ctx.is_cancelled() => {
+                    tracing::debug!(request_id = ctx.id(), instance = %instance.record.instance, %error, "trying another instance");
+                    tried.push(instance.record.instance);
+                    last_error = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

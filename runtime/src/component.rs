@@ -1,0 +1,340 @@
+//! The component model: [`Runtime`], and from it namespaces, components and endpoints.
+
+use std::sync::Arc;
+
+use genset_backend_common::{EngineError, MetricsRegistry};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use crate::client::Client;
+use crate::discovery::{Discovery, InstanceRecord, Lease, MemoryDiscovery, prefix_of};
+use crate::instances::Instances;
+use crate::names::{EndpointName, InstanceId, NameError};
+use crate::plane::{ErasedHandler, Handler, MemoryPlane, Payload, RequestPlane, Served};
+
+/// Discovery, request plane, metrics and tasks of one process. Clones share.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use futures_util::{StreamExt, stream};
+/// use genset_backend_common::{EngineError, RequestContext, async_trait};
+/// use genset_runtime::{Runtime, plane::{Handler, ResponseStream}};
+///
+/// struct Upper;
+///
+/// #[async_trait]
+/// impl Handler<String, String> for Upper {
+///     async fn handle(&self, text: String, _ctx: RequestContext) -> Result<ResponseStream<String>, EngineError> {
+///         Ok(Box::pin(stream::iter([Ok(text.to_uppercase())])))
+///     }
+/// }
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let runtime = Runtime::in_process();
+/// let endpoint = runtime.namespace("demo")?.component("text")?.endpoint("upper")?;
+/// let serving = endpoint.serve(Arc::new(Upper)).await?;
+/// serving.list(None).await?;
+///
+/// let client = endpoint.client::<String, String>();
+/// client.wait_for_instances(Duration::from_secs(1)).await?;
+/// let mut answer = client.random("hello".into(), RequestContext::new("1")).await?;
+/// assert_eq!(answer.next().await.unwrap()?, "HELLO");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Runtime {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    discovery: Arc<dyn Discovery>,
+    plane: Arc<dyn RequestPlane>,
+    metrics: MetricsRegistry,
+    tasks: TaskTracker,
+    shutdown: CancellationToken,
+}
+
+impl Runtime {
+    /// A runtime on the given discovery and request plane.
+    #[must_use]
+    pub fn new(discovery: Arc<dyn Discovery>, plane: Arc<dyn RequestPlane>) -> Self {
+        let shared = Shared {
+            discovery,
+            plane,
+            metrics: MetricsRegistry::default(),
+            tasks: TaskTracker::new(),
+            shutdown: CancellationToken::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// A runtime of one process, with no socket and no other server.
+    #[must_use]
+    pub fn in_process() -> Self {
+        Self::new(
+            Arc::new(MemoryDiscovery::new()),
+            Arc::new(MemoryPlane::new()),
+        )
+    }
+
+    /// A namespace: a pipeline, usually a model.
+    ///
+    /// # Errors
+    /// [`NameError`] when `name` is no name.
+    pub fn namespace(&self, name: &str) -> Result<Namespace, NameError> {
+        let name = EndpointName::try_new(name, "x", "x")?;
+        Ok(Namespace {
+            runtime: self.clone(),
+            name,
+        })
+    }
+
+    /// An endpoint by its full name.
+    #[must_use]
+    pub fn endpoint(&self, name: EndpointName) -> Endpoint {
+        Endpoint {
+            runtime: self.clone(),
+            name,
+        }
+    }
+
+    /// The process's metrics.
+    #[must_use]
+    pub fn metrics(&self) -> &MetricsRegistry {
+        &self.shared.metrics
+    }
+
+    /// The process's discovery.
+    #[must_use]
+    pub fn discovery(&self) -> &Arc<dyn Discovery> {
+        &self.shared.discovery
+    }
+
+    pub(crate) fn plane(&self) -> &Arc<dyn RequestPlane> {
+        &self.shared.plane
+    }
+
+    /// Starts a task that the runtime owns: it is dropped at [`shutdown`](Self::shutdown), or with the handle.
+    pub(crate) fn spawn(
+        &self,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortOnDropHandle<()> {
+        let shutdown = self.shared.shutdown.clone();
+        let task = async move {
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => {}
+                () = task => {}
+            }
+        };
+        AbortOnDropHandle::new(self.shared.tasks.spawn(task))
+    }
+
+    /// Ends every task of the runtime and waits for them.
+    ///
+    /// # Cancel safety
+    /// The tasks end also when the future is dropped.
+    pub async fn shutdown(&self) {
+        self.shared.shutdown.cancel();
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+
+    /// Tasks of the runtime that are alive.
+    #[must_use]
+    pub fn tasks(&self) -> usize {
+        self.shared.tasks.len()
+    }
+}
+
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runtime")
+            .field("tasks", &self.tasks())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A namespace of a runtime.
+#[derive(Debug, Clone)]
+pub struct Namespace {
+    runtime: Runtime,
+    name: EndpointName,
+}
+
+impl Namespace {
+    /// A component: a load-balanced service of the pipeline.
+    ///
+    /// # Errors
+    /// [`NameError`] when `name` is no name.
+    pub fn component(&self, name: &str) -> Result<Component, NameError> {
+        let name = EndpointName::try_new(&self.name.namespace, name, "x")?;
+        Ok(Component {
+            runtime: self.runtime.clone(),
+            name,
+        })
+    }
+}
+
+/// A component of a namespace.
+#[derive(Debug, Clone)]
+pub struct Component {
+    runtime: Runtime,
+    name: EndpointName,
+}
+
+impl Component {
+    /// An endpoint: one thing the component does.
+    ///
+    /// # Errors
+    /// [`NameError`] when `name` is no name.
+    pub fn endpoint(&self, name: &str) -> Result<Endpoint, NameError> {
+        Ok(self.runtime.endpoint(self.name.sibling(name)?))
+    }
+}
+
+/// An endpoint of a component.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    runtime: Runtime,
+    name: EndpointName,
+}
+
+impl Endpoint {
+    /// The full name.
+    #[must_use]
+    pub fn name(&self) -> &EndpointName {
+        &self.name
+    }
+
+    /// Makes `handler` reachable as a new instance, listed nowhere yet.
+    ///
+    /// # Errors
+    /// `Unavailable` when the request plane cannot be served on.
+    pub async fn serve<Req: Payload, Resp: Payload>(
+        &self,
+        handler: Arc<dyn Handler<Req, Resp>>,
+    ) -> Result<Serving, EngineError> {
+        self.serve_as(InstanceId::random(), handler).await
+    }
+
+    /// As [`Self::serve`], under an id of the caller's.
+    ///
+    /// # Errors
+    /// As [`Self::serve`]; `InvalidArgument` when the instance serves the endpoint already.
+    pub async fn serve_as<Req: Payload, Resp: Payload>(
+        &self,
+        instance: InstanceId,
+        handler: Arc<dyn Handler<Req, Resp>>,
+    ) -> Result<Serving, EngineError> {
+        let handler = Arc::new(ErasedHandler::new(handler));
+        let served = self
+            .runtime
+            .plane()
+            .serve(&self.name, instance, handler)
+            .await?;
+        let lease = tokio::sync::Mutex::new(None);
+        Ok(Serving {
+            endpoint: self.clone(),
+            instance,
+            served,
+            lease,
+        })
+    }
+
+    /// A client of the endpoint's instances. It follows discovery until it is dropped.
+    #[must_use]
+    pub fn client<Req: Payload, Resp: Payload>(&self) -> Client<Req, Resp> {
+        let instances = Instances::new();
+        let discovery = Arc::clone(self.runtime.discovery());
+        let follow = self
+            .runtime
+            .spawn(instances.clone().follow(discovery, prefix_of(&self.name)));
+        Client::new(
+            self.clone(),
+            instances,
+            Arc::clone(self.runtime.plane()),
+            follow,
+        )
+    }
+}
+
+/// An instance of an endpoint: reachable, and listed or not. Dropping it takes it off the list and ends the service.
+pub struct Serving {
+    endpoint: Endpoint,
+    instance: InstanceId,
+    served: Served,
+    lease: tokio::sync::Mutex<Option<Arc<dyn Lease>>>,
+}
+
+impl Serving {
+    /// The instance's id.
+    #[must_use]
+    pub fn instance(&self) -> InstanceId {
+        self.instance
+    }
+
+    /// What discovery is told.
+    #[must_use]
+    pub fn record(&self, card: Option<genset_backend_common::ModelCard>) -> InstanceRecord {
+        InstanceRecord {
+            endpoint: self.endpoint.name.clone(),
+            instance: self.instance,
+            address: self.served.address.clone(),
+            card,
+        }
+    }
+
+    /// Lists the instance under a new lease, so that clients find it. Listing a listed one refreshes it.
+    ///
+    /// # Errors
+    /// `Unavailable` when discovery cannot be reached.
+    pub async fn list(
+        &self,
+        card: Option<genset_backend_common::ModelCard>,
+    ) -> Result<(), EngineError> {
+        let entry = self.record(card).to_entry()?;
+        let new_lease: Arc<dyn Lease> = Arc::from(self.endpoint.runtime.discovery().lease().await?);
+        new_lease.put(entry).await?;
+        *self.lease.lock().await = Some(new_lease);
+        Ok(())
+    }
+
+    /// Takes the instance off the list; it stays reachable.
+    ///
+    /// # Errors
+    /// `Unavailable` when discovery cannot be reached; the lease is given up all the same.
+    pub async fn unlist(&self) -> Result<(), EngineError> {
+        let lease = self.lease.lock().await.take();
+        match lease {
+            Some(lease) => lease.remove(&self.record(None).key()).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until discovery has lost the instance although it was listed.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn lost(&self) {
+        let lease = self.lease.lock().await.clone();
+        match lease {
+            Some(lease) => lease.lost().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl std::fmt::Debug for Serving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Serving")
+            .field("endpoint", &self.endpoint.name)
+            .field("instance", &self.instance)
+            .finish_non_exhaustive()
+    }
+}

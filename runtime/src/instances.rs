@@ -1,0 +1,176 @@
+//! The live instances of an endpoint, as a client sees them: what discovery says, less those that just failed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use genset_backend_common::EngineError;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::discovery::{Change, Discovery, InstanceRecord, Watch};
+use crate::names::InstanceId;
+use crate::selection::Candidate;
+
+/// How long an instance is left out after a call to it failed, unless discovery announces it anew.
+const DOWN_TIME: Duration = Duration::from_secs(5);
+
+/// One live instance.
+#[derive(Debug)]
+pub(crate) struct Instance {
+    pub(crate) record: InstanceRecord,
+    in_flight: Arc<AtomicUsize>,
+    down_until: Mutex<Option<Instant>>,
+}
+
+impl Instance {
+    fn new(record: InstanceRecord) -> Self {
+        Self {
+            record,
+            in_flight: Arc::default(),
+            down_until: Mutex::new(None),
+        }
+    }
+
+    /// Counts a request in until the guard is dropped.
+    pub(crate) fn enter(&self) -> InFlightGuard {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlightGuard(Arc::clone(&self.in_flight))
+    }
+
+    /// Leaves the instance out for a while.
+    pub(crate) fn mark_down(&self) {
+        *self.down_until.lock() = Some(Instant::now() + DOWN_TIME);
+    }
+
+    fn is_down(&self) -> bool {
+        let mut down_until = self.down_until.lock();
+        let is_down = down_until.is_some_and(|until| Instant::now() < until);
+        if !is_down {
+            *down_until = None;
+        }
+        is_down
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct InFlightGuard(Arc<AtomicUsize>);
+
+impl Drop for InFlightGuard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+type InstanceMap = Arc<BTreeMap<InstanceId, Arc<Instance>>>;
+
+/// The live instances; clones share. The map is replaced as a whole, so readers hold no lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Instances {
+    map: Arc<watch::Sender<InstanceMap>>,
+}
+
+impl Instances {
+    pub(crate) fn new() -> Self {
+        Self {
+            map: Arc::new(watch::Sender::new(InstanceMap::default())),
+        }
+    }
+
+    /// Follows discovery until it is gone or the future is dropped.
+    pub(crate) async fn follow(self, discovery: Arc<dyn Discovery>, prefix: String) {
+        while let Some(mut watch) = watch_patiently(&*discovery, &prefix).await {
+            while let Some(change) = watch.next().await {
+                self.apply(change);
+            }
+        }
+    }
+
+    fn apply(&self, change: Change) {
+        self.map.send_modify(|map| {
+            let map = Arc::make_mut(map);
+            match change {
+                Change::Snapshot(entries) => {
+                    let old = std::mem::take(map);
+                    for record in entries.iter().filter_map(InstanceRecord::from_entry) {
+                        let known = old
+                            .get(&record.instance)
+                            .filter(|known| known.record == record);
+                        let instance = known
+                            .cloned()
+                            .unwrap_or_else(|| Arc::new(Instance::new(record)));
+                        map.insert(instance.record.instance, instance);
+                    }
+                }
+                Change::Put(entry) => {
+                    if let Some(record) = InstanceRecord::from_entry(&entry) {
+                        map.insert(record.instance, Arc::new(Instance::new(record)));
+                    }
+                }
+                Change::Removed(key) => map.retain(|_, instance| instance.record.key() != key),
+            }
+        });
+    }
+
+    /// Every instance discovery lists.
+    pub(crate) fn all(&self) -> InstanceMap {
+        Arc::clone(&self.map.borrow())
+    }
+
+    pub(crate) fn get(&self, id: InstanceId) -> Option<Arc<Instance>> {
+        self.map.borrow().get(&id).cloned()
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<InstanceMap> {
+        self.map.subscribe()
+    }
+
+    /// The instances a request may go to, less those in `tried`. When all are marked down, none is: a wrong mark must not
+    /// make an outage.
+    pub(crate) fn candidates(&self, tried: &[InstanceId]) -> (Vec<Arc<Instance>>, Vec<Candidate>) {
+        let map = self.all();
+        let untried: Vec<_> = map
+            .values()
+            .filter(|instance| !tried.contains(&instance.record.instance))
+            .cloned()
+            .collect();
+        let mut live: Vec<_> = untried
+            .iter()
+            .filter(|instance| !instance.is_down())
+            .cloned()
+            .collect();
+        if live.is_empty() {
+            live = untried;
+        }
+        let candidates = live
+            .iter()
+            .map(|instance| Candidate {
+                instance: instance.record.instance,
+                in_flight: instance.in_flight.load(Ordering::Relaxed),
+            })
+            .collect();
+        (live, candidates)
+    }
+}
+
+/// A watch, however long discovery takes to answer.
+pub(crate) async fn watch_patiently(
+    discovery: &dyn Discovery,
+    prefix: &str,
+) -> Option<Box<dyn Watch>> {
+    let mut pause = Duration::from_millis(50);
+    loop {
+        match discovery.watch(prefix).await {
+            Ok(watch) => return Some(watch),
+            Err(error) => log_outage(&error),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(5));
+    }
+}
+
+fn log_outage(error: &EngineError) {
+    tracing::warn!(%error, "discovery cannot be watched; known instances stay in use");
+}

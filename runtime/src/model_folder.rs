@@ -1,0 +1,230 @@
+//! [`ModelFolder`]: the files of a local model checkout that a worker publishes, read and checked, not interpreted.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use genset_backend_common::Artifact;
+use serde::Deserialize;
+
+/// Files a frontend needs, and whether a model can do without.
+const FILES: [(&str, bool); 5] = [
+    ("config.json", true),
+    ("tokenizer.json", true),
+    ("tokenizer_config.json", true),
+    ("generation_config.json", false),
+    ("chat_template.jinja", false),
+];
+
+/// The largest file that is published, in bytes: room for a tokenizer of a quarter million entries.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// A model's files and the few facts about it that a worker needs.
+#[derive(Debug, Clone)]
+pub struct ModelFolder {
+    /// The name clients use unless told otherwise: the folder's.
+    pub name: String,
+    /// The files, ready to publish.
+    pub artifacts: Vec<Artifact>,
+    /// `max_position_embeddings` of `config.json`.
+    pub context_length_tokens: Option<u32>,
+    /// `vocab_size` of `config.json`.
+    pub vocab_size: Option<u32>,
+}
+
+/// Why a folder is no model.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelFolderError {
+    /// The path leads to no folder.
+    #[error("{} is not a folder; give the folder of a local model checkout, with {}", path.display(), required())]
+    NotAFolder {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A required file is not there.
+    #[error("{} has no {file}; a model folder needs {}", path.display(), required())]
+    Missing {
+        /// The folder.
+        path: PathBuf,
+        /// The file.
+        file: &'static str,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A file is larger than any tokenizer.
+    #[error("{} has {size} bytes, over the limit of {MAX_FILE_BYTES}; is it the right file?", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        size: u64,
+    },
+    /// A file is not JSON.
+    #[error("{} is not valid JSON ({source}); was its download cut short?", path.display())]
+    NotJson {
+        /// The file.
+        path: PathBuf,
+        /// Where it breaks.
+        source: serde_json::Error,
+    },
+}
+
+fn required() -> String {
+    let names: Vec<&str> = FILES
+        .iter()
+        .filter(|(_, is_required)| *is_required)
+        .map(|(name, _)| *name)
+        .collect();
+    names.join(", ")
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Config {
+    max_position_embeddings: Option<u32>,
+    vocab_size: Option<u32>,
+}
+
+impl ModelFolder {
+    /// Reads a local checkout.
+    ///
+    /// # Errors
+    /// [`ModelFolderError`], naming the file and what was expected.
+    pub fn load(path: &Path) -> Result<Self, ModelFolderError> {
+        if !path.is_dir() {
+            return Err(ModelFolderError::NotAFolder {
+                path: path.to_owned(),
+            });
+        }
+        let mut files = Vec::new();
+        for (file, is_required) in FILES {
+            match read(&path.join(file))? {
+                Some(content) => files.push((file, content)),
+                None if is_required => {
+                    return Err(ModelFolderError::Missing {
+                        path: path.to_owned(),
+                        file,
+                    });
+                }
+                None => {}
+            }
+        }
+        let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let name = full.file_name().map_or_else(
+            || "model".into(),
+            |name| name.to_string_lossy().into_owned(),
+        );
+        Self::from_files(name, path, files)
+    }
+
+    /// Takes files that are in memory already; `origin` is named in errors.
+    ///
+    /// # Errors
+    /// [`ModelFolderError::NotJson`].
+    pub fn from_files(
+        name: impl Into<String>,
+        origin: &Path,
+        files: impl IntoIterator<Item = (&'static str, Vec<u8>)>,
+    ) -> Result<Self, ModelFolderError> {
+        let mut folder = Self {
+            name: name.into(),
+            artifacts: Vec::new(),
+            context_length_tokens: None,
+            vocab_size: None,
+        };
+        for (file, content) in files {
+            let not_json = |source| ModelFolderError::NotJson {
+                path: origin.join(file),
+                source,
+            };
+            if file == "config.json" {
+                let config: Config = serde_json::from_slice(&content).map_err(not_json)?;
+                folder.context_length_tokens = config.max_position_embeddings;
+                folder.vocab_size = config.vocab_size;
+            } else if file.ends_with(".json") {
+                serde_json::from_slice::<serde::de::IgnoredAny>(&content).map_err(not_json)?;
+            }
+            folder.artifacts.push(Artifact::new(file, content));
+        }
+        Ok(folder)
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Vec<u8>>, ModelFolderError> {
+    let read_error = |source| ModelFolderError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(read_error(error)),
+        Ok(meta) if meta.len() > MAX_FILE_BYTES => Err(ModelFolderError::TooLarge {
+            path: path.to_owned(),
+            size: meta.len(),
+        }),
+        Ok(_) => fs::read(path).map(Some).map_err(read_error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            fs::write(dir.path().join(name), content).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn a_missing_file_is_named_with_what_was_expected() {
+        let dir = folder(&[("config.json", "{}")]);
+        let error = ModelFolder::load(dir.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("has no tokenizer.json") && error.contains("tokenizer_config.json"),
+            "{error}"
+        );
+        let error = ModelFolder::load(&dir.path().join("nowhere"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("nowhere is not a folder"), "{error}");
+    }
+
+    #[test]
+    fn a_broken_file_is_named() {
+        let dir = folder(&[
+            ("config.json", "{}"),
+            ("tokenizer.json", "{\"a\": "),
+            ("tokenizer_config.json", "{}"),
+        ]);
+        let error = ModelFolder::load(dir.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("tokenizer.json is not valid JSON"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn facts_come_from_the_config() {
+        let config = r#"{"max_position_embeddings": 2048, "vocab_size": 7}"#;
+        let dir = folder(&[
+            ("config.json", config),
+            ("tokenizer.json", "{}"),
+            ("tokenizer_config.json", "{}"),
+        ]);
+        let model = ModelFolder::load(dir.path()).unwrap();
+        assert_eq!(
+            (model.context_length_tokens, model.vocab_size),
+            (Some(2048), Some(7))
+        );
+        assert_eq!(model.artifacts.len(), 3);
+    }
+}

@@ -1,0 +1,184 @@
+//! [`ModelDirectory`]: the models that live instances serve, by name, and how to reach them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use futures_util::StreamExt;
+use genset_backend_common::{ArtifactRef, EngineError, ErrorKind, ModelCard, RequestContext};
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::client::{Client, GenerateClient};
+use crate::component::Runtime;
+use crate::discovery::{Change, InstanceRecord, all_instances};
+use crate::instances::watch_patiently;
+use crate::names::EndpointName;
+use crate::registrar::{ArtifactRequest, endpoints};
+use crate::selection::SelectionMode;
+
+/// A model that at least one live instance serves.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LiveModel {
+    /// What its workers publish.
+    pub card: ModelCard,
+    /// The endpoint that generates.
+    pub endpoint: EndpointName,
+}
+
+type Models = Arc<BTreeMap<String, LiveModel>>;
+
+/// Follows discovery and knows the models by name.
+#[derive(Debug)]
+pub struct ModelDirectory {
+    runtime: Runtime,
+    models: watch::Receiver<Models>,
+    _follow: AbortOnDropHandle<()>,
+}
+
+impl ModelDirectory {
+    /// Begins to follow the runtime's discovery.
+    #[must_use]
+    pub fn follow(runtime: &Runtime) -> Self {
+        let (sender, models) = watch::channel(Models::default());
+        let follow = runtime.spawn(follow(runtime.clone(), sender));
+        Self {
+            runtime: runtime.clone(),
+            models,
+            _follow: follow,
+        }
+    }
+
+    /// The models, as a value that follows discovery.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Models> {
+        self.models.clone()
+    }
+
+    /// A client of the model's instances that waits until it knows at least one.
+    ///
+    /// # Errors
+    /// `Unavailable` when none is live within `timeout`.
+    pub async fn client(
+        &self,
+        model: &LiveModel,
+        mode: SelectionMode,
+        timeout: Duration,
+    ) -> Result<GenerateClient, EngineError> {
+        let client = self.runtime.endpoint(model.endpoint.clone()).client();
+        client.wait_for_instances(timeout).await?;
+        Ok(GenerateClient::new(client, mode))
+    }
+
+    /// Fetches a file from any of the model's workers and checks its hash.
+    ///
+    /// # Errors
+    /// `Unavailable` when no worker answers within `timeout`; `Internal` when what it sends has another hash.
+    pub async fn fetch(
+        &self,
+        model: &LiveModel,
+        artifact: &ArtifactRef,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, EngineError> {
+        let fetch = self.fetch_unbounded(model, artifact, timeout);
+        tokio::time::timeout(timeout, fetch)
+            .await
+            .unwrap_or_else(|_| {
+                let message = format!(
+                    "{} did not arrive within {} s",
+                    artifact.name,
+                    timeout.as_secs_f64()
+                );
+                Err(EngineError::new(ErrorKind::Unavailable, message))
+            })
+    }
+
+    async fn fetch_unbounded(
+        &self,
+        model: &LiveModel,
+        artifact: &ArtifactRef,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, EngineError> {
+        let name = model
+            .endpoint
+            .sibling(endpoints::ARTIFACTS)
+            .map_err(|error| EngineError::invalid_argument("endpoint", error))?;
+        let client: Client<ArtifactRequest, bytes::Bytes> = self.runtime.endpoint(name).client();
+        client.wait_for_instances(timeout).await?;
+        let request = ArtifactRequest {
+            blake3: artifact.blake3.clone(),
+        };
+        let mut chunks = client
+            .random(request, RequestContext::new("artifact"))
+            .await?;
+        let mut content = BytesMut::new();
+        while let Some(chunk) = chunks.next().await {
+            content.extend_from_slice(&chunk?);
+            if content.len() as u64 > artifact.size {
+                break;
+            }
+        }
+        if artifact.matches(&content) {
+            return Ok(content.to_vec());
+        }
+        Err(EngineError::internal(format!(
+            "{} arrived with another hash than its card names",
+            artifact.name
+        )))
+    }
+}
+
+async fn follow(runtime: Runtime, models: watch::Sender<Models>) {
+    let mut records: BTreeMap<String, InstanceRecord> = BTreeMap::new();
+    while let Some(mut watch) = watch_patiently(&**runtime.discovery(), all_instances()).await {
+        while let Some(change) = watch.next().await {
+            match change {
+                Change::Snapshot(entries) => {
+                    let read = |entry| {
+                        Some((
+                            InstanceRecord::from_entry(entry)?.key(),
+                            InstanceRecord::from_entry(entry)?,
+                        ))
+                    };
+                    records = entries.iter().filter_map(read).collect();
+                }
+                Change::Put(entry) => {
+                    if let Some(record) = InstanceRecord::from_entry(&entry) {
+                        records.insert(record.key(), record);
+                    }
+                }
+                Change::Removed(key) => drop(records.remove(&key)),
+            }
+            let now = Arc::new(by_model(records.values()));
+            models.send_if_modified(|known| {
+                let is_new = *known != now;
+                *known = now;
+                is_new
+            });
+        }
+    }
+}
+
+/// The models of `records`. Where cards of one name disagree, the first by instance id counts and the others are named in
+/// the log.
+fn by_model<'a>(records: impl Iterator<Item = &'a InstanceRecord>) -> BTreeMap<String, LiveModel> {
+    let mut models: BTreeMap<String, LiveModel> = BTreeMap::new();
+    for record in records {
+        let Some(card) = &record.card else { continue };
+        let live = LiveModel {
+            card: card.clone(),
+            endpoint: record.endpoint.clone(),
+        };
+        match models.get(&card.name) {
+            None => drop(models.insert(card.name.clone(), live)),
+            Some(known) if *known == live => {}
+            Some(_) => tracing::warn!(
+                model = card.name,
+                instance = %record.instance,
+                "this worker's card differs from the one in use; it is left out"
+            ),
+        }
+    }
+    models
+}

@@ -1,0 +1,188 @@
+//! Names: `namespace.component.endpoint`, and the id of an instance.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Defaults for the parts a `dyn://` name leaves out.
+const DEFAULTS: [&str; 3] = ["genset", "backend", "generate"];
+
+/// The most bytes one part of a name may have.
+const MAX_PART_BYTES: usize = 63;
+
+/// The full name of an endpoint. Instances of one endpoint are interchangeable.
+///
+/// # Examples
+/// ```
+/// use genset_runtime::EndpointName;
+///
+/// let name: EndpointName = "dyn://llama.backend.generate".parse()?;
+/// assert_eq!(name.to_string(), "llama.backend.generate");
+/// let short: EndpointName = "dyn://llama".parse()?;
+/// assert_eq!(short, name);
+/// # Ok::<(), genset_runtime::NameError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct EndpointName {
+    /// A pipeline, usually a model.
+    pub namespace: String,
+    /// A load-balanced service of the pipeline: `backend`, `prefill`, `decode`.
+    pub component: String,
+    /// One thing the service does: `generate`, `artifacts`.
+    pub endpoint: String,
+}
+
+/// Why text is not a name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// More than three parts.
+    #[error("{name:?} has more than three parts; write namespace.component.endpoint")]
+    TooManyParts {
+        /// The text.
+        name: String,
+    },
+    /// A part is empty, too long or has a character that names do not have.
+    #[error(
+        "{part:?} is no part of a name: use 1 to {MAX_PART_BYTES} lower- or upper-case letters, digits, `-` and `_`"
+    )]
+    BadPart {
+        /// The part.
+        part: String,
+    },
+}
+
+impl EndpointName {
+    /// A name from its parts.
+    ///
+    /// # Errors
+    /// [`NameError::BadPart`].
+    pub fn try_new(namespace: &str, component: &str, endpoint: &str) -> Result<Self, NameError> {
+        Ok(Self {
+            namespace: checked(namespace)?,
+            component: checked(component)?,
+            endpoint: checked(endpoint)?,
+        })
+    }
+
+    /// Another endpoint of the same component.
+    ///
+    /// # Errors
+    /// [`NameError::BadPart`].
+    pub fn sibling(&self, endpoint: &str) -> Result<Self, NameError> {
+        Ok(Self {
+            endpoint: checked(endpoint)?,
+            ..self.clone()
+        })
+    }
+}
+
+impl Default for EndpointName {
+    fn default() -> Self {
+        let [namespace, component, endpoint] = DEFAULTS.map(str::to_owned);
+        Self {
+            namespace,
+            component,
+            endpoint,
+        }
+    }
+}
+
+fn checked(part: &str) -> Result<String, NameError> {
+    let is_good = (1..=MAX_PART_BYTES).contains(&part.len())
+        && part
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
+    if is_good {
+        Ok(part.to_owned())
+    } else {
+        Err(NameError::BadPart {
+            part: part.to_owned(),
+        })
+    }
+}
+
+impl FromStr for EndpointName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let name = text.strip_prefix("dyn://").unwrap_or(text);
+        let mut given: Vec<&str> = if name.is_empty() {
+            Vec::new()
+        } else {
+            name.split('.').collect()
+        };
+        if given.len() > DEFAULTS.len() {
+            return Err(NameError::TooManyParts {
+                name: name.to_owned(),
+            });
+        }
+        given.extend(DEFAULTS.into_iter().skip(given.len()));
+        match given[..] {
+            [namespace, component, endpoint] => Self::try_new(namespace, component, endpoint),
+            _ => Err(NameError::TooManyParts {
+                name: name.to_owned(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for EndpointName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.namespace, self.component, self.endpoint)
+    }
+}
+
+/// One process's serving of one endpoint. Random, and below 2^53 so that every JSON reader keeps it exact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct InstanceId(pub u64);
+
+impl InstanceId {
+    /// The first id that is too large.
+    pub const LIMIT: u64 = 1 << 53;
+
+    /// A random id, never 0.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(rand::random_range(1..Self::LIMIT))
+    }
+}
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:014x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_parts_take_defaults() {
+        for (text, full) in [
+            ("dyn://", "genset.backend.generate"),
+            ("dyn://m", "m.backend.generate"),
+            ("m.prefill", "m.prefill.generate"),
+            ("a.b.c", "a.b.c"),
+        ] {
+            assert_eq!(text.parse::<EndpointName>().unwrap().to_string(), full);
+        }
+    }
+
+    #[test]
+    fn bad_names_are_refused() {
+        for text in ["a.b.c.d", "a..c", "a b", "é", "a/b", &"x".repeat(64)] {
+            text.parse::<EndpointName>().unwrap_err();
+        }
+    }
+
+    #[test]
+    fn ids_are_exact_in_json() {
+        for _ in 0..1000 {
+            let InstanceId(id) = InstanceId::random();
+            assert!(id > 0 && id < InstanceId::LIMIT);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The request plane: carries a request to an instance and its response stream back. Endpoints carry any serde type;
+//! inside one process nothing is serialized.
+
+mod memory;
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_core::Stream;
+use futures_util::StreamExt;
+use genset_backend_common::wire::{decode_payload, encode_payload};
+use genset_backend_common::{EngineError, RequestContext};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use memory::MemoryPlane;
+
+use crate::discovery::Address;
+use crate::names::{EndpointName, InstanceId};
+
+/// The response to one request. Dropping it cancels the request.
+pub type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, EngineError>> + Send>>;
+
+/// A type an endpoint can carry.
+pub trait Payload: Serialize + DeserializeOwned + Send + 'static {}
+
+impl<T: Serialize + DeserializeOwned + Send + 'static> Payload for T {}
+
+/// Serves one endpoint.
+#[async_trait]
+pub trait Handler<Req, Resp>: Send + Sync + 'static {
+    /// Starts one request.
+    ///
+    /// # Errors
+    /// A typed refusal before any item.
+    async fn handle(
+        &self,
+        request: Req,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Resp>, EngineError>;
+}
+
+/// Carries requests to instances.
+#[async_trait]
+pub trait RequestPlane: Send + Sync + 'static {
+    /// Makes `handler` reachable until the returned guard is dropped.
+    ///
+    /// # Errors
+    /// `Unavailable` when the plane cannot be served on; `InvalidArgument` when the instance serves the endpoint already.
+    async fn serve(
+        &self,
+        endpoint: &EndpointName,
+        instance: InstanceId,
+        handler: Arc<ErasedHandler>,
+    ) -> Result<Served, EngineError>;
+
+    /// The handler at `address`, when it lives in this process: then nothing is serialized.
+    fn local(&self, address: &Address) -> Option<Arc<ErasedHandler>>;
+
+    /// Sends a serialized request to `address`.
+    ///
+    /// # Errors
+    /// `CannotConnect` when nobody is there, else what the handler refuses with.
+    ///
+    /// # Cancel safety
+    /// Dropping the future or the stream cancels the request.
+    async fn call(
+        &self,
+        address: &Address,
+        endpoint: &EndpointName,
+        body: Bytes,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError>;
+}
+
+/// A handler that is reachable. Dropping it ends that; requests under way go on.
+pub struct Served {
+    /// Where clients find it.
+    pub address: Address,
+    /// Ends the service when dropped.
+    pub guard: Box<dyn Any + Send + Sync>,
+}
+
+impl std::fmt::Debug for Served {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Served")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sends a typed request to `address`: directly when the handler lives in this process and has these types, serialized
+/// otherwise.
+///
+/// # Errors
+/// As [`RequestPlane::call`]; `InvalidArgument` when the request cannot be serialized.
+///
+/// # Cancel safety
+/// Dropping the future or the stream cancels the request.
+pub async fn call<Req: Payload, Resp: Payload>(
+    plane: &dyn RequestPlane,
+    address: &Address,
+    endpoint: &EndpointName,
+    request: Req,
+    ctx: RequestContext,
+) -> Result<ResponseStream<Resp>, EngineError> {
+    if let Some(handler) = plane.local(address)
+        && let Some(typed) = handler.typed::<Req, Resp>()
+    {
+        return typed.handle(request, ctx).await;
+    }
+    let body = encode_payload(&request).map_err(|error| {
+        EngineError::invalid_argument("request", "cannot be serialized").with_source(error)
+    })?;
+    let items = plane.call(address, endpoint, body.into(), ctx).await?;
+    Ok(Box::pin(items.map(|item| {
+        decode_payload(&item?).map_err(|error| {
+            EngineError::internal("a response item has another type than this client expects")
+                .with_source(error)
+        })
+    })))
+}
+
+/// A handler whose types are known only where it was made.
+pub struct ErasedHandler {
+    typed: Box<dyn Any + Send + Sync>,
+    bytes: Arc<dyn Handler<Bytes, Bytes>>,
+}
+
+impl ErasedHandler {
+    /// Hides the types of `handler`.
+    #[must_use]
+    pub fn new<Req: Payload, Resp: Payload>(handler: Arc<dyn Handler<Req, Resp>>) -> Self {
+        let bytes = Serialized {
+            handler: Arc::clone(&handler),
+            types: PhantomData,
+        };
+        Self {
+            typed: Box::new(handler),
+            bytes: Arc::new(bytes),
+        }
+    }
+
+    /// The handler, if its types are these.
+    #[must_use]
+    pub fn typed<Req: Payload, Resp: Payload>(&self) -> Option<&Arc<dyn Handler<Req, Resp>>> {
+        self.typed.downcast_ref()
+    }
+
+    /// The handler for serialized requests.
+    #[must_use]
+    pub fn bytes(&self) -> &Arc<dyn Handler<Bytes, Bytes>> {
+        &self.bytes
+    }
+}
+
+impl std::fmt::Debug for ErasedHandler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ErasedHandler").finish_non_exhaustive()
+    }
+}
+
+struct Serialized<Req, Resp> {
+    handler: Arc<dyn Handler<Req, Resp>>,
+    types: PhantomData<fn(Req) -> Resp>,
+}
+
+#[async_trait]
+impl<Req: Payload, Resp: Payload> Handler<Bytes, Bytes> for Serialized<Req, Resp> {
+    async fn handle(
+        &self,
+        body: Bytes,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        let request = decode_payload(&body).map_err(|error| {
+            EngineError::invalid_argument("request", "is not what this endpoint takes")
+                .with_source(error)
+        })?;
+        let items = self.handler.handle(request, ctx).await?;
+        Ok(Box::pin(items.map(|item| {
+            let bytes = encode_payload(&item?).map_err(|error| {
+                EngineError::internal("a response item cannot be serialized").with_source(error)
+            })?;
+            Ok(Bytes::from(bytes))
+        })))
+    }
+}

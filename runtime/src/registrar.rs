@@ -1,0 +1,273 @@
+//! The Worker's ports on this runtime: an [`Offer`] becomes instances of a component's endpoints: `generate` (listed with
+//! the card), and beside it `artifacts`, `control`, `kv_events` and `load`.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use genset_backend_common::kv::{KvEvent, KvEventPublisher, KvSnapshot};
+use genset_backend_common::ports::{Control, Generate, Offer, Registrar, Registration};
+use genset_backend_common::{
+    Artifact, ControlReply, ControlRequest, EngineError, GenerateRequest, Load, LoadPublisher,
+    ModelCard, Output, OutputStream, RequestContext,
+};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::component::{Endpoint, Runtime, Serving};
+use crate::names::{EndpointName, InstanceId};
+use crate::plane::{self, Handler, ResponseStream};
+
+/// Bytes of an artifact in one item.
+const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
+
+/// The names of the endpoints beside `generate`.
+pub mod endpoints {
+    /// Files a frontend needs, by hash: [`ArtifactRequest`](super::ArtifactRequest) to chunks of bytes.
+    pub const ARTIFACTS: &str = "artifacts";
+    /// Administrative requests.
+    pub const CONTROL: &str = "control";
+    /// A [`KvItem`](super::KvItem) snapshot, then changes.
+    pub const KV_EVENTS: &str = "kv_events";
+    /// The load, whenever it changes.
+    pub const LOAD: &str = "load";
+}
+
+/// Asks a worker for an artifact.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArtifactRequest {
+    /// BLAKE3 of the content, as the card names it.
+    pub blake3: String,
+}
+
+/// What the `kv_events` endpoint streams: one snapshot, then changes. The stream ends when changes were missed; call again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvItem {
+    /// Everything that is reusable.
+    Snapshot(KvSnapshot),
+    /// One change after it.
+    Change(KvEvent),
+}
+
+/// Offers Workers under one endpoint name.
+#[derive(Debug, Clone)]
+pub struct RuntimeRegistrar {
+    runtime: Runtime,
+    generate: EndpointName,
+}
+
+impl RuntimeRegistrar {
+    /// Offers under `generate`, and beside it in the same component.
+    #[must_use]
+    pub fn new(runtime: Runtime, generate: EndpointName) -> Self {
+        Self { runtime, generate }
+    }
+
+    fn sibling(&self, endpoint: &str) -> Result<Endpoint, EngineError> {
+        let name = self
+            .generate
+            .sibling(endpoint)
+            .map_err(|error| EngineError::invalid_argument("endpoint", error))?;
+        Ok(self.runtime.endpoint(name))
+    }
+}
+
+#[async_trait]
+impl Registrar for RuntimeRegistrar {
+    async fn serve(&self, offer: Offer) -> Result<Box<dyn Registration>, EngineError> {
+        let id = InstanceId(offer.worker_id);
+        let generate = self.runtime.endpoint(self.generate.clone());
+        let generate_handler: Arc<dyn Handler<GenerateRequest, Output>> =
+            Arc::new(GenerateHandler(offer.generate));
+        let artifacts: Arc<dyn Handler<ArtifactRequest, Bytes>> =
+            Arc::new(ArtifactHandler(offer.artifacts));
+        let control: Arc<dyn Handler<ControlRequest, ControlReply>> =
+            Arc::new(ControlHandler(offer.control));
+        let kv_events: Arc<dyn Handler<(), KvItem>> = Arc::new(KvEventHandler(offer.kv_events));
+        let load: Arc<dyn Handler<(), Load>> = Arc::new(LoadHandler(offer.load));
+        let serving = generate.serve_as(id, generate_handler).await?;
+        let beside = vec![
+            self.sibling(endpoints::ARTIFACTS)?
+                .serve_as(id, artifacts)
+                .await?,
+            self.sibling(endpoints::CONTROL)?
+                .serve_as(id, control)
+                .await?,
+            self.sibling(endpoints::KV_EVENTS)?
+                .serve_as(id, kv_events)
+                .await?,
+            self.sibling(endpoints::LOAD)?.serve_as(id, load).await?,
+        ];
+        let served = Mutex::new(Some(Arc::new(ServedOffer {
+            generate: serving,
+            beside,
+        })));
+        Ok(Box::new(RuntimeRegistration {
+            runtime: self.runtime.clone(),
+            card: offer.card,
+            served,
+        }))
+    }
+}
+
+struct ServedOffer {
+    generate: Serving,
+    beside: Vec<Serving>,
+}
+
+struct RuntimeRegistration {
+    runtime: Runtime,
+    card: ModelCard,
+    served: Mutex<Option<Arc<ServedOffer>>>,
+}
+
+impl RuntimeRegistration {
+    fn served(&self) -> Result<Arc<ServedOffer>, EngineError> {
+        self.served
+            .lock()
+            .clone()
+            .ok_or_else(|| EngineError::engine_shutdown("the service has ended"))
+    }
+}
+
+#[async_trait]
+impl Registration for RuntimeRegistration {
+    async fn probe(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let record = self.served()?.generate.record(None);
+        let items = plane::call(
+            &**self.runtime.plane(),
+            &record.address,
+            &record.endpoint,
+            request,
+            ctx,
+        )
+        .await?;
+        Ok(OutputStream::from_raw(items))
+    }
+
+    async fn list(&self) -> Result<(), EngineError> {
+        let served = self.served()?;
+        // The endpoints beside come first: whoever finds the card finds its artifacts.
+        for serving in &served.beside {
+            serving.list(None).await?;
+        }
+        served.generate.list(Some(self.card.clone())).await
+    }
+
+    async fn unlist(&self) -> Result<(), EngineError> {
+        let served = self.served()?;
+        let unlisted = served.generate.unlist().await;
+        for serving in &served.beside {
+            serving.unlist().await?;
+        }
+        unlisted
+    }
+
+    async fn lost(&self) {
+        match self.served() {
+            Ok(served) => served.generate.lost().await,
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    async fn close(&self) {
+        drop(self.served.lock().take());
+    }
+}
+
+struct GenerateHandler(Arc<dyn Generate>);
+
+#[async_trait]
+impl Handler<GenerateRequest, Output> for GenerateHandler {
+    async fn handle(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Output>, EngineError> {
+        Ok(Box::pin(self.0.generate(request, ctx).await?))
+    }
+}
+
+struct ArtifactHandler(Vec<Artifact>);
+
+#[async_trait]
+impl Handler<ArtifactRequest, Bytes> for ArtifactHandler {
+    async fn handle(
+        &self,
+        request: ArtifactRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        let artifact = self
+            .0
+            .iter()
+            .find(|artifact| artifact.reference.blake3 == request.blake3);
+        let content = artifact
+            .map(|artifact| Bytes::from_owner(Arc::clone(&artifact.content)))
+            .ok_or_else(|| EngineError::not_found("this worker has no artifact of that hash"))?;
+        let starts = (0..content.len()).step_by(ARTIFACT_CHUNK_BYTES);
+        Ok(Box::pin(stream::iter(starts).map(move |start| {
+            let end = content.len().min(start + ARTIFACT_CHUNK_BYTES);
+            Ok(content.slice(start..end))
+        })))
+    }
+}
+
+struct ControlHandler(Arc<dyn Control>);
+
+#[async_trait]
+impl Handler<ControlRequest, ControlReply> for ControlHandler {
+    async fn handle(
+        &self,
+        request: ControlRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<ControlReply>, EngineError> {
+        let reply = self.0.control(request).await?;
+        Ok(Box::pin(stream::iter([Ok(reply)])))
+    }
+}
+
+struct KvEventHandler(KvEventPublisher);
+
+#[async_trait]
+impl Handler<(), KvItem> for KvEventHandler {
+    async fn handle(
+        &self,
+        (): (),
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<KvItem>, EngineError> {
+        let mut subscription = self.0.subscribe();
+        let snapshot = std::mem::take(&mut subscription.snapshot);
+        let changes = stream::unfold(subscription, |mut subscription| async move {
+            let event = subscription.next().await.ok()?;
+            Some((Ok(KvItem::Change(event)), subscription))
+        });
+        Ok(Box::pin(
+            stream::iter([Ok(KvItem::Snapshot(snapshot))]).chain(changes),
+        ))
+    }
+}
+
+struct LoadHandler(LoadPublisher);
+
+#[async_trait]
+impl Handler<(), Load> for LoadHandler {
+    async fn handle(
+        &self,
+        (): (),
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Load>, EngineError> {
+        let mut load = self.0.subscribe();
+        load.mark_changed();
+        Ok(Box::pin(stream::unfold(load, |mut load| async move {
+            load.changed().await.ok()?;
+            let value = *load.borrow_and_update();
+            Some((Ok(value), load))
+        })))
+    }
+}

@@ -1,0 +1,219 @@
+//! Selection: which instance a request goes to.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::names::InstanceId;
+
+/// A live instance that a request may go to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// The instance.
+    pub instance: InstanceId,
+    /// Requests this client has under way there.
+    pub in_flight: usize,
+}
+
+/// Chooses among candidates. Called for every request; must not wait.
+pub trait Selector: Send + Sync + 'static {
+    /// The index of the chosen candidate; `None` when none will do. `candidates` is not empty and ordered by id.
+    fn select(&self, candidates: &[Candidate]) -> Option<usize>;
+}
+
+/// The selections every client knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum SelectionMode {
+    /// One after the other.
+    #[default]
+    RoundRobin,
+    /// Any, with equal chance.
+    Random,
+    /// The one with the fewest requests of this client's under way.
+    LeastLoaded,
+    /// The less loaded of two drawn at random.
+    PowerOfTwo,
+}
+
+impl SelectionMode {
+    /// Every mode.
+    pub const ALL: [Self; 4] = [
+        Self::RoundRobin,
+        Self::Random,
+        Self::LeastLoaded,
+        Self::PowerOfTwo,
+    ];
+
+    /// The name in flags.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::LeastLoaded => "least-loaded",
+            Self::PowerOfTwo => "power-of-two",
+        }
+    }
+
+    /// A selector of this mode.
+    #[must_use]
+    pub fn selector(self) -> Box<dyn Selector> {
+        match self {
+            Self::RoundRobin => Box::new(RoundRobin::default()),
+            Self::Random => Box::new(Random),
+            Self::LeastLoaded => Box::new(LeastLoaded::default()),
+            Self::PowerOfTwo => Box::new(PowerOfTwo),
+        }
+    }
+}
+
+impl fmt::Display for SelectionMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for SelectionMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|mode| mode.name() == text)
+            .ok_or_else(|| {
+                format!(
+                    "{text:?} is none of {}",
+                    Self::ALL.map(Self::name).join(", ")
+                )
+            })
+    }
+}
+
+/// One after the other.
+#[derive(Debug, Default)]
+pub struct RoundRobin {
+    next: AtomicUsize,
+}
+
+impl Selector for RoundRobin {
+    fn select(&self, candidates: &[Candidate]) -> Option<usize> {
+        self.next
+            .fetch_add(1, Ordering::Relaxed)
+            .checked_rem(candidates.len())
+    }
+}
+
+/// Any, with equal chance.
+#[derive(Debug, Clone, Copy)]
+pub struct Random;
+
+impl Selector for Random {
+    fn select(&self, candidates: &[Candidate]) -> Option<usize> {
+        (!candidates.is_empty()).then(|| rand::random_range(0..candidates.len()))
+    }
+}
+
+/// The one with the fewest requests under way; equals take turns.
+#[derive(Debug, Default)]
+pub struct LeastLoaded {
+    turn: AtomicUsize,
+}
+
+impl Selector for LeastLoaded {
+    fn select(&self, candidates: &[Candidate]) -> Option<usize> {
+        let least = candidates
+            .iter()
+            .map(|candidate| candidate.in_flight)
+            .min()?;
+        let equals = candidates
+            .iter()
+            .filter(|candidate| candidate.in_flight == least)
+            .count();
+        let turn = self
+            .turn
+            .fetch_add(1, Ordering::Relaxed)
+            .checked_rem(equals)?;
+        candidates
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.in_flight == least)
+            .map(|(index, _)| index)
+            .nth(turn)
+    }
+}
+
+/// The less loaded of two drawn at random.
+///
+/// # Source
+/// Mitzenmacher, "The power of two choices in randomized load balancing", 2001.
+#[derive(Debug, Clone, Copy)]
+pub struct PowerOfTwo;
+
+impl Selector for PowerOfTwo {
+    fn select(&self, candidates: &[Candidate]) -> Option<usize> {
+        let first = Random.select(candidates)?;
+        let second = Random.select(candidates)?;
+        let load = |index: usize| candidates.get(index).map(|candidate| candidate.in_flight);
+        Some(if load(second) < load(first) {
+            second
+        } else {
+            first
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates(loads: &[usize]) -> Vec<Candidate> {
+        (1..)
+            .zip(loads)
+            .map(|(id, load)| Candidate {
+                instance: InstanceId(id),
+                in_flight: *load,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn round_robin_visits_all_in_turn() {
+        let selector = RoundRobin::default();
+        let picks: Vec<_> = (0..6)
+            .filter_map(|_| selector.select(&candidates(&[0, 0, 0])))
+            .collect();
+        assert_eq!(picks, [0, 1, 2, 0, 1, 2]);
+    }
+
+    #[test]
+    fn least_loaded_prefers_the_idle_and_lets_equals_take_turns() {
+        let selector = LeastLoaded::default();
+        let picks: Vec<_> = (0..4)
+            .filter_map(|_| selector.select(&candidates(&[2, 1, 9, 1])))
+            .collect();
+        assert_eq!(picks, [1, 3, 1, 3]);
+    }
+
+    #[test]
+    fn two_choices_avoid_a_loaded_instance_mostly() {
+        let picks = (0..1000)
+            .filter_map(|_| PowerOfTwo.select(&candidates(&[100, 0, 0])))
+            .filter(|i| *i == 0);
+        // By chance alone 1/9 of the pairs are the loaded one twice; a blind choice would pick it in 1/3.
+        assert!(picks.count() < 200);
+    }
+
+    #[test]
+    fn every_mode_has_a_name_and_a_selector() {
+        for mode in SelectionMode::ALL {
+            assert_eq!(mode.name().parse(), Ok(mode));
+            assert!(mode.selector().select(&candidates(&[1])).is_some());
+            assert!(mode.selector().select(&[]).is_none());
+        }
+        assert!(
+            "kv".parse::<SelectionMode>()
+                .unwrap_err()
+                .contains("round-robin")
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! The status server of a process: `/live`, `/ready`, `/health` and `/metrics`, on a port of its own so that it answers
+//! while everything else is saturated.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use genset_backend_common::MetricsRegistry;
+use tokio::net::TcpListener;
+
+use crate::component::Runtime;
+
+/// The media type of the metrics.
+pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Says whether the process wants requests.
+pub type Readiness = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// A running status server; it ends when dropped or with its runtime.
+#[derive(Debug)]
+pub struct StatusServer {
+    address: SocketAddr,
+    _task: tokio_util::task::AbortOnDropHandle<()>,
+}
+
+#[derive(Clone)]
+struct Source {
+    metrics: MetricsRegistry,
+    is_ready: Readiness,
+}
+
+impl StatusServer {
+    /// Listens on `address` (port 0 for any) and answers from the runtime's metrics and `is_ready`.
+    ///
+    /// # Errors
+    /// When the address cannot be listened on.
+    pub async fn bind(
+        address: SocketAddr,
+        runtime: &Runtime,
+        is_ready: Readiness,
+    ) -> std::io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let source = Source {
+            metrics: runtime.metrics().clone(),
+            is_ready,
+        };
+        let router = router(source);
+        let task = runtime.spawn(async move {
+            if let Err(error) = axum::serve(listener, router).await {
+                tracing::error!(%error, "the status server ended");
+            }
+        });
+        Ok(Self {
+            address,
+            _task: task,
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+fn router(source: Source) -> Router {
+    Router::new()
+        .route("/live", get(|| async { "live\n" }))
+        .route("/ready", get(ready))
+        .route("/health", get(ready))
+        .route("/metrics", get(metrics))
+        .with_state(source)
+}
+
+async fn ready(State(source): State<Source>) -> Response {
+    if (source.is_ready)() {
+        (StatusCode::OK, "ready\n").into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response()
+    }
+}
+
+async fn metrics(State(source): State<Source>) -> Response {
+    (
+        [(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)],
+        source.metrics.encode(),
+    )
+        .into_response()
+}

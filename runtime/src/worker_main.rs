@@ -1,0 +1,357 @@
+//! A worker's `main`: the flags every worker has, logging, signals and the exit code. With `genset_frontend` and the binary
+//! it is the only place that touches the environment.
+
+use std::collections::BTreeSet;
+use std::io::IsTerminal;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser};
+use genset_backend_common::worker::{RequestLimits, State, Worker, WorkerConfig, WorkerHandle};
+use genset_backend_common::{EndpointType, EngineError, LLMEngine};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::component::Runtime;
+use crate::model_folder::ModelFolder;
+use crate::names::{EndpointName, InstanceId};
+use crate::registrar::RuntimeRegistrar;
+use crate::status::StatusServer;
+
+/// The exit code of a usage or configuration error, given before a worker exists.
+const USAGE_ERROR: u8 = 2;
+
+/// The environment variable that sets the log filter, in `RUST_LOG` syntax.
+const LOG_VARIABLE: &str = "GENSET_LOG";
+
+/// The flags every worker has.
+#[derive(Debug, Clone, Args)]
+pub struct WorkerArgs {
+    /// Name clients use for the model [default: the engine's]
+    #[arg(long, env = "GENSET_MODEL_NAME")]
+    pub model_name: Option<String>,
+    /// Folder of a local model checkout, whose tokenizer and template are published
+    #[arg(long, env = "GENSET_MODEL_PATH", value_name = "DIR")]
+    pub model_path: Option<PathBuf>,
+    /// Namespace of the worker's name
+    #[arg(long, env = "GENSET_NAMESPACE", default_value = "genset")]
+    pub namespace: String,
+    /// Component of the worker's name
+    #[arg(long, env = "GENSET_COMPONENT", default_value = "backend")]
+    pub component: String,
+    /// Endpoint of the worker's name
+    #[arg(long, env = "GENSET_ENDPOINT", default_value = "generate")]
+    pub endpoint: String,
+    /// APIs to offer, of chat, completions, embeddings [default: all the engine can]
+    #[arg(long, value_delimiter = ',', value_name = "TYPES")]
+    pub endpoint_types: Option<Vec<EndpointType>>,
+    /// Where instances are listed: memory (this process alone)
+    #[arg(long, env = "GENSET_DISCOVERY_BACKEND", default_value = "memory")]
+    pub discovery_backend: String,
+    /// How requests travel: memory (this process alone)
+    #[arg(long, env = "GENSET_REQUEST_PLANE", default_value = "memory")]
+    pub request_plane: String,
+    /// Lowers the context length, in tokens
+    #[arg(long, value_name = "TOKENS")]
+    pub context_length: Option<u32>,
+    /// How often a request may move to another instance
+    #[arg(long, default_value_t = 0)]
+    pub migration_limit: u32,
+    /// Requests in the engine at once
+    #[arg(long, default_value_t = RequestLimits::default().max_running)]
+    pub max_running_requests: usize,
+    /// Requests that may wait for the engine; more are refused
+    #[arg(long, default_value_t = RequestLimits::default().max_waiting)]
+    pub max_waiting_requests: usize,
+    /// Deadline of a request that brings none, in seconds; 0 for none
+    #[arg(long, default_value_t = 600.0, value_name = "SECONDS", value_parser = seconds)]
+    pub request_timeout: f64,
+    /// Longest silence inside a stream, in seconds; 0 for no limit
+    #[arg(long, default_value_t = 120.0, value_name = "SECONDS", value_parser = seconds)]
+    pub idle_timeout: f64,
+    /// How long requests may go on after a signal, in seconds
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = seconds)]
+    pub grace: f64,
+    /// Silence after which the engine is probed, in seconds; 0 to probe only at start
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = seconds)]
+    pub canary_interval: f64,
+    /// Address of /live, /ready, /health and /metrics
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub status_host: IpAddr,
+    /// Port of /live, /ready, /health and /metrics [default: none; 0 for any free one]
+    #[arg(long, env = "GENSET_STATUS_PORT")]
+    pub status_port: Option<u16>,
+    /// More log: -v for debug, -vv for trace. GENSET_LOG sets it finer, in RUST_LOG syntax
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    if (0.0..=1e9).contains(&value) {
+        Ok(value)
+    } else {
+        Err("must be between 0 and 1e9 seconds".into())
+    }
+}
+
+fn limit(seconds: f64) -> Option<Duration> {
+    (seconds > 0.0).then(|| Duration::from_secs_f64(seconds))
+}
+
+impl WorkerArgs {
+    /// The name the worker serves under.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the flag.
+    pub fn endpoint_name(&self) -> Result<EndpointName, EngineError> {
+        EndpointName::try_new(&self.namespace, &self.component, &self.endpoint).map_err(|error| {
+            EngineError::invalid_argument("--namespace, --component, --endpoint", error)
+        })
+    }
+
+    /// The worker's configuration, checked.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the flag or the model file at fault.
+    pub fn worker_config(&self) -> Result<WorkerConfig, EngineError> {
+        let folder = match &self.model_path {
+            Some(path) => Some(
+                ModelFolder::load(path)
+                    .map_err(|e| EngineError::invalid_argument("--model-path", e))?,
+            ),
+            None => None,
+        };
+        let defaults = WorkerConfig::default();
+        let mut canary = defaults.canary;
+        canary.interval = limit(self.canary_interval);
+        let config = WorkerConfig {
+            model_name: self
+                .model_name
+                .clone()
+                .or_else(|| folder.as_ref().map(|folder| folder.name.clone())),
+            endpoint_types: self.endpoint_types.clone().map(BTreeSet::from_iter),
+            context_length_tokens: self.context_length,
+            migration_limit: self.migration_limit,
+            artifacts: folder.map(|folder| folder.artifacts).unwrap_or_default(),
+            limits: RequestLimits {
+                max_running: self.max_running_requests,
+                max_waiting: self.max_waiting_requests,
+                request_timeout: limit(self.request_timeout),
+                idle_timeout: limit(self.idle_timeout),
+            },
+            grace: Duration::from_secs_f64(self.grace),
+            canary,
+            ..defaults
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// The runtime the flags ask for.
+    ///
+    /// # Errors
+    /// `Unsupported`, naming the flag, for a backend this build does not have.
+    pub fn runtime(&self) -> Result<Runtime, EngineError> {
+        only_memory("--discovery-backend", &self.discovery_backend)?;
+        only_memory("--request-plane", &self.request_plane)?;
+        Ok(Runtime::in_process())
+    }
+}
+
+fn only_memory(flag: &str, value: &str) -> Result<(), EngineError> {
+    if value == "memory" {
+        return Ok(());
+    }
+    Err(EngineError::unsupported(
+        flag,
+        format!("this build has no {value:?}; use memory, for one process"),
+    ))
+}
+
+#[derive(Parser)]
+struct WithEngine<E: Args> {
+    #[command(flatten, next_help_heading = "Engine")]
+    engine: E,
+    #[command(flatten, next_help_heading = "Worker")]
+    worker: WorkerArgs,
+}
+
+/// Parses the command line into the engine's own flags and the worker's. Prints help or the error and exits when there is
+/// nothing to run.
+#[must_use]
+pub fn parse<E: Args>() -> (E, WorkerArgs) {
+    let matches = WithEngine::<E>::command().get_matches();
+    match WithEngine::<E>::from_arg_matches(&matches) {
+        Ok(args) => (args.engine, args.worker),
+        Err(error) => error.exit(),
+    }
+}
+
+/// Writes the log to stderr: warnings by default for `quiet` programs, else information; `verbose` adds to it, and
+/// `GENSET_LOG` (`RUST_LOG` syntax) overrides both.
+pub fn init_logging(verbose: u8, quiet: bool) {
+    let level = match verbose {
+        0 if quiet => "warn",
+        0 => "info",
+        1 => "debug",
+        _ => "trace",
+    };
+    let (filter, problem) = match std::env::var(LOG_VARIABLE) {
+        Err(_) => (EnvFilter::new(level), None),
+        Ok(text) => match EnvFilter::try_new(&text) {
+            Ok(filter) => (filter, None),
+            Err(error) => (EnvFilter::new(level), Some(error)),
+        },
+    };
+    let is_first = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .try_init()
+        .is_ok();
+    if let (true, Some(error)) = (is_first, problem) {
+        tracing::warn!(%error, "{LOG_VARIABLE} cannot be read; the level is {level}");
+    }
+}
+
+/// SIGINT and SIGTERM, in the order they come.
+#[derive(Debug)]
+pub struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    /// Takes over both signals.
+    ///
+    /// # Errors
+    /// When the handlers cannot be installed.
+    pub fn install() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// Waits for the next one; returns its name.
+    ///
+    /// # Cancel safety
+    /// If another branch wins, no signal was taken.
+    pub async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
+        }
+    }
+}
+
+/// A worker's whole `main`: starts the engine, registers it, serves until a signal, drains, cleans up.
+///
+/// The exit code is 0 for a clean end, 1 for a failure, 2 for a usage error, 3 when work was cut short.
+///
+/// # Examples
+/// ```no_run
+/// use genset_engine_sample::{SampleArgs, SampleEngine};
+///
+/// fn main() -> std::process::ExitCode {
+///     let (engine, worker) = genset_runtime::parse::<SampleArgs>();
+///     genset_runtime::run(SampleEngine::from_args(&engine), worker)
+/// }
+/// ```
+#[must_use]
+pub fn run(engine: impl LLMEngine, args: WorkerArgs) -> ExitCode {
+    init_logging(args.verbose, false);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
+    let code = match runtime {
+        Ok(runtime) => {
+            let code = runtime.block_on(serve(Arc::new(engine), args));
+            // A thread the engine blocks for good must not keep the process.
+            runtime.shutdown_timeout(Duration::from_secs(1));
+            code
+        }
+        Err(error) => {
+            tracing::error!(%error, "the async runtime cannot be started");
+            1
+        }
+    };
+    ExitCode::from(code)
+}
+
+async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
+    let prepared = args
+        .runtime()
+        .and_then(|runtime| Ok((runtime, args.endpoint_name()?, args.worker_config()?)));
+    let (runtime, name, config) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            tracing::error!(%error, "the worker cannot be set up");
+            return USAGE_ERROR;
+        }
+    };
+    let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name.clone()));
+    let worker = Worker::new(
+        InstanceId::random().0,
+        engine,
+        config,
+        registrar,
+        runtime.metrics().clone(),
+    );
+    let signals = match Signals::install() {
+        Ok(signals) => signals,
+        Err(error) => {
+            tracing::error!(%error, "signals cannot be handled");
+            return 1;
+        }
+    };
+    let handle = worker.spawn();
+    let _status = match status_server(&args, &runtime, &handle).await {
+        Ok(status) => status,
+        Err(error) => {
+            tracing::error!(%error, "the status server cannot listen; see --status-host and --status-port");
+            handle.shutdown().await;
+            return USAGE_ERROR;
+        }
+    };
+    tracing::info!(endpoint = %name, "worker starting");
+    let code = until_stopped(handle, signals).await;
+    runtime.shutdown().await;
+    code
+}
+
+async fn status_server(
+    args: &WorkerArgs,
+    runtime: &Runtime,
+    handle: &WorkerHandle,
+) -> std::io::Result<Option<StatusServer>> {
+    let Some(port) = args.status_port else {
+        return Ok(None);
+    };
+    let states = handle.states();
+    let is_ready = Arc::new(move || matches!(*states.borrow(), State::Serving(_)));
+    let server =
+        StatusServer::bind(SocketAddr::new(args.status_host, port), runtime, is_ready).await?;
+    tracing::info!("status on http://{}", server.address());
+    Ok(Some(server))
+}
+
+async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {
+    let report = loop {
+        tokio::select! {
+            report = handle.join() => break report,
+            name = signals.next() => {
+                tracing::info!("{name}: draining; a second signal stops at once");
+                handle.stop();
+            }
+        }
+    };
+    tracing::info!(outcome = ?report.outcome, "worker stopped");
+    report.outcome.exit_code()
+}
