@@ -218,6 +218,15 @@ impl RequestContext {
         }
     }
 
+    /// As [`Self::child`], for one of several sequences of a request: the id gets `-index` at its end, since ids are
+    /// unique among the requests in flight.
+    #[must_use]
+    pub fn sibling(&self, index: usize) -> Self {
+        let mut ctx = self.child();
+        Arc::make_mut(&mut ctx.meta).id = format!("{}-{index}", self.id());
+        ctx
+    }
+
     /// The request's id.
     #[must_use]
     pub fn id(&self) -> &str {
@@ -233,11 +242,10 @@ impl RequestContext {
         let code = u8::try_from(code + 1).unwrap_or(1);
         if self.cancel.reason().is_none() {
             // Two racing cancels: the first to store wins, the other's reason is dropped.
-            drop(
+            let _ =
                 self.cancel
                     .reason
-                    .compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire),
-            );
+                    .compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
         }
         self.cancel.token.cancel();
     }

@@ -1,1 +1,18 @@
-//! x
+//! The OpenAI-compatible server: HTTP in, validation, chat template, tokens, and back: text, stop strings, server-sent
+//! events. It serves whatever models the live workers of its runtime serve, and knows no engine and no tensor.
+//!
+//! A request's road: `http` reads it, [`openai`] checks it, [`pipeline`] templates and tokenizes it ([`text`]) and starts
+//! it on the model's instances ([`model`]); [`answer`] turns tokens into text on the way back, and `http` writes it.
+
+pub mod answer;
+mod config;
+mod error;
+mod http;
+pub mod model;
+pub mod openai;
+pub mod pipeline;
+pub mod text;
+
+pub use config::FrontendConfig;
+pub use error::ApiError;
+pub use http::FrontendServer;

@@ -1,0 +1,217 @@
+//! The text side of a request: template and tokenizer once, detokenizer and stop strings per token.
+//!
+//! Run with `cargo bench -p genset-frontend --bench text`. Elements are tokens for `detokenize`, bytes of
+//! text for `stop` and for `prompt`.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a benchmark that cannot be set up has nothing to measure"
+)]
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use genset_frontend::text::{ChatTemplate, Detokenizer, StopMatcher, TemplateInput, TextTokenizer};
+use serde_json::{Map, Value, json};
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::models::{ModelWrapper, TrainerWrapper};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::metaspace::Metaspace;
+use tokenizers::{AddedToken, Tokenizer};
+
+const PARAGRAPH: &str = "A genset is an engine plus everything around it that delivers power: frame, \
+    starter, governor and panel. The engine turns fuel into motion; the rest makes that motion useful, \
+    safe and steady. It doesn't care what you plug in. Größe zählt nicht, 電力は流れる、 и свет горит 💡🔌.\n\n";
+
+fn trained(pre: impl Into<PreTokenizerWrapper>, trainer: BpeTrainer) -> Tokenizer {
+    let mut tokenizer = Tokenizer::new(ModelWrapper::from(BPE::default()));
+    tokenizer.with_pre_tokenizer(Some(pre));
+    tokenizer
+        .train(&mut TrainerWrapper::from(trainer), [PARAGRAPH].iter())
+        .unwrap();
+    tokenizer
+}
+
+fn byte_level_json() -> Value {
+    let alphabet = ByteLevel::alphabet().into_iter().collect();
+    let trainer = BpeTrainer::builder()
+        .vocab_size(400)
+        .show_progress(false)
+        .initial_alphabet(alphabet);
+    let mut tokenizer = trained(ByteLevel::new(false, true, true), trainer.build());
+    tokenizer.with_decoder(Some(ByteLevel::default()));
+    serde_json::to_value(&tokenizer).unwrap()
+}
+
+/// With byte tokens for what the vocabulary lacks, as Llama 2 has them.
+fn sentence_piece_json() -> Value {
+    let bytes = (0..=u8::MAX).map(|byte| AddedToken::from(format!("<0x{byte:02X}>"), false));
+    let trainer = BpeTrainer::builder()
+        .vocab_size(500)
+        .show_progress(false)
+        .limit_alphabet(60)
+        .special_tokens(bytes.collect());
+    let tokenizer = trained(Metaspace::default(), trainer.build());
+    let mut json = serde_json::to_value(&tokenizer).unwrap();
+    json["added_tokens"] = json!([]);
+    json["model"]["byte_fallback"] = true.into();
+    json["decoder"] = json!({ "type": "Sequence", "decoders": [
+        { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+        { "type": "ByteFallback" }, { "type": "Fuse" },
+        { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+    ] });
+    json
+}
+
+fn load(json: &Value) -> Arc<TextTokenizer> {
+    Arc::new(TextTokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
+}
+
+/// A server's start: parsing a vocabulary of usual size and preparing its pieces.
+fn load_150k(c: &mut Criterion) {
+    let mut json = byte_level_json();
+    let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+    for id in vocab.len()..150_000 {
+        vocab.insert(format!("Ġword{id}"), id.into());
+    }
+    let json = json.to_string();
+    let mut group = c.benchmark_group("load");
+    group.sample_size(10);
+    group.bench_function("tokenizer_150k_tokens", |b| {
+        b.iter(|| TextTokenizer::from_bytes(json.as_bytes()).unwrap());
+    });
+    group.bench_function("tokenizer_150k_tokens/tokenizers_alone", |b| {
+        b.iter(|| Tokenizer::from_bytes(json.as_bytes()).unwrap());
+    });
+    group.finish();
+}
+
+fn detokenize(c: &mut Criterion) {
+    let mut group = c.benchmark_group("detokenize");
+    let text = PARAGRAPH.repeat(10);
+    for (name, json) in [
+        ("byte_level", byte_level_json()),
+        ("byte_fallback", sentence_piece_json()),
+    ] {
+        let tokenizer = load(&json);
+        let ids = tokenizer.encode(&text, false).unwrap();
+        group.throughput(Throughput::Elements(ids.len() as u64));
+        let mut out = String::with_capacity(64);
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer), true);
+                for &id in &ids {
+                    out.clear();
+                    detokenizer.push(id, &mut out);
+                    black_box(out.as_str());
+                }
+            });
+        });
+        // What the `tokenizers` crate itself offers for the task.
+        let crates_own: Tokenizer = serde_json::from_value(json).unwrap();
+        group.bench_function(format!("{name}/tokenizers_decode_stream"), |b| {
+            b.iter(|| {
+                let mut stream = crates_own.decode_stream(true);
+                for &id in &ids {
+                    black_box(stream.step(id).unwrap());
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+fn stop(c: &mut Criterion) {
+    let mut group = c.benchmark_group("stop");
+    let text = PARAGRAPH.repeat(10);
+    let tokenizer = load(&byte_level_json());
+    let ids = tokenizer.encode(&text, false).unwrap();
+    let mut detokenizer = Detokenizer::new(tokenizer, true);
+    let parts: Vec<String> = ids
+        .iter()
+        .map(|&id| {
+            let mut part = String::new();
+            detokenizer.push(id, &mut part);
+            part
+        })
+        .collect();
+    group.throughput(Throughput::Elements(text.len() as u64));
+    let four = ["\n\nUser:", "</answer>", "that delivers no", "<|im_end|>"];
+    for (name, stops) in [("none", &four[..0]), ("one", &four[..1]), ("four", &four)] {
+        let stops: Arc<[String]> = stops.iter().map(|&stop| stop.to_owned()).collect();
+        let mut out = String::with_capacity(64);
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                let mut matcher = StopMatcher::new(Arc::clone(&stops));
+                for part in &parts {
+                    out.clear();
+                    let _ = black_box(matcher.push(part, &mut out));
+                    black_box(out.as_str());
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+const TEMPLATE: &str = r"
+{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- if tools %}
+    {{- '# Tools\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson }}
+    {%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content.split('</think>')[-1].lstrip('\n') }}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+";
+
+fn prompt(c: &mut Criterion) {
+    let mut group = c.benchmark_group("prompt");
+    let template = ChatTemplate::try_new(TEMPLATE, None, None).unwrap();
+    let tokenizer = load(&byte_level_json());
+    let roles = ["user", "assistant"];
+    let messages: Vec<Value> = roles
+        .iter()
+        .cycle()
+        .take(10)
+        .map(|role| json!({ "role": role, "content": PARAGRAPH }))
+        .collect();
+    let input = TemplateInput {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: true,
+        extra: &Map::new(),
+    };
+    let bytes = template.render(&input).unwrap().len();
+    group.throughput(Throughput::Elements(bytes as u64));
+    group.bench_function("render_10_messages", |b| {
+        b.iter(|| black_box(template.render(&input).unwrap()));
+    });
+    group.bench_function("render_and_tokenize_10_messages", |b| {
+        b.iter(|| {
+            black_box(
+                tokenizer
+                    .encode(&template.render(&input).unwrap(), false)
+                    .unwrap(),
+            )
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, load_150k, detokenize, stop, prompt);
+criterion_main!(benches);

@@ -1,0 +1,210 @@
+//! [`Answer`]: one choice on its way back: tokens become text, stop strings cut it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use genset_backend_common::output::{TokenChunk, Usage};
+use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, OutputStream};
+
+use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
+
+/// How an answer ended and what it cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnswerEnd {
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What it cost.
+    pub usage: Usage,
+    /// Whether it is the first answer to its prompt, which pays for the prompt.
+    pub pays_for_prompt: bool,
+}
+
+impl AnswerEnd {
+    /// Adds what this answer cost to the cost of a request. A prompt counts once, however many answers it has.
+    pub fn add_to(&self, sum: &mut Usage) {
+        sum.completion_tokens = sum
+            .completion_tokens
+            .saturating_add(self.usage.completion_tokens);
+        if self.pays_for_prompt {
+            sum.prompt_tokens = sum.prompt_tokens.saturating_add(self.usage.prompt_tokens);
+            if let Some(cached) = self.usage.cached_tokens {
+                sum.cached_tokens = Some(sum.cached_tokens.unwrap_or(0).saturating_add(cached));
+            }
+        }
+    }
+}
+
+/// One choice: a stream of text with an end. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Answer {
+    outputs: Option<OutputStream>,
+    detokenizer: Option<Detokenizer>,
+    stops: StopMatcher,
+    /// Text between detokenizer and stop matcher; empty between two items.
+    scratch: String,
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    pays_for_prompt: bool,
+}
+
+impl Answer {
+    /// An answer read from `outputs`; `tokenizer` is `None` for engines that stream text.
+    #[must_use]
+    pub fn new(
+        outputs: OutputStream,
+        tokenizer: Option<Arc<TextTokenizer>>,
+        stops: Arc<[String]>,
+        prompt_tokens: u32,
+    ) -> Self {
+        Self {
+            outputs: Some(outputs),
+            detokenizer: tokenizer.map(|tokenizer| Detokenizer::new(tokenizer, true)),
+            stops: StopMatcher::new(stops),
+            scratch: String::new(),
+            prompt_tokens,
+            completion_tokens: 0,
+            pays_for_prompt: true,
+        }
+    }
+
+    /// The same answer, as a further one to a prompt that another pays for.
+    #[must_use]
+    pub fn sharing_prompt(mut self) -> Self {
+        self.pays_for_prompt = false;
+        self
+    }
+
+    /// Takes one item of the engine's. Text it brings is appended to `out`; `Some` is the end.
+    ///
+    /// # Errors
+    /// What the engine's stream ends with. The answer is over then.
+    pub fn poll_text(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut String,
+    ) -> Poll<Result<Option<AnswerEnd>, EngineError>> {
+        let Some(outputs) = self.outputs.as_mut() else {
+            let error = EngineError::new(
+                ErrorKind::StreamIncomplete,
+                "the answer was read past its end",
+            );
+            return Poll::Ready(Err(error));
+        };
+        let item = match Pin::new(outputs).poll_next(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(item) => item,
+        };
+        let end = match item {
+            Some(Ok(output)) => self.take(output, out),
+            Some(Err(error)) => Err(error),
+            None => Err(EngineError::new(
+                ErrorKind::StreamIncomplete,
+                "the engine's stream ended early",
+            )),
+        };
+        if !matches!(end, Ok(None)) {
+            self.outputs = None;
+        }
+        Poll::Ready(end)
+    }
+
+    fn take(&mut self, output: Output, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
+        match output {
+            Output::Tokens(chunk) => Ok(self.take_tokens(&chunk, out)),
+            Output::Text(chunk) => {
+                self.completion_tokens = self.completion_tokens.saturating_add(chunk.token_count);
+                self.scratch.push_str(&chunk.text);
+                Ok(self.match_stops(out))
+            }
+            Output::Embeddings(_) => Err(EngineError::internal(
+                "the engine sent embeddings for a text request",
+            )),
+            Output::Finished(finished) => {
+                if let Some(end) = self.take_tokens(&finished.last, out) {
+                    return Ok(Some(end));
+                }
+                if let Some(detokenizer) = self.detokenizer.as_mut() {
+                    detokenizer.finish(&mut self.scratch);
+                }
+                if let Some(end) = self.match_stops(out) {
+                    return Ok(Some(end));
+                }
+                let reason = match self.stops.finish(out) {
+                    StopOutcome::Continue => finished.reason,
+                    StopOutcome::Stopped { .. } => FinishReason::Stop,
+                };
+                Ok(Some(AnswerEnd {
+                    reason,
+                    usage: finished.usage,
+                    pays_for_prompt: self.pays_for_prompt,
+                }))
+            }
+        }
+    }
+
+    /// Token by token, so that the tokens after a stop string are neither shown nor counted.
+    fn take_tokens(&mut self, chunk: &TokenChunk, out: &mut String) -> Option<AnswerEnd> {
+        for token in &chunk.token_ids {
+            self.completion_tokens = self.completion_tokens.saturating_add(1);
+            if let Some(detokenizer) = self.detokenizer.as_mut() {
+                detokenizer.push(*token, &mut self.scratch);
+            }
+            if let Some(end) = self.match_stops(out) {
+                return Some(end);
+            }
+        }
+        None
+    }
+
+    fn match_stops(&mut self, out: &mut String) -> Option<AnswerEnd> {
+        if self.scratch.is_empty() {
+            return None;
+        }
+        let outcome = self.stops.push(&self.scratch, out);
+        self.scratch.clear();
+        match outcome {
+            StopOutcome::Continue => None,
+            StopOutcome::Stopped { .. } => {
+                let usage = Usage {
+                    prompt_tokens: self.prompt_tokens,
+                    completion_tokens: self.completion_tokens,
+                    cached_tokens: None,
+                };
+                Some(AnswerEnd {
+                    reason: FinishReason::Stop,
+                    usage,
+                    pays_for_prompt: self.pays_for_prompt,
+                })
+            }
+        }
+    }
+
+    /// Reads the whole answer.
+    ///
+    /// # Errors
+    /// What the engine's stream ends with; what was read is lost.
+    ///
+    /// # Cancel safety
+    /// Text read so far is lost when the future is dropped.
+    pub async fn collect(mut self) -> Result<(String, AnswerEnd), EngineError> {
+        let mut text = String::new();
+        loop {
+            if let Some(end) = std::future::poll_fn(|cx| self.poll_text(cx, &mut text)).await? {
+                return Ok((text, end));
+            }
+        }
+    }
+
+    /// Waits for the next piece of text, appended to `out`; `Some` is the end.
+    ///
+    /// # Errors
+    /// What the engine's stream ends with.
+    ///
+    /// # Cancel safety
+    /// If another branch wins, no item was taken.
+    pub async fn next_text(&mut self, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
+        std::future::poll_fn(|cx| self.poll_text(cx, out)).await
+    }
+}

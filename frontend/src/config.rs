@@ -1,0 +1,54 @@
+//! [`FrontendConfig`]: where the server listens and every limit it keeps.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use genset_runtime::SelectionMode;
+
+/// Where the server listens and every limit it keeps. `Default` is safe; it listens on loopback.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FrontendConfig {
+    /// Where to listen; port 0 for any free one.
+    pub address: SocketAddr,
+    /// How instances are selected.
+    pub selection: SelectionMode,
+    /// The largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// The largest `n`.
+    pub max_choices: u32,
+    /// The most stop strings.
+    pub max_stop_strings: usize,
+    /// The longest stop string, in bytes.
+    pub max_stop_bytes: usize,
+    /// The most prompts in one completions request.
+    pub max_prompts: usize,
+    /// Connections at once; more wait to be accepted.
+    pub max_connections: usize,
+    /// Limit on reading a request's head, also of an idle kept-alive connection.
+    pub header_timeout: Duration,
+    /// Limit on reading a request's body.
+    pub body_timeout: Duration,
+    /// How long a client may take nothing of what is sent to it before it is disconnected.
+    pub write_timeout: Duration,
+    /// Limit on preparing a model that a worker announces.
+    pub model_timeout: Duration,
+}
+
+impl Default for FrontendConfig {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
+            selection: SelectionMode::default(),
+            max_body_bytes: 32 << 20,
+            max_choices: 16,
+            max_stop_strings: 16,
+            max_stop_bytes: 1024,
+            max_prompts: 256,
+            max_connections: 16_384,
+            header_timeout: Duration::from_secs(60),
+            body_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            model_timeout: Duration::from_secs(60),
+        }
+    }
+}

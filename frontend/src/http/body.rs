@@ -1,0 +1,173 @@
+//! The body of a streamed answer: server-sent events, written as the tokens come.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use genset_backend_common::output::Usage;
+use http::StatusCode;
+use http_body::{Body, Frame};
+
+use super::metrics::RequestGuard;
+use crate::answer::{Answer, AnswerEnd};
+use crate::error::ApiError;
+use crate::openai::ChunkEncoder;
+
+/// Tokens that are ready together leave together, up to about this many bytes: one write, and a bound on what a fast engine
+/// puts in front of a slow client.
+const FRAME_BYTES: usize = 8 << 10;
+
+/// The events of one request. Dropping it cancels what still runs.
+pub(super) struct EventBody {
+    encoder: ChunkEncoder,
+    answers: Vec<Option<Answer>>,
+    running: usize,
+    usage: Usage,
+    has_usage_event: bool,
+    guard: RequestGuard,
+    buffer: BytesMut,
+    /// Text of the present item; empty between two.
+    text: String,
+    progress: Progress,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// The first events are not written.
+    Opening,
+    /// No text was sent yet: the first leaves at once.
+    Waiting,
+    Streaming,
+    Done,
+}
+
+impl EventBody {
+    pub(super) fn new(
+        encoder: ChunkEncoder,
+        answers: Vec<Answer>,
+        has_usage_event: bool,
+        guard: RequestGuard,
+    ) -> Self {
+        Self {
+            encoder,
+            running: answers.len(),
+            answers: answers.into_iter().map(Some).collect(),
+            usage: Usage::default(),
+            has_usage_event,
+            guard,
+            buffer: BytesMut::new(),
+            text: String::new(),
+            progress: Progress::Opening,
+        }
+    }
+
+    fn open(&mut self) {
+        self.progress = Progress::Waiting;
+        for index in 0..self.answers.len() {
+            self.encoder.start(index, &mut self.buffer);
+        }
+    }
+
+    /// Writes what is ready, in turns, until nothing is or the frame is full.
+    fn fill(&mut self, cx: &mut Context<'_>) {
+        let mut is_ready = true;
+        while is_ready && self.progress != Progress::Done && self.buffer.len() < FRAME_BYTES {
+            is_ready = false;
+            for index in 0..self.answers.len() {
+                is_ready |= self.poll_answer(index, cx);
+                if self.progress == Progress::Done {
+                    return;
+                }
+            }
+            if is_ready && self.progress == Progress::Waiting && !self.text.is_empty() {
+                // The first token leaves at once, whatever else is ready.
+                self.text.clear();
+                self.progress = Progress::Streaming;
+                return;
+            }
+            self.text.clear();
+        }
+    }
+
+    /// Whether the answer had an item.
+    fn poll_answer(&mut self, index: usize, cx: &mut Context<'_>) -> bool {
+        let Some(Some(answer)) = self.answers.get_mut(index) else {
+            return false;
+        };
+        let before = self.text.len();
+        let Poll::Ready(result) = answer.poll_text(cx, &mut self.text) else {
+            return false;
+        };
+        if let Some(text) = self.text.get(before..).filter(|text| !text.is_empty()) {
+            self.encoder.text(index, text, &mut self.buffer);
+            self.guard.text();
+        }
+        match result {
+            Ok(None) => {}
+            Ok(Some(end)) => self.end_answer(index, end),
+            Err(error) => {
+                let error = ApiError::from(error);
+                self.guard.set_status(error.status);
+                self.encoder.error(&error, &mut self.buffer);
+                self.answers.clear();
+                self.progress = Progress::Done;
+            }
+        }
+        true
+    }
+
+    fn end_answer(&mut self, index: usize, end: AnswerEnd) {
+        if let Some(answer) = self.answers.get_mut(index) {
+            *answer = None;
+        }
+        self.encoder.finish(index, end.reason, &mut self.buffer);
+        end.add_to(&mut self.usage);
+        self.running -= 1;
+        if self.running == 0 {
+            self.guard.usage(&self.usage);
+            if self.has_usage_event {
+                self.encoder.usage(&self.usage, &mut self.buffer);
+            }
+            self.encoder.done(&mut self.buffer);
+            self.progress = Progress::Done;
+        }
+    }
+}
+
+impl Body for EventBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        if this.progress == Progress::Done && this.buffer.is_empty() {
+            return Poll::Ready(None);
+        }
+        if this.progress == Progress::Opening {
+            this.open();
+        }
+        this.fill(cx);
+        if this.buffer.is_empty() {
+            return Poll::Pending;
+        }
+        Poll::Ready(Some(Ok(Frame::data(this.buffer.split().freeze()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.progress == Progress::Done && self.buffer.is_empty()
+    }
+}
+
+impl Drop for EventBody {
+    fn drop(&mut self) {
+        if self.progress != Progress::Done {
+            // The client left: nginx's status for it, which the error table uses too.
+            self.guard
+                .set_status(StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST));
+        }
+    }
+}

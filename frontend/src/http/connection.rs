@@ -1,0 +1,126 @@
+//! Connections: accepted up to a limit, each on a task of its own, closed gracefully.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::metrics::{ConnectionGuard, HttpMetrics};
+use super::stall::StallGuard;
+use crate::config::FrontendConfig;
+
+/// Pause after the operating system refused a connection (out of file descriptors, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts connections until it is told to close.
+pub(super) struct Acceptor {
+    pub(super) listener: TcpListener,
+    pub(super) router: Router,
+    pub(super) config: Arc<FrontendConfig>,
+    pub(super) metrics: HttpMetrics,
+    pub(super) tasks: TaskTracker,
+    /// No new connections; those open finish their requests.
+    pub(super) closing: CancellationToken,
+    /// Open connections are dropped.
+    pub(super) aborting: CancellationToken,
+}
+
+impl Acceptor {
+    pub(super) async fn run(self) {
+        let permits = Arc::new(Semaphore::new(
+            self.config.max_connections.min(Semaphore::MAX_PERMITS),
+        ));
+        loop {
+            let next = async {
+                let permit = Arc::clone(&permits).acquire_owned().await;
+                (permit, self.listener.accept().await)
+            };
+            let (permit, accepted) = tokio::select! {
+                biased;
+                () = self.closing.cancelled() => return,
+                next = next => next,
+            };
+            match (permit, accepted) {
+                (Ok(permit), Ok((stream, _peer))) => self.serve(stream, permit),
+                (Ok(_), Err(error)) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+                (Err(_), _) => return,
+            }
+        }
+    }
+
+    fn serve(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "TCP_NODELAY cannot be set; the peer has gone");
+            return;
+        }
+        let connection = Connection {
+            stream,
+            router: self.router.clone(),
+            config: Arc::clone(&self.config),
+            closing: self.closing.clone(),
+            aborting: self.aborting.clone(),
+            _places: (permit, self.metrics.connection()),
+        };
+        self.tasks.spawn(connection.run());
+    }
+}
+
+struct Connection {
+    stream: TcpStream,
+    router: Router,
+    config: Arc<FrontendConfig>,
+    closing: CancellationToken,
+    aborting: CancellationToken,
+    _places: (OwnedSemaphorePermit, ConnectionGuard),
+}
+
+impl Connection {
+    async fn run(self) {
+        let io = TokioIo::new(StallGuard::new(self.stream, self.config.write_timeout));
+        let service = TowerToHyperService::new(self.router);
+        let serving = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.config.header_timeout)
+            .serve_connection(io, service);
+        let mut serving = pin!(serving);
+        let ended = tokio::select! {
+            biased;
+            ended = serving.as_mut() => ended,
+            () = self.closing.cancelled() => {
+                serving.as_mut().graceful_shutdown();
+                tokio::select! {
+                    biased;
+                    ended = serving.as_mut() => ended,
+                    () = self.aborting.cancelled() => Ok(()),
+                }
+            }
+        };
+        if let Err(error) = ended {
+            log_end(&error);
+        }
+    }
+}
+
+/// Clients come and go; only what an operator could mend is more than a debug line.
+fn log_end(error: &hyper::Error) {
+    let source =
+        std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    let is_stalled = source.is_some_and(|source| source.kind() == io::ErrorKind::TimedOut);
+    if is_stalled {
+        tracing::info!("a connection was closed: its client read nothing for too long");
+    } else {
+        tracing::debug!(%error, "a connection ended");
+    }
+}

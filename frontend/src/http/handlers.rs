@@ -1,0 +1,339 @@
+//! The routes and what answers them.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::try_join_all;
+use genset_backend_common::output::Usage;
+use genset_backend_common::{
+    EndpointType, EngineError, MetricsRegistry, RequestContext, TraceContext,
+};
+use genset_runtime::METRICS_CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::body::EventBody;
+use super::metrics::{HttpMetrics, RequestGuard};
+use crate::answer::Answer;
+use crate::config::FrontendConfig;
+use crate::error::ApiError;
+use crate::model::{Models, ServedModel};
+use crate::openai::{
+    Api, ChatRequest, ChunkEncoder, CompletionRequest, RequestLimits, ResponseHead,
+    completed_choice, response_json,
+};
+use crate::pipeline::Job;
+
+/// The header with the request's id, taken from the client or made here, and given back.
+const REQUEST_ID: &str = "x-request-id";
+
+/// The longest request id that is taken from a client, in bytes.
+const MAX_REQUEST_ID_BYTES: usize = 128;
+
+/// What handlers share.
+#[derive(Debug, Clone)]
+pub(super) struct App {
+    pub(super) models: Models,
+    pub(super) config: Arc<FrontendConfig>,
+    pub(super) metrics: HttpMetrics,
+    pub(super) registry: MetricsRegistry,
+    pub(super) draining: CancellationToken,
+}
+
+/// Every route.
+pub(super) fn router(app: App) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(list_models))
+        .route("/v1/models/{*id}", get(get_model))
+        .route("/live", get(|| async { "live\n" }))
+        .route("/ready", get(ready))
+        .route("/health", get(ready))
+        .route("/metrics", get(metrics))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(unknown_route)
+        .with_state(app)
+}
+
+async fn chat_completions(State(app): State<App>, headers: HeaderMap, body: Body) -> Response {
+    complete(app, Api::Chat, headers, body).await
+}
+
+async fn completions(State(app): State<App>, headers: HeaderMap, body: Body) -> Response {
+    complete(app, Api::Completions, headers, body).await
+}
+
+/// Answers a request, whatever happens on the way.
+async fn complete(app: App, api: Api, headers: HeaderMap, body: Body) -> Response {
+    let request_id = request_id(&headers, api);
+    let mut response = match read_body(&app.config, body).await {
+        Err(error) => error.into_response(),
+        Ok(body) => {
+            let mut guard = app.metrics.request(match api {
+                Api::Chat => "chat_completions",
+                Api::Completions => "completions",
+            });
+            let answered =
+                AssertUnwindSafe(answer(&app, api, &request_id, &headers, &body, &mut guard));
+            let answered = answered.catch_unwind().await.unwrap_or_else(|_panic| {
+                tracing::error!(request_id, "a handler panicked");
+                Err(EngineError::internal("the server failed on this request").into())
+            });
+            match answered {
+                Ok(Answered::Whole(response)) => response,
+                Ok(Answered::Streamed {
+                    encoder,
+                    answers,
+                    has_usage,
+                }) => event_response(EventBody::new(encoder, answers, has_usage, guard)),
+                Err(error) => {
+                    guard.set_status(error.status);
+                    tracing::debug!(
+                        request_id,
+                        status = error.status.as_u16(),
+                        message = error.message,
+                        "refused"
+                    );
+                    error.into_response()
+                }
+            }
+        }
+    };
+    if let Ok(value) = HeaderValue::from_str(&request_id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+enum Answered {
+    Whole(Response),
+    Streamed {
+        encoder: ChunkEncoder,
+        answers: Vec<Answer>,
+        has_usage: bool,
+    },
+}
+
+async fn answer(
+    app: &App,
+    api: Api,
+    request_id: &str,
+    headers: &HeaderMap,
+    body: &[u8],
+    guard: &mut RequestGuard,
+) -> Result<Answered, ApiError> {
+    if app.draining.is_cancelled() {
+        return Err(ApiError::draining());
+    }
+    let limits = RequestLimits::from(&*app.config);
+    let job = match api {
+        Api::Chat => {
+            let request = ChatRequest::parse(body, &limits)?;
+            let model = find_model(app, &request.params.model, EndpointType::Chat)?;
+            Job::chat(model, request).await?
+        }
+        Api::Completions => {
+            let request = CompletionRequest::parse(body, &limits)?;
+            let model = find_model(app, &request.params.model, EndpointType::Completions)?;
+            Job::completion(model, request).await?
+        }
+    };
+    let head = ResponseHead {
+        api,
+        id: format!("{}{:032x}", api.id_prefix(), rand::random::<u128>()),
+        created: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs()),
+        model: job.params().model.clone(),
+    };
+    let (is_stream, has_usage) = (job.params().stream, job.params().include_usage);
+    let answers = job.start(&context(request_id, headers)).await?;
+    if is_stream {
+        return Ok(Answered::Streamed {
+            encoder: ChunkEncoder::new(&head, has_usage),
+            answers,
+            has_usage,
+        });
+    }
+    let answers = try_join_all(answers.into_iter().map(Answer::collect)).await?;
+    let mut usage = Usage::default();
+    let mut choices = Vec::with_capacity(answers.len());
+    for (index, (text, end)) in answers.iter().enumerate() {
+        choices.push(completed_choice(api, index, text, end.reason));
+        end.add_to(&mut usage);
+    }
+    guard.text();
+    guard.usage(&usage);
+    Ok(Answered::Whole(json_response(&response_json(
+        &head, choices, &usage,
+    ))))
+}
+
+fn find_model(app: &App, name: &str, endpoint: EndpointType) -> Result<Arc<ServedModel>, ApiError> {
+    let model = app
+        .models
+        .get(name)
+        .ok_or_else(|| ApiError::model_not_found(name))?;
+    if model.card.endpoint_types.contains(&endpoint) {
+        return Ok(model);
+    }
+    let message = format!("The model '{name}' does not offer {endpoint}.");
+    Err(ApiError {
+        param: Some("model".into()),
+        ..ApiError::new(StatusCode::BAD_REQUEST, message)
+    })
+}
+
+/// The client's id, if it is short and printable, else a new one.
+fn request_id(headers: &HeaderMap, api: Api) -> String {
+    let given = headers
+        .get(REQUEST_ID)
+        .and_then(|value| value.to_str().ok());
+    match given {
+        Some(id) if !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES => id.to_owned(),
+        _ => format!("{}{:032x}", api.id_prefix(), rand::random::<u128>()),
+    }
+}
+
+fn context(request_id: &str, headers: &HeaderMap) -> RequestContext {
+    let text = |name: &str| {
+        headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+    };
+    let ctx = RequestContext::new(request_id);
+    match TraceContext::parse(text("traceparent"), text("tracestate")) {
+        Some(trace) => ctx.with_trace(trace),
+        None => ctx,
+    }
+}
+
+async fn read_body(config: &FrontendConfig, body: Body) -> Result<Bytes, ApiError> {
+    let read = Limited::new(body, config.max_body_bytes).collect();
+    match tokio::time::timeout(config.body_timeout, read).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!(
+                "The request body is over this server's limit of {} bytes.",
+                config.max_body_bytes
+            ),
+        )),
+        Ok(Err(_)) => Err(ApiError::new(
+            StatusCode::BAD_REQUEST,
+            "The request body broke off.",
+        )),
+        Err(_elapsed) => Err(ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            format!(
+                "The request body did not arrive within {} s.",
+                config.body_timeout.as_secs_f64()
+            ),
+        )),
+    }
+}
+
+fn event_response(body: EventBody) -> Response {
+    let mut response = Response::new(Body::new(body));
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+fn json_response(value: &Value) -> Response {
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        value.to_string(),
+    )
+        .into_response()
+}
+
+fn model_json(model: &ServedModel) -> Value {
+    json!({
+        "id": model.card.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "genset",
+        "max_model_len": model.card.context_length_tokens,
+    })
+}
+
+async fn list_models(State(app): State<App>) -> Response {
+    let data: Vec<Value> = app
+        .models
+        .all()
+        .iter()
+        .map(|model| model_json(model))
+        .collect();
+    json_response(&json!({"object": "list", "data": data}))
+}
+
+async fn get_model(State(app): State<App>, Path(id): Path<String>) -> Response {
+    match app.models.get(&id) {
+        Some(model) => json_response(&model_json(&model)),
+        None => ApiError::model_not_found(&id).into_response(),
+    }
+}
+
+/// Ready while at least one model is served and the server is not shutting down.
+async fn ready(State(app): State<App>) -> Response {
+    let models: Vec<String> = app
+        .models
+        .all()
+        .iter()
+        .map(|model| model.card.name.clone())
+        .collect();
+    let (status, word) = if app.draining.is_cancelled() {
+        (StatusCode::SERVICE_UNAVAILABLE, "draining")
+    } else if models.is_empty() {
+        (StatusCode::SERVICE_UNAVAILABLE, "no model is served yet")
+    } else {
+        (StatusCode::OK, "ready")
+    };
+    (
+        status,
+        json_response(&json!({"status": word, "models": models})),
+    )
+        .into_response()
+}
+
+async fn metrics(State(app): State<App>) -> Response {
+    (
+        [(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)],
+        app.registry.encode(),
+    )
+        .into_response()
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Response {
+    let message = format!("{method} is not allowed on {}.", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).into_response()
+}
+
+async fn unknown_route(method: Method, uri: Uri) -> Response {
+    let message = format!(
+        "Unknown route: {method} {}. The API is under /v1.",
+        uri.path()
+    );
+    ApiError {
+        code: Some("unknown_url"),
+        ..ApiError::new(StatusCode::NOT_FOUND, message)
+    }
+    .into_response()
+}

@@ -1,0 +1,163 @@
+//! The request of `/v1/chat/completions`.
+
+use serde_json::{Map, Value, json};
+
+use super::common::{CommonParams, IGNORED, RequestLimits};
+use super::fields::Fields;
+use crate::error::ApiError;
+
+/// A chat completion request, checked but for what the model decides (its template, its context, its capabilities).
+///
+/// # Source
+/// <https://platform.openai.com/docs/api-reference/chat/create>
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChatRequest {
+    /// What it shares with completions.
+    pub params: CommonParams,
+    /// The messages, oldest first; each has a `role`, and its text parts are joined to one `content` string.
+    pub messages: Vec<Value>,
+    /// Whether the prompt ends with the beginning of an assistant message.
+    pub add_generation_prompt: bool,
+    /// Further variables of the chat template.
+    pub template_args: Map<String, Value>,
+}
+
+impl ChatRequest {
+    /// Reads a request body.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn parse(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let params = CommonParams::read(&mut fields, limits, None)?;
+        let messages = fields.list("messages")?.unwrap_or_default();
+        if messages.is_empty() {
+            return Err(ApiError::invalid(
+                "messages",
+                "must hold at least one message",
+            ));
+        }
+        let messages = messages
+            .into_iter()
+            .enumerate()
+            .map(|(index, message)| read_message(index, message));
+        let request = Self {
+            params,
+            messages: messages.collect::<Result<_, _>>()?,
+            add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
+            template_args: read_template_args(&mut fields)?,
+        };
+        refuse_unsupported(&mut fields)?;
+        fields.finish(IGNORED)?;
+        Ok(request)
+    }
+}
+
+fn read_template_args(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    match fields.take("chat_template_kwargs") {
+        None => Ok(Map::new()),
+        Some(Value::Object(args)) => Ok(args),
+        Some(other) => Err(fields.wrong_type("chat_template_kwargs", "an object", &other)),
+    }
+}
+
+/// A message with its content as templates expect it: one string.
+fn read_message(index: usize, message: Value) -> Result<Value, ApiError> {
+    let at = |field: &str| format!("messages[{index}]{field}");
+    let Value::Object(mut message) = message else {
+        return Err(ApiError::invalid(
+            at(""),
+            "expected an object with a role and content",
+        ));
+    };
+    match message.get_mut("role") {
+        Some(Value::String(role)) if role == "developer" => *role = "system".into(),
+        Some(Value::String(role)) if !role.is_empty() => {}
+        _ => return Err(ApiError::invalid(at(".role"), "expected a string")),
+    }
+    for unsupported in ["tool_calls", "function_call", "audio"] {
+        if message
+            .get(unsupported)
+            .is_some_and(|value| !value.is_null() && *value != json!([]))
+        {
+            let why = "this server does not support it yet";
+            return Err(ApiError::unsupported(at(&format!(".{unsupported}")), why));
+        }
+    }
+    let content = match message.remove("content") {
+        Some(Value::String(text)) => text,
+        Some(Value::Array(parts)) => join_parts(&at(".content"), &parts)?,
+        Some(Value::Null) | None if message.get("role") == Some(&json!("assistant")) => {
+            String::new()
+        }
+        _ => {
+            return Err(ApiError::invalid(
+                at(".content"),
+                "expected a string or a list of text parts",
+            ));
+        }
+    };
+    message.insert("content".into(), Value::String(content));
+    Ok(Value::Object(message))
+}
+
+fn join_parts(name: &str, parts: &[Value]) -> Result<String, ApiError> {
+    let mut joined = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        match (part["type"].as_str(), part["text"].as_str()) {
+            (Some("text"), Some(text)) => joined.push_str(text),
+            (Some("text") | None, _) => {
+                return Err(ApiError::invalid(
+                    format!("{name}[{index}]"),
+                    "expected {\"type\": \"text\", \"text\": ...}",
+                ));
+            }
+            (Some(kind), _) => {
+                let why = format!("parts of type {kind:?} are not available, only \"text\"");
+                return Err(ApiError::unsupported(format!("{name}[{index}].type"), why));
+            }
+        }
+    }
+    Ok(joined)
+}
+
+/// What the API has and this server does not (yet).
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.refuse("tools", &[json!([])], "tool calls are not available")?;
+    fields.refuse(
+        "tool_choice",
+        &[json!("none"), json!("auto")],
+        "tool calls are not available",
+    )?;
+    fields.refuse("functions", &[json!([])], "tool calls are not available")?;
+    fields.refuse(
+        "function_call",
+        &[json!("none"), json!("auto")],
+        "tool calls are not available",
+    )?;
+    fields.refuse(
+        "response_format",
+        &[json!({"type": "text"})],
+        "only {\"type\": \"text\"} is available",
+    )?;
+    fields.refuse(
+        "modalities",
+        &[json!(["text"])],
+        "only [\"text\"] is available",
+    )?;
+    fields.refuse(
+        "verbosity",
+        &[json!("medium")],
+        "only \"medium\" is available",
+    )?;
+    for name in [
+        "audio",
+        "prediction",
+        "reasoning_effort",
+        "web_search_options",
+        "moderation",
+    ] {
+        fields.refuse(name, &[], "it is not available")?;
+    }
+    Ok(())
+}

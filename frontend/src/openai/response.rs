@@ -1,0 +1,246 @@
+//! Responses: whole ones as JSON values, streamed ones as server-sent events written straight into a buffer.
+
+use bytes::{BufMut, BytesMut};
+use genset_backend_common::FinishReason;
+use genset_backend_common::output::Usage;
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+
+/// What the `system_fingerprint` says.
+const FINGERPRINT: &str = concat!("genset-", env!("CARGO_PKG_VERSION"));
+
+/// Which API an answer is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Api {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completions,
+}
+
+impl Api {
+    /// The prefix of response ids.
+    #[must_use]
+    pub const fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl-",
+            Self::Completions => "cmpl-",
+        }
+    }
+
+    const fn object(self, is_chunk: bool) -> &'static str {
+        match (self, is_chunk) {
+            (Self::Chat, false) => "chat.completion",
+            (Self::Chat, true) => "chat.completion.chunk",
+            (Self::Completions, _) => "text_completion",
+        }
+    }
+}
+
+/// What every response and chunk of one request repeats.
+#[derive(Debug, Clone)]
+pub struct ResponseHead {
+    /// The API.
+    pub api: Api,
+    /// The response's id.
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The model's name, as the client wrote it.
+    pub model: String,
+}
+
+/// The reason in OpenAI's words.
+fn reason_name(reason: FinishReason) -> &'static str {
+    match reason {
+        // A cancelled answer is read by nobody; should one be, it was cut short.
+        FinishReason::Length | FinishReason::Cancelled => "length",
+        FinishReason::Stop => "stop",
+        FinishReason::ContentFilter => "content_filter",
+    }
+}
+
+/// The `usage` object.
+#[must_use]
+pub fn usage_json(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens(),
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens.unwrap_or(0),
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    })
+}
+
+/// One whole answer.
+#[must_use]
+pub fn completed_choice(api: Api, index: usize, text: &str, reason: FinishReason) -> Value {
+    let reason = reason_name(reason);
+    match api {
+        Api::Chat => json!({
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": null, "annotations": []},
+            "logprobs": null,
+            "finish_reason": reason,
+        }),
+        Api::Completions => {
+            json!({"text": text, "index": index, "logprobs": null, "finish_reason": reason})
+        }
+    }
+}
+
+/// A whole response.
+#[must_use]
+pub fn response_json(head: &ResponseHead, choices: Vec<Value>, usage: &Usage) -> Value {
+    let mut response = json!({
+        "id": head.id,
+        "object": head.api.object(false),
+        "created": head.created,
+        "model": head.model,
+        "choices": choices,
+        "usage": usage_json(usage),
+        "system_fingerprint": FINGERPRINT,
+    });
+    if let (Api::Chat, Some(fields)) = (head.api, response.as_object_mut()) {
+        fields.insert("service_tier".into(), json!("default"));
+    }
+    response
+}
+
+/// Writes the events of one stream. What never changes is rendered once; a text event is two copies and an escape.
+///
+/// # Examples
+/// ```
+/// use bytes::BytesMut;
+/// use genset_frontend::openai::{Api, ChunkEncoder, ResponseHead};
+///
+/// let head = ResponseHead { api: Api::Completions, id: "cmpl-1".into(), created: 0, model: "m".into() };
+/// let encoder = ChunkEncoder::new(&head, false);
+/// let mut out = BytesMut::new();
+/// encoder.text(0, "say \"hi\"", &mut out);
+/// assert!(out.starts_with(b"data: {") && out.ends_with(b"}\n\n"));
+/// assert!(String::from_utf8_lossy(&out).contains(r#""text":"say \"hi\"""#));
+/// ```
+#[derive(Debug, Clone)]
+pub struct ChunkEncoder {
+    api: Api,
+    /// Up to the choice's index.
+    before_index: Vec<u8>,
+    /// From the end of the choices to the end of the event.
+    after_choices: &'static [u8],
+}
+
+impl ChunkEncoder {
+    /// An encoder for one response. `has_usage`: every chunk has a `usage`, null but in the last.
+    #[must_use]
+    pub fn new(head: &ResponseHead, has_usage: bool) -> Self {
+        let fields = json!({
+            "id": head.id,
+            "object": head.api.object(true),
+            "created": head.created,
+            "model": head.model,
+            "system_fingerprint": FINGERPRINT,
+        });
+        // An object ends with a brace, which the choices take the place of.
+        let fields = fields.to_string();
+        let open = fields.strip_suffix('}').unwrap_or(&fields);
+        let before_index = format!("data: {open},\"choices\":[").into_bytes();
+        let after_choices: &[u8] = if has_usage {
+            b"],\"usage\":null}\n\n"
+        } else {
+            b"]}\n\n"
+        };
+        Self {
+            api: head.api,
+            before_index,
+            after_choices,
+        }
+    }
+
+    fn begin(&self, index: usize, out: &mut BytesMut) {
+        out.put_slice(&self.before_index);
+        out.put_slice(b"{\"index\":");
+        put_json(&index, out);
+    }
+
+    /// The first event of a choice, which names the role. Completions have none.
+    pub fn start(&self, index: usize, out: &mut BytesMut) {
+        match self.api {
+            Api::Completions => {}
+            Api::Chat => {
+                self.begin(index, out);
+                out.put_slice(
+                    b",\"delta\":{\"role\":\"assistant\",\"content\":\"\",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}",
+                );
+                out.put_slice(self.after_choices);
+            }
+        }
+    }
+
+    /// A piece of text.
+    pub fn text(&self, index: usize, text: &str, out: &mut BytesMut) {
+        self.begin(index, out);
+        match self.api {
+            Api::Chat => {
+                out.put_slice(b",\"delta\":{\"content\":");
+                put_json(text, out);
+                out.put_slice(b"},\"logprobs\":null,\"finish_reason\":null}");
+            }
+            Api::Completions => {
+                out.put_slice(b",\"text\":");
+                put_json(text, out);
+                out.put_slice(b",\"logprobs\":null,\"finish_reason\":null}");
+            }
+        }
+        out.put_slice(self.after_choices);
+    }
+
+    /// The last event of a choice, which says why it ended.
+    pub fn finish(&self, index: usize, reason: FinishReason, out: &mut BytesMut) {
+        self.begin(index, out);
+        out.put_slice(match self.api {
+            Api::Chat => b",\"delta\":{},\"logprobs\":null,\"finish_reason\":\"".as_slice(),
+            Api::Completions => b",\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"",
+        });
+        out.put_slice(reason_name(reason).as_bytes());
+        out.put_slice(b"\"}");
+        out.put_slice(self.after_choices);
+    }
+
+    /// The usage event: no choices.
+    pub fn usage(&self, usage: &Usage, out: &mut BytesMut) {
+        out.put_slice(&self.before_index);
+        out.put_slice(b"],\"usage\":");
+        put_json(&usage_json(usage), out);
+        out.put_slice(b"}\n\n");
+    }
+
+    /// An error after the first byte.
+    pub fn error(&self, error: &ApiError, out: &mut BytesMut) {
+        out.put_slice(b"data: ");
+        put_json(&error.to_json(), out);
+        out.put_slice(b"\n\n");
+    }
+
+    /// The end of the stream.
+    pub fn done(&self, out: &mut BytesMut) {
+        out.put_slice(b"data: [DONE]\n\n");
+    }
+}
+
+fn put_json<T: serde::Serialize + ?Sized>(value: &T, out: &mut BytesMut) {
+    let written = serde_json::to_writer(out.writer(), value);
+    debug_assert!(
+        written.is_ok(),
+        "a buffer takes whatever is written, and these values are JSON"
+    );
+}

@@ -1,0 +1,24 @@
+//! Text on one side, token ids on the other.
+//!
+//! Everything here is synchronous, knows neither HTTP nor engines, and does no I/O:
+//!
+//! - [`template`] turns chat messages into a prompt, as the model was trained to read them;
+//! - [`tokenizer`] turns the prompt into token ids;
+//! - [`detokenize`] turns generated token ids back into text, one id at a time;
+//! - [`stop`] cuts that text at the first stop string, without leaking any part of one.
+//!
+//! A request passes through them in that order. The first two can take milliseconds for a long prompt,
+//! so the caller keeps them off its async threads; the last two cost nanoseconds per token and run
+//! where the stream is.
+
+pub mod detokenize;
+pub mod stop;
+pub mod template;
+pub mod tokenizer;
+
+pub use detokenize::Detokenizer;
+pub use stop::{StopMatcher, StopOutcome};
+pub use template::{
+    ChatTemplate, TemplateError, TemplateInput, TemplateSource, TemplateSourceError,
+};
+pub use tokenizer::{TextTokenizer, TokenizerError};

@@ -1,0 +1,331 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn no_extra() -> Map<String, Value> {
+    Map::new()
+}
+
+fn try_render(source: &str, messages: &[Value]) -> Result<String, TemplateError> {
+    let extra = no_extra();
+    ChatTemplate::try_new(source, Some("<s>"), Some("</s>"))?.render(&TemplateInput {
+        messages,
+        tools: None,
+        add_generation_prompt: true,
+        extra: &extra,
+    })
+}
+
+/// Renders `source` with `value` as its only message, `m`.
+fn render(source: &str, value: Value) -> String {
+    let source = format!("{{% set m = messages[0] %}}{source}");
+    try_render(&source, &[value]).unwrap()
+}
+
+fn say(role: &str, content: &str) -> Value {
+    json!({ "role": role, "content": content })
+}
+
+const CHAT_ML: &str = r"
+{%- for message in messages %}
+    {%- if loop.first and message.role != 'system' %}
+        {{- '<|im_start|>system\nBe helpful.<|im_end|>\n' }}
+    {%- endif %}
+    {{- '<|im_start|>' + message['role'] + '\n' + (message['content'] | trim) + '<|im_end|>' + '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+";
+
+#[test]
+fn chat_ml() {
+    let conversation = [
+        say("user", " Hi <b>&amp;</b> "),
+        say("assistant", "שלום 🦊"),
+    ];
+    let prompt = try_render(CHAT_ML, &conversation).unwrap();
+    insta::assert_snapshot!(prompt, @r"
+    <|im_start|>system
+    Be helpful.<|im_end|>
+    <|im_start|>user
+    Hi <b>&amp;</b><|im_end|>
+    <|im_start|>assistant
+    שלום 🦊<|im_end|>
+    <|im_start|>assistant
+    ");
+}
+
+#[test]
+fn blocks_are_trimmed_as_transformers_trims_them() {
+    let source = "a\n  {% if true %}\nb\n  {% endif %}\nc\n";
+    assert_eq!(try_render(source, &[]).unwrap(), "a\nb\nc");
+}
+
+#[test]
+fn python_methods_slices_and_loop_controls_work() {
+    let m = json!({ "text": " A-b ", "list": [1, 2, 3], "map": { "z": 1, "a": 2 } });
+    let cases = [
+        ("{{ m.text.strip().lower().split('-') | join('+') }}", "a+b"),
+        (
+            "{{ m.text.startswith(' A') and not m.text.endswith('x') }}",
+            "True",
+        ),
+        ("{{ m.map.get('none', 'x') }}{{ m.map.get('a') }}", "x2"),
+        (
+            "{% for k, v in m.map.items() %}{{ k }}{{ v }}{% endfor %}",
+            "z1a2",
+        ),
+        (
+            "{{ m.list[1:] | length }}{{ m.list[::-1][0] }}{{ m.list[-1] }}",
+            "233",
+        ),
+        (
+            "{% for i in m.list %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}",
+            "13",
+        ),
+        (
+            "{% for i in m.list %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "1",
+        ),
+        (
+            "{% set ns = namespace(x=0) %}{% for i in m.list %}{% set ns.x = ns.x + i %}{% endfor %}{{ ns.x }}",
+            "6",
+        ),
+        (
+            "{{ m.absent is defined }}{{ m.absent }}{{ none }}",
+            "FalseNone",
+        ),
+        (
+            "{{ 'abc'.removeprefix('a').removesuffix('c') }}{{ 'b'.removeprefix('x') }}",
+            "bb",
+        ),
+        (
+            "{% macro a(x) %}{{ b(x) }}{% endmacro %}{% macro b(x) %}<{{ x }}>{% endmacro %}{{ a(1) }}",
+            "<1>",
+        ),
+        (
+            "{% for i in m.list %}{{ loop.previtem is defined }}{% endfor %}",
+            "FalseTrueTrue",
+        ),
+        (
+            "{{ m.map }} {{ m.list | map('string') | list }}",
+            "{'z': 1, 'a': 2} ['1', '2', '3']",
+        ),
+        (
+            "{{ bos_token }}{{ eos_token }}{{ documents is none }}{{ tools is none }}",
+            "<s></s>TrueTrue",
+        ),
+        (
+            "{{ m.list is iterable and m.text is string and m.map is mapping }}",
+            "True",
+        ),
+    ];
+    for (source, expected) in cases {
+        assert_eq!(render(source, m.clone()), expected, "{source}");
+    }
+}
+
+#[test]
+fn tojson_writes_what_json_dumps_writes() {
+    let m = json!({ "b": [1, 2.0, 1e16, 1e-5, 0.5, true, null], "a": "é<&>'\"\n\u{1}", "e": {}, "l": [] });
+    insta::assert_snapshot!(
+        render("{{ m | tojson }}", m.clone()),
+        @r#"{"b": [1, 2.0, 1e+16, 1e-05, 0.5, true, null], "a": "é<&>'\"\n\u0001", "e": {}, "l": []}"#
+    );
+    insta::assert_snapshot!(render("{{ m | tojson(indent=2) }}", m), @r#"
+    {
+      "b": [
+        1,
+        2.0,
+        1e+16,
+        1e-05,
+        0.5,
+        true,
+        null
+      ],
+      "a": "é<&>'\"\n\u0001",
+      "e": {},
+      "l": []
+    }
+    "#);
+    let m = json!({ "b": { "d": "é🦊", "c": [0] }, "a": 1 });
+    let cases = [
+        (
+            "separators=(',', ':')",
+            r#"{"b":{"d":"é🦊","c":[0]},"a":1}"#,
+        ),
+        ("sort_keys=true", r#"{"a": 1, "b": {"c": [0], "d": "é🦊"}}"#),
+        (
+            "ensure_ascii=true",
+            r#"{"b": {"d": "\u00e9\ud83e\udd8a", "c": [0]}, "a": 1}"#,
+        ),
+        ("indent=none", r#"{"b": {"d": "é🦊", "c": [0]}, "a": 1}"#),
+        (
+            "indent='\t', separators=(',', '=')",
+            "{\n\t\"b\"={\n\t\t\"d\"=\"é🦊\",\n\t\t\"c\"=[\n\t\t\t0\n\t\t]\n\t},\n\t\"a\"=1\n}",
+        ),
+    ];
+    for (options, expected) in cases {
+        let source = format!("{{{{ m | tojson({options}) }}}}");
+        assert_eq!(render(&source, m.clone()), expected, "{options}");
+    }
+}
+
+#[test]
+fn generation_blocks_render_their_body() {
+    let source = "{# {% generation %} #}{% for m in messages %}{%- generation -%}
+        {% set x = 1 %}{{ m.content }}{%+ endgeneration %}{{ x }}{% endfor %}{% raw %}{% generation %}{% endraw %}";
+    let prompt = try_render(source, &[say("assistant", "A"), say("assistant", "B")]).unwrap();
+    assert_eq!(prompt, "AB{% generation %}");
+}
+
+#[test]
+fn rewriting_generation_tags_keeps_everything_else() {
+    for source in [
+        "",
+        "{",
+        "{%",
+        "{% generations %}",
+        "{#",
+        "{{ '{' }}",
+        "é{%é%}{%-",
+        "{#}{% generation %}",
+    ] {
+        assert_eq!(python::without_generation_tags(source), source);
+    }
+    let rewritten = python::without_generation_tags("{%\n generation\n%}x{%-endgeneration%}");
+    assert_eq!(rewritten, "{%\n with\n%}x{%-endwith%}");
+}
+
+#[test]
+fn strftime_now_tells_the_date() {
+    let year: u32 = render("{{ strftime_now('%Y') }}", Value::Null)
+        .parse()
+        .unwrap();
+    assert!(year >= 2025);
+    let date = render("{{ strftime_now('%d %b %Y') }}", Value::Null);
+    assert_eq!(date.len(), "26 Jul 2024".len());
+}
+
+#[test]
+fn extra_variables_do_not_replace_the_conversation() {
+    let source = "{{ enable_thinking }} {{ bos_token }} {{ messages | length }}";
+    let template = ChatTemplate::try_new(source, Some("<s>"), None).unwrap();
+    let extra = json!({ "enable_thinking": false, "bos_token": "<b>", "messages": [1, 2] });
+    let prompt = template.render(&TemplateInput {
+        messages: &[],
+        tools: None,
+        add_generation_prompt: false,
+        extra: extra.as_object().unwrap(),
+    });
+    assert_eq!(prompt.unwrap(), "False <b> 0");
+}
+
+#[test]
+fn tools_keep_their_keys_in_order_and_choose_their_template() {
+    let template = ChatTemplate::try_new("chat", None, None).unwrap();
+    let template = template
+        .try_with_tool_use("{{ tools[0] | tojson }}")
+        .unwrap();
+    let tools = [json!({ "type": "function", "function": { "name": "f", "description": "" } })];
+    let extra = no_extra();
+    let render = |tools| {
+        let (messages, add_generation_prompt) = (&[][..], true);
+        let input = TemplateInput {
+            messages,
+            tools,
+            add_generation_prompt,
+            extra: &extra,
+        };
+        template.render(&input).unwrap()
+    };
+    let expected = r#"{"type": "function", "function": {"name": "f", "description": ""}}"#;
+    assert_eq!(render(Some(&tools)), expected);
+    assert_eq!(render(Some(&[])), "chat");
+    assert_eq!(render(None), "chat");
+}
+
+#[test]
+fn errors_say_who_is_at_fault() {
+    let raised = TemplateError::Raised {
+        message: "no system role".to_owned(),
+    };
+    let raise = "{{ raise_exception('no system role') }}";
+    assert_eq!(try_render(raise, &[]).unwrap_err(), raised);
+    let in_macro = format!("{{% macro m() %}}{raise}{{% endmacro %}}{{{{ m() }}}}");
+    assert_eq!(try_render(&in_macro, &[]).unwrap_err(), raised);
+
+    let error = try_render("a\n{% if %}", &[]).unwrap_err();
+    assert!(
+        matches!(error, TemplateError::Syntax { line: 2, .. }),
+        "{error:?}"
+    );
+    let error = try_render("\n\n{{ messages[0].content.x.y }}", &[]).unwrap_err();
+    assert!(
+        matches!(error, TemplateError::Render { line: 3, .. }),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn an_endless_template_runs_out_of_fuel() {
+    let source = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
+    let template = ChatTemplate::try_new(source, None, None)
+        .unwrap()
+        .with_fuel(5_000);
+    let (messages, extra) = (&[][..], &no_extra());
+    let input = TemplateInput {
+        messages,
+        tools: None,
+        add_generation_prompt: false,
+        extra,
+    };
+    assert_eq!(
+        template.render(&input),
+        Err(TemplateError::OutOfFuel { limit: 5_000 })
+    );
+}
+
+fn read(config: &Value) -> Result<Option<TemplateSource>, TemplateSourceError> {
+    TemplateSource::from_tokenizer_config(config.to_string().as_bytes())
+}
+
+#[test]
+fn the_source_is_found_in_a_tokenizer_config() {
+    let source = read(&json!({
+        "chat_template": "x", "bos_token": null, "eos_token": { "content": "</s>", "lstrip": false },
+        "model_max_length": 1e30,
+    }));
+    let expected = TemplateSource {
+        chat: "x".to_owned(),
+        tool_use: None,
+        bos_token: None,
+        eos_token: Some("</s>".to_owned()),
+    };
+    assert_eq!(source.unwrap(), Some(expected));
+
+    let [default, tool_use, rag] =
+        ["default", "tool_use", "rag"].map(|name| json!({ "name": name, "template": name }));
+    let source = read(&json!({ "chat_template": [rag, tool_use, default], "bos_token": "<s>" }));
+    let source = source.unwrap().unwrap();
+    assert_eq!(
+        (source.chat.as_str(), source.tool_use.as_deref()),
+        ("default", Some("tool_use"))
+    );
+    assert!(source.compile().unwrap().has_tool_use);
+
+    assert_eq!(read(&json!({ "bos_token": "<s>" })).unwrap(), None);
+    let source =
+        TemplateSource::from_jinja("y", br#"{ "chat_template": "x", "bos_token": "<s>" }"#);
+    let source = source.unwrap();
+    assert_eq!(
+        (source.chat.as_str(), source.bos_token.as_deref()),
+        ("y", Some("<s>"))
+    );
+
+    let error = read(&json!({ "chat_template": [rag] })).unwrap_err();
+    assert!(matches!(error, TemplateSourceError::NoDefault { names } if names == ["rag"]));
+    let error = read(&json!({ "chat_template": 7 })).unwrap_err();
+    assert!(matches!(error, TemplateSourceError::Malformed { .. }));
+}
