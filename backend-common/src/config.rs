@@ -418,7 +418,7 @@ mod tests {
             ("repetition_penalty", |r| {
                 r.sampling.repetition_penalty = Some(1.1)
             }),
-            ("logit_bias", |r| drop(r.sampling.logit_bias.insert(1, 1.0))),
+            ("logit_bias", |r| r.sampling.logit_bias = [(1, 1.0)].into()),
             ("seed", |r| r.sampling.seed = Some(1)),
             ("logprobs", |r| r.output.logprobs = Some(0)),
             ("prompt_logprobs", |r| r.output.prompt_logprobs = Some(0)),

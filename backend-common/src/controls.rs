@@ -85,10 +85,6 @@ pub enum ControlReply {
 /// # Errors
 /// Every method: `Unsupported` where the engine lacks the ability, else what the engine returns.
 #[async_trait]
-#[expect(
-    clippy::missing_errors_doc,
-    reason = "the errors are the same for every method and stated above"
-)]
 pub trait EngineControls: Send + Sync {
     /// Frees device memory until [`wake`](Self::wake).
     async fn sleep(&self, _level: SleepLevel) -> Result<(), EngineError> {

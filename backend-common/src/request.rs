@@ -363,7 +363,7 @@ mod tests {
                 r.sampling.repetition_penalty = Some(0.0)
             }),
             ("logit_bias.7", |r| {
-                drop(r.sampling.logit_bias.insert(7, f32::INFINITY))
+                r.sampling.logit_bias = [(7, f32::INFINITY)].into()
             }),
         ];
         for (field, break_it) in cases {

@@ -1,3 +1,231 @@
-//! worker
+//! The [`Worker`]: owns one engine's life, from `start` to `cleanup`, and stands between it and its requests.
+//!
+//! `lifecycle` decides (pure), `shell` performs, `adapter` and `guard` keep the rules of requests and streams,
+//! `admission` and `in_flight` count them, `canary` probes, `controls` and `telemetry` do what their names say. The
+//! lifecycle knows none of the others.
+
+mod adapter;
+mod admission;
+mod canary;
+mod config;
+mod controls;
+mod guard;
+mod in_flight;
 mod lifecycle;
-pub use lifecycle::*;
+mod operations;
+mod shell;
+mod telemetry;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
+
+pub use config::{CanaryConfig, RequestLimits, WorkerConfig};
+pub use lifecycle::{
+    Draining, Effect, Event, Fault, Listing, Outcome, Registering, State, StopCause, step,
+};
+
+use crate::engine::{LLMEngine, StartContext};
+use crate::error::EngineError;
+use crate::handles::{MetricsRegistry, Progress};
+use crate::ports::Registrar;
+
+/// How long [`WorkerHandle::shutdown`] waits for tasks of the engine's that were told to end; one that blocks its thread
+/// cannot be ended by anybody.
+const TASK_END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// One engine and everything needed to serve it.
+///
+/// # Examples
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use genset_backend_common::{LLMEngine, MetricsRegistry, ports::Registrar};
+/// # use genset_backend_common::worker::{Worker, WorkerConfig};
+/// # async fn serve(engine: Arc<dyn LLMEngine>, registrar: Arc<dyn Registrar>) {
+/// let worker = Worker::new(1, engine, WorkerConfig::default(), registrar, MetricsRegistry::default());
+/// let handle = worker.spawn();
+/// handle.ready().await.expect("the engine starts");
+/// let report = handle.shutdown().await;
+/// assert_eq!(report.outcome.exit_code(), 0);
+/// # }
+/// ```
+pub struct Worker {
+    engine: Arc<dyn LLMEngine>,
+    config: WorkerConfig,
+    registrar: Arc<dyn Registrar>,
+    start: StartContext,
+}
+
+impl Worker {
+    /// A worker with the id `worker_id` (below 2^53, unique in the cluster) that has done nothing yet.
+    #[must_use]
+    pub fn new(
+        worker_id: u64,
+        engine: Arc<dyn LLMEngine>,
+        config: WorkerConfig,
+        registrar: Arc<dyn Registrar>,
+        metrics: MetricsRegistry,
+    ) -> Self {
+        let start = StartContext {
+            role: config.role,
+            metrics,
+            ..StartContext::detached(worker_id)
+        };
+        Self {
+            engine,
+            config,
+            registrar,
+            start,
+        }
+    }
+
+    /// Starts the worker on the present tokio runtime.
+    #[must_use = "a worker is stopped through its handle"]
+    pub fn spawn(self) -> WorkerHandle {
+        let tasks = TaskTracker::new();
+        let (stops, stops_seen) = watch::channel(0);
+        let (states, state) = watch::channel(State::Created);
+        let (reports, report) = watch::channel(None);
+        let progress = self.start.progress.subscribe();
+        let shell = shell::Shell::new(self, tasks.clone(), states, stops_seen);
+        tasks.spawn(async move {
+            reports.send_replace(Some(shell.run().await));
+        });
+        WorkerHandle {
+            stops,
+            state,
+            report,
+            progress,
+            tasks,
+        }
+    }
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker")
+            .field("start", &self.start)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a worker ended, and the error that ended it.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// How it ended; decides the exit code.
+    pub outcome: Outcome,
+    /// The first error that mattered.
+    pub error: Option<EngineError>,
+}
+
+/// A running worker. [`shutdown`](Self::shutdown) stops it and waits; dropping the handle only asks it to stop.
+#[derive(Debug)]
+pub struct WorkerHandle {
+    stops: watch::Sender<u32>,
+    state: watch::Receiver<State>,
+    report: watch::Receiver<Option<Report>>,
+    progress: watch::Receiver<Progress>,
+    tasks: TaskTracker,
+}
+
+impl WorkerHandle {
+    /// Asks the worker to stop, as a first signal does. Asked again, every deadline is now.
+    pub fn stop(&self) {
+        self.stops.send_modify(|stops| *stops += 1);
+    }
+
+    /// Where the worker is in its life.
+    #[must_use]
+    pub fn state(&self) -> State {
+        *self.state.borrow()
+    }
+
+    /// Follows the state.
+    #[must_use]
+    pub fn states(&self) -> watch::Receiver<State> {
+        self.state.clone()
+    }
+
+    /// Follows the progress of `start`.
+    #[must_use]
+    pub fn progress(&self) -> watch::Receiver<Progress> {
+        self.progress.clone()
+    }
+
+    /// Waits until the worker serves.
+    ///
+    /// # Errors
+    /// The report, when it stopped instead.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn ready(&self) -> Result<(), Report> {
+        let mut state = self.state.clone();
+        let reached = state
+            .wait_for(|state| matches!(state, State::Serving(_) | State::Stopped(_)))
+            .await;
+        match reached.map(|state| *state) {
+            Ok(State::Serving(_)) => Ok(()),
+            _ => Err(self.stopped().await),
+        }
+    }
+
+    /// Waits until the worker has stopped by itself or was stopped.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn stopped(&self) -> Report {
+        let mut report = self.report.clone();
+        let report = match report.wait_for(Option::is_some).await {
+            Ok(report) => report.clone(),
+            Err(_) => None,
+        };
+        report.unwrap_or_else(|| Report {
+            outcome: Outcome::CleanupFailed(Fault::Panic),
+            error: Some(EngineError::internal(
+                "the worker's own task ended without a report",
+            )),
+        })
+    }
+
+    /// Stops the worker and waits until no task of its is alive.
+    ///
+    /// # Cancel safety
+    /// The worker goes on stopping when the future is dropped.
+    pub async fn shutdown(self) -> Report {
+        if !matches!(self.state(), State::Stopped(_)) {
+            self.stop();
+        }
+        self.join().await
+    }
+
+    /// Waits until the worker has stopped and no task of its is alive.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn join(&self) -> Report {
+        let report = self.stopped().await;
+        self.tasks.close();
+        if tokio::time::timeout(TASK_END_TIMEOUT, self.tasks.wait())
+            .await
+            .is_err()
+        {
+            tracing::error!(
+                tasks = self.tasks.len(),
+                "tasks of the engine block their threads and cannot be ended"
+            );
+        }
+        report
+    }
+
+    /// Tasks of the worker that are alive.
+    #[must_use]
+    pub fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -14,11 +14,11 @@ use crate::error::{EngineError, ErrorKind};
 
 /// Items that may wait for a slow reader before the engine is told `Full`: a few decode steps, so that an engine step
 /// never waits for one client, and a client that stops reading holds a few kilobytes at most.
-pub const DEFAULT_CAPACITY: usize = 64;
+pub(super) const DEFAULT_CAPACITY: usize = 64;
 
 type Terminal = Arc<Mutex<Option<Result<Finish, EngineError>>>>;
 
-/// A bounded channel between an engine thread and a stream, with room for [`DEFAULT_CAPACITY`] items.
+/// A bounded channel between an engine thread and a stream, with room for 64 items.
 ///
 /// The sink counts nothing and knows nothing of the request; the stream counts what is read and makes the usage. When
 /// the request is cancelled the stream ends as cancelled at once and the sink is closed.

@@ -7,6 +7,11 @@
 //!
 //! What holds in every order of events is proven in `lifecycle/tests.rs`, over the whole reachable state space.
 
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "an event that a state does not expect changes nothing; the tests walk every pair"
+)]
+
 use crate::context::CancelReason;
 
 /// Where a worker is in its life. A state owns exactly its data.
@@ -211,7 +216,11 @@ pub fn step(state: State, event: Event) -> (State, Vec<Effect>) {
         State::Starting => starting(event),
         State::Registering(at) => registering(at, event),
         State::Serving(listing) => serving(listing, event),
-        State::Draining { step, cause, forced } => draining(step, cause, forced, event),
+        State::Draining {
+            step,
+            cause,
+            forced,
+        } => draining(step, cause, forced, event),
         State::CleaningUp { cause, forced } => cleaning_up(cause, forced, event),
         State::Stopped(outcome) => (State::Stopped(outcome), Vec::new()),
     }
@@ -228,7 +237,10 @@ fn created(event: Event) -> (State, Vec<Effect>) {
 fn starting(event: Event) -> (State, Vec<Effect>) {
     let interrupted = |cause| clean_up(cause, false, vec![Effect::Interrupt]);
     match event {
-        Event::Started => (State::Registering(Registering::Serving), vec![Effect::Serve]),
+        Event::Started => (
+            State::Registering(Registering::Serving),
+            vec![Effect::Serve],
+        ),
         Event::StartFailed(fault) => clean_up(StopCause::StartFailed(fault), false, vec![]),
         Event::EngineDied => interrupted(StopCause::EngineDied),
         Event::Stop => interrupted(StopCause::Requested),
@@ -246,9 +258,10 @@ fn registering(at: Registering, event: Event) -> (State, Vec<Effect>) {
         Registering::Listing => unlist(cause, vec![Effect::Interrupt]),
     };
     match (at, event) {
-        (Registering::Serving, Event::Reachable) => {
-            (State::Registering(Registering::Probing), vec![Effect::Probe])
-        }
+        (Registering::Serving, Event::Reachable) => (
+            State::Registering(Registering::Probing),
+            vec![Effect::Probe],
+        ),
         (Registering::Probing, Event::ProbePassed) => {
             (State::Registering(Registering::Listing), vec![Effect::List])
         }
@@ -272,37 +285,58 @@ fn serving(listing: Listing, event: Event) -> (State, Vec<Effect>) {
         (_, Event::Stop) => unlist(StopCause::Requested, vec![Effect::Interrupt]),
         (_, Event::EngineDied) => unlist(
             StopCause::EngineDied,
-            vec![Effect::Interrupt, Effect::AbortInFlight(CancelReason::EngineDead)],
+            vec![
+                Effect::Interrupt,
+                Effect::AbortInFlight(CancelReason::EngineDead),
+            ],
         ),
         _ => (State::Serving(listing), vec![]),
     }
 }
 
 fn draining(step: Draining, cause: StopCause, forced: bool, event: Event) -> (State, Vec<Effect>) {
-    let stay = |cause, forced, effects| (State::Draining { step, cause, forced }, effects);
+    let stay = |cause, forced, effects| {
+        (
+            State::Draining {
+                step,
+                cause,
+                forced,
+            },
+            effects,
+        )
+    };
     match (step, event) {
         (Draining::Unlisting, Event::Unlisted) if forced || cause == StopCause::EngineDied => {
             cancel(cause, forced, vec![])
         }
-        (Draining::Unlisting, Event::Unlisted) => {
-            (State::Draining { step: Draining::Finishing, cause, forced }, vec![Effect::AwaitInFlight])
-        }
+        (Draining::Unlisting, Event::Unlisted) => (
+            State::Draining {
+                step: Draining::Finishing,
+                cause,
+                forced,
+            },
+            vec![Effect::AwaitInFlight],
+        ),
         (Draining::Finishing, Event::Idle) => engine_drain(cause, forced),
         (Draining::Finishing, Event::GraceOver) => engine_drain(cause, true),
         (Draining::EngineDraining, Event::Drained) => cancel(cause, forced, vec![]),
         (Draining::Cancelling, Event::Cancelled) => clean_up(cause, forced, vec![]),
-        (Draining::Finishing | Draining::EngineDraining, Event::Stop) => {
-            cancel(cause, true, vec![Effect::ExpireDeadlines, Effect::Interrupt])
-        }
+        (Draining::Finishing | Draining::EngineDraining, Event::Stop) => cancel(
+            cause,
+            true,
+            vec![Effect::ExpireDeadlines, Effect::Interrupt],
+        ),
         (Draining::Unlisting | Draining::Cancelling, Event::Stop) => {
             stay(cause, true, vec![Effect::ExpireDeadlines])
         }
         (Draining::Finishing | Draining::EngineDraining, Event::EngineDied) => {
             cancel(StopCause::EngineDied, forced, vec![Effect::Interrupt])
         }
-        (Draining::Unlisting, Event::EngineDied) => {
-            stay(StopCause::EngineDied, forced, vec![Effect::AbortInFlight(CancelReason::EngineDead)])
-        }
+        (Draining::Unlisting, Event::EngineDied) => stay(
+            StopCause::EngineDied,
+            forced,
+            vec![Effect::AbortInFlight(CancelReason::EngineDead)],
+        ),
         _ => stay(cause, forced, vec![]),
     }
 }
@@ -315,7 +349,13 @@ fn cleaning_up(cause: StopCause, forced: bool, event: Event) -> (State, Vec<Effe
         Event::CleanupFailed(_) if cause != StopCause::Requested => Outcome::Failed(cause),
         Event::CleanupFailed(fault) => Outcome::CleanupFailed(fault),
         Event::Stop => {
-            return (State::CleaningUp { cause, forced: true }, vec![Effect::ExpireDeadlines]);
+            return (
+                State::CleaningUp {
+                    cause,
+                    forced: true,
+                },
+                vec![Effect::ExpireDeadlines],
+            );
         }
         _ => return (State::CleaningUp { cause, forced }, vec![]),
     };
@@ -324,11 +364,25 @@ fn cleaning_up(cause: StopCause, forced: bool, event: Event) -> (State, Vec<Effe
 
 fn unlist(cause: StopCause, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
     effects.extend([Effect::CloseDoor, Effect::Unlist]);
-    (State::Draining { step: Draining::Unlisting, cause, forced: false }, effects)
+    (
+        State::Draining {
+            step: Draining::Unlisting,
+            cause,
+            forced: false,
+        },
+        effects,
+    )
 }
 
 fn engine_drain(cause: StopCause, forced: bool) -> (State, Vec<Effect>) {
-    (State::Draining { step: Draining::EngineDraining, cause, forced }, vec![Effect::CallDrain])
+    (
+        State::Draining {
+            step: Draining::EngineDraining,
+            cause,
+            forced,
+        },
+        vec![Effect::CallDrain],
+    )
 }
 
 fn cancel(cause: StopCause, forced: bool, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
@@ -340,7 +394,14 @@ fn cancel(cause: StopCause, forced: bool, mut effects: Vec<Effect>) -> (State, V
         | StopCause::CanaryFailed => CancelReason::Shutdown,
     };
     effects.push(Effect::CancelInFlight(reason));
-    (State::Draining { step: Draining::Cancelling, cause, forced }, effects)
+    (
+        State::Draining {
+            step: Draining::Cancelling,
+            cause,
+            forced,
+        },
+        effects,
+    )
 }
 
 fn clean_up(cause: StopCause, forced: bool, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {

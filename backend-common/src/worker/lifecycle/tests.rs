@@ -42,7 +42,10 @@ fn all_events() -> Vec<Event> {
 fn answers(effect: Effect) -> Option<Vec<Event>> {
     use Event as E;
     Some(match effect {
-        Effect::CallStart => [E::Started].into_iter().chain(FAULTS.map(E::StartFailed)).collect(),
+        Effect::CallStart => [E::Started]
+            .into_iter()
+            .chain(FAULTS.map(E::StartFailed))
+            .collect(),
         Effect::Serve => vec![E::Reachable, E::RegistrationFailed],
         Effect::Probe => vec![E::ProbePassed, E::ProbeFailed],
         Effect::List => vec![E::Listed, E::RegistrationFailed],
@@ -51,7 +54,10 @@ fn answers(effect: Effect) -> Option<Vec<Event>> {
         Effect::AwaitInFlight => vec![E::Idle, E::GraceOver],
         Effect::CallDrain => vec![E::Drained],
         Effect::CancelInFlight(_) => vec![E::Cancelled],
-        Effect::CallCleanup => [E::CleanedUp].into_iter().chain(FAULTS.map(E::CleanupFailed)).collect(),
+        Effect::CallCleanup => [E::CleanedUp]
+            .into_iter()
+            .chain(FAULTS.map(E::CleanupFailed))
+            .collect(),
         Effect::Interrupt
         | Effect::CloseDoor
         | Effect::AbortInFlight(_)
@@ -76,7 +82,12 @@ struct Seen {
 
 impl Seen {
     fn observe(mut self, before: State, event: Event, after: State, effects: &[Effect]) -> Self {
-        if self.pending.and_then(answers).is_some_and(|answers| answers.contains(&event)) && before != after {
+        if self
+            .pending
+            .and_then(answers)
+            .is_some_and(|answers| answers.contains(&event))
+            && before != after
+        {
             self.pending = None;
         }
         self.is_started |= before == State::Starting && event == Event::Started;
@@ -91,7 +102,10 @@ impl Seen {
     }
 
     fn apply(&mut self, effect: Effect) {
-        assert!(self.cleanup_calls == 0 || effect == Effect::ExpireDeadlines, "{effect:?} after cleanup");
+        assert!(
+            self.cleanup_calls == 0 || effect == Effect::ExpireDeadlines,
+            "{effect:?} after cleanup"
+        );
         match effect {
             Effect::Interrupt => self.pending = None,
             Effect::CallStart => self.start_calls += 1,
@@ -104,7 +118,10 @@ impl Seen {
             }
             Effect::CloseDoor => self.is_door_closed = true,
             Effect::Unlist => {
-                assert!(self.is_door_closed, "a request could still come in while the list says no");
+                assert!(
+                    self.is_door_closed,
+                    "a request could still come in while the list says no"
+                );
                 self.may_be_listed = false;
             }
             Effect::AwaitInFlight | Effect::CallDrain => {
@@ -132,19 +149,32 @@ impl Seen {
         assert!(self.start_calls <= 1 && self.cleanup_calls <= self.start_calls);
         match after {
             State::Stopped(outcome) => {
-                assert_eq!(self.cleanup_calls, self.start_calls, "cleanup iff start was called");
+                assert_eq!(
+                    self.cleanup_calls, self.start_calls,
+                    "cleanup iff start was called"
+                );
                 assert_eq!(self.pending, None, "an operation outlives the worker");
                 if outcome == Outcome::Clean || outcome == Outcome::Forced {
                     assert!(self.stops > 0, "{outcome:?} without being asked");
                 }
                 if self.stops > 1 && before != after {
-                    assert_ne!(outcome, Outcome::Clean, "a second signal is never a clean end");
+                    assert_ne!(
+                        outcome,
+                        Outcome::Clean,
+                        "a second signal is never a clean end"
+                    );
                 }
             }
             State::Created | State::Serving(Listing::Listed) => assert_eq!(self.pending, None),
             State::Serving(Listing::Relisting) => assert_eq!(self.pending, Some(Effect::Relist)),
-            State::Starting | State::Registering(_) | State::Draining { .. } | State::CleaningUp { .. } => {
-                assert!(self.pending.is_some(), "nothing runs that could bring {after:?} to its end");
+            State::Starting
+            | State::Registering(_)
+            | State::Draining { .. }
+            | State::CleaningUp { .. } => {
+                assert!(
+                    self.pending.is_some(),
+                    "nothing runs that could bring {after:?} to its end"
+                );
             }
         }
     }
@@ -157,7 +187,12 @@ fn advance(state: State, seen: Seen, event: Event) -> (State, Seen) {
 
 /// Events a real shell can deliver here: the pending operation's answers, and news from outside.
 fn deliverable(seen: Seen) -> Vec<Event> {
-    let mut events = vec![Event::Begin, Event::Stop, Event::LeaseLost, Event::EngineDied];
+    let mut events = vec![
+        Event::Begin,
+        Event::Stop,
+        Event::LeaseLost,
+        Event::EngineDied,
+    ];
     events.extend(seen.pending.and_then(answers).unwrap_or_default());
     events
 }
@@ -180,9 +215,22 @@ fn reachable() -> HashSet<(State, Seen)> {
 #[test]
 fn the_invariants_hold_over_every_sequence_of_events() {
     let known = reachable();
-    assert!(known.len() > 100, "the walk saw only {} states", known.len());
-    for outcome in [Outcome::Clean, Outcome::Forced, Outcome::Failed(StopCause::EngineDied)] {
-        assert!(known.iter().any(|(state, _)| *state == State::Stopped(outcome)), "{outcome:?} never happens");
+    assert!(
+        known.len() > 100,
+        "the walk saw only {} states",
+        known.len()
+    );
+    for outcome in [
+        Outcome::Clean,
+        Outcome::Forced,
+        Outcome::Failed(StopCause::EngineDied),
+    ] {
+        assert!(
+            known
+                .iter()
+                .any(|(state, _)| *state == State::Stopped(outcome)),
+            "{outcome:?} never happens"
+        );
     }
 }
 
@@ -191,8 +239,15 @@ fn the_invariants_hold_over_every_sequence_of_events() {
 fn an_answer_nobody_waits_for_changes_nothing() {
     for (state, seen) in reachable() {
         let expected = deliverable(seen);
-        for event in all_events().into_iter().filter(|event| !expected.contains(event)) {
-            assert_eq!(step(state, event), (state, vec![]), "{state:?} on {event:?}");
+        for event in all_events()
+            .into_iter()
+            .filter(|event| !expected.contains(event))
+        {
+            assert_eq!(
+                step(state, event),
+                (state, vec![]),
+                "{state:?} on {event:?}"
+            );
         }
     }
 }
@@ -217,7 +272,12 @@ fn every_short_sequence_holds_one_by_one() {
         }
     }
     let mut count = 0;
-    walk(State::Created, Seen::default(), BRUTE_FORCE_LENGTH, &mut count);
+    walk(
+        State::Created,
+        Seen::default(),
+        BRUTE_FORCE_LENGTH,
+        &mut count,
+    );
     assert!(count > 5_000_000, "{count}");
 }
 
@@ -225,7 +285,11 @@ fn every_short_sequence_holds_one_by_one() {
 #[test]
 fn stop_always_leads_to_stopped() {
     let mut longest: HashMap<(State, Seen), usize> = HashMap::new();
-    fn distance(at: (State, Seen), memo: &mut HashMap<(State, Seen), usize>, depth: usize) -> usize {
+    fn distance(
+        at: (State, Seen),
+        memo: &mut HashMap<(State, Seen), usize>,
+        depth: usize,
+    ) -> usize {
         assert!(depth < 20, "no end in sight from {at:?}");
         if let (State::Stopped(_), _) = at {
             return 0;
@@ -236,7 +300,9 @@ fn stop_always_leads_to_stopped() {
         let (state, seen) = at;
         let answers = seen.pending.and_then(answers).unwrap_or_default();
         assert!(!answers.is_empty(), "{state:?} waits for nothing");
-        let steps = answers.into_iter().map(|event| distance(advance(state, seen, event), memo, depth + 1));
+        let steps = answers
+            .into_iter()
+            .map(|event| distance(advance(state, seen, event), memo, depth + 1));
         let longest = 1 + steps.max().unwrap_or(0);
         memo.insert(at, longest);
         longest
@@ -258,14 +324,21 @@ fn losing_the_lease_lists_again_and_never_restarts() {
 #[test]
 fn a_dead_engine_ends_every_request_before_anything_else_is_waited_for() {
     let (_, effects) = step(State::Serving(Listing::Listed), Event::EngineDied);
-    let abort = effects.iter().position(|e| *e == Effect::AbortInFlight(CancelReason::EngineDead));
+    let abort = effects
+        .iter()
+        .position(|e| *e == Effect::AbortInFlight(CancelReason::EngineDead));
     let unlist = effects.iter().position(|e| *e == Effect::Unlist);
     assert!(abort.is_some() && abort < unlist);
 }
 
 #[test]
 fn exit_codes_tell_clean_forced_and_failed_apart() {
-    let codes = [Outcome::Clean, Outcome::Failed(StopCause::EngineDied), Outcome::Forced].map(Outcome::exit_code);
+    let codes = [
+        Outcome::Clean,
+        Outcome::Failed(StopCause::EngineDied),
+        Outcome::Forced,
+    ]
+    .map(Outcome::exit_code);
     assert_eq!(codes, [0, 1, 3]);
     assert_eq!(Outcome::CleanupFailed(Fault::Panic).exit_code(), 1);
 }

@@ -1,0 +1,201 @@
+//! The adapter: every request passes it on the way to the engine, every item on the way back. It refuses what the engine
+//! does not declare, admits, contains panics, keeps deadlines, enforces the rules of a stream and counts those broken.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::FutureExt;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use super::admission::Admission;
+use super::config::RequestLimits;
+use super::guard::{Guard, GuardedStream};
+use super::in_flight::InFlight;
+use super::telemetry::{RequestEnd, Telemetry};
+use crate::config::EngineConfig;
+use crate::context::{CancelReason, RequestContext};
+use crate::engine::LLMEngine;
+use crate::error::EngineError;
+use crate::output::{OutputStream, Violation};
+use crate::ports::Generate;
+use crate::request::GenerateRequest;
+
+/// An engine behind the rules.
+pub(super) struct Adapter {
+    engine: Arc<dyn LLMEngine>,
+    config: EngineConfig,
+    limits: RequestLimits,
+    admission: Admission,
+    in_flight: InFlight,
+    telemetry: Telemetry,
+    tasks: TaskTracker,
+}
+
+impl Adapter {
+    pub(super) fn new(
+        engine: Arc<dyn LLMEngine>,
+        config: EngineConfig,
+        limits: RequestLimits,
+        in_flight: InFlight,
+        telemetry: Telemetry,
+        tasks: TaskTracker,
+    ) -> Self {
+        let admission = Admission::new(limits, &telemetry);
+        Self {
+            engine,
+            config,
+            limits,
+            admission,
+            in_flight,
+            telemetry,
+            tasks,
+        }
+    }
+
+    /// Deadline and prompt length of the request as the engine sees it.
+    fn engine_context(&self, request: &GenerateRequest, ctx: &RequestContext) -> RequestContext {
+        let mut ctx = ctx
+            .child()
+            .with_prompt_tokens(request.prompt_tokens().unwrap_or(0));
+        if let (None, Some(timeout)) = (ctx.deadline(), self.limits.request_timeout) {
+            ctx = ctx.with_deadline(Instant::now() + timeout);
+        }
+        ctx
+    }
+
+    async fn try_generate(
+        &self,
+        request: GenerateRequest,
+        ctx: &RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.config.check(&request)?;
+        let ctx = self.engine_context(&request, ctx);
+        let ticket = self.in_flight.enter(&ctx)?;
+        let permit = self.admission.admit(&ctx).await?;
+        let started = Instant::now();
+        let guard = Guard::new(&self.config, &request, ctx.clone(), self.telemetry.clone());
+        self.telemetry.request_accepted(ctx.prompt_tokens());
+        let outputs = match self.call_engine(request, &ctx).await {
+            Ok(outputs) => outputs,
+            Err(error) => {
+                self.telemetry.request_ended(
+                    RequestEnd::Failed(error.kind()),
+                    0,
+                    started.elapsed(),
+                );
+                return Err(error);
+            }
+        };
+        let abort = Abort {
+            engine: Arc::clone(&self.engine),
+            ctx,
+            tasks: self.tasks.clone(),
+        };
+        let places = (ticket, permit);
+        let guarded = GuardedStream::new(
+            outputs,
+            guard,
+            abort,
+            places,
+            self.in_flight.clone(),
+            started,
+            self.limits.idle_timeout,
+        );
+        Ok(OutputStream::from_raw(Box::pin(guarded)))
+    }
+
+    /// The engine's `generate`, under the request's deadline and cancellation, with panics contained.
+    async fn call_engine(
+        &self,
+        request: GenerateRequest,
+        ctx: &RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let call = AssertUnwindSafe(self.engine.generate(request, ctx.clone())).catch_unwind();
+        let limit = ctx
+            .deadline()
+            .unwrap_or_else(|| Instant::now() + FAR_FUTURE);
+        let answer = tokio::select! {
+            biased;
+            answer = tokio::time::timeout_at(limit, call) => answer,
+            () = ctx.cancelled() => {
+                return Err(ctx.cancel_reason().unwrap_or(CancelReason::Client).to_error());
+            }
+        };
+        match answer {
+            Ok(Ok(outputs)) => outputs,
+            Ok(Err(panic)) => {
+                self.telemetry.violation(Violation::Panic);
+                Err(panic_error(ctx, &*panic))
+            }
+            Err(_elapsed) => {
+                ctx.cancel(CancelReason::Deadline);
+                Err(CancelReason::Deadline.to_error())
+            }
+        }
+    }
+}
+
+/// Stands for "no deadline" where an instant is needed.
+const FAR_FUTURE: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
+
+#[async_trait]
+impl Generate for Adapter {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let result = self.try_generate(request, &ctx).await;
+        result.map_err(|error| {
+            self.telemetry.request_refused(error.kind());
+            tracing::debug!(request_id = ctx.id(), kind = %error.kind(), %error, "request refused");
+            error
+        })
+    }
+}
+
+/// Tells the engine that a request it accepted is not wanted any more.
+pub(super) struct Abort {
+    engine: Arc<dyn LLMEngine>,
+    pub(super) ctx: RequestContext,
+    tasks: TaskTracker,
+}
+
+impl Abort {
+    /// Cancels the request and sends the hint, which nobody waits for. Needs no runtime of its own: without one the hint
+    /// is left out, as a hint may be.
+    pub(super) fn send(&self) {
+        self.ctx.cancel(CancelReason::Client);
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        let (engine, ctx) = (Arc::clone(&self.engine), self.ctx.clone());
+        let hint = async move { engine.abort(&ctx).await };
+        drop(
+            self.tasks
+                .spawn_on(AssertUnwindSafe(hint).catch_unwind().map(drop), &runtime),
+        );
+    }
+}
+
+/// What a contained panic becomes: an error of its request, with the panic's text in the log only.
+pub(super) fn panic_error(ctx: &RequestContext, panic: &(dyn std::any::Any + Send)) -> EngineError {
+    tracing::error!(
+        request_id = ctx.id(),
+        panic = panic_text(panic),
+        "the engine panicked in a request"
+    );
+    EngineError::internal("the engine failed while it worked on this request")
+        .with_request_id(ctx.id())
+}
+
+/// The text of a panic, where it has one.
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}

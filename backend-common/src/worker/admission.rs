@@ -1,0 +1,110 @@
+//! Admission: a bounded number of requests run, a bounded number wait, the rest are refused at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::config::RequestLimits;
+use super::telemetry::Telemetry;
+use crate::context::{CancelReason, RequestContext};
+use crate::error::{EngineError, ErrorKind};
+
+/// The gate before the engine. Waiting requests are admitted first come, first served.
+#[derive(Debug, Clone)]
+pub(super) struct Admission {
+    permits: Arc<Semaphore>,
+    waiting: Arc<AtomicUsize>,
+    limits: RequestLimits,
+    running_gauge: Gauge,
+    waiting_gauge: Gauge,
+}
+
+/// A place in the engine; dropping it admits the next.
+#[derive(Debug)]
+pub(super) struct Permit {
+    _permit: OwnedSemaphorePermit,
+    running_gauge: Gauge,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.running_gauge.dec();
+    }
+}
+
+struct Waiting<'a>(&'a Admission);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.0.waiting_gauge.dec();
+    }
+}
+
+impl Admission {
+    pub(super) fn new(limits: RequestLimits, telemetry: &Telemetry) -> Self {
+        let permits = limits.max_running.min(Semaphore::MAX_PERMITS);
+        Self {
+            permits: Arc::new(Semaphore::new(permits)),
+            waiting: Arc::default(),
+            limits,
+            running_gauge: telemetry.running.clone(),
+            waiting_gauge: telemetry.waiting.clone(),
+        }
+    }
+
+    /// Waits for a place in the engine.
+    ///
+    /// # Errors
+    /// `Overloaded` when too many wait already; the error of the cancellation when the request is cancelled or its
+    /// deadline passes meanwhile.
+    pub(super) async fn admit(&self, ctx: &RequestContext) -> Result<Permit, EngineError> {
+        if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
+            return Ok(self.permit(permit));
+        }
+        let waiting = self.queue()?;
+        let deadline = async {
+            match ctx.deadline() {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        let permit = tokio::select! {
+            biased;
+            () = ctx.cancelled() => {
+                return Err(ctx.cancel_reason().unwrap_or(CancelReason::Client).to_error());
+            }
+            permit = Arc::clone(&self.permits).acquire_owned() => permit,
+            () = deadline => return Err(CancelReason::Deadline.to_error()),
+        };
+        drop(waiting);
+        permit
+            .map(|permit| self.permit(permit))
+            .map_err(|_| CancelReason::Shutdown.to_error())
+    }
+
+    fn permit(&self, permit: OwnedSemaphorePermit) -> Permit {
+        self.running_gauge.inc();
+        Permit {
+            _permit: permit,
+            running_gauge: self.running_gauge.clone(),
+        }
+    }
+
+    fn queue(&self) -> Result<Waiting<'_>, EngineError> {
+        if self.waiting.fetch_add(1, Ordering::AcqRel) >= self.limits.max_waiting {
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
+            let message = format!(
+                "{} requests run and {} wait, which is this worker's limit; try again later",
+                self.limits.max_running, self.limits.max_waiting
+            );
+            return Err(EngineError::new(ErrorKind::Overloaded, message)
+                .with_retry_after(Duration::from_secs(1)));
+        }
+        self.waiting_gauge.inc();
+        Ok(Waiting(self))
+    }
+}

@@ -1,0 +1,109 @@
+//! The canary: a small request on the path clients use, that says whether the engine answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+
+use super::config::CanaryConfig;
+use super::in_flight::InFlight;
+use crate::config::{EngineConfig, InputKind};
+use crate::context::RequestContext;
+use crate::error::{EngineError, ErrorKind};
+use crate::output::Output;
+use crate::ports::Registration;
+use crate::request::{ChatInput, GenerateRequest, Input};
+
+/// The request to probe with: the engine's own, or one token in and one out.
+pub(super) fn request(config: &EngineConfig) -> GenerateRequest {
+    if let Some(request) = &config.canary {
+        return (**request).clone();
+    }
+    let inputs = &config.capabilities.inputs;
+    let mut request = GenerateRequest::from_tokens(config.model.clone(), vec![0]);
+    if inputs.contains(&InputKind::Text) {
+        request.input = Input::Text("ping".into());
+    } else if inputs.contains(&InputKind::Chat) {
+        let message = serde_json::json!({"role": "user", "content": "ping"});
+        request.input = Input::Chat(ChatInput {
+            messages: vec![message],
+            tools: Vec::new(),
+        });
+    }
+    if inputs.contains(&InputKind::Tokens) {
+        request.input = Input::Tokens(vec![0]);
+    } else if inputs.iter().all(|kind| *kind == InputKind::Embed) {
+        request.input = Input::Embed(vec![vec![0]]);
+    }
+    request.stop.max_tokens = Some(1);
+    request.stop.ignore_eos = true;
+    request
+}
+
+/// Sends one canary and waits for its terminal.
+///
+/// # Errors
+/// What the request failed with; `DeadlineExceeded` when it took too long.
+pub(super) async fn probe(
+    registration: &dyn Registration,
+    request: GenerateRequest,
+    timeout: Duration,
+) -> Result<(), EngineError> {
+    let attempt = async {
+        let ctx = RequestContext::new("canary");
+        let mut outputs = registration.probe(request, ctx).await?;
+        while let Some(item) = outputs.next().await {
+            if let Output::Finished(_) = item? {
+                return Ok(());
+            }
+        }
+        Err(EngineError::new(
+            ErrorKind::StreamIncomplete,
+            "the canary's stream ended without a terminal",
+        ))
+    };
+    tokio::time::timeout(timeout, attempt)
+        .await
+        .unwrap_or_else(|_| {
+            let message = format!("the canary took longer than {} s", timeout.as_secs_f64());
+            Err(EngineError::new(ErrorKind::DeadlineExceeded, message))
+        })
+}
+
+/// Watches a serving engine: whenever nothing was heard from it for an interval, a canary is sent. Returns the last error
+/// once too many canaries in a row have failed.
+pub(super) async fn watch(
+    registration: Arc<dyn Registration>,
+    request: GenerateRequest,
+    config: CanaryConfig,
+    in_flight: InFlight,
+) -> EngineError {
+    let Some(interval) = config.interval else {
+        return std::future::pending().await;
+    };
+    let mut failures = 0;
+    loop {
+        let heard = in_flight.heartbeats();
+        tokio::time::sleep(interval).await;
+        if in_flight.heartbeats() != heard {
+            failures = 0;
+            continue;
+        }
+        match probe(&*registration, request.clone(), config.timeout).await {
+            Ok(()) => failures = 0,
+            // A full engine is alive: it refuses, or the canary waits behind others; only silence counts.
+            Err(error)
+                if error.kind() == ErrorKind::Overloaded || in_flight.heartbeats() != heard =>
+            {
+                failures = 0
+            }
+            Err(error) => {
+                failures += 1;
+                tracing::warn!(failures, max_failures = config.max_failures, %error, "a canary failed");
+                if failures >= config.max_failures {
+                    return error;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! [`WorkerConfig`]: how a Worker treats its engine: names and overrides for the card, limits and deadlines.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::card::{Artifact, EndpointType, ModelCard};
+use crate::config::{EngineConfig, InputKind};
+use crate::engine::Role;
+use crate::error::EngineError;
+
+/// How a Worker treats its engine. `Default` is what production wants; every limit can be changed.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use genset_backend_common::worker::WorkerConfig;
+///
+/// let config = WorkerConfig { grace: Duration::from_secs(120), ..WorkerConfig::default() };
+/// config.validate().unwrap();
+/// ```
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// The name clients use; `None` for the engine's.
+    pub model_name: Option<String>,
+    /// Other names for the model.
+    pub aliases: Vec<String>,
+    /// The APIs to offer; `None` for all the engine can.
+    pub endpoint_types: Option<BTreeSet<EndpointType>>,
+    /// Lowers the context length; `None` for the engine's.
+    pub context_length_tokens: Option<u32>,
+    /// The part the instance plays.
+    pub role: Role,
+    /// The tool-call parser by name.
+    pub tool_parser: Option<String>,
+    /// The reasoning parser by name.
+    pub reasoning_parser: Option<String>,
+    /// How often a request may move to another instance.
+    pub migration_limit: u32,
+    /// Free metadata for the card.
+    pub user_data: Value,
+    /// Files a frontend needs.
+    pub artifacts: Vec<Artifact>,
+    /// Limits on requests.
+    pub limits: RequestLimits,
+    /// Limit of the engine's `start`.
+    pub start_timeout: Duration,
+    /// Limit of each call to request plane and discovery.
+    pub register_timeout: Duration,
+    /// How long requests in flight may go on once the worker drains.
+    pub grace: Duration,
+    /// Limit of the engine's `drain`.
+    pub drain_timeout: Duration,
+    /// Limit of the engine's `cleanup`.
+    pub cleanup_timeout: Duration,
+    /// The canary.
+    pub canary: CanaryConfig,
+}
+
+/// Limits on the requests of one worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// Requests in the engine at once, at least 1. More wait.
+    pub max_running: usize,
+    /// Requests that may wait. More are refused as `Overloaded`.
+    pub max_waiting: usize,
+    /// Deadline of requests that bring none; `None` for no deadline.
+    pub request_timeout: Option<Duration>,
+    /// The longest silence between two items of a stream, met within twice its length; `None` for no limit.
+    pub idle_timeout: Option<Duration>,
+}
+
+impl Default for RequestLimits {
+    fn default() -> Self {
+        Self {
+            max_running: 1024,
+            max_waiting: 4096,
+            request_timeout: Some(Duration::from_secs(600)),
+            idle_timeout: Some(Duration::from_secs(120)),
+        }
+    }
+}
+
+/// How a Worker probes its engine: once before it is listed, then whenever nothing was heard from it for an interval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CanaryConfig {
+    /// Silence after which a canary is sent; `None` to probe only at start.
+    pub interval: Option<Duration>,
+    /// Limit of one canary.
+    pub timeout: Duration,
+    /// Failures in a row after which a serving engine counts as dead, at least 1.
+    pub max_failures: u32,
+}
+
+impl Default for CanaryConfig {
+    fn default() -> Self {
+        Self {
+            interval: Some(Duration::from_secs(30)),
+            timeout: Duration::from_secs(30),
+            max_failures: 3,
+        }
+    }
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        Self {
+            model_name: None,
+            aliases: Vec::new(),
+            endpoint_types: None,
+            context_length_tokens: None,
+            role: Role::default(),
+            tool_parser: None,
+            reasoning_parser: None,
+            migration_limit: 0,
+            user_data: Value::Null,
+            artifacts: Vec::new(),
+            limits: RequestLimits::default(),
+            start_timeout: Duration::from_secs(3600),
+            register_timeout: Duration::from_secs(10),
+            grace: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(30),
+            cleanup_timeout: Duration::from_secs(30),
+            canary: CanaryConfig::default(),
+        }
+    }
+}
+
+impl WorkerConfig {
+    /// Checks the values that have a range.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the field.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        let problem = if self
+            .model_name
+            .as_ref()
+            .is_some_and(|name| name.trim().is_empty())
+        {
+            ("model_name", "must not be empty")
+        } else if self.context_length_tokens == Some(0) {
+            ("context_length", "must be at least 1")
+        } else if self.limits.max_running == 0 {
+            ("max_running", "must be at least 1")
+        } else if self.canary.max_failures == 0 {
+            ("canary.max_failures", "must be at least 1")
+        } else if self.endpoint_types.as_ref().is_some_and(BTreeSet::is_empty) {
+            (
+                "endpoint_types",
+                "name at least one of chat, completions, embeddings",
+            )
+        } else {
+            return Ok(());
+        };
+        Err(EngineError::invalid_argument(problem.0, problem.1))
+    }
+
+    /// The engine's config and card with the operator's overrides applied.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when an override contradicts what the engine can do.
+    pub fn apply(
+        &self,
+        mut engine: EngineConfig,
+    ) -> Result<(EngineConfig, ModelCard), EngineError> {
+        engine.validate()?;
+        if let Some(context) = self.context_length_tokens {
+            if context > engine.context_length_tokens {
+                return Err(EngineError::invalid_argument(
+                    "context_length",
+                    format!(
+                        "the engine's context holds {} tokens, not {context}",
+                        engine.context_length_tokens
+                    ),
+                ));
+            }
+            engine.context_length_tokens = context;
+        }
+        let mut card = ModelCard::from_config(&engine);
+        if let Some(types) = &self.endpoint_types {
+            let can_embed = engine.capabilities.inputs.contains(&InputKind::Embed);
+            if types.contains(&EndpointType::Embeddings) && !can_embed {
+                return Err(EngineError::invalid_argument(
+                    "endpoint_types",
+                    "the engine does not embed",
+                ));
+            }
+            card.endpoint_types.clone_from(types);
+        }
+        if let Some(name) = &self.model_name {
+            card.name.clone_from(name);
+        }
+        card.aliases.clone_from(&self.aliases);
+        card.role = self.role;
+        card.tool_parser.clone_from(&self.tool_parser);
+        card.reasoning_parser.clone_from(&self.reasoning_parser);
+        card.migration_limit = self.migration_limit;
+        card.user_data.clone_from(&self.user_data);
+        card.artifacts = self
+            .artifacts
+            .iter()
+            .map(|artifact| artifact.reference.clone())
+            .collect();
+        Ok((engine, card))
+    }
+}

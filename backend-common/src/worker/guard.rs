@@ -1,0 +1,390 @@
+//! The rules of one stream, checked item by item: [`Guard`] judges, [`GuardedStream`] carries.
+
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_core::Stream;
+use tokio::time::{Instant, Sleep};
+
+use super::adapter::{Abort, panic_error};
+use super::admission::Permit;
+use super::in_flight::{InFlight, Ticket};
+use super::telemetry::{RequestEnd, Telemetry};
+use crate::config::EngineConfig;
+use crate::context::{CancelReason, RequestContext};
+use crate::error::{EngineError, ErrorKind};
+use crate::output::{Finish, FinishReason, Finished, Output, OutputStream, TokenChunk, Violation};
+use crate::request::{GenerateRequest, Input};
+
+type Item = Result<Output, EngineError>;
+
+/// What a request's stream must keep to.
+pub(super) struct Guard {
+    ctx: RequestContext,
+    telemetry: Telemetry,
+    vocab_size: u32,
+    max_tokens: u32,
+    knows_prompt: bool,
+    is_embedding: bool,
+    streamed_tokens: u32,
+}
+
+impl Guard {
+    pub(super) fn new(
+        config: &EngineConfig,
+        request: &GenerateRequest,
+        ctx: RequestContext,
+        telemetry: Telemetry,
+    ) -> Self {
+        Self {
+            ctx,
+            telemetry,
+            vocab_size: config
+                .vocab_size
+                .map_or(u32::MAX, std::num::NonZeroU32::get),
+            max_tokens: request.stop.max_tokens.unwrap_or(u32::MAX),
+            knows_prompt: request.prompt_tokens().is_some(),
+            is_embedding: matches!(request.input, Input::Embed(_)),
+            streamed_tokens: 0,
+        }
+    }
+
+    pub(super) fn violation(&self, violation: Violation) {
+        self.telemetry.violation(violation);
+        tracing::warn!(
+            request_id = self.ctx.id(),
+            rule = violation.name(),
+            "the engine broke the output contract"
+        );
+    }
+
+    /// An item on its way to the client: passed, mended, dropped (`None`), or turned into an error that ends the stream.
+    fn judge(&mut self, output: Output) -> Option<Item> {
+        match output {
+            Output::Tokens(chunk) => self.judge_tokens(chunk),
+            Output::Text(chunk) => {
+                self.streamed_tokens = self.streamed_tokens.saturating_add(chunk.token_count);
+                (!chunk.text.is_empty() || chunk.token_count > 0).then_some(Ok(Output::Text(chunk)))
+            }
+            Output::Embeddings(_) if !self.is_embedding => {
+                self.violation(Violation::WrongOutputKind);
+                None
+            }
+            Output::Embeddings(embeddings) => Some(Ok(Output::Embeddings(embeddings))),
+            Output::Finished(finished) => Some(self.judge_finished(*finished)),
+        }
+    }
+
+    fn judge_tokens(&mut self, mut chunk: TokenChunk) -> Option<Item> {
+        if chunk.is_empty() {
+            self.violation(Violation::EmptyChunk);
+            return None;
+        }
+        if let Err(error) = self.check_vocabulary(&chunk) {
+            return Some(Err(error));
+        }
+        self.truncate(&mut chunk);
+        self.streamed_tokens = self.streamed_tokens.saturating_add(chunk.len());
+        (!chunk.is_empty()).then_some(Ok(Output::Tokens(chunk)))
+    }
+
+    fn judge_finished(&mut self, mut finished: Finished) -> Item {
+        self.check_vocabulary(&finished.last)?;
+        self.check_usage(&finished);
+        self.truncate(&mut finished.last);
+        self.streamed_tokens = self.streamed_tokens.saturating_add(finished.last.len());
+        // What was delivered is what is billed, whatever the engine says.
+        finished.usage.completion_tokens = self.streamed_tokens;
+        if self.knows_prompt {
+            finished.usage.prompt_tokens = self.ctx.prompt_tokens();
+        }
+        if finished.reason == FinishReason::Cancelled && !self.ctx.is_cancelled() {
+            self.violation(Violation::FalseCancel);
+            return Err(EngineError::internal(
+                "the engine cancelled a request that nobody cancelled",
+            )
+            .with_request_id(self.ctx.id()));
+        }
+        Ok(Output::Finished(Box::new(finished)))
+    }
+
+    fn check_vocabulary(&self, chunk: &TokenChunk) -> Result<(), EngineError> {
+        if chunk.token_ids.iter().all(|token| *token < self.vocab_size) {
+            return Ok(());
+        }
+        self.violation(Violation::TokenOutOfRange);
+        Err(
+            EngineError::internal("the engine produced a token outside the model's vocabulary")
+                .with_request_id(self.ctx.id()),
+        )
+    }
+
+    /// Cuts what is over `max_tokens`.
+    fn truncate(&self, chunk: &mut TokenChunk) {
+        let room = self.max_tokens.saturating_sub(self.streamed_tokens);
+        if chunk.len() > room {
+            self.violation(Violation::TooManyTokens);
+            let room = usize::try_from(room).unwrap_or(usize::MAX);
+            chunk.token_ids.truncate(room);
+            chunk.logprobs.truncate(room);
+        }
+    }
+
+    fn check_usage(&self, finished: &Finished) {
+        let streamed = self.streamed_tokens.saturating_add(finished.last.len());
+        if finished.usage.completion_tokens != streamed {
+            self.violation(Violation::CompletionTokensMismatch);
+        }
+        if self.knows_prompt && finished.usage.prompt_tokens != self.ctx.prompt_tokens() {
+            self.violation(Violation::PromptTokensMismatch);
+        }
+    }
+
+    /// The terminal of a cancelled request.
+    fn cancelled(&self) -> Item {
+        match self.ctx.cancel_reason().unwrap_or(CancelReason::Client) {
+            CancelReason::Client => {
+                let finish = Finish::cancelled()
+                    .into_finished(self.ctx.prompt_tokens(), self.streamed_tokens);
+                Ok(Output::Finished(Box::new(finish)))
+            }
+            reason @ (CancelReason::Deadline
+            | CancelReason::Shutdown
+            | CancelReason::EngineDead) => Err(reason.to_error().with_request_id(self.ctx.id())),
+        }
+    }
+}
+
+/// A stream of the engine's under guard. It holds the request's places in the engine; dropping it frees them and tells
+/// the engine.
+pub(super) struct GuardedStream {
+    outputs: Option<OutputStream>,
+    guard: Guard,
+    abort: Abort,
+    places: Option<(Ticket, Permit)>,
+    in_flight: InFlight,
+    cancelled: Pin<Box<dyn Future<Output = ()> + Send>>,
+    clock: Clock,
+    started: Instant,
+    has_item: bool,
+    is_ended: bool,
+}
+
+impl GuardedStream {
+    pub(super) fn new(
+        outputs: OutputStream,
+        guard: Guard,
+        abort: Abort,
+        places: (Ticket, Permit),
+        in_flight: InFlight,
+        started: Instant,
+        idle_timeout: Option<Duration>,
+    ) -> Self {
+        let cancelled = Box::pin(guard.ctx.cancelled_owned());
+        let clock = Clock::new(guard.ctx.deadline(), idle_timeout, started);
+        let places = Some(places);
+        let (has_item, is_ended) = (false, false);
+        let outputs = Some(outputs);
+        Self {
+            outputs,
+            guard,
+            abort,
+            places,
+            in_flight,
+            cancelled,
+            clock,
+            started,
+            has_item,
+            is_ended,
+        }
+    }
+
+    /// The next item of the engine's, or why there is none.
+    fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<Item> {
+        if self.guard.ctx.is_cancelled() {
+            return Poll::Ready(self.guard.cancelled());
+        }
+        let Some(outputs) = self.outputs.as_mut() else {
+            return Poll::Pending;
+        };
+        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| Pin::new(outputs).poll_next(cx)));
+        match polled {
+            Ok(Poll::Ready(Some(Ok(output)))) => match self.guard.judge(output) {
+                Some(item) => Poll::Ready(item),
+                None => {
+                    cx.waker().wake_by_ref();
+                    Poll::Pending
+                }
+            },
+            Ok(Poll::Ready(Some(Err(error)))) => Poll::Ready(Err(self.engine_error(error))),
+            // OutputStream gives a terminal before it ends.
+            Ok(Poll::Ready(None)) => Poll::Ready(Err(CancelReason::EngineDead.to_error())),
+            Ok(Poll::Pending) => self.poll_limits(cx),
+            Err(panic) => {
+                self.outputs = None;
+                self.guard.violation(Violation::Panic);
+                Poll::Ready(Err(panic_error(&self.guard.ctx, &*panic)))
+            }
+        }
+    }
+
+    fn engine_error(&self, error: EngineError) -> EngineError {
+        if error.kind() == ErrorKind::StreamIncomplete
+            && self
+                .outputs
+                .as_ref()
+                .is_some_and(|outputs| outputs.violation().is_some())
+        {
+            self.guard.violation(Violation::EndedWithoutTerminal);
+        }
+        error.with_request_id(self.guard.ctx.id())
+    }
+
+    fn poll_limits(&mut self, cx: &mut Context<'_>) -> Poll<Item> {
+        if self.cancelled.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(self.guard.cancelled());
+        }
+        let Poll::Ready(message) = self.clock.poll(cx) else {
+            return Poll::Pending;
+        };
+        self.guard.ctx.cancel(CancelReason::Deadline);
+        let error = EngineError::new(ErrorKind::DeadlineExceeded, message);
+        Poll::Ready(Err(error.with_request_id(self.guard.ctx.id())))
+    }
+
+    fn note(&mut self, item: &Item) {
+        self.clock.item_seen();
+        self.in_flight.heartbeat();
+        if !self.has_item && item.is_ok() {
+            self.has_item = true;
+            self.guard.telemetry.first_item(self.started.elapsed());
+        }
+        match item {
+            Ok(Output::Finished(finished)) => self.end(RequestEnd::Finished(finished.reason)),
+            Err(error) => self.end(RequestEnd::Failed(error.kind())),
+            Ok(Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_)) => {}
+        }
+    }
+
+    /// Once: frees the places, tells the engine if it does not know, counts.
+    fn end(&mut self, end: RequestEnd) {
+        if std::mem::replace(&mut self.is_ended, true) {
+            return;
+        }
+        let ended_by_engine =
+            matches!(end, RequestEnd::Finished(reason) if reason != FinishReason::Cancelled);
+        if !ended_by_engine {
+            self.outputs = None;
+            self.abort.send();
+        }
+        self.places = None;
+        self.guard
+            .telemetry
+            .request_ended(end, self.guard.streamed_tokens, self.started.elapsed());
+        tracing::debug!(
+            request_id = self.guard.ctx.id(),
+            ?end,
+            prompt_tokens = self.guard.ctx.prompt_tokens(),
+            completion_tokens = self.guard.streamed_tokens,
+            duration_ms = self.started.elapsed().as_secs_f64() * 1e3,
+            "request ended"
+        );
+    }
+
+    /// After the terminal: one look for an item that must not be there.
+    fn poll_rest(&mut self, cx: &mut Context<'_>) {
+        let Some(mut outputs) = self.outputs.take() else {
+            return;
+        };
+        let polled =
+            std::panic::catch_unwind(AssertUnwindSafe(|| Pin::new(&mut outputs).poll_next(cx)));
+        match polled {
+            Ok(_) if outputs.violation().is_some() => {
+                self.guard.violation(Violation::ItemAfterTerminal)
+            }
+            Ok(_) => {}
+            Err(_panic) => self.guard.violation(Violation::Panic),
+        }
+    }
+}
+
+impl Stream for GuardedStream {
+    type Item = Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+        let this = &mut *self;
+        if this.is_ended {
+            this.poll_rest(cx);
+            return Poll::Ready(None);
+        }
+        let Poll::Ready(item) = this.poll_engine(cx) else {
+            return Poll::Pending;
+        };
+        this.note(&item);
+        Poll::Ready(Some(item))
+    }
+}
+
+impl Drop for GuardedStream {
+    fn drop(&mut self) {
+        self.end(RequestEnd::Dropped);
+    }
+}
+
+/// The deadline and the idle limit of one stream, on one timer that is touched only when it fires.
+struct Clock {
+    sleep: Option<Pin<Box<Sleep>>>,
+    deadline: Option<Instant>,
+    idle: Option<Duration>,
+    was_active: bool,
+}
+
+impl Clock {
+    fn new(deadline: Option<Instant>, idle: Option<Duration>, now: Instant) -> Self {
+        let next = Self::next(deadline, idle, now);
+        let sleep = next.map(|at| Box::pin(tokio::time::sleep_until(at)));
+        Self {
+            sleep,
+            deadline,
+            idle,
+            was_active: false,
+        }
+    }
+
+    fn next(deadline: Option<Instant>, idle: Option<Duration>, now: Instant) -> Option<Instant> {
+        let idle = idle.map(|idle| now + idle);
+        deadline.into_iter().chain(idle).min()
+    }
+
+    fn item_seen(&mut self) {
+        self.was_active = true;
+    }
+
+    /// Ready, with a message, when a limit has passed.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<String> {
+        let Some(sleep) = self.sleep.as_mut() else {
+            return Poll::Pending;
+        };
+        while sleep.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            if self.deadline.is_some_and(|deadline| now >= deadline) {
+                return Poll::Ready("the request's deadline passed before it finished".into());
+            }
+            if let Some(idle) = self.idle
+                && !std::mem::take(&mut self.was_active)
+            {
+                return Poll::Ready(format!(
+                    "the engine was silent for {} s",
+                    idle.as_secs_f64()
+                ));
+            }
+            let Some(next) = Self::next(self.deadline, self.idle, now) else {
+                return Poll::Pending;
+            };
+            sleep.as_mut().reset(next);
+        }
+        Poll::Pending
+    }
+}

@@ -1,0 +1,108 @@
+//! The requests in flight: counted, awaited, and cancelled together.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::context::{CancelReason, RequestContext};
+use crate::error::EngineError;
+
+/// Every request between the door and its terminal. Clones share.
+#[derive(Debug, Clone, Default)]
+pub(super) struct InFlight {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_open: AtomicBool,
+    next_key: AtomicU64,
+    requests: Mutex<HashMap<u64, RequestContext>>,
+    count: watch::Sender<usize>,
+    /// Items heard from the engine, ever; shows the canary whether it is needed.
+    heartbeats: AtomicU64,
+}
+
+impl InFlight {
+    /// Lets requests in.
+    pub(super) fn open_door(&self) {
+        self.shared.is_open.store(true, Ordering::Release);
+    }
+
+    /// Lets no request in any more.
+    pub(super) fn close_door(&self) {
+        // Under the lock, so that every request is either counted already or refused.
+        let _requests = self.shared.requests.lock();
+        self.shared.is_open.store(false, Ordering::Release);
+    }
+
+    /// Counts a request in until the ticket is dropped.
+    ///
+    /// # Errors
+    /// `EngineShutdown`, retryable, while the door is closed.
+    pub(super) fn enter(&self, ctx: &RequestContext) -> Result<Ticket, EngineError> {
+        let key = self.shared.next_key.fetch_add(1, Ordering::Relaxed);
+        let mut requests = self.shared.requests.lock();
+        if !self.shared.is_open.load(Ordering::Acquire) {
+            return Err(EngineError::engine_shutdown(
+                "the worker is not serving; send the request again",
+            )
+            .with_retry_after(std::time::Duration::from_secs(1)));
+        }
+        requests.insert(key, ctx.clone());
+        self.shared.count.send_replace(requests.len());
+        Ok(Ticket {
+            in_flight: self.clone(),
+            key,
+        })
+    }
+
+    /// Requests in flight now.
+    pub(super) fn count(&self) -> usize {
+        *self.shared.count.borrow()
+    }
+
+    /// Waits until nothing is in flight.
+    pub(super) async fn idle(&self) {
+        let mut count = self.shared.count.subscribe();
+        // The sender lives in `self`, so the wait cannot fail.
+        drop(count.wait_for(|count| *count == 0).await);
+    }
+
+    /// Cancels every request in flight.
+    pub(super) fn cancel_all(&self, reason: CancelReason) -> usize {
+        let requests: Vec<_> = self.shared.requests.lock().values().cloned().collect();
+        for ctx in &requests {
+            ctx.cancel(reason);
+        }
+        requests.len()
+    }
+
+    /// Notes that the engine gave an item.
+    pub(super) fn heartbeat(&self) {
+        self.shared.heartbeats.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Items heard from the engine, ever.
+    pub(super) fn heartbeats(&self) -> u64 {
+        self.shared.heartbeats.load(Ordering::Relaxed)
+    }
+}
+
+/// One request's place among those in flight.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    in_flight: InFlight,
+    key: u64,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut requests = self.in_flight.shared.requests.lock();
+        requests.remove(&self.key);
+        self.in_flight.shared.count.send_replace(requests.len());
+    }
+}

@@ -1,0 +1,161 @@
+//! The metrics every worker has. Names and labels are documented in the operators' guide.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+
+use crate::error::ErrorKind;
+use crate::handles::MetricsRegistry;
+use crate::output::{FinishReason, Violation};
+
+/// From one millisecond, doubling, to about a minute and up to ten.
+const LATENCY_BUCKETS_S: [f64; 18] = [
+    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0,
+    64.0, 256.0, 600.0,
+];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RuleLabel {
+    rule: &'static str,
+}
+
+/// How a request left the worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RequestEnd {
+    /// With a `Finished` item.
+    Finished(FinishReason),
+    /// With an error, before or after the first item.
+    Failed(ErrorKind),
+    /// Its stream was dropped.
+    Dropped,
+}
+
+impl RequestEnd {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Finished(reason) => reason.name(),
+            Self::Failed(kind) => kind.name(),
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
+/// The metrics of one worker. Clones share.
+#[derive(Debug, Clone)]
+pub(super) struct Telemetry {
+    requests: Family<OutcomeLabel, Counter>,
+    violations: Family<RuleLabel, Counter>,
+    pub(super) running: Gauge,
+    pub(super) waiting: Gauge,
+    prompt_tokens: Counter,
+    completion_tokens: Counter,
+    time_to_first_token: Histogram,
+    duration: Histogram,
+}
+
+impl Telemetry {
+    /// Creates the metrics and registers them.
+    pub(super) fn register(registry: &MetricsRegistry) -> Self {
+        let this = Self {
+            requests: Family::default(),
+            violations: Family::default(),
+            running: Gauge::default(),
+            waiting: Gauge::default(),
+            prompt_tokens: Counter::default(),
+            completion_tokens: Counter::default(),
+            time_to_first_token: Histogram::new(LATENCY_BUCKETS_S),
+            duration: Histogram::new(LATENCY_BUCKETS_S),
+        };
+        let name = |name: &str| format!("genset_worker_{name}");
+        registry.register(
+            &name("requests"),
+            "Requests by how they ended",
+            this.requests.clone(),
+        );
+        registry.register(
+            &name("contract_violations"),
+            "Rules of the output contract the engine was seen to break",
+            this.violations.clone(),
+        );
+        registry.register(
+            &name("running_requests"),
+            "Requests in the engine",
+            this.running.clone(),
+        );
+        registry.register(
+            &name("waiting_requests"),
+            "Requests waiting for admission",
+            this.waiting.clone(),
+        );
+        registry.register(
+            &name("prompt_tokens"),
+            "Prompt tokens accepted",
+            this.prompt_tokens.clone(),
+        );
+        registry.register(
+            &name("completion_tokens"),
+            "Tokens streamed",
+            this.completion_tokens.clone(),
+        );
+        registry.register(
+            &name("time_to_first_token_seconds"),
+            "From the call of generate to the first item",
+            this.time_to_first_token.clone(),
+        );
+        registry.register(
+            &name("request_duration_seconds"),
+            "From the call of generate to the end of the stream",
+            this.duration.clone(),
+        );
+        for violation in Violation::ALL {
+            // A rule that was never broken reads 0, so that an alert can be written on its increase.
+            let _ = this.violations.get_or_create(&RuleLabel {
+                rule: violation.name(),
+            });
+        }
+        this
+    }
+
+    pub(super) fn request_accepted(&self, prompt_tokens: u32) {
+        self.prompt_tokens.inc_by(u64::from(prompt_tokens));
+    }
+
+    pub(super) fn first_item(&self, after: Duration) {
+        self.time_to_first_token.observe(after.as_secs_f64());
+    }
+
+    pub(super) fn request_ended(&self, end: RequestEnd, completion_tokens: u32, after: Duration) {
+        self.requests
+            .get_or_create(&OutcomeLabel {
+                outcome: end.label(),
+            })
+            .inc();
+        self.completion_tokens.inc_by(u64::from(completion_tokens));
+        self.duration.observe(after.as_secs_f64());
+    }
+
+    pub(super) fn request_refused(&self, kind: ErrorKind) {
+        self.requests
+            .get_or_create(&OutcomeLabel {
+                outcome: kind.name(),
+            })
+            .inc();
+    }
+
+    pub(super) fn violation(&self, violation: Violation) {
+        self.violations
+            .get_or_create(&RuleLabel {
+                rule: violation.name(),
+            })
+            .inc();
+    }
+}

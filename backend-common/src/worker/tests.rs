@@ -1,0 +1,12 @@
+//! The shell, the adapter and the guard against an engine and a port that fail as planned, under a paused clock.
+
+mod canary;
+mod controls;
+mod drain;
+mod fakes;
+mod faults;
+mod limits;
+mod random;
+mod refusals;
+mod rules;
+mod transcript;

@@ -1,0 +1,167 @@
+//! The canary that watches a serving engine: silence kills, work does not.
+
+use std::time::Duration;
+
+use super::fakes::Call::Probe;
+use super::fakes::World;
+use super::fakes::{
+    config, counting, ended, one_token_then_silence, request, serving, slowly, stop_cleanly,
+};
+use super::transcript::{End, read};
+use crate::context::RequestContext;
+use crate::error::{EngineError, ErrorKind};
+use crate::output::{OutputStream, stream};
+use crate::worker::{CanaryConfig, Outcome, StopCause, WorkerConfig};
+
+const INTERVAL: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+fn watched() -> WorkerConfig {
+    WorkerConfig {
+        canary: CanaryConfig {
+            interval: Some(INTERVAL),
+            timeout: TIMEOUT,
+            max_failures: 3,
+        },
+        ..config()
+    }
+}
+
+fn silent(ctx: RequestContext) -> OutputStream {
+    stream(ctx, |_out| std::future::pending())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_falls_silent_is_dead_after_enough_failures() {
+    let world = World::new();
+    let handle = serving(&world, watched()).await;
+    world.answer_with(|_, ctx| Ok(silent(ctx)));
+    let start = tokio::time::Instant::now();
+    let report = ended(&handle).await;
+    assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
+    assert_eq!(report.error.unwrap().kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(start.elapsed(), (INTERVAL + TIMEOUT) * 3);
+    assert_eq!(world.count(Probe), 1 + 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_fails_every_canary_is_dead_however_it_fails() {
+    type Answer = fn() -> Result<OutputStream, EngineError>;
+    let refuses: Answer = || Err(EngineError::internal("broken"));
+    let fails: Answer = || {
+        let item = Err(EngineError::internal("broken"));
+        Ok(OutputStream::from_raw(Box::pin(futures_util::stream::iter([item]))))
+    };
+    let just_ends: Answer =
+        || Ok(OutputStream::from_raw(Box::pin(futures_util::stream::empty())));
+    let panics: Answer = || panic!("as planned");
+    for (name, answer) in [
+        ("refuses", refuses),
+        ("fails", fails),
+        ("just ends", just_ends),
+        ("panics", panics),
+    ] {
+        let world = World::new();
+        let handle = serving(&world, watched()).await;
+        world.answer_with(move |_, _| answer());
+        let report = ended(&handle).await;
+        assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied), "{name}");
+        assert_eq!(world.count(Probe), 1 + 3, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_time_out_on_a_silent_engine_are_no_sign_of_life() {
+    let world = World::new();
+    let mut config = watched();
+    config.limits.request_timeout = Some(Duration::from_secs(7));
+    let handle = serving(&world, config).await;
+    world.answer_with(|_, ctx| Ok(silent(ctx)));
+    let clients = async {
+        loop {
+            match world.generate(request(), RequestContext::new("r")).await {
+                Ok(outputs) => drop(read(outputs).await),
+                Err(refused) => break refused.kind(),
+            }
+        }
+    };
+    let (report, refused) = tokio::join!(ended(&handle), clients);
+    assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
+    assert_eq!(refused, ErrorKind::EngineShutdown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_good_canary_forgives_the_bad_ones_before_it() {
+    let world = World::new();
+    let handle = serving(&world, watched()).await;
+    for _ in 0..3 {
+        world.answer_with(|_, ctx| Ok(silent(ctx)));
+        tokio::time::sleep((INTERVAL + TIMEOUT) * 2 + Duration::from_secs(1)).await;
+        world.answer_with(|request, ctx| Ok(counting(request, ctx)));
+        tokio::time::sleep(INTERVAL).await;
+    }
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_refuses_for_overload_lives() {
+    let world = World::new();
+    let mut config = watched();
+    (config.limits.max_running, config.limits.max_waiting) = (1, 0);
+    (config.limits.request_timeout, config.limits.idle_timeout) = (None, None);
+    let handle = serving(&world, config).await;
+    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    let busy = world.generate(request(), RequestContext::new("busy"));
+    let busy = busy.await.unwrap();
+    tokio::time::sleep(INTERVAL * 20).await;
+    assert!(world.count(Probe) > 10);
+    handle.ready().await.unwrap();
+    drop(busy);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_streams_is_not_even_probed() {
+    let world = World::new();
+    let mut config = watched();
+    config.limits.max_running = 1;
+    let handle = serving(&world, config).await;
+    world.answer_with(|request, ctx| Ok(slowly(request, ctx, INTERVAL / 3)));
+    let mut long = request();
+    long.stop.max_tokens = Some(40);
+    let outputs = world.generate(long, RequestContext::new("long"));
+    let End::Finished { .. } = read(outputs.await.unwrap()).await.end else {
+        panic!("the request finishes")
+    };
+    assert_eq!(world.count(Probe), 1);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_canary_that_waits_behind_slow_work_kills_nobody() {
+    let world = World::new();
+    let mut config = watched();
+    config.limits.max_running = 1;
+    (config.limits.request_timeout, config.limits.idle_timeout) = (None, None);
+    let handle = serving(&world, config).await;
+    // Slower than an interval, faster than an interval and a canary's limit: every canary is sent, and waits.
+    world.answer_with(|request, ctx| Ok(slowly(request, ctx, INTERVAL + TIMEOUT / 2)));
+    let mut long = request();
+    long.stop.max_tokens = Some(20);
+    let outputs = world.generate(long, RequestContext::new("long"));
+    let End::Finished { .. } = read(outputs.await.unwrap()).await.end else {
+        panic!("the request finishes")
+    };
+    assert!(world.count(Probe) > 10);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_interval_only_the_first_canary_flies() {
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    world.answer_with(|_, ctx| Ok(silent(ctx)));
+    tokio::time::sleep(INTERVAL * 100).await;
+    assert_eq!(world.count(Probe), 1);
+    stop_cleanly(&handle).await;
+}

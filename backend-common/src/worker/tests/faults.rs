@@ -1,0 +1,338 @@
+//! A fault at every transition: what the worker calls afterwards, and how it ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::fakes::Act::{Error, Hang, Panic, Succeed};
+use super::fakes::Call::{Cleanup, Close, Drain, Generate, List, Probe, Serve, Start, Unlist};
+use super::fakes::{Act, Call, World};
+use super::fakes::{
+    config, counting, ended, one_token_then_silence, request, serving, spawn, stop_cleanly,
+};
+use super::transcript::{End, read};
+use crate::config::EngineConfig;
+use crate::error::{EngineError, ErrorKind};
+use crate::output::OutputStream;
+use crate::worker::Outcome::{Clean, CleanupFailed, Failed};
+use crate::worker::StopCause::{CanaryFailed, EngineDied, RegistrationFailed, StartFailed};
+use crate::worker::{Fault, Listing, Outcome, State};
+
+/// The calls of a worker that serves and is stopped.
+const WHOLE_LIFE: [Call; 9] = [
+    Start, Serve, Probe, Generate, List, Unlist, Drain, Close, Cleanup,
+];
+
+const DIED_LISTED: [Call; 8] = [Start, Serve, Probe, Generate, List, Unlist, Close, Cleanup];
+
+#[tokio::test(start_paused = true)]
+async fn a_fault_on_the_way_to_serving_unwinds_what_was_done() {
+    let canary_failed = &[Start, Serve, Probe, Generate, Close, Cleanup];
+    let table: &[(Call, Act, Outcome, &[Call])] = &[
+        (Start, Error, Failed(StartFailed(Fault::Error)), &[Start, Cleanup]),
+        (Start, Panic, Failed(StartFailed(Fault::Panic)), &[Start, Cleanup]),
+        (Start, Hang, Failed(StartFailed(Fault::Timeout)), &[Start, Cleanup]),
+        (Serve, Error, Failed(RegistrationFailed), &[Start, Serve, Cleanup]),
+        (Serve, Panic, Failed(RegistrationFailed), &[Start, Serve, Cleanup]),
+        (Serve, Hang, Failed(RegistrationFailed), &[Start, Serve, Cleanup]),
+        (Probe, Error, Failed(CanaryFailed), &[Start, Serve, Probe, Close, Cleanup]),
+        (Probe, Panic, Failed(CanaryFailed), &[Start, Serve, Probe, Close, Cleanup]),
+        (Probe, Hang, Failed(CanaryFailed), &[Start, Serve, Probe, Close, Cleanup]),
+        (Generate, Error, Failed(CanaryFailed), canary_failed),
+        (Generate, Panic, Failed(CanaryFailed), canary_failed),
+        (Generate, Hang, Failed(CanaryFailed), canary_failed),
+        // A listing that failed may have reached discovery all the same.
+        (List, Error, Failed(RegistrationFailed), &WHOLE_LIFE),
+        (List, Panic, Failed(RegistrationFailed), &WHOLE_LIFE),
+        (List, Hang, Failed(RegistrationFailed), &WHOLE_LIFE),
+    ];
+    for (call, act, outcome, calls) in table {
+        let world = World::new();
+        world.plan(*call, [*act]);
+        let handle = spawn(&world, config());
+        let not_ready = handle.ready().await.unwrap_err();
+        let report = ended(&handle).await;
+        assert_eq!(report.outcome, *outcome, "{call:?} {act:?}");
+        assert_eq!(not_ready.outcome, *outcome, "{call:?} {act:?}");
+        assert!(report.error.is_some(), "{call:?} {act:?}");
+        assert_eq!(world.calls(), *calls, "{call:?} {act:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_canary_whose_stream_goes_wrong_is_never_listed() {
+    type Answer = fn() -> OutputStream;
+    let table: &[(&str, Answer, ErrorKind)] = &[
+        (
+            "ends without a terminal",
+            || OutputStream::from_raw(Box::pin(futures_util::stream::empty())),
+            ErrorKind::StreamIncomplete,
+        ),
+        (
+            "hangs",
+            || OutputStream::from_raw(Box::pin(futures_util::stream::pending())),
+            ErrorKind::DeadlineExceeded,
+        ),
+        (
+            "ends with an error",
+            || {
+                let error = EngineError::new(ErrorKind::Unavailable, "no device");
+                OutputStream::from_raw(Box::pin(futures_util::stream::iter([Err(error)])))
+            },
+            ErrorKind::Unavailable,
+        ),
+        (
+            "panics",
+            || OutputStream::from_raw(Box::pin(futures_util::stream::poll_fn(|_| panic!("bad")))),
+            ErrorKind::Internal,
+        ),
+    ];
+    for (name, answer, kind) in table {
+        let (world, answer) = (World::new(), *answer);
+        world.answer_with(move |_, _| Ok(answer()));
+        let handle = spawn(&world, config());
+        let report = ended(&handle).await;
+        assert_eq!(report.outcome, Failed(CanaryFailed), "{name}");
+        assert_eq!(report.error.unwrap().kind(), *kind, "{name}");
+        assert_eq!(world.count(List), 0, "{name}");
+        assert_eq!(world.count(Cleanup), 1, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_config_that_makes_no_sense_counts_as_a_failed_start() {
+    let world = World::new();
+    world.declare(EngineConfig::new(" ", 16));
+    let handle = spawn(&world, config());
+    let report = ended(&handle).await;
+    assert_eq!(report.outcome, Failed(StartFailed(Fault::Error)));
+    assert_eq!(report.error.unwrap().details().field.as_deref(), Some("model"));
+    assert_eq!(world.calls(), [Start, Cleanup]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fault_while_stopping_never_keeps_a_worker_from_its_end() {
+    let table: &[(Call, Act, Outcome)] = &[
+        (Drain, Succeed, Clean),
+        (Unlist, Error, Clean),
+        (Unlist, Panic, Clean),
+        (Unlist, Hang, Clean),
+        (Drain, Error, Clean),
+        (Drain, Panic, Clean),
+        (Drain, Hang, Clean),
+        (Close, Panic, Clean),
+        (Close, Hang, Clean),
+        (Cleanup, Error, CleanupFailed(Fault::Error)),
+        (Cleanup, Panic, CleanupFailed(Fault::Panic)),
+        (Cleanup, Hang, CleanupFailed(Fault::Timeout)),
+    ];
+    for (call, act, outcome) in table {
+        let world = World::new();
+        world.plan(*call, [*act]);
+        let handle = serving(&world, config()).await;
+        handle.stop();
+        let report = ended(&handle).await;
+        assert_eq!(report.outcome, *outcome, "{call:?} {act:?}");
+        assert_eq!(world.calls(), WHOLE_LIFE, "{call:?} {act:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_stops_at_once_wherever_it_is_on_the_way_to_serving() {
+    let table: &[(Call, &[Call])] = &[
+        (Start, &[Start, Cleanup]),
+        (Serve, &[Start, Serve, Cleanup]),
+        (Probe, &[Start, Serve, Probe, Close, Cleanup]),
+        (Generate, &[Start, Serve, Probe, Generate, Close, Cleanup]),
+        (List, &WHOLE_LIFE),
+    ];
+    for (held_in, calls) in table {
+        let world = World::new();
+        world.plan(*held_in, [Hang]);
+        let handle = spawn(&world, config());
+        world.called(*held_in).await;
+        let asked = Instant::now();
+        handle.stop();
+        let report = ended(&handle).await;
+        assert_eq!(report.outcome, Clean, "{held_in:?}");
+        assert!(report.error.is_none(), "{held_in:?}");
+        assert_eq!(world.calls(), *calls, "{held_in:?}");
+        assert_eq!(asked.elapsed(), Duration::ZERO, "{held_in:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_stopped_before_it_began_calls_nothing() {
+    let world = World::new();
+    let handle = spawn(&world, config());
+    handle.stop();
+    assert_eq!(ended(&handle).await.outcome, Clean);
+    assert_eq!(world.calls(), []);
+}
+
+/// One thread, so that the order of its tasks is the scheduler's and not chance.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn cleanup_waits_until_an_interrupted_start_was_dropped() {
+    let world = World::new();
+    world.plan(Start, [Hang]);
+    let handle = spawn(&world, config());
+    world.called(Start).await;
+    handle.stop();
+    assert_eq!(ended(&handle).await.outcome, Clean);
+    assert_eq!(world.calls(), [Start, Cleanup]);
+    assert!(!world.cleanup_met_start());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_lease_is_listed_again_until_discovery_answers_and_nothing_restarts() {
+    let world = World::new();
+    world.plan(List, [Succeed, Error, Hang, Panic, Error]);
+    let handle = serving(&world, config()).await;
+    world.lose_lease();
+    let mut states = handle.states();
+    let relisting = State::Serving(Listing::Relisting);
+    states.wait_for(|state| *state == relisting).await.unwrap();
+    let answer = read(world.generate(request(), ctx("meanwhile")).await.unwrap()).await;
+    assert_eq!(answer.tokens, [0, 1, 2, 3], "requests are served meanwhile");
+    let listed = State::Serving(Listing::Listed);
+    states.wait_for(|state| *state == listed).await.unwrap();
+    stop_cleanly(&handle).await;
+    let counts = [Start, Serve, Probe, List, Unlist, Cleanup].map(|call| world.count(call));
+    assert_eq!(counts, [1, 1, 1, 6, 1, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_may_be_lost_again_and_again() {
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    let mut states = handle.states();
+    for times in 2..5 {
+        world.lose_lease();
+        for listing in [Listing::Relisting, Listing::Listed] {
+            let wanted = State::Serving(listing);
+            states.wait_for(|state| *state == wanted).await.unwrap();
+        }
+        assert_eq!(world.count(List), times);
+    }
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_stops_while_it_lists_again() {
+    let world = World::new();
+    world.plan(List, [Succeed, Hang]);
+    let handle = serving(&world, config()).await;
+    world.lose_lease();
+    let mut states = handle.states();
+    let relisting = State::Serving(Listing::Relisting);
+    states.wait_for(|state| *state == relisting).await.unwrap();
+    stop_cleanly(&handle).await;
+    let ending = [List, List, Unlist, Drain, Close, Cleanup];
+    assert!(world.calls().ends_with(&ending), "{:?}", world.calls());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_may_die_anywhere_on_the_way_to_serving() {
+    let table: &[(Call, &[Call])] = &[
+        (Start, &[Start, Cleanup]),
+        (Serve, &[Start, Serve, Cleanup]),
+        (Probe, &[Start, Serve, Probe, Close, Cleanup]),
+        (Generate, &[Start, Serve, Probe, Generate, Close, Cleanup]),
+        (List, &DIED_LISTED),
+    ];
+    for (held_in, calls) in table {
+        let world = World::new();
+        world.plan(*held_in, [Hang]);
+        let handle = spawn(&world, config());
+        world.called(*held_in).await;
+        world.kill_engine();
+        let report = ended(&handle).await;
+        assert_eq!(report.outcome, Failed(EngineDied), "{held_in:?}");
+        let error = report.error.unwrap();
+        assert_eq!(error.kind(), ErrorKind::Disconnected, "{held_in:?}");
+        assert_eq!(world.calls(), *calls, "{held_in:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_dies_ends_every_stream_at_once_with_an_error_that_may_move() {
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    // Discovery hangs too, so that nothing may wait for it.
+    world.plan(Unlist, [Hang]);
+    let streams = streams(&world, 3).await;
+    let killed = Instant::now();
+    world.kill_engine();
+    for stream in streams {
+        let end = read(stream).await.end;
+        assert_eq!(end, End::Failed(ErrorKind::Disconnected));
+    }
+    assert_eq!(killed.elapsed(), Duration::ZERO);
+    assert!(ErrorKind::Disconnected.policy().is_migratable);
+    assert_eq!(ended(&handle).await.outcome, Failed(EngineDied));
+    assert_eq!(world.calls().iter().filter(|c| **c != Generate).count(), 7);
+    assert_eq!(world.count(Drain), 0, "a dead engine is not asked to drain");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_may_die_in_every_step_of_stopping() {
+    let table: &[(Call, Outcome, &[Call])] = &[
+        (Unlist, Failed(EngineDied), &DIED_LISTED),
+        (Drain, Failed(EngineDied), &WHOLE_LIFE),
+        // By then nothing is asked of it any more but cleanup.
+        (Close, Clean, &WHOLE_LIFE),
+        (Cleanup, CleanupFailed(Fault::Timeout), &WHOLE_LIFE),
+    ];
+    for (held_in, outcome, calls) in table {
+        let world = World::new();
+        world.plan(*held_in, [Hang]);
+        let handle = serving(&world, config()).await;
+        handle.stop();
+        world.called(*held_in).await;
+        world.kill_engine();
+        assert_eq!(ended(&handle).await.outcome, *outcome, "{held_in:?}");
+        assert_eq!(world.calls(), *calls, "{held_in:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_dies_while_requests_finish_ends_them() {
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    let streams = streams(&world, 2).await;
+    handle.stop();
+    let mut states = handle.states();
+    states.wait_for(super::drain::is_finishing).await.unwrap();
+    world.kill_engine();
+    for stream in streams {
+        let end = read(stream).await.end;
+        assert_eq!(end, End::Failed(ErrorKind::Disconnected));
+    }
+    assert_eq!(ended(&handle).await.outcome, Failed(EngineDied));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_error_is_the_one_reported() {
+    let world = World::new();
+    world.plan(Start, [Error]);
+    world.plan(Cleanup, [Panic]);
+    let report = ended(&spawn(&world, config())).await;
+    assert_eq!(report.outcome, Failed(StartFailed(Fault::Error)));
+    assert!(report.error.unwrap().message().contains("Start fails"));
+}
+
+async fn streams(world: &Arc<World>, count: usize) -> Vec<OutputStream> {
+    let mut streams = Vec::new();
+    for index in 0..count {
+        let ctx = ctx(&format!("r{index}"));
+        streams.push(world.generate(request(), ctx).await.unwrap());
+    }
+    streams
+}
+
+fn ctx(id: &str) -> crate::context::RequestContext {
+    crate::context::RequestContext::new(id)
+}
