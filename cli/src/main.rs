@@ -1,1 +1,60 @@
-fn main() {}
+//! The `genset` binary: reads the command line, assembles engine, worker, runtime and frontend in one process, and turns
+//! how it went into an exit code.
+
+mod args;
+mod engine;
+mod input;
+mod layers;
+mod node;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use args::Command;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// The exit code of a usage or configuration error.
+const USAGE_ERROR: u8 = 2;
+
+fn main() -> ExitCode {
+    let command = match args::parse() {
+        Ok(command) => command,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(USAGE_ERROR);
+        }
+    };
+    match command {
+        Command::Print(text) => {
+            input::print(&text);
+            ExitCode::SUCCESS
+        }
+        Command::Run(config) => run(*config),
+    }
+}
+
+fn run(config: args::RunConfig) -> ExitCode {
+    genset_runtime::init_logging(config.worker.verbose, config.input.is_interactive());
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: the async runtime cannot be started: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = match runtime.block_on(node::run(config)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            USAGE_ERROR
+        }
+    };
+    // A thread that an engine blocks, or that waits for a line, must not keep the process.
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    ExitCode::from(code)
+}

@@ -115,26 +115,28 @@ impl WorkerArgs {
         })
     }
 
-    /// The worker's configuration, checked.
+    /// The model folder the flags name.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flag or the model file at fault.
-    pub fn worker_config(&self) -> Result<WorkerConfig, EngineError> {
-        let folder = match &self.model_path {
-            Some(path) => Some(
-                ModelFolder::load(path)
-                    .map_err(|e| EngineError::invalid_argument("--model-path", e))?,
-            ),
-            None => None,
+    /// `InvalidArgument`, naming the file at fault.
+    pub fn model_folder(&self) -> Result<Option<ModelFolder>, EngineError> {
+        let load = |path: &PathBuf| {
+            ModelFolder::load(path).map_err(|error| EngineError::invalid_argument("--model-path", error))
         };
+        self.model_path.as_ref().map(load).transpose()
+    }
+
+    /// The worker's configuration, checked, publishing the files of `folder`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the flag.
+    pub fn worker_config(&self, folder: Option<ModelFolder>) -> Result<WorkerConfig, EngineError> {
         let defaults = WorkerConfig::default();
         let mut canary = defaults.canary;
         canary.interval = limit(self.canary_interval);
+        let folder_name = folder.as_ref().map(|folder| folder.name.clone());
         let config = WorkerConfig {
-            model_name: self
-                .model_name
-                .clone()
-                .or_else(|| folder.as_ref().map(|folder| folder.name.clone())),
+            model_name: self.model_name.clone().or(folder_name),
             endpoint_types: self.endpoint_types.clone().map(BTreeSet::from_iter),
             context_length_tokens: self.context_length,
             migration_limit: self.migration_limit,
@@ -151,6 +153,26 @@ impl WorkerArgs {
         };
         config.validate()?;
         Ok(config)
+    }
+
+    /// The status server, when the flags ask for one. It is ready while the worker serves.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the flags, when the address cannot be listened on.
+    pub async fn status_server(
+        &self,
+        runtime: &Runtime,
+        handle: &WorkerHandle,
+    ) -> Result<Option<StatusServer>, EngineError> {
+        let Some(port) = self.status_port else { return Ok(None) };
+        let states = handle.states();
+        let is_ready = Arc::new(move || matches!(*states.borrow(), State::Serving(_)));
+        let address = SocketAddr::new(self.status_host, port);
+        let server = StatusServer::bind(address, runtime, is_ready).await.map_err(|error| {
+            EngineError::invalid_argument("--status-host, --status-port", format!("cannot listen on {address}: {error}"))
+        })?;
+        tracing::info!("status on http://{}", server.address());
+        Ok(Some(server))
     }
 
     /// The runtime the flags ask for.
@@ -288,7 +310,7 @@ pub fn run(engine: impl LLMEngine, args: WorkerArgs) -> ExitCode {
 async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
     let prepared = args
         .runtime()
-        .and_then(|runtime| Ok((runtime, args.endpoint_name()?, args.worker_config()?)));
+        .and_then(|runtime| Ok((runtime, args.endpoint_name()?, args.worker_config(args.model_folder()?)?)));
     let (runtime, name, config) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -312,10 +334,10 @@ async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
         }
     };
     let handle = worker.spawn();
-    let _status = match status_server(&args, &runtime, &handle).await {
+    let _status = match args.status_server(&runtime, &handle).await {
         Ok(status) => status,
         Err(error) => {
-            tracing::error!(%error, "the status server cannot listen; see --status-host and --status-port");
+            tracing::error!(%error, "the worker cannot be set up");
             handle.shutdown().await;
             return USAGE_ERROR;
         }
@@ -324,22 +346,6 @@ async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
     let code = until_stopped(handle, signals).await;
     runtime.shutdown().await;
     code
-}
-
-async fn status_server(
-    args: &WorkerArgs,
-    runtime: &Runtime,
-    handle: &WorkerHandle,
-) -> std::io::Result<Option<StatusServer>> {
-    let Some(port) = args.status_port else {
-        return Ok(None);
-    };
-    let states = handle.states();
-    let is_ready = Arc::new(move || matches!(*states.borrow(), State::Serving(_)));
-    let server =
-        StatusServer::bind(SocketAddr::new(args.status_host, port), runtime, is_ready).await?;
-    tracing::info!("status on http://{}", server.address());
-    Ok(Some(server))
 }
 
 async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {

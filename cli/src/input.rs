@@ -1,0 +1,62 @@
+//! The terminal inputs, and what is printed on standard output.
+
+mod chat;
+mod editor;
+mod stdin;
+
+use std::io::Write;
+use std::sync::Arc;
+
+use genset_backend_common::EngineError;
+use genset_frontend::FrontendServer;
+use genset_frontend::model::ServedModel;
+use genset_runtime::Signals;
+use serde_json::json;
+
+use crate::args::{EngineKind, InputKind, RunConfig};
+
+/// Writes to standard output at once. A reader that has gone is no error of ours.
+pub(crate) fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// What is shown once the server answers: the model, the address, and a command that works.
+pub(crate) fn banner(config: &RunConfig, server: &FrontendServer, model: &ServedModel) -> String {
+    let url = format!("http://{}", server.address());
+    let mut body = json!({
+        "model": model.card.name,
+        "stream": true,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    });
+    match config.engine {
+        // Its answer is the prompt, whose first end-of-sequence token comes early.
+        EngineKind::EchoCore => body["genset"] = json!({"ignore_eos": true}),
+        EngineKind::Sample => body["max_tokens"] = json!(16),
+        EngineKind::EchoFull => {}
+    }
+    format!(
+        "model {} (out={})\nlistening on {url}\n\nTry:\n  curl -N {url}/v1/chat/completions \\\n    \
+         -H 'Content-Type: application/json' \\\n    -d '{body}'\n",
+        model.card.name,
+        config.engine.name(),
+    )
+}
+
+/// Runs a terminal input to its end.
+///
+/// # Errors
+/// What the only question failed with, or what the terminal did.
+pub(crate) async fn run_terminal(
+    config: &RunConfig,
+    model: Arc<ServedModel>,
+    signals: &mut Signals,
+) -> Result<(), EngineError> {
+    // The echo would end at the template's own end-of-sequence tokens.
+    let ignore_eos = config.engine == EngineKind::EchoCore;
+    let chat = chat::Chat::new(model, ignore_eos);
+    match config.input {
+        InputKind::Stdin => stdin::run(chat, signals).await,
+        InputKind::Text | InputKind::Http => editor::run(chat, signals).await,
+    }
+}

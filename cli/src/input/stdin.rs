@@ -1,0 +1,44 @@
+//! `in=stdin`: what comes on standard input is one question; its answer goes to standard output.
+
+use genset_backend_common::EngineError;
+use genset_runtime::Signals;
+use tokio::io::AsyncReadExt;
+
+use super::chat::{Chat, Turn};
+use super::print;
+
+/// The longest question, in bytes.
+const MAX_BYTES: u64 = 32 << 20;
+
+pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<(), EngineError> {
+    let mut bytes = Vec::new();
+    let mut input = tokio::io::stdin().take(MAX_BYTES + 1);
+    tokio::select! {
+        biased;
+        _ = signals.next() => return Ok(()),
+        read = input.read_to_end(&mut bytes) => {
+            read.map_err(|error| EngineError::internal(format!("standard input cannot be read: {error}")))?;
+        }
+    }
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(EngineError::invalid_argument(
+            "standard input",
+            format!("is over the limit of {MAX_BYTES} bytes"),
+        ));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| {
+        EngineError::invalid_argument("standard input", "is not UTF-8 text").with_source(error)
+    })?;
+    let question = text.trim_end_matches('\n');
+    if question.is_empty() {
+        return Err(EngineError::invalid_argument(
+            "standard input",
+            "is empty; pipe a question into it",
+        ));
+    }
+    match chat.ask(question, signals).await? {
+        Turn::Answered => print("\n"),
+        Turn::Stopped | Turn::Terminated => {}
+    }
+    Ok(())
+}
