@@ -8,12 +8,15 @@ use genset_backend_common::{
     RequestContext, StartContext, async_trait,
 };
 
+/// The most tokens of prompt and answer together.
+const CONTEXT_LENGTH: u32 = 32_768;
+
 /// What the engine is built from; with the feature `cli`, its command-line flags.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct SampleArgs {
     /// Token ids go from 0 to one below this
-    #[cfg_attr(feature = "cli", arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..)))]
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 1000))]
     pub vocab_size: u32,
     /// Pause before each token, in milliseconds
     #[cfg_attr(
@@ -23,15 +26,6 @@ pub struct SampleArgs {
     pub token_delay_ms: u64,
 }
 
-impl Default for SampleArgs {
-    fn default() -> Self {
-        Self {
-            vocab_size: 1000,
-            token_delay_ms: 0,
-        }
-    }
-}
-
 /// The engine. Building one is cheap; what costs belongs in `start`.
 #[derive(Debug)]
 pub struct SampleEngine {
@@ -39,26 +33,21 @@ pub struct SampleEngine {
     model: EngineState<Model>,
 }
 
-/// What `start` builds: for a real engine weights, a scheduler, a thread.
+/// What `start` builds: for a real engine its weights, scheduler and thread.
 #[derive(Debug)]
 struct Model {
     vocab_size: u32,
     token_delay: Duration,
 }
 
-impl Model {
-    fn next_token(&self, last: u32) -> u32 {
-        (last + 1) % self.vocab_size
-    }
-}
-
 impl SampleEngine {
     /// An engine that is not started yet.
     #[must_use]
     pub fn from_args(args: &SampleArgs) -> Self {
+        let model = EngineState::new();
         Self {
             args: args.clone(),
-            model: EngineState::new(),
+            model,
         }
     }
 }
@@ -66,33 +55,23 @@ impl SampleEngine {
 #[async_trait]
 impl LLMEngine for SampleEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let SampleArgs {
-            vocab_size,
-            token_delay_ms,
-        } = self.args;
+        let vocab_size = self.args.vocab_size;
         if vocab_size == 0 {
-            return Err(EngineError::invalid_argument(
-                "vocab_size",
-                "must be at least 1",
-            ));
+            let problem = "must be at least 1";
+            return Err(EngineError::invalid_argument("vocab_size", problem));
         }
         ctx.progress.report("building the model", None);
-        let token_delay = Duration::from_millis(token_delay_ms);
-        self.model
-            .start(async {
-                Ok(Model {
-                    vocab_size,
-                    token_delay,
-                })
-            })
-            .await?;
-        let can = Capabilities::tokens()
-            .with_point_mass_sampling()
-            .with_virtual_time()
-            .with_resume();
-        Ok(EngineConfig::new("sample", 32_768)
+        let token_delay = Duration::from_millis(self.args.token_delay_ms);
+        let model = Model {
+            vocab_size,
+            token_delay,
+        };
+        self.model.start(async { Ok(model) }).await?;
+        // Whatever the temperature, there is one next token: those options hold by themselves.
+        let can = Capabilities::tokens().with_point_mass_sampling();
+        Ok(EngineConfig::new("sample", CONTEXT_LENGTH)
             .with_vocab_size(vocab_size)
-            .with_capabilities(can))
+            .with_capabilities(can.with_virtual_time().with_resume()))
     }
 
     async fn generate(
@@ -101,16 +80,16 @@ impl LLMEngine for SampleEngine {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let model = self.model.get()?;
-        let prompt = request.tokens()?;
-        let (prompt_len, mut token) = (prompt.len() as u64, prompt.last().copied().unwrap_or(0));
-        let room = u32::try_from(32_768_u64.saturating_sub(prompt_len)).unwrap_or(0);
+        let mut token = request.tokens()?.last().copied().unwrap_or(0);
+        let room = CONTEXT_LENGTH.saturating_sub(request.prompt_tokens().unwrap_or(0));
         let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        // The body's return value is the terminal; usage and cancellation are taken care of.
         Ok(output::stream(ctx, move |out| async move {
             for generated in 0..max_tokens {
                 if !model.token_delay.is_zero() {
                     tokio::time::sleep(model.token_delay).await;
                 }
-                token = model.next_token(token);
+                token = (token + 1) % model.vocab_size;
                 if request.stop.is_stop(token, generated) {
                     return Ok(Finish::stop_token(token));
                 }
