@@ -1,0 +1,196 @@
+//! [`Check`]: one promise of the contract, and how it is tried.
+
+use std::fmt;
+use std::pin::Pin;
+
+use crate::trial::Trial;
+
+/// How much a check counts.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// MUST: required for the word "conformant".
+    Core,
+    /// SHOULD.
+    Strict,
+    /// Leaks and storms; takes minutes.
+    Soak,
+}
+
+impl Level {
+    /// The number in the catalogue.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Core => 1,
+            Self::Strict => 2,
+            Self::Soak => 3,
+        }
+    }
+}
+
+/// What an engine must declare for a check to apply to it.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Profile {
+    /// Every engine that takes tokens.
+    Tokens,
+    /// Engines that declare sampling options.
+    Sampling,
+    /// Engines that declare log probabilities.
+    Logprobs,
+    /// Engines that declare guided decoding.
+    Guided,
+    /// Engines that declare KV events.
+    KvEvents,
+    /// Engines built for prefill and decode roles.
+    Disaggregated,
+    /// Engines that declare that they resume.
+    Resume,
+}
+
+impl Profile {
+    /// Every profile.
+    pub const ALL: [Self; 7] = [
+        Self::Tokens,
+        Self::Sampling,
+        Self::Logprobs,
+        Self::Guided,
+        Self::KvEvents,
+        Self::Disaggregated,
+        Self::Resume,
+    ];
+
+    /// The name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens",
+            Self::Sampling => "sampling",
+            Self::Logprobs => "logprobs",
+            Self::Guided => "guided",
+            Self::KvEvents => "kv-events",
+            Self::Disaggregated => "disaggregated",
+            Self::Resume => "resume",
+        }
+    }
+}
+
+/// Why a check does not apply, as a code that programs read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipReason {
+    /// The engine does not declare the ability.
+    NotDeclared,
+    /// The check needs a probe's counters and there is no black-box way.
+    NoProbe,
+    /// The check belongs to a higher level than was asked for.
+    Level,
+    /// The check was left out by name.
+    Filtered,
+}
+
+/// How a check ends early.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stop {
+    /// The engine breaks the promise; the text says what was seen.
+    Fail(String),
+    /// The check does not apply; the text says why.
+    Skip(SkipReason, String),
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fail(text) | Self::Skip(_, text) => f.write_str(text),
+        }
+    }
+}
+
+/// What a check returns: `Ok` is a pass.
+pub type CheckResult = Result<(), Stop>;
+
+/// The future of a running check.
+pub type CheckFuture = Pin<Box<dyn Future<Output = CheckResult> + Send>>;
+
+/// One promise of the contract, and how it is tried.
+#[derive(Clone, Copy)]
+pub struct Check {
+    /// Stable: two letters of the group, two digits.
+    pub id: &'static str,
+    /// How much it counts.
+    pub level: Level,
+    /// What an engine must declare for it to apply.
+    pub profile: Profile,
+    /// The promise, as a sentence about the engine without its full stop.
+    pub title: &'static str,
+    /// Where the contract says so, as a path into the documentation of `genset-backend-common`.
+    pub clause: &'static str,
+    /// What breaks in production for an engine that fails it.
+    pub breaks: &'static str,
+    /// Whether it needs a runtime with several threads, and so real time.
+    pub is_multi_thread: bool,
+    /// Tries it.
+    pub run: fn(Trial) -> CheckFuture,
+}
+
+impl fmt::Debug for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Check")
+            .field("id", &self.id)
+            .field("title", &self.title)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Ends a check as failed, with a formatted text.
+macro_rules! fail {
+    ($($text:tt)*) => {
+        return Err($crate::check::Stop::Fail(format!($($text)*)))
+    };
+}
+
+/// Ends a check as failed unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)*) => {
+        if !$condition {
+            return Err($crate::check::Stop::Fail(format!($($text)*)));
+        }
+    };
+}
+
+/// Ends a check as not applicable.
+#[allow(unused_macros, reason = "which groups skip is theirs to say")]
+macro_rules! skip {
+    ($reason:ident, $($text:tt)*) => {
+        return Err($crate::check::Stop::Skip($crate::check::SkipReason::$reason, format!($($text)*)))
+    };
+}
+
+#[allow(unused_imports, reason = "which groups skip is theirs to say")]
+pub(crate) use {ensure, fail, skip};
+
+/// A row of the catalogue; `run` is an `async fn(Trial) -> CheckResult`.
+macro_rules! check {
+    ($id:literal, $level:ident, $profile:ident, $title:literal, clause: $clause:literal, breaks: $breaks:literal, $run:path) => {
+        $crate::check::Check {
+            id: $id,
+            level: $crate::check::Level::$level,
+            profile: $crate::check::Profile::$profile,
+            title: $title,
+            clause: $clause,
+            breaks: $breaks,
+            is_multi_thread: false,
+            run: |trial| Box::pin($run(trial)),
+        }
+    };
+    (multi_thread $id:literal, $($rest:tt)*) => {
+        $crate::check::Check { is_multi_thread: true, ..$crate::check::check!($id, $($rest)*) }
+    };
+}
+
+pub(crate) use check;

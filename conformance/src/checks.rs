@@ -1,0 +1,46 @@
+//! The catalogue: every check, by group. A group is a module with a `CHECKS` table and the functions it names.
+
+mod cancellation;
+mod concurrency;
+mod disaggregated;
+mod errors;
+mod finish;
+mod guided;
+mod kv_events;
+mod lifecycle;
+mod metrics;
+mod resume;
+mod sampling;
+mod shutdown;
+mod stream;
+mod usage;
+
+use crate::check::Check;
+
+/// Every check, in the catalogue's order.
+pub fn catalogue() -> impl Iterator<Item = &'static Check> {
+    GROUPS.iter().flat_map(|group| group.iter())
+}
+
+/// A check by id, in any case.
+#[must_use]
+pub fn find(id: &str) -> Option<&'static Check> {
+    catalogue().find(|check| check.id.eq_ignore_ascii_case(id))
+}
+
+const GROUPS: &[&[Check]] = &[
+    lifecycle::CHECKS,
+    stream::CHECKS,
+    finish::CHECKS,
+    usage::CHECKS,
+    cancellation::CHECKS,
+    concurrency::CHECKS,
+    sampling::CHECKS,
+    guided::CHECKS,
+    errors::CHECKS,
+    shutdown::CHECKS,
+    metrics::CHECKS,
+    kv_events::CHECKS,
+    disaggregated::CHECKS,
+    resume::CHECKS,
+];

@@ -1,0 +1,5 @@
+//! CN: cancellation.
+
+use crate::check::Check;
+
+pub(super) const CHECKS: &[Check] = &[];

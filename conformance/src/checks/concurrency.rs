@@ -1,0 +1,5 @@
+//! CC: concurrency and isolation.
+
+use crate::check::Check;
+
+pub(super) const CHECKS: &[Check] = &[];

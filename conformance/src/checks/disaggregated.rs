@@ -1,0 +1,5 @@
+//! DG: prefill and decode.
+
+use crate::check::Check;
+
+pub(super) const CHECKS: &[Check] = &[];

@@ -1,0 +1,5 @@
+//! ER: errors.
+
+use crate::check::Check;
+
+pub(super) const CHECKS: &[Check] = &[];

@@ -1,0 +1,5 @@
+//! GD: guided decoding.
+
+use crate::check::Check;
+
+pub(super) const CHECKS: &[Check] = &[];

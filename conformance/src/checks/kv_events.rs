@@ -1,0 +1,5 @@
+//! KV: KV events.
+
+use crate::check::Check;
+
+pub(super) const CHECKS: &[Check] = &[];

@@ -1,0 +1,5 @@
+//! LC: construct and start.
+
+use crate::check::Check;
+
+pub(super) const CHECKS: &[Check] = &[];

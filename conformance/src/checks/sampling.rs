@@ -1,0 +1,5 @@
+//! DT: sampling and determinism.
+
+use crate::check::Check;
+
+pub(super) const CHECKS: &[Check] = &[];

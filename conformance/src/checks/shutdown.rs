@@ -1,0 +1,5 @@
+//! SH: drain and shutdown.
+
+use crate::check::Check;
+
+pub(super) const CHECKS: &[Check] = &[];

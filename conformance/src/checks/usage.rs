@@ -1,0 +1,5 @@
+//! US: usage.
+
+use crate::check::Check;
+
+pub(super) const CHECKS: &[Check] = &[];

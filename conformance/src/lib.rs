@@ -1,0 +1,35 @@
+//! The conformance kit: says whether an engine keeps the contract of [`LLMEngine`](genset_backend_common::LLMEngine), and
+//! what breaks in production where it does not.
+//!
+//! ```
+//! use genset_conformance::run_conformance;
+//! # use genset_engine_sample::{SampleArgs, SampleEngine};
+//! let args = SampleArgs { vocab_size: 1000, token_delay_ms: 1 };
+//! run_conformance(move |_: &_| SampleEngine::from_args(&args)).assert_conformant();
+//! ```
+//!
+//! - [`Check`] and [`catalogue`]: what is checked, by stable ids.
+//! - [`Subject`], [`Factory`], [`Probe`]: what is tested, and how the kit gets at it.
+//! - [`Trial`], [`Live`], [`Answer`]: what a check works with.
+//! - [`run_conformance`], [`run_conformance_with`], [`run_check`], [`Report`]: running, and what came out.
+//!
+//! Every check runs on a fresh engine, on a thread and an async runtime of its own: an engine that hangs, panics or
+//! blocks its thread fails the check and stops nothing else.
+
+mod check;
+mod checks;
+mod limits;
+#[cfg(feature = "mutants")]
+pub mod mutants;
+mod report;
+mod runner;
+mod subject;
+mod trial;
+
+pub use check::{Check, CheckFuture, CheckResult, Level, Profile, SkipReason, Stop};
+pub use checks::{catalogue, find};
+pub use limits::Limits;
+pub use report::{CheckReport, Evidence, Report, Verdict};
+pub use runner::{Options, run_check, run_conformance, run_conformance_with};
+pub use subject::{Factory, Probe, Scenario, Subject};
+pub use trial::{Answer, Live, Running, Trial};

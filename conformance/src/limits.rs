@@ -1,0 +1,58 @@
+//! [`Limits`]: how long an engine may take, scaled to how fast it is.
+
+use std::time::Duration;
+
+/// How long an engine may take for each kind of thing. On a paused clock they cost nothing; in real time they are scaled
+/// by how long three warm-up requests took, so that a slow engine is not a failing one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// One call of a method (`generate`, `abort`, `drain`, `cleanup`), and the next item of a stream.
+    pub call: Duration,
+    /// From a cancellation or a drop to its visible effect.
+    pub cancel: Duration,
+    /// `start`.
+    pub start: Duration,
+    /// The whole check, on the wall clock: past it the engine blocks its thread.
+    pub wall: Duration,
+}
+
+/// The warm-up time for which the base limits are made.
+const BASE_WARM_UP: Duration = Duration::from_millis(500);
+
+impl Limits {
+    /// The limits of an engine whose three warm-up requests took `warm_up`.
+    #[must_use]
+    pub fn scaled(warm_up: Duration) -> Self {
+        let factor = (warm_up.as_secs_f64() / BASE_WARM_UP.as_secs_f64()).clamp(1.0, 100.0);
+        let base = Self::default();
+        Self {
+            call: base.call.mul_f64(factor),
+            cancel: base.cancel.mul_f64(factor),
+            start: base.start.mul_f64(factor),
+            wall: base.wall.mul_f64(factor),
+        }
+    }
+
+    /// The limits on a paused clock, where waiting is free: only the wall clock is real.
+    #[must_use]
+    pub fn virtual_time() -> Self {
+        let base = Self::default();
+        Self {
+            call: Duration::from_secs(3600),
+            cancel: Duration::from_secs(5),
+            start: Duration::from_secs(3600),
+            ..base
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            call: Duration::from_secs(5),
+            cancel: Duration::from_secs(2),
+            start: Duration::from_secs(60),
+            wall: Duration::from_secs(20),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! [`Fault`]: what a mutant does otherwise than the clean engine it wraps. Every method passes through until overridden.
+
+use std::sync::Arc;
+
+use genset_backend_common::{
+    DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
+    OutputStream, RequestContext, StartContext, async_trait,
+};
+
+use super::Clean;
+use crate::subject::{Scenario, Subject};
+
+/// One fault. `inner` is the clean engine.
+#[async_trait]
+pub(super) trait Fault: Send + Sync + 'static {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        inner.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        inner.generate(request, ctx).await
+    }
+
+    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+        inner.abort(ctx).await;
+    }
+
+    async fn drain(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: DrainContext,
+    ) -> Result<(), EngineError> {
+        inner.drain(ctx).await
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        inner.cleanup().await
+    }
+}
+
+/// A clean engine with a fault.
+struct Faulty<F> {
+    inner: Arc<dyn LLMEngine>,
+    fault: F,
+}
+
+#[async_trait]
+impl<F: Fault> LLMEngine for Faulty<F> {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.fault.start(&self.inner, ctx).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.fault.generate(&self.inner, request, ctx).await
+    }
+
+    async fn abort(&self, ctx: &RequestContext) {
+        self.fault.abort(&self.inner, ctx).await;
+    }
+
+    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
+        self.fault.drain(&self.inner, ctx).await
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.fault.cleanup(&self.inner).await
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        self.inner.controls()
+    }
+}
+
+/// A clean engine with `fault`; the probe, if there is one, stays.
+pub(super) fn with_fault(clean: &Clean, scenario: &Scenario, fault: impl Fault) -> Subject {
+    let subject = clean.build(scenario);
+    Subject {
+        engine: Arc::new(Faulty {
+            inner: subject.engine,
+            fault,
+        }),
+        ..subject
+    }
+}

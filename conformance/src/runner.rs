@@ -1,0 +1,252 @@
+//! Runs checks: each on a fresh engine, a thread and an async runtime of its own, under a watch on the wall clock.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::Instant;
+
+use crate::check::{Check, CheckResult, Level, Profile, SkipReason, Stop};
+use crate::checks::catalogue;
+use crate::limits::Limits;
+use crate::report::{CheckReport, Evidence, Report, Verdict};
+use crate::subject::Factory;
+use crate::trial::Trial;
+
+/// What to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The highest level to run.
+    pub level: Level,
+    /// Only checks whose ids start with one of these; empty for all.
+    pub only: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            level: Level::Strict,
+            only: Vec::new(),
+        }
+    }
+}
+
+/// What a first look at the engine said.
+#[derive(Debug, Clone)]
+struct Acquaintance {
+    is_virtual_time: bool,
+    limits: Limits,
+    profiles: Vec<Profile>,
+}
+
+/// Runs every core and strict check that applies. Blocks the calling thread.
+#[must_use]
+pub fn run_conformance(factory: impl Factory) -> Report {
+    run_conformance_with(factory, &Options::default())
+}
+
+/// Runs what `options` say. Blocks the calling thread.
+#[must_use]
+pub fn run_conformance_with(factory: impl Factory, options: &Options) -> Report {
+    let factory: Arc<dyn Factory> = Arc::new(factory);
+    let known = acquaint(&factory);
+    let checks = catalogue()
+        .map(|check| run_one(check, &factory, &known, options))
+        .collect();
+    Report {
+        kit_version: env!("CARGO_PKG_VERSION").to_owned(),
+        checks,
+    }
+}
+
+/// Runs one check. Blocks the calling thread.
+#[must_use]
+pub fn run_check(check: &Check, factory: impl Factory) -> CheckReport {
+    let factory: Arc<dyn Factory> = Arc::new(factory);
+    let known = acquaint(&factory);
+    let options = Options {
+        level: Level::Soak,
+        only: Vec::new(),
+    };
+    run_one(check, &factory, &known, &options)
+}
+
+fn run_one(
+    check: &Check,
+    factory: &Arc<dyn Factory>,
+    known: &Acquaintance,
+    options: &Options,
+) -> CheckReport {
+    let is_wanted = options.only.is_empty()
+        || options
+            .only
+            .iter()
+            .any(|prefix| check.id.starts_with(prefix.as_str()));
+    let skip = if !is_wanted {
+        Some((SkipReason::Filtered, "left out by name".to_owned()))
+    } else if check.level > options.level {
+        Some((
+            SkipReason::Level,
+            format!("level {} was not asked for", check.level.number()),
+        ))
+    } else if !known.profiles.contains(&check.profile) {
+        Some((
+            SkipReason::NotDeclared,
+            format!("the engine does not declare {}", check.profile.name()),
+        ))
+    } else {
+        None
+    };
+    let started = Instant::now();
+    let (result, evidence) = match skip {
+        Some((code, reason)) => (Err(Stop::Skip(code, reason)), Evidence::Direct),
+        None => on_own_thread(*check, Arc::clone(factory), known),
+    };
+    let verdict = match result {
+        Ok(()) => Verdict::Pass,
+        Err(Stop::Fail(reason)) => Verdict::Fail { reason },
+        Err(Stop::Skip(code, reason)) => Verdict::Skip { code, reason },
+    };
+    CheckReport {
+        id: check.id.to_owned(),
+        level: check.level,
+        profile: check.profile,
+        verdict,
+        evidence,
+        duration_ms: started.elapsed().as_secs_f64() * 1e3,
+    }
+}
+
+/// A check that outlives the wall clock's limit is given up with its thread: nothing else can end a thread.
+fn on_own_thread(
+    check: Check,
+    factory: Arc<dyn Factory>,
+    known: &Acquaintance,
+) -> (CheckResult, Evidence) {
+    let limits = if check.is_multi_thread {
+        Limits::default()
+    } else {
+        known.limits
+    };
+    let is_paused = known.is_virtual_time && !check.is_multi_thread;
+    let trial = Trial::new(factory, check.id, limits);
+    let watched = trial.clone();
+    let result = watch(limits.wall, move || {
+        let runtime = runtime(check.is_multi_thread, is_paused)?;
+        let result = runtime.block_on(async {
+            let result = (check.run)(trial.clone()).await;
+            trial.tidy().await;
+            result
+        });
+        runtime.shutdown_timeout(Duration::from_millis(100));
+        result
+    });
+    (result, watched.evidence())
+}
+
+fn runtime(is_multi_thread: bool, is_paused: bool) -> Result<Runtime, Stop> {
+    let mut builder = if is_multi_thread {
+        Builder::new_multi_thread()
+    } else {
+        Builder::new_current_thread()
+    };
+    builder.enable_all();
+    if is_multi_thread {
+        builder.worker_threads(2);
+    } else {
+        builder.start_paused(is_paused);
+    }
+    builder
+        .build()
+        .map_err(|error| Stop::Fail(format!("the kit cannot start an async runtime: {error}")))
+}
+
+/// Runs `work` on a thread of its own, for at most `limit`.
+fn watch(limit: Duration, work: impl FnOnce() -> CheckResult + Send + 'static) -> CheckResult {
+    let (done, result): (SyncSender<CheckResult>, _) = sync_channel(1);
+    let thread = std::thread::Builder::new()
+        .name("conformance-check".into())
+        .spawn(move || {
+            let _ = done.send(work());
+        });
+    let thread =
+        thread.map_err(|error| Stop::Fail(format!("the kit cannot start a thread: {error}")))?;
+    match result.recv_timeout(limit) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Timeout) => {
+            let seconds = limit.as_secs_f64();
+            Err(Stop::Fail(format!(
+                "the engine blocks its thread: nothing moved for {seconds} s of real time"
+            )))
+        }
+        Err(RecvTimeoutError::Disconnected) => {
+            let panic = thread.join().err();
+            Err(Stop::Fail(format!(
+                "the engine panicked: {}",
+                panic.as_deref().map_or("no message", text_of)
+            )))
+        }
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
+
+/// Starts one engine to learn what it declares, and how fast it is. An engine that fails here is taken for a plain one; the
+/// checks will say what is wrong with it.
+fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
+    let plain = Acquaintance {
+        is_virtual_time: false,
+        limits: Limits::default(),
+        profiles: vec![Profile::Tokens],
+    };
+    let (sender, receiver) = sync_channel(1);
+    let factory = Arc::clone(factory);
+    let _ = watch(Limits::default().start, move || {
+        let runtime = runtime(false, false)?;
+        let known = runtime.block_on(meet(&Trial::new(factory, "warm-up", Limits::default())));
+        if let Ok(known) = known {
+            let _ = sender.send(known);
+        }
+        runtime.shutdown_timeout(Duration::from_millis(100));
+        Ok(())
+    });
+    receiver.try_recv().unwrap_or(plain)
+}
+
+async fn meet(trial: &Trial) -> Result<Acquaintance, Stop> {
+    let live = trial.start().await?;
+    let can = &live.config.capabilities;
+    let mut profiles = vec![Profile::Tokens];
+    profiles.extend((!can.sampling.is_empty()).then_some(Profile::Sampling));
+    profiles.extend(can.max_logprobs.map(|_| Profile::Logprobs));
+    profiles.extend((!can.guided.is_empty()).then_some(Profile::Guided));
+    profiles.extend(can.kv_events.then_some(Profile::KvEvents));
+    profiles.extend(can.resume.then_some(Profile::Resume));
+    let is_virtual_time = can.virtual_time;
+    if is_virtual_time {
+        trial.tidy().await;
+        return Ok(Acquaintance {
+            is_virtual_time,
+            limits: Limits::virtual_time(),
+            profiles,
+        });
+    }
+    let started = Instant::now();
+    for _ in 0..3 {
+        // How it answers is for the checks to judge.
+        let _ = live.answer(live.request(4, 4)).await;
+    }
+    let limits = Limits::scaled(started.elapsed());
+    trial.tidy().await;
+    Ok(Acquaintance {
+        is_virtual_time,
+        limits,
+        profiles,
+    })
+}

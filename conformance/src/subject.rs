@@ -1,0 +1,114 @@
+//! What is tested: a [`Subject`], made afresh for each check by a [`Factory`].
+
+use std::sync::Arc;
+
+use genset_backend_common::{LLMEngine, Role};
+
+/// What a factory is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Scenario {
+    /// The part the engine will play.
+    pub role: Role,
+    /// The check it is for.
+    pub check: &'static str,
+}
+
+impl Scenario {
+    /// The scenario of a check, for an engine that does both prefill and decode.
+    #[must_use]
+    pub fn of(check: &'static str) -> Self {
+        Self {
+            role: Role::Aggregated,
+            check,
+        }
+    }
+}
+
+/// Counters of the engine's own, for evidence from inside. Every method may say `None`: the kit then looks from outside and
+/// marks the evidence as indirect.
+pub trait Probe: Send + Sync + 'static {
+    /// Requests that hold anything now.
+    fn active_requests(&self) -> Option<u64> {
+        None
+    }
+
+    /// Tokens computed, ever, whether or not anybody read them.
+    fn produced_tokens(&self) -> Option<u64> {
+        None
+    }
+
+    /// KV blocks in use now.
+    fn kv_used_blocks(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// An engine to test, not started.
+#[derive(Clone)]
+pub struct Subject {
+    /// The engine.
+    pub engine: Arc<dyn LLMEngine>,
+    /// Its counters, if it shows them.
+    pub probe: Option<Arc<dyn Probe>>,
+    /// Whether requests are checked against the declaration on the engine's own side (a worker in another process), so
+    /// that the kit must not do it.
+    pub checks_itself: bool,
+}
+
+impl Subject {
+    /// An engine in this process, behind the checks that a Worker makes before each request.
+    #[must_use]
+    pub fn new(engine: impl LLMEngine) -> Self {
+        Self {
+            engine: Arc::new(engine),
+            probe: None,
+            checks_itself: false,
+        }
+    }
+
+    /// Adds the engine's counters.
+    #[must_use]
+    pub fn with_probe(mut self, probe: Arc<dyn Probe>) -> Self {
+        self.probe = Some(probe);
+        self
+    }
+
+    /// Says that requests are checked on the engine's own side.
+    #[must_use]
+    pub fn checking_itself(mut self) -> Self {
+        self.checks_itself = true;
+        self
+    }
+}
+
+impl<E: LLMEngine> From<E> for Subject {
+    fn from(engine: E) -> Self {
+        Self::new(engine)
+    }
+}
+
+impl std::fmt::Debug for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Subject")
+            .field("has_probe", &self.probe.is_some())
+            .field("checks_itself", &self.checks_itself)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Makes a fresh subject for each check. Closures from a scenario to an engine or a [`Subject`] are factories.
+pub trait Factory: Send + Sync + 'static {
+    /// Builds, without side effects, an engine that is not started.
+    fn build(&self, scenario: &Scenario) -> Subject;
+}
+
+impl<F, S> Factory for F
+where
+    F: Fn(&Scenario) -> S + Send + Sync + 'static,
+    S: Into<Subject>,
+{
+    fn build(&self, scenario: &Scenario) -> Subject {
+        self(scenario).into()
+    }
+}

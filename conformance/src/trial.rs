@@ -1,0 +1,479 @@
+//! What a check works with: a [`Trial`] builds engines, a [`Live`] one is started, a [`Running`] request is read, an
+//! [`Answer`] is what was read. Every wait has a limit; whoever passes it fails the check by name.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use genset_backend_common::output::{Usage, Violation};
+use genset_backend_common::{
+    EngineConfig, EngineError, FinishReason, GenerateRequest, LLMEngine, Output, OutputStream,
+    RequestContext, Role, StartContext, TokenId,
+};
+use parking_lot::Mutex;
+
+use crate::check::{Stop, fail};
+use crate::limits::Limits;
+use crate::report::Evidence;
+use crate::subject::{Factory, Scenario, Subject};
+
+/// One check's go at an engine. Clones share.
+#[derive(Clone)]
+pub struct Trial {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    factory: Arc<dyn Factory>,
+    check: &'static str,
+    limits: Limits,
+    evidence: Mutex<Evidence>,
+    /// Engines to clean up when the check is over.
+    built: Mutex<Vec<Arc<dyn LLMEngine>>>,
+    requests: std::sync::atomic::AtomicU64,
+}
+
+impl Trial {
+    pub(crate) fn new(factory: Arc<dyn Factory>, check: &'static str, limits: Limits) -> Self {
+        let shared = Shared {
+            factory,
+            check,
+            limits,
+            evidence: Mutex::new(Evidence::Direct),
+            built: Mutex::default(),
+            requests: std::sync::atomic::AtomicU64::new(0),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// How long the engine may take.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    /// Notes that the check looks from outside, for lack of a probe.
+    pub fn note_indirect(&self) {
+        *self.shared.evidence.lock() = Evidence::Indirect;
+    }
+
+    pub(crate) fn evidence(&self) -> Evidence {
+        *self.shared.evidence.lock()
+    }
+
+    /// A fresh engine, not started.
+    #[must_use]
+    pub fn build(&self) -> Subject {
+        self.build_as(Role::Aggregated)
+    }
+
+    /// A fresh engine for a role, not started.
+    #[must_use]
+    pub fn build_as(&self, role: Role) -> Subject {
+        let mut scenario = Scenario::of(self.shared.check);
+        scenario.role = role;
+        let subject = self.shared.factory.build(&scenario);
+        self.shared.built.lock().push(Arc::clone(&subject.engine));
+        subject
+    }
+
+    /// A fresh engine, started.
+    ///
+    /// # Errors
+    /// A failure of the check when it does not start in time.
+    pub async fn start(&self) -> Result<Live, Stop> {
+        self.start_as(Role::Aggregated).await
+    }
+
+    /// A fresh engine for a role, started.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_as(&self, role: Role) -> Result<Live, Stop> {
+        let subject = self.build_as(role);
+        let ctx = StartContext {
+            role,
+            ..StartContext::detached(1)
+        };
+        let started = self
+            .within(
+                "start",
+                self.limits().start,
+                subject.engine.start(ctx.clone()),
+            )
+            .await?;
+        match started {
+            Ok(config) => Ok(Live {
+                trial: self.clone(),
+                subject,
+                config,
+                start: ctx,
+            }),
+            Err(error) => fail!("start failed: {} ({})", error, error.kind()),
+        }
+    }
+
+    /// Waits for `future`, at most `limit`.
+    ///
+    /// # Errors
+    /// A failure that names `what` when the limit passes.
+    pub async fn within<T>(
+        &self,
+        what: &str,
+        limit: Duration,
+        future: impl Future<Output = T>,
+    ) -> Result<T, Stop> {
+        match tokio::time::timeout(limit, future).await {
+            Ok(value) => Ok(value),
+            Err(_) => fail!("{what} was not done within {} s", limit.as_secs_f64()),
+        }
+    }
+
+    /// Calls a method that should return soon.
+    ///
+    /// # Errors
+    /// A failure that names `what` when it does not.
+    pub async fn call<T>(&self, what: &str, future: impl Future<Output = T>) -> Result<T, Stop> {
+        self.within(what, self.limits().call, future).await
+    }
+
+    /// Cleans up what the check has built; how that goes is not judged here.
+    pub(crate) async fn tidy(&self) {
+        let built = std::mem::take(&mut *self.shared.built.lock());
+        for engine in built {
+            let _ = tokio::time::timeout(Duration::from_secs(1), engine.cleanup()).await;
+        }
+    }
+
+    fn next_id(&self) -> String {
+        let number = self
+            .shared
+            .requests
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        format!("{}-{number}", self.shared.check)
+    }
+}
+
+/// A started engine.
+#[derive(Clone)]
+pub struct Live {
+    /// The trial it belongs to.
+    pub trial: Trial,
+    /// The engine.
+    pub subject: Subject,
+    /// What it declared at start.
+    pub config: EngineConfig,
+    /// The handles it was given at start.
+    pub start: StartContext,
+}
+
+impl Live {
+    /// A token id that the engine's vocabulary has, varying with `seed`.
+    #[must_use]
+    pub fn token(&self, seed: u64) -> TokenId {
+        let vocab_size = u64::from(
+            self.config
+                .vocab_size
+                .map_or(100, std::num::NonZeroU32::get),
+        );
+        u32::try_from(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % vocab_size).unwrap_or(0)
+    }
+
+    /// A prompt of `len` tokens, varying with `seed`.
+    #[must_use]
+    pub fn prompt(&self, len: usize, seed: u64) -> Vec<TokenId> {
+        (0..)
+            .take(len)
+            .map(|place: u64| self.token(place.wrapping_add(seed.wrapping_mul(1_000_003))))
+            .collect()
+    }
+
+    /// A plain request: `prompt_len` prompt tokens, exactly `max_tokens` to generate, no sampling options.
+    #[must_use]
+    pub fn request(&self, prompt_len: usize, max_tokens: u32) -> GenerateRequest {
+        let mut request =
+            GenerateRequest::from_tokens(self.config.model.clone(), self.prompt(prompt_len, 0));
+        request.stop.max_tokens = Some(max_tokens);
+        request.stop.ignore_eos = true;
+        request
+    }
+
+    /// A context for `request`, as a Worker makes it.
+    #[must_use]
+    pub fn context(&self, request: &GenerateRequest) -> RequestContext {
+        RequestContext::new(self.trial.next_id())
+            .with_prompt_tokens(request.prompt_tokens().unwrap_or(0))
+    }
+
+    /// Sends a request the way a Worker does: what is not declared is refused before the engine sees it.
+    ///
+    /// # Errors
+    /// Outer: a failure when `generate` does not return in time. Inner: the engine's refusal.
+    pub async fn try_generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<Result<Running, EngineError>, Stop> {
+        if !self.subject.checks_itself
+            && let Err(refusal) = self.config.check(&request)
+        {
+            return Ok(Err(refusal));
+        }
+        let generated = self
+            .trial
+            .call(
+                "generate",
+                self.subject.engine.generate(request, ctx.clone()),
+            )
+            .await?;
+        Ok(generated.map(|outputs| Running::new(self.trial.clone(), ctx, outputs)))
+    }
+
+    /// Sends a request that must be accepted.
+    ///
+    /// # Errors
+    /// A failure when it is refused or not accepted in time.
+    pub async fn generate(&self, request: GenerateRequest) -> Result<Running, Stop> {
+        let ctx = self.context(&request);
+        match self.try_generate(request, ctx).await? {
+            Ok(running) => Ok(running),
+            Err(error) => fail!(
+                "generate refused a good request: {error} ({})",
+                error.kind()
+            ),
+        }
+    }
+
+    /// Sends a request that must be accepted, and reads all of its answer.
+    ///
+    /// # Errors
+    /// A failure when it is refused, or its stream does not end in time.
+    pub async fn answer(&self, request: GenerateRequest) -> Result<Answer, Stop> {
+        self.generate(request).await?.finish().await
+    }
+
+    /// Sends all requests at once and reads all answers, in order.
+    ///
+    /// # Errors
+    /// As [`Self::answer`].
+    pub async fn answers(&self, requests: Vec<GenerateRequest>) -> Result<Vec<Answer>, Stop> {
+        join_all(requests.into_iter().map(|request| self.answer(request)))
+            .await
+            .into_iter()
+            .collect()
+    }
+
+    /// The error a request is refused with, by `generate` or as the only item of its stream.
+    ///
+    /// # Errors
+    /// A failure when a token or another item comes first, or nothing in time.
+    pub async fn refusal(&self, request: GenerateRequest) -> Result<EngineError, Stop> {
+        let ctx = self.context(&request);
+        let mut running = match self.try_generate(request, ctx).await? {
+            Err(error) => return Ok(error),
+            Ok(running) => running,
+        };
+        match running.next().await? {
+            Some(Err(error)) => Ok(error),
+            other => fail!("expected a refusal before any token, got {other:?}"),
+        }
+    }
+
+    /// Waits until the engine's probe says `is_done`; without a probe (or that counter) returns `false` at once and marks
+    /// the evidence as indirect.
+    ///
+    /// # Errors
+    /// A failure that names `what` when the limit for cancellations passes.
+    pub async fn await_probe(
+        &self,
+        what: &str,
+        is_done: impl Fn(&dyn crate::subject::Probe) -> Option<bool>,
+    ) -> Result<bool, Stop> {
+        let Some(probe) = self
+            .subject
+            .probe
+            .clone()
+            .filter(|probe| is_done(&**probe).is_some())
+        else {
+            self.trial.note_indirect();
+            return Ok(false);
+        };
+        let wait = async {
+            while is_done(&*probe) == Some(false) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        self.trial
+            .within(what, self.trial.limits().cancel, wait)
+            .await?;
+        Ok(true)
+    }
+}
+
+/// A request whose stream is being read.
+pub struct Running {
+    /// Its context: cancel it here.
+    pub ctx: RequestContext,
+    trial: Trial,
+    outputs: OutputStream,
+}
+
+impl Running {
+    fn new(trial: Trial, ctx: RequestContext, outputs: OutputStream) -> Self {
+        Self {
+            ctx,
+            trial,
+            outputs,
+        }
+    }
+
+    /// The next item; `None` after the end.
+    ///
+    /// # Errors
+    /// A failure when none comes in time.
+    pub async fn next(&mut self) -> Result<Option<Result<Output, EngineError>>, Stop> {
+        self.trial
+            .call("the next item of the stream", self.outputs.next())
+            .await
+    }
+
+    /// Reads until at least `count` tokens came; returns them.
+    ///
+    /// # Errors
+    /// A failure when the stream ends first.
+    pub async fn read_tokens(&mut self, count: usize) -> Result<Vec<TokenId>, Stop> {
+        let mut tokens = Vec::new();
+        while tokens.len() < count {
+            match self.next().await? {
+                Some(Ok(Output::Tokens(chunk))) => tokens.extend(chunk.token_ids),
+                other => fail!(
+                    "the stream ended after {} of {count} tokens: {other:?}",
+                    tokens.len()
+                ),
+            }
+        }
+        Ok(tokens)
+    }
+
+    /// Reads to the end, and once past it.
+    ///
+    /// # Errors
+    /// A failure when an item does not come in time.
+    pub async fn finish(self) -> Result<Answer, Stop> {
+        let limit = self.trial.limits().call;
+        self.finish_within(limit).await
+    }
+
+    /// As [`Self::finish`], with a limit of its own for each item.
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
+    pub async fn finish_within(mut self, limit: Duration) -> Result<Answer, Stop> {
+        let mut items = Vec::new();
+        let trial = self.trial.clone();
+        while let Some(item) = trial
+            .within("the next item of the stream", limit, self.outputs.next())
+            .await?
+        {
+            items.push(item);
+        }
+        let is_fused = matches!(
+            trial
+                .within("a poll past the end", limit, self.outputs.next())
+                .await?,
+            None
+        );
+        Ok(Answer {
+            items,
+            violation: self.outputs.violation(),
+            is_fused,
+        })
+    }
+
+    /// The stream itself, for checks that drop or move it.
+    #[must_use]
+    pub fn into_outputs(self) -> OutputStream {
+        self.outputs
+    }
+}
+
+/// What a stream gave, to its end.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Every item, in order; the last is the terminal.
+    pub items: Vec<Result<Output, EngineError>>,
+    /// The rule that the raw stream was seen to break.
+    pub violation: Option<Violation>,
+    /// Whether the stream stayed ended.
+    pub is_fused: bool,
+}
+
+impl Answer {
+    /// Every token, those of the terminal included.
+    #[must_use]
+    pub fn tokens(&self) -> Vec<TokenId> {
+        let mut tokens = Vec::new();
+        for output in self.items.iter().flatten() {
+            match output {
+                Output::Tokens(chunk) => tokens.extend_from_slice(&chunk.token_ids),
+                Output::Finished(finished) => tokens.extend_from_slice(&finished.last.token_ids),
+                Output::Text(_) | Output::Embeddings(_) => {}
+            }
+        }
+        tokens
+    }
+
+    /// Why it finished; `None` when it ended with an error.
+    #[must_use]
+    pub fn reason(&self) -> Option<FinishReason> {
+        self.finished().map(|finished| finished.reason)
+    }
+
+    /// What it cost; `None` when it ended with an error.
+    #[must_use]
+    pub fn usage(&self) -> Option<Usage> {
+        self.finished().map(|finished| finished.usage)
+    }
+
+    /// The terminal item; `None` when it ended with an error.
+    #[must_use]
+    pub fn finished(&self) -> Option<&genset_backend_common::output::Finished> {
+        match self.items.last() {
+            Some(Ok(Output::Finished(finished))) => Some(finished),
+            _ => None,
+        }
+    }
+
+    /// The error it ended with.
+    #[must_use]
+    pub fn error(&self) -> Option<&EngineError> {
+        self.items.last().and_then(|item| item.as_ref().err())
+    }
+}
+
+impl std::fmt::Debug for Trial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trial")
+            .field("check", &self.shared.check)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Live {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Live")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running")
+            .field("ctx", &self.ctx)
+            .finish_non_exhaustive()
+    }
+}
