@@ -190,15 +190,25 @@ impl WorkerHandle {
         })
     }
 
-    /// Stops the worker and waits until no task of its is alive.
+    /// Stops the worker, unless it stops already, and waits until no task of its is alive. It hurries nothing; that is
+    /// what a second [`stop`](Self::stop) is for.
     ///
     /// # Cancel safety
     /// The worker goes on stopping when the future is dropped.
     pub async fn shutdown(self) -> Report {
-        if !matches!(self.state(), State::Stopped(_)) {
-            self.stop();
+        if self.goes_on() {
+            self.stops
+                .send_if_modified(|stops| std::mem::replace(stops, (*stops).max(1)) == 0);
         }
         self.join().await
+    }
+
+    /// Whether the worker has not begun to stop.
+    fn goes_on(&self) -> bool {
+        match self.state() {
+            State::Created | State::Starting | State::Registering(_) | State::Serving(_) => true,
+            State::Draining { .. } | State::CleaningUp { .. } | State::Stopped(_) => false,
+        }
     }
 
     /// Waits until the worker has stopped and no task of its is alive.

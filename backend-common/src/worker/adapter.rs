@@ -3,6 +3,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
@@ -13,7 +14,7 @@ use super::admission::Admission;
 use super::config::RequestLimits;
 use super::guard::{Guard, GuardedStream};
 use super::in_flight::InFlight;
-use super::telemetry::{RequestEnd, Telemetry};
+use super::telemetry::Telemetry;
 use crate::config::EngineConfig;
 use crate::context::{CancelReason, RequestContext};
 use crate::engine::LLMEngine;
@@ -72,22 +73,14 @@ impl Adapter {
     ) -> Result<OutputStream, EngineError> {
         self.config.check(&request)?;
         let ctx = self.engine_context(&request, ctx);
+        let unanswered = CancelOnDrop(Some(ctx.clone()));
         let ticket = self.in_flight.enter(&ctx)?;
         let permit = self.admission.admit(&ctx).await?;
         let started = Instant::now();
         let guard = Guard::new(&self.config, &request, ctx.clone(), self.telemetry.clone());
         self.telemetry.request_accepted(ctx.prompt_tokens());
-        let outputs = match self.call_engine(request, &ctx).await {
-            Ok(outputs) => outputs,
-            Err(error) => {
-                self.telemetry.request_ended(
-                    RequestEnd::Failed(error.kind()),
-                    0,
-                    started.elapsed(),
-                );
-                return Err(error);
-            }
-        };
+        let outputs = self.call_engine(request, &ctx).await?;
+        unanswered.disarm();
         let abort = Abort {
             engine: Arc::clone(&self.engine),
             ctx,
@@ -137,8 +130,28 @@ impl Adapter {
     }
 }
 
+/// Cancels a request that never got its stream: its caller left, or it was refused.
+struct CancelOnDrop(Option<RequestContext>);
+
+impl CancelOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if let Some(ctx) = &self.0 {
+            ctx.cancel(CancelReason::Client);
+        }
+    }
+}
+
 /// Stands for "no deadline" where an instant is needed.
-const FAR_FUTURE: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
+const FAR_FUTURE: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Limit of the engine's `abort`, which nobody waits for: a worker that stops leaves no hint behind.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[async_trait]
 impl Generate for Adapter {
@@ -172,11 +185,9 @@ impl Abort {
             return;
         };
         let (engine, ctx) = (Arc::clone(&self.engine), self.ctx.clone());
-        let hint = async move { engine.abort(&ctx).await };
-        drop(
-            self.tasks
-                .spawn_on(AssertUnwindSafe(hint).catch_unwind().map(drop), &runtime),
-        );
+        let hint = AssertUnwindSafe(async move { engine.abort(&ctx).await }).catch_unwind();
+        let hint = async move { drop(tokio::time::timeout(ABORT_TIMEOUT, hint).await) };
+        drop(self.tasks.spawn_on(hint, &runtime));
     }
 }
 

@@ -1,12 +1,14 @@
 //! The canary: a small request on the path clients use, that says whether the engine answers.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 
 use super::config::CanaryConfig;
 use super::in_flight::InFlight;
+use super::operations::port_panic;
 use crate::config::{EngineConfig, InputKind};
 use crate::context::RequestContext;
 use crate::error::{EngineError, ErrorKind};
@@ -62,7 +64,10 @@ pub(super) async fn probe(
             "the canary's stream ended without a terminal",
         ))
     };
-    tokio::time::timeout(timeout, attempt)
+    let contained = AssertUnwindSafe(attempt)
+        .catch_unwind()
+        .map(|result| result.unwrap_or_else(|panic| Err(port_panic("request plane", &*panic))));
+    tokio::time::timeout(timeout, contained)
         .await
         .unwrap_or_else(|_| {
             let message = format!("the canary took longer than {} s", timeout.as_secs_f64());

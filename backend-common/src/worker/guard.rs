@@ -20,6 +20,33 @@ use crate::request::{GenerateRequest, Input};
 
 type Item = Result<Output, EngineError>;
 
+/// The kinds of items a request may be answered with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OutputKinds {
+    Tokens,
+    TokensOrText,
+    Embeddings,
+}
+
+impl OutputKinds {
+    fn of(input: &Input) -> Self {
+        match input {
+            Input::Tokens(_) => Self::Tokens,
+            Input::Text(_) | Input::Chat(_) => Self::TokensOrText,
+            Input::Embed(_) => Self::Embeddings,
+        }
+    }
+
+    fn contain(self, output: &Output) -> bool {
+        match output {
+            Output::Tokens(_) => self != Self::Embeddings,
+            Output::Text(_) => self == Self::TokensOrText,
+            Output::Embeddings(_) => self == Self::Embeddings,
+            Output::Finished(_) => true,
+        }
+    }
+}
+
 /// What a request's stream must keep to.
 pub(super) struct Guard {
     ctx: RequestContext,
@@ -27,7 +54,10 @@ pub(super) struct Guard {
     vocab_size: u32,
     max_tokens: u32,
     knows_prompt: bool,
-    is_embedding: bool,
+    answers_with: OutputKinds,
+    /// Tokens the engine gave, which its usage must agree with.
+    given_tokens: u32,
+    /// Tokens the client got, which are billed.
     streamed_tokens: u32,
 }
 
@@ -46,7 +76,8 @@ impl Guard {
                 .map_or(u32::MAX, std::num::NonZeroU32::get),
             max_tokens: request.stop.max_tokens.unwrap_or(u32::MAX),
             knows_prompt: request.prompt_tokens().is_some(),
-            is_embedding: matches!(request.input, Input::Embed(_)),
+            answers_with: OutputKinds::of(&request.input),
+            given_tokens: 0,
             streamed_tokens: 0,
         }
     }
@@ -62,15 +93,16 @@ impl Guard {
 
     /// An item on its way to the client: passed, mended, dropped (`None`), or turned into an error that ends the stream.
     fn judge(&mut self, output: Output) -> Option<Item> {
+        if !self.answers_with.contain(&output) {
+            self.violation(Violation::WrongOutputKind);
+            return None;
+        }
+        self.given_tokens = self.given_tokens.saturating_add(output.token_count());
         match output {
             Output::Tokens(chunk) => self.judge_tokens(chunk),
             Output::Text(chunk) => {
                 self.streamed_tokens = self.streamed_tokens.saturating_add(chunk.token_count);
                 (!chunk.text.is_empty() || chunk.token_count > 0).then_some(Ok(Output::Text(chunk)))
-            }
-            Output::Embeddings(_) if !self.is_embedding => {
-                self.violation(Violation::WrongOutputKind);
-                None
             }
             Output::Embeddings(embeddings) => Some(Ok(Output::Embeddings(embeddings))),
             Output::Finished(finished) => Some(self.judge_finished(*finished)),
@@ -133,8 +165,7 @@ impl Guard {
     }
 
     fn check_usage(&self, finished: &Finished) {
-        let streamed = self.streamed_tokens.saturating_add(finished.last.len());
-        if finished.usage.completion_tokens != streamed {
+        if finished.usage.completion_tokens != self.given_tokens {
             self.violation(Violation::CompletionTokensMismatch);
         }
         if self.knows_prompt && finished.usage.prompt_tokens != self.ctx.prompt_tokens() {
@@ -211,13 +242,17 @@ impl GuardedStream {
         };
         let polled = std::panic::catch_unwind(AssertUnwindSafe(|| Pin::new(outputs).poll_next(cx)));
         match polled {
-            Ok(Poll::Ready(Some(Ok(output)))) => match self.guard.judge(output) {
-                Some(item) => Poll::Ready(item),
-                None => {
-                    cx.waker().wake_by_ref();
-                    Poll::Pending
+            Ok(Poll::Ready(Some(Ok(output)))) => {
+                // Only the engine's own items are a sign of life, not the errors made here.
+                self.in_flight.heartbeat();
+                match self.guard.judge(output) {
+                    Some(item) => Poll::Ready(item),
+                    None => {
+                        cx.waker().wake_by_ref();
+                        self.poll_limits(cx)
+                    }
                 }
-            },
+            }
             Ok(Poll::Ready(Some(Err(error)))) => Poll::Ready(Err(self.engine_error(error))),
             // OutputStream gives a terminal before it ends.
             Ok(Poll::Ready(None)) => Poll::Ready(Err(CancelReason::EngineDead.to_error())),
@@ -256,7 +291,6 @@ impl GuardedStream {
 
     fn note(&mut self, item: &Item) {
         self.clock.item_seen();
-        self.in_flight.heartbeat();
         if !self.has_item && item.is_ok() {
             self.has_item = true;
             self.guard.telemetry.first_item(self.started.elapsed());

@@ -81,7 +81,7 @@ impl InFlight {
         requests.len()
     }
 
-    /// Notes that the engine gave an item.
+    /// Notes that the engine gave an item that is not an error.
     pub(super) fn heartbeat(&self) {
         self.shared.heartbeats.fetch_add(1, Ordering::Relaxed);
     }

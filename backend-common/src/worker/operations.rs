@@ -2,6 +2,8 @@
 //! with panics contained. Dropping an operation ends it.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -15,6 +17,9 @@ use crate::error::{EngineError, ErrorKind};
 
 /// What is left of a deadline once a second signal said "now": enough for calls that wait for nothing.
 const EXPIRED_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// How long `cleanup` waits for a call that was given up; one that blocks its thread cannot be ended by anybody.
+const CALL_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Deadlines, and the switch that makes every one of them now.
 #[derive(Debug, Clone, Default)]
@@ -63,48 +68,115 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-/// Calls a method of the engine's on a task of its own, so that one that blocks its thread blocks nothing else.
-pub(super) async fn call_engine<T: Send + 'static>(
-    name: &'static str,
-    tasks: &TaskTracker,
-    deadlines: &Deadlines,
-    limit: Duration,
-    call: impl Future<Output = Result<T, EngineError>> + Send + 'static,
-) -> Result<T, Failure> {
-    let mut task = AbortOnDrop(tasks.spawn(AssertUnwindSafe(call).catch_unwind()));
-    match deadlines.bound(limit, &mut task.0).await {
-        Some(Ok(Ok(Ok(value)))) => Ok(value),
-        Some(Ok(Ok(Err(error)))) => Err(Failure {
-            fault: Fault::Error,
-            error,
-        }),
-        Some(Ok(Err(panic))) => {
-            let error = EngineError::internal(format!(
-                "the engine panicked in {name}: {}",
-                panic_text(&*panic)
-            ));
-            Err(Failure {
-                fault: Fault::Panic,
-                error,
-            })
-        }
-        Some(Err(_)) => {
-            let error = EngineError::internal(format!("the runtime ended during {name}"));
-            Err(Failure {
-                fault: Fault::Error,
-                error,
-            })
-        }
-        None => {
-            let message = format!(
-                "the engine's {name} did not return within {} s",
-                limit.as_secs_f64()
-            );
-            let error = EngineError::new(ErrorKind::DeadlineExceeded, message);
-            Err(Failure {
-                fault: Fault::Timeout,
-                error,
-            })
+/// Calls of the engine's methods, each on a task of its own, so that one that blocks its thread blocks nothing else.
+/// Clones share.
+#[derive(Debug, Clone)]
+pub(super) struct EngineCalls {
+    tasks: TaskTracker,
+    deadlines: Deadlines,
+    /// The calls that have not returned and were not dropped yet.
+    alive: TaskTracker,
+    has_called: Arc<AtomicBool>,
+}
+
+impl EngineCalls {
+    pub(super) fn new(tasks: TaskTracker, deadlines: Deadlines) -> Self {
+        Self {
+            tasks,
+            deadlines,
+            alive: TaskTracker::new(),
+            has_called: Arc::default(),
         }
     }
+
+    /// Whether any method was called. One whose task was ended before it began was not.
+    pub(super) fn has_called(&self) -> bool {
+        self.has_called.load(Ordering::Acquire)
+    }
+
+    /// Waits until every call has returned or was dropped, which for one that was given up is a moment later: its task
+    /// drops it, not the operation that waited.
+    pub(super) async fn settled(&self) {
+        self.alive.close();
+        let settled = self.deadlines.bound(CALL_END_TIMEOUT, self.alive.wait());
+        if settled.await.is_none() {
+            tracing::error!("a call of the engine's blocks its thread; cleanup goes on beside it");
+        }
+    }
+
+    /// Calls one method, for at most `limit`.
+    pub(super) async fn call<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        limit: Duration,
+        call: impl Future<Output = Result<T, EngineError>> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let has_called = Arc::clone(&self.has_called);
+        let call = async move {
+            has_called.store(true, Ordering::Release);
+            AssertUnwindSafe(call).catch_unwind().await
+        };
+        let mut task = AbortOnDrop(self.tasks.spawn(self.alive.track_future(call)));
+        match self.deadlines.bound(limit, &mut task.0).await {
+            Some(Ok(Ok(Ok(value)))) => Ok(value),
+            Some(Ok(Ok(Err(error)))) => Err(Failure {
+                fault: Fault::Error,
+                error,
+            }),
+            Some(Ok(Err(panic))) => {
+                let error = EngineError::internal(format!(
+                    "the engine panicked in {name}: {}",
+                    panic_text(&*panic)
+                ));
+                Err(Failure {
+                    fault: Fault::Panic,
+                    error,
+                })
+            }
+            Some(Err(_)) => {
+                let error = EngineError::internal(format!("the runtime ended during {name}"));
+                Err(Failure {
+                    fault: Fault::Error,
+                    error,
+                })
+            }
+            None => {
+                let message = format!(
+                    "the engine's {name} did not return within {} s",
+                    limit.as_secs_f64()
+                );
+                let error = EngineError::new(ErrorKind::DeadlineExceeded, message);
+                Err(Failure {
+                    fault: Fault::Timeout,
+                    error,
+                })
+            }
+        }
+    }
+}
+
+/// Calls a port, for at most `limit`, with panics contained.
+///
+/// # Errors
+/// What the port returns, `Internal` when it panicked, `Unavailable` when it did not answer in time.
+pub(super) async fn call_port<T>(
+    name: &'static str,
+    deadlines: &Deadlines,
+    limit: Duration,
+    call: impl Future<Output = Result<T, EngineError>>,
+) -> Result<T, EngineError> {
+    let call = AssertUnwindSafe(call).catch_unwind();
+    match deadlines.bound(limit, call).await {
+        Some(Ok(result)) => result,
+        Some(Err(panic)) => Err(port_panic(name, &*panic)),
+        None => {
+            let message = format!("the {name} did not answer within {} s", limit.as_secs_f64());
+            Err(EngineError::new(ErrorKind::Unavailable, message))
+        }
+    }
+}
+
+/// What a contained panic of a port's becomes.
+pub(super) fn port_panic(name: &str, panic: &(dyn std::any::Any + Send)) -> EngineError {
+    EngineError::internal(format!("the {name} panicked: {}", panic_text(panic)))
 }

@@ -1,9 +1,12 @@
 //! The shell around the lifecycle: performs its effects and feeds the answers back.
 
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
@@ -13,7 +16,7 @@ use super::config::WorkerConfig;
 use super::controls::ControlAdapter;
 use super::in_flight::InFlight;
 use super::lifecycle::{Effect, Event, Listing, State, step};
-use super::operations::{Deadlines, Failure, call_engine};
+use super::operations::{Deadlines, EngineCalls, Failure, call_port, port_panic};
 use super::telemetry::Telemetry;
 use super::{Report, Worker};
 use crate::card::ModelCard;
@@ -52,6 +55,7 @@ pub(super) struct Shell {
     telemetry: Telemetry,
     in_flight: InFlight,
     deadlines: Deadlines,
+    calls: EngineCalls,
     error: Option<EngineError>,
     started: Option<(EngineConfig, ModelCard)>,
     registration: Option<Arc<dyn Registration>>,
@@ -72,6 +76,8 @@ impl Shell {
         stops: watch::Receiver<u32>,
     ) -> Self {
         let telemetry = Telemetry::register(&worker.start.metrics);
+        let deadlines = Deadlines::default();
+        let calls = EngineCalls::new(tasks.clone(), deadlines.clone());
         Self {
             engine: worker.engine,
             config: worker.config,
@@ -83,7 +89,8 @@ impl Shell {
             stops_handled: 0,
             telemetry,
             in_flight: InFlight::default(),
-            deadlines: Deadlines::default(),
+            deadlines,
+            calls,
             error: None,
             started: None,
             registration: None,
@@ -130,7 +137,7 @@ impl Shell {
         };
         self.lost = (listing == Listing::Listed).then(|| {
             let registration = Arc::clone(registration);
-            Box::pin(async move { registration.lost().await }) as BoxFuture<()>
+            Box::pin(until_lost(registration)) as BoxFuture<()>
         });
         if self.canary.is_none() {
             let watch = canary::watch(
@@ -283,14 +290,10 @@ impl Shell {
 
     fn call_start(&self) -> BoxFuture<Answer> {
         let (engine, start) = (Arc::clone(&self.engine), self.start.clone());
-        let (tasks, deadlines, limit) = (
-            self.tasks.clone(),
-            self.deadlines.clone(),
-            self.config.start_timeout,
-        );
+        let (calls, limit) = (self.calls.clone(), self.config.start_timeout);
         Box::pin(async move {
             let call = async move { engine.start(start).await };
-            Answer::Started(call_engine("start", &tasks, &deadlines, limit, call).await)
+            Answer::Started(calls.call("start", limit, call).await)
         })
     }
 
@@ -325,8 +328,8 @@ impl Shell {
         let registrar = Arc::clone(&self.registrar);
         let (deadlines, limit) = (self.deadlines.clone(), self.config.register_timeout);
         Box::pin(async move {
-            let served = deadlines.bound(limit, registrar.serve(offer)).await;
-            Answer::Reachable(served.unwrap_or_else(|| Err(too_slow("request plane", limit))))
+            let call = async move { registrar.serve(offer).await };
+            Answer::Reachable(call_port("request plane", &deadlines, limit, call).await)
         })
     }
 
@@ -372,10 +375,10 @@ impl Shell {
     fn list(&self) -> BoxFuture<Answer> {
         let limit = self.config.register_timeout;
         let list = move |registration: Arc<dyn Registration>, deadlines: Deadlines| async move {
-            match deadlines.bound(limit, registration.list()).await {
-                Some(Ok(())) => Answer::Plain(Event::Listed),
-                Some(Err(error)) => Answer::Failed(Event::RegistrationFailed, error),
-                None => Answer::Failed(Event::RegistrationFailed, too_slow("discovery", limit)),
+            let call = async move { registration.list().await };
+            match call_port("discovery", &deadlines, limit, call).await {
+                Ok(()) => Answer::Plain(Event::Listed),
+                Err(error) => Answer::Failed(Event::RegistrationFailed, error),
             }
         };
         self.on_registration(list, Event::RegistrationFailed)
@@ -386,12 +389,10 @@ impl Shell {
         let relist = move |registration: Arc<dyn Registration>, deadlines: Deadlines| async move {
             let (mut pause, longest) = RELIST_PAUSES;
             loop {
-                match deadlines.bound(limit, registration.list()).await {
-                    Some(Ok(())) => return Answer::Plain(Event::Listed),
-                    Some(Err(error)) => {
-                        tracing::warn!(%error, "cannot list the instance again yet")
-                    }
-                    None => tracing::warn!("discovery does not answer; listing is tried again"),
+                let call = async { registration.list().await };
+                match call_port("discovery", &deadlines, limit, call).await {
+                    Ok(()) => return Answer::Plain(Event::Listed),
+                    Err(error) => tracing::warn!(%error, "cannot list the instance again yet"),
                 }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(longest);
@@ -403,14 +404,9 @@ impl Shell {
     fn unlist(&self) -> BoxFuture<Answer> {
         let limit = self.config.register_timeout;
         let unlist = move |registration: Arc<dyn Registration>, deadlines: Deadlines| async move {
-            match deadlines.bound(limit, registration.unlist()).await {
-                Some(Ok(())) => {}
-                Some(Err(error)) => {
-                    tracing::warn!(%error, "the instance could not be taken off the list")
-                }
-                None => tracing::warn!(
-                    "discovery does not answer; the instance stays listed until its lease ends"
-                ),
+            let call = async move { registration.unlist().await };
+            if let Err(error) = call_port("discovery", &deadlines, limit, call).await {
+                tracing::warn!(%error, "the instance may stay listed until its lease ends");
             }
             Answer::Plain(Event::Unlisted)
         };
@@ -438,14 +434,10 @@ impl Shell {
 
     fn call_drain(&self) -> BoxFuture<Answer> {
         let engine = Arc::clone(&self.engine);
-        let (tasks, deadlines, limit) = (
-            self.tasks.clone(),
-            self.deadlines.clone(),
-            self.config.drain_timeout,
-        );
+        let (calls, limit) = (self.calls.clone(), self.config.drain_timeout);
         Box::pin(async move {
             let call = async move { engine.drain(DrainContext { deadline: limit }).await };
-            if let Err(failure) = call_engine("drain", &tasks, &deadlines, limit, call).await {
+            if let Err(failure) = calls.call("drain", limit, call).await {
                 tracing::warn!(error = %failure.error, "the engine's drain failed; the shutdown goes on");
             }
             Answer::Plain(Event::Drained)
@@ -483,27 +475,35 @@ impl Shell {
     }
 
     async fn close_service(&mut self) {
-        if let Some(registration) = self.registration.take() {
-            let closed = self
-                .deadlines
-                .bound(self.config.register_timeout, registration.close())
-                .await;
-            if closed.is_none() {
-                tracing::warn!("the request plane did not close in time");
-            }
+        let Some(registration) = self.registration.take() else {
+            return;
+        };
+        let limit = self.config.register_timeout;
+        let call = async move {
+            registration.close().await;
+            Ok(())
+        };
+        let closed = tokio::select! {
+            biased;
+            closed = call_port("request plane", &self.deadlines, limit, call) => closed,
+            never = expire_on_stop(self.stops.clone(), self.stops_handled, &self.deadlines) => match never {},
+        };
+        if let Err(error) = closed {
+            tracing::warn!(%error, "the request plane did not close");
         }
     }
 
     fn call_cleanup(&self) -> BoxFuture<Answer> {
         let engine = Arc::clone(&self.engine);
-        let (tasks, deadlines, limit) = (
-            self.tasks.clone(),
-            self.deadlines.clone(),
-            self.config.cleanup_timeout,
-        );
+        let (calls, limit) = (self.calls.clone(), self.config.cleanup_timeout);
         Box::pin(async move {
+            calls.settled().await;
+            // A stop may come before the task of `start` ran at all.
+            if !calls.has_called() {
+                return Answer::Plain(Event::CleanedUp);
+            }
             let call = async move { engine.cleanup().await };
-            match call_engine("cleanup", &tasks, &deadlines, limit, call).await {
+            match calls.call("cleanup", limit, call).await {
                 Ok(()) => Answer::Plain(Event::CleanedUp),
                 Err(failure) => Answer::Failed(Event::CleanupFailed(failure.fault), failure.error),
             }
@@ -524,7 +524,24 @@ async fn or_pending<T>(future: &mut Option<BoxFuture<T>>) -> T {
     }
 }
 
-fn too_slow(what: &str, limit: Duration) -> EngineError {
-    let message = format!("the {what} did not answer within {} s", limit.as_secs_f64());
-    EngineError::new(ErrorKind::Unavailable, message)
+/// Ends when discovery has lost the instance; never when the port cannot tell.
+async fn until_lost(registration: Arc<dyn Registration>) {
+    let lost = AssertUnwindSafe(async { registration.lost().await });
+    if let Err(panic) = lost.catch_unwind().await {
+        let error = port_panic("discovery", &*panic);
+        tracing::error!(%error, "a lost lease will not be noticed");
+        std::future::pending().await
+    }
+}
+
+/// Where events are not taken: lets one more stop make every deadline now. The event itself is taken later.
+async fn expire_on_stop(
+    mut stops: watch::Receiver<u32>,
+    stops_handled: u32,
+    deadlines: &Deadlines,
+) -> Infallible {
+    if stops.wait_for(|stops| *stops > stops_handled).await.is_ok() {
+        deadlines.expire();
+    }
+    std::future::pending().await
 }

@@ -50,10 +50,15 @@ async fn an_engine_that_fails_every_canary_is_dead_however_it_fails() {
     let refuses: Answer = || Err(EngineError::internal("broken"));
     let fails: Answer = || {
         let item = Err(EngineError::internal("broken"));
-        Ok(OutputStream::from_raw(Box::pin(futures_util::stream::iter([item]))))
+        Ok(OutputStream::from_raw(Box::pin(
+            futures_util::stream::iter([item]),
+        )))
     };
-    let just_ends: Answer =
-        || Ok(OutputStream::from_raw(Box::pin(futures_util::stream::empty())));
+    let just_ends: Answer = || {
+        Ok(OutputStream::from_raw(Box::pin(
+            futures_util::stream::empty(),
+        )))
+    };
     let panics: Answer = || panic!("as planned");
     for (name, answer) in [
         ("refuses", refuses),
@@ -65,7 +70,11 @@ async fn an_engine_that_fails_every_canary_is_dead_however_it_fails() {
         let handle = serving(&world, watched()).await;
         world.answer_with(move |_, _| answer());
         let report = ended(&handle).await;
-        assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied), "{name}");
+        assert_eq!(
+            report.outcome,
+            Outcome::Failed(StopCause::EngineDied),
+            "{name}"
+        );
         assert_eq!(world.count(Probe), 1 + 3, "{name}");
     }
 }

@@ -139,7 +139,11 @@ async fn a_second_signal_makes_the_deadline_of_every_call_now() {
         let asked = Instant::now();
         handle.stop();
         assert_eq!(ended(&handle).await.outcome, *outcome, "{held_in:?}");
-        assert!(asked.elapsed() <= AT_ONCE, "{held_in:?}: {:?}", asked.elapsed());
+        assert!(
+            asked.elapsed() <= AT_ONCE,
+            "{held_in:?}: {:?}",
+            asked.elapsed()
+        );
         assert_eq!(world.count(Cleanup), 1, "{held_in:?}");
     }
 }

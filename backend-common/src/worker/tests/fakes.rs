@@ -1,7 +1,6 @@
 //! A fake engine and a fake port, which act as a [`World`] plans and write down what was called.
 
 use std::collections::{HashMap, VecDeque};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -40,6 +39,8 @@ pub(super) enum Call {
     Cleanup,
     /// Kept out of [`World::calls`]: hints come at any time.
     Abort,
+    /// Kept out of [`World::calls`]: it is a wait. One that is planned to fail ends at once, as if the lease were lost.
+    Lost,
 }
 
 /// How a call goes.
@@ -62,9 +63,8 @@ impl Act {
     }
 }
 
-type Answering = Arc<
-    dyn Fn(GenerateRequest, RequestContext) -> Result<OutputStream, EngineError> + Send + Sync,
->;
+type Answering =
+    Arc<dyn Fn(GenerateRequest, RequestContext) -> Result<OutputStream, EngineError> + Send + Sync>;
 
 /// Everything outside the Worker: what will happen, and what has.
 pub(super) struct World {
@@ -162,8 +162,14 @@ impl World {
 
     /// Waits for the first call of a kind.
     pub(super) async fn called(&self, call: Call) {
+        self.called_times(call, 1).await;
+    }
+
+    /// Waits until a call was made so many times.
+    pub(super) async fn called_times(&self, call: Call, times: usize) {
         let mut calls = self.calls.subscribe();
-        calls.wait_for(|calls| calls.contains(&call)).await.unwrap();
+        let has_come = |calls: &Vec<Call>| calls.iter().filter(|c| **c == call).count() >= times;
+        calls.wait_for(has_come).await.unwrap();
     }
 
     /// The context of the request the engine saw last.
@@ -292,7 +298,9 @@ impl Registration for FakeRegistration {
     }
 
     async fn lost(&self) {
-        self.world.lease.notified().await;
+        if self.world.act(Call::Lost).await.is_ok() {
+            self.world.lease.notified().await;
+        }
     }
 
     async fn close(&self) {
@@ -376,7 +384,11 @@ pub(super) fn one_token_then_silence(ctx: RequestContext) -> OutputStream {
 }
 
 /// A token every `pause`, up to `max_tokens`.
-pub(super) fn slowly(request: GenerateRequest, ctx: RequestContext, pause: Duration) -> OutputStream {
+pub(super) fn slowly(
+    request: GenerateRequest,
+    ctx: RequestContext,
+    pause: Duration,
+) -> OutputStream {
     let max_tokens = request.stop.max_tokens.unwrap_or(4);
     output::stream(ctx, move |out| async move {
         for token in 0..max_tokens {

@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::fakes::Act::{Error, Hang, Panic, Succeed};
-use super::fakes::Call::{Cleanup, Close, Drain, Generate, List, Probe, Serve, Start, Unlist};
-use super::fakes::{Act, Call, World};
-use super::fakes::{
-    config, counting, ended, one_token_then_silence, request, serving, spawn, stop_cleanly,
+use super::fakes::Call::{
+    Cleanup, Close, Drain, Generate, List, Lost, Probe, Serve, Start, Unlist,
 };
+use super::fakes::{Act, Call, World};
+use super::fakes::{config, ended, one_token_then_silence, request, serving, spawn, stop_cleanly};
 use super::transcript::{End, read};
 use crate::config::EngineConfig;
 use crate::error::{EngineError, ErrorKind};
@@ -30,15 +30,60 @@ const DIED_LISTED: [Call; 8] = [Start, Serve, Probe, Generate, List, Unlist, Clo
 async fn a_fault_on_the_way_to_serving_unwinds_what_was_done() {
     let canary_failed = &[Start, Serve, Probe, Generate, Close, Cleanup];
     let table: &[(Call, Act, Outcome, &[Call])] = &[
-        (Start, Error, Failed(StartFailed(Fault::Error)), &[Start, Cleanup]),
-        (Start, Panic, Failed(StartFailed(Fault::Panic)), &[Start, Cleanup]),
-        (Start, Hang, Failed(StartFailed(Fault::Timeout)), &[Start, Cleanup]),
-        (Serve, Error, Failed(RegistrationFailed), &[Start, Serve, Cleanup]),
-        (Serve, Panic, Failed(RegistrationFailed), &[Start, Serve, Cleanup]),
-        (Serve, Hang, Failed(RegistrationFailed), &[Start, Serve, Cleanup]),
-        (Probe, Error, Failed(CanaryFailed), &[Start, Serve, Probe, Close, Cleanup]),
-        (Probe, Panic, Failed(CanaryFailed), &[Start, Serve, Probe, Close, Cleanup]),
-        (Probe, Hang, Failed(CanaryFailed), &[Start, Serve, Probe, Close, Cleanup]),
+        (
+            Start,
+            Error,
+            Failed(StartFailed(Fault::Error)),
+            &[Start, Cleanup],
+        ),
+        (
+            Start,
+            Panic,
+            Failed(StartFailed(Fault::Panic)),
+            &[Start, Cleanup],
+        ),
+        (
+            Start,
+            Hang,
+            Failed(StartFailed(Fault::Timeout)),
+            &[Start, Cleanup],
+        ),
+        (
+            Serve,
+            Error,
+            Failed(RegistrationFailed),
+            &[Start, Serve, Cleanup],
+        ),
+        (
+            Serve,
+            Panic,
+            Failed(RegistrationFailed),
+            &[Start, Serve, Cleanup],
+        ),
+        (
+            Serve,
+            Hang,
+            Failed(RegistrationFailed),
+            &[Start, Serve, Cleanup],
+        ),
+        (
+            Probe,
+            Error,
+            Failed(CanaryFailed),
+            &[Start, Serve, Probe, Close, Cleanup],
+        ),
+        (
+            Probe,
+            Panic,
+            Failed(CanaryFailed),
+            &[Start, Serve, Probe, Close, Cleanup],
+        ),
+        (
+            Probe,
+            Hang,
+            Failed(CanaryFailed),
+            &[Start, Serve, Probe, Close, Cleanup],
+        ),
         (Generate, Error, Failed(CanaryFailed), canary_failed),
         (Generate, Panic, Failed(CanaryFailed), canary_failed),
         (Generate, Hang, Failed(CanaryFailed), canary_failed),
@@ -107,7 +152,10 @@ async fn a_config_that_makes_no_sense_counts_as_a_failed_start() {
     let handle = spawn(&world, config());
     let report = ended(&handle).await;
     assert_eq!(report.outcome, Failed(StartFailed(Fault::Error)));
-    assert_eq!(report.error.unwrap().details().field.as_deref(), Some("model"));
+    assert_eq!(
+        report.error.unwrap().details().field.as_deref(),
+        Some("model")
+    );
     assert_eq!(world.calls(), [Start, Cleanup]);
 }
 
@@ -206,15 +254,21 @@ async fn a_lost_lease_is_listed_again_until_discovery_answers_and_nothing_restar
 async fn a_lease_may_be_lost_again_and_again() {
     let world = World::new();
     let handle = serving(&world, config()).await;
-    let mut states = handle.states();
     for times in 2..5 {
         world.lose_lease();
-        for listing in [Listing::Relisting, Listing::Listed] {
-            let wanted = State::Serving(listing);
-            states.wait_for(|state| *state == wanted).await.unwrap();
-        }
-        assert_eq!(world.count(List), times);
+        world.called_times(List, times).await;
     }
+    stop_cleanly(&handle).await;
+    assert_eq!((world.count(Start), world.count(List)), (1, 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_port_that_fails_to_watch_the_lease_ends_no_worker() {
+    let world = World::new();
+    world.plan(Lost, [Panic]);
+    let handle = serving(&world, config()).await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(handle.state(), State::Serving(Listing::Listed));
     stop_cleanly(&handle).await;
 }
 

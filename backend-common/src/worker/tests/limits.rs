@@ -1,0 +1,254 @@
+//! The limits of a request: cancellation, deadlines, silence, admission.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::Instant;
+
+use super::fakes::Act::Hang;
+use super::fakes::Call::Generate;
+use super::fakes::{PROMPT_TOKENS, World};
+use super::fakes::{config, one_token_then_silence, request, serving, slowly, stop_cleanly};
+use super::transcript::{Transcript, read};
+use crate::context::{CancelReason, RequestContext};
+use crate::error::{EngineError, ErrorKind};
+use crate::output::{FinishReason, OutputStream};
+use crate::worker::{WorkerConfig, WorkerHandle};
+
+const RUNNING: &str = "genset_worker_running_requests";
+const WAITING: &str = "genset_worker_waiting_requests";
+
+/// A serving worker whose engine gives one token and then nothing.
+async fn stalling(config: WorkerConfig) -> (Arc<World>, WorkerHandle) {
+    let world = World::new();
+    let handle = serving(&world, config).await;
+    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    (world, handle)
+}
+
+/// A worker that runs one request and lets two wait.
+fn narrow() -> WorkerConfig {
+    let mut config = config();
+    (config.limits.max_running, config.limits.max_waiting) = (1, 2);
+    config
+}
+
+async fn send(world: &World, id: &str) -> Result<OutputStream, EngineError> {
+    world.generate(request(), RequestContext::new(id)).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_request_ends_as_cancelled_and_pays_for_what_it_got() {
+    let (world, handle) = stalling(config()).await;
+    let ctx = RequestContext::new("r");
+    let outputs = world.generate(request(), ctx.clone()).await.unwrap();
+    let cancel = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        ctx.cancel(CancelReason::Client);
+    };
+    let (seen, ()) = tokio::join!(read(outputs), cancel);
+    let cancelled = Transcript::finished(FinishReason::Cancelled, PROMPT_TOKENS, &[0]);
+    assert_eq!(seen, cancelled);
+    stop_cleanly(&handle).await;
+    assert_eq!(world.aborted_ids(), ["r"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_cancelled_before_its_first_token_pays_for_its_prompt() {
+    let (world, handle) = stalling(config()).await;
+    let ctx = RequestContext::new("r");
+    let outputs = world.generate(request(), ctx.clone()).await.unwrap();
+    ctx.cancel(CancelReason::Client);
+    let cancelled = Transcript::finished(FinishReason::Cancelled, PROMPT_TOKENS, &[]);
+    assert_eq!(read(outputs).await, cancelled);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_a_stream_cancels_the_request_tells_the_engine_and_frees_its_place() {
+    let (world, handle) = stalling(config()).await;
+    let outputs = send(&world, "dropped").await.unwrap();
+    assert_eq!(world.metric(RUNNING), 1);
+    let seen = world.last_seen();
+    assert!(!seen.is_cancelled());
+    drop(outputs);
+    assert_eq!(world.metric(RUNNING), 0);
+    assert_eq!(seen.cancel_reason(), Some(CancelReason::Client));
+    stop_cleanly(&handle).await;
+    assert_eq!(world.aborted_ids(), ["dropped"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_call_of_generate_cancels_the_request_and_frees_its_place() {
+    let (world, handle) = stalling(config()).await;
+    world.plan(Generate, [Hang]);
+    let client = RequestContext::new("dropped");
+    let call = world.generate(request(), client.clone());
+    assert!(call.now_or_never().is_none());
+    assert_eq!(world.metric(RUNNING), 0);
+    let seen = world.last_seen();
+    assert_eq!(seen.cancel_reason(), Some(CancelReason::Client));
+    assert!(!client.is_cancelled(), "cancelling below stays there");
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_finished_request_is_not_aborted() {
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    read(send(&world, "r").await.unwrap()).await;
+    assert_eq!(world.metric(RUNNING), 0);
+    assert!(!world.last_seen().is_cancelled());
+    stop_cleanly(&handle).await;
+    assert_eq!(world.aborted_ids(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_earlier_of_the_clients_and_the_workers_deadline_counts() {
+    let seconds = |seconds| Some(Duration::from_secs(seconds));
+    for (client, worker, expected) in [
+        (seconds(3), None, 3),
+        (None, seconds(5), 5),
+        (seconds(3), seconds(5), 3),
+        // A client that brings its own deadline may wait longer than those who bring none.
+        (seconds(7), seconds(5), 7),
+    ] {
+        let mut config = config();
+        config.limits.request_timeout = worker;
+        let (world, handle) = stalling(config).await;
+        let start = Instant::now();
+        let mut ctx = RequestContext::new("r");
+        if let Some(limit) = client {
+            ctx = ctx.with_deadline(start + limit);
+        }
+        let outputs = world.generate(request(), ctx).await.unwrap();
+        let failed = Transcript::failed(ErrorKind::DeadlineExceeded, &[0]);
+        assert_eq!(read(outputs).await, failed);
+        assert_eq!(start.elapsed().as_secs(), expected);
+        let reason = world.last_seen().cancel_reason();
+        assert_eq!(reason, Some(CancelReason::Deadline));
+        stop_cleanly(&handle).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_covers_the_call_of_generate_and_the_wait_before_it() {
+    let (world, handle) = stalling(narrow()).await;
+    let in_3_s = || RequestContext::new("r").with_deadline(Instant::now() + Duration::from_secs(3));
+
+    world.plan(Generate, [Hang]);
+    let refused = world.generate(request(), in_3_s()).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    let reason = world.last_seen().cancel_reason();
+    assert_eq!(reason, Some(CancelReason::Deadline));
+
+    let running = send(&world, "running").await.unwrap();
+    let refused = world.generate(request(), in_3_s()).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(world.metric(WAITING), 0);
+    drop(running);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_may_cancel_a_call_of_generate_that_hangs() {
+    let (world, handle) = stalling(config()).await;
+    world.plan(Generate, [Hang]);
+    let ctx = RequestContext::new("r");
+    let seen = world.count(Generate);
+    let call = world.generate(request(), ctx.clone());
+    let cancel = async {
+        while world.count(Generate) == seen {
+            tokio::task::yield_now().await;
+        }
+        ctx.cancel(CancelReason::Client);
+    };
+    let (refused, ()) = tokio::join!(call, cancel);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Cancelled);
+    assert_eq!(world.metric(RUNNING), 0);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_engine_meets_the_idle_limit_and_a_slow_one_does_not() {
+    let idle = Duration::from_secs(10);
+    let mut config = config();
+    (config.limits.idle_timeout, config.limits.request_timeout) = (Some(idle), None);
+    let (world, handle) = stalling(config).await;
+    let start = Instant::now();
+    let outputs = send(&world, "silent").await.unwrap();
+    let failed = Transcript::failed(ErrorKind::DeadlineExceeded, &[0]);
+    assert_eq!(read(outputs).await, failed);
+    assert!(start.elapsed() >= idle && start.elapsed() <= idle * 2);
+
+    world.answer_with(move |request, ctx| Ok(slowly(request, ctx, idle - Duration::from_secs(1))));
+    let answer = read(send(&world, "slow").await.unwrap()).await;
+    assert_eq!(answer.tokens, [0, 1, 2, 3]);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_run_wait_or_are_refused_in_this_order() {
+    let (world, handle) = stalling(narrow()).await;
+    let running = send(&world, "running").await.unwrap();
+    let mut first = Box::pin(send(&world, "first"));
+    let mut second = Box::pin(send(&world, "second"));
+    assert!(first.as_mut().now_or_never().is_none());
+    assert!(second.as_mut().now_or_never().is_none());
+    assert_eq!((world.metric(RUNNING), world.metric(WAITING)), (1, 2));
+
+    let error = send(&world, "refused").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Overloaded);
+    assert!(error.details().retry_after.is_some());
+
+    drop(running);
+    assert!(
+        second.as_mut().now_or_never().is_none(),
+        "first come, first served"
+    );
+    let first = first.await.unwrap();
+    assert_eq!((world.metric(RUNNING), world.metric(WAITING)), (1, 1));
+    drop(first);
+    drop(second.await.unwrap());
+    assert_eq!((world.metric(RUNNING), world.metric(WAITING)), (0, 0));
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_request_does_not_overtake_those_that_wait() {
+    let (world, handle) = stalling(narrow()).await;
+    let running = send(&world, "running").await.unwrap();
+    let mut waiting = Box::pin(send(&world, "waiting"));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    drop(running);
+    let mut late = Box::pin(send(&world, "late"));
+    assert!(late.as_mut().now_or_never().is_none());
+    drop(waiting.await.unwrap());
+    drop(late.await.unwrap());
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_request_can_be_cancelled_or_dropped_and_leaves_no_trace() {
+    let (world, handle) = stalling(narrow()).await;
+    let running = send(&world, "running").await.unwrap();
+    let seen = world.count(Generate);
+
+    let ctx = RequestContext::new("cancelled");
+    let mut cancelled = Box::pin(world.generate(request(), ctx.clone()));
+    assert!(cancelled.as_mut().now_or_never().is_none());
+    ctx.cancel(CancelReason::Client);
+    assert_eq!(cancelled.await.unwrap_err().kind(), ErrorKind::Cancelled);
+
+    assert!(send(&world, "dropped").now_or_never().is_none());
+    assert_eq!((world.metric(RUNNING), world.metric(WAITING)), (1, 0));
+    drop(running);
+    drop(send(&world, "next").await.unwrap());
+    assert_eq!(
+        world.count(Generate),
+        seen + 1,
+        "neither reached the engine"
+    );
+    stop_cleanly(&handle).await;
+}

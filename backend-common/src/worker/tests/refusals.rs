@@ -1,0 +1,68 @@
+//! What an engine does not declare it never sees.
+
+use super::fakes::Call::Generate;
+use super::fakes::{CONTEXT_LENGTH, VOCAB_SIZE, World, config, request, serving, stop_cleanly};
+use crate::context::RequestContext;
+use crate::error::ErrorKind;
+use crate::request::{GenerateRequest, GuidedDecoding, Input};
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_request_never_reaches_the_engine() {
+    use ErrorKind::{ContextLengthExceeded, InvalidArgument, Unsupported};
+    type Ask = fn(&mut GenerateRequest);
+    let table: &[(&str, ErrorKind, Ask)] = &[
+        ("input", Unsupported, |r| r.input = Input::Text("hi".into())),
+        ("temperature", Unsupported, |r| {
+            r.sampling.temperature = Some(0.5)
+        }),
+        ("logprobs", Unsupported, |r| r.output.logprobs = Some(1)),
+        ("response_format", Unsupported, |r| {
+            r.guided = Some(GuidedDecoding::JsonObject)
+        }),
+        ("priority", Unsupported, |r| r.priority = 1),
+        ("adapter", Unsupported, |r| r.adapter = Some("a".into())),
+        ("resumed_tokens", Unsupported, |r| r.resumed_tokens = 1),
+        ("max_tokens", InvalidArgument, |r| {
+            r.stop.max_tokens = Some(0)
+        }),
+        ("prompt", InvalidArgument, |r| {
+            r.input = Input::Tokens(vec![])
+        }),
+        ("prompt", InvalidArgument, |r| {
+            r.input = Input::Tokens(vec![VOCAB_SIZE])
+        }),
+        ("prompt", ContextLengthExceeded, |r| {
+            r.input = Input::Tokens(vec![1; CONTEXT_LENGTH as usize])
+        }),
+    ];
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    let seen = world.count(Generate);
+    for (field, kind, ask) in table {
+        let mut request = request();
+        ask(&mut request);
+        let refused = world.generate(request, RequestContext::new("r")).await;
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), *kind, "{field}");
+        assert_eq!(error.details().field.as_deref(), Some(*field));
+    }
+    assert_eq!(world.count(Generate), seen);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_operators_context_length_is_the_one_enforced() {
+    let world = World::new();
+    let mut config = config();
+    config.context_length_tokens = Some(4);
+    let handle = serving(&world, config).await;
+    let mut long = request();
+    long.input = Input::Tokens(vec![1; 4]);
+    let refused = world.generate(long, RequestContext::new("r")).await;
+    assert_eq!(
+        refused.unwrap_err().kind(),
+        ErrorKind::ContextLengthExceeded
+    );
+    assert_eq!(world.offer().card.context_length_tokens, 4);
+    stop_cleanly(&handle).await;
+}
