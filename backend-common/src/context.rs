@@ -292,6 +292,13 @@ impl RequestContext {
             .map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
+    /// The span that everything done for the request is logged in: with its id, and its trace's where it has one.
+    #[must_use]
+    pub fn span(&self) -> tracing::Span {
+        let trace_id = self.trace().map(TraceContext::trace_id);
+        tracing::debug_span!("request", request_id = self.id(), trace_id)
+    }
+
     /// The trace the request belongs to.
     #[must_use]
     pub fn trace(&self) -> Option<&TraceContext> {

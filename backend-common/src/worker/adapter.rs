@@ -9,8 +9,10 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
 use super::admission::Admission;
+use super::canary::PROBE_HEADER;
 use super::config::RequestLimits;
 use super::guard::{Guard, GuardedStream};
 use super::in_flight::InFlight;
@@ -75,7 +77,11 @@ impl Adapter {
         let ctx = self.engine_context(&request, ctx);
         let unanswered = CancelOnDrop(Some(ctx.clone()));
         let ticket = self.in_flight.enter(&ctx)?;
-        let permit = self.admission.admit(&ctx).await?;
+        let permit = match ctx.header(PROBE_HEADER) {
+            // A canary asks whether the engine lives, not whether there is room.
+            Some(_) => None,
+            None => Some(self.admission.admit(&ctx).await?),
+        };
         let started = Instant::now();
         let guard = Guard::new(&self.config, &request, ctx.clone(), self.telemetry.clone());
         self.telemetry.request_accepted(ctx.prompt_tokens());
@@ -105,7 +111,11 @@ impl Adapter {
         request: GenerateRequest,
         ctx: &RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let call = AssertUnwindSafe(self.engine.generate(request, ctx.clone())).catch_unwind();
+        let call = self
+            .engine
+            .generate(request, ctx.clone())
+            .instrument(ctx.span());
+        let call = AssertUnwindSafe(call).catch_unwind();
         let limit = ctx
             .deadline()
             .unwrap_or_else(|| Instant::now() + FAR_FUTURE);

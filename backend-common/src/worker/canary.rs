@@ -16,6 +16,10 @@ use crate::output::Output;
 use crate::ports::Registration;
 use crate::request::{ChatInput, GenerateRequest, Input};
 
+/// The header that marks a canary: it passes admission, so that clients who fill a worker and read nothing cannot make its
+/// engine look dead.
+pub(super) const PROBE_HEADER: &str = "genset-probe";
+
 /// The request to probe with: the engine's own, or one token in and one out.
 pub(super) fn request(config: &EngineConfig) -> GenerateRequest {
     if let Some(request) = &config.canary {
@@ -52,7 +56,7 @@ pub(super) async fn probe(
     timeout: Duration,
 ) -> Result<(), EngineError> {
     let attempt = async {
-        let ctx = RequestContext::new("canary");
+        let ctx = RequestContext::new("canary").with_header(PROBE_HEADER, "canary");
         let mut outputs = registration.probe(request, ctx).await?;
         while let Some(item) = outputs.next().await {
             if let Output::Finished(_) = item? {

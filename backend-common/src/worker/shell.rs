@@ -105,7 +105,7 @@ impl Shell {
     pub(super) async fn run(mut self) -> Report {
         let (mut state, mut effects) = step(State::Created, Event::Begin);
         loop {
-            tracing::info!(worker_id = self.start.worker_id, ?state, "worker");
+            self.log(state);
             self.watch_while(state);
             for effect in effects {
                 self.perform(effect).await;
@@ -125,6 +125,24 @@ impl Shell {
                     break;
                 }
             }
+        }
+    }
+
+    /// One line for an operator at each station of the life; the steps between are for debugging.
+    fn log(&self, state: State) {
+        let worker_id = self.start.worker_id;
+        match state {
+            State::Starting => tracing::info!(worker_id, "starting the engine"),
+            State::Serving(Listing::Listed) => {
+                let model = self.started.as_ref().map(|(_, card)| card.name.as_str());
+                tracing::info!(worker_id, model, "serving");
+            }
+            State::Stopped(outcome) => tracing::info!(worker_id, ?outcome, "stopped"),
+            State::Created
+            | State::Registering(_)
+            | State::Serving(Listing::Relisting)
+            | State::Draining { .. }
+            | State::CleaningUp { .. } => tracing::debug!(worker_id, ?state, "worker"),
         }
     }
 

@@ -174,3 +174,21 @@ async fn without_an_interval_only_the_first_canary_flies() {
     assert_eq!(world.count(Probe), 1);
     stop_cleanly(&handle).await;
 }
+
+/// Streams that nobody reads hold every place; the engine answers its canaries all the same.
+#[tokio::test(start_paused = true)]
+async fn clients_that_read_nothing_do_not_make_the_engine_look_dead() {
+    let world = World::new();
+    let mut config = watched();
+    config.limits.max_running = 1;
+    (config.limits.idle_timeout, config.limits.request_timeout) = (None, None);
+    let handle = serving(&world, config).await;
+    let unread = world
+        .generate(request(), RequestContext::new("unread"))
+        .await
+        .unwrap();
+    tokio::time::sleep(10 * (INTERVAL + TIMEOUT)).await;
+    assert!(world.count(Probe) > 3);
+    drop(unread);
+    stop_cleanly(&handle).await;
+}

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt};
 use tokio::time::Instant;
 
 use super::fakes::Act::Hang;
 use super::fakes::Call::Generate;
 use super::fakes::{PROMPT_TOKENS, World};
-use super::fakes::{config, one_token_then_silence, request, serving, slowly, stop_cleanly};
+use super::fakes::{
+    config, counting, one_token_then_silence, request, serving, slowly, stop_cleanly,
+};
 use super::transcript::{Transcript, read};
 use crate::context::{CancelReason, RequestContext};
 use crate::error::{EngineError, ErrorKind};
@@ -250,5 +252,30 @@ async fn a_waiting_request_can_be_cancelled_or_dropped_and_leaves_no_trace() {
         seen + 1,
         "neither reached the engine"
     );
+    stop_cleanly(&handle).await;
+}
+
+/// Such an engine never makes the stream wait, which is where limits are looked at otherwise.
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_is_always_ready_meets_its_deadline_too() {
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    world.answer_with(|request, ctx| Ok(counting(request, ctx)));
+    let mut endless = request();
+    endless.stop.max_tokens = Some(100_000);
+    let ctx = RequestContext::new("r").with_deadline(Instant::now() + Duration::from_secs(1));
+    let mut outputs = world.generate(endless, ctx).await.unwrap();
+    outputs.next().await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let mut items_late = 0;
+    let error = loop {
+        match outputs.next().await {
+            Some(Ok(_)) => items_late += 1,
+            Some(Err(error)) => break error,
+            None => panic!("a stream ends with a terminal"),
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    assert!(items_late < 64, "{items_late}");
     stop_cleanly(&handle).await;
 }
