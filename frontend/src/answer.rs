@@ -2,11 +2,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 use genset_backend_common::output::{TokenChunk, Usage};
 use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, OutputStream};
+use tokio::task::coop::poll_proceed;
 
 use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
 
@@ -92,10 +93,10 @@ impl Answer {
             );
             return Poll::Ready(Err(error));
         };
-        let item = match Pin::new(outputs).poll_next(cx) {
-            Poll::Pending => return Poll::Pending,
-            Poll::Ready(item) => item,
-        };
+        // An engine that is always ready must not keep the thread: the task's budget ends its turn.
+        let turn = ready!(poll_proceed(cx));
+        let item = ready!(Pin::new(outputs).poll_next(cx));
+        turn.made_progress();
         let end = match item {
             Some(Ok(output)) => self.take(output, out),
             Some(Err(error)) => Err(error),
@@ -208,3 +209,6 @@ impl Answer {
         std::future::poll_fn(|cx| self.poll_text(cx, out)).await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,3 +16,6 @@ pub use common::{CommonParams, RequestLimits};
 pub use completions::{CompletionRequest, Prompt};
 pub use fields::Fields;
 pub use response::{Api, ChunkEncoder, ResponseHead, completed_choice, response_json, usage_json};
+
+#[cfg(test)]
+mod tests;

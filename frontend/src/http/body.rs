@@ -125,6 +125,7 @@ impl EventBody {
         end.add_to(&mut self.usage);
         self.running -= 1;
         if self.running == 0 {
+            self.guard.set_status(StatusCode::OK);
             self.guard.usage(&self.usage);
             if self.has_usage_event {
                 self.encoder.usage(&self.usage, &mut self.buffer);
@@ -159,15 +160,5 @@ impl Body for EventBody {
 
     fn is_end_stream(&self) -> bool {
         self.progress == Progress::Done && self.buffer.is_empty()
-    }
-}
-
-impl Drop for EventBody {
-    fn drop(&mut self) {
-        if self.progress != Progress::Done {
-            // The client left: nginx's status for it, which the error table uses too.
-            self.guard
-                .set_status(StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST));
-        }
     }
 }

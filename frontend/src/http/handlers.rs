@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -18,6 +19,7 @@ use genset_backend_common::{
 };
 use genset_runtime::METRICS_CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use http_body::Body as _;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -91,7 +93,10 @@ async fn complete(app: App, api: Api, headers: HeaderMap, body: Body) -> Respons
                 Err(EngineError::internal("the server failed on this request").into())
             });
             match answered {
-                Ok(Answered::Whole(response)) => response,
+                Ok(Answered::Whole(response)) => {
+                    guard.set_status(StatusCode::OK);
+                    response
+                }
                 Ok(Answered::Streamed {
                     encoder,
                     answers,
@@ -221,16 +226,19 @@ fn context(request_id: &str, headers: &HeaderMap) -> RequestContext {
 }
 
 async fn read_body(config: &FrontendConfig, body: Body) -> Result<Bytes, ApiError> {
+    let too_large = || {
+        let limit = config.max_body_bytes;
+        let message = format!("The request body is over this server's limit of {limit} bytes.");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    // What is announced too large is not waited for.
+    if usize::try_from(body.size_hint().lower()).map_or(true, |size| size > config.max_body_bytes) {
+        return Err(too_large());
+    }
     let read = Limited::new(body, config.max_body_bytes).collect();
     match tokio::time::timeout(config.body_timeout, read).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(ApiError::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            format!(
-                "The request body is over this server's limit of {} bytes.",
-                config.max_body_bytes
-            ),
-        )),
+        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
         Ok(Err(_)) => Err(ApiError::new(
             StatusCode::BAD_REQUEST,
             "The request body broke off.",
@@ -284,7 +292,11 @@ async fn list_models(State(app): State<App>) -> Response {
     json_response(&json!({"object": "list", "data": data}))
 }
 
-async fn get_model(State(app): State<App>, Path(id): Path<String>) -> Response {
+async fn get_model(State(app): State<App>, id: Result<Path<String>, PathRejection>) -> Response {
+    let Ok(Path(id)) = id else {
+        let message = "The model's name in the path is not valid UTF-8.";
+        return ApiError::new(StatusCode::BAD_REQUEST, message).into_response();
+    };
     match app.models.get(&id) {
         Some(model) => json_response(&model_json(&model)),
         None => ApiError::model_not_found(&id).into_response(),

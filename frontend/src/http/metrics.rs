@@ -19,6 +19,9 @@ const LATENCY_BUCKETS_S: [f64; 18] = [
     64.0, 256.0, 600.0,
 ];
 
+/// The status of a request that was dropped before its answer ended: nginx's, which the error table uses too.
+const CLIENT_LEFT: u16 = 499;
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
     endpoint: &'static str,
@@ -94,14 +97,14 @@ impl HttpMetrics {
         }
     }
 
-    /// Counts a request in until the guard is dropped.
+    /// Counts a request in until the guard is dropped. Its status is that of a client that left until another is set.
     pub(super) fn request(&self, endpoint: &'static str) -> RequestGuard {
         self.shared.in_flight.inc();
         let started = Instant::now();
         RequestGuard {
             metrics: self.clone(),
             endpoint,
-            status: StatusCode::OK,
+            status: StatusCode::from_u16(CLIENT_LEFT).unwrap_or(StatusCode::BAD_REQUEST),
             started,
             has_text: false,
         }

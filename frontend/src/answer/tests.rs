@@ -1,0 +1,137 @@
+use futures_util::stream;
+use genset_backend_common::output::{Finish, TextChunk};
+use genset_backend_common::{FinishReason, OutputStream};
+use proptest::prelude::{ProptestConfig, prop_assert_eq, proptest};
+
+use super::*;
+
+type Item = Result<Output, EngineError>;
+
+fn text(text: &str, token_count: u32) -> Item {
+    Ok(Output::Text(TextChunk {
+        text: text.into(),
+        token_count,
+    }))
+}
+
+fn finished(finish: Finish, tokens: u32) -> Item {
+    Ok(Output::Finished(Box::new(finish.into_finished(3, tokens))))
+}
+
+fn answer(items: Vec<Item>, stops: &[&str]) -> Answer {
+    let outputs = OutputStream::from_raw(Box::pin(stream::iter(items)));
+    let stops = stops.iter().map(|stop| (*stop).to_owned()).collect();
+    Answer::new(outputs, None, stops, 3)
+}
+
+#[tokio::test]
+async fn the_text_and_the_engines_own_end_come_through() {
+    let items = vec![text("a ", 1), text("b", 2), finished(Finish::length(), 3)];
+    let (read, end) = answer(items, &["never"]).collect().await.unwrap();
+    assert_eq!((read.as_str(), end.reason), ("a b", FinishReason::Length));
+    assert_eq!(
+        (end.usage.prompt_tokens, end.usage.completion_tokens),
+        (3, 3)
+    );
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_answer_at_its_token() {
+    let items = vec![
+        text("one t", 2),
+        text("wo three", 2),
+        text(" four", 1),
+        finished(Finish::length(), 5),
+    ];
+    let (read, end) = answer(items, &["two"]).collect().await.unwrap();
+    assert_eq!((read.as_str(), end.reason), ("one ", FinishReason::Stop));
+    assert_eq!(
+        (end.usage.prompt_tokens, end.usage.completion_tokens),
+        (3, 4)
+    );
+}
+
+/// What is held back as a beginning of a stop string is text after all when the answer ends.
+#[tokio::test]
+async fn the_end_gives_out_what_was_held_back() {
+    let items = vec![text("one tw", 1), finished(Finish::length(), 1)];
+    let (read, end) = answer(items, &["two"]).collect().await.unwrap();
+    assert_eq!(
+        (read.as_str(), end.reason),
+        ("one tw", FinishReason::Length)
+    );
+}
+
+#[tokio::test]
+async fn a_stream_without_an_end_is_an_error_and_so_is_reading_on() {
+    let mut broken = answer(vec![text("a", 1)], &[]);
+    let mut read = String::new();
+    assert_eq!(broken.next_text(&mut read).await.unwrap(), None);
+    for _ in 0..2 {
+        let error = broken.next_text(&mut read).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StreamIncomplete);
+    }
+    let embeddings = vec![Ok(Output::Embeddings(vec![])), finished(Finish::stop(), 0)];
+    let error = answer(embeddings, &[]).collect().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Internal);
+}
+
+#[tokio::test]
+async fn a_stop_string_drops_the_engines_stream() {
+    let alive = Arc::new(());
+    let held = Arc::clone(&alive);
+    let items = stream::unfold((0, held), |(count, held)| async move {
+        Some((text("ab", 1), (count + 1, held)))
+    });
+    let outputs = OutputStream::from_raw(Box::pin(items));
+    let stops = Arc::from(["aba".to_owned()]);
+    let mut answer = Answer::new(outputs, None, stops, 1);
+    let mut read = String::new();
+    while answer.next_text(&mut read).await.unwrap().is_none() {}
+    assert_eq!(Arc::strong_count(&alive), 1);
+    assert_eq!(read, "");
+}
+
+#[test]
+fn a_prompt_counts_once_however_many_answers() {
+    let usage = Usage {
+        prompt_tokens: 10,
+        completion_tokens: 2,
+        cached_tokens: Some(8),
+    };
+    let end = |pays_for_prompt| AnswerEnd {
+        reason: FinishReason::Stop,
+        usage,
+        pays_for_prompt,
+    };
+    let mut sum = Usage::default();
+    for pays in [true, false, false, true] {
+        end(pays).add_to(&mut sum);
+    }
+    assert_eq!(
+        (sum.prompt_tokens, sum.completion_tokens, sum.cached_tokens),
+        (20, 8, Some(16))
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However the engine cuts its text, what is read is the text before the earliest stop string.
+    #[test]
+    fn pieces_make_no_difference(
+        pieces in proptest::collection::vec("[abé ]{0,4}", 0..12),
+        stops in proptest::collection::vec("[abé ]{1,3}", 0..3),
+    ) {
+        let whole: String = pieces.concat();
+        let cut = stops.iter().filter_map(|stop| whole.find(stop.as_str())).min();
+        let mut items: Vec<Item> = pieces.iter().map(|piece| text(piece, 1)).collect();
+        items.push(finished(Finish::length(), u32::try_from(pieces.len()).unwrap()));
+        let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+        let read = futures_util::FutureExt::now_or_never(answer(items, &stops).collect());
+        let (read, end) = read.unwrap().unwrap();
+        prop_assert_eq!(read.as_str(), whole.get(..cut.unwrap_or(whole.len())).unwrap());
+        let reason = if cut.is_some() { FinishReason::Stop } else { FinishReason::Length };
+        prop_assert_eq!(end.reason, reason);
+    }
+}

@@ -1,0 +1,284 @@
+use bytes::BytesMut;
+use genset_backend_common::FinishReason;
+use genset_backend_common::output::Usage;
+use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::config::FrontendConfig;
+use crate::error::ApiError;
+
+fn limits() -> RequestLimits {
+    RequestLimits::from(&FrontendConfig::default())
+}
+
+fn parse_chat(further: Value) -> Result<ChatRequest, ApiError> {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "Hi"}]});
+    if let (Value::Object(body), Value::Object(further)) = (&mut body, further) {
+        body.extend(further);
+    }
+    ChatRequest::parse(body.to_string().as_bytes(), &limits())
+}
+
+fn param_of(further: Value) -> Option<String> {
+    parse_chat(further).err().and_then(|error| error.param)
+}
+
+#[test]
+fn what_is_absent_has_its_default() {
+    let request = parse_chat(json!({})).unwrap();
+    let params = &request.params;
+    assert_eq!(
+        (params.n, params.stream, params.include_usage),
+        (1, false, false)
+    );
+    assert_eq!(params.stop.max_tokens, None);
+    assert!(request.add_generation_prompt && params.stop_strings.is_empty());
+    let body = br#"{"model": "m", "prompt": "Hi"}"#;
+    let request = CompletionRequest::parse(body, &limits()).unwrap();
+    assert_eq!(request.params.stop.max_tokens, Some(16));
+    assert_eq!(request.prompts, [Prompt::Text("Hi".into())]);
+}
+
+#[test]
+fn null_is_absent_everywhere() {
+    let plain = parse_chat(json!({})).unwrap();
+    for name in [
+        "n",
+        "stream",
+        "stream_options",
+        "stop",
+        "max_tokens",
+        "temperature",
+        "logit_bias",
+        "seed",
+        "tools",
+        "tool_choice",
+        "logprobs",
+        "genset",
+        "nvext",
+        "chat_template_kwargs",
+        "user",
+        "never_heard_of",
+    ] {
+        assert_eq!(parse_chat(json!({name: null})).unwrap(), plain, "{name}");
+    }
+}
+
+#[test]
+fn a_field_of_an_extension_is_named_with_it() {
+    for extension in ["genset", "nvext"] {
+        for field in [
+            "top_k",
+            "ignore_eos",
+            "stop_token_ids",
+            "min_p",
+            "priority",
+            "annotations",
+            "what",
+        ] {
+            let name = format!("{extension}.{field}");
+            assert_eq!(param_of(json!({extension: {field: "x"}})), Some(name));
+        }
+        // These are OpenAI's, and stand at the top.
+        assert_eq!(
+            param_of(json!({extension: {"temperature": 1}})),
+            Some(format!("{extension}.temperature"))
+        );
+    }
+    assert_eq!(
+        param_of(json!({"annotations": {}})).as_deref(),
+        Some("annotations")
+    );
+}
+
+#[test]
+fn of_two_extensions_the_later_read_counts() {
+    let request =
+        parse_chat(json!({"top_k": 1, "genset": {"top_k": 2}, "nvext": {"top_k": 3}})).unwrap();
+    assert_eq!(request.params.sampling.top_k, Some(3));
+    let request = parse_chat(json!({"top_k": 1, "genset": {"top_k": 2}, "nvext": {}})).unwrap();
+    assert_eq!(request.params.sampling.top_k, Some(2));
+}
+
+#[test]
+fn numbers_keep_their_range() {
+    assert_eq!(
+        parse_chat(json!({"seed": i64::MIN}))
+            .unwrap()
+            .params
+            .sampling
+            .seed,
+        Some(1 << 63)
+    );
+    assert_eq!(param_of(json!({"seed": u64::MAX})).as_deref(), Some("seed"));
+    assert_eq!(
+        param_of(json!({"max_tokens": 1_u64 << 32})).as_deref(),
+        Some("max_tokens")
+    );
+    assert_eq!(
+        param_of(json!({"temperature": 1e39})).as_deref(),
+        Some("temperature")
+    );
+    assert_eq!(
+        param_of(json!({"priority": 1_u64 << 31})).as_deref(),
+        Some("priority")
+    );
+    assert_eq!(parse_chat(json!({"n": 16})).unwrap().params.n, 16);
+    // A bias that `f32` cannot hold is infinite, which the request's own check refuses.
+    let request = parse_chat(json!({"logit_bias": {"1": 1e300}})).unwrap();
+    assert_eq!(
+        request
+            .params
+            .sampling
+            .validate()
+            .unwrap_err()
+            .details()
+            .field
+            .as_deref(),
+        Some("logit_bias.1")
+    );
+}
+
+#[test]
+fn prompts_may_be_text_or_tokens_one_or_many() {
+    let read = |prompt: Value| {
+        let body = json!({"model": "m", "prompt": prompt}).to_string();
+        CompletionRequest::parse(body.as_bytes(), &limits()).map(|request| request.prompts)
+    };
+    let text = |text: &str| Prompt::Text(text.into());
+    assert_eq!(read(json!("a")).unwrap(), [text("a")]);
+    assert_eq!(read(json!(["a", ""])).unwrap(), [text("a"), text("")]);
+    assert_eq!(read(json!([1, 2])).unwrap(), [Prompt::Tokens(vec![1, 2])]);
+    assert_eq!(
+        read(json!([[1], [2, 3]])).unwrap(),
+        [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])]
+    );
+    for (bad, param) in [
+        (json!([1, "a"]), "prompt"),
+        (json!([-1]), "prompt"),
+        (json!([1.5]), "prompt"),
+        (json!([[1], []]), "prompt[1]"),
+        (json!(["a", null]), "prompt[1]"),
+        (json!(true), "prompt"),
+    ] {
+        assert_eq!(read(bad).unwrap_err().param.as_deref(), Some(param));
+    }
+}
+
+#[test]
+fn every_error_is_a_400_in_one_shape() {
+    for further in [
+        json!({"n": 0}),
+        json!({"what": 1}),
+        json!({"tools": [1]}),
+        json!({"messages": 1}),
+    ] {
+        let error = parse_chat(further).unwrap_err();
+        assert_eq!(error.status, 400);
+        let json = error.to_json();
+        let keys: Vec<&String> = json["error"].as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["message", "type", "param", "code"]);
+        assert_eq!(json["error"]["type"], "invalid_request_error");
+    }
+}
+
+fn head(api: Api, model: &str) -> ResponseHead {
+    ResponseHead {
+        api,
+        id: "id".into(),
+        created: 7,
+        model: model.into(),
+    }
+}
+
+/// The JSON of each event in `bytes`.
+fn events(bytes: &[u8]) -> Vec<Value> {
+    let text = std::str::from_utf8(bytes).unwrap();
+    assert!(text.ends_with("\n\n"));
+    let events = text.trim_end_matches("\n\n").split("\n\n").map(|event| {
+        let data = event.strip_prefix("data: ").unwrap();
+        assert!(
+            !data.contains(['\n', '\r']),
+            "an event is one line: {event:?}"
+        );
+        serde_json::from_str(data).unwrap()
+    });
+    events.collect()
+}
+
+proptest! {
+    /// Whatever the text, an event is one line of JSON that gives it back.
+    #[test]
+    fn any_text_survives_an_event(text: String, model: String, index in 0_usize..100, has_usage: bool) {
+        for api in [Api::Chat, Api::Completions] {
+            let encoder = ChunkEncoder::new(&head(api, &model), has_usage);
+            let mut out = BytesMut::new();
+            encoder.start(index, &mut out);
+            encoder.text(index, &text, &mut out);
+            encoder.finish(index, FinishReason::Stop, &mut out);
+            encoder.usage(&Usage::default(), &mut out);
+            let events = events(&out);
+            prop_assert_eq!(events.len(), if api == Api::Chat { 4 } else { 3 });
+            let piece = &events[events.len() - 3];
+            let read = match api {
+                Api::Chat => &piece["choices"][0]["delta"]["content"],
+                Api::Completions => &piece["choices"][0]["text"],
+            };
+            prop_assert_eq!(read, &text);
+            prop_assert_eq!(&piece["choices"][0]["index"], index);
+            for event in &events {
+                prop_assert_eq!(&event["model"], &model);
+                prop_assert_eq!(&event["id"], "id");
+            }
+            let (usage, chunks) = events.split_last().unwrap();
+            prop_assert_eq!(&usage["choices"], &json!([]));
+            prop_assert!(usage["usage"].is_object());
+            for chunk in chunks {
+                prop_assert_eq!(chunk.as_object().unwrap().contains_key("usage"), has_usage);
+                prop_assert!(chunk["usage"].is_null());
+            }
+        }
+    }
+
+    /// Any bytes are read or refused, and never more.
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        prop_assert!(ChatRequest::parse(&bytes, &limits()).is_err());
+        prop_assert!(CompletionRequest::parse(&bytes, &limits()).is_err());
+    }
+}
+
+#[test]
+fn a_whole_answer_and_a_streamed_one_say_the_same() {
+    let usage = Usage {
+        prompt_tokens: 3,
+        completion_tokens: 4,
+        cached_tokens: Some(2),
+    };
+    for api in [Api::Chat, Api::Completions] {
+        for (reason, name) in [
+            (FinishReason::Stop, "stop"),
+            (FinishReason::Length, "length"),
+            (FinishReason::Cancelled, "length"),
+            (FinishReason::ContentFilter, "content_filter"),
+        ] {
+            let choice = completed_choice(api, 5, "text", reason);
+            let whole = response_json(&head(api, "m"), vec![choice], &usage);
+            let encoder = ChunkEncoder::new(&head(api, "m"), true);
+            let mut out = BytesMut::new();
+            encoder.finish(5, reason, &mut out);
+            encoder.usage(&usage, &mut out);
+            let streamed = events(&out);
+            for end in [&whole["choices"][0], &streamed[0]["choices"][0]] {
+                assert_eq!(
+                    (&end["finish_reason"], &end["index"]),
+                    (&json!(name), &json!(5))
+                );
+            }
+            assert_eq!(whole["usage"], streamed[1]["usage"]);
+            assert_eq!(whole["usage"]["total_tokens"], 7);
+            assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Clients that stall, vanish, or speak HTTP in unusual ways.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use genset_frontend::FrontendConfig;
+use serde_json::json;
+
+use crate::client::{get, post};
+use crate::script::Script;
+use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, config, echo, encode, eventually};
+
+/// Short enough to wait for, long enough for a busy machine to answer within.
+const SHORT: Duration = Duration::from_millis(500);
+
+/// The first bytes of a POST that announces `length` bytes of body.
+fn head(path: &str, length: impl std::fmt::Display) -> Vec<u8> {
+    format!("POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n\r\n").into_bytes()
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused() {
+    let config = FrontendConfig {
+        max_body_bytes: 4096,
+        ..config()
+    };
+    let site = Site::with(config, echo()).await;
+    for size in [4097, 10_000, 1 << 20, 16 << 20] {
+        let response = site.send(post(CHAT, vec![b' '; size])).await;
+        let (status, _, _, message) = response.refusal();
+        assert_eq!(status, 413, "{size}");
+        assert!(message.contains("4096 bytes"), "{message}");
+        site.is_well().await;
+    }
+    // Announced, and nothing sent yet: there is nothing to wait for.
+    let response = site.send(head(CHAT, u64::from(u32::MAX))).await;
+    assert_eq!(response.status, 413);
+    // In chunks, so that nothing is announced.
+    let mut chunked =
+        format!("POST {CHAT} HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n");
+    for _ in 0..20 {
+        chunked += &format!("400\r\n{}\r\n", " ".repeat(1024));
+    }
+    assert_eq!(site.send(chunked).await.status, 413);
+    let mut just_fits = chat("Hello", json!({})).to_string();
+    just_fits += &" ".repeat(4096 - just_fits.len());
+    assert_eq!(site.send(post(CHAT, just_fits)).await.status, 200);
+    site.is_well().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn half_a_body_is_waited_for_and_then_given_up() {
+    let config = FrontendConfig {
+        body_timeout: SHORT,
+        ..config()
+    };
+    let site = Site::with(config, echo()).await;
+    for sent in ["", "{\"model\": "] {
+        let mut client = site.connect().await;
+        client.send(head(CHAT, 1000)).await;
+        client.send(sent).await;
+        let response = client.response().await;
+        let (status, _, _, message) = response.refusal();
+        assert_eq!(status, 408);
+        assert!(message.contains("0.5 s"), "{message}");
+        assert!(client.is_closed().await);
+        site.is_well().await;
+    }
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_head_that_never_ends_is_given_up() {
+    let config = FrontendConfig {
+        header_timeout: SHORT,
+        ..config()
+    };
+    let site = Site::with(config, echo()).await;
+    for sent in ["", "POST /v1/chat/completions HTTP/1.1\r\nhost: te"] {
+        let mut client = site.connect().await;
+        client.send(sent).await;
+        assert!(client.is_closed().await);
+    }
+    // A connection kept alive with nothing to do ends the same way.
+    let mut client = site.connect().await;
+    client.send(get("/live")).await;
+    assert_eq!(client.response().await.status, 200);
+    assert!(client.is_closed().await);
+    site.is_well().await;
+    site.close().await;
+}
+
+/// The engine is only asked for what the client takes, and is freed when that is nothing for too long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_reads_nothing_is_disconnected() {
+    let config = FrontendConfig {
+        write_timeout: SHORT,
+        ..config()
+    };
+    let taken = Arc::new(AtomicUsize::new(0));
+    let token = *encode(" and").first().expect("a token");
+    let counter = Arc::clone(&taken);
+    let engine = Script::new(move |_, out| {
+        let counter = Arc::clone(&counter);
+        async move {
+            loop {
+                out.token(token).await?;
+                counter.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    });
+    let site = Site::with(config, engine.clone()).await;
+    let mut client = site.connect().await;
+    let body = chat("Hello", json!({"stream": true})).to_string();
+    client.send(post(CHAT, body)).await;
+    eventually("the engine works", || engine.active() == 1).await;
+    eventually("the engine is freed", || engine.active() == 0).await;
+    // What was taken lies in the buffers of the two sockets, and no more than a few frames beside them.
+    let bytes = client.drain().await;
+    let event = 150;
+    let ahead = (taken.load(Ordering::Relaxed) * event).saturating_sub(bytes);
+    assert!(ahead < 16 << 20, "{ahead} bytes were made for nobody");
+    site.idle().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_frees_the_engine() {
+    let engine = Script::silent(100);
+    let site = Site::start(engine.clone()).await;
+    for further in [
+        json!({}),
+        json!({"stream": true}),
+        json!({"n": 4}),
+        json!({"n": 4, "stream": true}),
+    ] {
+        let count = further["n"].as_u64().unwrap_or(1);
+        let mut client = site.connect().await;
+        client
+            .send(post(CHAT, chat("Hello", further.clone()).to_string()))
+            .await;
+        if further["stream"] == true {
+            assert_eq!(client.head("POST").await.map(|head| head.status), Some(200));
+            client.event().await.expect("the role");
+        }
+        eventually("the engine works", || engine.active() as u64 == count).await;
+        drop(client);
+        eventually("the engine is freed", || engine.active() == 0).await;
+    }
+    site.idle().await;
+    let metrics = site.runtime.metrics().encode();
+    let left = "genset_http_requests_total{endpoint=\"chat_completions\",status=\"499\"} ";
+    assert!(metrics.contains(&format!("{left}4")), "{metrics}");
+    site.close().await;
+}
+
+/// On one thread: an engine that is always ready must not keep it for itself, and neither must tokens without text.
+#[tokio::test]
+async fn an_endless_answer_leaves_room_for_others() {
+    for text in [" and", "<|im_start|>"] {
+        let token = *encode(text).first().expect("a token");
+        let engine = Script::endless(token);
+        let site = Site::start(engine.clone()).await;
+        for further in [json!({"stream": true}), json!({})] {
+            let mut client = site.connect().await;
+            client
+                .send(post(CHAT, chat("Hello", further).to_string()))
+                .await;
+            eventually("the engine works", || engine.active() == 1).await;
+            assert_eq!(site.get("/live").await.status, 200);
+            drop(client);
+            eventually("the engine is freed", || engine.active() == 0).await;
+        }
+        site.close().await;
+    }
+}
+
+#[tokio::test]
+async fn requests_in_a_row_are_answered_in_order() {
+    let site = Site::start(echo()).await;
+    let mut client = site.connect().await;
+    let words = ["one", "two", "three"];
+    let stream = json!({"stream": true});
+    for further in [json!({}), stream] {
+        let requests =
+            words.map(|word| post(COMPLETIONS, completion(word, further.clone()).to_string()));
+        client.send(requests.concat()).await;
+        for word in words {
+            let response = client.response().await;
+            let text = if further["stream"] == true {
+                response.streamed(0).0
+            } else {
+                response.content()
+            };
+            assert_eq!(text, word);
+        }
+    }
+    site.close().await;
+}
+
+#[tokio::test]
+async fn expect_continue_is_answered_before_the_body() {
+    let site = Site::start(echo()).await;
+    let body = chat("Hello", json!({})).to_string();
+    let mut client = site.connect().await;
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: test\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    client.send(head).await;
+    assert_eq!(client.head("POST").await.map(|head| head.status), Some(100));
+    client.send(body).await;
+    assert_eq!(client.response().await.status, 200);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn connections_over_the_limit_wait_their_turn() {
+    let config = FrontendConfig {
+        max_connections: 1,
+        ..config()
+    };
+    let site = Site::with(config, echo()).await;
+    let mut first = site.connect().await;
+    first.send(get("/live")).await;
+    assert_eq!(first.response().await.status, 200);
+    let mut second = site.connect().await;
+    second.send(get("/live")).await;
+    drop(first);
+    assert_eq!(second.response().await.status, 200);
+    drop(second);
+    site.close().await;
+}
+
+/// What is not HTTP is told so, or not answered at all; nobody else notices.
+#[tokio::test]
+async fn noise_is_not_served() {
+    let site = Site::start(echo()).await;
+    let long_uri = format!("GET /{} HTTP/1.1\r\nhost: test\r\n\r\n", "a".repeat(70_000));
+    let many_headers = format!("GET /live HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(200));
+    let big_header = format!("GET /live HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(1 << 20));
+    let noise: Vec<Vec<u8>> = vec![
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
+        b"\r\n\r\n\r\n\r\nnonsense\r\n\r\n".to_vec(),
+        b"GET /live HTTP/9.9\r\n\r\n".to_vec(),
+        b"GET /live HTTP/1.1\r\ncontent-length: -1\r\n\r\n".to_vec(),
+        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n{}"
+            .to_vec(),
+        b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n".to_vec(),
+        b"GET /\xff HTTP/1.1\r\n\r\n".to_vec(),
+        long_uri.into_bytes(),
+        many_headers.into_bytes(),
+        big_header.into_bytes(),
+    ];
+    for bytes in noise {
+        let mut client = site.connect().await;
+        client.send(&bytes).await;
+        let response = client.response_to("GET").await;
+        let status = response.as_ref().map(|response| response.status);
+        assert!(
+            status.is_none_or(|status| (400..500).contains(&status)),
+            "{:?}: {status:?}",
+            String::from_utf8_lossy(bytes.get(..40.min(bytes.len())).unwrap_or(&bytes))
+        );
+        site.is_well().await;
+    }
+    site.close().await;
+}

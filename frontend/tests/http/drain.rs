@@ -1,0 +1,132 @@
+//! Draining and shutdown: what runs is finished, what comes is refused, nothing is left.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::output::Finish;
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+use crate::client::{get, post, soon};
+use crate::script::Script;
+use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, eventually};
+
+/// An engine that sends one token, and finishes once it is given a permit.
+fn gated() -> (Arc<Script>, Arc<Semaphore>) {
+    let gate = Arc::new(Semaphore::new(0));
+    let opener = Arc::clone(&gate);
+    let engine = Script::new(move |_, out| {
+        let gate = Arc::clone(&gate);
+        async move {
+            out.token(100).await?;
+            if let Ok(permit) = gate.acquire().await {
+                permit.forget();
+            }
+            out.token(101).await?;
+            Ok(Finish::stop())
+        }
+    });
+    (engine, opener)
+}
+
+#[tokio::test]
+async fn draining_finishes_what_runs_and_refuses_what_comes() {
+    let (engine, gate) = gated();
+    let site = Site::start(engine.clone()).await;
+    let mut running = site.connect().await;
+    let body = chat("Hello", json!({"stream": true})).to_string();
+    running.send(post(CHAT, body)).await;
+    running.head("POST").await.expect("a head");
+    running.event().await.expect("the role");
+    let mut whole = site.connect().await;
+    whole
+        .send(post(
+            COMPLETIONS,
+            completion("Hello", json!({})).to_string(),
+        ))
+        .await;
+    eventually("both run", || engine.active() == 2).await;
+
+    site.server.drain();
+    for path in ["/health", "/ready"] {
+        let response = site.get(path).await;
+        assert_eq!(response.status, 503);
+        assert_eq!(response.json()["status"], "draining");
+    }
+    assert_eq!(site.get("/live").await.status, 200);
+    assert_eq!(site.get("/v1/models").await.status, 200);
+    for body in [json!({}), json!({"stream": true})] {
+        let response = site.post(CHAT, &chat("Hello", body)).await;
+        assert_eq!(response.status, 503);
+        assert_eq!(response.header("retry-after"), Some("1"));
+        assert_eq!(response.json()["error"]["type"], "server_error");
+    }
+
+    gate.add_permits(2);
+    let mut last = None;
+    while let Some(event) = running.event().await {
+        last = Some(event);
+    }
+    assert_eq!(last.as_deref(), Some("[DONE]"));
+    assert_eq!(whole.response().await.status, 200);
+    site.idle().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn shutdown_waits_for_running_answers() {
+    let (engine, gate) = gated();
+    let site = Site::start(engine.clone()).await;
+    let address = site.server.address();
+    let mut idle = site.connect().await;
+    idle.send(get("/live")).await;
+    idle.response().await;
+    let mut running = site.connect().await;
+    let body = chat("Hello", json!({"stream": true})).to_string();
+    running.send(post(CHAT, body)).await;
+    eventually("it runs", || engine.active() == 1).await;
+    let shutdown = site.server.shutdown(Duration::from_secs(60));
+    let client = async {
+        assert!(
+            idle.is_closed().await,
+            "an idle connection is closed at once"
+        );
+        gate.add_permits(1);
+        let events = running.response().await.events();
+        assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+        assert!(running.is_closed().await);
+    };
+    soon(async { tokio::join!(shutdown, client) }).await;
+    assert!(TcpStream::connect(address).await.is_err());
+    site.close().await;
+}
+
+#[tokio::test]
+async fn shutdown_drops_what_outlasts_its_grace() {
+    let engine = Script::silent(100);
+    let site = Site::start(engine.clone()).await;
+    let mut clients = Vec::new();
+    for further in [json!({}), json!({"stream": true}), json!({"n": 2})] {
+        let mut client = site.connect().await;
+        client
+            .send(post(CHAT, chat("Hello", further).to_string()))
+            .await;
+        clients.push(client);
+    }
+    eventually("they run", || engine.active() == 4).await;
+    soon(site.server.shutdown(Duration::from_millis(1))).await;
+    assert_eq!(engine.active(), 0);
+    assert_eq!(site.metric("genset_http_connections"), 0.0);
+    assert_eq!(site.metric("genset_http_requests_in_flight"), 0.0);
+    site.close().await;
+}
+
+/// Once, twice, and before anything happened.
+#[tokio::test]
+async fn shutdown_may_be_repeated() {
+    let site = Site::start(Script::silent(100)).await;
+    soon(site.server.shutdown(Duration::ZERO)).await;
+    soon(site.server.shutdown(Duration::from_secs(60))).await;
+    site.close().await;
+}

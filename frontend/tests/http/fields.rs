@@ -1,0 +1,158 @@
+//! What a request's fields become on their way to the engine.
+
+use genset_backend_common::GenerateRequest;
+use serde_json::{Value, json};
+
+use crate::client::request;
+use crate::script::Script;
+use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, encode};
+
+/// The request the engine gets for a chat with `further` fields.
+async fn seen(further: Value) -> Vec<GenerateRequest> {
+    let engine = Script::tokens(encode("Hi"));
+    let site = Site::start(engine.clone()).await;
+    let response = site.post(CHAT, &chat("Hello", further)).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    let requests = engine.requests();
+    site.close().await;
+    requests
+}
+
+async fn seen_one(further: Value) -> GenerateRequest {
+    seen(further).await.remove(0)
+}
+
+#[tokio::test]
+async fn extensions_may_stand_in_three_places() {
+    let inner = json!({
+        "ignore_eos": true, "min_tokens": 2, "stop_token_ids": [7, 8], "top_k": 5, "min_p": 0.25,
+        "repetition_penalty": 1.5, "priority": -3,
+    });
+    let plain = seen_one(inner.clone()).await;
+    assert!(plain.stop.ignore_eos);
+    assert_eq!((plain.stop.min_tokens, plain.priority), (2, -3));
+    assert_eq!(plain.stop.stop_token_ids, [7, 8]);
+    assert_eq!(
+        (plain.sampling.top_k, plain.sampling.min_p),
+        (Some(5), Some(0.25))
+    );
+    assert_eq!(plain.sampling.repetition_penalty, Some(1.5));
+    assert_eq!(plain.stop.eos_token_ids, [2, 0]);
+    for extension in ["genset", "nvext"] {
+        let mut inner = inner.clone();
+        inner["annotations"] = json!({"a": [1]});
+        let mut request = seen_one(json!({extension: inner})).await;
+        assert_eq!(request.annotations.remove("a"), Some(json!([1])));
+        assert_eq!(request, plain);
+    }
+}
+
+#[tokio::test]
+async fn max_completion_tokens_goes_before_max_tokens() {
+    let limit = |further| async { seen_one(further).await.stop.max_tokens };
+    assert_eq!(limit(json!({})).await, None);
+    assert_eq!(limit(json!({"max_tokens": 3})).await, Some(3));
+    assert_eq!(limit(json!({"max_completion_tokens": 4})).await, Some(4));
+    let both = json!({"max_tokens": 3, "max_completion_tokens": 4});
+    assert_eq!(limit(both).await, Some(4));
+}
+
+#[tokio::test]
+async fn sampling_reaches_the_engine_and_every_choice_has_its_seed() {
+    let further = json!({
+        "n": 3, "seed": -1, "temperature": 0.5, "top_p": 0.5, "presence_penalty": -1, "frequency_penalty": 2,
+        "logit_bias": {"5": -100, "6": 1.5},
+    });
+    let requests = seen(further).await;
+    let seeds: Vec<_> = requests
+        .iter()
+        .map(|request| request.sampling.seed)
+        .collect();
+    assert_eq!(seeds, [Some(u64::MAX), Some(0), Some(1)]);
+    for request in requests {
+        let sampling = &request.sampling;
+        assert_eq!(
+            (sampling.temperature, sampling.top_p),
+            (Some(0.5), Some(0.5))
+        );
+        assert_eq!(
+            (sampling.presence_penalty, sampling.frequency_penalty),
+            (Some(-1.0), Some(2.0))
+        );
+        assert_eq!(sampling.logit_bias, [(5, -100.0), (6, 1.5)].into());
+    }
+}
+
+#[tokio::test]
+async fn values_that_ask_for_nothing_are_taken() {
+    let further = json!({
+        "user": "u", "metadata": {"a": "b"}, "store": true, "safety_identifier": "s", "prompt_cache_key": "k",
+        "parallel_tool_calls": true, "logprobs": false, "top_logprobs": 0, "tools": [], "tool_choice": "auto",
+        "functions": [], "function_call": "none", "response_format": {"type": "text"}, "modalities": ["text"],
+        "verbosity": "medium", "service_tier": "auto", "audio": null, "stop": null, "n": null, "stream": null,
+        "stop_token_ids": [], "logit_bias": {}, "chat_template_kwargs": {"enable_thinking": false},
+        "reasoning_effort": null, "genset": {}, "nvext": null, "tpyo": null,
+    });
+    seen_one(further).await;
+    let site = Site::start(Script::tokens(encode("Hi"))).await;
+    let further =
+        json!({"echo": false, "suffix": "", "best_of": 2, "n": 2, "user": "u", "logprobs": null});
+    let response = site.post(COMPLETIONS, &completion("Hello", further)).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_completion_without_a_limit_has_sixteen_tokens() {
+    let engine = Script::tokens(vec![100; 50]);
+    let site = Site::start(engine.clone()).await;
+    let response = site
+        .post(COMPLETIONS, &completion("Hello", json!({})))
+        .await;
+    assert_eq!(response.json()["usage"]["completion_tokens"], 16);
+    assert_eq!(engine.requests().remove(0).stop.max_tokens, Some(16));
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_developer_is_a_system_and_parts_are_joined() {
+    let messages = json!([
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": null},
+        {"role": "user", "content": ""},
+    ]);
+    let request = seen_one(json!({"messages": messages})).await;
+    let expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n\
+        <|im_start|>assistant\n<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(request.tokens().expect("tokens"), encode(expected));
+}
+
+#[tokio::test]
+async fn the_request_id_is_the_clients_where_it_is_usable() {
+    let engine = Script::tokens(encode("Hi"));
+    let site = Site::start(engine.clone()).await;
+    let body = chat("Hello", json!({})).to_string();
+    let send = async |id: &str, body: &str| {
+        let line = format!("x-request-id: {id}\r\n");
+        let response = site.send(request("POST", CHAT, &line, body)).await;
+        let given = response.header("x-request-id").map(str::to_owned);
+        given.expect("every answer has an id")
+    };
+    assert_eq!(send("abc-1", &body).await, "abc-1");
+    assert_eq!(engine.ids(), ["abc-1"]);
+    assert_eq!(send("abc-2", "{").await, "abc-2", "a refusal has it too");
+    let streamed = chat("Hello", json!({"stream": true, "n": 2})).to_string();
+    assert_eq!(send("abc-3", &streamed).await, "abc-3");
+    let ids = engine.ids();
+    assert!(
+        ids.iter().skip(1).all(|id| id.starts_with("abc-3")),
+        "{ids:?}"
+    );
+    assert_ne!(ids.get(1), ids.get(2));
+    for unusable in ["", "é", &"a".repeat(129)] {
+        let id = send(unusable, &body).await;
+        assert!(id.starts_with("chatcmpl-"), "{id}");
+    }
+    site.close().await;
+}

@@ -1,0 +1,349 @@
+//! Several Workers behind one server: selection, retries, models that come and go.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::output::Finish;
+use genset_backend_common::worker::WorkerConfig;
+use genset_backend_common::{EndpointType, EngineError, ErrorKind, MetricsRegistry};
+use genset_frontend::FrontendServer;
+use genset_runtime::Runtime;
+use genset_runtime::discovery::MemoryDiscovery;
+use genset_runtime::plane::MemoryPlane;
+use serde_json::json;
+use tokio::sync::Semaphore;
+
+use crate::client::{post, soon};
+use crate::script::Script;
+use crate::support::{
+    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, start_worker,
+    worker_config,
+};
+
+/// Texts that tell two engines apart.
+fn one_and_two() -> [Arc<Script>; 2] {
+    ["one", "two"].map(|text| Script::tokens(encode(text)))
+}
+
+async fn ask(site: &Site) -> (u16, String) {
+    let response = site
+        .post(COMPLETIONS, &completion("Hello", json!({})))
+        .await;
+    let text = if response.status == 200 {
+        response.content()
+    } else {
+        response.refusal().3
+    };
+    (response.status, text)
+}
+
+#[tokio::test]
+async fn requests_take_turns_and_pass_by_a_refusal() {
+    let [one, two] = one_and_two();
+    let site = Site::start(one.clone()).await;
+    let metrics = MetricsRegistry::default();
+    let second = start_worker(&site.runtime, 2, two.clone(), worker_config(), metrics).await;
+    for _ in 0..10 {
+        ask(&site).await;
+    }
+    eventually("both are known", || !two.requests().is_empty()).await;
+    assert!(!one.requests().is_empty());
+
+    for kind in [
+        ErrorKind::Overloaded,
+        ErrorKind::Unavailable,
+        ErrorKind::EngineShutdown,
+    ] {
+        one.refuse(Some(EngineError::new(kind, "not now")));
+        for _ in 0..4 {
+            assert_eq!(ask(&site).await, (200, "two".into()), "{kind}");
+        }
+    }
+    two.refuse(Some(EngineError::new(ErrorKind::Overloaded, "full")));
+    let response = site
+        .post(COMPLETIONS, &completion("Hello", json!({})))
+        .await;
+    assert!(matches!(response.status, 429 | 503), "{}", response.text());
+    assert_eq!(response.header("retry-after"), Some("1"));
+
+    // What is the request's own fault is not tried elsewhere.
+    let bad = EngineError::invalid_argument("prompt", "is no good");
+    one.refuse(Some(bad.clone()));
+    two.refuse(Some(bad));
+    let before = one.requests().len() + two.requests().len();
+    assert_eq!(ask(&site).await.0, 400);
+    assert_eq!(one.requests().len() + two.requests().len(), before + 1);
+    soon(second.shutdown()).await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_draining_worker_finishes_and_the_other_takes_over() {
+    let gate = Arc::new(Semaphore::new(0));
+    let opener = Arc::clone(&gate);
+    let slow = Script::new(move |_, out| {
+        let gate = Arc::clone(&gate);
+        async move {
+            out.token(100).await?;
+            if let Ok(permit) = gate.acquire().await {
+                permit.forget();
+            }
+            Ok(Finish::stop())
+        }
+    });
+    let runtime = Runtime::in_process();
+    let first = start_worker(
+        &runtime,
+        1,
+        slow.clone(),
+        worker_config(),
+        MetricsRegistry::default(),
+    )
+    .await;
+    let server = FrontendServer::bind(&runtime, config())
+        .await
+        .expect("a port");
+    soon(server.models().any()).await.expect("a model");
+    let mut running = crate::client::Client::connect(server.address()).await;
+    let body = chat("Hello", json!({"stream": true})).to_string();
+    running.send(post(CHAT, body)).await;
+    eventually("it runs", || slow.active() == 1).await;
+
+    let two = Script::tokens(encode("two"));
+    let metrics = runtime.metrics().clone();
+    let worker = start_worker(&runtime, 2, two.clone(), worker_config(), metrics).await;
+    first.stop();
+    let site = Site {
+        runtime,
+        server,
+        worker,
+    };
+    for _ in 0..20 {
+        assert_eq!(ask(&site).await, (200, "two".into()));
+    }
+    assert_eq!(slow.requests().len(), 1);
+    opener.add_permits(1);
+    let events = running.response().await.events();
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    assert!(soon(first.stopped()).await.error.is_none());
+    assert_eq!(ask(&site).await, (200, "two".into()));
+    site.close().await;
+}
+
+#[tokio::test]
+async fn models_come_and_go_with_their_workers() {
+    let [one, two] = one_and_two();
+    let runtime = Runtime::in_process();
+    let metrics = runtime.metrics().clone();
+    let first = start_worker(
+        &runtime,
+        1,
+        one,
+        worker_config(),
+        MetricsRegistry::default(),
+    )
+    .await;
+    let server = FrontendServer::bind(&runtime, config())
+        .await
+        .expect("a port");
+    soon(server.models().any()).await.expect("a model");
+    soon(first.shutdown()).await;
+    eventually("the model is gone", || server.models().get(MODEL).is_none()).await;
+    let address = server.address();
+    let send = |bytes: Vec<u8>| async move {
+        let mut client = crate::client::Client::connect(address).await;
+        client.send(bytes).await;
+        client.response().await
+    };
+    let list = send(crate::client::get("/v1/models")).await.json();
+    assert_eq!(list["data"], json!([]));
+    let ready = send(crate::client::get("/ready")).await;
+    assert_eq!(ready.status, 503);
+    let (status, param, code, _) = send(post(CHAT, chat("Hello", json!({})).to_string()))
+        .await
+        .refusal();
+    assert_eq!(status, 404);
+    assert_eq!(
+        (param.as_deref(), code.as_deref()),
+        (Some("model"), Some("model_not_found"))
+    );
+
+    let worker = start_worker(&runtime, 1, two, worker_config(), metrics).await;
+    soon(server.models().any()).await.expect("a model");
+    let site = Site {
+        runtime,
+        server,
+        worker,
+    };
+    assert_eq!(ask(&site).await, (200, "two".into()));
+    assert_eq!(site.get("/v1/models/tiny").await.status, 200);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_lost_lease_is_taken_again() {
+    let discovery = MemoryDiscovery::new();
+    let runtime = Runtime::new(Arc::new(discovery.clone()), Arc::new(MemoryPlane::new()));
+    let metrics = runtime.metrics().clone();
+    let engine = Script::tokens(encode("one"));
+    let worker = start_worker(&runtime, 1, engine, worker_config(), metrics).await;
+    let server = FrontendServer::bind(&runtime, config())
+        .await
+        .expect("a port");
+    soon(server.models().any()).await.expect("a model");
+    let site = Site {
+        runtime,
+        server,
+        worker,
+    };
+    for _ in 0..3 {
+        discovery.expire_leases();
+        eventually("it is listed again", || {
+            site.server.models().get(MODEL).is_some()
+        })
+        .await;
+        let mut answer = ask(&site).await;
+        // Between two listings there may be nobody.
+        while answer.0 != 200 {
+            assert!(matches!(answer.0, 404 | 503), "{answer:?}");
+            tokio::task::yield_now().await;
+            answer = ask(&site).await;
+        }
+    }
+    site.close().await;
+}
+
+#[tokio::test]
+async fn aliases_and_endpoint_types_are_the_cards() {
+    let runtime = Runtime::in_process();
+    let metrics = runtime.metrics().clone();
+    let config_of_worker = WorkerConfig {
+        aliases: vec!["gpt-4o".into(), "org/tiny".into()],
+        endpoint_types: Some(BTreeSet::from([EndpointType::Completions])),
+        ..worker_config()
+    };
+    let engine = Script::tokens(encode("one"));
+    let worker = start_worker(&runtime, 1, engine.clone(), config_of_worker, metrics).await;
+    let server = FrontendServer::bind(&runtime, config())
+        .await
+        .expect("a port");
+    soon(server.models().any()).await.expect("a model");
+    let site = Site {
+        runtime,
+        server,
+        worker,
+    };
+    for name in [MODEL, "gpt-4o", "org/tiny"] {
+        let body = completion("Hello", json!({"model": name}));
+        let response = site.post(COMPLETIONS, &body).await;
+        assert_eq!(response.status, 200);
+        assert_eq!(response.json()["model"], name);
+        let body = chat("Hello", json!({"model": name}));
+        let (status, param, _, message) = site.post(CHAT, &body).await.refusal();
+        assert_eq!((status, param.as_deref()), (400, Some("model")));
+        assert!(message.contains("does not offer chat"), "{message}");
+        assert_eq!(site.get(&format!("/v1/models/{name}")).await.status, 200);
+    }
+    assert!(
+        engine
+            .requests()
+            .iter()
+            .all(|request| request.model == MODEL)
+    );
+    site.close().await;
+}
+
+/// Two models whose workers were given the same endpoint, as `dyn://` defaults make easy.
+#[tokio::test]
+#[ignore = "a client of a model calls every instance of its endpoint, whatever model their cards name"]
+async fn a_request_only_reaches_workers_of_its_model() {
+    let [one, two] = one_and_two();
+    let site = Site::start(one).await;
+    let other = WorkerConfig {
+        model_name: Some("other".into()),
+        ..worker_config()
+    };
+    let second = start_worker(&site.runtime, 2, two, other, MetricsRegistry::default()).await;
+    eventually("both are served", || {
+        site.server.models().get("other").is_some()
+    })
+    .await;
+    for _ in 0..10 {
+        assert_eq!(ask(&site).await, (200, "one".into()));
+        let body = completion("Hello", json!({"model": "other"}));
+        assert_eq!(site.post(COMPLETIONS, &body).await.content(), "two");
+    }
+    soon(second.shutdown()).await;
+    site.close().await;
+}
+
+/// A worker that ends while it answers: the stream ends with an error, and the client knows that it is no end.
+#[tokio::test]
+async fn a_worker_stopped_in_the_middle_ends_its_streams() {
+    let engine = Script::silent(100);
+    let runtime = Runtime::in_process();
+    let metrics = runtime.metrics().clone();
+    let brief = WorkerConfig {
+        grace: Duration::ZERO,
+        ..worker_config()
+    };
+    let worker = start_worker(&runtime, 1, engine.clone(), brief, metrics).await;
+    let server = FrontendServer::bind(&runtime, config())
+        .await
+        .expect("a port");
+    soon(server.models().any()).await.expect("a model");
+    let site = Site {
+        runtime,
+        server,
+        worker,
+    };
+    let mut running = site.connect().await;
+    let body = chat("Hello", json!({"stream": true})).to_string();
+    running.send(post(CHAT, body)).await;
+    let mut whole = site.connect().await;
+    whole
+        .send(post(CHAT, chat("Hello", json!({})).to_string()))
+        .await;
+    eventually("both run", || engine.active() == 2).await;
+    site.worker.stop();
+    let events = running.response().await.events();
+    let last = events.last().expect("an event");
+    assert!(last.contains("server_error"), "{last}");
+    let (status, ..) = whole.response().await.refusal();
+    assert_eq!(status, 503);
+    site.close().await;
+}
+
+/// The operator may lower the context; prompt and answer together stay in it.
+#[tokio::test]
+#[ignore = "the Worker tells its engine no limit when the request has none, whatever the card's context"]
+async fn an_answer_ends_where_the_context_does() {
+    let runtime = Runtime::in_process();
+    let metrics = runtime.metrics().clone();
+    let narrow = WorkerConfig {
+        context_length_tokens: Some(32),
+        ..worker_config()
+    };
+    let worker = start_worker(
+        &runtime,
+        1,
+        Script::tokens(vec![100; 1000]),
+        narrow,
+        metrics,
+    )
+    .await;
+    let server = FrontendServer::bind(&runtime, config())
+        .await
+        .expect("a port");
+    soon(server.models().any()).await.expect("a model");
+    let site = Site {
+        runtime,
+        server,
+        worker,
+    };
+    let response = site.post(CHAT, &chat("Hello", json!({}))).await;
+    let total = &response.json()["usage"]["total_tokens"];
+    site.close().await;
+    assert!(total.as_u64() <= Some(32), "{total}");
+}

@@ -1,0 +1,22 @@
+//! The server from outside: real connections, raw HTTP, a whole Worker behind it.
+//!
+//! One binary, so that it is linked once. `support` has the harness; every other module is one concern.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
+
+mod bad_input;
+mod client;
+mod connections;
+mod drain;
+mod fields;
+mod fuzz;
+mod golden;
+mod instances;
+mod script;
+mod stop_strings;
+mod support;

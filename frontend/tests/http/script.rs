@@ -1,0 +1,156 @@
+//! An engine that does what a test tells it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use genset_backend_common::output::{self, Finish, OutputStream, OutputWriter};
+use genset_backend_common::{
+    Capabilities, EngineConfig, EngineError, GenerateRequest, LLMEngine, RequestContext,
+    SamplingOption, StartContext, async_trait,
+};
+use parking_lot::Mutex;
+
+type Ending = Pin<Box<dyn Future<Output = Result<Finish, EngineError>> + Send>>;
+type Body = dyn Fn(GenerateRequest, OutputWriter) -> Ending + Send + Sync;
+
+/// The engine. It counts the requests it holds and keeps every request it was given.
+pub(crate) struct Script {
+    capabilities: Capabilities,
+    body: Box<Body>,
+    knows_canary: AtomicBool,
+    active: Arc<AtomicUsize>,
+    requests: Mutex<Vec<GenerateRequest>>,
+    ids: Mutex<Vec<String>>,
+    refusal: Mutex<Option<EngineError>>,
+}
+
+/// A request that is held; dropped with its stream.
+struct Held(Arc<AtomicUsize>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Script {
+    /// An engine for the test model's vocabulary whose answers are written by `body`.
+    pub(crate) fn new<F, Fut>(body: F) -> Arc<Self>
+    where
+        F: Fn(GenerateRequest, OutputWriter) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Finish, EngineError>> + Send + 'static,
+    {
+        use SamplingOption as Opt;
+        let options = [
+            Opt::Temperature,
+            Opt::TopP,
+            Opt::TopK,
+            Opt::MinP,
+            Opt::PresencePenalty,
+            Opt::FrequencyPenalty,
+            Opt::RepetitionPenalty,
+            Opt::LogitBias,
+            Opt::Seed,
+        ];
+        Arc::new(Self {
+            capabilities: Capabilities {
+                priority: true,
+                ..Capabilities::tokens().with_sampling(options)
+            },
+            body: Box::new(move |request, out| Box::pin(body(request, out))),
+            knows_canary: AtomicBool::new(false),
+            active: Arc::default(),
+            requests: Mutex::default(),
+            ids: Mutex::default(),
+            refusal: Mutex::default(),
+        })
+    }
+
+    /// An engine that answers with these tokens, as fast as they are taken.
+    pub(crate) fn tokens(tokens: Vec<u32>) -> Arc<Self> {
+        Self::new(move |_, out| {
+            let tokens = tokens.clone();
+            async move {
+                for token in tokens {
+                    out.token(token).await?;
+                }
+                Ok(Finish::stop())
+            }
+        })
+    }
+
+    /// Requests the engine holds.
+    pub(crate) fn active(&self) -> usize {
+        self.active.load(Ordering::SeqCst)
+    }
+
+    /// The requests so far, but for the canary.
+    pub(crate) fn requests(&self) -> Vec<GenerateRequest> {
+        self.requests.lock().clone()
+    }
+
+    /// Their ids.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.ids.lock().clone()
+    }
+
+    /// An engine that answers with `token` without end, as fast as it is taken.
+    pub(crate) fn endless(token: u32) -> Arc<Self> {
+        Self::new(move |_, out| async move {
+            loop {
+                out.token(token).await?;
+            }
+        })
+    }
+
+    /// An engine that answers with `token` and then nothing, ever.
+    pub(crate) fn silent(token: u32) -> Arc<Self> {
+        Self::new(move |_, out| async move {
+            out.token(token).await?;
+            std::future::pending().await
+        })
+    }
+
+    /// From now on every request is refused with `error`; `None` ends that.
+    pub(crate) fn refuse(&self, error: Option<EngineError>) {
+        *self.refusal.lock() = error;
+    }
+}
+
+#[async_trait]
+impl LLMEngine for Script {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        Ok(EngineConfig::new("script", 2048)
+            .with_vocab_size(2048)
+            .with_capabilities(self.capabilities.clone()))
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        if !self.knows_canary.swap(true, Ordering::SeqCst) {
+            return Ok(output::stream(ctx, |_| async move { Ok(Finish::length()) }));
+        }
+        self.requests.lock().push(request.clone());
+        self.ids.lock().push(ctx.id().to_owned());
+        if let Some(error) = self.refusal.lock().clone() {
+            return Err(error);
+        }
+        self.active.fetch_add(1, Ordering::SeqCst);
+        let held = Held(Arc::clone(&self.active));
+        Ok(output::stream(ctx, |out| {
+            let answer = (self.body)(request, out);
+            async move {
+                let _held = held;
+                answer.await
+            }
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,234 @@
+//! The harness: a runtime, Workers and a server in this process.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
+use genset_backend_common::{LLMEngine, MetricsRegistry};
+use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
+use genset_frontend::text::TextTokenizer;
+use genset_frontend::{FrontendConfig, FrontendServer};
+use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
+use serde_json::{Value, json};
+
+use crate::client::{Client, Response, get, post, soon};
+
+/// The model's name in every test.
+pub(crate) const MODEL: &str = "tiny";
+
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
+
+/// The context of the test model, in tokens.
+pub(crate) const CONTEXT: u32 = 2048;
+
+/// The test model's files.
+pub(crate) fn folder() -> &'static ModelFolder {
+    static FOLDER: OnceLock<ModelFolder> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-chat");
+        ModelFolder::load(Path::new(path)).expect("the test model is in the repository")
+    })
+}
+
+/// The test model's tokenizer.
+pub(crate) fn tokenizer() -> &'static TextTokenizer {
+    static TOKENIZER: OnceLock<TextTokenizer> = OnceLock::new();
+    TOKENIZER.get_or_init(|| {
+        let mut artifacts = folder().artifacts.iter();
+        let file = artifacts.find(|artifact| artifact.reference.name == "tokenizer.json");
+        TextTokenizer::from_bytes(&file.expect("it has a tokenizer").content).expect("it is valid")
+    })
+}
+
+/// Tokens of `text`.
+pub(crate) fn encode(text: &str) -> Vec<u32> {
+    tokenizer().encode(text, false).expect("text has tokens")
+}
+
+/// The echo engine on tokens, without pauses.
+pub(crate) fn echo() -> Arc<dyn LLMEngine> {
+    let args = EchoArgs {
+        token_echo_delay_ms: 0,
+    };
+    Arc::new(EchoCore::from_args(&args, 2048, CONTEXT))
+}
+
+/// The echo engine on text, without pauses.
+pub(crate) fn echo_text() -> Arc<dyn LLMEngine> {
+    let args = EchoArgs {
+        token_echo_delay_ms: 0,
+    };
+    Arc::new(EchoFull::from_args(&args))
+}
+
+/// A config for tests: any port, and limits that no test meets unless it lowers them.
+pub(crate) fn config() -> FrontendConfig {
+    FrontendConfig {
+        address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+        ..FrontendConfig::default()
+    }
+}
+
+/// How a Worker of the test model is configured.
+pub(crate) fn worker_config() -> WorkerConfig {
+    WorkerConfig {
+        model_name: Some(MODEL.into()),
+        artifacts: folder().artifacts.clone(),
+        grace: Duration::from_secs(30),
+        canary: CanaryConfig {
+            interval: None,
+            ..CanaryConfig::default()
+        },
+        ..WorkerConfig::default()
+    }
+}
+
+/// Starts a Worker of `runtime` and waits until it serves.
+pub(crate) async fn start_worker(
+    runtime: &Runtime,
+    id: u64,
+    engine: Arc<dyn LLMEngine>,
+    config: WorkerConfig,
+    metrics: MetricsRegistry,
+) -> WorkerHandle {
+    let registrar = Arc::new(RuntimeRegistrar::new(
+        runtime.clone(),
+        EndpointName::default(),
+    ));
+    let worker = Worker::new(id, engine, config, registrar, metrics).spawn();
+    soon(worker.ready()).await.expect("the worker starts");
+    worker
+}
+
+/// A chat of one user message, with further fields.
+pub(crate) fn chat(text: &str, further: Value) -> Value {
+    let mut body = json!({"model": MODEL, "messages": [{"role": "user", "content": text}]});
+    extend(&mut body, further);
+    body
+}
+
+/// A completion request, with further fields.
+pub(crate) fn completion(prompt: impl Into<Value>, further: Value) -> Value {
+    let mut body = json!({"model": MODEL, "prompt": prompt.into()});
+    extend(&mut body, further);
+    body
+}
+
+fn extend(body: &mut Value, further: Value) {
+    let (Value::Object(body), Value::Object(further)) = (body, further) else {
+        panic!("further fields are an object")
+    };
+    body.extend(further);
+}
+
+/// A server, its runtime and its Worker.
+pub(crate) struct Site {
+    pub(crate) runtime: Runtime,
+    pub(crate) server: FrontendServer,
+    pub(crate) worker: WorkerHandle,
+}
+
+impl Site {
+    /// A server with one Worker of `engine`, both ready.
+    pub(crate) async fn start(engine: Arc<dyn LLMEngine>) -> Self {
+        Self::with(config(), engine).await
+    }
+
+    /// As [`Self::start`], with a config.
+    pub(crate) async fn with(config: FrontendConfig, engine: Arc<dyn LLMEngine>) -> Self {
+        let runtime = Runtime::in_process();
+        let metrics = runtime.metrics().clone();
+        let worker = start_worker(&runtime, 1, engine, worker_config(), metrics).await;
+        let server = FrontendServer::bind(&runtime, config)
+            .await
+            .expect("a port is free");
+        soon(server.models().any())
+            .await
+            .expect("the model gets ready");
+        Self {
+            runtime,
+            server,
+            worker,
+        }
+    }
+
+    pub(crate) async fn connect(&self) -> Client {
+        Client::connect(self.server.address()).await
+    }
+
+    /// The answer to `bytes` on a connection of their own.
+    pub(crate) async fn send(&self, bytes: impl AsRef<[u8]>) -> Response {
+        let mut client = self.connect().await;
+        client.send(bytes).await;
+        client.response().await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Response {
+        self.send(get(path)).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
+        self.send(post(path, body.to_string())).await
+    }
+
+    /// A good request, on a connection of its own, is served.
+    pub(crate) async fn is_well(&self) {
+        let response = self
+            .post(CHAT, &chat("Hello", json!({"max_tokens": 4})))
+            .await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        assert_eq!(self.get("/health").await.status, 200);
+    }
+
+    /// The value of a metric without labels.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = self.runtime.metrics().encode();
+        let line = text.lines().find_map(|line| {
+            line.strip_prefix(name)
+                .and_then(|rest| rest.strip_prefix(' '))
+        });
+        line.unwrap_or_else(|| panic!("no metric {name} in {text}"))
+            .parse()
+            .expect("a number")
+    }
+
+    /// Waits until the engine and the server hold no request.
+    pub(crate) async fn idle(&self) {
+        eventually("no request is held", || {
+            self.metric("genset_worker_running_requests") == 0.0
+                && self.metric("genset_http_requests_in_flight") == 0.0
+        })
+        .await;
+    }
+
+    /// Ends everything; nothing may be left.
+    pub(crate) async fn close(self) {
+        soon(self.server.shutdown(Duration::from_secs(30))).await;
+        let report = soon(self.worker.shutdown()).await;
+        assert!(report.error.is_none(), "{report:?}");
+        soon(self.runtime.shutdown()).await;
+        assert_eq!(self.runtime.tasks(), 0);
+    }
+}
+
+/// Waits until `is_so`; fails when it never is.
+pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..12_000 {
+        if is_so() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("never: {what}");
+}
+
+#[tokio::test]
+async fn the_harness_serves_and_leaves_nothing_behind() {
+    let site = Site::start(echo()).await;
+    site.is_well().await;
+    site.idle().await;
+    site.close().await;
+}
