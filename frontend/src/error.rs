@@ -7,6 +7,8 @@ use genset_backend_common::{EngineError, ErrorKind};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
+use crate::openai::Api;
+
 /// An error as OpenAI clients know it: a status, and an `error` object with `message`, `type`, `param` and `code`.
 ///
 /// # Source
@@ -86,6 +88,15 @@ impl ApiError {
             retry_after: Some(Duration::from_secs(1)),
             ..base
         }
+    }
+
+    /// The error as a client of `api` finds it: an engine's "prompt" is a chat's "messages".
+    #[must_use]
+    pub fn in_the_words_of(mut self, api: Api) -> Self {
+        if api == Api::Chat && self.param.as_deref() == Some("prompt") {
+            self.param = Some("messages".into());
+        }
+        self
     }
 
     /// OpenAI's `type` for the status.

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{EngineError, ErrorKind, ModelCard, TokenId};
-use genset_runtime::{LiveModel, ModelDirectory, Runtime, SelectionMode};
+use genset_runtime::{EndpointName, LiveModel, ModelDirectory, Runtime, SelectionMode};
 use serde::Deserialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +18,8 @@ use crate::text::{ChatTemplate, TemplateSource, TextTokenizer};
 pub struct ServedModel {
     /// What its workers publish.
     pub card: ModelCard,
+    /// The endpoint its workers serve.
+    pub endpoint: EndpointName,
     /// Seconds since 1970 when this server first saw it.
     pub created: u64,
     /// Its instances.
@@ -182,6 +184,9 @@ impl Models {
     }
 }
 
+/// Pauses before a model that could not be prepared is tried again, doubling from the first to the last.
+const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
 struct Follower {
     directory: ModelDirectory,
     map: Arc<watch::Sender<ModelMap>>,
@@ -192,11 +197,15 @@ struct Follower {
 impl Follower {
     async fn run(self) {
         let mut live = self.directory.subscribe();
+        let mut pause = RETRY_PAUSES.0;
         loop {
+            let mut has_failed = false;
             let wanted = live.borrow_and_update().clone();
             self.map.send_modify(|map| {
                 Arc::make_mut(map).retain(|name, known| {
-                    wanted.get(name).is_some_and(|live| live.card == known.card)
+                    wanted.get(name).is_some_and(|live| {
+                        live.card == known.card && live.endpoint == known.endpoint
+                    })
                 });
             });
             for (name, model) in wanted.iter() {
@@ -211,12 +220,26 @@ impl Follower {
                         });
                     }
                     Err(error) => {
+                        has_failed = true;
                         tracing::error!(model = name, kind = %error.kind(), %error, "the model cannot be served");
                     }
                 }
             }
-            if live.changed().await.is_err() {
-                return;
+            let retry = async {
+                if !has_failed {
+                    std::future::pending::<()>().await;
+                }
+                tokio::time::sleep(pause).await;
+            };
+            tokio::select! {
+                biased;
+                changed = live.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    pause = RETRY_PAUSES.0;
+                }
+                () = retry => pause = (pause * 2).min(RETRY_PAUSES.1),
             }
         }
     }
@@ -236,6 +259,7 @@ impl Follower {
             .map_or(0, |since| since.as_secs());
         Ok(Arc::new(ServedModel {
             card: live.card.clone(),
+            endpoint: live.endpoint.clone(),
             created,
             engine: Arc::new(client),
             text,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use genset_backend_common::{
     ChatInput, EngineError, GenerateRequest, Input, RequestContext, TokenId,
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::answer::Answer;
 use crate::error::ApiError;
@@ -39,6 +39,7 @@ impl Job {
         } = request;
         let bytes = messages.iter().map(message_bytes).sum();
         if model.text.is_none() {
+            refuse_template_options(add_generation_prompt, &template_args)?;
             let inputs = vec![Input::Chat(ChatInput {
                 messages,
                 tools: Vec::new(),
@@ -168,6 +169,21 @@ impl Job {
         request.annotations.clone_from(&params.annotations);
         request
     }
+}
+
+/// An engine that templates by itself takes no options for ours.
+fn refuse_template_options(
+    add_generation_prompt: bool,
+    template_args: &Map<String, Value>,
+) -> Result<(), ApiError> {
+    let why = "this model's engine applies a chat template of its own";
+    if !template_args.is_empty() {
+        return Err(ApiError::unsupported("chat_template_kwargs", why));
+    }
+    if !add_generation_prompt {
+        return Err(ApiError::unsupported("add_generation_prompt", why));
+    }
+    Ok(())
 }
 
 fn message_bytes(message: &Value) -> usize {

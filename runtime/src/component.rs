@@ -8,7 +8,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::client::Client;
 use crate::discovery::{Discovery, InstanceRecord, Lease, MemoryDiscovery, prefix_of};
-use crate::instances::Instances;
+use crate::instances::{Accepts, Instances};
 use crate::names::{EndpointName, InstanceId, NameError};
 use crate::plane::{ErasedHandler, Handler, MemoryPlane, Payload, RequestPlane, Served};
 
@@ -250,7 +250,15 @@ impl Endpoint {
     /// A client of the endpoint's instances. It follows discovery until it is dropped.
     #[must_use]
     pub fn client<Req: Payload, Resp: Payload>(&self) -> Client<Req, Resp> {
-        let instances = Instances::new();
+        self.client_of(Arc::new(|_| true))
+    }
+
+    /// As [`Self::client`], of the instances whose records `accepts` takes.
+    pub(crate) fn client_of<Req: Payload, Resp: Payload>(
+        &self,
+        accepts: Accepts,
+    ) -> Client<Req, Resp> {
+        let instances = Instances::new(accepts);
         let discovery = Arc::clone(self.runtime.discovery());
         let follow = self
             .runtime

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::discovery::{Change, Discovery, InstanceRecord, Watch};
+use crate::discovery::{Change, Discovery, Entry, InstanceRecord, Watch};
 use crate::names::InstanceId;
 use crate::selection::Candidate;
 
@@ -64,19 +64,22 @@ impl Drop for InFlightGuard {
     }
 }
 
+/// Which of an endpoint's instances a client may call.
+pub(crate) type Accepts = Arc<dyn Fn(&InstanceRecord) -> bool + Send + Sync>;
+
 type InstanceMap = Arc<BTreeMap<InstanceId, Arc<Instance>>>;
 
 /// The live instances; clones share. The map is replaced as a whole, so readers hold no lock.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Instances {
     map: Arc<watch::Sender<InstanceMap>>,
+    accepts: Accepts,
 }
 
 impl Instances {
-    pub(crate) fn new() -> Self {
-        Self {
-            map: Arc::new(watch::Sender::new(InstanceMap::default())),
-        }
+    pub(crate) fn new(accepts: Accepts) -> Self {
+        let map = Arc::new(watch::Sender::new(InstanceMap::default()));
+        Self { map, accepts }
     }
 
     /// Follows discovery until it is gone or the future is dropped.
@@ -94,7 +97,7 @@ impl Instances {
             match change {
                 Change::Snapshot(entries) => {
                     let old = std::mem::take(map);
-                    for record in entries.iter().filter_map(InstanceRecord::from_entry) {
+                    for record in entries.iter().filter_map(|entry| self.read(entry)) {
                         let known = old
                             .get(&record.instance)
                             .filter(|known| known.record == record);
@@ -105,7 +108,8 @@ impl Instances {
                     }
                 }
                 Change::Put(entry) => {
-                    if let Some(record) = InstanceRecord::from_entry(&entry) {
+                    map.retain(|_, instance| instance.record.key() != entry.key);
+                    if let Some(record) = self.read(&entry) {
                         map.insert(record.instance, Arc::new(Instance::new(record)));
                     }
                 }
@@ -114,7 +118,12 @@ impl Instances {
         });
     }
 
-    /// Every instance discovery lists.
+    /// The record in an entry, if it is one the client may call.
+    fn read(&self, entry: &Entry) -> Option<InstanceRecord> {
+        InstanceRecord::from_entry(entry).filter(|record| (self.accepts)(record))
+    }
+
+    /// Every instance discovery lists that the client may call.
     pub(crate) fn all(&self) -> InstanceMap {
         Arc::clone(&self.map.borrow())
     }

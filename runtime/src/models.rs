@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use futures_util::StreamExt;
-use genset_backend_common::{ArtifactRef, EngineError, ErrorKind, ModelCard, RequestContext};
+use genset_backend_common::{
+    ArtifactRef, EngineError, ErrorKind, GenerateRequest, ModelCard, Output, RequestContext,
+};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -66,9 +68,16 @@ impl ModelDirectory {
         mode: SelectionMode,
         timeout: Duration,
     ) -> Result<GenerateClient, EngineError> {
-        let client = self.runtime.endpoint(model.endpoint.clone()).client();
+        let client = self.instances_of(model);
         client.wait_for_instances(timeout).await?;
         Ok(GenerateClient::new(client, mode))
+    }
+
+    /// A client of the instances that serve the model by this very card: others may share its endpoint.
+    fn instances_of(&self, model: &LiveModel) -> Client<GenerateRequest, Output> {
+        let card = model.card.clone();
+        let endpoint = self.runtime.endpoint(model.endpoint.clone());
+        endpoint.client_of(Arc::new(move |record| record.card.as_ref() == Some(&card)))
     }
 
     /// Fetches a file from any of the model's workers and checks its hash.
@@ -104,13 +113,19 @@ impl ModelDirectory {
             .endpoint
             .sibling(endpoints::ARTIFACTS)
             .map_err(|error| EngineError::invalid_argument("endpoint", error))?;
+        let workers = self.instances_of(model);
+        workers.wait_for_instances(timeout).await?;
         let client: Client<ArtifactRequest, bytes::Bytes> = self.runtime.endpoint(name).client();
         client.wait_for_instances(timeout).await?;
+        let worker = workers.instances().first().map(|record| record.instance);
+        let worker = worker.ok_or_else(|| {
+            EngineError::new(ErrorKind::Unavailable, "the model's workers have gone")
+        })?;
         let request = ArtifactRequest {
             blake3: artifact.blake3.clone(),
         };
         let mut chunks = client
-            .random(request, RequestContext::new("artifact"))
+            .direct(worker, request, RequestContext::new("artifact"))
             .await?;
         let mut content = BytesMut::new();
         while let Some(chunk) = chunks.next().await {

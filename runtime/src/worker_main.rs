@@ -121,7 +121,8 @@ impl WorkerArgs {
     /// `InvalidArgument`, naming the file at fault.
     pub fn model_folder(&self) -> Result<Option<ModelFolder>, EngineError> {
         let load = |path: &PathBuf| {
-            ModelFolder::load(path).map_err(|error| EngineError::invalid_argument("--model-path", error))
+            ModelFolder::load(path)
+                .map_err(|error| EngineError::invalid_argument("--model-path", error))
         };
         self.model_path.as_ref().map(load).transpose()
     }
@@ -164,13 +165,20 @@ impl WorkerArgs {
         runtime: &Runtime,
         handle: &WorkerHandle,
     ) -> Result<Option<StatusServer>, EngineError> {
-        let Some(port) = self.status_port else { return Ok(None) };
+        let Some(port) = self.status_port else {
+            return Ok(None);
+        };
         let states = handle.states();
         let is_ready = Arc::new(move || matches!(*states.borrow(), State::Serving(_)));
         let address = SocketAddr::new(self.status_host, port);
-        let server = StatusServer::bind(address, runtime, is_ready).await.map_err(|error| {
-            EngineError::invalid_argument("--status-host, --status-port", format!("cannot listen on {address}: {error}"))
-        })?;
+        let server = StatusServer::bind(address, runtime, is_ready)
+            .await
+            .map_err(|error| {
+                EngineError::invalid_argument(
+                    "--status-host, --status-port",
+                    format!("cannot listen on {address}: {error}"),
+                )
+            })?;
         tracing::info!("status on http://{}", server.address());
         Ok(Some(server))
     }
@@ -308,9 +316,13 @@ pub fn run(engine: impl LLMEngine, args: WorkerArgs) -> ExitCode {
 }
 
 async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
-    let prepared = args
-        .runtime()
-        .and_then(|runtime| Ok((runtime, args.endpoint_name()?, args.worker_config(args.model_folder()?)?)));
+    let prepared = args.runtime().and_then(|runtime| {
+        Ok((
+            runtime,
+            args.endpoint_name()?,
+            args.worker_config(args.model_folder()?)?,
+        ))
+    });
     let (runtime, name, config) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {

@@ -23,7 +23,7 @@ use crate::engine::LLMEngine;
 use crate::error::EngineError;
 use crate::output::{OutputStream, Violation};
 use crate::ports::Generate;
-use crate::request::GenerateRequest;
+use crate::request::{GenerateRequest, Input};
 
 /// An engine behind the rules.
 pub(super) struct Adapter {
@@ -57,6 +57,21 @@ impl Adapter {
         }
     }
 
+    /// Prompt and answer together stay in the context, also where the operator has lowered it.
+    fn bound_answer(&self, request: &mut GenerateRequest) {
+        let (Input::Tokens(_), Some(prompt_tokens)) = (&request.input, request.prompt_tokens())
+        else {
+            return;
+        };
+        let room = self
+            .config
+            .context_length_tokens
+            .saturating_sub(prompt_tokens);
+        let asked = request.stop.max_tokens.unwrap_or(room);
+        request.stop.max_tokens = Some(asked.min(room));
+        request.stop.min_tokens = request.stop.min_tokens.min(room);
+    }
+
     /// Deadline and prompt length of the request as the engine sees it.
     fn engine_context(&self, request: &GenerateRequest, ctx: &RequestContext) -> RequestContext {
         let mut ctx = ctx
@@ -70,10 +85,11 @@ impl Adapter {
 
     async fn try_generate(
         &self,
-        request: GenerateRequest,
+        mut request: GenerateRequest,
         ctx: &RequestContext,
     ) -> Result<OutputStream, EngineError> {
         self.config.check(&request)?;
+        self.bound_answer(&mut request);
         let ctx = self.engine_context(&request, ctx);
         let unanswered = CancelOnDrop(Some(ctx.clone()));
         let ticket = self.in_flight.enter(&ctx)?;

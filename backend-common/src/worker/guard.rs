@@ -62,6 +62,7 @@ pub(super) struct Guard {
     answers_with: OutputKinds,
     /// Tokens the engine gave, which its usage must agree with.
     given_tokens: u32,
+    is_cut: bool,
     /// Tokens the client got, which are billed.
     streamed_tokens: u32,
 }
@@ -83,6 +84,7 @@ impl Guard {
             knows_prompt: request.prompt_tokens().is_some(),
             answers_with: OutputKinds::of(&request.input),
             given_tokens: 0,
+            is_cut: false,
             streamed_tokens: 0,
         }
     }
@@ -122,9 +124,20 @@ impl Guard {
         if let Err(error) = self.check_vocabulary(&chunk) {
             return Some(Err(error));
         }
+        if self.streamed_tokens >= self.max_tokens {
+            return Some(Ok(self.cut()));
+        }
         self.truncate(&mut chunk);
         self.streamed_tokens = self.streamed_tokens.saturating_add(chunk.len());
         (!chunk.is_empty()).then_some(Ok(Output::Tokens(chunk)))
+    }
+
+    /// The terminal of an engine that goes on past `max_tokens`: nobody waits for its own.
+    fn cut(&mut self) -> Output {
+        self.violation(Violation::TooManyTokens);
+        self.is_cut = true;
+        let finish = Finish::length().into_finished(self.ctx.prompt_tokens(), self.streamed_tokens);
+        Output::Finished(Box::new(finish))
     }
 
     fn judge_finished(&mut self, mut finished: Finished) -> Item {
@@ -260,7 +273,13 @@ impl GuardedStream {
                 // Only the engine's own items are a sign of life, not the errors made here.
                 self.in_flight.heartbeat();
                 match self.guard.judge(output) {
-                    Some(item) => Poll::Ready(item),
+                    Some(item) => {
+                        if self.guard.is_cut {
+                            self.outputs = None;
+                            self.abort.send();
+                        }
+                        Poll::Ready(item)
+                    }
                     None => {
                         cx.waker().wake_by_ref();
                         self.poll_limits(cx)

@@ -78,41 +78,43 @@ async fn completions(State(app): State<App>, headers: HeaderMap, body: Body) -> 
 
 /// Answers a request, whatever happens on the way.
 async fn complete(app: App, api: Api, headers: HeaderMap, body: Body) -> Response {
-    let request_id = request_id(&headers, api);
-    let mut response = match read_body(&app.config, body).await {
-        Err(error) => error.into_response(),
-        Ok(body) => {
-            let mut guard = app.metrics.request(match api {
-                Api::Chat => "chat_completions",
-                Api::Completions => "completions",
-            });
-            let answered =
-                AssertUnwindSafe(answer(&app, api, &request_id, &headers, &body, &mut guard));
-            let answered = answered.catch_unwind().await.unwrap_or_else(|_panic| {
-                tracing::error!(request_id, "a handler panicked");
-                Err(EngineError::internal("the server failed on this request").into())
-            });
-            match answered {
-                Ok(Answered::Whole(response)) => {
-                    guard.set_status(StatusCode::OK);
-                    response
-                }
-                Ok(Answered::Streamed {
-                    encoder,
-                    answers,
-                    has_usage,
-                }) => event_response(EventBody::new(encoder, answers, has_usage, guard)),
-                Err(error) => {
-                    guard.set_status(error.status);
-                    tracing::debug!(
-                        request_id,
-                        status = error.status.as_u16(),
-                        message = error.message,
-                        "refused"
-                    );
-                    error.into_response()
-                }
-            }
+    let request_id = request_id(&headers);
+    let mut guard = app.metrics.request(match api {
+        Api::Chat => "chat_completions",
+        Api::Completions => "completions",
+    });
+    let answered = async {
+        let body = read_body(&app.config, body).await?;
+        guard.body_read();
+        answer(&app, api, &request_id, &headers, &body, &mut guard).await
+    };
+    let answered = AssertUnwindSafe(answered)
+        .catch_unwind()
+        .await
+        .unwrap_or_else(|_panic| {
+            tracing::error!(request_id, "a handler panicked");
+            Err(EngineError::internal("the server failed on this request").into())
+        });
+    let mut response = match answered {
+        Ok(Answered::Whole(response)) => {
+            guard.set_status(StatusCode::OK);
+            response
+        }
+        Ok(Answered::Streamed {
+            encoder,
+            answers,
+            has_usage,
+        }) => event_response(EventBody::new(encoder, answers, has_usage, guard)),
+        Err(error) => {
+            let error = error.in_the_words_of(api);
+            guard.set_status(error.status);
+            tracing::debug!(
+                request_id,
+                status = error.status.as_u16(),
+                message = error.message,
+                "refused"
+            );
+            error.into_response()
         }
     };
     if let Ok(value) = HeaderValue::from_str(&request_id) {
@@ -201,13 +203,13 @@ fn find_model(app: &App, name: &str, endpoint: EndpointType) -> Result<Arc<Serve
 }
 
 /// The client's id, if it is short and printable, else a new one.
-fn request_id(headers: &HeaderMap, api: Api) -> String {
+fn request_id(headers: &HeaderMap) -> String {
     let given = headers
         .get(REQUEST_ID)
         .and_then(|value| value.to_str().ok());
     match given {
         Some(id) if !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES => id.to_owned(),
-        _ => format!("{}{:032x}", api.id_prefix(), rand::random::<u128>()),
+        _ => format!("req-{:032x}", rand::random::<u128>()),
     }
 }
 

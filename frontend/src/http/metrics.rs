@@ -132,6 +132,11 @@ impl RequestGuard {
         self.status = status;
     }
 
+    /// Notes that the request has arrived: what it takes from here on is the server's time.
+    pub(super) fn body_read(&mut self) {
+        self.started = Instant::now();
+    }
+
     /// Notes the first text; later calls change nothing.
     pub(super) fn text(&mut self) {
         if !std::mem::replace(&mut self.has_text, true) {

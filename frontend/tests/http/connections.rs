@@ -111,6 +111,7 @@ async fn a_client_that_reads_nothing_is_disconnected() {
             }
         }
     });
+    engine.widen();
     let site = Site::with(config, engine.clone()).await;
     let mut client = site.connect().await;
     let body = chat("Hello", json!({"stream": true})).to_string();

@@ -50,7 +50,11 @@ async fn extensions_may_stand_in_three_places() {
 #[tokio::test]
 async fn max_completion_tokens_goes_before_max_tokens() {
     let limit = |further| async { seen_one(further).await.stop.max_tokens };
-    assert_eq!(limit(json!({})).await, None);
+    let room = limit(json!({})).await;
+    assert!(
+        room > Some(2000),
+        "what is left of the context, not {room:?}"
+    );
     assert_eq!(limit(json!({"max_tokens": 3})).await, Some(3));
     assert_eq!(limit(json!({"max_completion_tokens": 4})).await, Some(4));
     let both = json!({"max_tokens": 3, "max_completion_tokens": 4});
@@ -152,7 +156,7 @@ async fn the_request_id_is_the_clients_where_it_is_usable() {
     assert_ne!(ids.get(1), ids.get(2));
     for unusable in ["", "é", &"a".repeat(129)] {
         let id = send(unusable, &body).await;
-        assert!(id.starts_with("chatcmpl-"), "{id}");
+        assert!(id.starts_with("req-"), "{id}");
     }
     site.close().await;
 }

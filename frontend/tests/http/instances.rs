@@ -256,7 +256,6 @@ async fn aliases_and_endpoint_types_are_the_cards() {
 
 /// Two models whose workers were given the same endpoint, as `dyn://` defaults make easy.
 #[tokio::test]
-#[ignore = "a client of a model calls every instance of its endpoint, whatever model their cards name"]
 async fn a_request_only_reaches_workers_of_its_model() {
     let [one, two] = one_and_two();
     let site = Site::start(one).await;
@@ -317,7 +316,6 @@ async fn a_worker_stopped_in_the_middle_ends_its_streams() {
 
 /// The operator may lower the context; prompt and answer together stay in it.
 #[tokio::test]
-#[ignore = "the Worker tells its engine no limit when the request has none, whatever the card's context"]
 async fn an_answer_ends_where_the_context_does() {
     let runtime = Runtime::in_process();
     let metrics = runtime.metrics().clone();

@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use genset_backend_common::output::{self, Finish, OutputStream, OutputWriter};
 use genset_backend_common::{
@@ -18,6 +18,7 @@ type Body = dyn Fn(GenerateRequest, OutputWriter) -> Ending + Send + Sync;
 pub(crate) struct Script {
     capabilities: Capabilities,
     body: Box<Body>,
+    context_length_tokens: AtomicU32,
     knows_canary: AtomicBool,
     active: Arc<AtomicUsize>,
     requests: Mutex<Vec<GenerateRequest>>,
@@ -59,6 +60,7 @@ impl Script {
                 ..Capabilities::tokens().with_sampling(options)
             },
             body: Box::new(move |request, out| Box::pin(body(request, out))),
+            context_length_tokens: AtomicU32::new(2048),
             knows_canary: AtomicBool::new(false),
             active: Arc::default(),
             requests: Mutex::default(),
@@ -97,11 +99,18 @@ impl Script {
 
     /// An engine that answers with `token` without end, as fast as it is taken.
     pub(crate) fn endless(token: u32) -> Arc<Self> {
-        Self::new(move |_, out| async move {
+        let engine = Self::new(move |_, out| async move {
             loop {
                 out.token(token).await?;
             }
-        })
+        });
+        engine.widen();
+        engine
+    }
+
+    /// Gives the engine a context that no test fills.
+    pub(crate) fn widen(&self) {
+        self.context_length_tokens.store(u32::MAX, Ordering::SeqCst);
     }
 
     /// An engine that answers with `token` and then nothing, ever.
@@ -121,9 +130,11 @@ impl Script {
 #[async_trait]
 impl LLMEngine for Script {
     async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        Ok(EngineConfig::new("script", 2048)
-            .with_vocab_size(2048)
-            .with_capabilities(self.capabilities.clone()))
+        Ok(
+            EngineConfig::new("script", self.context_length_tokens.load(Ordering::SeqCst))
+                .with_vocab_size(2048)
+                .with_capabilities(self.capabilities.clone()),
+        )
     }
 
     async fn generate(

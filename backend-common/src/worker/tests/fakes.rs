@@ -23,7 +23,7 @@ use crate::worker::{CanaryConfig, Outcome, Report, Worker, WorkerConfig, WorkerH
 pub(super) const WORKER_ID: u64 = 42;
 pub(super) const MODEL: &str = "fake";
 pub(super) const VOCAB_SIZE: u32 = 100;
-pub(super) const CONTEXT_LENGTH: u32 = 16;
+pub(super) const CONTEXT_LENGTH: u32 = 100;
 
 /// A call the Worker makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -13,6 +13,7 @@ use super::fakes::{
     config, counting, one_token_then_silence, request, serving, slowly, stop_cleanly,
 };
 use super::transcript::{Transcript, read};
+use crate::config::EngineConfig;
 use crate::context::{CancelReason, RequestContext};
 use crate::error::{EngineError, ErrorKind};
 use crate::output::{FinishReason, OutputStream};
@@ -259,6 +260,7 @@ async fn a_waiting_request_can_be_cancelled_or_dropped_and_leaves_no_trace() {
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_is_always_ready_meets_its_deadline_too() {
     let world = World::new();
+    world.declare(EngineConfig::new("wide", u32::MAX));
     let handle = serving(&world, config()).await;
     world.answer_with(|request, ctx| Ok(counting(request, ctx)));
     let mut endless = request();
@@ -277,5 +279,30 @@ async fn an_engine_that_is_always_ready_meets_its_deadline_too() {
     };
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert!(items_late < 64, "{items_late}");
+    stop_cleanly(&handle).await;
+}
+
+/// The operator may lower the context; prompt and answer together stay in it, whatever the request says.
+#[tokio::test(start_paused = true)]
+async fn an_answer_ends_where_the_context_does() {
+    let narrow = WorkerConfig {
+        context_length_tokens: Some(8),
+        ..config()
+    };
+    let world = World::new();
+    let handle = serving(&world, narrow).await;
+    for max_tokens in [None, Some(4), Some(50)] {
+        world.answer_with(|request, ctx| Ok(counting(request, ctx)));
+        let mut asking = request();
+        asking.stop.max_tokens = max_tokens;
+        let outputs = world
+            .generate(asking, RequestContext::new("r"))
+            .await
+            .unwrap();
+        let tokens = max_tokens.unwrap_or(50).min(8 - PROMPT_TOKENS);
+        let ids: Vec<u32> = (0..tokens).collect();
+        let ended = Transcript::finished(FinishReason::Length, PROMPT_TOKENS, &ids);
+        assert_eq!(read(outputs).await, ended);
+    }
     stop_cleanly(&handle).await;
 }

@@ -1,0 +1,235 @@
+//! Clients of several instances: who is left out, and what is tried elsewhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use genset_backend_common::ports::Generate;
+use genset_backend_common::worker::RequestLimits;
+use genset_backend_common::{
+    CancelReason, EngineError, ErrorKind, Finish, GenerateRequest, Output, RequestContext,
+};
+use genset_runtime::discovery::{Address, Discovery, InstanceRecord, Lease};
+use genset_runtime::selection::RoundRobin;
+use genset_runtime::{
+    Client, Endpoint, EndpointName, GenerateClient, InstanceId, Runtime, SelectionMode,
+};
+
+use crate::support::{
+    Answering, ctx, endpoint, finish, listed, request, runtime, sample, soon, start, until,
+    worker_config,
+};
+
+/// Lists an instance that nobody serves.
+async fn list_dead(discovery: &dyn Discovery, endpoint: &Endpoint, id: u64) -> Box<dyn Lease> {
+    let record = InstanceRecord {
+        endpoint: endpoint.name().clone(),
+        instance: InstanceId(id),
+        address: Address {
+            plane: "memory".into(),
+            location: "nowhere".into(),
+        },
+        card: None,
+    };
+    let lease = discovery.lease().await.unwrap();
+    lease.put(record.to_entry().unwrap()).await.unwrap();
+    lease
+}
+
+/// Waits until the client knows `count` instances.
+async fn until_known<Req, Resp>(client: &Client<Req, Resp>, count: usize)
+where
+    Req: genset_runtime::plane::Payload,
+    Resp: genset_runtime::plane::Payload,
+{
+    until(|| client.instances().len() == count).await;
+}
+
+async fn call(client: &Client<u8, u8>, selector: &RoundRobin) -> Result<u8, ErrorKind> {
+    let items = client.call(selector, 1, ctx()).await;
+    let mut items = items.map_err(|error| error.kind())?;
+    Ok(items.next().await.unwrap().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_cannot_be_reached_is_left_out_for_a_while() {
+    let (runtime, discovery) = runtime();
+    let endpoint = endpoint(&runtime, "e");
+    let lease = list_dead(&discovery, &endpoint, 1).await;
+    let handler = Answering::new(|number: u8| Ok(vec![number]));
+    let _serving = listed(&endpoint, 2, handler).await;
+    let client = endpoint.client::<u8, u8>();
+    until_known(&client, 2).await;
+
+    let turns = RoundRobin::default();
+    assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
+    for _ in 0..10 {
+        assert_eq!(call(&client, &turns).await, Ok(1));
+    }
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let turns = RoundRobin::default();
+    assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
+    assert_eq!(call(&client, &turns).await, Ok(1));
+    drop(lease);
+    until_known(&client, 1).await;
+    assert_eq!(call(&client, &turns).await, Ok(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_is_announced_anew_is_no_longer_left_out() {
+    let (runtime, discovery) = runtime();
+    let endpoint = endpoint(&runtime, "e");
+    let _lease = list_dead(&discovery, &endpoint, 1).await;
+    let client = endpoint.client::<u8, u8>();
+    until_known(&client, 1).await;
+    let turns = RoundRobin::default();
+    assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
+    // The only one, though marked down, is tried again: a wrong mark must not make an outage.
+    assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
+
+    let handler = Answering::new(|number: u8| Ok(vec![number]));
+    let _serving = listed(&endpoint, 1, handler).await;
+    until(|| client.instances()[0].address.location != "nowhere").await;
+    assert_eq!(call(&client, &turns).await, Ok(1));
+}
+
+type Refusals = Arc<Answering<Box<Refusal>>>;
+type Refusal = dyn Fn(GenerateRequest) -> Result<Vec<Output>, EngineError> + Send + Sync;
+
+fn refusing(kind: ErrorKind) -> Refusals {
+    Answering::new(Box::new(move |_| Err(EngineError::new(kind, "refused"))))
+}
+
+fn finishing() -> Refusals {
+    Answering::new(Box::new(|_| {
+        let finished = Finish::stop().into_finished(3, 0);
+        Ok(vec![Output::Finished(Box::new(finished))])
+    }))
+}
+
+/// A client of two instances, of which round robin takes the first first.
+async fn client_of(
+    runtime: &Runtime,
+    handlers: [&Refusals; 2],
+) -> (GenerateClient, [genset_runtime::Serving; 2]) {
+    let endpoint = endpoint(runtime, "generate");
+    let [first, second] = handlers;
+    let servings = [
+        listed(&endpoint, 1, first.clone()).await,
+        listed(&endpoint, 2, second.clone()).await,
+    ];
+    let client = endpoint.client();
+    until_known(&client, 2).await;
+    (
+        GenerateClient::new(client, SelectionMode::RoundRobin),
+        servings,
+    )
+}
+
+#[tokio::test]
+async fn what_one_instance_refuses_for_now_is_tried_on_another() {
+    for kind in ErrorKind::ALL {
+        let (runtime, _) = runtime();
+        let (refuses, answers) = (refusing(kind), finishing());
+        let (client, _servings) = client_of(&runtime, [&refuses, &answers]).await;
+        let outcome = soon(client.generate(request(1), ctx())).await;
+        assert_eq!(refuses.calls(), 1, "{kind}");
+        if kind.policy().is_migratable {
+            finish(outcome.unwrap()).await.unwrap();
+            assert_eq!(answers.calls(), 1, "{kind}");
+        } else {
+            assert_eq!(outcome.unwrap_err().kind(), kind);
+            assert_eq!(answers.calls(), 0, "{kind}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_instance_is_tried_once_and_the_last_refusal_is_told() {
+    let (runtime, _) = runtime();
+    let (full, gone) = (
+        refusing(ErrorKind::Overloaded),
+        refusing(ErrorKind::EngineShutdown),
+    );
+    let (client, _servings) = client_of(&runtime, [&full, &gone]).await;
+    let error = soon(client.generate(request(1), ctx())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::EngineShutdown);
+    assert_eq!((full.calls(), gone.calls()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_cancelled_request_is_tried_nowhere_else() {
+    let (runtime, _) = runtime();
+    let (full, answers) = (refusing(ErrorKind::Overloaded), finishing());
+    let (client, _servings) = client_of(&runtime, [&full, &answers]).await;
+    let ctx: RequestContext = ctx();
+    ctx.cancel(CancelReason::Client);
+    let error = soon(client.generate(request(1), ctx)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Overloaded);
+    assert_eq!(answers.calls(), 0);
+}
+
+#[tokio::test]
+async fn a_full_worker_leaves_its_requests_to_another() {
+    let (runtime, _) = runtime();
+    let mut config = worker_config(Vec::new());
+    config.limits = RequestLimits {
+        max_running: 1,
+        max_waiting: 0,
+        ..config.limits
+    };
+    let full = start(&runtime, 1, sample(5), config.clone()).await;
+    let other = start(&runtime, 2, sample(0), worker_config(Vec::new())).await;
+    let client = runtime.endpoint(EndpointName::default()).client();
+    until_known(&client, 2).await;
+    let client = GenerateClient::new(client, SelectionMode::RoundRobin);
+
+    let mut held = client
+        .direct(InstanceId(1), request(10_000), ctx())
+        .await
+        .unwrap();
+    soon(held.next()).await.unwrap().unwrap();
+    let refused = client.direct(InstanceId(1), request(1), ctx()).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Overloaded);
+    for _ in 0..4 {
+        let outputs = soon(client.generate(request(7), ctx())).await.unwrap();
+        assert_eq!(finish(outputs).await.unwrap().completion_tokens, 7);
+    }
+    drop(held);
+    for worker in [full, other] {
+        soon(worker.shutdown()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_drains_leaves_new_requests_to_another() {
+    let (runtime, discovery) = runtime();
+    let drains = start(&runtime, 1, sample(5), worker_config(Vec::new())).await;
+    let other = start(&runtime, 2, sample(0), worker_config(Vec::new())).await;
+    let client = runtime.endpoint(EndpointName::default()).client();
+    until_known(&client, 2).await;
+    let client = GenerateClient::new(client, SelectionMode::RoundRobin);
+    let mut held = client
+        .direct(InstanceId(1), request(200), ctx())
+        .await
+        .unwrap();
+    soon(held.next()).await.unwrap().unwrap();
+    let listed_record = client.instances().remove(0);
+
+    drains.stop();
+    until(|| client.instances().len() == 1).await;
+    // As a client sees it that has not heard yet: the instance is still listed.
+    let lease = discovery.lease().await.unwrap();
+    lease.put(listed_record.to_entry().unwrap()).await.unwrap();
+    until(|| client.instances().len() == 2).await;
+    let refused = client.direct(InstanceId(1), request(1), ctx()).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::EngineShutdown);
+    for _ in 0..4 {
+        let outputs = soon(client.generate(request(2), ctx())).await.unwrap();
+        assert_eq!(finish(outputs).await.unwrap().completion_tokens, 2);
+    }
+    // What was under way comes to its end.
+    assert_eq!(finish(held).await.unwrap().completion_tokens, 200);
+    assert_eq!(soon(drains.shutdown()).await.outcome.exit_code(), 0);
+    soon(other.shutdown()).await;
+}

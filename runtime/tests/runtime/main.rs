@@ -1,0 +1,14 @@
+//! The runtime from outside: components and clients of any types, and whole Workers behind them.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, also in its helpers"
+)]
+
+mod clients;
+mod component;
+mod models;
+mod support;
+mod workers;

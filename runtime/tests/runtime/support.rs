@@ -1,0 +1,156 @@
+//! Runtimes, endpoints and Workers for tests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use genset_backend_common::output::Usage;
+use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
+use genset_backend_common::{
+    Artifact, EngineError, GenerateRequest, LLMEngine, MetricsRegistry, Output, OutputStream,
+    RequestContext, async_trait,
+};
+use genset_engine_sample::{SampleArgs, SampleEngine};
+use genset_runtime::discovery::MemoryDiscovery;
+use genset_runtime::plane::{Handler, MemoryPlane, ResponseStream};
+use genset_runtime::{Endpoint, EndpointName, InstanceId, Runtime, RuntimeRegistrar, Serving};
+
+/// After this long a test has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, what)
+        .await
+        .expect("it never came")
+}
+
+/// Lets other tasks run until something holds.
+pub(crate) async fn until(holds: impl Fn() -> bool) {
+    soon(async {
+        while !holds() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+pub(crate) fn ctx() -> RequestContext {
+    RequestContext::new("test")
+}
+
+/// A runtime and its discovery.
+pub(crate) fn runtime() -> (Runtime, MemoryDiscovery) {
+    let discovery = MemoryDiscovery::new();
+    let runtime = Runtime::new(Arc::new(discovery.clone()), Arc::new(MemoryPlane::new()));
+    (runtime, discovery)
+}
+
+pub(crate) fn endpoint(runtime: &Runtime, name: &str) -> Endpoint {
+    let component = runtime.namespace("test").unwrap().component("c").unwrap();
+    component.endpoint(name).unwrap()
+}
+
+/// Serves and lists a handler under an id.
+pub(crate) async fn listed<Req, Resp>(
+    endpoint: &Endpoint,
+    id: u64,
+    handler: Arc<dyn Handler<Req, Resp>>,
+) -> Serving
+where
+    Req: genset_runtime::plane::Payload,
+    Resp: genset_runtime::plane::Payload,
+{
+    let serving = endpoint.serve_as(InstanceId(id), handler).await.unwrap();
+    serving.list(None).await.unwrap();
+    serving
+}
+
+/// Answers every request with the items that a function makes, or refuses as it says; counts the calls.
+pub(crate) struct Answering<F> {
+    answer: F,
+    calls: AtomicUsize,
+}
+
+impl<F> Answering<F> {
+    pub(crate) fn new(answer: F) -> Arc<Self> {
+        Arc::new(Self {
+            answer,
+            calls: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
+}
+
+#[async_trait]
+impl<F, Req, Resp> Handler<Req, Resp> for Answering<F>
+where
+    F: Fn(Req) -> Result<Vec<Resp>, EngineError> + Send + Sync + 'static,
+    Req: Send + 'static,
+    Resp: Send + 'static,
+{
+    async fn handle(
+        &self,
+        request: Req,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Resp>, EngineError> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::pin(stream::iter((self.answer)(request)?).map(Ok)))
+    }
+}
+
+/// The sample engine with this pause before each token.
+pub(crate) fn sample(token_delay_ms: u64) -> Arc<dyn LLMEngine> {
+    Arc::new(SampleEngine::from_args(&SampleArgs {
+        vocab_size: 1000,
+        token_delay_ms,
+    }))
+}
+
+/// A config without periodic canaries, publishing `artifacts`.
+pub(crate) fn worker_config(artifacts: Vec<Artifact>) -> WorkerConfig {
+    WorkerConfig {
+        artifacts,
+        canary: CanaryConfig {
+            interval: None,
+            ..CanaryConfig::default()
+        },
+        ..WorkerConfig::default()
+    }
+}
+
+/// Starts a Worker under the default name and waits until it serves.
+pub(crate) async fn start(
+    runtime: &Runtime,
+    id: u64,
+    engine: Arc<dyn LLMEngine>,
+    config: WorkerConfig,
+) -> WorkerHandle {
+    let name = EndpointName::default();
+    let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name));
+    // A registry of its own: two Workers of one process would register the same names.
+    let metrics = MetricsRegistry::default();
+    let worker = Worker::new(id, engine, config, registrar, metrics).spawn();
+    soon(worker.ready()).await.expect("the worker starts");
+    worker
+}
+
+/// A request for `max_tokens` tokens.
+pub(crate) fn request(max_tokens: u32) -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("sample", vec![1, 2, 3]);
+    request.stop.max_tokens = Some(max_tokens);
+    request
+}
+
+/// Reads a stream to its end.
+pub(crate) async fn finish(mut outputs: OutputStream) -> Result<Usage, EngineError> {
+    while let Some(item) = soon(outputs.next()).await {
+        if let Output::Finished(finished) = item? {
+            return Ok(finished.usage);
+        }
+    }
+    panic!("a stream without a terminal");
+}

@@ -1,0 +1,243 @@
+//! Workers on the runtime: when they are listed, and the endpoints beside `generate`.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+use futures_util::StreamExt;
+use genset_backend_common::kv::{BlockHash, KvEvent, KvEventData, StoredBlock};
+use genset_backend_common::output::{self, Finish, OutputStream};
+use genset_backend_common::{
+    ControlReply, ControlRequest, EngineConfig, EngineControls, EngineError, ErrorKind,
+    GenerateRequest, LLMEngine, Load, RequestContext, SleepLevel, StartContext, async_trait,
+};
+use genset_runtime::discovery::{Change, Discovery, InstanceRecord, MemoryDiscovery};
+use genset_runtime::plane::Payload;
+use genset_runtime::{ArtifactRequest, Client, EndpointName, KvItem, Runtime, endpoints};
+
+use crate::support::{PATIENCE, ctx, finish, request, runtime, sample, soon, start, worker_config};
+
+const ID: u64 = 42;
+
+async fn listed_endpoints(discovery: &MemoryDiscovery) -> BTreeSet<String> {
+    let entries = discovery.get("").await.unwrap();
+    let records = entries
+        .iter()
+        .map(|entry| InstanceRecord::from_entry(entry).unwrap());
+    let name = |record: InstanceRecord| {
+        assert_eq!(record.instance.0, ID);
+        record.endpoint.endpoint
+    };
+    records.map(name).collect()
+}
+
+fn all_endpoints() -> BTreeSet<String> {
+    use endpoints::{ARTIFACTS, CONTROL, KV_EVENTS, LOAD};
+    ["generate", ARTIFACTS, CONTROL, KV_EVENTS, LOAD]
+        .map(String::from)
+        .into()
+}
+
+async fn client<Req: Payload, Resp: Payload>(runtime: &Runtime, name: &str) -> Client<Req, Resp> {
+    let name = EndpointName::default().sibling(name).unwrap();
+    let client = runtime.endpoint(name).client();
+    soon(client.wait_for_instances(PATIENCE)).await.unwrap();
+    client
+}
+
+#[tokio::test]
+async fn a_worker_is_listed_while_it_serves_and_gone_after() {
+    let (runtime, discovery) = runtime();
+    let worker = start(&runtime, ID, sample(0), worker_config(Vec::new())).await;
+    assert_eq!(listed_endpoints(&discovery).await, all_endpoints());
+    let report = soon(worker.shutdown()).await;
+    assert_eq!(report.outcome.exit_code(), 0);
+    assert_eq!(listed_endpoints(&discovery).await, BTreeSet::new());
+    soon(runtime.shutdown()).await;
+    assert_eq!(runtime.tasks(), 0);
+}
+
+#[tokio::test]
+async fn a_draining_worker_is_unlisted_and_finishes_what_it_has() {
+    let (runtime, discovery) = runtime();
+    let worker = start(&runtime, ID, sample(2), worker_config(Vec::new())).await;
+    let client = client::<GenerateRequest, _>(&runtime, "generate").await;
+    let mut items = client.random(request(100), ctx()).await.unwrap();
+    soon(items.next()).await.unwrap().unwrap();
+    let mut watch = discovery.watch("").await.unwrap();
+    worker.stop();
+    while !listed_endpoints(&discovery).await.is_empty() {
+        soon(watch.next()).await.unwrap();
+    }
+    let usage = finish(OutputStream::from_raw(items)).await.unwrap();
+    assert_eq!(usage.completion_tokens, 100);
+    assert_eq!(soon(worker.shutdown()).await.outcome.exit_code(), 0);
+}
+
+#[tokio::test]
+async fn a_worker_whose_lease_is_lost_is_listed_again_under_its_id() {
+    let (runtime, discovery) = runtime();
+    let worker = start(&runtime, ID, sample(1), worker_config(Vec::new())).await;
+    let client = client::<GenerateRequest, _>(&runtime, "generate").await;
+    let mut held = client.random(request(500), ctx()).await.unwrap();
+    soon(held.next()).await.unwrap().unwrap();
+    for _ in 0..3 {
+        let mut watch = discovery.watch("").await.unwrap();
+        assert!(matches!(
+            soon(watch.next()).await,
+            Some(Change::Snapshot(_))
+        ));
+        discovery.expire_leases();
+        while listed_endpoints(&discovery).await != all_endpoints() {
+            soon(watch.next()).await.unwrap();
+        }
+    }
+    // The request under way did not notice.
+    let usage = finish(OutputStream::from_raw(held)).await.unwrap();
+    assert_eq!(usage.completion_tokens, 500);
+    soon(worker.shutdown()).await;
+    assert_eq!(listed_endpoints(&discovery).await, BTreeSet::new());
+}
+
+/// An engine that keeps what it was handed at start.
+#[derive(Default)]
+struct Publishing {
+    start: OnceLock<StartContext>,
+    controls: Controls,
+}
+
+#[derive(Default)]
+struct Controls;
+
+#[async_trait]
+impl LLMEngine for Publishing {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        drop(self.start.set(ctx));
+        Ok(EngineConfig::new("publishing", 100))
+    }
+
+    async fn generate(
+        &self,
+        _request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        Ok(output::stream(ctx, |out| async move {
+            out.token(1).await?;
+            Ok(Finish::stop())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        Some(&self.controls)
+    }
+}
+
+#[async_trait]
+impl EngineControls for Controls {
+    async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
+        assert_eq!(level, SleepLevel::Weights);
+        Ok(())
+    }
+}
+
+fn stored(parent: Option<u64>, block: u64) -> KvEventData {
+    KvEventData::Stored {
+        parent: parent.map(BlockHash),
+        blocks: vec![BlockHash(block)],
+    }
+}
+
+#[tokio::test]
+async fn kv_events_are_a_snapshot_and_then_every_change() {
+    let (runtime, _) = runtime();
+    let engine = Arc::new(Publishing::default());
+    let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
+    let publisher = &engine.start.get().unwrap().kv_events;
+    let first = publisher.publish(stored(None, 1));
+
+    let client = client::<(), KvItem>(&runtime, endpoints::KV_EVENTS).await;
+    let mut items = client.random((), ctx()).await.unwrap();
+    let KvItem::Snapshot(snapshot) = soon(items.next()).await.unwrap().unwrap() else {
+        panic!("no snapshot first")
+    };
+    assert_eq!(snapshot.last_event_id, first);
+    let block = StoredBlock {
+        hash: BlockHash(1),
+        parent: None,
+    };
+    assert_eq!(snapshot.blocks, [block]);
+    for data in [stored(Some(1), 2), KvEventData::Cleared] {
+        let id = publisher.publish(data.clone());
+        let change = soon(items.next()).await.unwrap().unwrap();
+        assert_eq!(change, KvItem::Change(KvEvent { id, data }));
+    }
+    soon(worker.shutdown()).await;
+}
+
+#[tokio::test]
+async fn the_load_is_told_at_once_and_when_it_changes() {
+    let (runtime, _) = runtime();
+    let engine = Arc::new(Publishing::default());
+    let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
+    let load = |running_requests| Load {
+        running_requests,
+        kv_total_blocks: 10,
+        ..Load::default()
+    };
+    let publisher = &engine.start.get().unwrap().load;
+    publisher.publish(load(1));
+    let client = client::<(), Load>(&runtime, endpoints::LOAD).await;
+    let mut items = client.random((), ctx()).await.unwrap();
+    assert_eq!(soon(items.next()).await.unwrap().unwrap(), load(1));
+    publisher.publish(load(2));
+    assert_eq!(soon(items.next()).await.unwrap().unwrap(), load(2));
+    soon(worker.shutdown()).await;
+}
+
+#[tokio::test]
+async fn controls_reach_the_engine_and_missing_ones_are_refused() {
+    let (runtime, _) = runtime();
+    let engine = Arc::new(Publishing::default());
+    let worker = start(&runtime, ID, engine, worker_config(Vec::new())).await;
+    let client = client::<ControlRequest, ControlReply>(&runtime, endpoints::CONTROL).await;
+    let sleep = ControlRequest::Sleep {
+        level: SleepLevel::Weights,
+    };
+    let mut reply = client.random(sleep, ctx()).await.unwrap();
+    assert_eq!(
+        soon(reply.next()).await.unwrap().unwrap(),
+        ControlReply::Done
+    );
+    assert!(soon(reply.next()).await.is_none());
+    let refused = client.random(ControlRequest::StartProfile, ctx()).await;
+    assert_eq!(refused.err().unwrap().kind(), ErrorKind::Unsupported);
+    soon(worker.shutdown()).await;
+}
+
+#[tokio::test]
+async fn every_endpoint_answers_through_bytes_too() {
+    let (runtime, _) = runtime();
+    let engine = Arc::new(Publishing::default());
+    let worker = start(&runtime, ID, engine, worker_config(Vec::new())).await;
+    // Types of the same shape that the handlers do not have: the path of another process.
+    let kv = client::<Option<()>, KvItem>(&runtime, endpoints::KV_EVENTS).await;
+    let mut items = kv.random(None, ctx()).await.unwrap();
+    assert!(matches!(
+        soon(items.next()).await.unwrap().unwrap(),
+        KvItem::Snapshot(_)
+    ));
+    let generate = client::<Box<GenerateRequest>, output::Output>(&runtime, "generate").await;
+    let items = generate.random(Box::new(request(1)), ctx()).await.unwrap();
+    let usage = finish(OutputStream::from_raw(items)).await.unwrap();
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens), (3, 1));
+    let artifacts = client::<Box<ArtifactRequest>, Vec<u8>>(&runtime, endpoints::ARTIFACTS).await;
+    let request = ArtifactRequest {
+        blake3: String::new(),
+    };
+    let refused = artifacts.random(Box::new(request), ctx()).await;
+    assert_eq!(refused.err().unwrap().kind(), ErrorKind::NotFound);
+    soon(worker.shutdown()).await;
+}
