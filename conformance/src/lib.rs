@@ -29,7 +29,10 @@ mod trial;
 pub use check::{Check, CheckFuture, CheckResult, Level, Profile, SkipReason, Stop};
 pub use checks::{catalogue, find};
 pub use limits::Limits;
-pub use report::{CheckReport, Evidence, Report, Verdict};
+pub use report::{
+    CheckReport, EngineReport, Evidence, HostReport, JSON_SCHEMA, ProfileReport, Report, SCHEMA,
+    Verdict, WaiverProblem, Waivers, matrix,
+};
 pub use runner::{Options, run_check, run_conformance, run_conformance_with};
 pub use subject::{Factory, Probe, Scenario, Subject};
 pub use trial::{Answer, Live, Running, Trial};

@@ -1,8 +1,23 @@
-//! [`Report`]: what came out of a run.
+//! [`Report`]: what came out of a run, and its forms: for people on a terminal, and as JSON, JUnit and Markdown.
 
+mod junit;
+mod markdown;
+mod terminal;
+mod waivers;
+
+use genset_backend_common::Capabilities;
 use serde::{Deserialize, Serialize};
 
+pub use markdown::matrix;
+pub use waivers::{WaiverProblem, Waivers};
+
 use crate::check::{Level, Profile, SkipReason};
+
+/// The version of the JSON form; a change that a reader could trip over raises it.
+pub const SCHEMA: &str = "genset-conformance/1";
+
+/// The JSON Schema of the JSON form.
+pub const JSON_SCHEMA: &str = include_str!("../schema/report-1.json");
 
 /// How a check ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +36,18 @@ pub enum Verdict {
         code: SkipReason,
         /// Why, for people.
         reason: String,
+    },
+    /// It fails, as the engine's authors said it would.
+    ExpectedFail {
+        /// What was seen.
+        reason: String,
+        /// Why it was expected, where it is tracked and until when.
+        waiver: String,
+    },
+    /// It passes although its authors said it would fail: the waiver must go.
+    UnexpectedPass {
+        /// The waiver.
+        waiver: String,
     },
 }
 
@@ -52,53 +79,202 @@ pub struct CheckReport {
     pub duration_ms: f64,
 }
 
+impl CheckReport {
+    /// Whether the run must not count as good because of this check.
+    #[must_use]
+    pub fn is_bad(&self) -> bool {
+        match self.verdict {
+            Verdict::Fail { .. } | Verdict::UnexpectedPass { .. } => true,
+            Verdict::Pass | Verdict::Skip { .. } | Verdict::ExpectedFail { .. } => false,
+        }
+    }
+}
+
+/// The engine a run was about.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineReport {
+    /// The model or engine, as its config names it; empty when it did not start.
+    pub name: String,
+    /// What it declares; `None` when it did not start.
+    pub capabilities: Option<Capabilities>,
+}
+
+/// The machine a run was on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostReport {
+    /// The operating system.
+    pub os: String,
+    /// The processor's architecture.
+    pub arch: String,
+    /// Processors the run could use.
+    pub processors: usize,
+}
+
+impl HostReport {
+    fn here() -> Self {
+        Self {
+            os: std::env::consts::OS.into(),
+            arch: std::env::consts::ARCH.into(),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+}
+
+/// A profile's result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProfileReport {
+    /// The profile.
+    pub profile: Profile,
+    /// `success` (all ran, none failed), `partial` (some were skipped), `failure`, or `absent` (not declared).
+    pub result: String,
+    /// Checks that passed.
+    pub passed: usize,
+    /// Checks that failed, or passed unexpectedly.
+    pub failed: usize,
+    /// Checks that were skipped.
+    pub skipped: usize,
+    /// Checks that failed as expected.
+    pub expected_failures: usize,
+}
+
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The kit's version.
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The kit's version, which is the contract's too: they are released together.
     pub kit_version: String,
+    /// The engine.
+    pub engine: EngineReport,
+    /// The machine.
+    pub host: HostReport,
+    /// The highest level that was run.
+    pub level: Level,
+    /// How a run of one check begins, for the replay line: a command that takes `--only ID`.
+    pub replay: String,
+    /// The profiles.
+    pub profiles: Vec<ProfileReport>,
+    /// What is wrong with the waivers; any problem makes the run bad.
+    #[serde(default)]
+    pub waiver_problems: Vec<String>,
     /// Every check of the catalogue, in its order.
     pub checks: Vec<CheckReport>,
 }
 
 impl Report {
-    /// The failed checks.
-    pub fn failures(&self) -> impl Iterator<Item = &CheckReport> {
-        self.checks
-            .iter()
-            .filter(|check| matches!(check.verdict, Verdict::Fail { .. }))
+    pub(crate) fn new(
+        engine: EngineReport,
+        level: Level,
+        replay: String,
+        checks: Vec<CheckReport>,
+    ) -> Self {
+        let mut report = Self {
+            schema: SCHEMA.to_owned(),
+            kit_version: env!("CARGO_PKG_VERSION").to_owned(),
+            engine,
+            host: HostReport::here(),
+            level,
+            replay,
+            profiles: Vec::new(),
+            waiver_problems: Vec::new(),
+            checks,
+        };
+        report.count_profiles();
+        report
     }
 
-    /// Whether no core check failed.
+    /// Applies waivers: failures they expect become expected ones, passes they deny become unexpected ones.
+    pub fn apply(&mut self, waivers: &Waivers) {
+        self.waiver_problems = waivers.problems().iter().map(ToString::to_string).collect();
+        for check in &mut self.checks {
+            waivers.apply_to(check);
+        }
+        self.count_profiles();
+    }
+
+    fn count_profiles(&mut self) {
+        self.profiles = Profile::ALL
+            .into_iter()
+            .map(|profile| count(profile, &self.checks))
+            .collect();
+    }
+
+    /// The checks that make the run a bad one.
+    pub fn failures(&self) -> impl Iterator<Item = &CheckReport> {
+        self.checks.iter().filter(|check| check.is_bad())
+    }
+
+    /// Whether the engine may be called conformant: no core check failed or was waived, and the waivers are in order.
     #[must_use]
     pub fn is_conformant(&self) -> bool {
-        self.failures().all(|check| check.level != Level::Core)
+        let is_broken = |check: &CheckReport| {
+            check.is_bad() || matches!(check.verdict, Verdict::ExpectedFail { .. })
+        };
+        self.waiver_problems.is_empty()
+            && !self
+                .checks
+                .iter()
+                .any(|check| check.level == Level::Core && is_broken(check))
+    }
+
+    /// Whether nothing failed that was not expected to, at any level that ran.
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        self.waiver_problems.is_empty() && self.failures().next().is_none()
+    }
+
+    /// The canonical form, which [`JSON_SCHEMA`] describes.
+    ///
+    /// # Errors
+    /// Never for a report this kit made; a time that is not finite could not be written.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string_pretty(self)
     }
 
     /// For a test: panics with every failure, what it breaks and what was seen.
     ///
     /// # Panics
-    /// When a check of any level that ran has failed.
+    /// When a check of any level that ran has failed, or a waiver is out of order.
     pub fn assert_conformant(&self) {
-        let failures: Vec<String> = self.failures().map(describe).collect();
         assert!(
-            failures.is_empty(),
-            "the engine is not conformant:\n{}",
-            failures.join("\n")
+            self.is_good(),
+            "the engine is not conformant:\n\n{}",
+            self.to_terminal(false)
         );
     }
 }
 
-fn describe(check: &CheckReport) -> String {
-    let reason = match &check.verdict {
-        Verdict::Fail { reason } | Verdict::Skip { reason, .. } => reason.as_str(),
-        Verdict::Pass => "passed",
+fn count(profile: Profile, checks: &[CheckReport]) -> ProfileReport {
+    let (mut passed, mut failed, mut skipped, mut expected_failures, mut undeclared) =
+        (0, 0, 0, 0, 0);
+    for check in checks.iter().filter(|check| check.profile == profile) {
+        match check.verdict {
+            Verdict::Pass => passed += 1,
+            Verdict::Fail { .. } | Verdict::UnexpectedPass { .. } => failed += 1,
+            Verdict::ExpectedFail { .. } => expected_failures += 1,
+            Verdict::Skip { code, .. } => {
+                skipped += 1;
+                undeclared += usize::from(code == SkipReason::NotDeclared);
+            }
+        }
+    }
+    let ran = passed + failed + expected_failures;
+    let result = if failed > 0 || expected_failures > 0 {
+        "failure"
+    } else if ran == 0 && undeclared == skipped {
+        "absent"
+    } else if skipped > 0 {
+        "partial"
+    } else {
+        "success"
     };
-    match crate::find(&check.id) {
-        Some(known) => format!(
-            "  {} {}\n    seen:   {reason}\n    breaks: {}",
-            known.id, known.title, known.breaks
-        ),
-        None => format!("  {} {reason}", check.id),
+    ProfileReport {
+        profile,
+        result: result.into(),
+        passed,
+        failed,
+        skipped,
+        expected_failures,
     }
 }

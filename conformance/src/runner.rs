@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::check::{Check, CheckResult, Level, Profile, SkipReason, Stop};
 use crate::checks::catalogue;
 use crate::limits::Limits;
-use crate::report::{CheckReport, Evidence, Report, Verdict};
+use crate::report::{CheckReport, EngineReport, Evidence, Report, Verdict};
 use crate::subject::Factory;
 use crate::trial::Trial;
 
@@ -22,6 +22,8 @@ pub struct Options {
     pub level: Level,
     /// Only checks whose ids start with one of these; empty for all.
     pub only: Vec<String>,
+    /// How the run of one check begins, for the report's replay line: a command that takes `--only ID`.
+    pub replay: String,
 }
 
 impl Default for Options {
@@ -29,6 +31,7 @@ impl Default for Options {
         Self {
             level: Level::Strict,
             only: Vec::new(),
+            replay: "genset conform run".to_owned(),
         }
     }
 }
@@ -39,6 +42,7 @@ struct Acquaintance {
     is_virtual_time: bool,
     limits: Limits,
     profiles: Vec<Profile>,
+    engine: EngineReport,
 }
 
 /// Runs every core and strict check that applies. Blocks the calling thread.
@@ -55,10 +59,7 @@ pub fn run_conformance_with(factory: impl Factory, options: &Options) -> Report 
     let checks = catalogue()
         .map(|check| run_one(check, &factory, &known, options))
         .collect();
-    Report {
-        kit_version: env!("CARGO_PKG_VERSION").to_owned(),
-        checks,
-    }
+    Report::new(known.engine, options.level, options.replay.clone(), checks)
 }
 
 /// Runs one check. Blocks the calling thread.
@@ -68,7 +69,7 @@ pub fn run_check(check: &Check, factory: impl Factory) -> CheckReport {
     let known = acquaint(&factory);
     let options = Options {
         level: Level::Soak,
-        only: Vec::new(),
+        ..Options::default()
     };
     run_one(check, &factory, &known, &options)
 }
@@ -204,6 +205,7 @@ fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
         is_virtual_time: false,
         limits: Limits::default(),
         profiles: vec![Profile::Tokens],
+        engine: EngineReport::default(),
     };
     let (sender, receiver) = sync_channel(1);
     let factory = Arc::clone(factory);
@@ -228,6 +230,10 @@ async fn meet(trial: &Trial) -> Result<Acquaintance, Stop> {
     profiles.extend((!can.guided.is_empty()).then_some(Profile::Guided));
     profiles.extend(can.kv_events.then_some(Profile::KvEvents));
     profiles.extend(can.resume.then_some(Profile::Resume));
+    let engine = EngineReport {
+        name: live.config.model.clone(),
+        capabilities: Some(can.clone()),
+    };
     let is_virtual_time = can.virtual_time;
     if is_virtual_time {
         trial.tidy().await;
@@ -235,6 +241,7 @@ async fn meet(trial: &Trial) -> Result<Acquaintance, Stop> {
             is_virtual_time,
             limits: Limits::virtual_time(),
             profiles,
+            engine,
         });
     }
     let started = Instant::now();
@@ -248,5 +255,6 @@ async fn meet(trial: &Trial) -> Result<Acquaintance, Stop> {
         is_virtual_time,
         limits,
         profiles,
+        engine,
     })
 }

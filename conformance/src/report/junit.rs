@@ -1,0 +1,94 @@
+//! The report as JUnit XML, for CI servers. A skip's reason is its message; the replay line is the case's `system-out`.
+//!
+//! # Source
+//! <https://github.com/testmoapp/junitxml>
+
+use std::fmt::Write;
+
+use super::{Report, Verdict};
+
+impl Report {
+    /// The report as JUnit XML.
+    #[must_use]
+    pub fn to_junit(&self) -> String {
+        let failures = self.failures().count();
+        let skipped = self
+            .checks
+            .iter()
+            .filter(|check| matches!(check.verdict, Verdict::Skip { .. }))
+            .count();
+        let seconds = self
+            .checks
+            .iter()
+            .map(|check| check.duration_ms)
+            .sum::<f64>()
+            / 1e3;
+        let mut out = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
+        let _ = writeln!(
+            out,
+            "<testsuite name=\"genset-conformance: {}\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\" time=\"{seconds:.3}\">",
+            escape(&self.engine.name),
+            self.checks.len(),
+        );
+        for check in &self.checks {
+            let title = crate::find(&check.id).map_or("", |known| known.title);
+            let _ = writeln!(
+                out,
+                "  <testcase classname=\"{}\" name=\"{} {}\" time=\"{:.3}\">",
+                check.profile.name(),
+                check.id,
+                escape(title),
+                check.duration_ms / 1e3,
+            );
+            let _ = match &check.verdict {
+                Verdict::Pass => Ok(()),
+                Verdict::Fail { reason } => {
+                    writeln!(out, "    <failure message=\"{}\"/>", escape(reason))
+                }
+                Verdict::UnexpectedPass { waiver } => {
+                    writeln!(
+                        out,
+                        "    <failure message=\"passes although waived: {}\"/>",
+                        escape(waiver)
+                    )
+                }
+                Verdict::Skip { reason, .. } => {
+                    writeln!(out, "    <skipped message=\"{}\"/>", escape(reason))
+                }
+                Verdict::ExpectedFail { reason, waiver } => {
+                    writeln!(
+                        out,
+                        "    <skipped message=\"expected to fail: {}: {}\"/>",
+                        escape(waiver),
+                        escape(reason)
+                    )
+                }
+            };
+            let _ = writeln!(
+                out,
+                "    <system-out>{} --only {}</system-out>",
+                escape(&self.replay),
+                check.id
+            );
+            out.push_str("  </testcase>\n");
+        }
+        out.push_str("</testsuite>\n");
+        out
+    }
+}
+
+/// Text for an attribute or an element; characters that XML cannot hold become spaces.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c if c.is_control() => out.push(' '),
+            c => out.push(c),
+        }
+    }
+    out
+}

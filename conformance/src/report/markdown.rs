@@ -1,0 +1,52 @@
+//! Reports of several engines as one Markdown table: the matrix.
+
+use std::fmt::Write;
+
+use super::{Report, Verdict};
+use crate::checks::catalogue;
+
+/// A table with a row a check and a column a report.
+#[must_use]
+pub fn matrix(reports: &[Report]) -> String {
+    let mut out = String::from("| check | level | promise |");
+    for report in reports {
+        let _ = write!(out, " {} |", cell(&report.engine.name));
+    }
+    out.push_str("\n|---|---|---|");
+    out.push_str(&"---|".repeat(reports.len()));
+    out.push('\n');
+    for check in catalogue() {
+        let _ = write!(
+            out,
+            "| {} | {} | {} |",
+            check.id,
+            check.level.number(),
+            cell(check.title)
+        );
+        for report in reports {
+            let found = report.checks.iter().find(|result| result.id == check.id);
+            let _ = write!(
+                out,
+                " {} |",
+                found.map_or("", |result| word(&result.verdict))
+            );
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// A name that a table cell can hold.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+fn word(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Fail { .. } => "**FAIL**",
+        Verdict::Skip { .. } => "skip",
+        Verdict::ExpectedFail { .. } => "expected fail",
+        Verdict::UnexpectedPass { .. } => "**unexpected pass**",
+    }
+}

@@ -1,0 +1,230 @@
+//! The report for people: groups at a glance, then each failure with what it breaks, what was seen and how to replay it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::{CheckReport, Evidence, Report, Verdict};
+use crate::check::SkipReason;
+
+/// The groups of the catalogue, by the first two letters of their ids.
+const GROUPS: &[(&str, &str)] = &[
+    ("LC", "construct and start"),
+    ("ST", "stream shape"),
+    ("FN", "limits and finish reasons"),
+    ("US", "usage"),
+    ("CN", "cancellation"),
+    ("CC", "concurrency and isolation"),
+    ("DT", "sampling and determinism"),
+    ("GD", "guided decoding"),
+    ("ER", "errors"),
+    ("SH", "drain and shutdown"),
+    ("MT", "metrics and health"),
+    ("KV", "KV events"),
+    ("DG", "prefill and decode"),
+    ("MG", "resume and migration"),
+];
+
+/// Escape codes, or nothing.
+struct Paint {
+    is_on: bool,
+}
+
+impl Paint {
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.is_on {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+
+    fn good(&self, text: &str) -> String {
+        self.paint("32", text)
+    }
+
+    fn bad(&self, text: &str) -> String {
+        self.paint("1;31", text)
+    }
+
+    fn dim(&self, text: &str) -> String {
+        self.paint("2", text)
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    passed: usize,
+    failed: usize,
+    expected: usize,
+    skipped: usize,
+    indirect: usize,
+}
+
+impl Tally {
+    fn of<'a>(checks: impl Iterator<Item = &'a CheckReport>) -> Self {
+        let mut tally = Self::default();
+        for check in checks {
+            match check.verdict {
+                Verdict::Pass => tally.passed += 1,
+                Verdict::Fail { .. } | Verdict::UnexpectedPass { .. } => tally.failed += 1,
+                Verdict::ExpectedFail { .. } => tally.expected += 1,
+                Verdict::Skip { .. } => tally.skipped += 1,
+            }
+            let ran = !matches!(check.verdict, Verdict::Skip { .. });
+            tally.indirect += usize::from(ran && check.evidence == Evidence::Indirect);
+        }
+        tally
+    }
+}
+
+impl Report {
+    /// The report for a terminal; `has_color` puts escape codes in.
+    #[must_use]
+    pub fn to_terminal(&self, has_color: bool) -> String {
+        let paint = Paint { is_on: has_color };
+        let mut out = String::new();
+        let name = if self.engine.name.is_empty() {
+            "an engine that did not start"
+        } else {
+            &self.engine.name
+        };
+        line(
+            &mut out,
+            format_args!(
+                "Genset conformance {} of {name}, level {}\n",
+                self.kit_version,
+                self.level.number()
+            ),
+        );
+        for (prefix, title) in GROUPS {
+            self.write_group(prefix, title, &paint, &mut out);
+        }
+        for check in self.failures() {
+            self.write_failure(check, &paint, &mut out);
+        }
+        for check in &self.checks {
+            if let Verdict::ExpectedFail { waiver, .. } = &check.verdict {
+                line(
+                    &mut out,
+                    format_args!("\nexpected to fail: {} ({waiver})", check.id),
+                );
+            }
+        }
+        for problem in &self.waiver_problems {
+            line(
+                &mut out,
+                format_args!("\n{} {problem}", paint.bad("WAIVER")),
+            );
+        }
+        self.write_summary(&paint, &mut out);
+        out
+    }
+
+    fn write_group(&self, prefix: &str, title: &str, paint: &Paint, out: &mut String) {
+        let tally = Tally::of(
+            self.checks
+                .iter()
+                .filter(|check| check.id.starts_with(prefix)),
+        );
+        let ran = tally.passed + tally.failed + tally.expected;
+        if ran + tally.skipped == 0 {
+            return;
+        }
+        let mut parts = Vec::new();
+        if tally.passed > 0 {
+            parts.push(paint.good(&format!("{} passed", tally.passed)));
+        }
+        if tally.failed > 0 {
+            parts.push(paint.bad(&format!("{} FAILED", tally.failed)));
+        }
+        if tally.expected > 0 {
+            parts.push(format!("{} expected to fail", tally.expected));
+        }
+        if tally.skipped > 0 {
+            parts.push(paint.dim(&format!("{} skipped", tally.skipped)));
+        }
+        if tally.indirect > 0 {
+            parts.push(paint.dim(&format!("{} on indirect evidence", tally.indirect)));
+        }
+        line(
+            out,
+            format_args!("  {prefix} {title:<28} {}", parts.join(", ")),
+        );
+    }
+
+    fn write_failure(&self, check: &CheckReport, paint: &Paint, out: &mut String) {
+        let seen = match &check.verdict {
+            Verdict::Fail { reason } => reason.clone(),
+            Verdict::UnexpectedPass { waiver } => {
+                format!("it passes; remove the waiver ({waiver})")
+            }
+            Verdict::Pass | Verdict::Skip { .. } | Verdict::ExpectedFail { .. } => return,
+        };
+        let known = crate::find(&check.id);
+        let title = known.map_or("", |known| known.title);
+        line(
+            out,
+            format_args!("\n{} {} {title}", paint.bad("FAILED"), check.id),
+        );
+        line(out, format_args!("  seen    {seen}"));
+        if let Some(known) = known {
+            line(out, format_args!("  breaks  {}", known.breaks));
+            line(out, format_args!("  clause  {}", known.clause));
+        }
+        line(
+            out,
+            format_args!("  replay  {} --only {}", self.replay, check.id),
+        );
+    }
+
+    fn write_summary(&self, paint: &Paint, out: &mut String) {
+        let tally = Tally::of(self.checks.iter());
+        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        for check in &self.checks {
+            if let Verdict::Skip { code, .. } = check.verdict {
+                *reasons.entry(skip_words(code)).or_default() += 1;
+            }
+        }
+        let reasons: Vec<String> = reasons
+            .iter()
+            .map(|(reason, count)| format!("{count} {reason}"))
+            .collect();
+        let seconds = self
+            .checks
+            .iter()
+            .map(|check| check.duration_ms)
+            .sum::<f64>()
+            / 1e3;
+        let skipped = match reasons.is_empty() {
+            true => String::new(),
+            false => format!(", {} skipped ({})", tally.skipped, reasons.join(", ")),
+        };
+        line(
+            out,
+            format_args!(
+                "\n{} passed, {} failed{skipped} in {seconds:.1} s",
+                tally.passed, tally.failed
+            ),
+        );
+        let verdict = match (self.is_conformant(), self.is_good()) {
+            (true, true) => paint.good("CONFORMANT"),
+            (true, false) => paint.bad("CONFORMANT at level 1, with failures above it"),
+            (false, _) => paint.bad("NOT CONFORMANT"),
+        };
+        line(out, format_args!("{verdict}"));
+    }
+}
+
+fn skip_words(code: SkipReason) -> &'static str {
+    match code {
+        SkipReason::NotDeclared => "not declared",
+        SkipReason::NoProbe => "without a probe",
+        SkipReason::Level => "above the level",
+        SkipReason::Filtered => "left out by name",
+    }
+}
+
+fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "{text}");
+}

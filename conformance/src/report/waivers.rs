@@ -1,0 +1,322 @@
+//! [`Waivers`]: `conformance.toml` in an engine's repository, where its authors say which checks they know to fail.
+//!
+//! ```toml
+//! [[check]]
+//! id = "CN04"
+//! expect = "fail"            # or "skip"
+//! reason = "prefill runs in one step of the vendor's library"
+//! issue = "https://example.org/issues/12"
+//! until = "2027-06-30"
+//! ```
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Deserialize;
+
+use super::{CheckReport, Verdict};
+use crate::check::{Level, SkipReason};
+use crate::checks::{catalogue, find};
+
+/// The largest share of core checks that may be waived, in per cent.
+const MAX_CORE_PERCENT: usize = 10;
+
+/// What a waiver says about its check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Expect {
+    Fail,
+    Skip,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Waiver {
+    id: String,
+    expect: Expect,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    issue: String,
+    #[serde(default)]
+    until: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    check: Vec<Waiver>,
+}
+
+/// The waivers of an engine's repository.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Waivers {
+    waivers: Vec<Waiver>,
+    today: i64,
+}
+
+/// What is wrong with a waiver. Any problem makes a run bad: a waiver nobody looks after hides what it was not meant for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WaiverProblem {
+    /// No check has this id.
+    #[error("{id}: no check has this id")]
+    UnknownId {
+        /// The id.
+        id: String,
+    },
+    /// Two waivers for one check.
+    #[error("{id}: waived twice")]
+    Twice {
+        /// The id.
+        id: String,
+    },
+    /// It does not say why.
+    #[error("{id}: the waiver gives no {field}")]
+    Missing {
+        /// The id.
+        id: String,
+        /// The field.
+        field: &'static str,
+    },
+    /// Its date is no date.
+    #[error("{id}: until = {until:?} is not a date like 2027-06-30")]
+    BadDate {
+        /// The id.
+        id: String,
+        /// The text.
+        until: String,
+    },
+    /// Its date has passed.
+    #[error("{id}: the waiver ended on {until}")]
+    Expired {
+        /// The id.
+        id: String,
+        /// The date.
+        until: String,
+    },
+    /// Too many core checks are waived for the engine to be worth the name.
+    #[error("{waived} of {total} core checks are waived; at most {MAX_CORE_PERCENT} % may be")]
+    TooMany {
+        /// Core checks waived.
+        waived: usize,
+        /// Core checks in all.
+        total: usize,
+    },
+}
+
+impl Waivers {
+    /// Reads the text of a `conformance.toml`. What is wrong with single waivers is for [`Waivers::problems`] to say.
+    ///
+    /// # Errors
+    /// When the text is not such a file.
+    ///
+    /// # Examples
+    /// ```
+    /// use genset_conformance::{WaiverProblem, Waivers};
+    ///
+    /// let waivers = Waivers::parse("[[check]]\nid = \"XX99\"\nexpect = \"fail\"").unwrap();
+    /// assert!(waivers.problems().contains(&WaiverProblem::UnknownId { id: "XX99".into() }));
+    /// ```
+    pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        let file: File = toml::from_str(text)?;
+        let today = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs() / 86_400);
+        Ok(Self {
+            waivers: file.check,
+            today: i64::try_from(today).unwrap_or(i64::MAX),
+        })
+    }
+
+    /// Everything that is wrong with them.
+    #[must_use]
+    pub fn problems(&self) -> Vec<WaiverProblem> {
+        let mut problems: Vec<WaiverProblem> = self
+            .waivers
+            .iter()
+            .flat_map(|waiver| self.problems_of(waiver))
+            .collect();
+        for (index, waiver) in self.waivers.iter().enumerate() {
+            if self
+                .waivers
+                .iter()
+                .take(index)
+                .any(|earlier| earlier.id == waiver.id)
+            {
+                problems.push(WaiverProblem::Twice {
+                    id: waiver.id.clone(),
+                });
+            }
+        }
+        let is_core = |id: &str| find(id).is_some_and(|check| check.level == Level::Core);
+        let waived = self
+            .waivers
+            .iter()
+            .filter(|waiver| is_core(&waiver.id))
+            .count();
+        let total = catalogue()
+            .filter(|check| check.level == Level::Core)
+            .count();
+        if waived * 100 > total * MAX_CORE_PERCENT {
+            problems.push(WaiverProblem::TooMany { waived, total });
+        }
+        problems
+    }
+
+    fn problems_of(&self, waiver: &Waiver) -> Vec<WaiverProblem> {
+        let id = || waiver.id.clone();
+        let mut problems = Vec::new();
+        if find(&waiver.id).is_none() {
+            problems.push(WaiverProblem::UnknownId { id: id() });
+        }
+        let fields = [
+            ("reason", &waiver.reason),
+            ("issue", &waiver.issue),
+            ("until", &waiver.until),
+        ];
+        for (field, _) in fields.iter().filter(|(_, text)| text.trim().is_empty()) {
+            problems.push(WaiverProblem::Missing { id: id(), field });
+        }
+        if !waiver.until.trim().is_empty() {
+            match days_since_1970(&waiver.until) {
+                None => problems.push(WaiverProblem::BadDate {
+                    id: id(),
+                    until: waiver.until.clone(),
+                }),
+                Some(day) if day < self.today => {
+                    problems.push(WaiverProblem::Expired {
+                        id: id(),
+                        until: waiver.until.clone(),
+                    });
+                }
+                Some(_) => {}
+            }
+        }
+        problems
+    }
+
+    pub(super) fn apply_to(&self, check: &mut CheckReport) {
+        let Some(waiver) = self
+            .waivers
+            .iter()
+            .find(|waiver| waiver.id.eq_ignore_ascii_case(&check.id))
+        else {
+            return;
+        };
+        let text = format!(
+            "{}, {}, until {}",
+            waiver.reason, waiver.issue, waiver.until
+        );
+        check.verdict = match (waiver.expect, &check.verdict) {
+            (Expect::Fail, Verdict::Fail { reason }) => Verdict::ExpectedFail {
+                reason: reason.clone(),
+                waiver: text,
+            },
+            (Expect::Fail, Verdict::Pass) => Verdict::UnexpectedPass { waiver: text },
+            (Expect::Skip, Verdict::Pass | Verdict::Fail { .. }) => Verdict::Skip {
+                code: SkipReason::Filtered,
+                reason: text,
+            },
+            (_, verdict) => verdict.clone(),
+        };
+    }
+}
+
+/// The day of a date like `2027-06-30`.
+///
+/// # Source
+/// Howard Hinnant, "chrono-compatible low-level date algorithms", `days_from_civil`.
+fn days_since_1970(date: &str) -> Option<i64> {
+    let mut parts = date.trim().split('-');
+    let mut part = |digits: usize| {
+        parts
+            .next()
+            .filter(|text| text.len() == digits)?
+            .parse::<i64>()
+            .ok()
+    };
+    let (year, month, day) = (part(4)?, part(2)?, part(2)?);
+    if parts.next().is_some() || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+        return None;
+    }
+    let year = if month <= 2 { year - 1 } else { year };
+    let era = year.div_euclid(400);
+    let year_of_era = year.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    Some(era * 146_097 + day_of_era - 719_468)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Profile;
+    use crate::report::Evidence;
+
+    const GOOD: &str = r#"
+        [[check]]
+        id = "ST01"
+        expect = "fail"
+        reason = "known"
+        issue = "https://example.org/1"
+        until = "2999-12-31"
+    "#;
+
+    fn result(verdict: Verdict) -> CheckReport {
+        let (level, profile) = (Level::Core, Profile::Tokens);
+        CheckReport {
+            id: "ST01".into(),
+            level,
+            profile,
+            verdict,
+            evidence: Evidence::Direct,
+            duration_ms: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_failure_that_is_waived_is_expected_and_a_pass_is_not() {
+        let waivers = Waivers::parse(GOOD).unwrap();
+        let mut failed = result(Verdict::Fail { reason: "x".into() });
+        waivers.apply_to(&mut failed);
+        assert!(matches!(failed.verdict, Verdict::ExpectedFail { .. }) && !failed.is_bad());
+        let mut passed = result(Verdict::Pass);
+        waivers.apply_to(&mut passed);
+        assert!(matches!(passed.verdict, Verdict::UnexpectedPass { .. }) && passed.is_bad());
+    }
+
+    #[test]
+    fn every_problem_is_named() {
+        let text = |id: &str, until: &str| {
+            format!("[[check]]\nid = \"{id}\"\nexpect = \"skip\"\nuntil = \"{until}\"\n")
+        };
+        let problems = |text: &str| Waivers::parse(text).unwrap().problems();
+        let expired = problems(&text("ST01", "2020-01-31"));
+        assert!(
+            expired
+                .iter()
+                .any(|problem| matches!(problem, WaiverProblem::Expired { .. }))
+        );
+        assert!(expired.contains(&WaiverProblem::Missing {
+            id: "ST01".into(),
+            field: "reason"
+        }));
+        let odd = problems(&text("ZZ99", "tomorrow"));
+        assert!(odd.contains(&WaiverProblem::UnknownId { id: "ZZ99".into() }));
+        assert!(
+            odd.iter()
+                .any(|problem| matches!(problem, WaiverProblem::BadDate { .. }))
+        );
+        assert!(Waivers::parse("[[check]]\nid = 3").is_err());
+    }
+
+    #[test]
+    fn days_are_counted_right() {
+        assert_eq!(days_since_1970("1970-01-01"), Some(0));
+        assert_eq!(days_since_1970("2000-03-01"), Some(11_017));
+        assert_eq!(days_since_1970("2026-11-21"), Some(20_778));
+        for bad in ["", "2026", "2026-13-01", "2026-1-1", "2026-01-01-01"] {
+            assert_eq!(days_since_1970(bad), None, "{bad}");
+        }
+    }
+}
