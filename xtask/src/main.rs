@@ -7,6 +7,7 @@ mod author_crate;
 mod deny;
 mod openai_client;
 mod process;
+mod readme;
 mod repo;
 mod stopwatch;
 mod test_command;
@@ -41,6 +42,12 @@ enum Task {
     /// Write the tokenizer, chat template and configurations of models/tiny-chat from its corpus
     MakeTinyChat {
         /// Write nothing; fail and name the files that differ from what would be written
+        #[arg(long)]
+        check: bool,
+    },
+    /// Copy the source files that README.md shows into it, between their markers
+    Readme {
+        /// Write nothing; fail and name the files that are shown in an old version
         #[arg(long)]
         check: bool,
     },
@@ -79,6 +86,14 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::MakeTinyChat { check } => {
             tiny_chat::run(&repo, if *check { Mode::Check } else { Mode::Write })
         }
+        Task::Readme { check } => readme::run(
+            &repo,
+            if *check {
+                readme::Mode::Check
+            } else {
+                readme::Mode::Write
+            },
+        ),
         Task::AuthorCrate { time } => {
             author_crate::check_package_count(&repo)?;
             if *time {
