@@ -9,9 +9,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Capabilities, EngineConfig, InputKind};
+use crate::config::{Bounds, Capabilities, EngineConfig, InputKind};
 use crate::engine::Role;
 use crate::error::EngineError;
+use crate::request::GenerateRequest;
 
 /// Tokens per KV block where neither engine nor operator says otherwise.
 pub const DEFAULT_KV_BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
@@ -193,6 +194,19 @@ impl ModelCard {
             artifacts: Vec::new(),
             user_data: Value::Null,
         }
+    }
+
+    /// Checks a request as the model's engines will, where only the card is known: the sooner the better.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Unsupported` or `ContextLengthExceeded`, naming the field.
+    pub fn check(&self, request: &GenerateRequest) -> Result<(), EngineError> {
+        let bounds = Bounds {
+            capabilities: &self.capabilities,
+            vocab_size: self.vocab_size,
+            context_length_tokens: self.context_length_tokens,
+        };
+        bounds.check(request)
     }
 
     /// Whether the model takes prompt token ids; otherwise its engine templates and tokenizes by itself.

@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::Role;
 use crate::error::{EngineError, ErrorKind};
 use crate::request::{GenerateRequest, GuidedDecoding, Input, SamplingOptions, TokenId};
 
@@ -103,6 +104,24 @@ impl EngineConfig {
     /// # Errors
     /// `InvalidArgument`, `Unsupported` or `ContextLengthExceeded`, naming the field.
     pub fn check(&self, request: &GenerateRequest) -> Result<(), EngineError> {
+        let bounds = Bounds {
+            capabilities: &self.capabilities,
+            vocab_size: self.vocab_size,
+            context_length_tokens: self.context_length_tokens,
+        };
+        bounds.check(request)
+    }
+}
+
+/// What a request must keep to, wherever that is known: at the engine, and from its card at the frontend.
+pub(crate) struct Bounds<'a> {
+    pub(crate) capabilities: &'a Capabilities,
+    pub(crate) vocab_size: Option<NonZeroU32>,
+    pub(crate) context_length_tokens: u32,
+}
+
+impl Bounds<'_> {
+    pub(crate) fn check(&self, request: &GenerateRequest) -> Result<(), EngineError> {
         request.validate()?;
         self.capabilities.check(request)?;
         let prompts: &[Vec<TokenId>] = match &request.input {
@@ -226,6 +245,8 @@ pub struct Capabilities {
     pub resume: bool,
     /// Whether all the engine's waits follow `tokio::time`, so that tests may pause the clock.
     pub virtual_time: bool,
+    /// Roles the engine can play; empty means aggregated only.
+    pub roles: BTreeSet<Role>,
 }
 
 impl Capabilities {
@@ -273,6 +294,13 @@ impl Capabilities {
     #[must_use]
     pub fn with_resume(mut self) -> Self {
         self.resume = true;
+        self
+    }
+
+    /// Adds roles the engine can play; without any it is aggregated only.
+    #[must_use]
+    pub fn with_roles(mut self, roles: impl IntoIterator<Item = Role>) -> Self {
+        self.roles.extend(roles);
         self
     }
 

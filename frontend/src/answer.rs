@@ -37,10 +37,19 @@ impl AnswerEnd {
     }
 }
 
+/// The call that starts an answer.
+pub type Starting = Pin<Box<dyn Future<Output = Result<OutputStream, EngineError>> + Send>>;
+
+/// Where an answer's items come from.
+enum Source {
+    Starting(Starting),
+    Running(OutputStream),
+    Ended,
+}
+
 /// One choice: a stream of text with an end. Dropping it cancels the request.
-#[derive(Debug)]
 pub struct Answer {
-    outputs: Option<OutputStream>,
+    source: Source,
     detokenizer: Option<Detokenizer>,
     stops: StopMatcher,
     /// Text between detokenizer and stop matcher; empty between two items.
@@ -59,8 +68,28 @@ impl Answer {
         stops: Arc<[String]>,
         prompt_tokens: u32,
     ) -> Self {
+        Self::from_source(Source::Running(outputs), tokenizer, stops, prompt_tokens)
+    }
+
+    /// As [`Self::new`], of an answer that starts once it is read.
+    #[must_use]
+    pub fn starting(
+        starting: Starting,
+        tokenizer: Option<Arc<TextTokenizer>>,
+        stops: Arc<[String]>,
+        prompt_tokens: u32,
+    ) -> Self {
+        Self::from_source(Source::Starting(starting), tokenizer, stops, prompt_tokens)
+    }
+
+    fn from_source(
+        source: Source,
+        tokenizer: Option<Arc<TextTokenizer>>,
+        stops: Arc<[String]>,
+        prompt_tokens: u32,
+    ) -> Self {
         Self {
-            outputs: Some(outputs),
+            source,
             detokenizer: tokenizer.map(|tokenizer| Detokenizer::new(tokenizer, true)),
             stops: StopMatcher::new(stops),
             scratch: String::new(),
@@ -86,12 +115,9 @@ impl Answer {
         cx: &mut Context<'_>,
         out: &mut String,
     ) -> Poll<Result<Option<AnswerEnd>, EngineError>> {
-        let Some(outputs) = self.outputs.as_mut() else {
-            let error = EngineError::new(
-                ErrorKind::StreamIncomplete,
-                "the answer was read past its end",
-            );
-            return Poll::Ready(Err(error));
+        let outputs = match ready!(self.poll_started(cx)) {
+            Ok(outputs) => outputs,
+            Err(error) => return Poll::Ready(Err(error)),
         };
         // An engine that is always ready must not keep the thread: the task's budget ends its turn.
         let turn = ready!(poll_proceed(cx));
@@ -106,13 +132,50 @@ impl Answer {
             )),
         };
         if !matches!(end, Ok(None)) {
-            self.outputs = None;
+            self.source = Source::Ended;
         }
         Poll::Ready(end)
     }
 
+    /// The engine's stream, once the engine has accepted the request.
+    fn poll_started(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<&mut OutputStream, EngineError>> {
+        if let Source::Starting(starting) = &mut self.source {
+            self.source = match ready!(starting.as_mut().poll(cx)) {
+                Ok(outputs) => Source::Running(outputs),
+                Err(error) => {
+                    self.source = Source::Ended;
+                    return Poll::Ready(Err(error));
+                }
+            };
+        }
+        Poll::Ready(match &mut self.source {
+            Source::Running(outputs) => Ok(outputs),
+            Source::Starting(_) | Source::Ended => {
+                let problem = "the answer was read past its end";
+                Err(EngineError::new(ErrorKind::StreamIncomplete, problem))
+            }
+        })
+    }
+
+    /// Waits until the engine has accepted the request.
+    ///
+    /// # Errors
+    /// The engine's refusal. The answer is over then.
+    ///
+    /// # Cancel safety
+    /// The request is still starting when the future is dropped.
+    pub async fn started(&mut self) -> Result<(), EngineError> {
+        std::future::poll_fn(|cx| self.poll_started(cx).map(|started| started.map(drop))).await
+    }
+
     fn take(&mut self, output: Output, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
         match output {
+            Output::Tokens(chunk) if self.detokenizer.is_none() && !chunk.is_empty() => Err(
+                EngineError::internal("the engine sent tokens for a text request"),
+            ),
             Output::Tokens(chunk) => Ok(self.take_tokens(&chunk, out)),
             Output::Text(chunk) => {
                 self.completion_tokens = self.completion_tokens.saturating_add(chunk.token_count);
@@ -207,6 +270,14 @@ impl Answer {
     /// If another branch wins, no item was taken.
     pub async fn next_text(&mut self, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
         std::future::poll_fn(|cx| self.poll_text(cx, out)).await
+    }
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Answer")
+            .field("completion_tokens", &self.completion_tokens)
+            .finish_non_exhaustive()
     }
 }
 

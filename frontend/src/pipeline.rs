@@ -40,6 +40,7 @@ impl Job {
         let bytes = messages.iter().map(message_bytes).sum();
         if model.text.is_none() {
             refuse_template_options(add_generation_prompt, &template_args)?;
+            refuse_token_options(&params)?;
             let inputs = vec![Input::Chat(ChatInput {
                 messages,
                 tools: Vec::new(),
@@ -90,7 +91,10 @@ impl Job {
                         "this model takes text, not token ids",
                     ));
                 }
-                (Prompt::Text(text), None) => Input::Text(text),
+                (Prompt::Text(text), None) => {
+                    refuse_token_options(&params)?;
+                    Input::Text(text)
+                }
                 (Prompt::Text(text), Some(_)) => {
                     let with_model = Arc::clone(&model);
                     let tokens = off_async_threads(text.len(), move || match &with_model.text {
@@ -114,10 +118,14 @@ impl Job {
         &self.params
     }
 
-    /// Starts every answer, prompt by prompt. An answer's place in the list is its index in the response.
+    /// Starts the first answer and readies the others, prompt by prompt; those start as they are read. An answer's place in
+    /// the list is its index in the response.
+    ///
+    /// The answers of one request must not wait for each other: were all started before any is read, a request with more
+    /// answers than the engine has places would wait for itself.
     ///
     /// # Errors
-    /// The first refusal; the answers started before it are cancelled.
+    /// What any of the requests is refused with by the model's card, or the first by its engine.
     ///
     /// # Cancel safety
     /// Dropping the future or an answer cancels it.
@@ -127,28 +135,42 @@ impl Job {
         for input in &self.inputs {
             for choice in 0..self.params.n {
                 let request = self.request(input.clone(), choice);
-                let prompt_tokens = request.prompt_tokens().unwrap_or(0);
+                self.model.card.check(&request)?;
                 let ctx = if count == 1 {
                     ctx.child()
                 } else {
                     ctx.sibling(answers.len())
                 };
-                let outputs = self.model.engine.generate(request, ctx).await?;
-                let tokenizer = self
-                    .model
-                    .text
-                    .as_ref()
-                    .map(|text| Arc::clone(&text.tokenizer));
-                let stops = Arc::clone(&self.params.stop_strings);
-                let answer = Answer::new(outputs, tokenizer, stops, prompt_tokens);
-                answers.push(if choice == 0 {
-                    answer
-                } else {
-                    answer.sharing_prompt()
-                });
+                answers.push(self.ready(request, ctx, choice == 0));
             }
         }
+        if let Some(first) = answers.first_mut() {
+            first.started().await?;
+        }
         Ok(answers)
+    }
+
+    fn ready(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+        is_first_choice: bool,
+    ) -> Answer {
+        let engine = Arc::clone(&self.model.engine);
+        let prompt_tokens = request.prompt_tokens().unwrap_or(0);
+        let starting = Box::pin(async move { engine.generate(request, ctx).await });
+        let tokenizer = self
+            .model
+            .text
+            .as_ref()
+            .map(|text| Arc::clone(&text.tokenizer));
+        let stops = Arc::clone(&self.params.stop_strings);
+        let answer = Answer::starting(starting, tokenizer, stops, prompt_tokens);
+        if is_first_choice {
+            answer
+        } else {
+            answer.sharing_prompt()
+        }
     }
 
     fn request(&self, input: Input, choice: u32) -> GenerateRequest {
@@ -182,6 +204,18 @@ fn refuse_template_options(
     }
     if !add_generation_prompt {
         return Err(ApiError::unsupported("add_generation_prompt", why));
+    }
+    Ok(())
+}
+
+/// An engine that tokenizes by itself counts and knows tokens of its own.
+fn refuse_token_options(params: &CommonParams) -> Result<(), ApiError> {
+    let why = "this model's engine takes text, not tokens";
+    if !params.stop.stop_token_ids.is_empty() {
+        return Err(ApiError::unsupported("stop_token_ids", why));
+    }
+    if params.stop.min_tokens > 0 {
+        return Err(ApiError::unsupported("min_tokens", why));
     }
     Ok(())
 }

@@ -364,6 +364,7 @@ async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {
     let report = loop {
         tokio::select! {
             report = handle.join() => break report,
+            () = log_progress(&handle) => {}
             name = signals.next() => {
                 tracing::info!("{name}: draining; a second signal stops at once");
                 handle.stop();
@@ -372,4 +373,15 @@ async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {
     };
     tracing::info!(outcome = ?report.outcome, "worker stopped");
     report.outcome.exit_code()
+}
+
+/// Says how far a long start is, at most a line a second.
+async fn log_progress(handle: &WorkerHandle) {
+    let mut progress = handle.progress();
+    while progress.changed().await.is_ok() {
+        let now = progress.borrow_and_update().clone();
+        tracing::info!(stage = now.stage, fraction = now.fraction, "starting");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    std::future::pending().await
 }

@@ -220,7 +220,8 @@ fn context(request_id: &str, headers: &HeaderMap) -> RequestContext {
             .and_then(|value| value.to_str().ok())
             .unwrap_or_default()
     };
-    let ctx = RequestContext::new(request_id);
+    // The client's id may come twice; ids are unique among the requests in flight.
+    let ctx = RequestContext::new(format!("{request_id}.{:08x}", rand::random::<u32>()));
     match TraceContext::parse(text("traceparent"), text("tracestate")) {
         Some(trace) => ctx.with_trace(trace),
         None => ctx,

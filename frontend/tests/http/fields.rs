@@ -144,16 +144,23 @@ async fn the_request_id_is_the_clients_where_it_is_usable() {
         given.expect("every answer has an id")
     };
     assert_eq!(send("abc-1", &body).await, "abc-1");
-    assert_eq!(engine.ids(), ["abc-1"]);
+    assert_eq!(send("abc-1", &body).await, "abc-1");
+    let ids = engine.ids();
+    assert!(ids.iter().all(|id| id.starts_with("abc-1.")), "{ids:?}");
+    assert_ne!(
+        ids.first(),
+        ids.get(1),
+        "ids are unique, also where the client's are not"
+    );
     assert_eq!(send("abc-2", "{").await, "abc-2", "a refusal has it too");
     let streamed = chat("Hello", json!({"stream": true, "n": 2})).to_string();
     assert_eq!(send("abc-3", &streamed).await, "abc-3");
     let ids = engine.ids();
     assert!(
-        ids.iter().skip(1).all(|id| id.starts_with("abc-3")),
+        ids.iter().skip(2).all(|id| id.starts_with("abc-3.")),
         "{ids:?}"
     );
-    assert_ne!(ids.get(1), ids.get(2));
+    assert_ne!(ids.get(2), ids.get(3));
     for unusable in ["", "é", &"a".repeat(129)] {
         let id = send(unusable, &body).await;
         assert!(id.starts_with("req-"), "{id}");

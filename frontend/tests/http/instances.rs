@@ -345,3 +345,34 @@ async fn an_answer_ends_where_the_context_does() {
     site.close().await;
     assert!(total.as_u64() <= Some(32), "{total}");
 }
+
+/// Its answers take turns in the engine: a request never waits for itself.
+#[tokio::test]
+async fn a_request_may_have_more_answers_than_the_engine_has_places() {
+    let mut narrow = worker_config();
+    narrow.limits.max_running = 1;
+    let runtime = Runtime::in_process();
+    let metrics = runtime.metrics().clone();
+    let engine = Script::tokens(encode("Hi"));
+    let worker = start_worker(&runtime, 1, engine, narrow, metrics).await;
+    let server = FrontendServer::bind(&runtime, config())
+        .await
+        .expect("a port");
+    soon(server.models().any()).await.expect("a model");
+    let site = Site {
+        runtime,
+        server,
+        worker,
+    };
+    for stream in [false, true] {
+        let body = chat("Hello", json!({"n": 3, "stream": stream}));
+        let response = site.post(CHAT, &body).await;
+        assert_eq!(response.status, 200);
+        let stops = response
+            .text()
+            .matches("\"finish_reason\":\"stop\"")
+            .count();
+        assert_eq!(stops, 3, "{}", response.text());
+    }
+    site.close().await;
+}
