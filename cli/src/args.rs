@@ -1,10 +1,13 @@
 //! The command line: `genset run in=... out=... [MODEL]` and its flags, checked once.
 
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use genset_backend_common::EngineError;
 use genset_engine_echo::EchoArgs;
 use genset_frontend::FrontendConfig;
@@ -28,8 +31,9 @@ Examples:
   echo 'What is the capital of France?' | genset run in=stdin
   genset run in=http out=sample ./Llama-3.2-3B-Instruct --http-port 9000
 
-Every flag with an environment variable may also stand in a TOML file (--config): flags win over the environment,
-the environment over the file. --print-config shows what holds and where it comes from.
+Every setting may also stand in a TOML file (--config) under its long name; the words are `in`, `out` and `model`.
+Words and flags win over the environment, the environment over the file. --print-config shows what holds and where it
+comes from.
 
 Exit codes: 0 clean, 1 failed, 2 usage or configuration, 3 stopped before its work was done.";
 
@@ -55,7 +59,13 @@ enum CliCommand {
 struct RunArgs {
     /// in=INPUT, out=ENGINE and MODEL, in any order
     #[arg(value_name = "in=INPUT | out=ENGINE | MODEL")]
-    words: Vec<String>,
+    words: Vec<OsString>,
+    /// What `in=INPUT` sets
+    #[arg(long = "in", hide = true, default_value = "text")]
+    input: String,
+    /// What `out=ENGINE` sets
+    #[arg(long = "out", hide = true, default_value = "echo_core")]
+    output: String,
     #[command(flatten, next_help_heading = "HTTP")]
     http: HttpArgs,
     #[command(flatten, next_help_heading = "Engine")]
@@ -248,55 +258,104 @@ pub(crate) enum Command {
 /// Reads the command line, the environment and the file.
 ///
 /// Prints help, or clap's error, and exits when there is nothing to run.
+///
+/// # Errors
+/// `InvalidArgument` or `Unsupported`, naming the word, the flag, or the file and its key.
 pub(crate) fn parse() -> Result<Command, EngineError> {
-    let command = Cli::command().mut_subcommand("run", |run| run.args_override_self(true));
-    let given: Vec<std::ffi::OsString> = std::env::args_os().collect();
-    let matches = command.clone().get_matches_from(&given);
-    let file = matches
-        .subcommand_matches("run")
-        .and_then(|run| run.get_one::<PathBuf>("config"));
-    let layered = match file {
-        Some(path) => Some(layers::with_file(&command, path, &given)?),
-        None => None,
-    };
-    let matches = match &layered {
-        Some(layered) => command.clone().get_matches_from(&layered.words),
-        None => matches,
-    };
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let read = read(std::env::args_os().collect())?;
+    let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
     let CliCommand::Run(args) = cli.command;
-    if let (Some(format), Some(run)) = (args.print_config, matches.subcommand_matches("run")) {
-        let from_file = layered.map(|layered| layered.from_file).unwrap_or_default();
-        // What is shown is what would run: bad values are refused here too.
-        check(*args)?;
-        return Ok(Command::Print(layers::print(
-            &command, run, &from_file, format,
-        )));
+    let format = args.print_config;
+    // What is printed is what would run: bad values are refused there too.
+    let config = check(*args)?;
+    Ok(match format {
+        Some(format) => Command::Print(read.settings.print(format)),
+        None => Command::Run(Box::new(config)),
+    })
+}
+
+/// A command line with its words, and the settings of its file, made flags.
+struct Read {
+    matches: ArgMatches,
+    settings: layers::Settings,
+}
+
+fn read(given: Vec<OsString>) -> Result<Read, EngineError> {
+    let command = command();
+    let matches = command.clone().get_matches_from(&given);
+    let Some(run) = matches.subcommand_matches("run") else {
+        return Err(EngineError::internal("clap knows a command that we do not"));
+    };
+    let words = words_as_flags(run)?;
+    // A flag put first loses against one given: so the file's, which come in front of all, lose to words and flags.
+    let given = put_first(&given, words);
+    let by_hand = command.clone().get_matches_from(&given);
+    let from_file = match run.get_one::<PathBuf>("config") {
+        Some(path) => layers::file_as_flags(&command, path)?,
+        None => Vec::new(),
+    };
+    let matches = command
+        .clone()
+        .get_matches_from(put_first(&given, from_file));
+    let settings = layers::Settings::new(&command, &by_hand, &matches);
+    Ok(Read { matches, settings })
+}
+
+/// The command line's grammar. The model's folder is the setting `model`, as the word is; workers' own binaries, which take
+/// no words, call it `model-path`.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommand("run", |run| {
+        run.args_override_self(true).mut_arg("model_path", |arg| {
+            arg.long("model").visible_alias("model-path")
+        })
+    })
+}
+
+fn put_first(given: &[OsString], flags: Vec<OsString>) -> Vec<OsString> {
+    let (program, rest) = given.split_at(given.len().min(2));
+    [program, &flags, rest].concat()
+}
+
+fn words_as_flags(run: &ArgMatches) -> Result<Vec<OsString>, EngineError> {
+    let mut given = BTreeSet::new();
+    if run.value_source("model_path") == Some(ValueSource::CommandLine) {
+        given.insert("model");
     }
-    check(*args).map(|config| Command::Run(Box::new(config)))
+    let mut flags = Vec::new();
+    for word in run.get_many::<OsString>("words").into_iter().flatten() {
+        let text = word.to_string_lossy();
+        let (name, value) = if let Some(value) = text.strip_prefix("in=") {
+            ("in", OsStr::new(value))
+        } else if let Some(value) = text.strip_prefix("out=") {
+            ("out", OsStr::new(value))
+        } else {
+            ("model", word.as_os_str())
+        };
+        if !given.insert(name) {
+            return Err(EngineError::invalid_argument(name, "given twice"));
+        }
+        flags.push(flag(name, value));
+    }
+    Ok(flags)
+}
+
+/// `--name=value`.
+pub(crate) fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
+    let mut flag = OsString::from(format!("--{name}="));
+    flag.push(value);
+    flag
 }
 
 fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
     let RunArgs {
-        words,
+        input,
+        output,
         http,
         engine: engine_args,
-        mut worker,
+        worker,
         ..
     } = args;
-    let (mut input, mut engine, mut model) = (None, None, None);
-    for word in &words {
-        if let Some(value) = word.strip_prefix("in=") {
-            set_once("in", &mut input, value.parse()?)?;
-        } else if let Some(value) = word.strip_prefix("out=") {
-            set_once("out", &mut engine, value.parse()?)?;
-        } else {
-            set_once("MODEL", &mut model, PathBuf::from(word))?;
-        }
-    }
-    if let Some(path) = model {
-        set_once("MODEL or --model-path", &mut worker.model_path, path)?;
-    }
+    let (input, engine) = (input.parse()?, output.parse()?);
     if let Some(path) = &worker.model_path {
         check_model_path(path)?;
     }
@@ -313,19 +372,12 @@ fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
         ..FrontendConfig::default()
     };
     Ok(RunConfig {
-        input: input.unwrap_or(InputKind::Text),
-        engine: engine.unwrap_or(EngineKind::EchoCore),
+        input,
+        engine,
         engine_args,
         worker,
         frontend,
     })
-}
-
-fn set_once<T>(name: &str, slot: &mut Option<T>, value: T) -> Result<(), EngineError> {
-    match slot.replace(value) {
-        None => Ok(()),
-        Some(_) => Err(EngineError::invalid_argument(name, "given twice")),
-    }
 }
 
 /// Says what this build cannot load before it says what is missing.
@@ -361,14 +413,15 @@ mod tests {
 
     fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
         let words = ["genset", "run"].iter().chain(words);
-        match Cli::try_parse_from(words).unwrap().command {
+        let read = read(words.map(OsString::from).collect())?;
+        match Cli::from_arg_matches(&read.matches).unwrap().command {
             CliCommand::Run(args) => check(*args),
         }
     }
 
     #[test]
     fn the_command_line_is_well_formed() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]
@@ -400,11 +453,13 @@ mod tests {
             let error = parse_words(&words).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        assert!(
-            parse_words(&["in=http", "in=text"])
-                .unwrap_err()
-                .to_string()
-                .contains("given twice")
-        );
+        for words in [
+            ["in=http", "in=text"],
+            [".", ".."],
+            ["--model-path=.", ".."],
+        ] {
+            let error = parse_words(&words).unwrap_err().to_string();
+            assert!(error.contains("given twice"), "{error}");
+        }
     }
 }

@@ -61,6 +61,12 @@ pub(crate) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerCon
     let context = folder
         .context_length_tokens
         .unwrap_or(DEFAULT_CONTEXT_LENGTH);
+    if let Some(asked) = config.worker.context_length
+        && asked > context
+    {
+        let problem = format!("the model's context holds {context} tokens, not {asked}");
+        return Err(EngineError::invalid_argument("--context-length", problem));
+    }
     let engine: Arc<dyn LLMEngine> = match config.engine {
         EngineKind::Sample => {
             let token_delay_ms = config.engine_args.token_delay_ms;

@@ -43,6 +43,15 @@ pub(crate) fn banner(config: &RunConfig, server: &FrontendServer, model: &Served
     )
 }
 
+/// How a terminal input ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Its last line was answered.
+    Done,
+    /// By a signal.
+    Signalled,
+}
+
 /// Runs a terminal input to its end.
 ///
 /// # Errors
@@ -51,7 +60,7 @@ pub(crate) async fn run_terminal(
     config: &RunConfig,
     model: Arc<ServedModel>,
     signals: &mut Signals,
-) -> Result<(), EngineError> {
+) -> Result<Ending, EngineError> {
     // The echo would end at the template's own end-of-sequence tokens.
     let ignore_eos = config.engine == EngineKind::EchoCore;
     let chat = chat::Chat::new(model, ignore_eos);

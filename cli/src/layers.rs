@@ -1,6 +1,5 @@
-//! Settings in layers: flags over environment over file over defaults, and where each one comes from.
+//! Settings in layers: words and flags over environment over file over defaults, and where each one comes from.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -9,34 +8,32 @@ use clap::{Arg, ArgMatches};
 use genset_backend_common::EngineError;
 use serde_json::{Map, Value, json};
 
-use crate::args::PrintFormat;
+use crate::args::{PrintFormat, flag};
 
 /// Flags that a file may not hold: they are about the file, or end the program.
 const NOT_IN_FILES: &[&str] = &["config", "print-config", "help", "version", "verbose"];
 
-/// A command line with the file's settings put before the flags, so that the flags win.
-pub(crate) struct Layered {
-    pub(crate) words: Vec<OsString>,
-    /// Long names of the flags that the file sets.
-    pub(crate) from_file: BTreeSet<String>,
+/// The settings of `genset run`, each with its long name.
+fn settings(command: &clap::Command) -> impl Iterator<Item = (&str, &Arg)> {
+    let run = command.find_subcommand("run").into_iter();
+    run.flat_map(clap::Command::get_arguments)
+        .filter_map(|arg| Some((arg.get_long()?, arg)))
+        .filter(|(name, _)| !NOT_IN_FILES.contains(name))
 }
 
-fn run_args(command: &clap::Command) -> impl Iterator<Item = &Arg> {
-    command
-        .find_subcommand("run")
-        .into_iter()
-        .flat_map(clap::Command::get_arguments)
+fn has_name(arg: &Arg, name: &str) -> bool {
+    let aliases = arg.get_all_aliases().unwrap_or_default();
+    arg.get_long() == Some(name) || aliases.contains(&name)
 }
 
-/// The command line with the settings of the TOML file at `path` put in.
+/// The settings of the TOML file at `path` as flags, less those that the environment sets.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the file and the key.
-pub(crate) fn with_file(
+pub(crate) fn file_as_flags(
     command: &clap::Command,
     path: &Path,
-    given: &[OsString],
-) -> Result<Layered, EngineError> {
+) -> Result<Vec<OsString>, EngineError> {
     let bad = |problem: String| {
         EngineError::invalid_argument("--config", format!("{}: {problem}", path.display()))
     };
@@ -44,22 +41,14 @@ pub(crate) fn with_file(
     let table: toml::Table = text
         .parse()
         .map_err(|error: toml::de::Error| bad(error.to_string()))?;
-    let mut from_file = BTreeSet::new();
-    let mut words: Vec<OsString> = given.iter().take(2).cloned().collect();
+    let mut flags = Vec::new();
     for (key, value) in table {
-        let is_allowed = !NOT_IN_FILES.contains(&key.as_str());
-        let arg = run_args(command).find(|arg| is_allowed && arg.get_long() == Some(key.as_str()));
-        let arg = arg.ok_or_else(|| {
+        let known = settings(command).find(|(_, arg)| has_name(arg, &key));
+        let (name, arg) = known.ok_or_else(|| {
             bad(format!(
                 "{key:?} is no setting; `genset run --help` lists them"
             ))
         })?;
-        let is_in_environment = arg
-            .get_env()
-            .is_some_and(|name| std::env::var_os(name).is_some());
-        if is_in_environment {
-            continue;
-        }
         let text = match value {
             toml::Value::String(text) => text,
             toml::Value::Integer(number) => number.to_string(),
@@ -69,92 +58,96 @@ pub(crate) fn with_file(
                 return Err(bad(format!("{key} must be a string or a number")));
             }
         };
-        words.push(format!("--{key}={text}").into());
-        from_file.insert(key);
+        let is_in_environment = arg
+            .get_env()
+            .is_some_and(|name| std::env::var_os(name).is_some());
+        if !is_in_environment {
+            flags.push(flag(name, text));
+        }
     }
-    words.extend(given.iter().skip(2).cloned());
-    Ok(Layered { words, from_file })
+    Ok(flags)
 }
 
-/// Every setting and its source: as TOML that `--config` reads, or as JSON.
-pub(crate) fn print(
-    command: &clap::Command,
-    run: &ArgMatches,
-    from_file: &BTreeSet<String>,
-    format: PrintFormat,
-) -> String {
-    let settings = run_args(command).filter_map(|arg| {
-        let name = arg.get_long().filter(|name| !NOT_IN_FILES.contains(name))?;
-        Some((
-            name,
-            value_of(run, arg),
-            source_of(run, arg, name, from_file),
-        ))
-    });
-    match format {
-        PrintFormat::Toml => settings
-            .map(|(name, value, source)| toml_line(name, value.as_deref(), source))
-            .collect(),
-        PrintFormat::Json => {
-            let object: Map<String, Value> = settings
-                .map(|(name, value, source)| {
-                    (
-                        name.to_owned(),
-                        json!({"value": value.as_deref().map(json_value), "source": source}),
-                    )
-                })
-                .collect();
-            format!("{:#}\n", Value::Object(object))
+/// Every setting, its value, and where that comes from.
+pub(crate) struct Settings(Vec<Setting>);
+
+struct Setting {
+    name: String,
+    value: Option<Value>,
+    source: &'static str,
+}
+
+impl Settings {
+    /// The settings in `all`; those `by_hand` has too do not come from the file.
+    pub(crate) fn new(command: &clap::Command, by_hand: &ArgMatches, all: &ArgMatches) -> Self {
+        let run = |matches: &ArgMatches| matches.subcommand_matches("run").cloned();
+        let (Some(by_hand), Some(all)) = (run(by_hand), run(all)) else {
+            return Self(Vec::new());
+        };
+        let setting = |(name, arg): (&str, &Arg)| Setting {
+            name: name.to_owned(),
+            value: value_of(&all, arg),
+            source: source_of(&by_hand, &all, arg),
+        };
+        Self(settings(command).map(setting).collect())
+    }
+
+    /// As TOML that `--config` reads, or as JSON.
+    pub(crate) fn print(&self, format: PrintFormat) -> String {
+        match format {
+            PrintFormat::Toml => self.0.iter().map(Setting::toml_line).collect(),
+            PrintFormat::Json => {
+                let entry = |setting: &Setting| {
+                    let shown = json!({"value": setting.value, "source": setting.source});
+                    (setting.name.clone(), shown)
+                };
+                let object: Map<String, Value> = self.0.iter().map(entry).collect();
+                format!("{:#}\n", Value::Object(object))
+            }
         }
     }
 }
 
-fn value_of(run: &ArgMatches, arg: &Arg) -> Option<String> {
+impl Setting {
+    fn toml_line(&self) -> String {
+        let Self {
+            name,
+            value,
+            source,
+        } = self;
+        match value {
+            Some(value) => format!("{:<48} # {source}\n", format!("{name} = {value}")),
+            None => format!("{:<48} # {source}\n", format!("# {name} =")),
+        }
+    }
+}
+
+fn value_of(run: &ArgMatches, arg: &Arg) -> Option<Value> {
     let raw = run.get_raw(arg.get_id().as_str())?;
     let values: Vec<String> = raw
         .map(|value| value.to_string_lossy().into_owned())
         .collect();
-    Some(values.join(","))
+    Some(number_or_text(values.join(",")))
 }
 
-fn source_of(
-    run: &ArgMatches,
-    arg: &Arg,
-    name: &str,
-    from_file: &BTreeSet<String>,
-) -> &'static str {
+fn source_of(by_hand: &ArgMatches, all: &ArgMatches, arg: &Arg) -> &'static str {
     let id = arg.get_id().as_str();
-    match run.value_source(id) {
-        None => "unset",
-        Some(ValueSource::DefaultValue) => "default",
-        Some(ValueSource::EnvVariable) => "environment",
-        // The file's settings are words too; a flag that stands beside one has overridden it.
-        Some(_)
-            if from_file.contains(name)
-                && run
-                    .indices_of(id)
-                    .is_some_and(|mut at| at.all(|i| i <= from_file.len())) =>
-        {
-            "file"
-        }
-        Some(_) => "flag",
+    match (by_hand.value_source(id), all.value_source(id)) {
+        (_, Some(ValueSource::EnvVariable)) => "environment",
+        (Some(ValueSource::CommandLine), _) => "flag",
+        (_, Some(ValueSource::CommandLine)) => "file",
+        (_, Some(_)) => "default",
+        (_, None) => "unset",
     }
 }
 
-/// A number where the text is one, else a string.
-fn json_value(text: &str) -> Value {
-    text.parse::<i64>()
-        .map(Value::from)
-        .or_else(|_| text.parse::<f64>().map(Value::from))
-        .unwrap_or_else(|_| text.into())
-}
-
-fn toml_line(name: &str, value: Option<&str>, source: &str) -> String {
-    match value {
-        Some(value) => format!(
-            "{:<48} # {source}\n",
-            format!("{name} = {}", json_value(value))
-        ),
-        None => format!("# {name} = {:<40} # {source}\n", ""),
+/// A number where it would be written as `text` is, so that nothing of the text is lost; else a string.
+fn number_or_text(text: String) -> Value {
+    let integer = text.parse::<i64>().map(Value::from);
+    let number = integer.or_else(|_| text.parse::<f64>().map(Value::from));
+    let number = number.ok().map(|number| (number.to_string(), number));
+    match number {
+        Some((shown, number)) if shown == text => number,
+        _ => text.into(),
     }
 }

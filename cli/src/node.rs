@@ -10,10 +10,14 @@ use genset_frontend::model::{Models, ServedModel};
 use genset_runtime::{InstanceId, Runtime, RuntimeRegistrar, Signals};
 
 use crate::args::{InputKind, RunConfig};
-use crate::{engine, input};
+use crate::engine;
+use crate::input::{self, Ending};
 
 /// How long connections may take to send what is written, once every answer is.
 const CONNECTION_GRACE: Duration = Duration::from_secs(5);
+
+/// The exit code when a signal came before the work was done.
+const CUT_SHORT: u8 = 3;
 
 /// Time after which a start that is not done says how far it is.
 const PROGRESS_AFTER: Duration = Duration::from_secs(2);
@@ -120,13 +124,15 @@ async fn serve_terminal(
             Ok(model) => input::run_terminal(config, model, &mut signals).await,
             Err(report) => return tell(&report),
         },
-        _ = signals.next() => Ok(()),
+        _ = signals.next() => Ok(Ending::Signalled),
     };
     let report = worker.shutdown().await;
     models.shutdown().await;
-    match ended {
-        Ok(()) => tell(&report),
-        Err(error) => {
+    match (ended, config.input) {
+        // A question without its whole answer; a chat, in contrast, is over when somebody says so.
+        (Ok(Ending::Signalled), InputKind::Stdin) => tell(&report).max(CUT_SHORT),
+        (Ok(Ending::Signalled | Ending::Done), _) => tell(&report),
+        (Err(error), _) => {
             eprintln!("error: {error}");
             1
         }

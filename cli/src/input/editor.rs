@@ -10,7 +10,7 @@ use reedline::{DefaultPrompt, DefaultPromptSegment, FileBackedHistory, Reedline,
 use tokio::sync::mpsc;
 
 use super::chat::{Chat, Turn};
-use super::print;
+use super::{Ending, print};
 
 /// Lines kept in the history file.
 const HISTORY_LINES: usize = 1000;
@@ -115,7 +115,7 @@ fn history_file() -> Option<PathBuf> {
     Some(state.or_else(from_home)?.join("genset").join("history"))
 }
 
-pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<(), EngineError> {
+pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending, EngineError> {
     if std::io::stdin().is_terminal() {
         print(&format!(
             "Chat with {}. /help lists the commands, Ctrl-D leaves.\n",
@@ -132,14 +132,14 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<(), Eng
                 // At the prompt Ctrl-C is a key, so a signal comes from outside: the terminal is given back as it was.
                 let _ = crossterm::terminal::disable_raw_mode();
                 tracing::info!("{signal}: leaving");
-                return Ok(());
+                return Ok(Ending::Signalled);
             }
             line = lines.next() => line,
         };
         let text = match line {
             Line::Text(text) => text,
             Line::Dropped => continue,
-            Line::End => return Ok(()),
+            Line::End => return Ok(Ending::Done),
             Line::Failed(error) => {
                 return Err(EngineError::internal(format!(
                     "the terminal cannot be read: {error}"
@@ -148,11 +148,11 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<(), Eng
         };
         match text.trim() {
             "" => {}
-            "/exit" => return Ok(()),
+            "/exit" => return Ok(Ending::Done),
             command if command.starts_with('/') => obey(&mut chat, command),
             question => {
                 if converse(&mut chat, question, signals).await == Turn::Terminated {
-                    return Ok(());
+                    return Ok(Ending::Signalled);
                 }
             }
         }

@@ -5,17 +5,17 @@ use genset_runtime::Signals;
 use tokio::io::AsyncReadExt;
 
 use super::chat::{Chat, Turn};
-use super::print;
+use super::{Ending, print};
 
 /// The longest question, in bytes.
 const MAX_BYTES: u64 = 32 << 20;
 
-pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<(), EngineError> {
+pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending, EngineError> {
     let mut bytes = Vec::new();
     let mut input = tokio::io::stdin().take(MAX_BYTES + 1);
     tokio::select! {
         biased;
-        _ = signals.next() => return Ok(()),
+        _ = signals.next() => return Ok(Ending::Signalled),
         read = input.read_to_end(&mut bytes) => {
             read.map_err(|error| EngineError::internal(format!("standard input cannot be read: {error}")))?;
         }
@@ -37,8 +37,10 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<(), Eng
         ));
     }
     match chat.ask(question, signals).await? {
-        Turn::Answered => print("\n"),
-        Turn::Stopped | Turn::Terminated => {}
+        Turn::Answered => {
+            print("\n");
+            Ok(Ending::Done)
+        }
+        Turn::Stopped | Turn::Terminated => Ok(Ending::Signalled),
     }
-    Ok(())
 }

@@ -1,0 +1,170 @@
+//! `--config` and `--print-config`: where a setting comes from, and who wins.
+
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+use crate::support::{Ended, genset, run_with};
+
+fn file(content: &str) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), content).unwrap();
+    file
+}
+
+async fn with_environment(words: &[&str], environment: &[(&str, &str)]) -> Ended {
+    let mut command = genset(&["run"]);
+    command.args(words).envs(environment.iter().copied());
+    run_with(command, b"").await
+}
+
+async fn settings(words: &[&str], environment: &[(&str, &str)]) -> Value {
+    let words = [words, &["--print-config=json"]].concat();
+    let ended = with_environment(&words, environment).await;
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+#[track_caller]
+fn assert_setting(settings: &Value, name: &str, value: impl Into<Value>, source: &str) {
+    let expected = serde_json::json!({"value": value.into(), "source": source});
+    assert_eq!(settings[name], expected, "{name}");
+}
+
+#[tokio::test]
+async fn flags_win_over_environment_over_file_over_defaults() {
+    let file = file("http-port = 1\nhttp-host = \"127.0.0.2\"\nmax-choices = 3\ngrace = 2.5\n");
+    let path = file.path().to_str().unwrap();
+    let environment = [("GENSET_HTTP_PORT", "2"), ("GENSET_HTTP_HOST", "127.0.0.3")];
+    let shown = settings(&["--config", path, "--http-port", "3"], &environment).await;
+    assert_setting(&shown, "http-port", 3, "flag");
+    assert_setting(&shown, "http-host", "127.0.0.3", "environment");
+    assert_setting(&shown, "max-choices", 3, "file");
+    assert_setting(&shown, "grace", 2.5, "file");
+    assert_setting(&shown, "max-connections", 16384, "default");
+    assert_setting(&shown, "model-name", Value::Null, "unset");
+
+    let shown = settings(&["--config", path, "--max-choices", "3"], &[]).await;
+    assert_setting(&shown, "http-port", 1, "file");
+    assert_setting(&shown, "http-host", "127.0.0.2", "file");
+    assert_setting(&shown, "max-choices", 3, "flag");
+    let from_environment = settings(&[], &[("GENSET_CONFIG", path)]).await;
+    assert_setting(&from_environment, "http-port", 1, "file");
+}
+
+#[tokio::test]
+async fn words_are_settings_and_win_over_the_file() {
+    let models = crate::support::tiny_chat();
+    let model = models.to_str().unwrap();
+    let file = file(&format!(
+        "in = \"http\"\nout = \"sample\"\nmodel = {model:?}\n"
+    ));
+    let path = file.path().to_str().unwrap();
+    let shown = settings(&[], &[]).await;
+    assert_setting(&shown, "in", "text", "default");
+    assert_setting(&shown, "out", "echo_core", "default");
+    assert_setting(&shown, "model", Value::Null, "unset");
+
+    let shown = settings(&["--config", path], &[]).await;
+    assert_setting(&shown, "in", "http", "file");
+    assert_setting(&shown, "out", "sample", "file");
+    assert_setting(&shown, "model", model, "file");
+
+    let words = ["--config", path, "in=stdin", ".", "out=echo_core"];
+    let shown = settings(&words, &[("GENSET_MODEL_PATH", model)]).await;
+    assert_setting(&shown, "in", "stdin", "flag");
+    assert_setting(&shown, "out", "echo_core", "flag");
+    assert_setting(&shown, "model", ".", "flag");
+
+    let shown = settings(&["--model-path", "."], &[("GENSET_MODEL_PATH", model)]).await;
+    assert_setting(&shown, "model", ".", "flag");
+    let shown = settings(&[], &[("GENSET_MODEL_PATH", model)]).await;
+    assert_setting(&shown, "model", model, "environment");
+}
+
+#[tokio::test]
+async fn a_file_alone_says_what_runs() {
+    let file = file("in = \"stdin\"\nout = \"echo_full\"\ntoken-echo-delay-ms = 0\n");
+    let command = genset(&["run", "--config", file.path().to_str().unwrap()]);
+    let ended = run_with(command, b"hello").await;
+    assert_eq!(
+        (ended.code, ended.stdout.as_str()),
+        (Some(0), "hello\n"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[tokio::test]
+async fn what_is_printed_can_be_read_again() {
+    let words = [
+        "in=http",
+        "out=sample",
+        "--model-name=007",
+        "--endpoint-types=chat,completions",
+        "--namespace=nan",
+        "--grace=1e1",
+        "--http-port=0",
+        "--print-config",
+    ];
+    let first = with_environment(&words, &[]).await;
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let file = file(&first.stdout);
+    let words = [
+        "--config",
+        file.path().to_str().unwrap(),
+        "--print-config=toml",
+    ];
+    let second = with_environment(&words, &[]).await;
+    assert_eq!(second.code, Some(0), "{}", second.stderr);
+    let values = |text: &str| text.parse::<toml::Table>().unwrap();
+    assert_eq!(values(&second.stdout), values(&first.stdout));
+    assert_eq!(values(&first.stdout)["model-name"].as_str(), Some("007"));
+    assert!(
+        second
+            .stdout
+            .lines()
+            .all(|line| line.ends_with("# file") || line.ends_with("# unset"))
+    );
+}
+
+#[tokio::test]
+async fn a_bad_file_is_refused_by_name() {
+    for (content, expected) in [
+        ("http-prot = 1\n", "\"http-prot\" is no setting"),
+        ("config = \"x\"\n", "\"config\" is no setting"),
+        ("[http]\nport = 1\n", "\"http\" is no setting"),
+        (
+            "http-port = [1]\n",
+            "http-port must be a string or a number",
+        ),
+        ("http-port = 70000\n", "--http-port"),
+        ("in = \"nowhere\"\n", "in:"),
+        ("model = \"/no/such/folder\"\n", "/no/such/folder"),
+        ("http-port = \n", "line 1"),
+    ] {
+        let file = file(content);
+        let path = file.path().to_str().unwrap();
+        let ended = with_environment(&["--config", path, "--print-config"], &[]).await;
+        assert_eq!(ended.code, Some(2), "{content:?}: {ended:?}");
+        assert!(
+            ended.stderr.contains(expected),
+            "{content:?}: {}",
+            ended.stderr
+        );
+    }
+    let ended = with_environment(&["--config", "/no/such/file"], &[]).await;
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.contains("--config: /no/such/file"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[tokio::test]
+async fn a_value_that_the_environment_shadows_is_not_checked() {
+    let file = file("http-port = \"not a port\"\n");
+    let path = file.path().to_str().unwrap();
+    let shown = settings(&["--config", path], &[("GENSET_HTTP_PORT", "9")]).await;
+    assert_setting(&shown, "http-port", 9, "environment");
+}

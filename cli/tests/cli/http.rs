@@ -1,0 +1,103 @@
+//! `in=http`: what the banner says works, and the engines answer.
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, done_events, finish_reason, text_of, tiny_chat};
+
+/// The `curl` command of the banner, as the address, path and body it would send.
+async fn command_shown(server: &mut Server) -> (String, String) {
+    server.line_with("Try:").await;
+    let url = server.line_with("curl -N http://").await;
+    let body = server.line_with("-d '").await;
+    let url = url
+        .trim()
+        .trim_start_matches("curl -N http://")
+        .trim_end_matches(" \\");
+    let (address, path) = url.split_once('/').expect("a path");
+    assert_eq!(address, server.address.to_string());
+    let body = body
+        .trim()
+        .trim_start_matches("-d '")
+        .trim_end_matches('\'');
+    (format!("/{path}"), body.to_owned())
+}
+
+#[tokio::test]
+async fn the_command_that_the_banner_shows_gets_a_streamed_answer() {
+    for (engine, reason) in [
+        ("out=echo_core", "stop"),
+        ("out=echo_full", "stop"),
+        ("out=sample", "length"),
+    ] {
+        let mut server = Server::start(&[engine, "--token-echo-delay-ms", "0"]).await;
+        let (path, body) = command_shown(&mut server).await;
+        let response = server.post(&path, &body).await.response().await;
+        assert_eq!(response.status, 200, "{}", response.body);
+        let events = done_events(&response.body);
+        assert_eq!(finish_reason(&events), Some(reason), "{engine}");
+        let text = text_of(&events);
+        let is_echo = engine != "out=sample";
+        assert_eq!(text.contains("the capital of France"), is_echo, "{text}");
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn the_readme_command_names_the_built_in_model() {
+    let mut command = crate::support::genset(&["run", "in=http", "--http-port", "0"]);
+    command.env("GENSET_LOG", "info");
+    let mut server = Server::spawn(command).await;
+    assert!(server.log().contains("model ready"));
+    let models: Value = serde_json::from_str(&server.get("/v1/models").await.body).unwrap();
+    assert_eq!(models["data"][0]["id"], "tiny-chat");
+    assert_eq!(server.get("/ready").await.status, 200);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_model_folder_is_served_under_the_name_it_is_given() {
+    let folder = tiny_chat();
+    let mut server = Server::start(&[
+        "out=sample",
+        folder.to_str().unwrap(),
+        "--model-name",
+        "mine",
+        "--context-length",
+        "512",
+    ])
+    .await;
+    let (path, body) = command_shown(&mut server).await;
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(body["model"], "mine");
+    let response = server.post(&path, &body.to_string()).await.response().await;
+    assert_eq!(finish_reason(&done_events(&response.body)), Some("length"));
+    let models: Value = serde_json::from_str(&server.get("/v1/models").await.body).unwrap();
+    assert_eq!(models["data"][0]["max_model_len"], 512);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_status_port_answers_beside_the_api() {
+    let mut server = Server::start(&["--status-port", "0"]).await;
+    let log = server.log();
+    let address = log.split("status on http://").nth(1).expect("a log line");
+    let address = address.lines().next().unwrap().parse().unwrap();
+    let mut exchange = crate::support::Exchange::begin(address, "GET", "/metrics", "").await;
+    let metrics = exchange.rest().await;
+    assert!(metrics.contains("genset_worker_") && metrics.contains("genset_http_"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_bad_request_is_refused_and_the_server_goes_on() {
+    let server = Server::start(&[]).await;
+    let refused = server.post("/v1/chat/completions", "{").await;
+    assert_eq!(refused.status, 400);
+    let unknown = json!({"model": "nobody", "messages": [{"role": "user", "content": "x"}]});
+    let refused = server
+        .post("/v1/chat/completions", &unknown.to_string())
+        .await;
+    assert_eq!(refused.status, 404);
+    assert_eq!(server.get("/health").await.status, 200);
+    server.stop().await;
+}

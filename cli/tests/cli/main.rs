@@ -1,0 +1,18 @@
+//! The `genset` binary as a user meets it: every test starts the real program, talks to it over its socket, its pipes or a
+//! pseudo-terminal, and looks at what it prints and how it ends.
+
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, also in its helpers"
+)]
+
+mod config;
+mod http;
+mod stdin;
+mod stop;
+mod support;
+mod terminal;
+mod text;
+mod usage;

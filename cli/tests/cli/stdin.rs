@@ -1,0 +1,91 @@
+//! `in=stdin`: one question in, its answer out.
+
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::Child;
+
+use crate::support::{Ended, genset, run_with, send_signal, soon};
+
+async fn ask(words: &[&str], input: &[u8]) -> Ended {
+    let mut command = genset(&["run", "in=stdin", "--token-echo-delay-ms", "0"]);
+    command.args(words);
+    run_with(command, input).await
+}
+
+#[tokio::test]
+async fn the_answer_and_nothing_else_is_on_standard_output() {
+    let ended = ask(&["out=echo_full"], b"What is the capital of France?\n").await;
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert_eq!(ended.stdout, "What is the capital of France?\n");
+    assert_eq!(ended.stderr, "");
+
+    let ended = ask(&["out=echo_core"], "zwei\nZeilen: äöü 🙂".as_bytes()).await;
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stdout.contains("zwei\nZeilen: äöü 🙂"),
+        "{}",
+        ended.stdout
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_fails_with_one_line() {
+    let cases: [(&[u8], &str); 4] = [
+        (b"", "standard input: is empty"),
+        (b"\n\n", "standard input: is empty"),
+        (b"caf\xe9", "standard input: is not UTF-8 text"),
+        (&[b'a'; 100_000], "2048"),
+    ];
+    for (input, expected) in cases {
+        let ended = ask(&[], input).await;
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(ended.stderr.contains(expected), "{}", ended.stderr);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        assert_eq!(ended.stdout, "");
+    }
+}
+
+/// Starts a program whose input is open, with its log on a pipe.
+fn open_ended(words: &[&str]) -> Child {
+    let mut command = genset(&["run", "in=stdin"]);
+    command.args(words).env("GENSET_LOG", "info");
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+#[tokio::test]
+async fn a_signal_before_the_question_ends_the_wait_with_code_3() {
+    let mut child = open_ended(&[]);
+    let _open = child.stdin.take();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("model ready") {
+        line.clear();
+        assert!(
+            soon(log.read_line(&mut line)).await.unwrap() > 0,
+            "the log ended"
+        );
+    }
+    send_signal(&child, Signal::TERM);
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(3));
+}
+
+#[tokio::test]
+async fn an_answer_that_a_signal_cuts_short_ends_with_code_3() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut child = open_ended(&["--token-echo-delay-ms", "200"]);
+        let mut stdin = child.stdin.take().unwrap();
+        let question = "a long question ".repeat(100);
+        stdin.write_all(question.as_bytes()).await.unwrap();
+        drop(stdin);
+        let mut stdout = child.stdout.take().unwrap();
+        soon(stdout.read_u8()).await.unwrap();
+        send_signal(&child, signal);
+        assert_eq!(soon(child.wait()).await.unwrap().code(), Some(3));
+    }
+}

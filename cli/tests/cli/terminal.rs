@@ -1,0 +1,156 @@
+//! A pseudo-terminal with a person's patience: it answers the questions a program asks its terminal, and reads the screen
+//! as text.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use pty_process::{Pty, Size};
+use rustix::termios::{LocalModes, tcgetattr};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::Child;
+
+use crate::support::soon;
+
+/// What a program sends to learn where the cursor is.
+const CURSOR_QUESTION: &str = "\x1b[6n";
+
+/// Stands for that question in what was shown. The editor asks it once for each line it reads, while the prompt's own
+/// characters come again with every key.
+pub(crate) const PROMPT: &str = "\0";
+
+pub(crate) struct Terminal {
+    pub(crate) child: Child,
+    pty: Pty,
+    /// Held, so that the terminal outlives the program.
+    program_side: OwnedFd,
+    _home: TempDir,
+    /// What is not yet decoded.
+    bytes: Vec<u8>,
+    /// What was shown and not yet expected, without control sequences.
+    shown: String,
+}
+
+impl Terminal {
+    /// Starts `genset run in=text` with more words.
+    pub(crate) fn start(words: &[&str]) -> Self {
+        let home = tempfile::tempdir().expect("a home");
+        let (pty, program_side) = pty_process::open().expect("a pseudo-terminal");
+        pty.resize(Size::new(24, 100)).expect("a size");
+        let held = program_side.as_fd().try_clone_to_owned();
+        let command = pty_process::Command::new(env!("CARGO_BIN_EXE_genset"))
+            .args(["run", "in=text"])
+            .args(words)
+            .env_clear()
+            .env("TERM", "xterm-256color")
+            .env("HOME", home.path())
+            .kill_on_drop(true);
+        Self {
+            child: command.spawn(program_side).expect("the binary starts"),
+            pty,
+            program_side: held.expect("a second handle"),
+            _home: home,
+            bytes: Vec::new(),
+            shown: String::new(),
+        }
+    }
+
+    pub(crate) async fn type_keys(&mut self, keys: &str) {
+        soon(self.pty.write_all(keys.as_bytes()))
+            .await
+            .expect("the terminal takes keys");
+    }
+
+    /// Types a line when the prompt is there.
+    pub(crate) async fn enter(&mut self, line: &str) {
+        self.expect(PROMPT).await;
+        self.type_keys(&format!("{line}\r")).await;
+    }
+
+    /// Reads until `text` is shown; returns what came before it. What was read is not looked at again.
+    pub(crate) async fn expect(&mut self, text: &str) -> String {
+        loop {
+            if let Some(at) = self.shown.find(text) {
+                let rest = self.shown.split_off(at + text.len());
+                let mut before = std::mem::replace(&mut self.shown, rest);
+                before.truncate(at);
+                return before;
+            }
+            assert!(self.read().await, "no {text:?} in {:?}", self.shown);
+        }
+    }
+
+    async fn read(&mut self) -> bool {
+        let read =
+            tokio::time::timeout(crate::support::PATIENCE, self.pty.read_buf(&mut self.bytes));
+        let Ok(Ok(1..)) = read.await else {
+            return false;
+        };
+        let Ok(text) = std::str::from_utf8(&self.bytes) else {
+            // Half a character, or half a control sequence, waits for the rest.
+            return true;
+        };
+        let (shown, questions, rest) = without_control(text);
+        let rest = rest.as_bytes().to_vec();
+        self.shown += &shown;
+        self.bytes = rest;
+        for _ in 0..questions {
+            self.type_keys("\x1b[1;1R").await;
+        }
+        true
+    }
+
+    /// The exit code.
+    pub(crate) async fn exit_code(&mut self) -> Option<i32> {
+        // What is still printed must be read, or the program waits for room.
+        loop {
+            tokio::select! {
+                ended = soon(self.child.wait()) => return ended.expect("it ends").code(),
+                _ = self.pty.read_buf(&mut self.bytes) => {}
+            }
+        }
+    }
+
+    /// Whether the terminal is as a shell leaves it: lines, echo, and keys that send signals.
+    pub(crate) fn is_cooked(&self) -> bool {
+        let modes = tcgetattr(&self.program_side)
+            .expect("a terminal")
+            .local_modes;
+        modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
+    }
+}
+
+/// The text without its control sequences, how often the cursor was asked for, and the beginning of a sequence that is not
+/// whole yet.
+fn without_control(text: &str) -> (String, usize, &str) {
+    let (mut shown, mut questions, mut rest) = (String::new(), 0, text);
+    while let Some(at) = rest.find('\x1b') {
+        shown += &rest[..at];
+        rest = &rest[at..];
+        let Some(len) = control_length(rest) else {
+            return (shown, questions, rest);
+        };
+        if &rest[..len] == CURSOR_QUESTION {
+            shown += PROMPT;
+            questions += 1;
+        }
+        rest = &rest[len..];
+    }
+    (shown + rest, questions, "")
+}
+
+/// The bytes of the control sequence that `text` begins with; `None` when its end has not come.
+fn control_length(text: &str) -> Option<usize> {
+    match text.as_bytes().get(1)? {
+        b'[' => text[2..]
+            .find(|c: char| ('@'..='~').contains(&c))
+            .map(|at| at + 3),
+        b']' => text.find('\x07').map(|at| at + 1),
+        _ => Some(2),
+    }
+}
+
+#[test]
+fn control_sequences_are_taken_out() {
+    let (shown, questions, rest) = without_control("a\x1b[31mb\x1b[6n\x1b]0;title\x07\x1b7c\x1b[2");
+    assert_eq!((shown.as_str(), questions, rest), ("ab\0c", 1, "\x1b[2"));
+}

@@ -1,0 +1,144 @@
+//! Usage errors: one clear line that names what is wrong, and exit code 2.
+
+use std::fs;
+use std::net::TcpListener;
+
+use crate::support::{run, tiny_chat};
+
+async fn refused(words: &[&str], expected: &[&str]) {
+    let words = [&["run"], words].concat();
+    let ended = run(&words).await;
+    assert_eq!(ended.code, Some(2), "{words:?}: {ended:?}");
+    assert_eq!(ended.stdout, "", "{words:?}");
+    let errors: Vec<&str> = ended
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with("error: "))
+        .collect();
+    let [error] = errors[..] else {
+        panic!("{words:?}: not one error in {}", ended.stderr)
+    };
+    for text in expected {
+        assert!(error.contains(text), "{words:?}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn bad_words_are_named_with_what_would_be_good() {
+    refused(&["in=foo"], &["in:", "http, text, stdin"]).await;
+    refused(&["in=dyn://a.b.c"], &["in:", "not available"]).await;
+    refused(&["in=batch:q.jsonl"], &["in:", "not available"]).await;
+    refused(&["out=foo"], &["out:", "echo_core, echo_full, sample"]).await;
+    refused(&["out=vllm"], &["out:", "vllm", "not available"]).await;
+    refused(&["in=http", "in=text"], &["in:", "twice"]).await;
+    refused(&["out=sample", "out=sample"], &["out:", "twice"]).await;
+    refused(&["a", "b"], &["model:", "twice"]).await;
+    refused(&["out=echo_full", "."], &["echo_full", "--model-name"]).await;
+}
+
+#[tokio::test]
+async fn bad_flags_are_named() {
+    for (flag, value) in [
+        ("--http-port", "65536"),
+        ("--http-host", "nowhere"),
+        ("--router-mode", "kv"),
+        ("--grace", "-1"),
+        ("--request-timeout", "soon"),
+        ("--header-timeout", "0"),
+        ("--token-delay-ms", "x"),
+        ("--context-length", "many"),
+        ("--endpoint-types", "images"),
+        ("--print-config", "yaml"),
+        ("--no-such-flag", "1"),
+    ] {
+        refused(&["in=http", &format!("{flag}={value}")], &[flag]).await;
+    }
+    refused(&["--namespace", "a b"], &["--namespace"]).await;
+    refused(
+        &["--discovery-backend", "etcd"],
+        &["--discovery-backend", "etcd", "memory"],
+    )
+    .await;
+    refused(
+        &["--request-plane", "nats"],
+        &["--request-plane", "nats", "memory"],
+    )
+    .await;
+    refused(&["--max-running-requests", "0"], &["max_running"]).await;
+    refused(&["--context-length", "2049"], &["--context-length", "2048"]).await;
+    refused(
+        &["out=sample", "--context-length", "2049"],
+        &["--context-length"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    refused(&["in=http", "--http-port", &port], &["--http-port", &port]).await;
+    let words = ["in=http", "--http-port", "0", "--status-port", &port];
+    refused(&words, &["--status-port", &port]).await;
+    refused(
+        &["in=stdin", "--status-port", &port],
+        &["--status-port", &port],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_loaded_is_named() {
+    refused(&["/no/such/folder"], &["MODEL", "/no/such/folder"]).await;
+    refused(&["Qwen/Qwen3-0.6B"], &["MODEL", "Downloads"]).await;
+    refused(&["--model-path", "model.gguf"], &["GGUF"]).await;
+    refused(&["/dev/null"], &["/dev/null", "is a file"]).await;
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    refused(&[path], &["config.json"]).await;
+    for file in ["config.json", "tokenizer_config.json"] {
+        fs::copy(tiny_chat().join(file), dir.path().join(file)).unwrap();
+    }
+    refused(&[path], &["tokenizer.json", path]).await;
+    fs::write(dir.path().join("tokenizer.json"), "{\"cut").unwrap();
+    refused(&[path], &["tokenizer.json", "not valid JSON"]).await;
+    fs::write(dir.path().join("config.json"), "{}").unwrap();
+    fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+    refused(&[path], &["vocab_size"]).await;
+}
+
+#[tokio::test]
+async fn without_a_command_the_help_is_shown() {
+    let ended = run(&[]).await;
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.contains("Usage: genset <COMMAND>"),
+        "{ended:?}"
+    );
+    let ended = run(&["run", "--help"]).await;
+    assert_eq!(ended.code, Some(0));
+    for text in [
+        "in=http",
+        "out=sample",
+        "--http-port",
+        "--print-config",
+        "Exit codes",
+    ] {
+        assert!(ended.stdout.contains(text), "{text} in {}", ended.stdout);
+    }
+    assert_eq!(run(&["--version"]).await.code, Some(0));
+}
+
+#[tokio::test]
+async fn a_bad_log_filter_is_told_and_ends_nothing() {
+    let mut command = crate::support::genset(&["run", "in=stdin", "out=echo_full"]);
+    command.env("GENSET_LOG", "((");
+    let ended = crate::support::run_with(command, b"hello").await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "hello\n"));
+    assert!(
+        ended.stderr.contains("GENSET_LOG cannot be read"),
+        "{}",
+        ended.stderr
+    );
+}

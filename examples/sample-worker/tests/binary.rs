@@ -1,0 +1,163 @@
+//! The worker binary as an operator meets it: its flags, its status port, and SIGTERM.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, also in its helpers"
+)]
+
+use std::net::SocketAddr;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::TcpStream;
+use tokio::process::{Child, ChildStderr, Command};
+
+/// After this long a test has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, what)
+        .await
+        .expect("it never came")
+}
+
+fn worker(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sample-worker"));
+    command
+        .args(words)
+        .env_clear()
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    command
+}
+
+async fn ended(words: &[&str]) -> Output {
+    soon(worker(words).output()).await.expect("it runs")
+}
+
+struct Running {
+    child: Child,
+    log: Lines<BufReader<ChildStderr>>,
+}
+
+impl Running {
+    fn start(words: &[&str]) -> Self {
+        let mut command = worker(words);
+        command.stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary starts");
+        let log = child.stderr.take().expect("a pipe");
+        let log = BufReader::new(log).lines();
+        Self { child, log }
+    }
+
+    /// Reads the log up to a line with `text`, and returns what follows it there.
+    async fn logged(&mut self, text: &str) -> String {
+        loop {
+            let line = soon(self.log.next_line()).await.expect("a pipe");
+            let line = line.unwrap_or_else(|| panic!("no {text:?} in the log"));
+            if let Some((_, rest)) = line.split_once(text) {
+                return rest.to_owned();
+            }
+        }
+    }
+
+    async fn terminate(mut self) -> Option<i32> {
+        let pid = self
+            .child
+            .id()
+            .and_then(|id| Pid::from_raw(id.cast_signed()));
+        kill_process(pid.expect("it runs"), Signal::TERM).expect("it can be signalled");
+        let read_log = async { while let Ok(Some(_)) = self.log.next_line().await {} };
+        soon(read_log).await;
+        soon(self.child.wait()).await.expect("it ends").code()
+    }
+}
+
+/// Status and body of a GET.
+async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = soon(TcpStream::connect(address)).await.expect("it listens");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    stream
+        .write_all(request.as_bytes())
+        .await
+        .expect("it reads");
+    let mut answer = String::new();
+    soon(stream.read_to_string(&mut answer))
+        .await
+        .expect("it answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok());
+    (status.expect("a status"), body.to_owned())
+}
+
+#[tokio::test]
+async fn the_worker_serves_until_sigterm() {
+    let mut worker = Running::start(&["--status-port", "0", "--model-name", "mine"]);
+    let address: SocketAddr = worker.logged("status on http://").await.parse().unwrap();
+    soon(async { while get(address, "/ready").await.0 != 200 {} }).await;
+    assert_eq!(get(address, "/live").await.0, 200);
+    assert_eq!(get(address, "/health").await.0, 200);
+    let (status, metrics) = get(address, "/metrics").await;
+    assert_eq!(status, 200);
+    assert!(metrics.contains("genset_worker_"), "{metrics}");
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+    assert_eq!(worker.terminate().await, Some(0));
+}
+
+#[tokio::test]
+async fn help_lists_the_flags_every_worker_has() {
+    let help = ended(&["--help"]).await;
+    assert_eq!(help.status.code(), Some(0));
+    let text = String::from_utf8(help.stdout).unwrap();
+    for flag in [
+        "--model-name",
+        "--model-path",
+        "--namespace",
+        "--component",
+        "--endpoint",
+        "--endpoint-types",
+        "--discovery-backend",
+        "--request-plane",
+        "--status-port",
+        "--grace",
+        "--token-delay-ms",
+    ] {
+        assert!(text.contains(&format!("{flag} <")), "{flag} in {text}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_set_up_ends_with_code_2_and_names_the_flag() {
+    for (flag, value) in [
+        ("--discovery-backend", "etcd"),
+        ("--request-plane", "nats"),
+        ("--namespace", "a b"),
+        ("--model-path", "/no/such/folder"),
+        ("--endpoint-types", "images"),
+        ("--status-host", "192.0.2.1"),
+        ("--grace", "-1"),
+    ] {
+        let flag_and_value = format!("{flag}={value}");
+        let words = [flag_and_value.as_str(), "--status-port=0"];
+        let refused = ended(&words).await;
+        let log = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{flag}: {log}");
+        assert!(log.contains(flag), "{flag}: {log}");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_does_not_start_ends_with_code_1() {
+    for words in [["--vocab-size", "0"], ["--context-length", "99999999"]] {
+        let failed = ended(&words).await;
+        assert_eq!(failed.status.code(), Some(1), "{words:?}");
+        assert!(!failed.stderr.is_empty());
+    }
+}
