@@ -32,7 +32,7 @@ struct Cli {
 enum Task {
     /// Run everything CI runs, in CI's order, and stop at the first failure
     ///
-    /// Format, lints, tests, benches (built, not run), docs, licences, the engine author's package count and the Python
+    /// Format, lints, tests, docs, licences, the engine author's package count and the Python
     /// OpenAI client. What a step needs and the machine lacks is installed under target/ (cargo-deny, a Python venv).
     Test {
         /// Also check dependencies for security advisories; fetches the advisory database from GitHub

@@ -44,12 +44,6 @@ const STEPS: [Step; 8] = [
         repeat: "cargo test --workspace",
         perform: |repo, _| run_command(cargo(repo.root()).args(["test", "--workspace"])),
     },
-    Step {
-        title: "benches build",
-        repeat: "cargo bench --workspace --no-run",
-        perform: |repo, _| {
-            run_command(cargo(repo.root()).args(["bench", "--workspace", "--no-run"]))
-        },
     },
     Step {
         title: "docs",
