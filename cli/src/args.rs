@@ -13,6 +13,7 @@ use genset_engine_echo::EchoArgs;
 use genset_frontend::FrontendConfig;
 use genset_runtime::{SelectionMode, WorkerArgs};
 
+use crate::conform::{self, ConformCommand};
 use crate::layers;
 
 const RUN_HELP: &str = "\
@@ -53,6 +54,12 @@ enum CliCommand {
     /// Run an engine behind an input
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
+    /// Check whether an engine keeps the contract
+    #[command(after_help = conform::HELP)]
+    Conform {
+        #[command(subcommand)]
+        command: ConformCommand,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -253,6 +260,7 @@ pub(crate) enum Command {
     Run(Box<RunConfig>),
     /// Print this, and end.
     Print(String),
+    Conform(ConformCommand),
 }
 
 /// Reads the command line, the environment and the file.
@@ -262,9 +270,17 @@ pub(crate) enum Command {
 /// # Errors
 /// `InvalidArgument` or `Unsupported`, naming the word, the flag, or the file and its key.
 pub(crate) fn parse() -> Result<Command, EngineError> {
-    let read = read(std::env::args_os().collect())?;
+    let given: Vec<OsString> = std::env::args_os().collect();
+    let matches = command().get_matches_from(&given);
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if let CliCommand::Conform { command } = cli.command {
+        return Ok(Command::Conform(command));
+    }
+    let read = read(given)?;
     let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
-    let CliCommand::Run(args) = cli.command;
+    let CliCommand::Run(args) = cli.command else {
+        return Err(EngineError::internal("clap knows a command that we do not"));
+    };
     let format = args.print_config;
     // What is printed is what would run: bad values are refused there too.
     let config = check(*args)?;
@@ -416,6 +432,7 @@ mod tests {
         let read = read(words.map(OsString::from).collect())?;
         match Cli::from_arg_matches(&read.matches).unwrap().command {
             CliCommand::Run(args) => check(*args),
+            CliCommand::Conform { .. } => panic!("the words say run"),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{EngineError, LLMEngine};
 use genset_engine_echo::{EchoCore, EchoFull};
-use genset_engine_sample::{SampleArgs, SampleEngine};
+use genset_engine_sample::{CONTEXT_LENGTH, SampleArgs, SampleEngine};
 use genset_runtime::ModelFolder;
 
 use crate::args::{EngineKind, RunConfig};
@@ -81,7 +81,17 @@ pub(crate) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerCon
             context,
         )),
     };
-    Ok((engine, config.worker.worker_config(Some(folder))?))
+    let mut worker = config.worker.worker_config(Some(folder))?;
+    // The sample engine has a context of its own; what is served is the model's.
+    let holds = if config.engine == EngineKind::Sample {
+        CONTEXT_LENGTH
+    } else {
+        context
+    };
+    worker
+        .context_length_tokens
+        .get_or_insert(context.min(holds));
+    Ok((engine, worker))
 }
 
 fn tiny_chat() -> Result<ModelFolder, EngineError> {

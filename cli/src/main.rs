@@ -2,6 +2,7 @@
 //! how it went into an exit code.
 
 mod args;
+mod conform;
 mod engine;
 mod input;
 mod layers;
@@ -31,6 +32,13 @@ fn main() -> ExitCode {
             input::print(&text);
             ExitCode::SUCCESS
         }
+        Command::Conform(command) => match conform::perform(command) {
+            Ok(code) => ExitCode::from(code),
+            Err(error) => {
+                eprintln!("error: {error}");
+                ExitCode::from(USAGE_ERROR)
+            }
+        },
         Command::Run(config) => run(*config),
     }
 }

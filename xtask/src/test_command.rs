@@ -18,7 +18,7 @@ struct Step {
     perform: fn(&Repo, Advisories) -> anyhow::Result<()>,
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     Step {
         title: "format",
         repeat: "cargo fmt --all --check",
@@ -44,6 +44,27 @@ const STEPS: [Step; 8] = [
         repeat: "cargo test --workspace",
         perform: |repo, _| run_command(cargo(repo.root()).args(["test", "--workspace"])),
     },
+    Step {
+        title: "runtime without its command line",
+        repeat: "cargo check -p genset-runtime --no-default-features",
+        perform: |repo, _| {
+            let arguments = ["check", "-p", "genset-runtime", "--no-default-features"];
+            run_command(cargo(repo.root()).args(arguments))
+        },
+    },
+    Step {
+        title: "an author's crate, outside the workspace",
+        repeat: "cargo test --manifest-path examples/author-engine/Cargo.toml --target-dir target/author-engine",
+        perform: |repo, _| {
+            let target = repo.root().join("target/author-engine");
+            let mut command = cargo(repo.root());
+            command.args([
+                "test",
+                "--manifest-path",
+                "examples/author-engine/Cargo.toml",
+            ]);
+            run_command(command.arg("--target-dir").arg(target))
+        },
     },
     Step {
         title: "docs",

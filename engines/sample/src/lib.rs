@@ -9,7 +9,7 @@ use genset_backend_common::{
 };
 
 /// The most tokens of prompt and answer together.
-const CONTEXT_LENGTH: u32 = 32_768;
+pub const CONTEXT_LENGTH: u32 = 32_768;
 
 /// What the engine is built from; with the feature `cli`, its command-line flags.
 #[derive(Debug, Clone)]

@@ -1,0 +1,205 @@
+//! `genset conform`: the conformance kit as a command.
+
+mod compare;
+mod run;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use genset_backend_common::EngineError;
+use genset_conformance::{Check, Level, Profile, catalogue, find, matrix};
+
+use crate::args::EngineKind;
+use crate::input::print;
+
+pub(crate) const HELP: &str = "\
+Examples:
+  genset conform list
+  genset conform explain CN03
+  genset conform run --engine sample
+  genset conform run --engine echo_core --only CN,ST --json report.json --junit report.xml
+  genset conform replay report.json
+  genset conform diff old.json new.json
+  genset conform matrix reports/*.json > matrix.md
+
+Exit codes: 0 conformant, 1 a check failed or got worse, 2 usage or a file that cannot be read.";
+
+/// What to do with the kit.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConformCommand {
+    /// List the checks
+    List(ListArgs),
+    /// Say what a check is about and what breaks for an engine that fails it
+    Explain {
+        /// The check's id, such as CN03
+        id: String,
+    },
+    /// Run the checks on an engine
+    Run(RunArgs),
+    /// Run again what failed in a report
+    Replay {
+        /// The report, as --json wrote it
+        report: PathBuf,
+        #[command(flatten)]
+        subject: SubjectArgs,
+    },
+    /// Say what changed between two reports
+    Diff {
+        /// The earlier report
+        old: PathBuf,
+        /// The later report
+        new: PathBuf,
+    },
+    /// Print reports side by side, as a Markdown table
+    Matrix {
+        /// The reports
+        #[arg(required = true)]
+        reports: Vec<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// One JSON object a check, a line each
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which engine to test.
+#[derive(Debug, Args)]
+pub(crate) struct SubjectArgs {
+    /// Engine in this process: sample, echo_core
+    #[arg(long)]
+    engine: Option<EngineKind>,
+    /// Live worker, as dyn://namespace.component.endpoint
+    #[arg(long, value_name = "NAME")]
+    endpoint: Option<String>,
+    /// Command that starts an engine as a child process
+    #[arg(long, value_name = "COMMAND")]
+    engine_cmd: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    /// Highest level to run
+    #[arg(long, value_enum, default_value = "strict")]
+    level: LevelArg,
+    /// Only checks whose ids start with one of these
+    #[arg(long, value_delimiter = ',', value_name = "IDS")]
+    only: Vec<String>,
+    /// File with the failures the engine's authors know of
+    #[arg(long, value_name = "FILE")]
+    waivers: Option<PathBuf>,
+    /// Write the report as JSON; - for standard output instead of the terminal's report
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the report as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LevelArg {
+    /// What an engine must do to be called conformant
+    Core,
+    /// And what it should do
+    Strict,
+    /// And storms and leaks, which take minutes
+    Soak,
+}
+
+impl From<LevelArg> for Level {
+    fn from(level: LevelArg) -> Self {
+        match level {
+            LevelArg::Core => Self::Core,
+            LevelArg::Strict => Self::Strict,
+            LevelArg::Soak => Self::Soak,
+        }
+    }
+}
+
+/// Performs a command; returns the exit code.
+///
+/// # Errors
+/// `InvalidArgument` or `Unsupported`, naming the flag or the file.
+pub(crate) fn perform(command: ConformCommand) -> Result<u8, EngineError> {
+    match command {
+        ConformCommand::List(args) => {
+            print(&list(args.json));
+            Ok(0)
+        }
+        ConformCommand::Explain { id } => {
+            print(&explain(&id)?);
+            Ok(0)
+        }
+        ConformCommand::Run(args) => run::run(&args),
+        ConformCommand::Replay { report, subject } => run::replay(&report, &subject),
+        ConformCommand::Diff { old, new } => {
+            let (text, is_worse) =
+                compare::diff(&run::read_report(&old)?, &run::read_report(&new)?);
+            print(&text);
+            Ok(u8::from(is_worse))
+        }
+        ConformCommand::Matrix { reports } => {
+            let reports: Vec<_> = reports
+                .iter()
+                .map(|path| run::read_report(path))
+                .collect::<Result<_, _>>()?;
+            print(&matrix(&reports));
+            Ok(0)
+        }
+    }
+}
+
+fn list(is_json: bool) -> String {
+    let line = |check: &Check| {
+        if is_json {
+            let value = serde_json::json!({
+                "id": check.id,
+                "level": check.level.number(),
+                "profile": check.profile.name(),
+                "title": check.title,
+                "clause": check.clause,
+                "breaks": check.breaks,
+            });
+            format!("{value}\n")
+        } else {
+            format!(
+                "{}  {}  {:<13}  {}\n",
+                check.id,
+                check.level.number(),
+                check.profile.name(),
+                check.title
+            )
+        }
+    };
+    catalogue().map(line).collect()
+}
+
+fn explain(id: &str) -> Result<String, EngineError> {
+    let check = find(id).ok_or_else(|| {
+        EngineError::not_found(format!(
+            "no check is called {id:?}; `genset conform list` lists them"
+        ))
+    })?;
+    Ok(format!(
+        "{}  {}\n\n  level    {}\n  applies  {}\n  clause   {}\n  breaks   {}\n\n  try it   genset conform run --engine sample --only {}\n",
+        check.id,
+        check.title,
+        match check.level {
+            Level::Core => "1: required for the word \"conformant\"",
+            Level::Strict => "2: an engine should",
+            Level::Soak => "3: soak",
+        },
+        if check.profile == Profile::Tokens {
+            "to every engine".to_owned()
+        } else {
+            format!("to engines that declare {}", check.profile.name())
+        },
+        check.clause,
+        check.breaks,
+        check.id,
+    ))
+}

@@ -1,0 +1,39 @@
+//! What changed between two reports.
+
+use std::fmt::Write;
+
+use genset_conformance::{CheckReport, Report, Verdict};
+
+/// A text that names every check whose verdict changed, and whether any got worse.
+pub(super) fn diff(old: &Report, new: &Report) -> (String, bool) {
+    let (mut text, mut is_worse) = (String::new(), false);
+    for check in &new.checks {
+        let before = old.checks.iter().find(|earlier| earlier.id == check.id);
+        let (was, is) = (before.map_or("absent", word), word(check));
+        if was != is {
+            let _ = writeln!(text, "{}  {was} -> {is}", check.id);
+            is_worse |= check.is_bad();
+        }
+    }
+    for gone in old
+        .checks
+        .iter()
+        .filter(|check| new.checks.iter().all(|later| later.id != check.id))
+    {
+        let _ = writeln!(text, "{}  {} -> absent", gone.id, word(gone));
+    }
+    if text.is_empty() {
+        text.push_str("No verdict changed.\n");
+    }
+    (text, is_worse)
+}
+
+fn word(check: &CheckReport) -> &'static str {
+    match check.verdict {
+        Verdict::Pass => "pass",
+        Verdict::Fail { .. } => "FAIL",
+        Verdict::Skip { .. } => "skip",
+        Verdict::ExpectedFail { .. } => "expected fail",
+        Verdict::UnexpectedPass { .. } => "UNEXPECTED PASS",
+    }
+}

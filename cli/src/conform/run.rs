@@ -1,0 +1,159 @@
+//! Runs, replays and reads reports.
+
+use std::io::IsTerminal;
+use std::path::Path;
+
+use genset_backend_common::EngineError;
+use genset_conformance::{
+    Factory, Options, Report, Scenario, Subject, Verdict, Waivers, run_conformance_with,
+};
+use genset_engine_echo::{EchoArgs, EchoCore};
+use genset_engine_sample::{SampleArgs, SampleEngine};
+
+use super::{RunArgs, SubjectArgs};
+use crate::args::EngineKind;
+use crate::input::print;
+
+/// The vocabulary and context of echo_core under test: any will do, since it needs no model.
+const ECHO_SHAPE: (u32, u32) = (1000, 2048);
+
+/// Pause before each token under test, in milliseconds: the clock is paused, so it costs nothing, and an answer takes time
+/// in which it can be cancelled.
+const TOKEN_DELAY_MS: u64 = 1;
+
+fn factory(subject: &SubjectArgs) -> Result<impl Factory + use<>, EngineError> {
+    if let Some(name) = &subject.endpoint {
+        let problem = format!("{name}: live workers cannot be tested in this build; use --engine");
+        return Err(EngineError::unsupported("--endpoint", problem));
+    }
+    if let Some(command) = &subject.engine_cmd {
+        let problem = format!(
+            "{command}: engines in child processes cannot be tested in this build; use --engine"
+        );
+        return Err(EngineError::unsupported("--engine-cmd", problem));
+    }
+    let kind = subject
+        .engine
+        .ok_or_else(|| EngineError::invalid_argument("--engine", "say which engine to test"))?;
+    if kind == EngineKind::EchoFull {
+        let problem =
+            "echo_full takes text; the checks of this build are about engines that take tokens";
+        return Err(EngineError::unsupported("--engine", problem));
+    }
+    Ok(move |_: &Scenario| match kind {
+        EngineKind::Sample => Subject::new(SampleEngine::from_args(&SampleArgs {
+            vocab_size: 1000,
+            token_delay_ms: TOKEN_DELAY_MS,
+        })),
+        EngineKind::EchoCore | EngineKind::EchoFull => {
+            let args = EchoArgs {
+                token_echo_delay_ms: TOKEN_DELAY_MS,
+            };
+            Subject::new(EchoCore::from_args(&args, ECHO_SHAPE.0, ECHO_SHAPE.1))
+        }
+    })
+}
+
+fn replay_line(subject: &SubjectArgs) -> String {
+    let engine = subject.engine.map_or("", EngineKind::name);
+    format!("genset conform run --engine {engine}")
+}
+
+pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
+    for prefix in &args.only {
+        let is_known =
+            genset_conformance::catalogue().any(|check| check.id.starts_with(prefix.as_str()));
+        if !is_known {
+            let problem =
+                format!("no check's id starts with {prefix:?}; `genset conform list` lists them");
+            return Err(EngineError::invalid_argument("--only", problem));
+        }
+    }
+    let waivers = args.waivers.as_deref().map(read_waivers).transpose()?;
+    let replay = replay_line(&args.subject);
+    let options = Options {
+        level: args.level.into(),
+        only: args.only.clone(),
+        replay,
+    };
+    let mut report = run_conformance_with(factory(&args.subject)?, &options);
+    if let Some(waivers) = &waivers {
+        report.apply(waivers);
+    }
+    let json = || {
+        report.to_json().map_err(|error| {
+            EngineError::internal("the report cannot be written as JSON").with_source(error)
+        })
+    };
+    match args.json.as_deref() {
+        Some(path) if path == Path::new("-") => print(&(json()? + "\n")),
+        Some(path) => {
+            write(path, &json()?)?;
+            print(&report.to_terminal(std::io::stdout().is_terminal()));
+        }
+        None => print(&report.to_terminal(std::io::stdout().is_terminal())),
+    }
+    if let Some(path) = &args.junit {
+        write(path, &report.to_junit())?;
+    }
+    Ok(u8::from(!report.is_good()))
+}
+
+/// Runs again what failed in a report.
+pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineError> {
+    let old = read_report(path)?;
+    let is_failed = |verdict: &Verdict| match verdict {
+        Verdict::Fail { .. } | Verdict::UnexpectedPass { .. } | Verdict::ExpectedFail { .. } => {
+            true
+        }
+        Verdict::Pass | Verdict::Skip { .. } => false,
+    };
+    let failed: Vec<String> = old
+        .checks
+        .iter()
+        .filter(|check| is_failed(&check.verdict))
+        .map(|check| check.id.clone())
+        .collect();
+    if failed.is_empty() {
+        print("Nothing failed in this report.\n");
+        return Ok(0);
+    }
+    let options = Options {
+        level: genset_conformance::Level::Soak,
+        only: failed,
+        replay: replay_line(subject),
+    };
+    let report = run_conformance_with(factory(subject)?, &options);
+    print(&report.to_terminal(std::io::stdout().is_terminal()));
+    Ok(u8::from(!report.is_good()))
+}
+
+pub(super) fn read_report(path: &Path) -> Result<Report, EngineError> {
+    let problem = |error: &dyn std::fmt::Display| {
+        EngineError::invalid_argument("report", format!("{}: {error}", path.display()))
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| problem(&error))?;
+    let report: Report = serde_json::from_str(&text).map_err(|error| problem(&error))?;
+    if report.schema == genset_conformance::SCHEMA {
+        return Ok(report);
+    }
+    Err(problem(&format!(
+        "has the schema {:?}, this build reads {:?}",
+        report.schema,
+        genset_conformance::SCHEMA
+    )))
+}
+
+fn read_waivers(path: &Path) -> Result<Waivers, EngineError> {
+    let problem = |error: &dyn std::fmt::Display| {
+        EngineError::invalid_argument("--waivers", format!("{}: {error}", path.display()))
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| problem(&error))?;
+    Waivers::parse(&text).map_err(|error| problem(&error))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), EngineError> {
+    std::fs::write(path, text).map_err(|error| {
+        EngineError::invalid_argument("report", format!("{}: {error}", path.display()))
+    })
+}

@@ -1,0 +1,56 @@
+//! An engine author's crate: counts down from the prompt's last token, and shows how the conformance kit is used in
+//! `tests/conformance.rs`.
+
+use std::time::Duration;
+
+use genset_backend_common::output::{self, Finish, OutputStream};
+use genset_backend_common::{
+    Capabilities, EngineConfig, EngineError, EngineState, GenerateRequest, LLMEngine,
+    RequestContext, StartContext, async_trait,
+};
+
+const CONTEXT_LENGTH: u32 = 4096;
+const VOCAB_SIZE: u32 = 500;
+
+/// Counts down, a token a millisecond.
+#[derive(Debug, Default)]
+pub struct Countdown {
+    started: EngineState<()>,
+}
+
+#[async_trait]
+impl LLMEngine for Countdown {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.started.start(async { Ok(()) }).await?;
+        Ok(EngineConfig::new("countdown", CONTEXT_LENGTH)
+            .with_vocab_size(VOCAB_SIZE)
+            .with_capabilities(Capabilities::tokens().with_virtual_time()))
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.started.get()?;
+        let mut token = request.tokens()?.last().copied().unwrap_or(0);
+        let room = CONTEXT_LENGTH.saturating_sub(request.prompt_tokens().unwrap_or(0));
+        let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        Ok(output::stream(ctx, move |out| async move {
+            for generated in 0..max_tokens {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                token = token.checked_sub(1).unwrap_or(VOCAB_SIZE - 1);
+                if request.stop.is_stop(token, generated) {
+                    return Ok(Finish::stop_token(token));
+                }
+                out.token(token).await?;
+            }
+            Ok(Finish::length())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        drop(self.started.take());
+        Ok(())
+    }
+}
