@@ -275,7 +275,7 @@ impl RequestContext {
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
-    pub fn cancelled_owned(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub fn cancelled_owned(&self) -> impl Future<Output = ()> + Send + use<> {
         self.cancel.token.clone().cancelled_owned()
     }
 

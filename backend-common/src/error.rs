@@ -150,7 +150,7 @@ pub struct ErrorDetails {
 /// assert_eq!(error.policy().http_status, 400);
 /// assert_eq!(error.to_string(), "temperature: must be between 0 and 2, got -3");
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct EngineError {
     inner: Box<Inner>,
 }
@@ -265,6 +265,22 @@ impl EngineError {
     #[must_use]
     pub fn details(&self) -> &ErrorDetails {
         &self.inner.details
+    }
+}
+
+impl fmt::Debug for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("EngineError");
+        shown
+            .field("kind", &self.inner.kind)
+            .field("message", &self.inner.message);
+        if self.inner.details != ErrorDetails::default() {
+            shown.field("details", &self.inner.details);
+        }
+        if let Some(source) = &self.inner.source {
+            shown.field("source", source);
+        }
+        shown.finish()
     }
 }
 

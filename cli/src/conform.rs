@@ -17,8 +17,8 @@ Examples:
   genset conform list
   genset conform explain CN03
   genset conform run --engine sample
-  genset conform run --engine echo_core --only CN,ST --json report.json --junit report.xml
-  genset conform replay report.json
+  genset conform run --engine sample --only CN,ST --json report.json --junit report.xml
+  genset conform replay report.json --engine sample
   genset conform diff old.json new.json
   genset conform matrix reports/*.json > matrix.md
 
@@ -68,7 +68,7 @@ pub(crate) struct ListArgs {
 /// Which engine to test.
 #[derive(Debug, Args)]
 pub(crate) struct SubjectArgs {
-    /// Engine in this process: sample, echo_core
+    /// Engine in this process: sample
     #[arg(long)]
     engine: Option<EngineKind>,
     /// Live worker, as dyn://namespace.component.endpoint

@@ -134,6 +134,8 @@ pub struct Check {
     pub breaks: &'static str,
     /// Whether it needs a runtime with several threads, and so real time.
     pub is_multi_thread: bool,
+    /// Whether it counts what belongs to the whole process, so that no other check may run beside it.
+    pub is_alone: bool,
     /// Tries it.
     pub run: fn(Trial) -> CheckFuture,
 }
@@ -185,11 +187,15 @@ macro_rules! check {
             clause: $clause,
             breaks: $breaks,
             is_multi_thread: false,
+            is_alone: false,
             run: |trial| Box::pin($run(trial)),
         }
     };
     (multi_thread $id:literal, $($rest:tt)*) => {
         $crate::check::Check { is_multi_thread: true, ..$crate::check::check!($id, $($rest)*) }
+    };
+    (alone $id:literal, $($rest:tt)*) => {
+        $crate::check::Check { is_alone: true, ..$crate::check::check!($id, $($rest)*) }
     };
 }
 

@@ -11,6 +11,7 @@
 //! - [`Check`] and [`catalogue`]: what is checked, by stable ids.
 //! - [`Subject`], [`Factory`], [`Probe`]: what is tested, and how the kit gets at it.
 //! - [`Trial`], [`Live`], [`Answer`]: what a check works with.
+//! - [`run_sequences`], [`replay_sequence`], [`Sequence`]: random sequences of operations, compared with a reference model.
 //! - [`run_conformance`], [`run_conformance_with`], [`run_check`], [`Report`]: running, and what came out.
 //!
 //! Every check runs on a fresh engine, on a thread and an async runtime of its own: an engine that hangs, panics or
@@ -23,7 +24,9 @@ mod limits;
 pub mod mutants;
 mod report;
 mod runner;
+mod state_machine;
 mod subject;
+mod suite;
 mod trial;
 
 pub use check::{Check, CheckFuture, CheckResult, Level, Profile, SkipReason, Stop};
@@ -34,5 +37,10 @@ pub use report::{
     Verdict, WaiverProblem, Waivers, matrix,
 };
 pub use runner::{Options, run_check, run_conformance, run_conformance_with};
-pub use subject::{Factory, Probe, Scenario, Subject};
+pub use state_machine::{
+    ParseSequenceError, Sequence, SequenceFailure, SequenceOptions, SequenceReport, Violated,
+    replay_sequence, run_sequences,
+};
+pub use subject::{Detokenize, Factory, Probe, Scenario, Subject};
+pub use suite::assert_check;
 pub use trial::{Answer, Live, Running, Trial};

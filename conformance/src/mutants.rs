@@ -1,7 +1,9 @@
 //! The corpus of broken engines that prove the checks: each is a clean engine with one fault.
 
 mod cancellation;
+pub mod capable;
 mod concurrency;
+mod cut;
 mod disaggregated;
 mod errors;
 mod fault;
@@ -13,6 +15,7 @@ mod metrics;
 mod resume;
 mod sampling;
 mod shutdown;
+pub mod slotted;
 mod stream;
 mod usage;
 
@@ -56,6 +59,12 @@ impl Mutant {
 /// Every mutant.
 pub fn corpus() -> impl Iterator<Item = &'static Mutant> {
     GROUPS.iter().flat_map(|group| group.iter())
+}
+
+/// Engines that are wrapped like mutants and have no fault: no check may catch them. They prove what the clean engine
+/// cannot, since it publishes nothing and does not crash.
+pub fn controls() -> impl Iterator<Item = &'static Mutant> {
+    [errors::CONTROLS, metrics::CONTROLS].into_iter().flatten()
 }
 
 const GROUPS: &[&[Mutant]] = &[

@@ -62,7 +62,7 @@ pub enum Evidence {
 }
 
 /// One check's result.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckReport {
     /// The check.
     pub id: String,
@@ -75,11 +75,17 @@ pub struct CheckReport {
     pub verdict: Verdict,
     /// Where the evidence comes from.
     pub evidence: Evidence,
-    /// Wall time, in milliseconds.
-    pub duration_ms: f64,
+    /// Wall time, in microseconds.
+    pub duration_us: u64,
 }
 
 impl CheckReport {
+    /// Wall time, in seconds.
+    #[must_use]
+    pub fn seconds(&self) -> f64 {
+        std::time::Duration::from_micros(self.duration_us).as_secs_f64()
+    }
+
     /// Whether the run must not count as good because of this check.
     #[must_use]
     pub fn is_bad(&self) -> bool {
@@ -200,6 +206,10 @@ impl Report {
             .collect();
     }
 
+    fn seconds(&self) -> f64 {
+        self.checks.iter().map(CheckReport::seconds).sum()
+    }
+
     /// The checks that make the run a bad one.
     pub fn failures(&self) -> impl Iterator<Item = &CheckReport> {
         self.checks.iter().filter(|check| check.is_bad())
@@ -227,7 +237,7 @@ impl Report {
     /// The canonical form, which [`JSON_SCHEMA`] describes.
     ///
     /// # Errors
-    /// Never for a report this kit made; a time that is not finite could not be written.
+    /// Never for a report this kit made.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string_pretty(self)
     }

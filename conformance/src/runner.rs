@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
+use genset_backend_common::Role;
+use parking_lot::RwLock;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 
@@ -38,11 +40,11 @@ impl Default for Options {
 
 /// What a first look at the engine said.
 #[derive(Debug, Clone)]
-struct Acquaintance {
-    is_virtual_time: bool,
-    limits: Limits,
+pub(crate) struct Acquaintance {
+    pub(crate) is_virtual_time: bool,
+    pub(crate) limits: Limits,
     profiles: Vec<Profile>,
-    engine: EngineReport,
+    pub(crate) engine: EngineReport,
 }
 
 /// Runs every core and strict check that applies. Blocks the calling thread.
@@ -116,9 +118,15 @@ fn run_one(
         profile: check.profile,
         verdict,
         evidence,
-        duration_ms: started.elapsed().as_secs_f64() * 1e3,
+        duration_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     }
 }
+
+/// Checks read-lock it while they run, those that count what belongs to the whole process write-lock it.
+static BESIDE: RwLock<()> = RwLock::new(());
+
+/// How many times the wall clock's limit a soak check may take: minutes, for an engine in real time.
+const SOAK_WALL: u32 = 30;
 
 /// A check that outlives the wall clock's limit is given up with its thread: nothing else can end a thread.
 fn on_own_thread(
@@ -126,7 +134,8 @@ fn on_own_thread(
     factory: Arc<dyn Factory>,
     known: &Acquaintance,
 ) -> (CheckResult, Evidence) {
-    let limits = if check.is_multi_thread {
+    // The limits of virtual time are for a paused clock, which several threads cannot share.
+    let limits = if check.is_multi_thread && known.is_virtual_time {
         Limits::default()
     } else {
         known.limits
@@ -134,17 +143,46 @@ fn on_own_thread(
     let is_paused = known.is_virtual_time && !check.is_multi_thread;
     let trial = Trial::new(factory, check.id, limits);
     let watched = trial.clone();
-    let result = watch(limits.wall, move || {
+    let _alone = check.is_alone.then(|| BESIDE.write());
+    let _beside = (!check.is_alone).then(|| BESIDE.read());
+    let wall = match check.level {
+        Level::Core | Level::Strict => limits.wall,
+        Level::Soak => limits.wall * SOAK_WALL,
+    };
+    let result = watch(wall, move || {
         let runtime = runtime(check.is_multi_thread, is_paused)?;
-        let result = runtime.block_on(async {
-            let result = (check.run)(trial.clone()).await;
-            trial.tidy().await;
-            result
-        });
-        runtime.shutdown_timeout(Duration::from_millis(100));
-        result
+        try_out(runtime, &trial, (check.run)(trial.clone()))
     });
     (result, watched.evidence())
+}
+
+/// As a check is run: beside others, on a thread and a current-thread runtime of its own, for at most `wall`.
+pub(crate) fn run_beside<F>(
+    known: &Acquaintance,
+    trial: Trial,
+    wall: Duration,
+    run: impl FnOnce(Trial) -> F + Send + 'static,
+) -> CheckResult
+where
+    F: Future<Output = CheckResult>,
+{
+    let is_paused = known.is_virtual_time;
+    let _beside = BESIDE.read();
+    watch(wall, move || {
+        let runtime = runtime(false, is_paused)?;
+        try_out(runtime, &trial, run(trial.clone()))
+    })
+}
+
+/// Runs to the end and cleans up after it.
+fn try_out(runtime: Runtime, trial: &Trial, run: impl Future<Output = CheckResult>) -> CheckResult {
+    let result = runtime.block_on(async {
+        let result = run.await;
+        trial.tidy().await;
+        result
+    });
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    result
 }
 
 fn runtime(is_multi_thread: bool, is_paused: bool) -> Result<Runtime, Stop> {
@@ -153,7 +191,9 @@ fn runtime(is_multi_thread: bool, is_paused: bool) -> Result<Runtime, Stop> {
     } else {
         Builder::new_current_thread()
     };
-    builder.enable_all();
+    builder.enable_all().thread_name("conformance-pool");
+    // Idle threads of the pool would look like the engine's.
+    builder.thread_keep_alive(Duration::from_millis(50));
     if is_multi_thread {
         builder.worker_threads(2);
     } else {
@@ -200,7 +240,7 @@ fn text_of(panic: &(dyn Any + Send)) -> &str {
 
 /// Starts one engine to learn what it declares, and how fast it is. An engine that fails here is taken for a plain one; the
 /// checks will say what is wrong with it.
-fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
+pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
     let plain = Acquaintance {
         is_virtual_time: false,
         limits: Limits::default(),
@@ -209,6 +249,7 @@ fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
     };
     let (sender, receiver) = sync_channel(1);
     let factory = Arc::clone(factory);
+    let _beside = BESIDE.read();
     let _ = watch(Limits::default().start, move || {
         let runtime = runtime(false, false)?;
         let known = runtime.block_on(meet(&Trial::new(factory, "warm-up", Limits::default())));
@@ -229,6 +270,8 @@ async fn meet(trial: &Trial) -> Result<Acquaintance, Stop> {
     profiles.extend(can.max_logprobs.map(|_| Profile::Logprobs));
     profiles.extend((!can.guided.is_empty()).then_some(Profile::Guided));
     profiles.extend(can.kv_events.then_some(Profile::KvEvents));
+    let is_split = can.roles.contains(&Role::Prefill) && can.roles.contains(&Role::Decode);
+    profiles.extend(is_split.then_some(Profile::Disaggregated));
     profiles.extend(can.resume.then_some(Profile::Resume));
     let engine = EngineReport {
         name: live.config.model.clone(),

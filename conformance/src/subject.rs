@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{LLMEngine, Role};
+use genset_backend_common::{LLMEngine, Role, TokenId};
 
 /// What a factory is asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -42,7 +42,15 @@ pub trait Probe: Send + Sync + 'static {
     fn kv_used_blocks(&self) -> Option<u64> {
         None
     }
+
+    /// Makes the engine fail at once and for good, as a lost device would; `false` when there is no way to.
+    fn crash(&self) -> bool {
+        false
+    }
 }
+
+/// Turns tokens into the text they stand for.
+pub type Detokenize = Arc<dyn Fn(&[TokenId]) -> String + Send + Sync>;
 
 /// An engine to test, not started.
 #[derive(Clone)]
@@ -54,6 +62,8 @@ pub struct Subject {
     /// Whether requests are checked against the declaration on the engine's own side (a worker in another process), so
     /// that the kit must not do it.
     pub checks_itself: bool,
+    /// How to read its tokens, for checks of guided decoding.
+    pub text: Option<Detokenize>,
 }
 
 impl Subject {
@@ -64,6 +74,7 @@ impl Subject {
             engine: Arc::new(engine),
             probe: None,
             checks_itself: false,
+            text: None,
         }
     }
 
@@ -71,6 +82,13 @@ impl Subject {
     #[must_use]
     pub fn with_probe(mut self, probe: Arc<dyn Probe>) -> Self {
         self.probe = Some(probe);
+        self
+    }
+
+    /// Adds how to read the engine's tokens; without it, guided decoding cannot be checked.
+    #[must_use]
+    pub fn with_text(mut self, text: Detokenize) -> Self {
+        self.text = Some(text);
         self
     }
 

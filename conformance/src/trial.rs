@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use genset_backend_common::output::{Usage, Violation};
+use genset_backend_common::output::{TokenLogprob, Usage, Violation};
 use genset_backend_common::{
     EngineConfig, EngineError, FinishReason, GenerateRequest, LLMEngine, Output, OutputStream,
-    RequestContext, Role, StartContext, TokenId,
+    RequestContext, Role, SamplingOption, StartContext, TokenId,
 };
 use parking_lot::Mutex;
 
@@ -94,9 +94,11 @@ impl Trial {
     /// As [`Self::start`].
     pub async fn start_as(&self, role: Role) -> Result<Live, Stop> {
         let subject = self.build_as(role);
+        // The worker's id: no two engines of a check share one.
+        let built = u64::try_from(self.shared.built.lock().len()).unwrap_or(1);
         let ctx = StartContext {
             role,
-            ..StartContext::detached(1)
+            ..StartContext::detached(built)
         };
         let started = self
             .within(
@@ -140,6 +142,12 @@ impl Trial {
         self.within(what, self.limits().call, future).await
     }
 
+    /// Lets go of an engine: it is not cleaned up after the check, and is dropped with the last of the check's own handles.
+    pub fn release(&self, subject: &Subject) {
+        let is_other = |built: &Arc<dyn LLMEngine>| !Arc::ptr_eq(built, &subject.engine);
+        self.shared.built.lock().retain(is_other);
+    }
+
     /// Cleans up what the check has built; how that goes is not judged here.
     pub(crate) async fn tidy(&self) {
         let built = std::mem::take(&mut *self.shared.built.lock());
@@ -171,6 +179,17 @@ pub struct Live {
 }
 
 impl Live {
+    /// Cleans up and lets go of the engine before the check is over. How the cleanup goes is not judged.
+    ///
+    /// # Errors
+    /// A failure when it does not return in time.
+    pub async fn put_away(&self) -> Result<(), Stop> {
+        let cleanup = self.subject.engine.cleanup();
+        let _ = self.trial.call("cleanup", cleanup).await?;
+        self.trial.release(&self.subject);
+        Ok(())
+    }
+
     /// A token id that the engine's vocabulary has, varying with `seed`.
     #[must_use]
     pub fn token(&self, seed: u64) -> TokenId {
@@ -199,6 +218,21 @@ impl Live {
         request.stop.max_tokens = Some(max_tokens);
         request.stop.ignore_eos = true;
         request
+    }
+
+    /// As [`Self::request`], on the tokens of `prompt`, and greedy whatever the engine's default is.
+    #[must_use]
+    pub fn greedy(&self, prompt: Vec<TokenId>, max_tokens: u32) -> GenerateRequest {
+        let mut request = self.request(1, max_tokens);
+        request.input = genset_backend_common::Input::Tokens(prompt);
+        request.sampling.temperature = self.can(SamplingOption::Temperature).then_some(0.0);
+        request
+    }
+
+    /// Whether the engine declares a sampling option.
+    #[must_use]
+    pub fn can(&self, option: SamplingOption) -> bool {
+        self.config.capabilities.sampling.contains(&option)
     }
 
     /// A context for `request`, as a Worker makes it.
@@ -380,12 +414,10 @@ impl Running {
         {
             items.push(item);
         }
-        let is_fused = matches!(
-            trial
-                .within("a poll past the end", limit, self.outputs.next())
-                .await?,
-            None
-        );
+        let is_fused = trial
+            .within("a poll past the end", limit, self.outputs.next())
+            .await?
+            .is_none();
         Ok(Answer {
             items,
             violation: self.outputs.violation(),
@@ -394,7 +426,6 @@ impl Running {
     }
 
     /// The stream itself, for checks that drop or move it.
-    #[must_use]
     pub fn into_outputs(self) -> OutputStream {
         self.outputs
     }
@@ -424,6 +455,20 @@ impl Answer {
             }
         }
         tokens
+    }
+
+    /// The log probabilities of every token, those of the terminal included.
+    #[must_use]
+    pub fn logprobs(&self) -> Vec<TokenLogprob> {
+        let mut logprobs = Vec::new();
+        for output in self.items.iter().flatten() {
+            match output {
+                Output::Tokens(chunk) => logprobs.extend_from_slice(&chunk.logprobs),
+                Output::Finished(finished) => logprobs.extend_from_slice(&finished.last.logprobs),
+                Output::Text(_) | Output::Embeddings(_) => {}
+            }
+        }
+        logprobs
     }
 
     /// Why it finished; `None` when it ended with an error.

@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use genset_conformance::mutants::{Clean, corpus};
-use genset_conformance::{Level, Scenario, catalogue, run_conformance};
+use genset_conformance::mutants::{Clean, Mutant, controls, corpus};
+use genset_conformance::{
+    Level, Options, Scenario, catalogue, find, run_conformance, run_conformance_with,
+};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 
 fn clean() -> Clean {
@@ -23,10 +25,29 @@ fn the_clean_engine_passes_everything() {
 }
 
 #[test]
+fn the_controls_pass_everything() {
+    for control in controls() {
+        run_conformance(control.factory(clean())).assert_conformant();
+    }
+}
+
+/// Soak checks run for the mutants that only they catch.
+fn as_high_as(mutant: &Mutant) -> Options {
+    let levels = mutant
+        .killed_by
+        .iter()
+        .filter_map(|id| Some(find(id)?.level));
+    Options {
+        level: levels.max().unwrap_or(Level::Strict).max(Level::Strict),
+        ..Options::default()
+    }
+}
+
+#[test]
 fn each_mutant_is_caught_by_exactly_its_checks() {
     let mut wrong = Vec::new();
     for mutant in corpus() {
-        let report = run_conformance(mutant.factory(clean()));
+        let report = run_conformance_with(mutant.factory(clean()), &as_high_as(mutant));
         let caught: BTreeSet<&str> = report.failures().map(|check| check.id.as_str()).collect();
         let listed: BTreeSet<&str> = mutant.killed_by.iter().copied().collect();
         if caught != listed {

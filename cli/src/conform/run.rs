@@ -7,15 +7,11 @@ use genset_backend_common::EngineError;
 use genset_conformance::{
     Factory, Options, Report, Scenario, Subject, Verdict, Waivers, run_conformance_with,
 };
-use genset_engine_echo::{EchoArgs, EchoCore};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 
 use super::{RunArgs, SubjectArgs};
 use crate::args::EngineKind;
 use crate::input::print;
-
-/// The vocabulary and context of echo_core under test: any will do, since it needs no model.
-const ECHO_SHAPE: (u32, u32) = (1000, 2048);
 
 /// Pause before each token under test, in milliseconds: the clock is paused, so it costs nothing, and an answer takes time
 /// in which it can be cancelled.
@@ -35,23 +31,21 @@ fn factory(subject: &SubjectArgs) -> Result<impl Factory + use<>, EngineError> {
     let kind = subject
         .engine
         .ok_or_else(|| EngineError::invalid_argument("--engine", "say which engine to test"))?;
-    if kind == EngineKind::EchoFull {
-        let problem =
-            "echo_full takes text; the checks of this build are about engines that take tokens";
-        return Err(EngineError::unsupported("--engine", problem));
-    }
-    Ok(move |_: &Scenario| match kind {
-        EngineKind::Sample => Subject::new(SampleEngine::from_args(&SampleArgs {
-            vocab_size: 1000,
-            token_delay_ms: TOKEN_DELAY_MS,
-        })),
+    match kind {
+        EngineKind::Sample => {}
         EngineKind::EchoCore | EngineKind::EchoFull => {
-            let args = EchoArgs {
-                token_echo_delay_ms: TOKEN_DELAY_MS,
-            };
-            Subject::new(EchoCore::from_args(&args, ECHO_SHAPE.0, ECHO_SHAPE.1))
+            let problem = format!(
+                "{} ends where its prompt does, whatever is asked of it, so it cannot keep the contract; use sample",
+                kind.name()
+            );
+            return Err(EngineError::unsupported("--engine", problem));
         }
-    })
+    }
+    let args = SampleArgs {
+        vocab_size: 1000,
+        token_delay_ms: TOKEN_DELAY_MS,
+    };
+    Ok(move |_: &Scenario| Subject::new(SampleEngine::from_args(&args)))
 }
 
 fn replay_line(subject: &SubjectArgs) -> String {

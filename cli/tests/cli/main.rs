@@ -9,6 +9,7 @@
 )]
 
 mod config;
+mod conform;
 mod http;
 mod stdin;
 mod stop;

@@ -1,5 +1,119 @@
 //! CC: concurrency and isolation.
+//!
+//! The catalogue's CC11 is a measurement with one rule in it. A check has a verdict and no room for numbers, so that rule
+//! is what is checked here, at level 2; the numbers are a benchmark's.
 
-use crate::check::Check;
+mod capacity;
+mod heartbeat;
+mod isolation;
 
-pub(super) const CHECKS: &[Check] = &[];
+use futures_util::future::join_all;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::pressure::{ensure_complete, request};
+use crate::check::{Check, CheckResult, Stop, check, ensure};
+use crate::trial::{Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("CC01", Core, Tokens, "requests interleaved on one thread all finish",
+        clause: "LLMEngine::generate",
+        breaks: "a lock held across an await: the first burst of requests stops the engine for good", on_one_thread),
+    check!(multi_thread "CC02", Core, Tokens, "requests on several threads all finish, each with all its tokens",
+        clause: "LLMEngine::generate",
+        breaks: "data races that no test on one thread shows", on_several_threads),
+    check!("CC03", Core, Tokens, "each answer belongs to its own prompt",
+        clause: "LLMEngine::generate",
+        breaks: "cross-talk: clients read each other's answers", isolation::own_answers),
+    check!("CC04", Strict, Tokens, "a greedy answer is the same alone and in a batch",
+        clause: "LLMEngine::generate",
+        breaks: "answers that cannot be reproduced, because they depend on who else was there", isolation::batch_invariant),
+    check!("CC05", Core, Tokens, "a short request finishes while a long one runs",
+        clause: "LLMEngine::generate",
+        breaks: "head-of-line blocking: one long answer makes everybody wait", capacity::short_beside_long),
+    check!("CC06", Strict, Tokens, "a waiting request is not overtaken for ever",
+        clause: "LLMEngine::generate",
+        breaks: "under load some requests starve until their clients give up", capacity::no_starvation),
+    check!("CC07", Core, Tokens, "more requests than the engine runs at once are queued or refused as overloaded",
+        clause: "LLMEngine::generate, Errors",
+        breaks: "requests over capacity hang without an answer", capacity::over_capacity),
+    check!(multi_thread "CC08", Core, Tokens, "the async runtime goes on while the engine computes",
+        clause: "LLMEngine::generate",
+        breaks: "blocking compute on the async runtime: health checks time out and the pod is killed", heartbeat::goes_on),
+    check!("CC09", Core, Tokens, "requests that fail leave others alone",
+        clause: "LLMEngine::generate",
+        breaks: "one bad request poisons shared state, and every later one fails", isolation::failures_stay),
+    check!("CC10", Strict, Tokens, "a second request with an id in use is refused or kept apart",
+        clause: "RequestContext::new",
+        breaks: "two clients share one session: tokens go to the wrong one, or an answer never ends", isolation::same_id),
+    check!("CC11", Strict, Tokens, "many requests at once take no longer than one after the other would",
+        clause: "LLMEngine::generate",
+        breaks: "anti-scaling: the busier the engine, the less it does in all", no_anti_scaling),
+];
+
+/// Requests at once; a serial engine is done with them before the limits pass.
+const THRONG: u32 = 12;
+
+async fn on_one_thread(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let answers = (0..THRONG).map(|index| {
+        let live = &live;
+        async move {
+            let max_tokens = 3 + index % 4;
+            let answer = live.answer(request(live, 4, u64::from(index), max_tokens));
+            ensure_complete(&answer.await?, max_tokens, "one of several answers")
+        }
+    });
+    join_all(answers).await.into_iter().collect()
+}
+
+async fn on_several_threads(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut tasks = JoinSet::new();
+    for index in 0..THRONG {
+        let live = live.clone();
+        tasks.spawn(async move {
+            let max_tokens = 3 + index % 4;
+            let answer = live.answer(request(&live, 4, u64::from(index), max_tokens));
+            ensure_complete(&answer.await?, max_tokens, "one of several answers")
+        });
+    }
+    while let Some(joined) = tasks.join_next().await {
+        joined.map_err(|error| Stop::Fail(format!("a task that read an answer: {error}")))??;
+    }
+    Ok(())
+}
+
+/// Requests at once, compared with one.
+const CONCURRENCY: u32 = 8;
+
+/// What noise and the engine's bookkeeping may add to the time that one after the other would take.
+const TOLERANCE: u32 = 2;
+
+async fn no_anti_scaling(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut seen = None;
+    // The best of three: noise does not strike three times.
+    for _ in 0..3 {
+        let one = time_of(&live, 1).await?;
+        let many = time_of(&live, CONCURRENCY).await?;
+        if many <= one * CONCURRENCY * TOLERANCE {
+            return Ok(());
+        }
+        seen = Some((one, many));
+    }
+    ensure!(
+        seen.is_none(),
+        "one request took, and {CONCURRENCY} at once took: {seen:?}"
+    );
+    Ok(())
+}
+
+async fn time_of(live: &Live, concurrency: u32) -> Result<std::time::Duration, Stop> {
+    let requests = (0..concurrency).map(|seed| request(live, 4, u64::from(seed), 8));
+    let started = Instant::now();
+    for answer in live.answers(requests.collect()).await? {
+        ensure_complete(&answer, 8, "one of several answers")?;
+    }
+    Ok(started.elapsed())
+}

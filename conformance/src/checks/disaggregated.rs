@@ -1,5 +1,276 @@
-//! DG: prefill and decode.
+//! DG: prefill on one instance, decode on another.
+//!
+//! The legs: the prefill instance gets the client's request and answers with the first token and, in the terminal, transfer
+//! parameters. The decode instance gets the same request with those parameters and answers all of it, the first token
+//! included. Both legs carry the request's id.
 
-use crate::check::Check;
+use std::time::Duration;
 
-pub(super) const CHECKS: &[Check] = &[];
+use genset_backend_common::{DrainContext, GenerateRequest, RequestContext, Role, TransferParams};
+
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::trial::{Answer, Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("DG01", Core, Disaggregated, "a prefill answers with one token and transfer parameters of its own",
+        clause: "Role::Prefill",
+        breaks: "decode instances that do not know where the blocks are", prefill_gives_transfer),
+    check!("DG02", Core, Disaggregated, "a decode instance refuses a request without transfer parameters",
+        clause: "Role::Decode",
+        breaks: "decode instances that compute prompts after all, and stall everybody's tokens", decode_needs_transfer),
+    check!("DG03", Core, Disaggregated, "prefill and decode answer as one instance would",
+        clause: "Role",
+        breaks: "answers that change with the deployment: the blocks arrived broken", same_as_aggregated),
+    // On a paused clock only: limits of minutes are common, and their length is declared nowhere.
+    check!("DG04", Core, Disaggregated, "blocks that no decode instance fetches are freed in the end",
+        clause: "LLMEngine::generate, Contract",
+        breaks: "prefill instances that fill up with the blocks of clients that left", unclaimed_is_freed),
+    check!("DG05", Core, Disaggregated, "drain waits for transfers that are under way",
+        clause: "LLMEngine::drain",
+        breaks: "requests lost in every rollout of prefill instances", drain_waits),
+    check!("DG06", Core, Disaggregated, "a cancel between the legs frees both sides",
+        clause: "LLMEngine::abort",
+        breaks: "blocks of cancelled requests held until a limit of minutes passes", cancel_between_legs),
+    check!("DG07", Strict, Disaggregated, "a lost prefill instance is a retryable error, and decode goes on",
+        clause: "ErrorKind::policy",
+        breaks: "client errors, or a dead decode pool, whenever a prefill instance is lost", lost_prefill),
+];
+
+fn request(live: &Live, seed: u64) -> GenerateRequest {
+    live.greedy(live.prompt(10, seed), 12)
+}
+
+/// The first leg: its answer and its transfer parameters.
+async fn prefill(
+    live: &Live,
+    request: &GenerateRequest,
+    ctx: &RequestContext,
+) -> Result<(Answer, TransferParams), Stop> {
+    let answer = match live.try_generate(request.clone(), ctx.child()).await? {
+        Ok(running) => running.finish().await?,
+        Err(error) => fail!("prefill refused a good request: {error} ({})", error.kind()),
+    };
+    let transfer = answer
+        .finished()
+        .and_then(|finished| finished.transfer.clone());
+    match transfer {
+        Some(transfer) => Ok((answer, transfer)),
+        None => fail!(
+            "the prefill ended without transfer parameters: {:?}",
+            answer.items.last()
+        ),
+    }
+}
+
+/// The second leg: its answer, which may be an error.
+async fn decode(
+    live: &Live,
+    request: &GenerateRequest,
+    transfer: TransferParams,
+    ctx: &RequestContext,
+) -> Result<Answer, Stop> {
+    let mut request = request.clone();
+    request.transfer = Some(transfer);
+    match live.try_generate(request, ctx.child()).await? {
+        Ok(running) => running.finish().await,
+        Err(error) => Ok(Answer {
+            items: vec![Err(error)],
+            violation: None,
+            is_fused: true,
+        }),
+    }
+}
+
+async fn prefill_gives_transfer(trial: Trial) -> CheckResult {
+    let live = trial.start_as(Role::Prefill).await?;
+    for seed in 0..3 {
+        let request = request(&live, seed);
+        let (answer, transfer) = prefill(&live, &request, &live.context(&request)).await?;
+        ensure!(
+            answer.tokens().len() == 1,
+            "the prefill gave {} tokens instead of one",
+            answer.tokens().len()
+        );
+        ensure!(
+            transfer.source_worker_id == live.start.worker_id,
+            "the transfer parameters name worker {}, but this is worker {}",
+            transfer.source_worker_id,
+            live.start.worker_id
+        );
+    }
+    Ok(())
+}
+
+async fn decode_needs_transfer(trial: Trial) -> CheckResult {
+    let live = trial.start_as(Role::Decode).await?;
+    let error = live.refusal(request(&live, 0)).await?;
+    ensure!(
+        error.policy().http_status == 400,
+        "the refusal is of kind {}, which does not say that the request is at fault",
+        error.kind()
+    );
+    Ok(())
+}
+
+async fn same_as_aggregated(trial: Trial) -> CheckResult {
+    let whole = trial.start().await?;
+    let first = trial.start_as(Role::Prefill).await?;
+    let second = trial.start_as(Role::Decode).await?;
+    for seed in 0..3 {
+        let request = request(&whole, seed);
+        let ctx = whole.context(&request);
+        let expected = whole.answer(request.clone()).await?.tokens();
+        let (begun, transfer) = prefill(&first, &request, &ctx).await?;
+        let ended = decode(&second, &request, transfer, &ctx).await?;
+        ensure!(
+            begun.tokens().first() == expected.first() && ended.tokens() == expected,
+            "prefill gave {:?} and decode {:?} ({:?}), one instance {expected:?}",
+            begun.tokens(),
+            ended.tokens(),
+            ended.error()
+        );
+    }
+    Ok(())
+}
+
+async fn unclaimed_is_freed(trial: Trial) -> CheckResult {
+    let live = trial.start_as(Role::Prefill).await?;
+    if !live.config.capabilities.virtual_time {
+        skip!(
+            NoProbe,
+            "the limit may be minutes, which a test in real time cannot wait for"
+        );
+    }
+    let probe = live.subject.probe.clone();
+    let Some(probe) = probe.filter(|probe| probe.kv_used_blocks().is_some()) else {
+        skip!(NoProbe, "the engine does not show its KV blocks");
+    };
+    let before = probe.kv_used_blocks();
+    let request = request(&live, 0);
+    prefill(&live, &request, &live.context(&request)).await?;
+    let freed = async {
+        while probe.kv_used_blocks() > before {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    trial
+        .call("freeing the blocks that nobody fetched", freed)
+        .await
+}
+
+async fn drain_waits(trial: Trial) -> CheckResult {
+    let first = trial.start_as(Role::Prefill).await?;
+    let second = trial.start_as(Role::Decode).await?;
+    let request = request(&first, 0);
+    let ctx = first.context(&request);
+    let (_, transfer) = prefill(&first, &request, &ctx).await?;
+    let deadline = trial.limits().cancel;
+    let shutdown = async {
+        let _ = first.subject.engine.drain(DrainContext { deadline }).await;
+        first.subject.engine.cleanup().await
+    };
+    let fetch = async {
+        // The request is on its way from one instance to the other.
+        tokio::time::sleep(deadline / 10).await;
+        decode(&second, &request, transfer, &ctx).await
+    };
+    let both = async { tokio::join!(shutdown, fetch) };
+    let (_, answer) = trial.call("drain and the second leg", both).await?;
+    let answer = answer?;
+    ensure!(
+        answer.finished().is_some(),
+        "the prefill instance shut down before its blocks were fetched: {:?}",
+        answer.error()
+    );
+    Ok(())
+}
+
+async fn cancel_between_legs(trial: Trial) -> CheckResult {
+    let first = trial.start_as(Role::Prefill).await?;
+    let second = trial.start_as(Role::Decode).await?;
+    let blocks = |live: &Live| {
+        live.subject
+            .probe
+            .as_ref()
+            .and_then(|probe| probe.kv_used_blocks())
+    };
+    let Some((first_before, second_before)) = blocks(&first).zip(blocks(&second)) else {
+        skip!(NoProbe, "the engine does not show its KV blocks");
+    };
+    let request = request(&first, 0);
+    let ctx = first.context(&request);
+    prefill(&first, &request, &ctx).await?;
+    ctx.cancel(genset_backend_common::CancelReason::Client);
+    first
+        .trial
+        .call("abort", first.subject.engine.abort(&ctx))
+        .await?;
+    let is_free =
+        |before| move |probe: &dyn crate::Probe| probe.kv_used_blocks().map(|now| now <= before);
+    first
+        .await_probe(
+            "freeing the prefill side after a cancel",
+            is_free(first_before),
+        )
+        .await?;
+
+    let ctx = first.context(&request);
+    let (_, transfer) = prefill(&first, &request, &ctx).await?;
+    let mut request = request;
+    request.transfer = Some(transfer);
+    request.stop.max_tokens = Some(64);
+    let mut running = match second.try_generate(request, ctx.child()).await? {
+        Ok(running) => running,
+        Err(error) => fail!("decode refused a good request: {error} ({})", error.kind()),
+    };
+    running.read_tokens(1).await?;
+    ctx.cancel(genset_backend_common::CancelReason::Client);
+    running.finish().await?;
+    for live in [&first, &second] {
+        live.trial
+            .call("abort", live.subject.engine.abort(&ctx))
+            .await?;
+    }
+    first
+        .await_probe(
+            "freeing the prefill side after a cancel",
+            is_free(first_before),
+        )
+        .await?;
+    second
+        .await_probe(
+            "freeing the decode side after a cancel",
+            is_free(second_before),
+        )
+        .await?;
+    Ok(())
+}
+
+async fn lost_prefill(trial: Trial) -> CheckResult {
+    let lost = trial.start_as(Role::Prefill).await?;
+    let second = trial.start_as(Role::Decode).await?;
+    let request = request(&lost, 0);
+    let ctx = lost.context(&request);
+    let (_, transfer) = prefill(&lost, &request, &ctx).await?;
+    // How the end of the lost instance goes is not judged here.
+    let _ = trial.call("cleanup", lost.subject.engine.cleanup()).await?;
+    let answer = decode(&second, &request, transfer, &ctx).await?;
+    // Blocks that were moved before the loss are a good answer too.
+    if let Some(error) = answer.error() {
+        ensure!(
+            error.policy().is_retryable,
+            "a lost prefill instance is reported as {}, which says that it is no use to try again",
+            error.kind()
+        );
+    }
+    let first = trial.start_as(Role::Prefill).await?;
+    let ctx = first.context(&request);
+    let (_, transfer) = prefill(&first, &request, &ctx).await?;
+    let answer = decode(&second, &request, transfer, &ctx).await?;
+    ensure!(
+        answer.finished().is_some(),
+        "after a prefill instance was lost, decode fails with the next one: {:?}",
+        answer.error()
+    );
+    Ok(())
+}

@@ -1,5 +1,387 @@
 //! ER: errors.
+//!
+//! Changed from the catalogue, with the reason:
+//! - ER01: the set of kinds is closed by its type, so every failure has a known one. The promise is that it is the right
+//!   one: a request out of range is its sender's mistake. FN, DT and the other checks here have the other refusals.
+//! - ER03: only the engine knows how to lose its device; the check needs a probe with [`Probe::crash`].
+//! - ER05: nor can the kit make a good engine panic. It sends what is allowed and odd, beside a neighbour that must not
+//!   notice; the Worker's own tests prove that it contains a panic.
+//! - ER06: `model` is the served name, which the frontend resolves and an engine need not know; adapters are the engine's.
+//!
+//! [`Probe::crash`]: crate::Probe::crash
 
-use crate::check::Check;
+use std::collections::BTreeMap;
 
-pub(super) const CHECKS: &[Check] = &[];
+use futures_util::future::join_all;
+use genset_backend_common::{
+    ChatInput, EngineError, ErrorKind, GenerateRequest, Input, InputKind, Output, SamplingOption,
+};
+
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::trial::{Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("ER01", Core, Tokens, "a value out of its range is refused as the sender's mistake",
+        clause: "GenerateRequest::validate; ErrorKind",
+        breaks: "clients retry what can never succeed, and operators are woken for it", out_of_range),
+    check!("ER02", Core, Tokens, "a token id outside the vocabulary is refused with InvalidArgument",
+        clause: "EngineConfig::check",
+        breaks: "one bad prompt reads memory that is not the model's, or kills the worker", invalid_token),
+    check!("ER03", Core, Tokens, "a crash ends every stream with an error, and health says so",
+        clause: "HealthReporter::report_dead; LLMEngine::generate, Contract",
+        breaks: "clients hang on a dead engine, and the router sends more", crash),
+    check!("ER04", Core, Tokens, "refused requests leave room for good ones",
+        clause: "LLMEngine::generate, Contract",
+        breaks: "a client's mistakes use up the worker's places", good_after_bad),
+    check!("ER05", Core, Tokens, "no request that is allowed makes the engine panic, hang or fail",
+        clause: "GenerateRequest; EngineConfig::check",
+        breaks: "one odd request takes down all others", odd_requests),
+    check!("ER06", Core, Tokens, "an unknown adapter is refused",
+        clause: "ErrorKind::NotFound; Capabilities::adapters",
+        breaks: "a customer's requests are answered by the base model", unknown_adapter),
+    check!("ER07", Strict, Tokens, "an error's message says something, and nothing of the prompt",
+        clause: "EngineError",
+        breaks: "prompts end up in logs and in other people's error reports", messages),
+    check!("ER08", Core, Tokens, "a kind of input is served if it is declared, and refused with Unsupported if not",
+        clause: "Capabilities::inputs",
+        breaks: "images and texts that are silently left out of the prompt", kinds_of_input),
+];
+
+type Change = fn(&mut GenerateRequest);
+
+/// Values out of the ranges that their fields state.
+const OUT_OF_RANGE: &[(&str, Change)] = &[
+    ("min_tokens above max_tokens", |r| r.stop.min_tokens = 1000),
+    ("temperature -1", |r| r.sampling.temperature = Some(-1.0)),
+    ("temperature NaN", |r| {
+        r.sampling.temperature = Some(f32::NAN)
+    }),
+    ("top_p 0", |r| r.sampling.top_p = Some(0.0)),
+    ("top_p 1.5", |r| r.sampling.top_p = Some(1.5)),
+    ("top_k 0", |r| r.sampling.top_k = Some(0)),
+    ("min_p 2", |r| r.sampling.min_p = Some(2.0)),
+    ("presence_penalty 3", |r| {
+        r.sampling.presence_penalty = Some(3.0)
+    }),
+    ("frequency_penalty -3", |r| {
+        r.sampling.frequency_penalty = Some(-3.0)
+    }),
+    ("repetition_penalty 0", |r| {
+        r.sampling.repetition_penalty = Some(0.0)
+    }),
+    ("logit_bias 101", |r| {
+        r.sampling.logit_bias = BTreeMap::from([(0, 101.0)])
+    }),
+];
+
+async fn out_of_range(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    for (what, change) in OUT_OF_RANGE {
+        let mut request = live.request(4, 4);
+        change(&mut request);
+        let error = live.refusal(request).await?;
+        let is_senders = matches!(
+            error.kind(),
+            ErrorKind::InvalidArgument | ErrorKind::Unsupported
+        );
+        ensure!(
+            is_senders,
+            "{what} is refused with {}: {error}",
+            error.kind()
+        );
+    }
+    Ok(())
+}
+
+async fn invalid_token(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let first_invalid = live
+        .config
+        .vocab_size
+        .map_or(u32::MAX, std::num::NonZeroU32::get);
+    for token in [first_invalid, u32::MAX] {
+        for place in [0, 2, 3] {
+            let mut prompt = live.prompt(4, 1);
+            prompt[place] = token;
+            let mut request = live.request(4, 4);
+            request.input = Input::Tokens(prompt);
+            let error = live.refusal(request).await?;
+            ensure!(
+                error.kind() == ErrorKind::InvalidArgument,
+                "token id {token} is refused with {}: {error}",
+                error.kind()
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn crash(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let Some(probe) = live.subject.probe.clone() else {
+        skip!(NoProbe, "only a probe can make the engine crash");
+    };
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        let mut running = live.generate(live.request(67, 1000)).await?;
+        running.read_tokens(1).await?;
+        all.push(running);
+    }
+    if !probe.crash() {
+        skip!(NoProbe, "the engine's probe has no way to make it crash");
+    }
+    for answer in join_all(all.into_iter().map(|running| running.finish())).await {
+        let answer = answer?;
+        ensure!(
+            answer.error().is_some(),
+            "a crash ended a stream as if it were complete: {:?}",
+            answer.reason()
+        );
+    }
+    let died = live.start.health.died();
+    trial
+        .within(
+            "the report that the engine is dead",
+            trial.limits().cancel,
+            died,
+        )
+        .await?;
+    // What comes after ends in an error, at once or in its stream.
+    let request = live.request(4, 4);
+    let ctx = live.context(&request);
+    if let Ok(running) = live.try_generate(request, ctx).await? {
+        ensure!(
+            running.finish().await?.error().is_some(),
+            "a dead engine answers"
+        );
+    }
+    Ok(())
+}
+
+/// Refusals, in a number that no engine has places for.
+const MANY: usize = 64;
+
+async fn good_after_bad(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    for (_, change) in OUT_OF_RANGE.iter().cycle().take(MANY) {
+        let mut request = live.request(4, 4);
+        change(&mut request);
+        let ctx = live.context(&request);
+        // ER01 judges how it is refused.
+        drop(live.try_generate(request, ctx).await?);
+    }
+    let answer = live.answer(live.request(4, 4)).await?;
+    ensure!(
+        answer.finished().is_some(),
+        "after {MANY} refusals a good request fails: {:?}",
+        answer.error()
+    );
+    Ok(())
+}
+
+/// Allowed, and seldom thought of.
+const ODD: &[(&str, Change)] = &[
+    ("the same stop token twice", |r| {
+        r.stop.stop_token_ids = vec![7, 7]
+    }),
+    ("a stop token outside the vocabulary", |r| {
+        r.stop.stop_token_ids = vec![u32::MAX]
+    }),
+    ("a thousand stop tokens", |r| {
+        r.stop.stop_token_ids = (0..1000).collect()
+    }),
+    ("a stop token that is an end-of-sequence token too", |r| {
+        (r.stop.stop_token_ids, r.stop.eos_token_ids) = (vec![7], vec![7]);
+    }),
+    ("min_tokens equal to max_tokens", |r| r.stop.min_tokens = 4),
+    ("the largest max_tokens", |r| {
+        r.stop.max_tokens = Some(u32::MAX)
+    }),
+    ("no max_tokens", |r| r.stop.max_tokens = None),
+    ("a prompt of one token", |r| {
+        r.input = Input::Tokens(vec![0])
+    }),
+    ("a prompt of one token, over and over", |r| {
+        r.input = Input::Tokens(vec![0; 100])
+    }),
+    ("an annotation", |r| {
+        r.annotations.insert("x".repeat(1000), [1, 2, 3].into());
+    }),
+    ("another served name", |r| {
+        r.model = "a name/with:odd 字".into()
+    }),
+];
+
+/// As [`ODD`], for engines that declare the option.
+const ODD_SAMPLING: &[(SamplingOption, Change)] = &[
+    (SamplingOption::Temperature, |r| {
+        r.sampling.temperature = Some(0.0)
+    }),
+    (SamplingOption::Temperature, |r| {
+        r.sampling.temperature = Some(f32::MIN_POSITIVE)
+    }),
+    (SamplingOption::TopP, |r| {
+        r.sampling.top_p = Some(f32::MIN_POSITIVE)
+    }),
+    (SamplingOption::TopK, |r| r.sampling.top_k = Some(u32::MAX)),
+    (SamplingOption::MinP, |r| r.sampling.min_p = Some(1.0)),
+    (SamplingOption::Seed, |r| r.sampling.seed = Some(u64::MAX)),
+    (SamplingOption::LogitBias, |r| {
+        r.sampling.logit_bias = BTreeMap::from([(u32::MAX, 1.0)])
+    }),
+];
+
+async fn odd_requests(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let declared = &live.config.capabilities.sampling;
+    let sampling = ODD_SAMPLING
+        .iter()
+        .filter(|(option, _)| declared.contains(option))
+        .map(|(_, change)| ("an extreme value of a sampling option", *change));
+    for (what, change) in ODD.iter().copied().chain(sampling) {
+        let mut neighbour = live.generate(live.request(67, 16)).await?;
+        neighbour.read_tokens(1).await?;
+        let mut request = live.request(4, 4);
+        change(&mut request);
+        if let Some(error) = first_tokens(&live, request).await? {
+            ensure!(
+                error.policy().http_status < 500,
+                "{what}: the engine failed with {}: {error}",
+                error.kind()
+            );
+        }
+        let answer = neighbour.finish().await?;
+        ensure!(
+            answer.finished().is_some(),
+            "{what}: its neighbour ended with {:?}",
+            answer.error()
+        );
+    }
+    Ok(())
+}
+
+/// Reads the first items of an answer and drops the rest; the error, if one came.
+async fn first_tokens(live: &Live, request: GenerateRequest) -> Result<Option<EngineError>, Stop> {
+    let ctx = live.context(&request);
+    let mut running = match live.try_generate(request, ctx).await? {
+        Err(error) => return Ok(Some(error)),
+        Ok(running) => running,
+    };
+    for _ in 0..4 {
+        match running.next().await? {
+            Some(Err(error)) => return Ok(Some(error)),
+            Some(Ok(Output::Finished(_))) | None => break,
+            Some(Ok(_)) => {}
+        }
+    }
+    Ok(None)
+}
+
+async fn unknown_adapter(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut request = live.request(4, 4);
+    request.adapter = Some("genset-conformance-no-such-adapter".into());
+    let error = live.refusal(request).await?;
+    let is_expected = match live.config.capabilities.adapters {
+        true => error.kind() == ErrorKind::NotFound,
+        false => matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Unsupported),
+    };
+    ensure!(
+        is_expected,
+        "an unknown adapter is refused with {}: {error}",
+        error.kind()
+    );
+    Ok(())
+}
+
+/// A text that no message may hold, nor the prompt's tokens one after the other.
+const SECRET: &str = "genset-conformance-secret";
+
+async fn messages(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let prompt = live.prompt(16, 5);
+    let mut errors = Vec::new();
+    let mut requests: Vec<GenerateRequest> = OUT_OF_RANGE
+        .iter()
+        .map(|(_, change)| {
+            let mut request = live.request(4, 4);
+            request.input = Input::Tokens(prompt.clone());
+            change(&mut request);
+            request
+        })
+        .collect();
+    let mut outside = live.request(4, 4);
+    outside.input = Input::Tokens(prompt.iter().copied().chain([u32::MAX]).collect());
+    requests.push(outside);
+    if !live.config.capabilities.inputs.contains(&InputKind::Text) {
+        requests.push(GenerateRequest::from_text("m", SECRET));
+    }
+    // Whether and how each is refused is for other checks to judge.
+    for request in requests {
+        errors.extend(first_tokens(&live, request).await?);
+    }
+    live.put_away().await?;
+    let mut late = live.request(4, 4);
+    late.input = Input::Tokens(prompt.clone());
+    errors.extend(first_tokens(&live, late).await?);
+    ensure!(!errors.is_empty(), "the engine refuses nothing");
+    for error in errors {
+        let message = error.message();
+        ensure!(
+            !message.trim().is_empty(),
+            "an error of kind {} says nothing",
+            error.kind()
+        );
+        ensure!(
+            !message.contains(SECRET) && !holds_tokens(message, &prompt),
+            "an error's message holds the prompt: {message}"
+        );
+    }
+    Ok(())
+}
+
+/// Whether three tokens of the prompt stand one after the other among the numbers of `message`.
+fn holds_tokens(message: &str, prompt: &[u32]) -> bool {
+    let numbers: Vec<u32> = message
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|number| number.parse().ok())
+        .collect();
+    prompt
+        .windows(3)
+        .any(|tokens| numbers.windows(3).any(|numbers| numbers == tokens))
+}
+
+async fn kinds_of_input(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let message = serde_json::json!({"role": "user", "content": "ping"});
+    let chat = ChatInput {
+        messages: vec![message],
+        tools: Vec::new(),
+    };
+    let inputs = [
+        (InputKind::Text, Input::Text("ping".into())),
+        (InputKind::Chat, Input::Chat(chat)),
+        (InputKind::Embed, Input::Embed(vec![vec![0], vec![0]])),
+    ];
+    for (kind, input) in inputs {
+        let mut request = live.request(1, 4);
+        request.input = input;
+        if live.config.capabilities.inputs.contains(&kind) {
+            let answer = live.answer(request).await?;
+            if let Some(error) = answer.error() {
+                fail!(
+                    "{kind:?} is declared, and fails: {error} ({})",
+                    error.kind()
+                );
+            }
+            continue;
+        }
+        let error = live.refusal(request).await?;
+        ensure!(
+            error.kind() == ErrorKind::Unsupported,
+            "{kind:?} is not declared, and is refused with {}: {error}",
+            error.kind()
+        );
+    }
+    Ok(())
+}

@@ -1,5 +1,271 @@
 //! FN: limits and finish reasons.
+//!
+//! A Worker refuses what no engine can serve (FN03, FN04, FN08) before the engine sees it, so those checks try the road to
+//! the engine: `EngineConfig::check` for one in this process, the far side's own checks for one that checks itself.
 
-use crate::check::Check;
+use genset_backend_common::{
+    CancelReason, ErrorKind, FinishReason, GenerateRequest, RequestContext,
+};
 
-pub(super) const CHECKS: &[Check] = &[];
+use super::foretold::Foretold;
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::trial::{Answer, Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("FN01", Core, Tokens, "max_tokens = N gives N tokens and the reason Length",
+        clause: "StopConditions::max_tokens; FinishReason::Length",
+        breaks: "clients billed for more than they allowed", max_tokens_is_a_limit),
+    check!("FN02", Core, Tokens, "max_tokens = 1 gives one token and a terminal",
+        clause: "StopConditions::max_tokens; Role::Prefill: one token",
+        breaks: "off-by-one limits; prefill instances, which generate one token", one_token),
+    check!("FN03", Core, Tokens, "max_tokens = 0 is refused as InvalidArgument",
+        clause: "GenerateRequest::validate",
+        breaks: "an accidental zero taken for no limit at all", zero_tokens_are_refused),
+    // The contract is finer than InvalidArgument here: clients shorten their prompts on ContextLengthExceeded.
+    check!("FN04", Core, Tokens, "a prompt that leaves no room in the context is refused as ContextLengthExceeded",
+        clause: "EngineConfig::check",
+        breaks: "prompts cut without a word, answers to half a question", long_prompts_are_refused),
+    check!("FN05", Core, Tokens, "prompt and output together never exceed the context",
+        clause: "EngineConfig::context_length_tokens; FinishReason::Length",
+        breaks: "KV blocks of other requests overwritten, or none left in mid-answer", the_context_is_a_limit),
+    check!("FN06", Core, Tokens, "an end-of-sequence token gives Stop, and with ignore_eos it is a token like any other",
+        clause: "StopConditions::eos_token_ids, ignore_eos",
+        breaks: "finished answers shown as cut, benchmarks that end early", eos_ends_unless_ignored),
+    check!("FN07", Core, Tokens, "a stop token ends the stream and is not part of the output",
+        clause: "StopConditions::stop_token_ids; Finished::stop_token",
+        breaks: "answers that run on past their end, stop text shown to users", stop_tokens_end),
+    check!("FN08", Core, Tokens, "an empty prompt is refused as InvalidArgument",
+        clause: "GenerateRequest::validate",
+        breaks: "a division by zero on the first empty message", an_empty_prompt_is_refused),
+    check!("FN09", Core, Tokens, "only a cancelled request ends as Cancelled",
+        clause: "FinishReason::Cancelled",
+        breaks: "answers lost to cancellations that nobody asked for", no_false_cancels),
+    check!("FN10", Strict, Tokens, "no stop token ends a sequence before min_tokens",
+        clause: "StopConditions::min_tokens",
+        breaks: "answers shorter than asked for", min_tokens_hold),
+];
+
+async fn max_tokens_is_a_limit(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    for max_tokens in [2, 7, 16, 33] {
+        ends_at_limit(&live.answer(live.request(4, max_tokens)).await?, max_tokens)?;
+    }
+    Ok(())
+}
+
+async fn one_token(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    for prompt_len in [1, 9] {
+        ends_at_limit(&live.answer(live.request(prompt_len, 1)).await?, 1)?;
+    }
+    Ok(())
+}
+
+fn ends_at_limit(answer: &Answer, max_tokens: u32) -> CheckResult {
+    let tokens = answer.tokens().len();
+    ensure!(
+        u32::try_from(tokens) == Ok(max_tokens),
+        "max_tokens = {max_tokens} gave {tokens} tokens ({:?})",
+        answer.error()
+    );
+    ends_with(answer, FinishReason::Length)
+}
+
+fn ends_with(answer: &Answer, reason: FinishReason) -> CheckResult {
+    ensure!(
+        answer.reason() == Some(reason),
+        "the reason should be {reason:?}, but is {:?} ({:?})",
+        answer.reason(),
+        answer.error()
+    );
+    Ok(())
+}
+
+async fn zero_tokens_are_refused(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    is_refused(&live, live.request(4, 0), ErrorKind::InvalidArgument).await
+}
+
+/// The longest prompt the kit makes: 16 MiB of token ids.
+const LONGEST_PROMPT_TOKENS: u32 = 1 << 22;
+
+async fn long_prompts_are_refused(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let context = live.config.context_length_tokens;
+    if context >= LONGEST_PROMPT_TOKENS {
+        skip!(
+            Level,
+            "no prompt is longer than a context of {context} tokens"
+        );
+    }
+    let context = usize::try_from(context).unwrap_or(usize::MAX);
+    for prompt_len in [context, context.saturating_add(1)] {
+        let request = live.request(prompt_len, 4);
+        is_refused(&live, request, ErrorKind::ContextLengthExceeded).await?;
+    }
+    Ok(())
+}
+
+async fn an_empty_prompt_is_refused(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    is_refused(&live, live.request(0, 4), ErrorKind::InvalidArgument).await
+}
+
+async fn is_refused(live: &Live, request: GenerateRequest, kind: ErrorKind) -> CheckResult {
+    let refusal = live.refusal(request).await?;
+    ensure!(
+        refusal.kind() == kind,
+        "the refusal should be {kind}, but is {} ({refusal})",
+        refusal.kind()
+    );
+    Ok(())
+}
+
+/// The longest context that is filled in real time: a few seconds of prefill on a slow CPU.
+const REAL_TIME_CONTEXT_TOKENS: u32 = 2048;
+
+/// Tokens of the context that the prompt leaves free.
+const ROOM_TOKENS: u32 = 5;
+
+async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let context = live.config.context_length_tokens;
+    let longest = match live.config.capabilities.virtual_time {
+        true => LONGEST_PROMPT_TOKENS,
+        false => REAL_TIME_CONTEXT_TOKENS,
+    };
+    if context > longest {
+        skip!(
+            Level,
+            "it takes too long to fill a context of {context} tokens"
+        );
+    }
+    let room = ROOM_TOKENS.min(context.saturating_sub(1));
+    let prompt_len = usize::try_from(context - room).unwrap_or(usize::MAX);
+    for max_tokens in [None, Some(16)] {
+        let mut request = live.request(prompt_len, 1);
+        request.stop.max_tokens = max_tokens;
+        let answer = live
+            .generate(request)
+            .await?
+            .finish_within(trial.limits().start)
+            .await?;
+        let tokens = answer.tokens().len();
+        ensure!(
+            tokens > 0 && u32::try_from(tokens).is_ok_and(|tokens| tokens <= room),
+            "a prompt that leaves room for {room} tokens got {tokens} with max_tokens = {max_tokens:?}"
+        );
+        ends_with(&answer, FinishReason::Length)?;
+    }
+    Ok(())
+}
+
+async fn eos_ends_unless_ignored(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let foretold = Foretold::ask(&live, 2).await?;
+    let mut ignoring = foretold.ending();
+    let ended = live.answer(foretold.ending()).await?;
+    foretold.expect_met(&ended)?;
+    ends_before(&foretold, &ended)?;
+
+    ignoring.stop.ignore_eos = true;
+    let max_tokens = ignoring.stop.max_tokens.unwrap_or(0);
+    ends_at_limit(&live.answer(ignoring).await?, max_tokens)
+}
+
+async fn stop_tokens_end(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let foretold = Foretold::ask(&live, 2).await?;
+    let stopped = live.answer(foretold.stopping()).await?;
+    foretold.expect_met(&stopped)?;
+    ends_before(&foretold, &stopped)
+}
+
+/// The answer stopped at the foretold token, which is named in the terminal and nowhere else.
+fn ends_before(foretold: &Foretold, answer: &Answer) -> CheckResult {
+    let (tokens, token) = (answer.tokens(), foretold.token);
+    ends_with(answer, FinishReason::Stop)?;
+    ensure!(
+        !tokens.contains(&token),
+        "the token that stops, {token}, is part of the output"
+    );
+    let named = answer.finished().and_then(|finished| finished.stop_token);
+    // Where the engine went another way, another of the tokens asked for may have come first.
+    let is_known = tokens == foretold.before() || named.is_none();
+    ensure!(
+        named == Some(token) || !is_known,
+        "the terminal should name {token} as the token that stopped it, but names {named:?}"
+    );
+    ensure!(
+        tokens.len() <= foretold.before().len() || !tokens.starts_with(foretold.before()),
+        "the stream went on to {} tokens, past the token that stops after {}",
+        tokens.len(),
+        foretold.place
+    );
+    Ok(())
+}
+
+async fn no_false_cancels(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    // Cancelled for good, with the hint a Worker gives.
+    let first = live.context(&live.request(4, 64));
+    let mut cancelled = in_context(&live, live.request(4, 64), first.clone()).await?;
+    let mut beside = live.generate(live.request(4, 64)).await?;
+    cancelled.read_tokens(1).await?;
+    beside.read_tokens(1).await?;
+    first.cancel(CancelReason::Client);
+    cancelled.finish().await?;
+    trial
+        .call("abort", live.subject.engine.abort(&first))
+        .await?;
+    not_cancelled("a request beside a cancelled one", &beside.finish().await?)?;
+
+    // Ids are unique in flight only: a client may send the request again.
+    let again = RequestContext::new(first.id()).with_prompt_tokens(first.prompt_tokens());
+    let again = in_context(&live, live.request(4, 8), again)
+        .await?
+        .finish()
+        .await?;
+    not_cancelled("a request with the id of one cancelled before", &again)?;
+
+    let mut stalled = live.generate(live.request(4, 64)).await?;
+    stalled.read_tokens(1).await?;
+    tokio::time::sleep(trial.limits().cancel).await;
+    not_cancelled("a request whose reader stalled", &stalled.finish().await?)
+}
+
+async fn in_context(
+    live: &Live,
+    request: GenerateRequest,
+    ctx: RequestContext,
+) -> Result<crate::trial::Running, Stop> {
+    match live.try_generate(request, ctx).await? {
+        Ok(running) => Ok(running),
+        Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
+    }
+}
+
+fn not_cancelled(what: &str, answer: &Answer) -> CheckResult {
+    let is_cancelled = answer.reason() == Some(FinishReason::Cancelled)
+        || answer
+            .error()
+            .is_some_and(|error| error.kind() == ErrorKind::Cancelled);
+    ensure!(!is_cancelled, "{what} ended as cancelled");
+    Ok(())
+}
+
+async fn min_tokens_hold(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let foretold = Foretold::ask(&live, 1).await?;
+    for mut request in [foretold.stopping(), foretold.ending()] {
+        let min_tokens = foretold.place + 2;
+        request.stop.min_tokens = min_tokens;
+        request.stop.max_tokens = Some(min_tokens + 4);
+        let tokens = live.answer(request).await?.tokens().len();
+        ensure!(
+            u32::try_from(tokens).is_ok_and(|tokens| tokens >= min_tokens),
+            "min_tokens = {min_tokens} gave {tokens} tokens"
+        );
+    }
+    Ok(())
+}

@@ -1,5 +1,322 @@
-//! GD: guided decoding.
+//! GD: guided decoding. The checks read text, so the subject must say how: [`Subject::with_text`](crate::Subject::with_text).
 
-use crate::check::Check;
+mod schema;
 
-pub(super) const CHECKS: &[Check] = &[];
+use genset_backend_common::{FinishReason, GenerateRequest, GuidedDecoding, GuidedKind};
+use serde_json::{Value, json};
+
+use crate::check::{Check, CheckResult, Stop, check, ensure, skip};
+use crate::subject::Detokenize;
+use crate::trial::{Answer, Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("GD01", Core, Guided, "an answer guided by a JSON schema validates against it",
+        clause: "GuidedDecoding::JsonSchema",
+        breaks: "structured output that the client's parser rejects", json_validates),
+    check!("GD02", Core, Guided, "an answer guided by a regular expression or a choice matches from end to end",
+        clause: "GuidedDecoding::Regex",
+        breaks: "classifiers that answer with half a label", text_matches),
+    check!("GD03", Core, Guided, "a grammar that is malformed is refused before any token",
+        clause: "LLMEngine::generate, Errors",
+        breaks: "unguided answers to a typing mistake, or an engine that dies of it", bad_grammar_refused),
+    check!("GD04", Core, Guided, "a guided answer cut by max_tokens ends with length",
+        clause: "FinishReason::Length",
+        breaks: "half a JSON object that claims to be whole", truncation_is_length),
+    check!("GD05", Core, Guided, "concurrent requests each follow their own grammar",
+        clause: "LLMEngine::generate, Contract",
+        breaks: "one client's answer in another client's format", own_grammar_each),
+    check!("GD06", Strict, Guided, "the end of the grammar, stop tokens and ignore_eos agree",
+        clause: "StopConditions",
+        breaks: "answers padded after their end, or stops that do not stop", ends_agree),
+];
+
+/// Enough for every grammar of the group in single characters, with white space.
+const ROOM: u32 = 512;
+
+fn detokenizer(live: &Live) -> Result<Detokenize, Stop> {
+    match &live.subject.text {
+        Some(text) => Ok(text.clone()),
+        None => skip!(
+            NoProbe,
+            "the subject does not say how to read its tokens (with_text)"
+        ),
+    }
+}
+
+fn request(live: &Live, guided: GuidedDecoding, seed: u64) -> GenerateRequest {
+    let mut request = live.greedy(live.prompt(6, seed), ROOM);
+    request.stop.ignore_eos = false;
+    request.guided = Some(guided);
+    request
+}
+
+/// A grammar and what its texts are.
+struct Case {
+    kind: GuidedKind,
+    guided: GuidedDecoding,
+    holds: Box<dyn Fn(&str) -> bool + Send + Sync>,
+}
+
+impl Case {
+    fn regex(pattern: &str, holds: fn(&str) -> bool) -> Self {
+        Self {
+            kind: GuidedKind::Regex,
+            guided: GuidedDecoding::Regex(pattern.into()),
+            holds: Box::new(holds),
+        }
+    }
+
+    fn choice(texts: &[&str]) -> Self {
+        let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+        Self {
+            kind: GuidedKind::Choice,
+            guided: GuidedDecoding::Choice(texts.clone()),
+            holds: Box::new(move |text| texts.iter().any(|choice| choice == text)),
+        }
+    }
+
+    fn schema(schema: Value) -> Self {
+        Self {
+            kind: GuidedKind::JsonSchema,
+            guided: GuidedDecoding::JsonSchema(schema.clone()),
+            holds: Box::new(move |text| {
+                serde_json::from_str(text).is_ok_and(|value| schema::validates(&schema, &value))
+            }),
+        }
+    }
+
+    fn object() -> Self {
+        Self {
+            kind: GuidedKind::JsonObject,
+            guided: GuidedDecoding::JsonObject,
+            holds: Box::new(|text| {
+                serde_json::from_str::<Value>(text).is_ok_and(|v| v.is_object())
+            }),
+        }
+    }
+
+    fn is_declared(&self, live: &Live) -> bool {
+        live.config.capabilities.guided.contains(&self.kind)
+    }
+}
+
+fn is_digits(text: &str, len: usize) -> bool {
+    text.len() == len && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn texts() -> Vec<Case> {
+    vec![
+        Case::choice(&["positive", "negative", "neutral"]),
+        Case::choice(&["yes", "no"]),
+        Case::choice(&["only this"]),
+        Case::regex("[0-9]{4}", |text| is_digits(text, 4)),
+        Case::regex("(red|green|blue)", |text| {
+            ["red", "green", "blue"].contains(&text)
+        }),
+        Case::regex("[0-9]{2}:[0-9]{2}", |text| {
+            text.split_once(':')
+                .is_some_and(|(a, b)| is_digits(a, 2) && is_digits(b, 2))
+        }),
+        Case::regex("v[0-9]\\.[0-9]", |text| {
+            let digits: Option<(&str, &str)> =
+                text.strip_prefix('v').and_then(|t| t.split_once('.'));
+            digits.is_some_and(|(a, b)| is_digits(a, 1) && is_digits(b, 1))
+        }),
+    ]
+}
+
+/// Grammars with different texts, as declared.
+fn declared(live: &Live, cases: Vec<Case>) -> Result<Vec<Case>, Stop> {
+    let cases: Vec<Case> = cases
+        .into_iter()
+        .filter(|case| case.is_declared(live))
+        .collect();
+    if cases.is_empty() {
+        skip!(
+            NotDeclared,
+            "the engine does not declare the kinds of grammar of this check"
+        );
+    }
+    Ok(cases)
+}
+
+fn ensure_holds(case: &Case, text: &Detokenize, answer: &Answer) -> CheckResult {
+    let text = text(&answer.tokens());
+    ensure!(
+        (case.holds)(&text),
+        "{:?} gave {text:?} ({:?})",
+        case.guided,
+        answer.reason()
+    );
+    Ok(())
+}
+
+/// A real model may write white space until it runs out of room, so not every answer must end; half of them must.
+async fn json_validates(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let text = detokenizer(&live)?;
+    let mut cases: Vec<Case> = schema::examples().into_iter().map(Case::schema).collect();
+    cases.push(Case::object());
+    let cases = declared(&live, cases)?;
+    let mut ended = 0;
+    for (seed, case) in (0..).zip(&cases) {
+        let answer = live
+            .answer(request(&live, case.guided.clone(), seed))
+            .await?;
+        match answer.reason() {
+            Some(FinishReason::Stop) => {
+                ensure_holds(case, &text, &answer)?;
+                ended += 1;
+            }
+            Some(FinishReason::Length) => {}
+            other => {
+                return Err(Stop::Fail(format!(
+                    "{:?} ended with {other:?}, {:?}",
+                    case.guided,
+                    answer.error()
+                )));
+            }
+        }
+    }
+    ensure!(
+        2 * ended >= cases.len(),
+        "of {} guided answers {ended} came to an end within {ROOM} tokens",
+        cases.len()
+    );
+    Ok(())
+}
+
+async fn text_matches(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let text = detokenizer(&live)?;
+    for (seed, case) in (0..).zip(&declared(&live, texts())?) {
+        let answer = live
+            .answer(request(&live, case.guided.clone(), seed))
+            .await?;
+        ensure!(
+            answer.reason() == Some(FinishReason::Stop),
+            "{:?} ended with {:?}",
+            case.guided,
+            answer.items.last()
+        );
+        ensure_holds(case, &text, &answer)?;
+    }
+    Ok(())
+}
+
+async fn bad_grammar_refused(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let bad = vec![
+        Case::regex("(a", |_| true),
+        Case::regex("[a", |_| true),
+        Case::choice(&[]),
+        Case::schema(json!({ "type": "no-such-type" })),
+    ];
+    for case in declared(&live, bad)? {
+        let error = live.refusal(request(&live, case.guided.clone(), 0)).await?;
+        ensure!(
+            error.policy().http_status == 400,
+            "{:?} was refused as {}, which does not say that the request is at fault",
+            case.guided,
+            error.kind()
+        );
+    }
+    Ok(())
+}
+
+/// Texts that no tokenizer puts into two tokens.
+fn long_texts() -> Vec<Case> {
+    vec![
+        Case::choice(&[
+            "Sphinx of black quartz, judge my vow; the five boxing wizards jump quickly.",
+        ]),
+        Case::regex("[0-9]{48}", |text| is_digits(text, 48)),
+        Case::schema(
+            json!({ "const": "Sphinx of black quartz, judge my vow; the five boxing wizards jump." }),
+        ),
+    ]
+}
+
+async fn truncation_is_length(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    for case in declared(&live, long_texts())? {
+        let mut request = request(&live, case.guided.clone(), 0);
+        request.stop.max_tokens = Some(2);
+        let answer = live.answer(request).await?;
+        ensure!(
+            answer.tokens().len() == 2 && answer.reason() == Some(FinishReason::Length),
+            "{:?}, cut after 2 tokens, ended with {:?} after {}",
+            case.guided,
+            answer.reason(),
+            answer.tokens().len()
+        );
+    }
+    Ok(())
+}
+
+async fn own_grammar_each(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let text = detokenizer(&live)?;
+    let mut cases = texts();
+    cases.extend(schema::examples().into_iter().take(3).map(Case::schema));
+    let cases = declared(&live, cases)?;
+    // Twice over, so that one kind alone is concurrent too.
+    let requests = (0..2).flat_map(|seed| {
+        let live = &live;
+        cases
+            .iter()
+            .map(move |case| request(live, case.guided.clone(), seed))
+    });
+    let answers = live.answers(requests.collect()).await?;
+    for (case, answer) in cases.iter().cycle().zip(&answers) {
+        if answer.reason() != Some(FinishReason::Length) {
+            ensure_holds(case, &text, answer)?;
+        }
+    }
+    ensure!(
+        answers
+            .iter()
+            .any(|answer| answer.reason() == Some(FinishReason::Stop)),
+        "no guided answer came to its end"
+    );
+    Ok(())
+}
+
+async fn ends_agree(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let case = declared(&live, long_texts())?.remove(0);
+    let plain = request(&live, case.guided.clone(), 0);
+    let whole = live.answer(plain.clone()).await?;
+    let tokens = whole.tokens();
+    ensure!(
+        whole.reason() == Some(FinishReason::Stop) && tokens.len() >= 2,
+        "{:?} ended with {:?}",
+        case.guided,
+        whole.items.last()
+    );
+    let mut on = plain.clone();
+    on.stop.ignore_eos = true;
+    let on = live.answer(on).await?;
+    ensure!(
+        on.tokens() == tokens && on.reason() == Some(FinishReason::Stop),
+        "with ignore_eos a finished grammar went on: {} tokens became {} ({:?})",
+        tokens.len(),
+        on.tokens().len(),
+        on.reason()
+    );
+    let mut stopped = plain;
+    stopped.stop.stop_token_ids = vec![tokens[1]];
+    let stopped = live.answer(stopped).await?;
+    let before = tokens
+        .iter()
+        .take_while(|token| **token != tokens[1])
+        .count();
+    ensure!(
+        stopped.tokens() == tokens[..before] && stopped.reason() == Some(FinishReason::Stop),
+        "the stop token {} inside a grammar left {:?} ({:?}) of {tokens:?}",
+        tokens[1],
+        stopped.tokens(),
+        stopped.reason()
+    );
+    Ok(())
+}

@@ -1,5 +1,420 @@
-//! KV: KV events.
+//! KV: the events of the prefix cache, from which routers know which instance has which blocks.
+//!
+//! Event ids are given by the publisher, in order; what is left for KV05 is that the engine publishes changes, few enough
+//! for a subscriber to follow.
 
-use crate::check::Check;
+use std::collections::BTreeMap;
 
-pub(super) const CHECKS: &[Check] = &[];
+use futures_util::FutureExt;
+use genset_backend_common::kv::{
+    BlockHash, KvEventData, KvEventSubscription, Xxh3BlockHasher, hash_blocks,
+};
+use genset_backend_common::{ErrorKind, TokenId};
+
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::trial::{Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("KV01", Core, KvEvents, "the blocks of every request are published where start said",
+        clause: "StartContext::kv_events",
+        breaks: "a router that stops learning about an instance and sends its prompts elsewhere", every_request_published),
+    check!("KV02", Core, KvEvents, "stored blocks form chains: each follows the block it was computed after",
+        clause: "KvEventData::Stored",
+        breaks: "prefix indexes with loose ends: reuse that no router finds", parent_chains),
+    check!("KV03", Core, KvEvents, "no block is removed before it was stored",
+        clause: "KvEventData::Removed",
+        breaks: "indexes that drift from the cache for good", removed_after_stored),
+    check!("KV04", Core, KvEvents, "block hashes are those of the reference function, of full blocks only",
+        clause: "kv::hash_blocks",
+        breaks: "a router and an engine that never agree: no prefix hit at all", reference_hashes),
+    check!("KV05", Core, KvEvents, "a subscriber can follow the events of a few requests",
+        clause: "KvEventSubscription::next",
+        breaks: "event storms: every subscriber falls behind and takes snapshot after snapshot", no_storm),
+    check!("KV06", Core, KvEvents, "clearing the prefix cache is published, and the cache is empty",
+        clause: "EngineControls::clear_prefix_cache",
+        breaks: "prompts routed to a cache that is gone, or answers from blocks of old weights", clear),
+    check!("KV07", Core, KvEvents, "blocks have the size that the config declares",
+        clause: "EngineConfig::kv_block_size",
+        breaks: "a router that scores twice or half the reuse there is", block_size_holds),
+    check!("KV08", Strict, KvEvents, "a prompt reuses exactly the blocks that the events say are there",
+        clause: "Usage::cached_tokens",
+        breaks: "routing decisions on a state that the engine does not have", events_tell_reuse),
+    check!("KV09", Core, KvEvents, "published blocks never exceed the blocks there are",
+        clause: "EngineConfig::kv_total_blocks",
+        breaks: "evictions that nobody hears of: indexes that grow until they are all wrong", within_total),
+    check!("KV10", Strict, KvEvents, "blocks are published before a request that reuses them has its first token",
+        clause: "StartContext::kv_events",
+        breaks: "bursts on one prompt that are spread over instances without it", visible_in_time),
+];
+
+/// A router's view: the live blocks and their parents, kept from a snapshot and the changes after it.
+struct Index {
+    changes: KvEventSubscription,
+    last_event_id: u64,
+    live: BTreeMap<BlockHash, Option<BlockHash>>,
+    /// Blocks stored, ever.
+    stored: usize,
+    /// The most blocks that were live at once.
+    peak: usize,
+    /// Removed blocks that were not live.
+    unknown_removals: Vec<BlockHash>,
+    /// Blocks stored after a parent that was not live.
+    orphans: Vec<BlockHash>,
+}
+
+impl Index {
+    fn of(live: &Live) -> Self {
+        let changes = live.start.kv_events.subscribe();
+        let blocks = changes.snapshot.blocks.iter();
+        Self {
+            last_event_id: changes.snapshot.last_event_id,
+            live: blocks.map(|block| (block.hash, block.parent)).collect(),
+            changes,
+            stored: 0,
+            peak: 0,
+            unknown_removals: Vec::new(),
+            orphans: Vec::new(),
+        }
+    }
+
+    /// Takes all that was published, however much it is: tokio would make the task yield after a while.
+    fn read(&mut self) -> Result<(), Stop> {
+        while let Some(event) = tokio::task::unconstrained(self.changes.next()).now_or_never() {
+            let Ok(event) = event else {
+                fail!("the subscriber fell behind: too many events at once");
+            };
+            ensure!(
+                event.id == self.last_event_id + 1,
+                "event {} followed event {}",
+                event.id,
+                self.last_event_id
+            );
+            self.last_event_id = event.id;
+            self.apply(event.data);
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, data: KvEventData) {
+        match data {
+            KvEventData::Stored { mut parent, blocks } => {
+                for block in blocks {
+                    if parent.is_some_and(|parent| !self.live.contains_key(&parent)) {
+                        self.orphans.push(block);
+                    }
+                    self.live.insert(block, parent);
+                    self.stored += 1;
+                    parent = Some(block);
+                }
+            }
+            KvEventData::Removed { blocks } => {
+                for block in blocks {
+                    if self.live.remove(&block).is_none() {
+                        self.unknown_removals.push(block);
+                    }
+                }
+            }
+            KvEventData::Cleared => self.live.clear(),
+        }
+        self.peak = self.peak.max(self.live.len());
+    }
+
+    /// Reads until `is_done`.
+    async fn until(
+        &mut self,
+        live: &Live,
+        what: &str,
+        is_done: impl Fn(&Self) -> bool,
+    ) -> CheckResult {
+        let trial = &live.trial;
+        let wait = async {
+            loop {
+                self.read()?;
+                if is_done(self) {
+                    return Ok(());
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        trial.within(what, trial.limits().cancel, wait).await?
+    }
+
+    async fn until_live(&mut self, live: &Live, chain: &[BlockHash]) -> CheckResult {
+        let is_live = |index: &Self| chain.iter().all(|block| index.live.contains_key(block));
+        self.until(live, "the publication of a prompt's blocks", is_live)
+            .await
+    }
+}
+
+/// Tokens per block; no check of this group can do without.
+fn block_size(live: &Live) -> Result<usize, Stop> {
+    let Some(size) = live.config.kv_block_size else {
+        fail!("the engine declares kv_events, but its config has no kv_block_size");
+    };
+    Ok(usize::try_from(size.get()).unwrap_or(usize::MAX))
+}
+
+/// The reference hashes of the full blocks of `tokens`.
+fn chain(live: &Live, tokens: &[TokenId]) -> Vec<BlockHash> {
+    let size = live
+        .config
+        .kv_block_size
+        .unwrap_or(std::num::NonZeroU32::MIN);
+    hash_blocks(&Xxh3BlockHasher::new(), tokens, size)
+}
+
+/// Tokens each request of this group asks for.
+const GENERATED: u32 = 3;
+
+/// Sends a prompt and reads its answer: the whole sequence, and the prompt tokens it reused.
+async fn send(live: &Live, prompt: &[TokenId]) -> Result<(Vec<TokenId>, Option<u32>), Stop> {
+    let answer = live.answer(live.greedy(prompt.to_vec(), GENERATED)).await?;
+    let Some(usage) = answer.usage() else {
+        fail!("a plain request ended with {:?}", answer.error());
+    };
+    Ok(([prompt, &answer.tokens()].concat(), usage.cached_tokens))
+}
+
+/// Fills the cache twice over with prompts that share nothing; reads the events as they come.
+async fn fill(live: &Live, index: &mut Index) -> CheckResult {
+    const MOST_TOKENS: usize = 65_536;
+    let size = block_size(live)?;
+    let total = live
+        .config
+        .kv_total_blocks
+        .map_or(usize::MAX, |t| usize::try_from(t).unwrap_or(usize::MAX));
+    if total.saturating_mul(size) > MOST_TOKENS / 2 {
+        skip!(
+            NoProbe,
+            "the cache is too large to be filled by a test, or of unknown size"
+        );
+    }
+    let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
+    let blocks = (context / 2 / size).clamp(1, 16);
+    for seed in 0..=(2 * total / blocks) {
+        let prompt = live.prompt(blocks * size, u64::try_from(seed).unwrap_or(0) + 100);
+        send(live, &prompt).await?;
+        index.read()?;
+    }
+    index
+        .until(live, "the publication of any block", |index| {
+            index.stored > 0
+        })
+        .await
+}
+
+async fn every_request_published(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let size = block_size(&live)?;
+    let mut index = Index::of(&live);
+    for seed in 0..3 {
+        let prompt = live.prompt(3 * size, seed);
+        send(&live, &prompt).await?;
+        index.until_live(&live, &chain(&live, &prompt)).await?;
+    }
+    Ok(())
+}
+
+async fn parent_chains(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let size = block_size(&live)?;
+    let mut index = Index::of(&live);
+    let prompt = live.prompt(3 * size + size / 2, 1);
+    let other = [&prompt[..2 * size], &live.prompt(2 * size, 2)].concat();
+    for prompt in [prompt, other] {
+        let mut request = live.greedy(prompt.clone(), 2);
+        // Enough for blocks of generated tokens.
+        request.stop.max_tokens = Some(u32::try_from(2 * size).unwrap_or(u32::MAX).max(4));
+        let generated = live.answer(request).await?.tokens();
+        let prompt_blocks = chain(&live, &prompt);
+        index.until_live(&live, &prompt_blocks).await?;
+        let whole = chain(&live, &[prompt, generated].concat());
+        for (place, block) in whole.iter().enumerate() {
+            let expected = place.checked_sub(1).map(|before| whole[before]);
+            if let Some(parent) = index.live.get(block) {
+                ensure!(
+                    *parent == expected,
+                    "block {place} of a sequence was stored after {parent:?}, not after {expected:?}"
+                );
+            }
+        }
+    }
+    ensure!(
+        index.orphans.is_empty(),
+        "blocks were stored after parents that are not: {:?}",
+        index.orphans
+    );
+    Ok(())
+}
+
+async fn removed_after_stored(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut index = Index::of(&live);
+    fill(&live, &mut index).await?;
+    ensure!(
+        index.unknown_removals.is_empty(),
+        "{} blocks were removed that were not stored, such as {:?}",
+        index.unknown_removals.len(),
+        index.unknown_removals[0]
+    );
+    Ok(())
+}
+
+async fn reference_hashes(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let size = block_size(&live)?;
+    let mut index = Index::of(&live);
+    let prompt = live.prompt(4 * size + size / 2, 1);
+    let (sequence, _) = send(&live, &prompt).await?;
+    index.until_live(&live, &chain(&live, &prompt)).await?;
+    let expected = chain(&live, &sequence);
+    for block in index.live.keys() {
+        ensure!(
+            expected.contains(block),
+            "{block:?} was stored, which is the hash of no full block of the sequence"
+        );
+    }
+    Ok(())
+}
+
+async fn no_storm(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let size = block_size(&live)?;
+    let mut index = Index::of(&live);
+    let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
+    let blocks = (context / 2 / size).clamp(1, 16);
+    for seed in 0..8 {
+        send(&live, &live.prompt(blocks * size, seed)).await?;
+    }
+    // A subscriber that was busy all the while.
+    index
+        .until(&live, "the publication of any block", |index| {
+            index.stored > 0
+        })
+        .await
+}
+
+async fn clear(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let size = block_size(&live)?;
+    let mut index = Index::of(&live);
+    let prompt = live.prompt(3 * size + 1, 1);
+    send(&live, &prompt).await?;
+    index.until_live(&live, &chain(&live, &prompt)).await?;
+    let Some(controls) = live.subject.engine.controls() else {
+        skip!(NotDeclared, "the engine has no controls");
+    };
+    match live
+        .trial
+        .call("clear_prefix_cache", controls.clear_prefix_cache())
+        .await?
+    {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            skip!(NotDeclared, "the engine cannot clear its prefix cache");
+        }
+        Err(error) => fail!("clear_prefix_cache failed: {error} ({})", error.kind()),
+    }
+    index
+        .until(&live, "the event of the clearing", |index| {
+            index.live.is_empty()
+        })
+        .await?;
+    let (_, cached) = send(&live, &prompt).await?;
+    ensure!(
+        cached.is_none_or(|cached| cached == 0),
+        "a prompt reused {cached:?} tokens of a cache that was cleared"
+    );
+    index.until_live(&live, &chain(&live, &prompt)).await
+}
+
+async fn block_size_holds(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let size = block_size(&live)?;
+    let mut index = Index::of(&live);
+    let prompt = live.prompt(4 * size, 1);
+    let (sequence, _) = send(&live, &prompt).await?;
+    index
+        .until(&live, "the publication of 4 blocks", |index| {
+            index.live.len() >= 4
+        })
+        .await?;
+    let most = sequence.len() / size;
+    ensure!(
+        index.live.len() <= most,
+        "{} tokens made {} blocks, although a block is declared to have {size}",
+        sequence.len(),
+        index.live.len()
+    );
+    Ok(())
+}
+
+async fn events_tell_reuse(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let size = block_size(&live)?;
+    let mut index = Index::of(&live);
+    let first = live.prompt(3 * size + 1, 1);
+    let branch = [&first[..2 * size], &live.prompt(2 * size + 1, 2)].concat();
+    let other = live.prompt(3 * size + 1, 3);
+    for prompt in [&first, &branch, &other, &first, &branch] {
+        index.read()?;
+        let blocks = chain(&live, prompt);
+        let published = blocks
+            .iter()
+            .take_while(|block| index.live.contains_key(block))
+            .count();
+        let (_, cached) = send(&live, prompt).await?;
+        let Some(cached) = cached else {
+            skip!(NoProbe, "the engine does not count cached tokens");
+        };
+        ensure!(
+            usize::try_from(cached) == Ok(published * size),
+            "{published} blocks of {size} tokens were published, {cached} tokens were reused"
+        );
+        index.until_live(&live, &blocks).await?;
+    }
+    Ok(())
+}
+
+async fn within_total(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut index = Index::of(&live);
+    fill(&live, &mut index).await?;
+    let total = live.config.kv_total_blocks.unwrap_or(u64::MAX);
+    ensure!(
+        u64::try_from(index.peak).is_ok_and(|peak| peak <= total),
+        "{} blocks were live by the events, of {total} that there are",
+        index.peak
+    );
+    Ok(())
+}
+
+async fn visible_in_time(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let size = block_size(&live)?;
+    let shared = live.prompt(3 * size, 1);
+    let first = [shared.clone(), live.prompt(1, 2)].concat();
+    let second = [shared.clone(), live.prompt(1, 3)].concat();
+    live.answer(live.greedy(first, 1)).await?;
+    let mut running = live.generate(live.greedy(second, 8)).await?;
+    running.read_tokens(1).await?;
+    let published = Index::of(&live).live;
+    let usage = running.finish().await?.usage();
+    let Some(cached) = usage
+        .and_then(|usage| usage.cached_tokens)
+        .filter(|cached| *cached > 0)
+    else {
+        skip!(NoProbe, "the engine reused nothing, or does not count it");
+    };
+    let reused = usize::try_from(cached).unwrap_or(usize::MAX) / size;
+    let missing = chain(&live, &shared)
+        .iter()
+        .take(reused)
+        .filter(|b| !published.contains_key(b))
+        .count();
+    ensure!(
+        missing == 0,
+        "at the first token {missing} of {reused} reused blocks were not published"
+    );
+    Ok(())
+}

@@ -1,5 +1,274 @@
 //! LC: construct and start.
+//!
+//! Changed from the catalogue, with the reason:
+//! - LC04: `start` returns the config once, so there is no second reading of it. The promise is that two engines built
+//!   alike declare alike; what depends on free memory (numbers of blocks and sequences) may differ.
+//! - LC07: options are the engine's own constructor's, which a factory hides. The one option that the kit can choose is
+//!   the role; an engine that starts in every role shows no refusal to judge.
+//! - LC08: the Worker's deadline drops the future of `start`, so what an engine owes is that its `start` never holds the
+//!   thread for long, and ends.
 
-use crate::check::Check;
+use std::num::NonZeroU32;
+use std::sync::mpsc::sync_channel;
+use std::task::Poll;
+use std::time::Duration;
 
-pub(super) const CHECKS: &[Check] = &[];
+use genset_backend_common::{EngineConfig, ErrorKind, GenerateRequest, Role, StartContext};
+
+use super::leaks;
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::subject::Subject;
+use crate::trial::{Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("LC01", Core, Tokens, "start declares a model, a context and limits that a Worker can serve",
+        clause: "EngineConfig::validate",
+        breaks: "a worker registers a model that nobody can route to", sane_config),
+    check!("LC02", Core, Tokens, "a second start is refused or changes nothing",
+        clause: "LLMEngine::start",
+        breaks: "a retried start takes the device's memory twice", second_start),
+    check!("LC03", Core, Tokens, "generate before start is refused with EngineShutdown",
+        clause: "LLMEngine::generate, Errors",
+        breaks: "early traffic crashes the worker", generate_before_start),
+    check!("LC04", Core, Tokens, "engines built alike declare the same",
+        clause: "EngineConfig",
+        breaks: "model cards that disagree, and routing that flaps between them", same_config),
+    check!("LC05", Core, Tokens, "dropping the future of start, then cleanup, leaves nothing running",
+        clause: "LLMEngine::start, Cancel safety",
+        breaks: "a worker that is told to stop during a load leaks the load", dropped_start),
+    check!(alone "LC06", Core, Tokens, "building an engine and dropping it leaves no thread, file or child behind",
+        clause: "LLMEngine, construction is cheap and without side effects",
+        breaks: "a process that only lists its engines holds a device", build_and_drop),
+    check!("LC07", Strict, Tokens, "a start that an option makes impossible is refused as the operator's mistake",
+        clause: "ErrorKind",
+        breaks: "operators cannot tell a wrong flag from a crash", impossible_role),
+    check!("LC08", Strict, Tokens, "start never holds the thread for long, and ends",
+        clause: "LLMEngine::start, Cancel safety",
+        breaks: "a load that hangs cannot be given up, and blocks the rollout", start_yields),
+];
+
+async fn sane_config(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let config = &live.config;
+    if let Err(error) = config.validate() {
+        fail!("the config is not valid: {error}");
+    }
+    ensure!(config.max_num_seqs != Some(0), "max_num_seqs is 0");
+    ensure!(
+        config.max_num_batched_tokens != Some(0),
+        "max_num_batched_tokens is 0"
+    );
+    ensure!(config.kv_total_blocks != Some(0), "kv_total_blocks is 0");
+    ensure!(
+        config.kv_total_blocks.is_none() || config.kv_block_size.is_some(),
+        "there are KV blocks, but no kv_block_size"
+    );
+    if let Some(Err(error)) = config.canary.as_ref().map(|canary| config.check(canary)) {
+        fail!("the engine's own canary is refused: {error}");
+    }
+    Ok(())
+}
+
+async fn second_start(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let before = leaks::tasks();
+    let again = live.subject.engine.start(StartContext::detached(2));
+    let again = trial
+        .within("a second start", trial.limits().start, again)
+        .await?;
+    if let Ok(config) = again {
+        ensure!(
+            config == live.config,
+            "a second start succeeded and declared something else"
+        );
+    }
+    leaks::tasks_end(&trial, "a second start", before).await?;
+    let answer = live.answer(live.request(4, 4)).await?;
+    ensure!(
+        answer.finished().is_some(),
+        "after a second start the engine fails: {:?}",
+        answer.error()
+    );
+    Ok(())
+}
+
+/// An engine that was not started, ready to be asked all the same.
+fn unstarted(trial: &Trial) -> Live {
+    let config = EngineConfig {
+        vocab_size: NonZeroU32::new(2),
+        ..EngineConfig::new("not-started", 1024)
+    };
+    Live {
+        trial: trial.clone(),
+        subject: trial.build(),
+        config,
+        start: StartContext::detached(1),
+    }
+}
+
+async fn generate_before_start(trial: Trial) -> CheckResult {
+    let live = unstarted(&trial);
+    let mut request = GenerateRequest::from_tokens("not-started", vec![1, 0, 1]);
+    request.stop.max_tokens = Some(1);
+    let error = live.refusal(request).await?;
+    ensure!(
+        error.kind() == ErrorKind::EngineShutdown,
+        "expected engine_shutdown, got {}: {error}",
+        error.kind()
+    );
+    Ok(())
+}
+
+async fn same_config(trial: Trial) -> CheckResult {
+    let configs = [
+        config_of_a_start(&trial).await?,
+        config_of_a_start(&trial).await?,
+    ];
+    let [first, second] = configs.map(|config| EngineConfig {
+        kv_total_blocks: None,
+        max_num_seqs: None,
+        max_num_batched_tokens: None,
+        // MT04 judges the ranks.
+        data_parallel_size: 1,
+        ..config
+    });
+    ensure!(
+        first == second,
+        "two engines built alike declare {first:?} and {second:?}"
+    );
+    Ok(())
+}
+
+/// The config of a fresh engine, which is gone when this returns: two may not fit the device at once.
+pub(super) async fn config_of_a_start(trial: &Trial) -> Result<EngineConfig, Stop> {
+    let live = trial.start().await?;
+    live.put_away().await?;
+    Ok(live.config)
+}
+
+/// How far a start gets before it is dropped.
+#[derive(Debug, Clone, Copy)]
+enum Cut {
+    Polls(u32),
+    After(Duration),
+}
+
+async fn dropped_start(trial: Trial) -> CheckResult {
+    let cuts = [
+        Cut::Polls(1),
+        Cut::Polls(2),
+        Cut::After(Duration::from_millis(2)),
+        Cut::After(Duration::from_millis(50)),
+    ];
+    for cut in cuts {
+        let before = leaks::tasks();
+        let subject = trial.build();
+        start_until(&subject, cut).await;
+        let cleaned = trial
+            .call("cleanup after a dropped start", subject.engine.cleanup())
+            .await?;
+        if let Err(error) = cleaned {
+            fail!("cleanup failed after start was dropped ({cut:?}): {error}");
+        }
+        trial.release(&subject);
+        drop(subject);
+        leaks::tasks_end(&trial, "a dropped start", before).await?;
+    }
+    Ok(())
+}
+
+/// Begins a start and drops it where `cut` says, or when it is done.
+async fn start_until(subject: &Subject, cut: Cut) {
+    let mut start = subject.engine.start(StartContext::detached(1));
+    match cut {
+        Cut::After(time) => drop(tokio::time::timeout(time, start).await),
+        Cut::Polls(polls) => {
+            let mut polled = 0;
+            std::future::poll_fn(|cx| {
+                polled += 1;
+                if start.as_mut().poll(cx).is_ready() || polled >= polls {
+                    return Poll::Ready(());
+                }
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            })
+            .await;
+        }
+    }
+}
+
+async fn build_and_drop(trial: Trial) -> CheckResult {
+    let before = leaks::tasks();
+    leaks::leaves_nothing("building and dropping an engine", || async {
+        let subject = trial.build();
+        trial.release(&subject);
+        drop(subject);
+        Ok(())
+    })
+    .await?;
+    leaks::tasks_end(&trial, "building an engine", before).await
+}
+
+async fn impossible_role(trial: Trial) -> CheckResult {
+    let mut is_refused = false;
+    for role in [Role::Prefill, Role::Decode] {
+        let subject = trial.build_as(role);
+        let ctx = StartContext {
+            role,
+            ..StartContext::detached(1)
+        };
+        let started = trial
+            .within("start", trial.limits().start, subject.engine.start(ctx))
+            .await?;
+        if let Err(error) = started {
+            is_refused = true;
+            let is_users = matches!(
+                error.kind(),
+                ErrorKind::InvalidArgument | ErrorKind::Unsupported
+            );
+            ensure!(
+                is_users,
+                "start as {role:?} is refused with {}: {error}",
+                error.kind()
+            );
+        }
+        drop(trial.call("cleanup", subject.engine.cleanup()).await?);
+        trial.release(&subject);
+    }
+    if !is_refused {
+        skip!(
+            NotDeclared,
+            "the engine starts in every role, and its own options are hidden in the factory"
+        );
+    }
+    Ok(())
+}
+
+/// Every poll of start is watched from another thread, in real time: on the check's own thread nothing could.
+async fn start_yields(trial: Trial) -> CheckResult {
+    let subject = trial.build();
+    let mut start = subject.engine.start(StartContext::detached(1));
+    // A quarter of what ends the whole check, so that the failure has this name.
+    let limit = trial.limits().wall / 4;
+    let polled = std::future::poll_fn(|cx| {
+        let (done, is_done) = sync_channel::<()>(1);
+        let watch = std::thread::Builder::new()
+            .name("conformance-watch".into())
+            .spawn(move || is_done.recv_timeout(limit).is_ok());
+        let poll = start.as_mut().poll(cx);
+        let _ = done.send(());
+        let is_soon = watch.is_ok_and(|watch| watch.join().unwrap_or(false));
+        match poll {
+            _ if !is_soon => Poll::Ready(Err(())),
+            Poll::Ready(_started) => Poll::Ready(Ok(())),
+            Poll::Pending => Poll::Pending,
+        }
+    });
+    let polled = trial.within("start", trial.limits().start, polled).await?;
+    ensure!(
+        polled.is_ok(),
+        "start held its thread for {} s of real time",
+        limit.as_secs_f64()
+    );
+    Ok(())
+}

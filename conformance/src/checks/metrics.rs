@@ -1,5 +1,293 @@
 //! MT: metrics and health.
+//!
+//! Engines publish through the handles of their [`StartContext`](genset_backend_common::StartContext), so that is where
+//! the kit looks. What an engine does not publish is skipped.
+//!
+//! Changed from the catalogue, with the reason:
+//! - MT01: the snapshot is the registry's encoding, which every scrape asks for.
+//! - MT04: the ranks are declared once, at start; the promise is that engines built alike declare the same number.
+//! - MT05: serving is the Worker's word; an engine's only word on health is that it is dead, and it must not say so while
+//!   it lives, nor when it is stopped in order. ER03 has the other side.
+//! - MT06: what asks an engine for its health is the Worker's canary, a small request.
+//! - MT07 (the gauges of a model server): has no subject yet, since no engine can declare that profile. Capabilities
+//!   would have to name it first.
 
-use crate::check::Check;
+use std::collections::BTreeMap;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
-pub(super) const CHECKS: &[Check] = &[];
+use futures_util::future::join_all;
+use genset_backend_common::{
+    CancelReason, DrainContext, ErrorKind, GenerateRequest, MetricsRegistry, Output,
+};
+
+use super::lifecycle::config_of_a_start;
+use crate::check::{Check, CheckResult, check, ensure, fail, skip};
+use crate::trial::{Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("MT01", Core, Tokens, "a scrape of the metrics asks nothing of the engine",
+        clause: "MetricsRegistry",
+        breaks: "monitoring slows the engine, and a busy engine looks dead", cheap_scrape),
+    check!("MT02", Core, Tokens, "the published load returns to zero when nothing runs",
+        clause: "LoadPublisher; Load",
+        breaks: "the router avoids an idle worker for ever", load_returns),
+    check!("MT03", Core, Tokens, "counters never decrease",
+        clause: "MetricsRegistry",
+        breaks: "rates on dashboards jump, and alerts fire for nothing", counters_grow),
+    check!("MT04", Core, Tokens, "engines built alike have the same data-parallel ranks",
+        clause: "EngineConfig::data_parallel_size",
+        breaks: "requests are routed to ranks that are not there", stable_ranks),
+    check!("MT05", Core, Tokens, "an engine that works, or is stopped in order, does not report itself dead",
+        clause: "HealthReporter::report_dead",
+        breaks: "a cancelled request or a planned stop counts as a crash", not_dead),
+    check!("MT06", Strict, Tokens, "a saturated engine answers the canary, or refuses it as overloaded",
+        clause: "EngineConfig::canary",
+        breaks: "a busy worker is taken for a dead one and killed", canary_under_load),
+];
+
+/// What a scrape may take, in real time; far above what encoding takes, far below what a step of an engine takes.
+const CHEAP: Duration = Duration::from_millis(5);
+/// The best of so many scrapes counts: the machine may be busy.
+const SCRAPES: usize = 10;
+
+/// The families an engine publishes; empty when it publishes none.
+fn scrape(registry: &MetricsRegistry) -> String {
+    let text = registry.encode();
+    text.trim_end().trim_end_matches("# EOF").to_owned()
+}
+
+async fn cheap_scrape(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut running = live.generate(live.request(67, 64)).await?;
+    running.read_tokens(1).await?;
+    let metrics = live.start.metrics.clone();
+    // On a thread of its own, where time is real, and where a scrape that waits for the engine can be given up.
+    let (done, best) = sync_channel(1);
+    let thread = std::thread::Builder::new()
+        .name("conformance-scrape".into())
+        .spawn(move || {
+            let best = (0..SCRAPES)
+                .map(|_| {
+                    let started = tokio::time::Instant::now();
+                    drop(metrics.encode());
+                    started.elapsed()
+                })
+                .min();
+            let _ = done.send(best);
+        });
+    ensure!(thread.is_ok(), "the kit cannot start a thread");
+    let Ok(best) = best.recv_timeout(trial.limits().wall / 4) else {
+        fail!("a scrape of the metrics waits for the engine");
+    };
+    if scrape(&live.start.metrics).is_empty() {
+        skip!(NotDeclared, "the engine publishes no metrics");
+    }
+    let best = best.unwrap_or_default();
+    ensure!(
+        best < CHEAP,
+        "the fastest of {SCRAPES} scrapes took {:.1} ms",
+        best.as_secs_f64() * 1e3
+    );
+    Ok(())
+}
+
+/// Requests that end in each of the ways there are: finished, cancelled, dropped, refused.
+async fn every_end(live: &Live) -> CheckResult {
+    let limit = live.trial.limits().call;
+    drop(live.answer(live.request(4, 4)).await?);
+    let mut cancelled = live.generate(live.request(67, 64)).await?;
+    cancelled.read_tokens(1).await?;
+    cancelled.ctx.cancel(CancelReason::Client);
+    drop(cancelled.finish_within(limit).await?);
+    let mut dropped = live.generate(live.request(67, 64)).await?;
+    dropped.read_tokens(1).await?;
+    drop(dropped);
+    let mut refused = live.request(4, 4);
+    refused.stop.max_tokens = Some(0);
+    let ctx = live.context(&refused);
+    drop(live.try_generate(refused, ctx).await?);
+    Ok(())
+}
+
+async fn load_returns(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut load = live.start.load.subscribe();
+    let mut running = live.generate(live.request(67, 64)).await?;
+    running.read_tokens(1).await?;
+    let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
+    if !matches!(is_published, Ok(Ok(()))) {
+        skip!(NotDeclared, "the engine publishes no load");
+    }
+    drop(running.finish().await?);
+    every_end(&live).await?;
+    let idle = load.wait_for(|load| load.running_requests == 0 && load.waiting_requests == 0);
+    let waited = tokio::time::timeout(trial.limits().cancel, idle)
+        .await
+        .is_ok();
+    let last = *load.borrow();
+    ensure!(
+        waited,
+        "nothing runs, and the published load is {} running, {} waiting",
+        last.running_requests,
+        last.waiting_requests
+    );
+    Ok(())
+}
+
+/// The samples that may only grow: of counters, and the counts, sums and buckets of histograms.
+fn growing(text: &str) -> BTreeMap<String, f64> {
+    let mut counters = Vec::new();
+    let mut histograms = Vec::new();
+    for line in text.lines() {
+        match line.split_whitespace().collect::<Vec<_>>()[..] {
+            ["#", "TYPE", name, "counter"] => counters.push(name.to_owned()),
+            ["#", "TYPE", name, "histogram"] => histograms.push(name.to_owned()),
+            _ => {}
+        }
+    }
+    let may_only_grow = |sample: &str| {
+        let name = sample.split('{').next().unwrap_or(sample);
+        let is_of = |families: &[String], suffixes: &[&str]| {
+            suffixes.iter().any(|suffix| {
+                name.strip_suffix(suffix)
+                    .is_some_and(|family| families.iter().any(|known| known == family))
+            })
+        };
+        is_of(&counters, &["_total"]) || is_of(&histograms, &["_count", "_sum", "_bucket"])
+    };
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| {
+            // An exemplar may follow the value.
+            let line = line.split(" # ").next().unwrap_or(line);
+            let (sample, value) = line.rsplit_once(' ')?;
+            may_only_grow(sample).then_some((sample.to_owned(), value.parse().ok()?))
+        })
+        .collect()
+}
+
+async fn counters_grow(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut before = growing(&scrape(&live.start.metrics));
+    for round in 1..=4 {
+        every_end(&live).await?;
+        let now = growing(&scrape(&live.start.metrics));
+        for (sample, value) in &before {
+            let Some(later) = now.get(sample) else {
+                fail!("after round {round} of requests, {sample} is gone");
+            };
+            let has_fallen = later < value;
+            ensure!(
+                !has_fallen,
+                "after round {round} of requests, {sample} went from {value} to {later}"
+            );
+        }
+        before = now;
+    }
+    if before.is_empty() {
+        skip!(NotDeclared, "the engine publishes no counters");
+    }
+    Ok(())
+}
+
+async fn stable_ranks(trial: Trial) -> CheckResult {
+    let first = config_of_a_start(&trial).await?.data_parallel_size;
+    let second = config_of_a_start(&trial).await?.data_parallel_size;
+    ensure!(first >= 1, "the engine declares no rank");
+    ensure!(
+        first == second,
+        "two engines built alike declare {first} and {second} ranks"
+    );
+    Ok(())
+}
+
+async fn not_dead(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let lives = |when: &str| match live.start.health.dead_reason() {
+        None => Ok(()),
+        Some(reason) => fail!("{when} the engine reported itself dead: {reason}"),
+    };
+    lives("after start")?;
+    every_end(&live).await?;
+    lives("after ordinary requests")?;
+    let deadline = trial.limits().call;
+    let drain = live.subject.engine.drain(DrainContext { deadline });
+    drop(trial.call("drain", drain).await?);
+    lives("after drain")?;
+    live.put_away().await?;
+    // A thread that ends a little later must not take its end for a crash.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    lives("after an orderly cleanup")
+}
+
+/// The Worker's canary: the engine's own, or one token in and one out.
+fn canary(live: &Live) -> GenerateRequest {
+    match &live.config.canary {
+        Some(request) => (**request).clone(),
+        None => live.request(1, 1),
+    }
+}
+
+async fn canary_under_load(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    // As many as it declares that it runs, and some that wait.
+    let sequences = live.config.max_num_seqs.unwrap_or(8).clamp(1, 64) + 4;
+    let others = join_all((0..sequences).map(|_| async {
+        let request = live.request(15, 8);
+        let ctx = live.context(&request);
+        match live.try_generate(request, ctx).await? {
+            // CC07 judges what an engine does over its capacity.
+            Err(_refused) => Ok(()),
+            Ok(running) => running.finish().await.map(drop),
+        }
+    }));
+    let probe = async {
+        let request = canary(&live);
+        let ctx = live.context(&request);
+        let mut running = match live.try_generate(request, ctx).await? {
+            Err(error) => return Ok(Some(error)),
+            Ok(running) => running,
+        };
+        loop {
+            match running.next().await? {
+                Some(Err(error)) => return Ok(Some(error)),
+                Some(Ok(Output::Finished(_))) | None => return Ok(None),
+                Some(Ok(_)) => {}
+            }
+        }
+    };
+    let probe = trial.call("the canary of a saturated engine", probe);
+    let (_others, probed) = futures_util::future::join(others, probe).await;
+    match probed?? {
+        None => Ok(()),
+        Some(error) if error.kind() == ErrorKind::Overloaded => Ok(()),
+        Some(error) => fail!(
+            "a saturated engine fails its canary with {}: {error}",
+            error.kind()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_and_histograms_may_only_grow_and_gauges_may_not_only() {
+        let text = "# HELP a Help.\n# TYPE a counter\na_total{x=\"1 2\"} 3 # {trace=\"t\"} 1\n\
+            # TYPE b gauge\nb 4\n# TYPE c histogram\nc_sum 0.5\nc_count 1\nc_bucket{le=\"+Inf\"} 1\n";
+        let samples = growing(text);
+        let names: Vec<&str> = samples.keys().map(String::as_str).collect();
+        assert_eq!(
+            names,
+            [
+                "a_total{x=\"1 2\"}",
+                "c_bucket{le=\"+Inf\"}",
+                "c_count",
+                "c_sum"
+            ]
+        );
+        assert_eq!(samples["a_total{x=\"1 2\"}"], 3.0);
+    }
+}

@@ -1,5 +1,424 @@
 //! DT: sampling and determinism.
 
-use crate::check::Check;
+use genset_backend_common::{
+    ErrorKind, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption, TokenId,
+};
 
-pub(super) const CHECKS: &[Check] = &[];
+use crate::check::{Check, CheckResult, Stop, check, ensure, skip};
+use crate::trial::{Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("DT01", Core, Tokens, "a greedy request repeats exactly",
+        clause: "SamplingOptions::temperature",
+        breaks: "answers that change from run to run, and prefix caches and migrations that cannot be trusted",
+        greedy_repeats),
+    check!("DT02", Strict, Sampling, "the same seed gives the same answer",
+        clause: "SamplingOptions::seed",
+        breaks: "evaluations and bug reports that nobody can repeat", same_seed),
+    // Changed: an engine with one possible next token gives one answer for all seeds, rightly; it is skipped.
+    check!("DT03", Strict, Sampling, "different seeds give different answers",
+        clause: "SamplingOptions::seed",
+        breaks: "a constant random generator: every best-of-n candidate is the same", different_seeds),
+    check!("DT04", Core, Sampling, "temperature 0 is greedy, whatever the seed",
+        clause: "SamplingOptions::temperature",
+        breaks: "a division by zero: garbage for the commonest setting of all", temperature_zero),
+    check!("DT05", Strict, Sampling, "top_k = 1 is greedy at any temperature",
+        clause: "SamplingOptions::top_k",
+        breaks: "samplers applied in the wrong order or to the wrong tokens", top_k_one),
+    check!("DT06", Strict, Sampling, "a bias of -100 bans a token and one of +100 forces it",
+        clause: "SamplingOptions::logit_bias",
+        breaks: "banned tokens that appear: the bias came after the softmax, or not at all", bias),
+    check!("DT07", Strict, Logprobs, "log probabilities are at most 0, sorted, as many as asked for, and hold the chosen token",
+        clause: "TokenLogprob",
+        breaks: "evaluations and confidence scores computed from the wrong logits", logprobs),
+    check!("DT08", Strict, Sampling, "a penalty changes an answer that repeats itself, where it repeats itself",
+        clause: "SamplingOptions::presence_penalty",
+        breaks: "penalties that do nothing, or punish the wrong tokens", penalties),
+    check!("DT09", Core, Tokens, "what is not declared is refused as unsupported",
+        clause: "Capabilities",
+        breaks: "parameters that are dropped in silence: the client believes they hold", undeclared),
+];
+
+/// A request long enough for a wrong choice to show.
+fn greedy(live: &Live, seed: u64) -> GenerateRequest {
+    live.greedy(live.prompt(8, seed), 24)
+}
+
+/// A request on the same prompt that chooses freely.
+fn free(live: &Live, seed: u64) -> GenerateRequest {
+    let mut request = greedy(live, seed);
+    if live.can(SamplingOption::Temperature) {
+        request.sampling.temperature = Some(1.5);
+    }
+    request
+}
+
+async fn tokens(live: &Live, request: GenerateRequest) -> Result<Vec<TokenId>, Stop> {
+    let answer = live.answer(request).await?;
+    ensure!(
+        !answer.tokens().is_empty(),
+        "the answer holds no token: {:?}",
+        answer.items
+    );
+    Ok(answer.tokens())
+}
+
+async fn greedy_repeats(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    for seed in 0..3 {
+        let first = tokens(&live, greedy(&live, seed)).await?;
+        let second = tokens(&live, greedy(&live, seed)).await?;
+        ensure!(
+            first == second,
+            "the same greedy request gave {first:?}, then {second:?}"
+        );
+    }
+    Ok(())
+}
+
+async fn same_seed(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    if !live.can(SamplingOption::Seed) {
+        skip!(NotDeclared, "the engine does not declare seed");
+    }
+    for seed in 0..3 {
+        let mut request = free(&live, seed);
+        request.sampling.seed = Some(seed + 7);
+        let first = tokens(&live, request.clone()).await?;
+        let second = tokens(&live, request).await?;
+        ensure!(
+            first == second,
+            "with the same seed came {first:?}, then {second:?}"
+        );
+    }
+    Ok(())
+}
+
+async fn different_seeds(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    if !live.can(SamplingOption::Seed) || !live.can(SamplingOption::Temperature) {
+        skip!(
+            NotDeclared,
+            "the engine does not declare temperature and seed"
+        );
+    }
+    if !has_a_choice(&live).await? {
+        skip!(
+            NotDeclared,
+            "the engine seems to have one possible next token"
+        );
+    }
+    let mut answers = Vec::new();
+    for seed in 0..8 {
+        let mut request = free(&live, 0);
+        request.sampling.seed = Some(seed);
+        answers.push(tokens(&live, request).await?);
+    }
+    ensure!(
+        answers.iter().any(|answer| *answer != answers[0]),
+        "eight seeds gave one answer: {:?}",
+        answers[0]
+    );
+    Ok(())
+}
+
+/// Whether there is more than one next token: its log probabilities say so, or requests without a seed differ.
+async fn has_a_choice(live: &Live) -> Result<bool, Stop> {
+    if live.config.capabilities.max_logprobs.is_some() {
+        let mut request = greedy(live, 0);
+        request.output.logprobs = Some(0);
+        let answer = live.answer(request).await?;
+        return Ok(answer.logprobs().iter().any(|at| at.logprob < -0.1));
+    }
+    let first = tokens(live, free(live, 0)).await?;
+    for _ in 0..7 {
+        if tokens(live, free(live, 0)).await? != first {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The default is greedy for most engines, but may be documented otherwise: it counts where it repeats itself.
+async fn temperature_zero(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    if !live.can(SamplingOption::Temperature) {
+        skip!(NotDeclared, "the engine does not declare temperature");
+    }
+    for seed in 0..3 {
+        let mut default = greedy(&live, seed);
+        default.sampling.temperature = None;
+        let reference = tokens(&live, default.clone()).await?;
+        let is_greedy = tokens(&live, default).await? == reference;
+        let cold = tokens(&live, greedy(&live, seed)).await?;
+        ensure!(
+            !is_greedy || cold == reference,
+            "temperature 0 gave {cold:?}, the greedy default {reference:?}"
+        );
+        let mut seeded = greedy(&live, seed);
+        seeded.sampling.seed = live.can(SamplingOption::Seed).then_some(seed + 1);
+        let seeded = tokens(&live, seeded).await?;
+        ensure!(
+            seeded == cold,
+            "at temperature 0 a seed turned {cold:?} into {seeded:?}"
+        );
+    }
+    Ok(())
+}
+
+async fn top_k_one(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    if !live.can(SamplingOption::TopK) {
+        skip!(NotDeclared, "the engine does not declare top_k");
+    }
+    for seed in 0..3 {
+        let reference = tokens(&live, greedy(&live, seed)).await?;
+        let mut request = free(&live, seed);
+        request.sampling.top_k = Some(1);
+        let narrow = tokens(&live, request).await?;
+        ensure!(
+            narrow == reference,
+            "top_k = 1 gave {narrow:?}, greedy {reference:?}"
+        );
+    }
+    Ok(())
+}
+
+async fn bias(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    if !live.can(SamplingOption::LogitBias) {
+        skip!(NotDeclared, "the engine does not declare logit_bias");
+    }
+    let reference = tokens(&live, greedy(&live, 0)).await?;
+    let banned = reference[0];
+    let mut request = greedy(&live, 0);
+    request.sampling.logit_bias = [(banned, -100.0)].into();
+    let without = tokens(&live, request).await?;
+    ensure!(
+        !without.contains(&banned),
+        "token {banned} appeared with a bias of -100: {without:?}"
+    );
+    let forced = (0..)
+        .map(|seed| live.token(seed))
+        .find(|token| !reference.contains(token));
+    let Some(forced) = forced else {
+        return Ok(());
+    };
+    let mut request = greedy(&live, 0);
+    request.sampling.logit_bias = [(forced, 100.0)].into();
+    let only = tokens(&live, request).await?;
+    ensure!(
+        only.iter().all(|token| *token == forced),
+        "other tokens appeared although {forced} had a bias of +100: {only:?}"
+    );
+    Ok(())
+}
+
+async fn logprobs(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let max = live.config.capabilities.max_logprobs.unwrap_or(0);
+    for top in [0, 1.min(max), max] {
+        let mut request = greedy(&live, u64::from(top));
+        request.output.logprobs = Some(top);
+        let answer = live.answer(request).await?;
+        let (tokens, logprobs) = (answer.tokens(), answer.logprobs());
+        ensure!(
+            tokens.len() == logprobs.len(),
+            "{} tokens came with {} log probabilities",
+            tokens.len(),
+            logprobs.len()
+        );
+        for (token, at) in tokens.iter().zip(&logprobs) {
+            let ranked: Vec<f32> = at.top.iter().map(|candidate| candidate.logprob).collect();
+            ensure!(
+                u32::try_from(ranked.len()) == Ok(top),
+                "{top} candidates were asked for, {} came",
+                ranked.len()
+            );
+            ensure!(
+                at.logprob <= 0.0 && ranked.iter().all(|logprob| *logprob <= 0.0),
+                "a log probability is above 0 or not a number: {at:?}"
+            );
+            ensure!(
+                ranked.is_sorted_by(|a, b| a >= b),
+                "the candidates are not sorted: {ranked:?}"
+            );
+            let ranked_as = at.top.iter().find(|candidate| candidate.token_id == *token);
+            let is_among = ranked.last().is_none_or(|worst| at.logprob <= *worst);
+            ensure!(
+                ranked_as.map_or(is_among, |c| (c.logprob - at.logprob).abs() < 1e-3),
+                "the chosen token {token} ({}) disagrees with the candidates {:?}",
+                at.logprob,
+                at.top
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A penalty lowers the logits of tokens that came before, so the first token it changes must be one of those.
+async fn penalties(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    type Penalty = (SamplingOption, &'static str, fn(&mut GenerateRequest));
+    let penalties: [Penalty; 3] = [
+        (SamplingOption::PresencePenalty, "presence_penalty", |r| {
+            r.sampling.presence_penalty = Some(2.0);
+        }),
+        (SamplingOption::FrequencyPenalty, "frequency_penalty", |r| {
+            r.sampling.frequency_penalty = Some(2.0);
+        }),
+        (
+            SamplingOption::RepetitionPenalty,
+            "repetition_penalty",
+            |r| {
+                r.sampling.repetition_penalty = Some(2.0);
+            },
+        ),
+    ];
+    let mut was_tried = false;
+    for (option, name, set) in penalties {
+        if !live.can(option) {
+            continue;
+        }
+        let counts_prompt = option == SamplingOption::RepetitionPenalty;
+        let (mut repeats, mut changes) = (0, 0);
+        for seed in 0..4 {
+            let prompt = live.prompt(8, seed);
+            let plain = live.greedy(prompt.clone(), 64);
+            let mut punished = plain.clone();
+            set(&mut punished);
+            let (plain, punished) = (tokens(&live, plain).await?, tokens(&live, punished).await?);
+            let came_before = |place: usize| {
+                plain[..place].contains(&plain[place])
+                    || (counts_prompt && prompt.contains(&plain[place]))
+            };
+            repeats += (0..plain.len()).filter(|place| came_before(*place)).count();
+            let change = (0..plain.len()).find(|place| punished.get(*place) != plain.get(*place));
+            if let Some(place) = change {
+                changes += 1;
+                ensure!(
+                    came_before(place),
+                    "{name} changed token {place}, {}, which had not come before",
+                    plain[place]
+                );
+            }
+        }
+        was_tried |= repeats > 0;
+        ensure!(
+            repeats == 0 || changes > 0,
+            "{name} changed nothing, although {repeats} tokens were repeated"
+        );
+    }
+    if !was_tried {
+        skip!(
+            NotDeclared,
+            "no penalty is declared, or no answer repeats itself"
+        );
+    }
+    Ok(())
+}
+
+/// Every ability that a request can ask for and the engine does not declare.
+fn undeclared_requests(live: &Live) -> Vec<(&'static str, GenerateRequest)> {
+    use SamplingOption as Opt;
+    let can = &live.config.capabilities;
+    type Ask = fn(&mut GenerateRequest);
+    let asks: [(bool, &str, Ask); 19] = [
+        (live.can(Opt::Temperature), "temperature", |r| {
+            r.sampling.temperature = Some(0.7)
+        }),
+        (live.can(Opt::TopP), "top_p", |r| {
+            r.sampling.top_p = Some(0.5)
+        }),
+        (live.can(Opt::TopK), "top_k", |r| r.sampling.top_k = Some(3)),
+        (live.can(Opt::MinP), "min_p", |r| {
+            r.sampling.min_p = Some(0.5)
+        }),
+        (live.can(Opt::PresencePenalty), "presence_penalty", |r| {
+            r.sampling.presence_penalty = Some(1.0)
+        }),
+        (live.can(Opt::FrequencyPenalty), "frequency_penalty", |r| {
+            r.sampling.frequency_penalty = Some(1.0)
+        }),
+        (
+            live.can(Opt::RepetitionPenalty),
+            "repetition_penalty",
+            |r| r.sampling.repetition_penalty = Some(1.5),
+        ),
+        (live.can(Opt::LogitBias), "logit_bias", |r| {
+            r.sampling.logit_bias = [(0, 1.0)].into()
+        }),
+        (live.can(Opt::Seed), "seed", |r| r.sampling.seed = Some(1)),
+        (can.max_logprobs.is_some(), "logprobs", |r| {
+            r.output.logprobs = Some(0)
+        }),
+        (can.prompt_logprobs, "prompt_logprobs", |r| {
+            r.output.prompt_logprobs = Some(0)
+        }),
+        (can.priority, "priority", |r| r.priority = 1),
+        (can.adapters, "adapter", |r| {
+            r.adapter = Some("no-such-adapter".into())
+        }),
+        (can.resume, "resumed_tokens", |r| r.resumed_tokens = 1),
+        (
+            can.guided.contains(&GuidedKind::JsonObject),
+            "JSON objects",
+            |r| r.guided = Some(GuidedDecoding::JsonObject),
+        ),
+        (
+            can.guided.contains(&GuidedKind::JsonSchema),
+            "JSON schemas",
+            |r| {
+                r.guided = Some(GuidedDecoding::JsonSchema(
+                    serde_json::json!({"type": "null"}),
+                ))
+            },
+        ),
+        (
+            can.guided.contains(&GuidedKind::Regex),
+            "regular expressions",
+            |r| r.guided = Some(GuidedDecoding::Regex("a".into())),
+        ),
+        (can.guided.contains(&GuidedKind::Choice), "choices", |r| {
+            r.guided = Some(GuidedDecoding::Choice(vec!["a".into()]))
+        }),
+        (can.guided.contains(&GuidedKind::Grammar), "grammars", |r| {
+            r.guided = Some(GuidedDecoding::Grammar("root ::= \"a\"".into()))
+        }),
+    ];
+    let undeclared = asks.into_iter().filter(|(is_declared, _, _)| !is_declared);
+    undeclared
+        .map(|(_, name, ask)| {
+            let mut request = live.request(4, 4);
+            ask(&mut request);
+            (name, request)
+        })
+        .collect()
+}
+
+async fn undeclared(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    for (name, request) in undeclared_requests(&live) {
+        let ctx = live.context(&request);
+        let accepted = match live.try_generate(request, ctx).await? {
+            Err(error) => Err(error),
+            Ok(mut running) => match running.next().await? {
+                Some(Err(error)) => Err(error),
+                item => Ok(item),
+            },
+        };
+        match accepted {
+            Ok(item) => {
+                return Err(Stop::Fail(format!(
+                    "{name} is not declared, yet it was accepted: {item:?}"
+                )));
+            }
+            Err(error) => ensure!(
+                error.kind() == ErrorKind::Unsupported,
+                "{name} is not declared and was refused as {}, not as unsupported",
+                error.kind()
+            ),
+        }
+    }
+    Ok(())
+}

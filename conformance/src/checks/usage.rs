@@ -1,5 +1,188 @@
 //! US: usage.
+//!
+//! A Worker mends the usage of an engine that counts wrongly, and reports it; what is judged here is the engine's own count.
 
-use crate::check::Check;
+use genset_backend_common::output::Usage;
+use genset_backend_common::{CancelReason, GenerateRequest};
 
-pub(super) const CHECKS: &[Check] = &[];
+use super::foretold::Foretold;
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::trial::{Answer, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    // The type of the terminal has a usage always; left unfilled it is all zeros.
+    check!("US01", Core, Tokens, "the terminal's usage is filled in, however the sequence ended",
+        clause: "LLMEngine::generate, Contract; Finished::usage",
+        breaks: "answers that nobody can bill", usage_is_filled_in),
+    check!("US02", Core, Tokens, "prompt_tokens is the prompt's length",
+        clause: "Usage::prompt_tokens",
+        breaks: "clients billed for a template or padding they did not send", prompt_tokens_are_the_prompts),
+    check!("US03", Core, Tokens, "completion_tokens is the number of tokens streamed",
+        clause: "Usage::completion_tokens",
+        breaks: "bills that drift from what was delivered", completion_tokens_are_the_streams),
+    // The total is computed from its parts, so it cannot disagree with them; what is left is arithmetic that wraps or
+    // saturates where there is nothing to count.
+    check!("US04", Core, Tokens, "the total is the prompt's length when the first token ends the sequence",
+        clause: "Usage::total_tokens",
+        breaks: "a count below zero that wraps into a bill of four billion tokens", nothing_streamed_costs_the_prompt),
+    check!("US05", Strict, Tokens, "cached_tokens is at most the prompt's length, and a prompt sent again does not lower it",
+        clause: "Usage::cached_tokens",
+        breaks: "discounts for tokens that do not exist", cached_tokens_are_of_the_prompt),
+    check!("US06", Core, Tokens, "after a cancellation, usage covers what was delivered",
+        clause: "LLMEngine::generate, Contract: also when cancelled",
+        breaks: "clients billed for work they did not get", cancelled_usage_is_what_was_delivered),
+    check!("US07", Core, Tokens, "each of many requests at once has its own usage",
+        clause: "LLMEngine::generate: called concurrently",
+        breaks: "one client billed for another's tokens: a shared counter", concurrent_usage_is_each_ones),
+];
+
+async fn usage_is_filled_in(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let foretold = Foretold::ask(&live, 2).await?;
+    let ends = [
+        ("length", foretold.request()),
+        ("a stop token", foretold.stopping()),
+    ];
+    for (end, request) in ends {
+        let usage = usage_of(&live.answer(request).await?)?;
+        ensure!(
+            usage != Usage::default(),
+            "the usage of an answer that ended by {end} is all zeros"
+        );
+    }
+    Ok(())
+}
+
+/// The usage of an answer that must have one.
+fn usage_of(answer: &Answer) -> Result<Usage, Stop> {
+    match answer.usage() {
+        Some(usage) => Ok(usage),
+        None => fail!(
+            "there is no usage: the stream ended with {:?}",
+            answer.error()
+        ),
+    }
+}
+
+async fn prompt_tokens_are_the_prompts(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    for prompt_len in [1, 2, 17, 33] {
+        let usage = usage_of(&live.answer(live.request(prompt_len, 2)).await?)?;
+        ensure!(
+            usize::try_from(usage.prompt_tokens) == Ok(prompt_len),
+            "a prompt of {prompt_len} tokens is counted as {}",
+            usage.prompt_tokens
+        );
+    }
+    Ok(())
+}
+
+async fn completion_tokens_are_the_streams(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let foretold = Foretold::ask(&live, 2).await?;
+    let requests = [
+        live.request(4, 1),
+        live.request(4, 9),
+        foretold.stopping(),
+        foretold.ending(),
+    ];
+    for request in requests {
+        let stop = request.stop.clone();
+        let answer = live.answer(request).await?;
+        completion_is_what_came(&answer, &format!("with {stop:?}"))?;
+    }
+    Ok(())
+}
+
+/// Counts what was delivered against what the engine says.
+fn completion_is_what_came(answer: &Answer, what: &str) -> CheckResult {
+    let (usage, tokens) = (usage_of(answer)?, answer.tokens().len());
+    ensure!(
+        usize::try_from(usage.completion_tokens) == Ok(tokens),
+        "{tokens} tokens were streamed and {} counted, {what}",
+        usage.completion_tokens
+    );
+    Ok(())
+}
+
+async fn nothing_streamed_costs_the_prompt(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let foretold = Foretold::ask(&live, 0).await?;
+    let answer = live.answer(foretold.stopping()).await?;
+    foretold.expect_met(&answer)?;
+    let (total, streamed) = (usage_of(&answer)?.total_tokens(), answer.tokens().len());
+    ensure!(
+        usize::try_from(total) == Ok(4 + streamed),
+        "a prompt of 4 tokens and {streamed} streamed make a total of {total}"
+    );
+    Ok(())
+}
+
+async fn cached_tokens_are_of_the_prompt(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    // Of odd length, so that rounding to blocks shows.
+    let request = live.request(61, 2);
+    let mut cached = Vec::new();
+    for _ in 0..3 {
+        let usage = usage_of(&live.answer(request.clone()).await?)?;
+        let tokens = usage.cached_tokens.unwrap_or(0);
+        ensure!(
+            tokens <= 61,
+            "of a prompt of 61 tokens, {tokens} are said to be cached"
+        );
+        cached.push(usage.cached_tokens);
+    }
+    if cached.iter().all(Option::is_none) {
+        skip!(NotDeclared, "the engine does not count cached tokens");
+    }
+    ensure!(
+        cached.is_sorted(),
+        "the same prompt, sent again and again, was cached in part: {cached:?}"
+    );
+    Ok(())
+}
+
+async fn cancelled_usage_is_what_was_delivered(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let room = live.config.context_length_tokens.saturating_sub(7).max(1);
+    let mut running = live.generate(live.request(7, room.min(1000))).await?;
+    let read = running.read_tokens(3).await?.len();
+    running.ctx.cancel(CancelReason::Client);
+    let answer = running.finish().await?;
+    let (usage, delivered) = (usage_of(&answer)?, read + answer.tokens().len());
+    ensure!(
+        usize::try_from(usage.completion_tokens) == Ok(delivered),
+        "{delivered} tokens were delivered before the cancellation took hold, {} are counted",
+        usage.completion_tokens
+    );
+    ensure!(
+        usage.prompt_tokens == 7,
+        "a prompt of 7 tokens is counted as {} after a cancellation",
+        usage.prompt_tokens
+    );
+    Ok(())
+}
+
+async fn concurrent_usage_is_each_ones(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let lengths: Vec<(usize, u32)> = vec![(4, 3), (8, 11), (12, 5), (15, 8)];
+    let requests: Vec<GenerateRequest> = lengths
+        .iter()
+        .zip(0..)
+        .map(|((prompt_len, max_tokens), seed)| {
+            live.greedy(live.prompt(*prompt_len, seed), *max_tokens)
+        })
+        .collect();
+    let answers = live.answers(requests).await?;
+    for (answer, (prompt_len, max_tokens)) in answers.iter().zip(lengths) {
+        let what =
+            format!("for {prompt_len} prompt tokens and max_tokens = {max_tokens}, among others");
+        completion_is_what_came(answer, &what)?;
+        let prompt_tokens = usage_of(answer)?.prompt_tokens;
+        ensure!(
+            usize::try_from(prompt_tokens) == Ok(prompt_len),
+            "{prompt_tokens} prompt tokens are counted {what}"
+        );
+    }
+    Ok(())
+}

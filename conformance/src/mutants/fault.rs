@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use futures_util::StreamExt;
+use genset_backend_common::output::Finished;
 use genset_backend_common::{
-    DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
+    DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, Output,
     OutputStream, RequestContext, StartContext, async_trait,
 };
 
@@ -93,5 +95,43 @@ pub(super) fn with_fault(clean: &Clean, scenario: &Scenario, fault: impl Fault) 
             fault,
         }),
         ..subject
+    }
+}
+
+/// A fault in what the engine is asked.
+pub(super) struct Asked(pub(super) fn(&mut GenerateRequest));
+
+#[async_trait]
+impl Fault for Asked {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.0(&mut request);
+        inner.generate(request, ctx).await
+    }
+}
+
+/// A fault in how the engine says that a sequence ended.
+pub(super) struct Ended(pub(super) fn(&mut Finished));
+
+#[async_trait]
+impl Fault for Ended {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let end = self.0;
+        let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
+            if let Ok(Output::Finished(finished)) = &mut item {
+                end(finished);
+            }
+            item
+        });
+        Ok(OutputStream::from_raw(Box::pin(outputs)))
     }
 }

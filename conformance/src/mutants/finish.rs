@@ -1,5 +1,278 @@
 //! Faults that the checks of FN catch.
 
-use super::Mutant;
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
 
-pub(super) const MUTANTS: &[Mutant] = &[];
+use genset_backend_common::output::TokenChunk;
+use genset_backend_common::{
+    CancelReason, EngineConfig, EngineError, FinishReason, GenerateRequest, Input, LLMEngine,
+    OutputStream, RequestContext, StartContext, async_trait,
+};
+use parking_lot::Mutex;
+
+use super::fault::{Asked, Ended, Fault, with_fault};
+use super::{Clean, Mutant};
+use crate::subject::{Scenario, Subject};
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "multi-step-overshoot",
+        stands_for: "a scheduler that decodes long answers four steps at a time and looks at max_tokens between them",
+        killed_by: &["FN01"],
+        build: |clean, scenario| with_fault(clean, scenario, Asked(overshoot)),
+    },
+    Mutant {
+        name: "two-tokens-for-one",
+        stands_for: "a token from prefill and one from decode before the limit is looked at: prefill instances break",
+        killed_by: &["FN02", "MG02", "MG03"],
+        build: |clean, scenario| with_fault(clean, scenario, Asked(two_for_one)),
+    },
+    Mutant {
+        name: "zero-is-unlimited",
+        stands_for: "a server that takes max_tokens = 0 for no limit and fills the context",
+        killed_by: &["FN03"],
+        build: |clean, scenario| checking_itself(clean, scenario, zero_is_unlimited),
+    },
+    Mutant {
+        name: "prompt-cut-silently",
+        stands_for: "a server that drops the front of a prompt that is too long (Ollama's num_ctx)",
+        killed_by: &["FN04"],
+        build: |clean, scenario| checking_itself(clean, scenario, cut_prompt),
+    },
+    Mutant {
+        name: "context-slides",
+        stands_for: "max_tokens is honoured at the price of the context: the window slides over the prompt's KV blocks",
+        killed_by: &["FN05"],
+        build: |clean, scenario| with_fault(clean, scenario, ContextSlides::default()),
+    },
+    Mutant {
+        name: "length-on-eos",
+        stands_for: "a finished answer reported as cut, so that agents ask for its rest",
+        killed_by: &["FN06"],
+        build: |clean, scenario| with_fault(clean, scenario, LengthOnEos),
+    },
+    Mutant {
+        name: "eos-despite-ignore",
+        stands_for: "a benchmark flag lost between the API and the scheduler",
+        killed_by: &["FN06"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Asked(|request| request.stop.ignore_eos = false),
+            )
+        },
+    },
+    Mutant {
+        name: "only-the-first-stop-token",
+        stands_for: "a list of stop tokens squeezed into a field for one",
+        killed_by: &["FN07"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Asked(|request| request.stop.stop_token_ids.truncate(1)),
+            )
+        },
+    },
+    Mutant {
+        name: "stop-token-streamed",
+        stands_for: "the stop token sent along with the end, so that its text is shown",
+        killed_by: &["FN06", "FN07", "MG05"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Ended(|finished| {
+                    if let Some(token) = finished.stop_token {
+                        finished.last = TokenChunk::from(token);
+                        finished.usage.completion_tokens += 1;
+                    }
+                }),
+            )
+        },
+    },
+    Mutant {
+        name: "empty-prompt-panics",
+        stands_for: "a division by the prompt's length",
+        killed_by: &["FN08"],
+        build: |clean, scenario| checking_itself(clean, scenario, divide_by_prompt),
+    },
+    Mutant {
+        name: "stale-cancel",
+        stands_for: "a set of aborted ids that nobody clears: the client's next try under the same id is aborted too",
+        killed_by: &["FN09"],
+        build: |clean, scenario| with_fault(clean, scenario, StaleCancel::default()),
+    },
+    Mutant {
+        name: "min-tokens-ignored",
+        stands_for: "an option that is declared, passed on and never read",
+        killed_by: &["FN10"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Asked(|request| request.stop.min_tokens = 0),
+            )
+        },
+    },
+];
+
+fn overshoot(request: &mut GenerateRequest) {
+    if let Some(max_tokens @ 33..64) = &mut request.stop.max_tokens {
+        *max_tokens = max_tokens.next_multiple_of(4);
+    }
+}
+
+fn two_for_one(request: &mut GenerateRequest) {
+    if request.stop.max_tokens == Some(1) {
+        request.stop.max_tokens = Some(2);
+    }
+}
+
+fn zero_is_unlimited(_: &EngineConfig, request: &mut GenerateRequest) {
+    if request.stop.max_tokens == Some(0) {
+        request.stop.max_tokens = None;
+    }
+}
+
+fn cut_prompt(config: &EngineConfig, request: &mut GenerateRequest) {
+    let max_tokens = request.stop.max_tokens.unwrap_or(1);
+    let room = config.context_length_tokens.saturating_sub(max_tokens);
+    if let Input::Tokens(tokens) = &mut request.input
+        && u32::try_from(tokens.len()).is_ok_and(|len| len >= config.context_length_tokens)
+    {
+        let surplus = tokens.len() - usize::try_from(room).unwrap_or(tokens.len());
+        tokens.drain(..surplus);
+    }
+}
+
+fn divide_by_prompt(_: &EngineConfig, request: &mut GenerateRequest) {
+    if let Input::Tokens(tokens) = &mut request.input {
+        let _share = 1000 / tokens.len();
+    }
+}
+
+/// A subject that checks requests by itself, after `mend` made them acceptable that should be refused.
+fn checking_itself(
+    clean: &Clean,
+    scenario: &Scenario,
+    mend: fn(&EngineConfig, &mut GenerateRequest),
+) -> Subject {
+    let config = OnceLock::new();
+    with_fault(clean, scenario, Mending { config, mend }).checking_itself()
+}
+
+struct Mending {
+    config: OnceLock<EngineConfig>,
+    mend: fn(&EngineConfig, &mut GenerateRequest),
+}
+
+#[async_trait]
+impl Fault for Mending {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let config = inner.start(ctx).await?;
+        Ok(self.config.get_or_init(|| config).clone())
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        if let Some(config) = self.config.get() {
+            (self.mend)(config, &mut request);
+            config.check(&request)?;
+        }
+        inner.generate(request, ctx).await
+    }
+}
+
+#[derive(Default)]
+struct ContextSlides {
+    context_length: OnceLock<u32>,
+}
+
+#[async_trait]
+impl Fault for ContextSlides {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let config = inner.start(ctx).await?;
+        self.context_length
+            .get_or_init(|| config.context_length_tokens);
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let wanted = request.stop.max_tokens.unwrap_or(0);
+        if let (Some(context), Input::Tokens(tokens)) =
+            (self.context_length.get(), &mut request.input)
+            && ctx.prompt_tokens().saturating_add(wanted) > *context
+        {
+            let surplus = tokens.len().min(usize::try_from(wanted).unwrap_or(0));
+            tokens.drain(..surplus);
+        }
+        inner.generate(request, ctx).await
+    }
+}
+
+struct LengthOnEos;
+
+#[async_trait]
+impl Fault for LengthOnEos {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let has_eos = !request.stop.eos_token_ids.is_empty();
+        let end: fn(&mut genset_backend_common::output::Finished) = if has_eos {
+            |finished| finished.reason = FinishReason::Length
+        } else {
+            |_| {}
+        };
+        Ended(end).generate(inner, request, ctx).await
+    }
+}
+
+#[derive(Default)]
+struct StaleCancel {
+    aborted: Mutex<BTreeSet<String>>,
+}
+
+#[async_trait]
+impl Fault for StaleCancel {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        if self.aborted.lock().contains(ctx.id()) {
+            // Under a context of the fault's own, so that the request itself is not cancelled.
+            let own = RequestContext::new(ctx.id()).with_prompt_tokens(ctx.prompt_tokens());
+            own.cancel(CancelReason::Client);
+            return inner.generate(request, own).await;
+        }
+        inner.generate(request, ctx).await
+    }
+
+    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+        self.aborted.lock().insert(ctx.id().to_owned());
+        inner.abort(ctx).await;
+    }
+}

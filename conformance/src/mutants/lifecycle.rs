@@ -1,5 +1,193 @@
 //! Faults that the checks of LC catch.
 
-use super::Mutant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
-pub(super) const MUTANTS: &[Mutant] = &[];
+use genset_backend_common::{
+    EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext, Role,
+    StartContext, async_trait,
+};
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
+use super::Mutant;
+use super::fault::{Fault, with_fault};
+use super::shutdown::park_a_thread;
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "no-limits",
+        stands_for: "a config read from a checkpoint without the field, so that the worker registers with room for nothing",
+        killed_by: &["LC01"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Declares(|config| config.max_num_seqs = Some(0)),
+            )
+        },
+    },
+    Mutant {
+        name: "start-twice-doubles",
+        stands_for: "a start retried after a timeout, which loads beside the first load and takes the device's memory twice",
+        killed_by: &["LC02"],
+        build: |clean, scenario| with_fault(clean, scenario, DoublesOnStart::default()),
+    },
+    Mutant {
+        name: "early-request-panics",
+        stands_for: "a scheduler that is taken for granted: the first request before the end of the load is an unwrap on None",
+        killed_by: &["LC03"],
+        build: |clean, scenario| with_fault(clean, scenario, PanicsBeforeStart::default()),
+    },
+    Mutant {
+        name: "config-flaps",
+        stands_for: "a model name with the process's own suffix, so that workers of one model do not find each other",
+        killed_by: &["LC04"],
+        build: |clean, scenario| {
+            static STARTS: AtomicU32 = AtomicU32::new(0);
+            let suffix = |config: &mut EngineConfig| {
+                config.model = format!(
+                    "{}-{}",
+                    config.model,
+                    STARTS.fetch_add(1, Ordering::Relaxed)
+                );
+            };
+            with_fault(clean, scenario, Declares(suffix))
+        },
+    },
+    Mutant {
+        name: "dropped-load-goes-on",
+        stands_for: "a loader that nobody owns until the load is done: a worker told to stop meanwhile never frees it",
+        killed_by: &["LC05"],
+        build: |clean, scenario| with_fault(clean, scenario, OrphanLoader::default()),
+    },
+    Mutant {
+        name: "import-time-thread",
+        stands_for: "an engine whose constructor opens the device and begins a watcher thread",
+        killed_by: &["LC06", "SH09"],
+        build: |clean, scenario| {
+            park_a_thread("device-watch");
+            with_fault(clean, scenario, Declares(|_| {}))
+        },
+    },
+    Mutant {
+        name: "wrong-option-is-internal",
+        stands_for: "every failure of start reported alike, so that a wrong flag restarts the worker for ever",
+        killed_by: &["LC07"],
+        build: |clean, scenario| with_fault(clean, scenario, InternalForRoles),
+    },
+];
+
+/// Declares something else than the clean engine.
+pub(super) struct Declares(pub(super) fn(&mut EngineConfig));
+
+#[async_trait]
+impl Fault for Declares {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let mut config = inner.start(ctx).await?;
+        (self.0)(&mut config);
+        Ok(config)
+    }
+}
+
+#[derive(Default)]
+struct DoublesOnStart {
+    schedulers: Mutex<JoinSet<()>>,
+}
+
+#[async_trait]
+impl Fault for DoublesOnStart {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        self.schedulers.lock().spawn(std::future::pending());
+        inner.start(ctx).await
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        self.schedulers.lock().abort_all();
+        inner.cleanup().await
+    }
+}
+
+#[derive(Default)]
+struct PanicsBeforeStart {
+    is_started: AtomicBool,
+}
+
+#[async_trait]
+impl Fault for PanicsBeforeStart {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let started = inner.start(ctx).await;
+        self.is_started.store(true, Ordering::Release);
+        started
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        assert!(
+            self.is_started.load(Ordering::Acquire),
+            "the scheduler is not there yet"
+        );
+        inner.generate(request, ctx).await
+    }
+}
+
+/// The loader belongs to the engine only once the load is done.
+#[derive(Default)]
+struct OrphanLoader {
+    loader: Mutex<Option<tokio::task::AbortHandle>>,
+}
+
+#[async_trait]
+impl Fault for OrphanLoader {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let loader = tokio::runtime::Handle::current().spawn(std::future::pending::<()>());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let started = inner.start(ctx).await.inspect_err(|_| loader.abort())?;
+        *self.loader.lock() = Some(loader.abort_handle());
+        Ok(started)
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        if let Some(loader) = self.loader.lock().take() {
+            loader.abort();
+        }
+        inner.cleanup().await
+    }
+}
+
+struct InternalForRoles;
+
+#[async_trait]
+impl Fault for InternalForRoles {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        if ctx.role != Role::Aggregated {
+            return Err(EngineError::internal("the engine failed to start"));
+        }
+        inner.start(ctx).await
+    }
+}

@@ -1,5 +1,209 @@
-//! Faults that the checks of MT catch.
+//! Faults that the checks of MT catch. The clean engine publishes nothing, so these bring metrics and load of their own.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use genset_backend_common::prometheus::encoding::{EncodeMetric, MetricEncoder};
+use genset_backend_common::prometheus::metrics::MetricType;
+use genset_backend_common::prometheus::metrics::counter::Counter;
+use genset_backend_common::{
+    EngineConfig, EngineError, GenerateRequest, HealthReporter, LLMEngine, Load, LoadPublisher,
+    OutputStream, RequestContext, StartContext, async_trait,
+};
+use parking_lot::Mutex;
 
 use super::Mutant;
+use super::fault::{Fault, with_fault};
+use super::lifecycle::Declares;
 
-pub(super) const MUTANTS: &[Mutant] = &[];
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "scrape-asks-the-engine",
+        stands_for: "a gauge read over the engine's own queue, so that a scrape waits for a step and a busy engine looks dead",
+        killed_by: &["MT01"],
+        build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::SlowScrape)),
+    },
+    Mutant {
+        name: "load-leaks-on-drop",
+        stands_for: "a gauge of running requests that only a finished one lowers: an idle worker that the router avoids",
+        killed_by: &["MT02"],
+        build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::LoadLeaks)),
+    },
+    Mutant {
+        name: "counter-resets",
+        stands_for: "statistics that are read and cleared, under the name of a counter",
+        killed_by: &["MT03"],
+        build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::CounterResets)),
+    },
+    Mutant {
+        name: "ranks-vary",
+        stands_for: "a number of ranks taken from how many devices were free at the moment",
+        killed_by: &["MT04"],
+        build: |clean, scenario| {
+            static STARTS: AtomicU32 = AtomicU32::new(0);
+            let vary = |config: &mut EngineConfig| {
+                config.data_parallel_size = 1 + STARTS.fetch_add(1, Ordering::Relaxed) % 2;
+            };
+            with_fault(clean, scenario, Declares(vary))
+        },
+    },
+    Mutant {
+        name: "cleanup-reports-death",
+        stands_for: "a scheduler thread whose orderly end is taken for a crash: every planned stop exits as failed",
+        killed_by: &["MT05"],
+        build: |clean, scenario| with_fault(clean, scenario, DiesOfCleanup::default()),
+    },
+];
+
+/// Engines without a fault: they prove that the checks let good metrics pass.
+pub(super) const CONTROLS: &[Mutant] = &[Mutant {
+    name: "publishes-in-order",
+    stands_for: "nothing: a counter and a load as they should be",
+    killed_by: &[],
+    build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::None)),
+}];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flaw {
+    None,
+    SlowScrape,
+    LoadLeaks,
+    CounterResets,
+}
+
+/// A counter of requests and a load, wrong in one way.
+struct Publishes {
+    flaw: Flaw,
+    requests: Counter,
+    running: Arc<Running>,
+}
+
+/// The requests that are running, as published.
+#[derive(Debug, Default)]
+struct Running {
+    requests: Mutex<u32>,
+    load: Mutex<LoadPublisher>,
+}
+
+impl Publishes {
+    fn with(flaw: Flaw) -> Self {
+        Self {
+            flaw,
+            requests: Counter::default(),
+            running: Arc::default(),
+        }
+    }
+}
+
+impl Running {
+    fn change(&self, change: impl Fn(u32) -> u32) {
+        let mut requests = self.requests.lock();
+        *requests = change(*requests);
+        self.load.lock().publish(Load {
+            running_requests: *requests,
+            ..Load::default()
+        });
+    }
+}
+
+/// A request's place in the load.
+struct Place {
+    running: Arc<Running>,
+    flaw: Flaw,
+    is_finished: AtomicBool,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.flaw != Flaw::LoadLeaks || self.is_finished.load(Ordering::Acquire) {
+            self.running.change(|requests| requests.saturating_sub(1));
+        }
+    }
+}
+
+#[async_trait]
+impl Fault for Publishes {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let help = "Requests taken";
+        let name = "genset_sample_requests";
+        if self.flaw == Flaw::SlowScrape {
+            let help = "Blocks in use";
+            ctx.metrics
+                .register("genset_sample_blocks", help, AsksTheEngine);
+        }
+        ctx.metrics.register(name, help, self.requests.clone());
+        *self.running.load.lock() = ctx.load.clone();
+        inner.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(request, ctx).await?;
+        if self.requests.inc() == 3 && self.flaw == Flaw::CounterResets {
+            self.requests.inner().store(0, Ordering::Release);
+        }
+        self.running.change(|requests| requests + 1);
+        let place = Place {
+            running: Arc::clone(&self.running),
+            flaw: self.flaw,
+            is_finished: AtomicBool::new(false),
+        };
+        let placed = outputs.inspect(move |item| {
+            let is_last = item.as_ref().is_ok_and(|output| output.is_terminal());
+            place.is_finished.fetch_or(is_last, Ordering::AcqRel);
+        });
+        Ok(OutputStream::from_raw(Box::pin(placed)))
+    }
+}
+
+/// A gauge that waits for an answer of the engine's.
+#[derive(Debug)]
+struct AsksTheEngine;
+
+impl EncodeMetric for AsksTheEngine {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let (_engine, answer) = sync_channel::<()>(0);
+        let _ = answer.recv_timeout(Duration::from_millis(20));
+        encoder.encode_gauge(&0_i64)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+}
+
+#[derive(Default)]
+struct DiesOfCleanup {
+    health: Mutex<Option<HealthReporter>>,
+}
+
+#[async_trait]
+impl Fault for DiesOfCleanup {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        *self.health.lock() = Some(ctx.health.clone());
+        inner.start(ctx).await
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        if let Some(health) = self.health.lock().as_ref() {
+            health.report_dead("the scheduler thread is gone");
+        }
+        inner.cleanup().await
+    }
+}

@@ -1,5 +1,93 @@
 //! Faults that the checks of MG catch.
 
-use super::Mutant;
+use std::sync::Arc;
 
-pub(super) const MUTANTS: &[Mutant] = &[];
+use futures_util::StreamExt;
+use genset_backend_common::{
+    EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream, RequestContext,
+    async_trait,
+};
+
+use super::Mutant;
+use super::capable::{Flaw, with_flaw};
+use super::fault::{Fault, with_fault};
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "resume-repeats-last-token",
+        stands_for: "a resumed prompt cut by one, so that the last token is generated a second time",
+        killed_by: &["MG01", "MG05"],
+        build: |clean, scenario| with_fault(clean, scenario, ResumeFault::RepeatsLastToken),
+    },
+    Mutant {
+        name: "resume-subtracts-twice",
+        stands_for: "a router and an engine that both take the resumed tokens off max_tokens",
+        killed_by: &["MG02", "MG03"],
+        build: |clean, scenario| with_fault(clean, scenario, ResumeFault::SubtractsTwice),
+    },
+    Mutant {
+        name: "resume-counts-twice",
+        stands_for: "resumed tokens counted in the prompt and in the completion",
+        killed_by: &["MG03"],
+        build: |clean, scenario| with_fault(clean, scenario, ResumeFault::CountsTwice),
+    },
+    Mutant {
+        name: "resume-forgets-grammar",
+        stands_for: "a grammar matcher that starts at its beginning on the new instance",
+        killed_by: &["MG04"],
+        build: |_, _| with_flaw(Flaw::GuideForgottenOnResume),
+    },
+    Mutant {
+        name: "resume-loses-stop-tokens",
+        stands_for: "a request rebuilt from its tokens alone, without its stop conditions",
+        killed_by: &["MG05"],
+        build: |clean, scenario| with_fault(clean, scenario, ResumeFault::LosesStopTokens),
+    },
+];
+
+/// What goes wrong with a resumed request; others pass through.
+enum ResumeFault {
+    RepeatsLastToken,
+    SubtractsTwice,
+    CountsTwice,
+    LosesStopTokens,
+}
+
+#[async_trait]
+impl Fault for ResumeFault {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let resumed = request.resumed_tokens;
+        if resumed == 0 {
+            return inner.generate(request, ctx).await;
+        }
+        match self {
+            Self::RepeatsLastToken => {
+                if let Input::Tokens(tokens) = &mut request.input {
+                    tokens.pop();
+                }
+            }
+            Self::SubtractsTwice => {
+                let max_tokens = &mut request.stop.max_tokens;
+                *max_tokens = max_tokens.map(|max| max.saturating_sub(resumed).max(1));
+            }
+            Self::LosesStopTokens => request.stop.stop_token_ids.clear(),
+            Self::CountsTwice => {
+                let counted_twice = move |item| match item {
+                    Ok(Output::Finished(mut finished)) => {
+                        finished.usage.completion_tokens += resumed;
+                        Ok(Output::Finished(finished))
+                    }
+                    item => item,
+                };
+                let outputs = inner.generate(request, ctx).await?;
+                return Ok(OutputStream::from_raw(Box::pin(outputs.map(counted_twice))));
+            }
+        }
+        inner.generate(request, ctx).await
+    }
+}

@@ -1,5 +1,396 @@
 //! Faults that the checks of SH catch.
 
-use super::Mutant;
+use std::cell::Cell;
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
-pub(super) const MUTANTS: &[Mutant] = &[];
+use genset_backend_common::{
+    DrainContext, EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream,
+    RequestContext, StartContext, async_trait,
+};
+use tokio::sync::{Barrier, watch};
+
+use super::Mutant;
+use super::cut::{Then, cut};
+use super::fault::{Fault, with_fault};
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "cleanup-fails",
+        stands_for: "a teardown in the wrong order, which fails whenever the engine had started",
+        killed_by: &["LC05", "SH01", "SH07", "SH08"],
+        build: |clean, scenario| with_fault(clean, scenario, Ends::new(Ill::First)),
+    },
+    Mutant {
+        name: "cleanup-not-idempotent",
+        stands_for: "a second signal during the shutdown, which frees again what is freed",
+        killed_by: &["SH02", "SH08"],
+        build: |clean, scenario| with_fault(clean, scenario, Ends::new(Ill::Second)),
+    },
+    Mutant {
+        name: "cleanup-needs-start",
+        stands_for: "a worker that fails before its start, and whose log ends with the cleanup's failure",
+        killed_by: &["SH03"],
+        build: |clean, scenario| with_fault(clean, scenario, Ends::new(Ill::WithoutStart)),
+    },
+    Mutant {
+        name: "failed-start-leaves-no-cleanup",
+        stands_for: "an out-of-memory load whose cleanup frees what was never allocated",
+        killed_by: &["SH04"],
+        build: |clean, scenario| with_fault(clean, scenario, Ends::new(Ill::AfterFailedStart)),
+    },
+    Mutant {
+        name: "cleanup-forgets-streams",
+        stands_for: "a scheduler that ends without a word to the requests it holds (clients hang when a worker stops)",
+        killed_by: &["SH05", "ST05"],
+        build: |clean, scenario| with_fault(clean, scenario, CutsStreams::on_cleanup()),
+    },
+    Mutant {
+        name: "drain-cuts-requests",
+        stands_for: "a drain that means stop: every rollout cuts the answers under way",
+        killed_by: &["SH06"],
+        build: |clean, scenario| with_fault(clean, scenario, CutsStreams::on_drain()),
+    },
+    Mutant {
+        name: "second-drain-waits",
+        stands_for: "a drain that waits for a notice which the first one has used up",
+        killed_by: &["SH07"],
+        build: |clean, scenario| with_fault(clean, scenario, DrainsOnce::default()),
+    },
+    Mutant {
+        name: "concurrent-cleanup-deadlocks",
+        stands_for: "a stop signal that comes while a failing start cleans up, and the two wait for each other",
+        killed_by: &["SH08"],
+        build: |clean, scenario| with_fault(clean, scenario, CleansUpInPairs::default()),
+    },
+    Mutant {
+        name: "undying-thread",
+        stands_for: "a scheduler thread that no shutdown reaches: one more for every engine of the process",
+        killed_by: &["SH09"],
+        build: |clean, scenario| with_fault(clean, scenario, Leaves(|| park_a_thread("scheduler"))),
+    },
+    Mutant {
+        name: "undying-task",
+        stands_for: "a detached statistics task that outlives its engine",
+        killed_by: &["LC02", "LC05", "SH09"],
+        build: |clean, scenario| with_fault(clean, scenario, Leaves(leave_a_task)),
+    },
+    Mutant {
+        name: "open-file",
+        stands_for: "a checkpoint file that stays open after the engine is gone",
+        killed_by: &["SH09"],
+        build: |clean, scenario| with_fault(clean, scenario, Leaves(leave_a_file)),
+    },
+    Mutant {
+        name: "one-engine-a-process",
+        stands_for: "a cleanup that tears down what the next engine of the process needs (a device context, a process group)",
+        killed_by: &["LC04", "LC07", "MT04", "SH10"],
+        build: |clean, scenario| with_fault(clean, scenario, OneInAProcess),
+    },
+    Mutant {
+        name: "late-request-is-internal",
+        stands_for: "requests that meet a stopping worker and come back as 500, so that no client sends them elsewhere",
+        killed_by: &["SH11"],
+        build: |clean, scenario| with_fault(clean, scenario, InternalAfterCleanup::default()),
+    },
+    Mutant {
+        name: "drop-joins-for-ever",
+        stands_for: "a destructor that joins a thread nobody told to stop: a panic becomes a process that never exits",
+        killed_by: &["SH12"],
+        build: |clean, scenario| with_fault(clean, scenario, BlocksOnDrop::default()),
+    },
+];
+
+/// A thread that never ends.
+pub(super) fn park_a_thread(name: &str) {
+    let parked = std::thread::Builder::new().name(name.into()).spawn(|| {
+        loop {
+            std::thread::park();
+        }
+    });
+    drop(parked);
+}
+
+fn leave_a_task() {
+    drop(tokio::runtime::Handle::current().spawn(std::future::pending::<()>()));
+}
+
+fn leave_a_file() {
+    if let Ok(file) = File::open("/dev/null") {
+        std::mem::forget(file);
+    }
+}
+
+fn failed() -> Result<(), EngineError> {
+    Err(EngineError::internal("the device is busy"))
+}
+
+/// Which cleanup fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ill {
+    First,
+    Second,
+    WithoutStart,
+    AfterFailedStart,
+}
+
+/// Fails one kind of cleanup.
+struct Ends {
+    ill: Ill,
+    is_started: AtomicBool,
+    is_start_failed: AtomicBool,
+    cleanups: AtomicU32,
+}
+
+impl Ends {
+    fn new(ill: Ill) -> Self {
+        Self {
+            ill,
+            is_started: AtomicBool::new(false),
+            is_start_failed: AtomicBool::new(false),
+            cleanups: AtomicU32::new(0),
+        }
+    }
+}
+
+#[async_trait]
+impl Fault for Ends {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let started = inner.start(ctx).await;
+        match &started {
+            Ok(_) => self.is_started.store(true, Ordering::Release),
+            Err(_) if !self.is_started.load(Ordering::Acquire) => {
+                self.is_start_failed.store(true, Ordering::Release);
+            }
+            Err(_) => {}
+        }
+        started
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        let before = self.cleanups.fetch_add(1, Ordering::AcqRel);
+        let is_started = self.is_started.load(Ordering::Acquire);
+        let is_start_failed = self.is_start_failed.load(Ordering::Acquire);
+        inner.cleanup().await?;
+        let is_ill = match self.ill {
+            Ill::First => is_started && before == 0,
+            Ill::Second => is_started && before > 0,
+            Ill::WithoutStart => !is_started && !is_start_failed,
+            Ill::AfterFailedStart => is_start_failed,
+        };
+        if is_ill { failed() } else { Ok(()) }
+    }
+}
+
+/// Streams that go wrong when the engine is cleaned up or drained.
+struct CutsStreams {
+    is_over: watch::Sender<bool>,
+    on_drain: bool,
+    then: Then,
+}
+
+impl CutsStreams {
+    fn on_cleanup() -> Self {
+        Self {
+            is_over: watch::Sender::new(false),
+            on_drain: false,
+            then: Then::Hang,
+        }
+    }
+
+    fn on_drain() -> Self {
+        Self {
+            on_drain: true,
+            then: Then::Fail(EngineError::engine_shutdown("the engine drains")),
+            ..Self::on_cleanup()
+        }
+    }
+}
+
+#[async_trait]
+impl Fault for CutsStreams {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(request, ctx).await?;
+        let mut is_over = self.is_over.subscribe();
+        let over = async move {
+            if is_over.wait_for(|is_over| *is_over).await.is_err() {
+                std::future::pending().await
+            }
+        };
+        Ok(cut(outputs, over, self.then.clone()))
+    }
+
+    async fn drain(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: DrainContext,
+    ) -> Result<(), EngineError> {
+        if self.on_drain {
+            self.is_over.send_replace(true);
+        }
+        inner.drain(ctx).await
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        if !self.on_drain {
+            self.is_over.send_replace(true);
+        }
+        inner.cleanup().await
+    }
+}
+
+#[derive(Default)]
+struct DrainsOnce {
+    is_drained: AtomicBool,
+}
+
+#[async_trait]
+impl Fault for DrainsOnce {
+    async fn drain(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: DrainContext,
+    ) -> Result<(), EngineError> {
+        if self.is_drained.swap(true, Ordering::AcqRel) {
+            std::future::pending::<()>().await;
+        }
+        inner.drain(ctx).await
+    }
+}
+
+/// The second of two cleanups at the same time waits for one that is not coming.
+struct CleansUpInPairs {
+    under_way: AtomicU32,
+    never: Barrier,
+}
+
+impl Default for CleansUpInPairs {
+    fn default() -> Self {
+        Self {
+            under_way: AtomicU32::new(0),
+            never: Barrier::new(usize::MAX),
+        }
+    }
+}
+
+#[async_trait]
+impl Fault for CleansUpInPairs {
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        if self.under_way.fetch_add(1, Ordering::AcqRel) > 0 {
+            let _ = self.never.wait().await;
+        }
+        tokio::task::yield_now().await;
+        self.under_way.fetch_sub(1, Ordering::AcqRel);
+        inner.cleanup().await
+    }
+}
+
+/// Leaves something behind at each start.
+struct Leaves(fn());
+
+#[async_trait]
+impl Fault for Leaves {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        (self.0)();
+        inner.start(ctx).await
+    }
+}
+
+thread_local! {
+    /// Stands for the state of a process: every check has a thread of its own.
+    static IS_TORN_DOWN: Cell<bool> = const { Cell::new(false) };
+}
+
+struct OneInAProcess;
+
+#[async_trait]
+impl Fault for OneInAProcess {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        if IS_TORN_DOWN.get() {
+            return Err(EngineError::internal("the device context is gone"));
+        }
+        inner.start(ctx).await
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        IS_TORN_DOWN.set(true);
+        inner.cleanup().await
+    }
+}
+
+#[derive(Default)]
+struct InternalAfterCleanup {
+    is_over: AtomicBool,
+}
+
+#[async_trait]
+impl Fault for InternalAfterCleanup {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        if self.is_over.load(Ordering::Acquire) {
+            return Err(EngineError::internal("the scheduler does not answer"));
+        }
+        inner.generate(request, ctx).await
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        self.is_over.store(true, Ordering::Release);
+        inner.cleanup().await
+    }
+}
+
+#[derive(Default)]
+struct BlocksOnDrop {
+    is_running: AtomicBool,
+}
+
+#[async_trait]
+impl Fault for BlocksOnDrop {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let config = inner.start(ctx).await?;
+        self.is_running.store(true, Ordering::Release);
+        Ok(config)
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        self.is_running.store(false, Ordering::Release);
+        inner.cleanup().await
+    }
+}
+
+impl Drop for BlocksOnDrop {
+    fn drop(&mut self) {
+        if self.is_running.load(Ordering::Acquire) {
+            let (_sender, never) = sync_channel::<()>(0);
+            let _ = never.recv_timeout(Duration::from_secs(30));
+        }
+    }
+}

@@ -1,5 +1,174 @@
 //! Faults that the checks of US catch.
 
-use super::Mutant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-pub(super) const MUTANTS: &[Mutant] = &[];
+use futures_util::StreamExt;
+use genset_backend_common::output::Usage;
+use genset_backend_common::{
+    EngineError, FinishReason, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext,
+    async_trait,
+};
+
+use super::Mutant;
+use super::fault::{Ended, Fault, with_fault};
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "no-usage-on-stop",
+        stands_for: "usage filled in where the limit is looked at, and not where a stop token is",
+        killed_by: &["US01", "US03", "US04"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Ended(|finished| {
+                    if finished.stop_token.is_some() {
+                        finished.usage = Usage::default();
+                    }
+                }),
+            )
+        },
+    },
+    Mutant {
+        name: "prompt-counted-in-blocks",
+        stands_for: "prompt tokens taken from the KV blocks allocated, the last of them half empty",
+        killed_by: &["US02"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Ended(|finished| {
+                    let tokens = &mut finished.usage.prompt_tokens;
+                    *tokens = tokens.next_multiple_of(if *tokens > 32 { 16 } else { 1 });
+                }),
+            )
+        },
+    },
+    Mutant {
+        name: "stop-token-counted",
+        stands_for: "usage counted where tokens are sampled: the stop token is billed and not delivered",
+        killed_by: &["US03", "US04"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Ended(|finished| {
+                    finished.usage.completion_tokens += u32::from(finished.stop_token.is_some());
+                }),
+            )
+        },
+    },
+    Mutant {
+        name: "count-below-zero",
+        stands_for: "one taken off the count for the stop token, whether or not it was counted",
+        killed_by: &["US04"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Ended(|finished| {
+                    if finished.stop_token.is_some() && finished.usage.completion_tokens == 0 {
+                        finished.usage.completion_tokens =
+                            finished.usage.completion_tokens.wrapping_sub(1);
+                    }
+                }),
+            )
+        },
+    },
+    Mutant {
+        name: "cached-in-whole-blocks",
+        stands_for: "cached tokens reported in whole blocks, more than the prompt has",
+        killed_by: &["US05"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Ended(|finished| {
+                    finished.usage.cached_tokens =
+                        Some(finished.usage.prompt_tokens.next_multiple_of(16));
+                }),
+            )
+        },
+    },
+    Mutant {
+        name: "cancelled-work-billed",
+        stands_for: "tokens in the pipeline billed to a client that cancelled before they came",
+        killed_by: &["US06"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                Ended(|finished| {
+                    if finished.reason == FinishReason::Cancelled {
+                        finished.usage.completion_tokens += 2;
+                    }
+                }),
+            )
+        },
+    },
+    Mutant {
+        name: "one-counter-for-all",
+        stands_for: "a counter in the engine instead of one in each request",
+        killed_by: &["US07"],
+        build: |clean, scenario| with_fault(clean, scenario, OneCounter::default()),
+    },
+];
+
+/// Counts right as long as one request runs at a time.
+#[derive(Default)]
+struct OneCounter {
+    shared: Arc<Counter>,
+}
+
+#[derive(Default)]
+struct Counter {
+    active: AtomicU32,
+    tokens: AtomicU32,
+}
+
+impl Counter {
+    fn enter(self: &Arc<Self>) -> Active {
+        if self.active.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.tokens.store(0, Ordering::Relaxed);
+        }
+        Active(Arc::clone(self))
+    }
+}
+
+struct Active(Arc<Counter>);
+
+impl Active {
+    fn count(&self, output: &mut Output) {
+        let tokens = &self.0.tokens;
+        tokens.fetch_add(output.token_count(), Ordering::Relaxed);
+        if let Output::Finished(finished) = output {
+            finished.usage.completion_tokens = tokens.load(Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[async_trait]
+impl Fault for OneCounter {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let active = self.shared.enter();
+        let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
+            if let Ok(output) = &mut item {
+                active.count(output);
+            }
+            item
+        });
+        Ok(OutputStream::from_raw(Box::pin(outputs)))
+    }
+}

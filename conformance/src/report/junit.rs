@@ -17,12 +17,7 @@ impl Report {
             .iter()
             .filter(|check| matches!(check.verdict, Verdict::Skip { .. }))
             .count();
-        let seconds = self
-            .checks
-            .iter()
-            .map(|check| check.duration_ms)
-            .sum::<f64>()
-            / 1e3;
+        let seconds = self.seconds();
         let mut out = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
         let _ = writeln!(
             out,
@@ -38,7 +33,7 @@ impl Report {
                 check.profile.name(),
                 check.id,
                 escape(title),
-                check.duration_ms / 1e3,
+                check.seconds(),
             );
             let _ = match &check.verdict {
                 Verdict::Pass => Ok(()),

@@ -189,12 +189,7 @@ impl Report {
             .iter()
             .map(|(reason, count)| format!("{count} {reason}"))
             .collect();
-        let seconds = self
-            .checks
-            .iter()
-            .map(|check| check.duration_ms)
-            .sum::<f64>()
-            / 1e3;
+        let seconds = self.seconds();
         let skipped = match reasons.is_empty() {
             true => String::new(),
             false => format!(", {} skipped ({})", tally.skipped, reasons.join(", ")),

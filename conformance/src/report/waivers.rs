@@ -270,7 +270,7 @@ mod tests {
             profile,
             verdict,
             evidence: Evidence::Direct,
-            duration_ms: 0.0,
+            duration_us: 0,
         }
     }
 

@@ -1,0 +1,119 @@
+//! `genset conform`: the kit as a command.
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{Ended, genset, run_with};
+
+async fn conform(words: &[&str]) -> Ended {
+    run_with(genset(&[&["conform"], words].concat()), b"").await
+}
+
+#[tokio::test]
+async fn the_catalogue_is_listed_and_explained() {
+    let listed = conform(&["list"]).await;
+    assert_eq!(listed.code, Some(0));
+    assert!(
+        listed
+            .stdout
+            .lines()
+            .any(|line| line.starts_with("CN03  1  tokens")),
+        "{}",
+        listed.stdout
+    );
+    let as_json = conform(&["list", "--json"]).await;
+    assert_eq!(
+        as_json.stdout.lines().count(),
+        listed.stdout.lines().count()
+    );
+    for line in as_json.stdout.lines() {
+        serde_json::from_str::<Value>(line).unwrap();
+    }
+    let explained = conform(&["explain", "cn03"]).await;
+    for part in ["CN03  ", "clause   ", "breaks   ", "--only CN03"] {
+        assert!(explained.stdout.contains(part), "{}", explained.stdout);
+    }
+}
+
+#[tokio::test]
+async fn a_run_reports_to_people_and_to_programs() {
+    let dir = TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, junit) = (path("report.json"), path("report.xml"));
+    let words = [
+        "run", "--engine", "sample", "--only", "ST,US", "--json", &json, "--junit", &junit,
+    ];
+    let ran = conform(&words).await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stdout);
+    assert!(ran.stdout.ends_with("CONFORMANT\n"), "{}", ran.stdout);
+    assert!(
+        std::fs::read_to_string(&junit)
+            .unwrap()
+            .contains("<testsuite ")
+    );
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(report["schema"], "genset-conformance/1");
+
+    let matrix = conform(&["matrix", &json]).await;
+    assert!(matrix.stdout.contains("| ST01 | 1 |"), "{}", matrix.stdout);
+    let nothing = conform(&["replay", &json, "--engine", "sample"]).await;
+    assert_eq!(
+        (nothing.code, nothing.stdout.as_str()),
+        (Some(0), "Nothing failed in this report.\n")
+    );
+    let same = conform(&["diff", &json, &json]).await;
+    assert_eq!(
+        (same.code, same.stdout.as_str()),
+        (Some(0), "No verdict changed.\n")
+    );
+
+    // The same report, had ST01 failed: worse one way, better the other, and run again by replay.
+    let text = std::fs::read_to_string(&json).unwrap();
+    let failed = text.replacen(
+        "\"verdict\": \"pass\"",
+        "\"verdict\": \"fail\",\n      \"reason\": \"seen\"",
+        1,
+    );
+    let bad = path("bad.json");
+    std::fs::write(&bad, failed).unwrap();
+    let worse = conform(&["diff", &json, &bad]).await;
+    assert_eq!(
+        (worse.code, worse.stdout.as_str()),
+        (Some(1), "ST01  pass -> FAIL\n")
+    );
+    assert_eq!(conform(&["diff", &bad, &json]).await.code, Some(0));
+    let again = conform(&["replay", &bad, "--engine", "sample"]).await;
+    assert!(
+        again.code == Some(0) && again.stdout.contains("1 passed, 0 failed"),
+        "{}",
+        again.stdout
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_run_is_refused_by_name() {
+    for (words, expected) in [
+        (&["explain", "XX99"][..], "genset conform list"),
+        (&["run"], "--engine"),
+        (&["run", "--engine", "sample", "--only", "XX"], "--only"),
+        (
+            &["run", "--engine", "echo_core"],
+            "cannot keep the contract",
+        ),
+        (&["run", "--endpoint", "dyn://a"], "--endpoint"),
+        (&["run", "--engine-cmd", "python x.py"], "--engine-cmd"),
+        (
+            &["run", "--engine", "sample", "--waivers", "nowhere.toml"],
+            "nowhere.toml",
+        ),
+        (&["diff", "nowhere.json", "nowhere.json"], "nowhere.json"),
+    ] {
+        let ended = conform(words).await;
+        assert_eq!(ended.code, Some(2), "{words:?}");
+        assert!(
+            ended.stderr.contains(expected),
+            "{words:?}: {}",
+            ended.stderr
+        );
+    }
+}

@@ -1,0 +1,107 @@
+//! What a cancel does to others: nothing.
+
+use genset_backend_common::output::Violation;
+use genset_backend_common::{CancelReason, RequestContext, TokenId};
+
+use crate::check::{CheckResult, Stop, ensure};
+use crate::checks::pressure::{Begun, ensure_complete, ensure_room_for, long_request, request};
+use crate::trial::{Live, Trial};
+
+/// Tokens of each survivor.
+const SURVIVOR_TOKENS: u32 = 12;
+
+/// A request with an id of its own choice, begun.
+async fn named(live: &Live, id: &str, seed: u64, max_tokens: u32) -> Result<Begun, Stop> {
+    let request = request(live, 4, seed, max_tokens);
+    let ctx = RequestContext::new(id).with_prompt_tokens(request.prompt_tokens().unwrap_or(0));
+    match live.try_generate(request, ctx).await? {
+        Ok(running) => Begun::of(running).await,
+        Err(error) => Err(Stop::Fail(format!("a good request was refused: {error}"))),
+    }
+}
+
+pub(super) async fn untouched(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    ensure_room_for(&live, 3)?;
+    let engine = &live.subject.engine;
+    // Ids of which one is the other's beginning: they are compared whole.
+    let victim = named(&live, "CN08-neighbour-1", 1, SURVIVOR_TOKENS).await?;
+    let survivors = [
+        named(&live, "CN08-neighbour-10", 2, SURVIVOR_TOKENS).await?,
+        named(&live, "CN08-neighbour-2", 3, SURVIVOR_TOKENS).await?,
+    ];
+
+    let stranger = RequestContext::new("CN08-never-seen");
+    stranger.cancel(CancelReason::Client);
+    trial.call("abort", engine.abort(&stranger)).await?;
+    victim.running.ctx.cancel(CancelReason::Client);
+    let abort = engine.abort(&victim.running.ctx);
+    trial.call("abort", abort).await?;
+    drop(victim);
+
+    for survivor in survivors {
+        let answer = survivor.finish().await?;
+        ensure!(
+            answer.violation != Some(Violation::EndedWithoutTerminal),
+            "the neighbour of a cancelled request ended without a terminal item"
+        );
+        ensure_complete(
+            &answer,
+            SURVIVOR_TOKENS,
+            "the neighbour of a cancelled request",
+        )?;
+    }
+    Ok(())
+}
+
+/// The survivors' tokens, with a neighbour that is cancelled on the way or not.
+async fn beside(live: &Live, is_cancelled: bool) -> Result<Vec<Vec<TokenId>>, Stop> {
+    let mut neighbour = live.generate(long_request(live, 9)).await?;
+    let mut survivors = Vec::new();
+    for seed in [1, 2] {
+        survivors.push(Begun::new(live, request(live, 4, seed, SURVIVOR_TOKENS)).await?);
+    }
+    neighbour.read_tokens(2).await?;
+    if is_cancelled {
+        neighbour.ctx.cancel(CancelReason::Client);
+        let abort = live.subject.engine.abort(&neighbour.ctx);
+        live.trial.call("abort", abort).await?;
+    }
+    let mut answers = Vec::new();
+    for survivor in survivors {
+        answers.push(survivor.finish().await?.tokens());
+    }
+    Ok(answers)
+}
+
+/// An engine whose greedy answers depend on their batch, as those of some devices do, is compared by length only: whether
+/// they may is CC04's question.
+pub(super) async fn unchanged(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    ensure_room_for(&live, 3)?;
+    let mut alone = Vec::new();
+    for seed in [1, 2] {
+        let answer = live
+            .answer(request(&live, 4, seed, SURVIVOR_TOKENS))
+            .await?;
+        alone.push(answer.tokens());
+    }
+    let without = beside(&live, false).await?;
+    let with = beside(&live, true).await?;
+    if alone == without {
+        ensure!(
+            without == with,
+            "with a neighbour's cancel the tokens are {with:?}, without it {without:?}"
+        );
+        return Ok(());
+    }
+    trial.note_indirect();
+    let lens = |answers: &[Vec<TokenId>]| answers.iter().map(Vec::len).collect::<Vec<_>>();
+    ensure!(
+        lens(&without) == lens(&with),
+        "with a neighbour's cancel {:?} tokens came, without it {:?}",
+        lens(&with),
+        lens(&without)
+    );
+    Ok(())
+}

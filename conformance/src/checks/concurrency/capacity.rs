@@ -1,0 +1,114 @@
+//! An engine that is full, or kept busy by one long request.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use futures_util::future::{Either, join_all, select};
+use genset_backend_common::ErrorKind;
+
+use crate::check::{CheckResult, Stop, ensure, fail};
+use crate::checks::pressure::{ensure_complete, ensure_room_for, long_request, request, slots};
+use crate::trial::{Answer, Live, Trial};
+
+pub(super) async fn short_beside_long(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    ensure_room_for(&live, 2)?;
+    let mut long = live.generate(long_request(&live, 1)).await?;
+    long.read_tokens(1).await?;
+    let short = live.answer(request(&live, 4, 2, 4));
+    let long = async move { while matches!(long.next().await, Ok(Some(Ok(_)))) {} };
+    // The short one is looked at first: both may be ready.
+    match select(Box::pin(short), Box::pin(long)).await {
+        Either::Left((short, _)) => ensure_complete(&short?, 4, "the short answer"),
+        Either::Right(_) => fail!("the long answer ended before the short one did"),
+    }
+}
+
+/// How a request to a full engine went.
+enum Served {
+    Answered(Answer),
+    Overloaded,
+}
+
+/// Sends a request to an engine that may be full; any other failure is judged by the caller.
+async fn send(live: &Live, seed: u64, max_tokens: u32) -> Result<Served, Stop> {
+    let request = request(live, 4, seed, max_tokens);
+    let ctx = live.context(&request);
+    let is_overloaded = |kind| kind == ErrorKind::Overloaded;
+    match live.try_generate(request, ctx).await? {
+        Ok(running) => {
+            // It waits for all the others before it.
+            let answer = running.finish_within(live.trial.limits().call * 2).await?;
+            let is_refused =
+                answer.items.len() == 1 && answer.error().is_some_and(|e| is_overloaded(e.kind()));
+            Ok(if is_refused {
+                Served::Overloaded
+            } else {
+                Served::Answered(answer)
+            })
+        }
+        Err(error) if is_overloaded(error.kind()) => Ok(Served::Overloaded),
+        Err(error) => fail!(
+            "over capacity a request was refused as {}: {error}",
+            error.kind()
+        ),
+    }
+}
+
+pub(super) async fn over_capacity(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let count = u64::from(slots(&live) * 2 + 4);
+    let mut answered = 0;
+    for served in join_all((0..count).map(|seed| send(&live, seed, 2))).await {
+        if let Served::Answered(answer) = served? {
+            ensure_complete(&answer, 2, "the answer of a full engine")?;
+            answered += 1;
+        }
+    }
+    ensure!(answered > 0, "all of {count} requests were refused");
+    let next = live.answer(request(&live, 4, 0, 2)).await?;
+    ensure_complete(&next, 2, "the answer after the rush")
+}
+
+/// Requests that each client sends, one after the other.
+const TURNS: u32 = 6;
+
+/// Times that each of the others may be served while one request waits. Once is fair; the rest is for queues that are
+/// roughly so.
+const FAIR_TURNS: u32 = 3;
+
+/// More clients than slots, each with one request at a time. An engine that refuses has no queue to be unfair in.
+pub(super) async fn no_starvation(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let clients = slots(&live) + 4;
+    let served = AtomicU32::new(0);
+    let turns = (0..clients).map(|seed| {
+        let (live, served) = (&live, &served);
+        async move {
+            let mut most_overtaken = 0;
+            for _ in 0..TURNS {
+                let before = served.load(Ordering::Relaxed);
+                if let Served::Answered(answer) = send(live, u64::from(seed), 1).await? {
+                    ensure!(
+                        answer.finished().is_some(),
+                        "a full engine failed: {:?}",
+                        answer.error()
+                    );
+                    let overtaken = served.load(Ordering::Relaxed) - before;
+                    most_overtaken = most_overtaken.max(overtaken);
+                }
+                served.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok::<_, Stop>(most_overtaken)
+        }
+    });
+    let overtaken: Vec<u32> = join_all(turns)
+        .await
+        .into_iter()
+        .collect::<Result<_, _>>()?;
+    let most = overtaken.into_iter().max().unwrap_or(0);
+    ensure!(
+        most <= clients * FAIR_TURNS,
+        "{most} requests of {clients} clients were served while one waited"
+    );
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! What is one request's stays with it.
+
+use std::panic::AssertUnwindSafe;
+
+use futures_util::{FutureExt, StreamExt};
+use genset_backend_common::{
+    CancelReason, GenerateRequest, Input, InputKind, RequestContext, TokenId,
+};
+use tokio::time::{Instant, timeout};
+
+use crate::check::{CheckResult, Stop, ensure, fail, skip};
+use crate::checks::pressure::{Begun, ensure_complete, ensure_room_for, long_request, request};
+use crate::trial::{Answer, Live, Trial};
+
+/// Prompts that differ in everything: content, length, and the number of tokens to answer with.
+const PROMPTS: u32 = 6;
+
+fn distinct(live: &Live, index: u32) -> GenerateRequest {
+    let prompt_len = usize::try_from(4 + index).unwrap_or(4);
+    request(live, prompt_len, 10 + u64::from(index), 8 + index)
+}
+
+/// Fewer equal tokens than these are chance.
+const TELLING: usize = 4;
+
+pub(super) async fn own_answers(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut alone = Vec::new();
+    for index in 0..PROMPTS {
+        alone.push(live.answer(distinct(&live, index)).await?.tokens());
+    }
+    let requests = (0..PROMPTS).map(|index| distinct(&live, index));
+    let together = live.answers(requests.collect()).await?;
+    for (index, (answer, own)) in (0..PROMPTS).zip(together.iter().zip(&alone)) {
+        ensure_complete(answer, 8 + index, "one of several answers")?;
+        let billed = answer.usage().map(|usage| usage.prompt_tokens);
+        ensure!(
+            billed == Some(4 + index),
+            "a prompt of {} tokens was answered as one of {billed:?}",
+            4 + index
+        );
+        ensure_own(&answer.tokens(), own, &alone)?;
+    }
+    Ok(())
+}
+
+fn ensure_own(tokens: &[TokenId], own: &[TokenId], all: &[Vec<TokenId>]) -> CheckResult {
+    let own_len = shared_len(tokens, own);
+    let foreign = all
+        .iter()
+        .map(|other| shared_len(tokens, other))
+        .find(|len| *len >= TELLING && *len > own_len);
+    ensure!(
+        foreign.is_none(),
+        "an answer begins with {foreign:?} tokens of another prompt's and {own_len} of its own: {tokens:?}"
+    );
+    Ok(())
+}
+
+fn shared_len(left: &[TokenId], right: &[TokenId]) -> usize {
+    left.iter().zip(right).take_while(|(l, r)| l == r).count()
+}
+
+pub(super) async fn batch_invariant(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut alone = Vec::new();
+    for index in 0..PROMPTS {
+        alone.push(live.answer(distinct(&live, index)).await?.tokens());
+    }
+    if live.answer(distinct(&live, 0)).await?.tokens() != alone[0] {
+        skip!(
+            NotDeclared,
+            "the engine's answers vary by themselves; DT01 judges that"
+        );
+    }
+    let requests = (0..PROMPTS).map(|index| distinct(&live, index));
+    let together = live.answers(requests.collect()).await?;
+    for (answer, own) in together.iter().zip(&alone) {
+        ensure!(
+            answer.tokens() == *own,
+            "alone the answer is {own:?}, in a batch {:?}",
+            answer.tokens()
+        );
+    }
+    Ok(())
+}
+
+/// Tokens of each survivor.
+const SURVIVOR_TOKENS: u32 = 10;
+
+/// The failures: an input that the engine does not take and that a Worker would have stopped, a deadline that has passed, a
+/// cancel, a dropped stream. How each of them ends is other checks' business.
+pub(super) async fn failures_stay(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    ensure_room_for(&live, 3)?;
+    let mut survivors = Vec::new();
+    for seed in [1, 2] {
+        survivors.push(Begun::new(&live, request(&live, 4, seed, SURVIVOR_TOKENS)).await?);
+    }
+    if let Some(untaken) = untaken_input(&live) {
+        let ctx = live.context(&untaken);
+        send_and_leave(&live, untaken, ctx).await;
+    }
+    let late = request(&live, 4, 3, 4);
+    let ctx = live.context(&late).with_deadline(Instant::now());
+    send_and_leave(&live, late, ctx).await;
+    let cancelled = long_request(&live, 4);
+    let ctx = live.context(&cancelled);
+    ctx.cancel(CancelReason::Client);
+    send_and_leave(&live, cancelled, ctx).await;
+
+    for survivor in survivors {
+        let answer = survivor.finish().await?;
+        ensure_complete(&answer, SURVIVOR_TOKENS, "the neighbour of failures")?;
+    }
+    let next = live.answer(request(&live, 4, 5, 4)).await?;
+    ensure_complete(&next, 4, "the answer after failures")
+}
+
+/// A request of a kind that the engine does not declare.
+fn untaken_input(live: &Live) -> Option<GenerateRequest> {
+    let inputs = &live.config.capabilities.inputs;
+    let mut request = live.request(4, 4);
+    request.input = if !inputs.contains(&InputKind::Text) {
+        Input::Text("a text".into())
+    } else if !inputs.contains(&InputKind::Embed) {
+        Input::Embed(vec![vec![0]])
+    } else {
+        return None;
+    };
+    Some(request)
+}
+
+/// Past the Worker's checks; like a Worker, it contains panics. Waits a moment for the first item.
+async fn send_and_leave(live: &Live, request: GenerateRequest, ctx: RequestContext) {
+    let engine = &live.subject.engine;
+    let first = async {
+        match engine.generate(request, ctx).await {
+            Ok(mut outputs) => drop(outputs.next().await),
+            Err(error) => drop(error),
+        }
+    };
+    let moment = live.trial.limits().cancel / 8;
+    // A timeout, an error and a panic are all the same here: the request is over.
+    drop(timeout(moment, AssertUnwindSafe(first).catch_unwind()).await);
+}
+
+pub(super) async fn same_id(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    ensure_room_for(&live, 2)?;
+    let (first, second) = (distinct(&live, 0), distinct(&live, 1));
+    let alone = [
+        live.answer(first.clone()).await?.tokens(),
+        live.answer(second.clone()).await?.tokens(),
+    ];
+    let ctx = live.context(&first);
+    let twin =
+        RequestContext::new(ctx.id()).with_prompt_tokens(second.prompt_tokens().unwrap_or(0));
+    let Ok(first) = live.try_generate(first, ctx).await? else {
+        fail!("a good request was refused")
+    };
+    let first = Begun::of(first).await?;
+    let second = match live.try_generate(second, twin).await? {
+        Ok(second) => Some(second.finish()),
+        Err(_refused) => None,
+    };
+    let (first, second) = match second {
+        Some(second) => {
+            let (first, second) = futures_util::future::join(first.finish(), second).await;
+            (first?, Some(second?))
+        }
+        None => (first.finish().await?, None),
+    };
+    ensure_apart(&first, 8, &alone[0], &alone)?;
+    match second {
+        Some(second) if second.items.len() > 1 || second.error().is_none() => {
+            ensure_apart(&second, 9, &alone[1], &alone)
+        }
+        // Refused, by generate or as the only item.
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn ensure_apart(
+    answer: &Answer,
+    max_tokens: u32,
+    own: &[TokenId],
+    all: &[Vec<TokenId>],
+) -> Result<(), Stop> {
+    ensure_complete(answer, max_tokens, "one of two requests with one id")?;
+    ensure_own(&answer.tokens(), own, all)
+}

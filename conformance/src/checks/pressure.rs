@@ -1,0 +1,250 @@
+//! Requests that fill an engine, and whether it is still there for others afterwards. For the groups CN and CC, which look
+//! from outside for what a request holds: a slot that was not freed is one that nobody else gets.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use genset_backend_common::{
+    EngineError, ErrorKind, FinishReason, GenerateRequest, Input, Output, SamplingOption,
+};
+use tokio::time::{Instant, timeout};
+
+use crate::check::{Stop, ensure, fail, skip};
+use crate::trial::{Answer, Live, Running};
+
+/// What a long request asks for at most: enough to outlast every limit, little enough for a check that reads it all.
+const LONG_TOKENS: u32 = 20_000;
+
+/// Sequences to fill an engine with that does not say how many it runs.
+const USUAL_SLOTS: u32 = 16;
+
+/// More than this is not filled: it would take a slow engine too long.
+const MOST_SLOTS: u32 = 32;
+
+/// A greedy request with a prompt that varies with `seed`.
+pub(super) fn request(
+    live: &Live,
+    prompt_len: usize,
+    seed: u64,
+    max_tokens: u32,
+) -> GenerateRequest {
+    let mut request = live.request(prompt_len, max_tokens);
+    request.input = Input::Tokens(live.prompt(prompt_len, seed));
+    let can = &live.config.capabilities.sampling;
+    request.sampling.temperature = can.contains(&SamplingOption::Temperature).then_some(0.0);
+    request
+}
+
+/// A request that does not end by itself while a check looks at it.
+pub(super) fn long_request(live: &Live, seed: u64) -> GenerateRequest {
+    let room = live.config.context_length_tokens.saturating_sub(4);
+    request(live, 4, seed, room.clamp(1, LONG_TOKENS))
+}
+
+/// How many sequences fill the engine.
+pub(super) fn slots(live: &Live) -> u32 {
+    live.config
+        .max_num_seqs
+        .unwrap_or(USUAL_SLOTS)
+        .clamp(1, MOST_SLOTS)
+}
+
+/// Skips the check for an engine that says it cannot run `count` sequences at once.
+pub(super) fn ensure_room_for(live: &Live, count: u32) -> Result<(), Stop> {
+    match live.config.max_num_seqs {
+        Some(most) if most < count => {
+            skip!(
+                NotDeclared,
+                "the engine runs {most} sequences at once, the check takes {count}"
+            )
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How long a request of one token takes while nothing else runs.
+pub(super) async fn pace(live: &Live) -> Result<Duration, Stop> {
+    let started = Instant::now();
+    let answer = live.answer(request(live, 4, 0, 1)).await?;
+    ensure!(
+        answer.finished().is_some(),
+        "a plain request failed: {:?}",
+        answer.error()
+    );
+    Ok(started.elapsed())
+}
+
+/// What an engine may take to free what a request held, and to give the next one its first token.
+pub(super) fn patience(live: &Live, pace: Duration) -> Duration {
+    live.trial.limits().cancel + pace * 8
+}
+
+/// Sends `request` until it is not refused as `Overloaded`, and reads its first item that is not such a refusal either.
+async fn admitted(
+    live: &Live,
+    request: &GenerateRequest,
+) -> Result<(Running, Option<Result<Output, EngineError>>), Stop> {
+    loop {
+        let ctx = live.context(request);
+        match live.try_generate(request.clone(), ctx).await? {
+            Ok(mut running) => match running.next().await? {
+                Some(Err(error)) if error.kind() == ErrorKind::Overloaded => {}
+                first => return Ok((running, first)),
+            },
+            Err(error) if error.kind() == ErrorKind::Overloaded => {}
+            Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Sends a long request, and reads its first token.
+pub(super) async fn serve_first_token(
+    live: &Live,
+    seed: u64,
+    limit: Duration,
+    when: &str,
+) -> Result<Running, Stop> {
+    let request = long_request(live, seed);
+    let what = format!("the first token {when}");
+    let (running, first) = live
+        .trial
+        .within(&what, limit, admitted(live, &request))
+        .await??;
+    ensure!(
+        matches!(first, Some(Ok(Output::Tokens(_)))),
+        "a request {when} did not begin with a token: {first:?}"
+    );
+    Ok(running)
+}
+
+/// The engine gives a new request its first token, as soon as one may ask.
+pub(super) async fn ensure_serves_again(
+    live: &Live,
+    pace: Duration,
+    when: &str,
+) -> Result<(), Stop> {
+    drop(serve_first_token(live, 0, patience(live, pace), when).await?);
+    Ok(())
+}
+
+/// A request whose answer has begun.
+pub(super) struct Begun {
+    /// What is still to come.
+    pub running: Running,
+    first: Option<Result<Output, EngineError>>,
+}
+
+impl Begun {
+    /// Sends a request and reads its first item, which may hold any number of tokens.
+    pub(super) async fn new(live: &Live, request: GenerateRequest) -> Result<Self, Stop> {
+        Self::of(live.generate(request).await?).await
+    }
+
+    /// Reads the first item.
+    pub(super) async fn of(mut running: Running) -> Result<Self, Stop> {
+        let first = running.next().await?;
+        Ok(Self { running, first })
+    }
+
+    /// The whole answer, its beginning included.
+    pub(super) async fn finish(self) -> Result<Answer, Stop> {
+        let mut answer = self.running.finish().await?;
+        answer.items.splice(0..0, self.first);
+        Ok(answer)
+    }
+}
+
+/// Long requests, held open.
+pub(super) struct Crowd {
+    /// Those whose first token came.
+    pub running: Vec<Running>,
+    /// Those that were accepted and have given nothing yet.
+    pub waiting: Vec<Running>,
+}
+
+/// Sends `count` long requests. Those refused as `Overloaded` are left out, and those that wait inside `generate`.
+pub(super) async fn crowd(live: &Live, count: u32) -> Result<Crowd, Stop> {
+    let moment = live.trial.limits().cancel / 4;
+    let sent = (0..u64::from(count)).map(|seed| async move {
+        let request = long_request(live, seed);
+        let ctx = live.context(&request);
+        timeout(moment, live.try_generate(request, ctx)).await
+    });
+    let mut accepted = Vec::new();
+    for sent in join_all(sent).await.into_iter().flatten() {
+        match sent? {
+            Ok(running) => accepted.push(running),
+            Err(error) if error.kind() == ErrorKind::Overloaded => {}
+            Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
+        }
+    }
+    let looked = accepted.into_iter().map(|mut running| async move {
+        let first = timeout(moment, running.next()).await;
+        (running, first)
+    });
+    let mut crowd = Crowd {
+        running: Vec::new(),
+        waiting: Vec::new(),
+    };
+    for (running, first) in join_all(looked).await {
+        match first {
+            Err(_) => crowd.waiting.push(running),
+            Ok(first) => match first? {
+                Some(Ok(Output::Tokens(_))) => crowd.running.push(running),
+                Some(Err(error)) if error.kind() == ErrorKind::Overloaded => {}
+                other => fail!("a long request did not begin with a token: {other:?}"),
+            },
+        }
+    }
+    ensure!(
+        !crowd.running.is_empty(),
+        "of {count} requests not one got its first token"
+    );
+    Ok(crowd)
+}
+
+/// Reads a cancelled request to its end, which must come soon.
+pub(super) async fn end_of_cancelled(live: &Live, running: Running) -> Result<Answer, Stop> {
+    let limit = live.trial.limits().cancel;
+    live.trial
+        .within("the end of a cancelled request", limit, running.finish())
+        .await?
+}
+
+/// The answer ended as cancelled.
+pub(super) fn ensure_cancelled(answer: &Answer) -> Result<(), Stop> {
+    let is_cancelled = answer.reason() == Some(FinishReason::Cancelled);
+    ensure!(
+        is_cancelled,
+        "a cancelled request ended otherwise: {:?}",
+        answer.items.last()
+    );
+    Ok(())
+}
+
+/// The whole answer, as long as it was asked for.
+pub(super) fn ensure_complete(answer: &Answer, max_tokens: u32, whose: &str) -> Result<(), Stop> {
+    let count = answer.tokens().len();
+    ensure!(
+        answer.finished().is_some() && u32::try_from(count) == Ok(max_tokens),
+        "{whose} has {count} of {max_tokens} tokens and ends with {:?}",
+        answer.items.last()
+    );
+    Ok(())
+}
+
+/// Waits until the engine's counters say that no request holds anything; without a probe the evidence is indirect.
+pub(super) async fn ensure_nothing_held(live: &Live, kv_before: Option<u64>) -> Result<(), Stop> {
+    live.await_probe("freeing what the requests held", |probe| {
+        probe.active_requests().map(|active| active == 0)
+    })
+    .await?;
+    if let Some(before) = kv_before {
+        live.await_probe("freeing KV blocks", |probe| {
+            probe.kv_used_blocks().map(|used| used <= before)
+        })
+        .await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! Engines in which a cancel or an abort reaches the wrong request, or does something else than to end one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use futures_util::{StreamExt, stream};
+use genset_backend_common::{
+    CancelReason, EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext,
+    async_trait,
+};
+use parking_lot::Mutex;
+
+use super::deaf::{Ear, deaf, raw};
+use crate::mutants::fault::Fault;
+
+/// Remembers the last request that ended by itself: its context, and the request that came after it.
+#[derive(Default)]
+pub(super) struct NextTenant {
+    /// The ended request's context, if it was not cancelled by its end.
+    ended: Arc<Mutex<Option<RequestContext>>>,
+}
+
+#[async_trait]
+impl Fault for NextTenant {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let before = self.ended.lock().take();
+        let own = ctx.child();
+        let mut outputs = inner.generate(request, own.clone()).await?;
+        let ended = Arc::clone(&self.ended);
+        Ok(raw(stream::poll_fn(move |cx| {
+            if before.as_ref().is_some_and(RequestContext::is_cancelled) {
+                own.cancel(CancelReason::Client);
+            }
+            let item = outputs.poll_next_unpin(cx);
+            if let std::task::Poll::Ready(None) = item
+                && !ctx.is_cancelled()
+            {
+                *ended.lock() = Some(ctx.clone());
+            }
+            item
+        })))
+    }
+}
+
+/// Requests whose abort was called an even number of times.
+#[derive(Default)]
+pub(super) struct Toggle {
+    aborts: Mutex<BTreeMap<String, usize>>,
+    revived: Arc<Mutex<Vec<String>>>,
+}
+
+#[async_trait]
+impl Fault for Toggle {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let own = deaf(&ctx);
+        let mut outputs = inner.generate(request, own.clone()).await?;
+        let revived = Arc::clone(&self.revived);
+        let mut cancel = Ear::new(ctx);
+        Ok(raw(stream::poll_fn(move |cx| {
+            if cancel.hears(cx) && !revived.lock().iter().any(|id| id == own.id()) {
+                own.cancel(CancelReason::Client);
+            }
+            outputs.poll_next_unpin(cx)
+        })))
+    }
+
+    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+        self.note(ctx.id());
+        inner.abort(ctx).await;
+    }
+}
+
+impl Toggle {
+    fn note(&self, id: &str) {
+        let mut aborts = self.aborts.lock();
+        let count = aborts.entry(id.to_owned()).or_default();
+        *count += 1;
+        if count.is_multiple_of(2) {
+            self.revived.lock().push(id.to_owned());
+        }
+    }
+}
+
+/// Whether a request's id is meant by an aborted one.
+pub(super) type Matching = fn(id: &str, aborted: &str) -> bool;
+
+/// Finds the request to abort by a lookup that finds the wrong one.
+pub(super) struct ByLookup {
+    running: Mutex<Vec<RequestContext>>,
+    matching: Matching,
+    falls_back: bool,
+}
+
+impl ByLookup {
+    pub(super) fn new(matching: Matching, falls_back: bool) -> Self {
+        Self {
+            running: Mutex::default(),
+            matching,
+            falls_back,
+        }
+    }
+}
+
+#[async_trait]
+impl Fault for ByLookup {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let own = ctx.child();
+        self.running.lock().push(own.clone());
+        inner.generate(request, own).await
+    }
+
+    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+        let running = self.running.lock().clone();
+        let mut is_found = false;
+        for own in &running {
+            if (self.matching)(own.id(), ctx.id()) {
+                own.cancel(CancelReason::Client);
+                is_found = true;
+            }
+        }
+        if let Some(newest) = running.last()
+            && self.falls_back
+            && !is_found
+        {
+            newest.cancel(CancelReason::Client);
+        }
+        inner.abort(ctx).await;
+    }
+}
+
+/// After another request's cancel, the next token goes by the wrong place.
+#[derive(Default)]
+pub(super) struct ShiftedBatch {
+    aborts: Arc<AtomicU64>,
+}
+
+#[async_trait]
+impl Fault for ShiftedBatch {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let aborts = Arc::clone(&self.aborts);
+        let mut seen = aborts.load(Ordering::Relaxed);
+        let outputs = inner.generate(request, ctx).await?;
+        Ok(raw(outputs.map(move |item| {
+            let now = aborts.load(Ordering::Relaxed);
+            let is_shifted = std::mem::replace(&mut seen, now) != now;
+            item.map(|output| if is_shifted { shifted(output) } else { output })
+        })))
+    }
+
+    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+        self.aborts.fetch_add(1, Ordering::Relaxed);
+        inner.abort(ctx).await;
+    }
+}
+
+/// Other tokens, of the same vocabulary.
+fn shifted(mut output: Output) -> Output {
+    if let Output::Tokens(chunk) = &mut output {
+        for token in &mut chunk.token_ids {
+            *token ^= 1;
+        }
+    }
+    output
+}
+
+/// After so many aborted requests no further one is served.
+pub(super) struct StallsAfterAborts {
+    pub(super) left: AtomicUsize,
+}
+
+#[async_trait]
+impl Fault for StallsAfterAborts {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        if self.left.load(Ordering::Relaxed) == 0 {
+            return Ok(raw(stream::pending()));
+        }
+        inner.generate(request, ctx).await
+    }
+
+    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+        let fewer = |left: usize| Some(left.saturating_sub(1));
+        let _ = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+        inner.abort(ctx).await;
+    }
+}

@@ -1,0 +1,161 @@
+//! Answers that depend on, or end up with, somebody else.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::{Stream, StreamExt};
+use genset_backend_common::output::TokenIds;
+use genset_backend_common::{
+    EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext, async_trait,
+};
+use parking_lot::Mutex;
+
+use crate::mutants::fault::Fault;
+
+type Item = Result<Output, EngineError>;
+
+fn raw(items: impl Stream<Item = Item> + Send + 'static) -> OutputStream {
+    OutputStream::from_raw(Box::pin(items))
+}
+
+/// The last tokens of each running request, by its place.
+#[derive(Default)]
+struct Table {
+    next_place: AtomicU64,
+    rows: Mutex<BTreeMap<u64, TokenIds>>,
+}
+
+/// A running request's row.
+struct Row {
+    table: Arc<Table>,
+    place: u64,
+}
+
+impl Row {
+    fn new(table: &Arc<Table>) -> Self {
+        let place = table.next_place.fetch_add(1, Ordering::Relaxed);
+        table.rows.lock().insert(place, TokenIds::default());
+        Self {
+            table: Arc::clone(table),
+            place,
+        }
+    }
+
+    /// Writes this request's tokens, and reads those of the next one where it has as many.
+    fn exchange(&self, own: TokenIds) -> TokenIds {
+        let mut rows = self.table.rows.lock();
+        let len = own.len();
+        rows.insert(self.place, own.clone());
+        let after = rows.range(self.place + 1..).next();
+        let next = after.or_else(|| rows.iter().next());
+        match next {
+            Some((_, tokens)) if tokens.len() == len => tokens.clone(),
+            _ => own,
+        }
+    }
+
+    fn neighbours(&self) -> usize {
+        self.table.rows.lock().len() - 1
+    }
+}
+
+impl Drop for Row {
+    fn drop(&mut self) {
+        self.table.rows.lock().remove(&self.place);
+    }
+}
+
+#[derive(Default)]
+pub(super) struct NeighboursTokens {
+    table: Arc<Table>,
+}
+
+#[async_trait]
+impl Fault for NeighboursTokens {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(request, ctx).await?;
+        let row = Row::new(&self.table);
+        Ok(raw(outputs.map(move |item| {
+            item.map(|mut output| {
+                if let Output::Tokens(chunk) = &mut output {
+                    let own = std::mem::take(&mut chunk.token_ids);
+                    chunk.token_ids = row.exchange(own);
+                }
+                output
+            })
+        })))
+    }
+}
+
+/// Beside others, tokens differ from this place on.
+const DIFFERS_FROM: u32 = 5;
+
+#[derive(Default)]
+pub(super) struct BatchVariant {
+    table: Arc<Table>,
+}
+
+#[async_trait]
+impl Fault for BatchVariant {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(request, ctx).await?;
+        let row = Row::new(&self.table);
+        let mut streamed = 0;
+        Ok(raw(outputs.map(move |item| {
+            let is_late = streamed >= DIFFERS_FROM;
+            streamed += item.as_ref().map_or(0, Output::token_count);
+            item.map(|mut output| {
+                if let Output::Tokens(chunk) = &mut output
+                    && is_late
+                    && row.neighbours() > 0
+                {
+                    for token in &mut chunk.token_ids {
+                        *token ^= 1;
+                    }
+                }
+                output
+            })
+        })))
+    }
+}
+
+/// One session an id: whoever opens it last has it.
+#[derive(Default)]
+pub(super) struct SessionsById {
+    sessions: Arc<Mutex<BTreeMap<String, u64>>>,
+    next: AtomicU64,
+}
+
+#[async_trait]
+impl Fault for SessionsById {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let id = ctx.id().to_owned();
+        let outputs = inner.generate(request, ctx).await?;
+        let mine = self.next.fetch_add(1, Ordering::Relaxed);
+        self.sessions.lock().insert(id.clone(), mine);
+        let sessions = Arc::clone(&self.sessions);
+        Ok(raw(outputs.map(move |item| {
+            if sessions.lock().get(&id) == Some(&mine) {
+                item
+            } else {
+                Err(EngineError::internal("the session belongs to another"))
+            }
+        })))
+    }
+}

@@ -1,0 +1,209 @@
+//! Requests that get into each other's way: by locks, by shared memory, by blocking the runtime, by slowing each other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt, stream};
+use genset_backend_common::{
+    EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext, async_trait,
+};
+use parking_lot::Condvar;
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+use crate::mutants::fault::Fault;
+
+type Item = Result<Output, EngineError>;
+
+fn raw(items: impl Stream<Item = Item> + Send + 'static) -> OutputStream {
+    OutputStream::from_raw(Box::pin(items))
+}
+
+/// Whether the engine runs on several threads. Faults that wait in real time show there only, so that a run of all checks
+/// stays short.
+fn is_multi_thread() -> bool {
+    Handle::try_current().is_ok_and(|h| h.runtime_flavor() == RuntimeFlavor::MultiThread)
+}
+
+/// A batch lock and a cache lock. With a full batch of requests the order in which they are taken is mixed.
+#[derive(Default)]
+pub(super) struct BothOrders {
+    locks: Arc<[tokio::sync::Mutex<()>; 2]>,
+    active: Arc<AtomicU32>,
+}
+
+/// Requests at once from which on the locks are used.
+const FULL_BATCH: u32 = 10;
+
+#[async_trait]
+impl Fault for BothOrders {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(request, ctx).await?;
+        let place = Place::taken(&self.active);
+        let is_batched = place.index + 1 >= FULL_BATCH && !is_multi_thread();
+        let locks = Arc::clone(&self.locks);
+        let parity = usize::from(place.index.is_multiple_of(2));
+        let items = outputs.then(move |item| {
+            // The place is the stream's as long as it lives.
+            let _ = &place;
+            let locks = Arc::clone(&locks);
+            async move {
+                if is_batched {
+                    let _first = locks[parity].lock().await;
+                    tokio::task::yield_now().await;
+                    let _second = locks[1 - parity].lock().await;
+                }
+                item
+            }
+        });
+        Ok(raw(items))
+    }
+}
+
+/// One of the requests that are active at once.
+struct Place {
+    active: Arc<AtomicU32>,
+    index: u32,
+}
+
+impl Place {
+    fn taken(active: &Arc<AtomicU32>) -> Self {
+        Self {
+            index: active.fetch_add(1, Ordering::Relaxed),
+            active: Arc::clone(active),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.active.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Scratch memory that every stream writes its token to and reads it from. The moment between is held open until another
+/// thread is in it too, so that the race happens each time.
+#[derive(Default)]
+pub(super) struct SharedScratch {
+    scratch: Arc<Scratch>,
+}
+
+#[derive(Default)]
+struct Scratch {
+    writers: parking_lot::Mutex<u32>,
+    overlap: Condvar,
+}
+
+/// How long the moment is held open: far longer than a busy machine keeps a thread waiting.
+const MOMENT: Duration = Duration::from_millis(200);
+
+impl Scratch {
+    /// Whether another thread wrote meanwhile.
+    fn is_overwritten(&self) -> bool {
+        let mut writers = self.writers.lock();
+        *writers += 1;
+        let mine = *writers;
+        self.overlap.notify_all();
+        if mine == 1 {
+            let _ = self.overlap.wait_for(&mut writers, MOMENT);
+        }
+        mine == 1 && *writers > 1
+    }
+}
+
+#[async_trait]
+impl Fault for SharedScratch {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(request, ctx).await?;
+        let scratch = Arc::clone(&self.scratch);
+        let items = outputs.filter(move |item| {
+            let is_token = matches!(item, Ok(Output::Tokens(_)));
+            let is_lost = is_token && is_multi_thread() && scratch.is_overwritten();
+            std::future::ready(!is_lost)
+        });
+        Ok(raw(items))
+    }
+}
+
+/// Computes the prompt where it is called.
+pub(super) struct BlocksRuntime;
+
+/// Longer than a health check waits twice over.
+const PREFILL: Duration = Duration::from_millis(300);
+
+/// Prompt tokens from which on it takes that long.
+const LONG_PROMPT: u32 = 32;
+
+#[async_trait]
+impl Fault for BlocksRuntime {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let is_long = request.prompt_tokens() >= Some(LONG_PROMPT);
+        let outputs = inner.generate(request, ctx).await?;
+        let mut is_prefilled = !(is_long && is_multi_thread());
+        Ok(raw(outputs.inspect(move |_| {
+            if !std::mem::replace(&mut is_prefilled, true) {
+                block(PREFILL);
+            }
+        })))
+    }
+}
+
+fn block(time: Duration) {
+    let (_sender, receiver) = std::sync::mpsc::sync_channel::<()>(0);
+    let _ = receiver.recv_timeout(time);
+}
+
+/// Each step takes as long as the square of the requests that run.
+#[derive(Default)]
+pub(super) struct AntiScaling {
+    active: Arc<AtomicU32>,
+}
+
+const STEP: Duration = Duration::from_millis(1);
+
+#[async_trait]
+impl Fault for AntiScaling {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let mut outputs = inner.generate(request, ctx.clone()).await?;
+        let place = Place::taken(&self.active);
+        let mut wait = None;
+        // The cancel is heard by the wrapped stream, which is asked first.
+        Ok(raw(stream::poll_fn(move |cx| {
+            use std::task::Poll;
+            if wait.is_none() && !ctx.is_cancelled() {
+                let active = place.active.load(Ordering::Relaxed);
+                wait = Some(Box::pin(tokio::time::sleep(STEP * (active * active - 1))));
+            }
+            match wait.as_mut().map(|wait| wait.as_mut().poll(cx)) {
+                Some(Poll::Pending) if !ctx.is_cancelled() => Poll::Pending,
+                _ => {
+                    let item = outputs.poll_next_unpin(cx);
+                    if item.is_ready() {
+                        wait = None;
+                    }
+                    item
+                }
+            }
+        })))
+    }
+}

@@ -1,0 +1,44 @@
+//! An error that stays.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::StreamExt;
+use genset_backend_common::{
+    EngineError, ErrorKind, GenerateRequest, LLMEngine, OutputStream, RequestContext, async_trait,
+};
+
+use crate::mutants::fault::Fault;
+
+/// Once a request was refused for what is in it, no other is served.
+#[derive(Default)]
+pub(super) struct AfterFailure {
+    is_poisoned: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Fault for AfterFailure {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = match inner.generate(request, ctx).await {
+            Ok(outputs) => outputs,
+            Err(error) => {
+                let is_early = error.kind() == ErrorKind::EngineShutdown;
+                self.is_poisoned.fetch_or(!is_early, Ordering::Relaxed);
+                return Err(error);
+            }
+        };
+        let is_poisoned = Arc::clone(&self.is_poisoned);
+        let items = outputs.map(move |item| {
+            if is_poisoned.load(Ordering::Relaxed) {
+                return Err(EngineError::internal("a lock was left poisoned"));
+            }
+            item
+        });
+        Ok(OutputStream::from_raw(Box::pin(items)))
+    }
+}

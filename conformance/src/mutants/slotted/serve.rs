@@ -1,0 +1,151 @@
+//! The task that serves one request of a slotted engine.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::StreamExt;
+use genset_backend_common::output::{Finished, TokenSink};
+use genset_backend_common::{EngineError, Finish, Output, OutputStream};
+use tokio::sync::{oneshot, watch};
+
+use super::slots::Slot;
+use super::{Counters, SlotFault};
+
+pub(super) struct Job {
+    pub outputs: OutputStream,
+    pub sink: TokenSink,
+    pub slot: oneshot::Receiver<Slot>,
+    pub stop: watch::Receiver<bool>,
+    pub counters: Arc<Counters>,
+    pub fault: SlotFault,
+}
+
+/// How a request came to its end.
+enum End {
+    Finished(Box<Finished>),
+    Failed(EngineError),
+    /// Cancelled, or its stream dropped.
+    Unwanted,
+}
+
+pub(super) async fn serve(mut job: Job) {
+    let counters = Arc::clone(&job.counters);
+    let active = Counted::new(&counters, |counters| &counters.active);
+    let end = tokio::select! {
+        biased;
+        _ = stopped(job.stop.clone()) => End::Failed(shutdown()),
+        end = queue_and_run(&mut job) => end,
+    };
+    match end {
+        End::Finished(finished) => job.sink.finish(finish_of(*finished)),
+        End::Failed(error) => job.sink.fail(error),
+        End::Unwanted => {
+            let lingers = job.fault == SlotFault::LeaksTaskOnCancel;
+            let stop = job.stop.clone();
+            drop((job, active));
+            if lingers {
+                stopped(stop).await;
+            }
+        }
+    }
+}
+
+async fn queue_and_run(job: &mut Job) -> End {
+    let is_deaf = job.fault == SlotFault::DeafInQueue;
+    let slot = tokio::select! {
+        biased;
+        () = job.sink.closed(), if !is_deaf => return End::Unwanted,
+        slot = &mut job.slot => slot,
+    };
+    let counters = Arc::clone(&job.counters);
+    let kv = Counted::new(&counters, |counters| &counters.kv_used);
+    let is_deaf = is_deaf && job.sink.context().is_cancelled();
+    let computes_on = is_deaf || job.fault == SlotFault::ComputesOnAfterCancel;
+    let end = run(job, computes_on).await;
+    let is_dropped = matches!(end, End::Unwanted) && !job.sink.context().is_cancelled();
+    if is_dropped && job.fault == SlotFault::KeepsSlotOnDrop {
+        std::mem::forget(slot);
+    }
+    if is_dropped && job.fault == SlotFault::KeepsKvOnDrop {
+        std::mem::forget(kv);
+    }
+    end
+}
+
+/// Passes tokens on until the answer ends or is not wanted any more.
+async fn run(job: &mut Job, computes_on: bool) -> End {
+    loop {
+        let item = tokio::select! {
+            biased;
+            () = unwanted(&job.sink, computes_on) => return End::Unwanted,
+            item = job.outputs.next() => item,
+        };
+        let chunk = match item {
+            Some(Ok(Output::Tokens(chunk))) => chunk,
+            Some(Ok(Output::Finished(finished))) => return End::Finished(finished),
+            Some(Err(error)) => return End::Failed(error),
+            Some(Ok(other)) => {
+                return End::Failed(EngineError::internal(format!("cannot pass on {other:?}")));
+            }
+            None => return End::Unwanted,
+        };
+        let count = u64::from(chunk.len());
+        job.counters.produced.fetch_add(count, Ordering::Relaxed);
+        tokio::select! {
+            biased;
+            () = unwanted(&job.sink, computes_on) => return End::Unwanted,
+            // Whether it arrived: the next turn sees that nobody reads.
+            _ = job.sink.send(chunk) => {}
+        }
+    }
+}
+
+/// Waits until the answer need not be computed any further.
+async fn unwanted(sink: &TokenSink, computes_on: bool) {
+    sink.closed().await;
+    if computes_on && sink.context().is_cancelled() {
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn stopped(mut stop: watch::Receiver<bool>) {
+    // The sender lives as long as the engine; without it there is nothing to serve either.
+    drop(stop.wait_for(|is_stopped| *is_stopped).await);
+}
+
+fn shutdown() -> EngineError {
+    EngineError::engine_shutdown("the engine was stopped while it served the request")
+}
+
+fn finish_of(finished: Finished) -> Finish {
+    Finish {
+        reason: finished.reason,
+        last: finished.last,
+        stop_token: finished.stop_token,
+        cached_tokens: finished.usage.cached_tokens,
+        prompt_tokens: Some(finished.usage.prompt_tokens),
+        transfer: finished.transfer,
+    }
+}
+
+/// One more of something while it lives.
+struct Counted {
+    counters: Arc<Counters>,
+    which: fn(&Counters) -> &AtomicU64,
+}
+
+impl Counted {
+    fn new(counters: &Arc<Counters>, which: fn(&Counters) -> &AtomicU64) -> Self {
+        which(counters).fetch_add(1, Ordering::Relaxed);
+        Self {
+            counters: Arc::clone(counters),
+            which,
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        (self.which)(&self.counters).fetch_sub(1, Ordering::Relaxed);
+    }
+}

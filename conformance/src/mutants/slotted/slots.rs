@@ -1,0 +1,94 @@
+//! A limited number of slots and the queue for them.
+
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::{Habits, SlotFault};
+
+pub(super) struct Slots {
+    state: Mutex<State>,
+    fault: SlotFault,
+}
+
+struct State {
+    free: usize,
+    waiting: VecDeque<oneshot::Sender<Slot>>,
+}
+
+/// A place to run; given to the next in the queue when dropped.
+pub(super) struct Slot(Option<Arc<Slots>>);
+
+impl Slots {
+    pub(super) fn new(habits: Habits) -> Arc<Self> {
+        let state = State {
+            free: habits.slots,
+            waiting: VecDeque::new(),
+        };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            fault: habits.fault,
+        })
+    }
+
+    /// A slot, now or in its turn. Dropping the receiver gives up the place.
+    pub(super) fn take(slots: &Arc<Self>) -> oneshot::Receiver<Slot> {
+        let (give, slot) = oneshot::channel();
+        let mut state = slots.state.lock();
+        if state.free > 0 {
+            state.free -= 1;
+            drop(state);
+            // The receiver is right here.
+            drop(give.send(Slot(Some(Arc::clone(slots)))));
+        } else {
+            state.waiting.push_back(give);
+        }
+        slot
+    }
+
+    fn give_back(slots: &Arc<Self>) {
+        loop {
+            let mut state = slots.state.lock();
+            let next = if slots.fault == SlotFault::NewestFirst {
+                state.waiting.pop_back()
+            } else if slots.fault == SlotFault::ForgetsTheQueue {
+                None
+            } else {
+                state.waiting.pop_front()
+            };
+            let Some(next) = next else {
+                state.free += 1;
+                return;
+            };
+            drop(state);
+            match next.send(Slot(Some(Arc::clone(slots)))) {
+                Ok(()) => return,
+                // This one has left the queue: the slot is not given back a second time, but to the next.
+                Err(mut slot) => drop(slot.0.take()),
+            }
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(slots) = self.0.take() {
+            Slots::give_back(&slots);
+        }
+    }
+}
+
+/// Holds a slot over a wait without a guard: who drops the call meanwhile loses it.
+pub(super) async fn reserve_carelessly(slot: oneshot::Receiver<Slot>) -> oneshot::Receiver<Slot> {
+    let unguarded = ManuallyDrop::new(slot.await);
+    tokio::task::yield_now().await;
+    let (give, slot) = oneshot::channel();
+    if let Ok(reserved) = ManuallyDrop::into_inner(unguarded) {
+        // The receiver is right here.
+        drop(give.send(reserved));
+    }
+    slot
+}

@@ -1,0 +1,339 @@
+//! Random sequences of operations on an engine (start, generate, poll, cancel, drop, abort, drain, cleanup, time that
+//! passes), compared with a reference model of the contract. For what no single check thinks of: the combinations.
+//!
+//! - `operation`: operations and their text, which a failure prints and a replay reads.
+//! - `strategy`: how sequences are drawn and shrunk.
+//! - `model`: what the contract allows; pure.
+//! - `driver`: performs a sequence on a fresh engine and asks the model after each operation.
+//! - `regressions`: the file of sequences that failed before.
+//!
+//! Each sequence runs as a check does: on a thread and a runtime of its own, on a paused clock where the engine declares
+//! virtual time, under a watch on the wall clock. `drain` and `cleanup` read all open streams meanwhile, since an engine
+//! may wait for its readers; a request that wants many more tokens by then is cancelled first, as a Worker's grace would.
+
+mod driver;
+mod model;
+mod operation;
+mod regressions;
+mod strategy;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
+use tokio::time::Instant;
+
+pub use operation::{ParseSequenceError, Sequence};
+
+use crate::check::Stop;
+use crate::runner::{Acquaintance, acquaint, run_beside};
+use crate::subject::Factory;
+use crate::trial::Trial;
+
+/// Which sequences to try.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceOptions {
+    /// How many random sequences.
+    pub cases: u32,
+    /// How long the longest may be.
+    pub max_operations: usize,
+    /// What the sequences are drawn from; a random one, which a failure prints, when `None`.
+    pub seed: Option<u64>,
+    /// A file of sequences to try first, to which a new failure's is added.
+    pub regressions: Option<PathBuf>,
+    /// How the replay of one sequence begins: a command that takes `--sequence TEXT --engine NAME`.
+    pub replay: String,
+}
+
+impl Default for SequenceOptions {
+    fn default() -> Self {
+        Self {
+            cases: 64,
+            max_operations: 32,
+            seed: None,
+            regressions: None,
+            replay: "genset conform replay".to_owned(),
+        }
+    }
+}
+
+/// What was tried, and held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceReport {
+    /// What the random sequences were drawn from.
+    pub seed: u64,
+    /// How many random sequences there were.
+    pub cases: u32,
+    /// How many sequences of the regressions file.
+    pub regressions: usize,
+}
+
+/// Why not all sequences held.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SequenceFailure {
+    /// The engine breaks the contract.
+    #[error("{0}")]
+    Violated(Box<Violated>),
+    /// The text to replay is no sequence.
+    #[error("this is no sequence of operations: {0}")]
+    Parse(#[from] ParseSequenceError),
+    /// The regressions file cannot be read or written.
+    #[error("the regressions file {}: {problem}", path.display())]
+    Regressions {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+impl SequenceFailure {
+    /// How the engine breaks the contract; `None` when it was not tried.
+    #[must_use]
+    pub fn violated(&self) -> Option<&Violated> {
+        match self {
+            Self::Violated(violated) => Some(violated),
+            Self::Parse(_) | Self::Regressions { .. } => None,
+        }
+    }
+}
+
+/// A sequence that breaks the contract.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violated {
+    /// The sequence, shrunk if it was random.
+    pub sequence: Sequence,
+    /// The rule that is broken, and how.
+    pub violation: String,
+    /// The operation that showed it, from 0; past the last one, the end of the sequence did.
+    pub operation: usize,
+    /// What the random sequences were drawn from; `None` for a replay.
+    pub seed: Option<u64>,
+    /// The command that replays it.
+    pub replay: String,
+}
+
+impl fmt::Display for Violated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let operations = self.sequence.operations();
+        match operations.get(self.operation) {
+            Some(operation) => {
+                let (place, count) = (self.operation + 1, operations.len());
+                writeln!(
+                    f,
+                    "at `{operation}` ({place} of {count}): {}",
+                    self.violation
+                )?;
+            }
+            None => writeln!(f, "at the end: {}", self.violation)?,
+        }
+        writeln!(f, "  sequence: {}", self.sequence)?;
+        if let Some(seed) = self.seed {
+            writeln!(f, "  seed:     {seed}")?;
+        }
+        writeln!(f, "  replay:   {}", self.replay)?;
+        write!(
+            f,
+            "  in Rust:  replay_sequence(\"{}\", factory)",
+            self.sequence
+        )
+    }
+}
+
+/// Tries the sequences of the regressions file, and then random ones. Blocks the calling thread.
+///
+/// # Errors
+/// The first sequence that breaks the contract, shrunk; or a regressions file that cannot be used.
+///
+/// # Examples
+/// ```
+/// use genset_conformance::{SequenceOptions, run_sequences};
+/// # use genset_engine_sample::{SampleArgs, SampleEngine};
+/// let args = SampleArgs { vocab_size: 1000, token_delay_ms: 1 };
+/// let options = SequenceOptions { cases: 8, ..SequenceOptions::default() };
+/// let report = run_sequences(move |_: &_| SampleEngine::from_args(&args), &options);
+/// assert_eq!(report.unwrap_or_else(|failure| panic!("{failure}")).cases, 8);
+/// ```
+pub fn run_sequences(
+    factory: impl Factory,
+    options: &SequenceOptions,
+) -> Result<SequenceReport, SequenceFailure> {
+    let bench = Bench::new(Arc::new(factory), options.replay.clone());
+    let regressions = match &options.regressions {
+        Some(path) => regressions::read(path).map_err(|error| unusable(path, &error))?,
+        None => Vec::new(),
+    };
+    for sequence in &regressions {
+        bench
+            .perform(sequence)
+            .map_err(|broken| bench.failure(*broken, None))?;
+    }
+    let seed = options.seed.unwrap_or_else(random_seed);
+    if let Err(broken) = bench.explore(options, seed) {
+        if let Some(path) = &options.regressions {
+            let why = format!("seed {seed}: {}", broken.violation);
+            regressions::append(path, &broken.sequence, &why)
+                .map_err(|error| unusable(path, &error))?;
+        }
+        return Err(bench.failure(*broken, Some(seed)));
+    }
+    Ok(SequenceReport {
+        seed,
+        cases: options.cases,
+        regressions: regressions.len(),
+    })
+}
+
+/// Tries one sequence, from its text. Blocks the calling thread.
+///
+/// # Errors
+/// How it breaks the contract, or what is wrong with the text.
+pub fn replay_sequence(text: &str, factory: impl Factory) -> Result<(), SequenceFailure> {
+    let sequence: Sequence = text.parse()?;
+    let bench = Bench::new(Arc::new(factory), SequenceOptions::default().replay);
+    bench
+        .perform(&sequence)
+        .map_err(|broken| bench.failure(*broken, None))
+}
+
+fn unusable(path: &Path, error: &dyn fmt::Display) -> SequenceFailure {
+    SequenceFailure::Regressions {
+        path: path.to_owned(),
+        problem: error.to_string(),
+    }
+}
+
+fn random_seed() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// How many times the wall clock's limit of a check a sequence may take in real time, where it is many checks' worth.
+const REAL_TIME_WALL: u32 = 4;
+
+/// The longest that a sequence lets pass at once, on a paused clock and in real time.
+const LONGEST_ADVANCE_MS: (u64, u64) = (2000, 20);
+
+/// How long shrinking may go on, in real time. It takes milliseconds on a paused clock.
+const SHRINKING_MS: u32 = 60_000;
+
+/// How many simpler sequences shrinking may try.
+const SHRINKING_STEPS: u32 = 4096;
+
+/// A sequence that broke the contract, before it is told.
+#[derive(Clone)]
+struct Broken {
+    sequence: Sequence,
+    violation: String,
+    operation: usize,
+    /// Whether the engine blocked its thread, which is then lost: not to be tried over and over.
+    is_blocked: bool,
+}
+
+/// Where sequences are tried.
+struct Bench {
+    factory: Arc<dyn Factory>,
+    known: Acquaintance,
+    replay: String,
+}
+
+impl Bench {
+    fn new(factory: Arc<dyn Factory>, replay: String) -> Self {
+        let known = acquaint(&factory);
+        Self {
+            factory,
+            known,
+            replay,
+        }
+    }
+
+    /// Tries random sequences. Boxed, since a failure is large and rare.
+    fn explore(&self, options: &SequenceOptions, seed: u64) -> Result<(), Box<Broken>> {
+        let config = Config {
+            cases: options.cases,
+            failure_persistence: None,
+            max_shrink_time: SHRINKING_MS,
+            max_shrink_iters: SHRINKING_STEPS,
+            ..Config::default()
+        };
+        let mut seed_bytes = [0; 32];
+        seed_bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed_bytes);
+        let (virtual_ms, real_ms) = LONGEST_ADVANCE_MS;
+        let longest_ms = if self.known.is_virtual_time {
+            virtual_ms
+        } else {
+            real_ms
+        };
+        let sequences = strategy::sequences(options.max_operations, longest_ms);
+        // The last to fail is the simplest: shrinking goes on from one that fails to simpler ones.
+        let broken: RefCell<Option<Box<Broken>>> = RefCell::new(None);
+        let explored = TestRunner::new_with_rng(config, rng).run(&sequences, |sequence| {
+            if broken
+                .borrow()
+                .as_ref()
+                .is_some_and(|found| found.is_blocked)
+            {
+                return Ok(());
+            }
+            self.perform(&sequence).map_err(|found| {
+                broken.replace(Some(found));
+                TestCaseError::fail("the contract is broken")
+            })
+        });
+        match (explored, broken.into_inner()) {
+            (Err(_), Some(broken)) => Err(broken),
+            // Without a failure of ours there is no other error: no draft is ever rejected.
+            (Ok(()), _) | (Err(_), None) => Ok(()),
+        }
+    }
+
+    fn perform(&self, sequence: &Sequence) -> Result<(), Box<Broken>> {
+        let limits = self.known.limits;
+        let wall = if self.known.is_virtual_time {
+            limits.wall
+        } else {
+            limits.wall * REAL_TIME_WALL
+        };
+        let trial = Trial::new(Arc::clone(&self.factory), "sequence", limits);
+        let progress = driver::Progress::default();
+        let (ours, theirs) = (sequence.clone(), Arc::clone(&progress));
+        let started = Instant::now();
+        let result = run_beside(&self.known, trial, wall, move |trial| {
+            driver::perform(trial, ours, theirs)
+        });
+        match result {
+            Ok(()) | Err(Stop::Skip(..)) => Ok(()),
+            Err(Stop::Fail(violation)) => Err(Box::new(Broken {
+                sequence: sequence.clone(),
+                violation,
+                operation: progress.load(Ordering::Acquire),
+                is_blocked: started.elapsed() >= wall,
+            })),
+        }
+    }
+
+    fn failure(&self, broken: Broken, seed: Option<u64>) -> SequenceFailure {
+        let prefix = &self.replay;
+        // An engine that does not start has told no name.
+        let engine = match self.known.engine.name.as_str() {
+            "" => "NAME",
+            name => name,
+        };
+        let replay = format!(
+            "{prefix} --sequence '{}' --engine {engine}",
+            broken.sequence
+        );
+        SequenceFailure::Violated(Box::new(Violated {
+            sequence: broken.sequence,
+            violation: broken.violation,
+            operation: broken.operation,
+            seed,
+            replay,
+        }))
+    }
+}

@@ -1,0 +1,367 @@
+//! Performs a sequence on a fresh engine, beside the model.
+
+use std::num::NonZeroU32;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::{join, join_all};
+use genset_backend_common::{
+    CancelReason, DrainContext, EngineConfig, EngineError, ErrorKind, Output, OutputStream,
+    RequestContext, StartContext,
+};
+use tokio::time::timeout;
+
+use super::model::{Phase, StreamModel};
+use super::operation::{Asked, Operation, Sequence};
+use crate::check::{CheckResult, Stop, fail};
+use crate::trial::{Live, Running, Trial};
+
+/// Which operation is under way, for those who watch from another thread; as many as there are operations at the end.
+pub(super) type Progress = Arc<AtomicUsize>;
+
+/// Performs the operations, and then the end: all streams are read, the engine is cleaned up twice and asked once more.
+pub(super) async fn perform(trial: Trial, sequence: Sequence, progress: Progress) -> CheckResult {
+    let mut driver = Driver::new(trial);
+    for operation in sequence.operations() {
+        driver.step(*operation).await?;
+        progress.fetch_add(1, Ordering::Release);
+    }
+    driver.end().await
+}
+
+/// Tokens that an open request may still want when all must end. One that wants more has used up its grace, as a Worker
+/// would see it, and is cancelled.
+const GRACE_TOKENS: u32 = 64;
+
+struct Driver {
+    live: Live,
+    phase: Phase,
+    requests: Vec<Request>,
+}
+
+impl Driver {
+    fn new(trial: Trial) -> Self {
+        let subject = trial.build();
+        // What requests before the start are made from.
+        let config = EngineConfig {
+            vocab_size: NonZeroU32::new(2),
+            ..EngineConfig::new("not-started", 4096)
+        };
+        let live = Live {
+            trial,
+            subject,
+            config,
+            start: StartContext::detached(1),
+        };
+        Self {
+            live,
+            phase: Phase::Built,
+            requests: Vec::new(),
+        }
+    }
+
+    fn trial(&self) -> Trial {
+        self.live.trial.clone()
+    }
+
+    async fn step(&mut self, operation: Operation) -> CheckResult {
+        match operation {
+            Operation::Start => self.start().await,
+            Operation::Generate(asked) => self.generate(asked).await,
+            Operation::Poll { request, items } => self.poll(request, items).await,
+            Operation::Cancel { request } => {
+                if let Some(request) = self.requests.get_mut(request) {
+                    request.cancel();
+                }
+                Ok(())
+            }
+            Operation::Drop { request } => {
+                if let Some(request) = self.requests.get_mut(request) {
+                    request.model.drop();
+                    request.outputs = None;
+                }
+                Ok(())
+            }
+            Operation::Abort { request } => self.abort(request).await,
+            Operation::Drain => self.drain().await,
+            Operation::Cleanup => self.cleanup("cleanup").await,
+            Operation::Advance { millis } => {
+                tokio::time::sleep(Duration::from_millis(millis)).await;
+                Ok(())
+            }
+        }
+    }
+
+    async fn start(&mut self) -> CheckResult {
+        let trial = self.trial();
+        let start = self.live.subject.engine.start(self.live.start.clone());
+        let started = trial.within("start", trial.limits().start, start).await?;
+        self.phase = judge(self.phase.started(started.as_ref().map(|_| ())))?;
+        if let Ok(config) = started {
+            self.live.config = config;
+        }
+        Ok(())
+    }
+
+    /// Sends a request. One that was taken while the engine does not serve must be refused by its stream, at once.
+    async fn generate(&mut self, asked: Asked) -> CheckResult {
+        let asked = self.fitted(asked);
+        let mut is_alone = self.requests.iter().all(|request| request.model.is_ended());
+        let mut sent = self.send(asked).await?;
+        if self.phase == Phase::Started && is_overloaded(&sent) {
+            self.settle().await?;
+            tokio::time::sleep(self.live.trial.limits().cancel).await;
+            is_alone = true;
+            sent = self.send(asked).await?;
+        }
+        let vocab_size = self
+            .live
+            .config
+            .vocab_size
+            .map_or(u32::MAX, NonZeroU32::get);
+        let model = StreamModel::new(asked, vocab_size, self.phase, is_alone);
+        let mut request = match sent {
+            Ok(running) => Request::accepted(model, running),
+            Err(error) => {
+                judge(self.phase.allows_refusal(&error, is_alone))?;
+                Request::refused(model)
+            }
+        };
+        if !self.phase.is_serving() {
+            request.read(&self.live.trial, self.phase, 1).await?;
+        }
+        self.requests.push(request);
+        Ok(())
+    }
+
+    /// What was asked, no longer than the engine's context.
+    fn fitted(&self, asked: Asked) -> Asked {
+        let context = self.live.config.context_length_tokens.max(2);
+        let prompt_len = asked.prompt_len.min(context / 2);
+        let max_tokens = asked.max_tokens.min(context - prompt_len);
+        Asked {
+            prompt_len,
+            max_tokens,
+            ..asked
+        }
+    }
+
+    async fn send(&mut self, asked: Asked) -> Result<Result<Running, EngineError>, Stop> {
+        let live = self.live.clone();
+        let prompt_len = usize::try_from(asked.prompt_len).unwrap_or(1);
+        let request = live.greedy(live.prompt(prompt_len, asked.seed), asked.max_tokens);
+        let ctx = live.context(&request);
+        let sent = live.try_generate(request, ctx);
+        let settled = settle(&live.trial, self.phase, self.requests.iter_mut());
+        with_room(&live.trial, sent, settled).await
+    }
+
+    async fn poll(&mut self, request: usize, items: u64) -> CheckResult {
+        let (trial, phase) = (self.trial(), self.phase);
+        let (before, rest) = self.requests.split_at_mut(request);
+        let Some((polled, after)) = rest.split_first_mut() else {
+            return Ok(());
+        };
+        let others = before.iter_mut().chain(after);
+        with_room(
+            &trial,
+            polled.read(&trial, phase, items),
+            settle(&trial, phase, others),
+        )
+        .await
+    }
+
+    /// A Worker gives the hint for requests that were cancelled or dropped, or have ended.
+    async fn abort(&mut self, request: Option<usize>) -> CheckResult {
+        let ctx = match request.and_then(|request| self.requests.get_mut(request)) {
+            Some(request) => {
+                request.cancel();
+                request.ctx.clone()
+            }
+            None => Some(RequestContext::new("of-nobody")),
+        };
+        if let Some(ctx) = ctx {
+            let abort = self.live.subject.engine.abort(&ctx);
+            self.live.trial.call("abort", abort).await?;
+        }
+        Ok(())
+    }
+
+    /// Drains while all streams are read. A Worker drains only what it has started.
+    async fn drain(&mut self) -> CheckResult {
+        if self.phase == Phase::Built {
+            return Ok(());
+        }
+        self.phase = self.phase.draining();
+        let live = self.live.clone();
+        let deadline = live.trial.limits().call;
+        let drain = live.subject.engine.drain(DrainContext { deadline });
+        let (drained, settled) = join(live.trial.call("drain", drain), self.settle()).await;
+        settled?;
+        match drained? {
+            Err(error) if self.phase.is_serving() => fail!("drain failed: {error}"),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Cleans up while all streams are read, which must all end.
+    async fn cleanup(&mut self, what: &str) -> CheckResult {
+        self.phase = Phase::Stopped;
+        let live = self.live.clone();
+        let cleanup = live.trial.call(what, live.subject.engine.cleanup());
+        let (cleaned, settled) = join(cleanup, self.settle()).await;
+        settled?;
+        match cleaned? {
+            Ok(()) => Ok(()),
+            Err(error) => fail!("{what} failed: {error} ({})", error.kind()),
+        }
+    }
+
+    async fn end(&mut self) -> CheckResult {
+        self.settle().await?;
+        if self.phase.is_serving() {
+            let is_idle =
+                |probe: &dyn crate::subject::Probe| probe.active_requests().map(|n| n == 0);
+            let what = "freeing what requests held that are all over";
+            self.live.await_probe(what, is_idle).await?;
+        }
+        self.cleanup("cleanup").await?;
+        self.cleanup("a cleanup after the cleanup").await?;
+        let request = self.requests.len();
+        let late = Asked {
+            request,
+            prompt_len: 1,
+            max_tokens: 1,
+            seed: 0,
+        };
+        self.generate(late).await
+    }
+
+    async fn settle(&mut self) -> CheckResult {
+        settle(&self.live.trial, self.phase, self.requests.iter_mut()).await
+    }
+}
+
+/// Reads all open streams to their ends, at the same time.
+async fn settle(
+    trial: &Trial,
+    phase: Phase,
+    requests: impl Iterator<Item = &mut Request>,
+) -> CheckResult {
+    let ends = requests.map(|request| async {
+        if request.model.remaining() > GRACE_TOKENS {
+            request.cancel();
+        }
+        request.read(trial, phase, u64::MAX).await
+    });
+    join_all(ends).await.into_iter().collect()
+}
+
+/// Waits for `wanted`. After a while without it `settled` makes room, for an engine that runs few requests at once.
+async fn with_room<T>(
+    trial: &Trial,
+    wanted: impl Future<Output = Result<T, Stop>>,
+    settled: impl Future<Output = CheckResult>,
+) -> Result<T, Stop> {
+    let mut wanted = pin!(wanted);
+    if let Ok(wanted) = timeout(trial.limits().cancel / 2, &mut wanted).await {
+        return wanted;
+    }
+    let (wanted, settled) = join(wanted, settled).await;
+    settled?;
+    wanted
+}
+
+fn is_overloaded(sent: &Result<Running, EngineError>) -> bool {
+    sent.as_ref()
+        .is_err_and(|error| error.kind() == ErrorKind::Overloaded)
+}
+
+fn judge<T>(judged: Result<T, String>) -> Result<T, Stop> {
+    judged.map_err(Stop::Fail)
+}
+
+/// A request beside its model.
+struct Request {
+    model: StreamModel,
+    /// `None` for one that was refused.
+    ctx: Option<RequestContext>,
+    /// `None` once it is over.
+    outputs: Option<OutputStream>,
+}
+
+impl Request {
+    fn accepted(model: StreamModel, running: Running) -> Self {
+        Self {
+            model,
+            ctx: Some(running.ctx.clone()),
+            outputs: Some(running.into_outputs()),
+        }
+    }
+
+    fn refused(mut model: StreamModel) -> Self {
+        model.refuse();
+        Self {
+            model,
+            ctx: None,
+            outputs: None,
+        }
+    }
+
+    /// Also for one that is over: that must change nothing.
+    fn cancel(&mut self) {
+        if let Some(ctx) = &self.ctx {
+            self.model.cancel();
+            ctx.cancel(CancelReason::Client);
+        }
+    }
+
+    /// Reads up to `items`, to the end at most. A cancelled request must give all of them soon.
+    async fn read(&mut self, trial: &Trial, phase: Phase, items: u64) -> CheckResult {
+        let limits = trial.limits();
+        if self.model.is_cancelled() {
+            let what = format!("the end of {}, which was cancelled,", self.model.name());
+            let read = self.read_items(trial, phase, items, limits.cancel);
+            return trial.within(&what, limits.cancel, read).await?;
+        }
+        self.read_items(trial, phase, items, limits.call).await
+    }
+
+    async fn read_items(
+        &mut self,
+        trial: &Trial,
+        phase: Phase,
+        items: u64,
+        limit: Duration,
+    ) -> CheckResult {
+        for _ in 0..items {
+            let Some(outputs) = self.outputs.as_mut() else {
+                break;
+            };
+            let what = format!("the next item of {}", self.model.name());
+            let Some(item) = trial.within(&what, limit, outputs.next()).await? else {
+                fail!("{} is over, and its terminal never came", self.model.name());
+            };
+            // Of a stream that merely ends, the violation tells more than the error made of it.
+            judge(self.model.observe_rest(None, outputs.violation()))?;
+            judge(self.model.observe(&item, phase))?;
+            if self.model.is_ended() {
+                self.read_past_end(trial, limit).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_past_end(&mut self, trial: &Trial, limit: Duration) -> CheckResult {
+        let Some(mut outputs) = self.outputs.take() else {
+            return Ok(());
+        };
+        let what = format!("a poll past the end of {}", self.model.name());
+        let rest: Option<Result<Output, EngineError>> =
+            trial.within(&what, limit, outputs.next()).await?;
+        judge(self.model.observe_rest(rest.as_ref(), outputs.violation()))
+    }
+}

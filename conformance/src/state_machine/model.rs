@@ -1,0 +1,283 @@
+//! The reference model: what the contract allows an engine in each state, and each stream of it. Pure; the driver asks it.
+
+use genset_backend_common::output::{Finished, Violation};
+use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, TokenId};
+
+use super::operation::Asked;
+
+/// The life of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Built,
+    Started,
+    Draining,
+    Stopped,
+}
+
+impl Phase {
+    /// After a `start` in this phase that returned as said.
+    ///
+    /// # Errors
+    /// Only the first start must succeed. Later ones are the engine's to allow or refuse.
+    pub(super) fn started(self, start: Result<(), &EngineError>) -> Result<Self, String> {
+        match (self, start) {
+            (Self::Built | Self::Stopped, Ok(())) => Ok(Self::Started),
+            (Self::Built, Err(error)) => Err(format!("start failed: {error} ({})", error.kind())),
+            (Self::Started | Self::Draining, _) | (Self::Stopped, Err(_)) => Ok(self),
+        }
+    }
+
+    pub(super) fn draining(self) -> Self {
+        match self {
+            Self::Started | Self::Draining => Self::Draining,
+            Self::Built | Self::Stopped => self,
+        }
+    }
+
+    pub(super) fn is_serving(self) -> bool {
+        matches!(self, Self::Started | Self::Draining)
+    }
+
+    /// Whether a request may be refused with this error.
+    pub(super) fn allows_refusal(self, error: &EngineError, is_alone: bool) -> Result<(), String> {
+        let kind = error.kind();
+        match self {
+            Self::Built | Self::Stopped if kind == ErrorKind::EngineShutdown => Ok(()),
+            Self::Built => Err(format!(
+                "generate before start should be refused with engine_shutdown, but was with {kind}: {error}"
+            )),
+            Self::Stopped => Err(format!(
+                "generate after cleanup should be refused with engine_shutdown, but was with {kind}: {error}"
+            )),
+            Self::Draining if error.policy().is_retryable => Ok(()),
+            Self::Started if kind == ErrorKind::Overloaded && !is_alone => Ok(()),
+            Self::Started | Self::Draining => {
+                Err(format!("a good request was refused: {error} ({kind})"))
+            }
+        }
+    }
+}
+
+/// Tokens that may still come after a cancel, from an engine's buffers: four times the kit's own channel's.
+const BUFFERED_TOKENS: u32 = 256;
+
+/// Where a request stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Live,
+    /// Cancelled when so many tokens had been delivered.
+    Cancelled {
+        delivered: u32,
+    },
+    Ended,
+    Dropped,
+}
+
+/// What is known of one stream, and so what it may give next.
+#[derive(Debug)]
+pub(super) struct StreamModel {
+    asked: Asked,
+    vocab_size: u32,
+    /// The engine's phase when it accepted the request.
+    accepted_in: Phase,
+    /// Whether nothing else was in flight then.
+    is_alone: bool,
+    tokens: u32,
+    has_items: bool,
+    standing: Standing,
+}
+
+impl StreamModel {
+    pub(super) fn new(asked: Asked, vocab_size: u32, accepted_in: Phase, is_alone: bool) -> Self {
+        Self {
+            asked,
+            vocab_size,
+            accepted_in,
+            is_alone,
+            tokens: 0,
+            has_items: false,
+            standing: Standing::Live,
+        }
+    }
+
+    /// Whether its terminal is still to come.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.standing, Standing::Live | Standing::Cancelled { .. })
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        matches!(self.standing, Standing::Cancelled { .. })
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        self.standing == Standing::Ended
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("request #{}", self.asked.request)
+    }
+
+    /// Tokens that may still come.
+    pub(super) fn remaining(&self) -> u32 {
+        self.asked.max_tokens.saturating_sub(self.tokens)
+    }
+
+    pub(super) fn cancel(&mut self) {
+        if self.standing == Standing::Live {
+            self.standing = Standing::Cancelled {
+                delivered: self.tokens,
+            };
+        }
+    }
+
+    /// The engine refused it.
+    pub(super) fn refuse(&mut self) {
+        self.standing = Standing::Ended;
+    }
+
+    pub(super) fn drop(&mut self) {
+        if self.is_open() {
+            self.standing = Standing::Dropped;
+        }
+    }
+
+    /// Takes the next item of an open stream.
+    ///
+    /// # Errors
+    /// The rule that the item breaks.
+    pub(super) fn observe(
+        &mut self,
+        item: &Result<Output, EngineError>,
+        phase: Phase,
+    ) -> Result<(), String> {
+        let is_first = !std::mem::replace(&mut self.has_items, true);
+        match item {
+            Ok(output) if !self.accepted_in.is_serving() => Err(format!(
+                "{} was sent to an engine that does not run, and gave {output:?}",
+                self.name()
+            )),
+            Ok(Output::Tokens(chunk)) => self.observe_tokens(&chunk.token_ids),
+            Ok(Output::Finished(finished)) => {
+                self.observe_tokens(&finished.last.token_ids)?;
+                self.observe_end(finished)?;
+                self.standing = Standing::Ended;
+                Ok(())
+            }
+            Ok(other @ (Output::Text(_) | Output::Embeddings(_))) => Err(format!(
+                "{} was asked for tokens and gave {other:?}",
+                self.name()
+            )),
+            Err(error) => {
+                self.observe_error(error, phase, is_first)?;
+                self.standing = Standing::Ended;
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes what came after the terminal.
+    ///
+    /// # Errors
+    /// The rule that it breaks.
+    pub(super) fn observe_rest(
+        &self,
+        rest: Option<&Result<Output, EngineError>>,
+        violation: Option<Violation>,
+    ) -> Result<(), String> {
+        match (rest, violation) {
+            (None, None) => Ok(()),
+            (Some(item), _) => Err(format!(
+                "{} went on after its end with {item:?}",
+                self.name()
+            )),
+            (None, Some(violation)) => Err(format!(
+                "{} broke a rule of streams: {violation}",
+                self.name()
+            )),
+        }
+    }
+
+    fn observe_tokens(&mut self, tokens: &[TokenId]) -> Result<(), String> {
+        let name = self.name();
+        let max = self.asked.max_tokens;
+        if let Some(token) = tokens.iter().find(|token| **token >= self.vocab_size) {
+            let size = self.vocab_size;
+            return Err(format!(
+                "{name} gave token {token} of a vocabulary of {size}"
+            ));
+        }
+        let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        self.tokens = self.tokens.saturating_add(count);
+        if self.tokens > max {
+            let tokens = self.tokens;
+            return Err(format!("{name} gave {tokens} tokens, max_tokens is {max}"));
+        }
+        match self.standing {
+            Standing::Cancelled { delivered } if self.tokens - delivered > BUFFERED_TOKENS => {
+                Err(format!(
+                    "{name} was cancelled after {delivered} tokens and gave more than {BUFFERED_TOKENS} after that"
+                ))
+            }
+            Standing::Live | Standing::Cancelled { .. } | Standing::Ended | Standing::Dropped => {
+                Ok(())
+            }
+        }
+    }
+
+    fn observe_end(&self, finished: &Finished) -> Result<(), String> {
+        let (name, tokens, max) = (self.name(), self.tokens, self.asked.max_tokens);
+        let is_cancelled = self.is_cancelled();
+        match finished.reason {
+            FinishReason::Cancelled if is_cancelled => {}
+            FinishReason::Cancelled => {
+                return Err(format!(
+                    "{name} ended as cancelled, and nobody cancelled it"
+                ));
+            }
+            // Also when a cancel came too late to matter.
+            FinishReason::Length if tokens == max => {}
+            reason @ (FinishReason::Stop | FinishReason::Length | FinishReason::ContentFilter) => {
+                let cancelled = if is_cancelled {
+                    "was cancelled and "
+                } else {
+                    ""
+                };
+                return Err(format!(
+                    "{name} {cancelled}ended as {reason:?} after {tokens} of {max} tokens, with ignore_eos"
+                ));
+            }
+        }
+        let usage = finished.usage;
+        let prompt = self.asked.prompt_len;
+        if usage.prompt_tokens != prompt {
+            let counted = usage.prompt_tokens;
+            return Err(format!(
+                "{name} has {prompt} prompt tokens, its usage says {counted}"
+            ));
+        }
+        if usage.completion_tokens != tokens {
+            let counted = usage.completion_tokens;
+            return Err(format!(
+                "{name} delivered {tokens} tokens, its usage says {counted}"
+            ));
+        }
+        Ok(())
+    }
+
+    fn observe_error(
+        &self,
+        error: &EngineError,
+        phase: Phase,
+        is_first: bool,
+    ) -> Result<(), String> {
+        if self.accepted_in.is_serving() && phase == Phase::Stopped && error.policy().is_retryable {
+            return Ok(());
+        }
+        // A refusal may also come as the only item.
+        if is_first && !self.is_cancelled() {
+            return self.accepted_in.allows_refusal(error, self.is_alone);
+        }
+        let name = self.name();
+        Err(format!("{name} ended with {}: {error}", error.kind()))
+    }
+}

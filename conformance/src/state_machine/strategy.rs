@@ -1,0 +1,157 @@
+//! Random sequences, which shrink to shorter ones and to smaller numbers.
+
+use proptest::bool::weighted;
+use proptest::collection::vec;
+use proptest::prelude::{Just, Strategy};
+use proptest::prop_oneof;
+
+use super::operation::{Asked, Operation, Sequence};
+
+/// An operation whose request is said by how many requests back it was sent, so that leaving out an earlier request while
+/// shrinking changes nothing for the later ones.
+#[derive(Debug, Clone, Copy)]
+enum Draft {
+    Start,
+    Generate {
+        prompt_len: u32,
+        max_tokens: u32,
+        seed: u64,
+    },
+    Poll {
+        back: usize,
+        items: u64,
+    },
+    Cancel {
+        back: usize,
+    },
+    Drop {
+        back: usize,
+    },
+    Abort {
+        back: usize,
+    },
+    AbortUnknown,
+    Drain,
+    Cleanup,
+    Advance {
+        millis: u64,
+    },
+}
+
+/// Most sequences begin with a start, since little happens without.
+const STARTED: f64 = 0.9;
+
+/// Sequences of up to `max_operations`, which never advance the clock by more than `longest_ms` at once.
+pub(super) fn sequences(max_operations: usize, longest_ms: u64) -> impl Strategy<Value = Sequence> {
+    let drafts = vec(draft(longest_ms), 0..=max_operations.saturating_sub(1));
+    (weighted(STARTED), drafts).prop_map(|(is_started, drafts)| {
+        let start = is_started.then_some(Draft::Start);
+        Sequence::new(number(start.into_iter().chain(drafts)))
+    })
+}
+
+fn draft(longest_ms: u64) -> impl Strategy<Value = Draft> {
+    let back = || 0..4_usize;
+    prop_oneof![
+        1 => Just(Draft::Cleanup),
+        1 => Just(Draft::Drain),
+        1 => Just(Draft::Start),
+        1 => Just(Draft::AbortUnknown),
+        8 => (1..=40_u32, max_tokens(), 0..4_u64).prop_map(|(prompt_len, max_tokens, seed)| {
+            Draft::Generate { prompt_len, max_tokens, seed }
+        }),
+        8 => (back(), 1..=8_u64).prop_map(|(back, items)| Draft::Poll { back, items }),
+        3 => back().prop_map(|back| Draft::Cancel { back }),
+        3 => back().prop_map(|back| Draft::Drop { back }),
+        2 => back().prop_map(|back| Draft::Abort { back }),
+        2 => (0..=longest_ms).prop_map(|millis| Draft::Advance { millis }),
+    ]
+}
+
+/// Few tokens, so that ends are reached; or so many that only a cancel or a drop ends the request.
+fn max_tokens() -> impl Strategy<Value = u32> {
+    prop_oneof![6 => 1..=8_u32, 2 => 9..=64_u32, 1 => 65..=2000_u32]
+}
+
+/// Numbers the requests. What is about a request is left out while there is none.
+fn number(drafts: impl Iterator<Item = Draft>) -> Vec<Operation> {
+    let mut requests = 0_usize;
+    let mut operations = Vec::new();
+    for draft in drafts {
+        let sent = |back: usize| requests.checked_sub(1).map(|last| last - back % requests);
+        let operation = match draft {
+            Draft::Start => Some(Operation::Start),
+            Draft::Generate {
+                prompt_len,
+                max_tokens,
+                seed,
+            } => {
+                let request = requests;
+                requests += 1;
+                Some(Operation::Generate(Asked {
+                    request,
+                    prompt_len,
+                    max_tokens,
+                    seed,
+                }))
+            }
+            Draft::Poll { back, items } => {
+                sent(back).map(|request| Operation::Poll { request, items })
+            }
+            Draft::Cancel { back } => sent(back).map(|request| Operation::Cancel { request }),
+            Draft::Drop { back } => sent(back).map(|request| Operation::Drop { request }),
+            Draft::Abort { back } => sent(back).map(|request| Operation::Abort {
+                request: Some(request),
+            }),
+            Draft::AbortUnknown => Some(Operation::Abort { request: None }),
+            Draft::Drain => Some(Operation::Drain),
+            Draft::Cleanup => Some(Operation::Cleanup),
+            Draft::Advance { millis } => Some(Operation::Advance { millis }),
+        };
+        operations.extend(operation);
+    }
+    operations
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{prop_assert_eq, proptest};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_text_reads_back_as_what_it_was_written_from(sequence in sequences(40, 1000)) {
+            let text = sequence.to_string();
+            prop_assert_eq!(text.parse::<Sequence>(), Ok(sequence));
+        }
+    }
+
+    #[test]
+    fn bad_texts_are_refused_by_the_token() {
+        for (text, token, problem) in [
+            ("start; pol#0 1", "pol#0", "the operations are"),
+            ("start; poll#0 1", "poll#0", "no generate#0 before it"),
+            (
+                "generate#1 len=1 max=1",
+                "generate#1",
+                "expected generate#0",
+            ),
+            ("generate#0 len=1", "generate#0", "max=N is missing"),
+            ("generate#0 len=0 max=1", "len=0", "from 1 to"),
+            ("generate#0 len=1 max=1 top=2", "top=2", "takes len=N"),
+            ("generate#0 len=1 max=1; poll#0", "poll#0", "how many items"),
+            ("generate#0 len=1 max=1; poll#0 no", "no", "number of items"),
+            ("generate#0 len=1 max=1; cancel#x", "cancel#x", "`x` is not"),
+            ("cancel", "cancel", "which request"),
+            ("start#0", "start#0", "not a request"),
+            ("start now", "now", "nothing more"),
+            ("advance 10", "10", "`10ms`"),
+            ("start;;drain", "", "no operation"),
+        ] {
+            let error = text.parse::<Sequence>().unwrap_err();
+            assert_eq!(error.token, token, "{text}");
+            assert!(error.problem.contains(problem), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! [`suite!`](crate::suite): one test a check.
+
+use crate::checks::find;
+use crate::report::Verdict;
+use crate::runner::run_check;
+use crate::subject::Factory;
+
+/// Runs the check `id` and panics if it fails: the body of each test that [`suite!`](crate::suite) writes.
+///
+/// # Panics
+/// When the check fails, with what it breaks and what was seen; when no check has the id.
+pub fn assert_check(id: &str, factory: impl Factory) {
+    let check = find(id);
+    assert!(
+        check.is_some(),
+        "the suite names {id:?}, which is no check of this kit"
+    );
+    let Some(check) = check else { return };
+    let report = run_check(check, factory);
+    if let Verdict::Fail { reason } = &report.verdict {
+        let (title, breaks, clause) = (check.title, check.breaks, check.clause);
+        let fails =
+            format!("{id} {title}\n  seen    {reason}\n  breaks  {breaks}\n  clause  {clause}");
+        assert!(report.verdict == Verdict::Pass, "{fails}");
+    }
+}
+
+/// One test a check, named by its id, for the engines that a factory builds.
+///
+/// A check that does not apply passes: libtest knows no reason for a skip, so the JSON report is where to look for those.
+///
+/// ```
+/// # use genset_engine_sample::{SampleArgs, SampleEngine};
+/// mod each_check {
+///     # use super::*;
+///     genset_conformance::suite!(|_: &genset_conformance::Scenario| SampleEngine::from_args(&SampleArgs {
+///         vocab_size: 1000,
+///         token_delay_ms: 1,
+///     }));
+/// }
+/// ```
+#[macro_export]
+macro_rules! suite {
+    ($factory:expr) => {
+        $crate::__suite_test! { $factory,
+            LC01 LC02 LC03 LC04 LC05 LC06 LC07 LC08
+            ST01 ST02 ST03 ST04 ST05 ST06 ST07 ST08 ST09 ST10 ST11 ST12
+            FN01 FN02 FN03 FN04 FN05 FN06 FN07 FN08 FN09 FN10
+            US01 US02 US03 US04 US05 US06 US07
+            CN01 CN02 CN03 CN04 CN05 CN06 CN07 CN08 CN09 CN10 CN11 CN12 CN13
+            CC01 CC02 CC03 CC04 CC05 CC06 CC07 CC08 CC09 CC10 CC11
+            DT01 DT02 DT03 DT04 DT05 DT06 DT07 DT08 DT09
+            GD01 GD02 GD03 GD04 GD05 GD06
+            ER01 ER02 ER03 ER04 ER05 ER06 ER07 ER08
+            SH01 SH02 SH03 SH04 SH05 SH06 SH07 SH08 SH09 SH10 SH11 SH12
+            MT01 MT02 MT03 MT04 MT05 MT06
+            KV01 KV02 KV03 KV04 KV05 KV06 KV07 KV08 KV09 KV10
+            DG01 DG02 DG03 DG04 DG05 DG06 DG07
+            MG01 MG02 MG03 MG04 MG05
+        }
+    };
+}
+
+/// A test of [`suite!`](crate::suite).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __suite_test {
+    ($factory:expr, $($id:ident)*) => {
+        $(
+            #[test]
+            #[allow(non_snake_case, reason = "tests are named by the checks' ids")]
+            fn $id() {
+                $crate::assert_check(stringify!($id), $factory);
+            }
+        )*
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    /// The macro cannot see the catalogue, so a test compares them.
+    #[test]
+    fn the_suite_is_the_catalogue() {
+        let written = include_str!("suite.rs");
+        let list = written
+            .split("__suite_test! { $factory,")
+            .nth(1)
+            .and_then(|rest| rest.split('}').next());
+        let listed: BTreeSet<&str> = list.unwrap_or_default().split_whitespace().collect();
+        let known: BTreeSet<&str> = crate::catalogue().map(|check| check.id).collect();
+        assert_eq!(listed, known);
+    }
+}

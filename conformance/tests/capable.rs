@@ -1,0 +1,19 @@
+//! The second clean engine passes everything, and so much of the kit applies to it that no profile is left out.
+
+use genset_conformance::mutants::capable::capable;
+use genset_conformance::{Profile, SkipReason, Verdict, run_conformance};
+
+#[test]
+fn the_capable_engine_passes_everything_and_every_profile_applies() {
+    let report = run_conformance(capable);
+    report.assert_conformant();
+    for check in &report.checks {
+        let is_left_out =
+            matches!(check.verdict, Verdict::Skip { code, .. } if code != SkipReason::Level);
+        // What a plain engine may leave out is for the kill matrix and the sample engine.
+        assert!(
+            check.profile == Profile::Tokens || !is_left_out,
+            "did not apply: {check:?}"
+        );
+    }
+}

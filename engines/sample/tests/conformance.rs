@@ -1,0 +1,9 @@
+//! The sample engine keeps the contract: all of the conformance kit, one test a check.
+
+use genset_conformance::{Scenario, suite};
+use genset_engine_sample::{SampleArgs, SampleEngine};
+
+suite!(|_: &Scenario| SampleEngine::from_args(&SampleArgs {
+    vocab_size: 1000,
+    token_delay_ms: 1
+}));
