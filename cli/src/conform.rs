@@ -18,7 +18,9 @@ Examples:
   genset conform explain CN03
   genset conform run --engine sample
   genset conform run --engine sample --only CN,ST --json report.json --junit report.xml
+  genset conform sequences --engine sample --cases 1000
   genset conform replay report.json --engine sample
+  genset conform replay --sequence 'start; generate#0 len=3 max=5; drop#0' --engine sample
   genset conform diff old.json new.json
   genset conform matrix reports/*.json > matrix.md
 
@@ -36,10 +38,16 @@ pub(crate) enum ConformCommand {
     },
     /// Run the checks on an engine
     Run(RunArgs),
-    /// Run again what failed in a report
+    /// Run random sequences of operations against a model of the contract
+    Sequences(SequencesArgs),
+    /// Run again what failed: in a report, or as a sequence of operations
     Replay {
         /// The report, as --json wrote it
-        report: PathBuf,
+        #[arg(required_unless_present = "sequence", conflicts_with = "sequence")]
+        report: Option<PathBuf>,
+        /// The operations, as a failure printed them
+        #[arg(long)]
+        sequence: Option<String>,
         #[command(flatten)]
         subject: SubjectArgs,
     },
@@ -100,6 +108,21 @@ pub(crate) struct RunArgs {
     junit: Option<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct SequencesArgs {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    /// Sequences to try
+    #[arg(long, default_value_t = 256)]
+    cases: u32,
+    /// Makes the sequences repeatable [default: a random one, which is printed]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// File of sequences that failed before: run first, and added to
+    #[arg(long, value_name = "FILE")]
+    regressions: Option<PathBuf>,
+}
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LevelArg {
     /// What an engine must do to be called conformant
@@ -135,7 +158,15 @@ pub(crate) fn perform(command: ConformCommand) -> Result<u8, EngineError> {
             Ok(0)
         }
         ConformCommand::Run(args) => run::run(&args),
-        ConformCommand::Replay { report, subject } => run::replay(&report, &subject),
+        ConformCommand::Sequences(args) => run::sequences(&args),
+        ConformCommand::Replay {
+            report,
+            sequence,
+            subject,
+        } => match (report, sequence) {
+            (Some(report), _) => run::replay(&report, &subject),
+            (None, sequence) => run::replay_operations(&sequence.unwrap_or_default(), &subject),
+        },
         ConformCommand::Diff { old, new } => {
             let (text, is_worse) =
                 compare::diff(&run::read_report(&old)?, &run::read_report(&new)?);

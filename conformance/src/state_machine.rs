@@ -23,6 +23,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use tokio::time::Instant;
@@ -286,10 +287,29 @@ impl Bench {
             })
         });
         match (explored, broken.into_inner()) {
-            (Err(_), Some(broken)) => Err(broken),
+            (Err(_), Some(broken)) => Err(self.prune(broken)),
             // Without a failure of ours there is no other error: no draft is ever rejected.
             (Ok(()), _) | (Err(_), None) => Ok(()),
         }
+    }
+
+    /// Leaves out what the failure does not need. The strategy's own shrinking leaves an operation in place that became
+    /// needless only when others had shrunk.
+    fn prune(&self, mut broken: Box<Broken>) -> Box<Broken> {
+        let started = Instant::now();
+        // What comes after the failure was not performed.
+        broken.sequence = broken.sequence.up_to(broken.operation);
+        let mut place = 0;
+        while place < broken.sequence.len() && !broken.is_blocked {
+            if started.elapsed() >= Duration::from_millis(SHRINKING_MS.into()) {
+                break;
+            }
+            match self.perform(&broken.sequence.without(place)) {
+                Err(simpler) if !simpler.is_blocked => (broken, place) = (simpler, 0),
+                Err(_) | Ok(()) => place += 1,
+            }
+        }
+        broken
     }
 
     fn perform(&self, sequence: &Sequence) -> Result<(), Box<Broken>> {

@@ -5,11 +5,12 @@ use std::path::Path;
 
 use genset_backend_common::EngineError;
 use genset_conformance::{
-    Factory, Options, Report, Scenario, Subject, Verdict, Waivers, run_conformance_with,
+    Factory, Options, Report, Scenario, SequenceFailure, SequenceOptions, Subject, Verdict,
+    Waivers, replay_sequence, run_conformance_with, run_sequences,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
 
-use super::{RunArgs, SubjectArgs};
+use super::{RunArgs, SequencesArgs, SubjectArgs};
 use crate::args::EngineKind;
 use crate::input::print;
 
@@ -120,6 +121,51 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
     let report = run_conformance_with(factory(subject)?, &options);
     print(&report.to_terminal(std::io::stdout().is_terminal()));
     Ok(u8::from(!report.is_good()))
+}
+
+/// Runs random sequences of operations.
+pub(super) fn sequences(args: &SequencesArgs) -> Result<u8, EngineError> {
+    let engine = args.subject.engine.map_or("", EngineKind::name);
+    let options = SequenceOptions {
+        cases: args.cases,
+        seed: args.seed,
+        regressions: args.regressions.clone(),
+        replay: format!("genset conform replay --engine {engine}"),
+        ..SequenceOptions::default()
+    };
+    match run_sequences(factory(&args.subject)?, &options) {
+        Ok(report) => {
+            let (cases, seed) = (report.cases, report.seed);
+            print(&format!(
+                "{cases} sequences kept the contract (seed {seed}).\n"
+            ));
+            Ok(0)
+        }
+        Err(failure) => told(&failure),
+    }
+}
+
+/// Runs one sequence of operations again.
+pub(super) fn replay_operations(text: &str, subject: &SubjectArgs) -> Result<u8, EngineError> {
+    match replay_sequence(text, factory(subject)?) {
+        Ok(()) => {
+            print("The sequence kept the contract.\n");
+            Ok(0)
+        }
+        Err(failure) => told(&failure),
+    }
+}
+
+/// A violation is a result; anything else is a mistake in what was asked.
+fn told(failure: &SequenceFailure) -> Result<u8, EngineError> {
+    if failure.violated().is_none() {
+        return Err(EngineError::invalid_argument(
+            "--sequence, --regressions",
+            failure,
+        ));
+    }
+    print(&format!("{failure}\n"));
+    Ok(1)
 }
 
 pub(super) fn read_report(path: &Path) -> Result<Report, EngineError> {

@@ -91,6 +91,35 @@ async fn a_run_reports_to_people_and_to_programs() {
 }
 
 #[tokio::test]
+async fn sequences_are_tried_and_replayed() {
+    let tried = conform(&[
+        "sequences",
+        "--engine",
+        "sample",
+        "--cases",
+        "8",
+        "--seed",
+        "7",
+    ])
+    .await;
+    assert_eq!(
+        tried.stdout, "8 sequences kept the contract (seed 7).\n",
+        "{}",
+        tried.stderr
+    );
+    let operations = "start; generate#0 len=3 max=5; poll#0 2; drop#0; cleanup";
+    let replayed = conform(&["replay", "--sequence", operations, "--engine", "sample"]).await;
+    assert_eq!(
+        replayed.stdout, "The sequence kept the contract.\n",
+        "{}",
+        replayed.stderr
+    );
+    let odd = conform(&["replay", "--sequence", "start; jump", "--engine", "sample"]).await;
+    assert_eq!(odd.code, Some(2));
+    assert!(odd.stderr.contains("jump"), "{}", odd.stderr);
+}
+
+#[tokio::test]
 async fn what_cannot_be_run_is_refused_by_name() {
     for (words, expected) in [
         (&["explain", "XX99"][..], "genset conform list"),

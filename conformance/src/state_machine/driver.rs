@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::future::{join, join_all};
+use futures_util::future::{Either, join, join_all, select};
 use genset_backend_common::{
     CancelReason, DrainContext, EngineConfig, EngineError, ErrorKind, Output, OutputStream,
     RequestContext, StartContext,
@@ -260,7 +260,8 @@ async fn settle(
     join_all(ends).await.into_iter().collect()
 }
 
-/// Waits for `wanted`. After a while without it `settled` makes room, for an engine that runs few requests at once.
+/// Waits for `wanted`. After a while without it `settled` makes room, for an engine that runs few requests at once; it is
+/// left where it is as soon as `wanted` has come, which may be what others wait for.
 async fn with_room<T>(
     trial: &Trial,
     wanted: impl Future<Output = Result<T, Stop>>,
@@ -270,9 +271,13 @@ async fn with_room<T>(
     if let Ok(wanted) = timeout(trial.limits().cancel / 2, &mut wanted).await {
         return wanted;
     }
-    let (wanted, settled) = join(wanted, settled).await;
-    settled?;
-    wanted
+    match select(wanted, pin!(settled)).await {
+        Either::Left((wanted, _)) => wanted,
+        Either::Right((settled, wanted)) => {
+            settled?;
+            wanted.await
+        }
+    }
 }
 
 fn is_overloaded(sent: &Result<Running, EngineError>) -> bool {

@@ -44,6 +44,30 @@ pub(super) struct Asked {
     pub(super) seed: u64,
 }
 
+impl Operation {
+    /// The request it is about.
+    fn request(mut self) -> Option<usize> {
+        self.request_mut().copied()
+    }
+
+    fn request_mut(&mut self) -> Option<&mut usize> {
+        match self {
+            Self::Generate(asked) => Some(&mut asked.request),
+            Self::Poll { request, .. }
+            | Self::Cancel { request }
+            | Self::Drop { request }
+            | Self::Abort {
+                request: Some(request),
+            } => Some(request),
+            Self::Start
+            | Self::Abort { request: None }
+            | Self::Drain
+            | Self::Cleanup
+            | Self::Advance { .. } => None,
+        }
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -101,6 +125,31 @@ impl Sequence {
 
     pub(super) fn operations(&self) -> &[Operation] {
         &self.operations
+    }
+
+    /// The operations up to the one at `place`, and that one.
+    pub(super) fn up_to(&self, place: usize) -> Self {
+        Self::new(self.operations.iter().take(place + 1).copied().collect())
+    }
+
+    /// Leaves out the operation at `place`; with a request, also what is about it.
+    pub(super) fn without(&self, place: usize) -> Self {
+        let gone = match self.operations.get(place) {
+            Some(Operation::Generate(asked)) => Some(asked.request),
+            Some(_) | None => None,
+        };
+        let mut rest = Vec::new();
+        for (at, operation) in self.operations.iter().enumerate() {
+            if at == place || (gone.is_some() && operation.request() == gone) {
+                continue;
+            }
+            let mut operation = *operation;
+            if let (Some(gone), Some(request)) = (gone, operation.request_mut()) {
+                *request -= usize::from(*request > gone);
+            }
+            rest.push(operation);
+        }
+        Self::new(rest)
     }
 
     /// How many operations.

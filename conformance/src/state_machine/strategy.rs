@@ -125,6 +125,13 @@ mod tests {
             let text = sequence.to_string();
             prop_assert_eq!(text.parse::<Sequence>(), Ok(sequence));
         }
+
+        #[test]
+        fn what_is_left_without_an_operation_is_a_sequence(sequence in sequences(40, 1000), place in 0..40_usize) {
+            let rest = sequence.without(place);
+            prop_assert_eq!(rest.len() < sequence.len(), place < sequence.len());
+            prop_assert_eq!(rest.to_string().parse::<Sequence>(), Ok(rest));
+        }
     }
 
     #[test]
