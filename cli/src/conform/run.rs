@@ -125,12 +125,10 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
 
 /// Runs random sequences of operations.
 pub(super) fn sequences(args: &SequencesArgs) -> Result<u8, EngineError> {
-    let engine = args.subject.engine.map_or("", EngineKind::name);
     let options = SequenceOptions {
         cases: args.cases,
         seed: args.seed,
         regressions: args.regressions.clone(),
-        replay: format!("genset conform replay --engine {engine}"),
         ..SequenceOptions::default()
     };
     match run_sequences(factory(&args.subject)?, &options) {
