@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::ListenerExt;
 use genset_backend_common::MetricsRegistry;
 use tokio::net::TcpListener;
 
@@ -45,6 +46,11 @@ impl StatusServer {
     ) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
+        let listener = listener.tap_io(|stream| {
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, "TCP_NODELAY cannot be set; the peer has gone");
+            }
+        });
         let source = Source {
             metrics: runtime.metrics().clone(),
             is_ready,
