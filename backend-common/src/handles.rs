@@ -11,6 +11,13 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+/// Upper bounds of latency histograms, in seconds: from one millisecond, mostly doubling, up to ten minutes.
+/// Shared, so that the histograms of frontend and worker can be set side by side.
+pub const LATENCY_BUCKETS_S: [f64; 18] = [
+    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0,
+    64.0, 256.0, 600.0,
+];
+
 /// A place to register metrics, shared by everything in a process that serves one `/metrics`.
 ///
 /// # Examples

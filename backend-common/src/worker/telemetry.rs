@@ -9,14 +9,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::error::ErrorKind;
-use crate::handles::MetricsRegistry;
+use crate::handles::{LATENCY_BUCKETS_S, MetricsRegistry};
 use crate::output::{FinishReason, Violation};
-
-/// From one millisecond, doubling, to about a minute and up to ten.
-const LATENCY_BUCKETS_S: [f64; 18] = [
-    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0,
-    64.0, 256.0, 600.0,
-];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::MetricsRegistry;
 use genset_backend_common::output::Usage;
+use genset_backend_common::{LATENCY_BUCKETS_S, MetricsRegistry};
 use http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -12,12 +12,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
-
-/// From one millisecond, doubling, to about a minute and up to ten.
-const LATENCY_BUCKETS_S: [f64; 18] = [
-    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0,
-    64.0, 256.0, 600.0,
-];
 
 /// The status of a request that was dropped before its answer ended: nginx's, which the error table uses too.
 const CLIENT_LEFT: u16 = 499;
