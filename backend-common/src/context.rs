@@ -16,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 use crate::error::{EngineError, ErrorKind};
 
 /// Why a request was cancelled. The first reason stays.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CancelReason {
     /// The client cancelled or left, or nobody reads the stream any more.
     Client,
@@ -193,6 +194,15 @@ impl RequestContext {
         Arc::make_mut(&mut self.meta)
             .headers
             .insert(name.into().to_ascii_lowercase(), value.into());
+        self
+    }
+
+    /// Adds headers; names are lower-case.
+    #[must_use]
+    pub fn with_headers(mut self, headers: BTreeMap<String, String>) -> Self {
+        if !headers.is_empty() {
+            Arc::make_mut(&mut self.meta).headers.extend(headers);
+        }
         self
     }
 

@@ -12,6 +12,6 @@ pub use frame::{
     Frame, FrameDecoder, FrameError, FrameKind, HEADER_BYTES, MAX_FRAME_BYTES, encode_frame,
 };
 pub use payload::{
-    Credit, GoAway, Hello, PROTOCOL_VERSION, PayloadError, RequestHead, RequestPayload, WireError,
-    decode_payload, encode_payload,
+    Auth, Cancel, Credit, GoAway, GoAwayCode, Hello, PROTOCOL_VERSION, PayloadError, RequestHead,
+    WireError, decode_payload, decode_request, encode_payload, encode_request,
 };

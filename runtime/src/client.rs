@@ -161,7 +161,7 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
 
     async fn call_instance(
         &self,
-        instance: &Instance,
+        instance: &Arc<Instance>,
         request: Req,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Resp>, EngineError> {
@@ -178,6 +178,7 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         match called {
             Ok(items) => Ok(Box::pin(Counted {
                 items,
+                instance: Arc::clone(instance),
                 _in_flight: in_flight,
             })),
             Err(error) => {
@@ -206,9 +207,10 @@ fn is_gone(kind: ErrorKind) -> bool {
     )
 }
 
-/// A response that counts as in flight until it is dropped.
+/// A response that counts as in flight until it is dropped, and marks its instance down when that turns out to be gone.
 struct Counted<Resp> {
     items: ResponseStream<Resp>,
+    instance: Arc<Instance>,
     _in_flight: InFlightGuard,
 }
 
@@ -216,7 +218,13 @@ impl<Resp> Stream for Counted<Resp> {
     type Item = Result<Resp, EngineError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.items.as_mut().poll_next(cx)
+        let item = self.items.as_mut().poll_next(cx);
+        if let Poll::Ready(Some(Err(error))) = &item
+            && is_gone(error.kind())
+        {
+            self.instance.mark_down();
+        }
+        item
     }
 }
 

@@ -61,10 +61,20 @@ impl Runtime {
     /// A runtime on the given discovery and request plane.
     #[must_use]
     pub fn new(discovery: Arc<dyn Discovery>, plane: Arc<dyn RequestPlane>) -> Self {
+        Self::with_metrics(discovery, plane, MetricsRegistry::default())
+    }
+
+    /// As [`Self::new`], with the registry that discovery and plane count in already.
+    #[must_use]
+    pub fn with_metrics(
+        discovery: Arc<dyn Discovery>,
+        plane: Arc<dyn RequestPlane>,
+        metrics: MetricsRegistry,
+    ) -> Self {
         let shared = Shared {
             discovery,
             plane,
-            metrics: MetricsRegistry::default(),
+            metrics,
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
         };
@@ -135,12 +145,14 @@ impl Runtime {
         AbortOnDropHandle::new(self.shared.tasks.spawn(task))
     }
 
-    /// Ends every task of the runtime and waits for them.
+    /// Ends every task of the runtime and its request plane, and waits for them. Responses under way are written to their
+    /// end first, within a limit.
     ///
     /// # Cancel safety
     /// The tasks end also when the future is dropped.
     pub async fn shutdown(&self) {
         self.shared.shutdown.cancel();
+        self.shared.plane.shutdown().await;
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
     }
@@ -258,7 +270,7 @@ impl Endpoint {
         &self,
         accepts: Accepts,
     ) -> Client<Req, Resp> {
-        let instances = Instances::new(accepts);
+        let instances = Instances::new(accepts, Arc::clone(self.runtime.plane()));
         let discovery = Arc::clone(self.runtime.discovery());
         let follow = self
             .runtime

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::discovery::{Change, Discovery, Entry, InstanceRecord, Watch};
 use crate::names::InstanceId;
+use crate::plane::RequestPlane;
 use crate::selection::Candidate;
 
 /// How long an instance is left out after a call to it failed, unless discovery announces it anew.
@@ -74,12 +75,17 @@ type InstanceMap = Arc<BTreeMap<InstanceId, Arc<Instance>>>;
 pub(crate) struct Instances {
     map: Arc<watch::Sender<InstanceMap>>,
     accepts: Accepts,
+    plane: Arc<dyn RequestPlane>,
 }
 
 impl Instances {
-    pub(crate) fn new(accepts: Accepts) -> Self {
+    pub(crate) fn new(accepts: Accepts, plane: Arc<dyn RequestPlane>) -> Self {
         let map = Arc::new(watch::Sender::new(InstanceMap::default()));
-        Self { map, accepts }
+        Self {
+            map,
+            accepts,
+            plane,
+        }
     }
 
     /// Follows discovery until it is gone or the future is dropped.
@@ -101,21 +107,25 @@ impl Instances {
                         let known = old
                             .get(&record.instance)
                             .filter(|known| known.record == record);
-                        let instance = known
-                            .cloned()
-                            .unwrap_or_else(|| Arc::new(Instance::new(record)));
+                        let instance = known.cloned().unwrap_or_else(|| self.meet(record));
                         map.insert(instance.record.instance, instance);
                     }
                 }
                 Change::Put(entry) => {
                     map.retain(|_, instance| instance.record.key() != entry.key);
                     if let Some(record) = self.read(&entry) {
-                        map.insert(record.instance, Arc::new(Instance::new(record)));
+                        map.insert(record.instance, self.meet(record));
                     }
                 }
                 Change::Removed(key) => map.retain(|_, instance| instance.record.key() != key),
             }
         });
+    }
+
+    /// An instance that is new here. The plane may reach out for it before a request does.
+    fn meet(&self, record: InstanceRecord) -> Arc<Instance> {
+        self.plane.prepare(&record.address, &record.endpoint);
+        Arc::new(Instance::new(record))
     }
 
     /// The record in an entry, if it is one the client may call.
@@ -136,8 +146,8 @@ impl Instances {
         self.map.subscribe()
     }
 
-    /// The instances a request may go to, less those in `tried`. When all are marked down, none is: a wrong mark must not
-    /// make an outage.
+    /// The instances a request may go to, less those in `tried`, those marked down and those whose process is known to be
+    /// gone. When none is left so, all are tried: a wrong mark must not make an outage.
     pub(crate) fn candidates(&self, tried: &[InstanceId]) -> (Vec<Arc<Instance>>, Vec<Candidate>) {
         let map = self.all();
         let untried: Vec<_> = map
@@ -147,7 +157,9 @@ impl Instances {
             .collect();
         let mut live: Vec<_> = untried
             .iter()
-            .filter(|instance| !instance.is_down())
+            .filter(|instance| {
+                !instance.is_down() && self.plane.is_reachable(&instance.record.address)
+            })
             .cloned()
             .collect();
         if live.is_empty() {

@@ -2,6 +2,7 @@
 //! inside one process nothing is serialized.
 
 mod memory;
+mod wire;
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -18,6 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use memory::MemoryPlane;
+pub use wire::{TcpConfig, WireConfig, WirePlane, WireSecret};
 
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};
@@ -58,8 +60,8 @@ pub trait RequestPlane: Send + Sync + 'static {
         handler: Arc<ErasedHandler>,
     ) -> Result<Served, EngineError>;
 
-    /// The handler at `address`, when it lives in this process: then nothing is serialized.
-    fn local(&self, address: &Address) -> Option<Arc<ErasedHandler>>;
+    /// The handler of `endpoint` at `address`, when it lives in this process: then nothing is serialized.
+    fn local(&self, address: &Address, endpoint: &EndpointName) -> Option<Arc<ErasedHandler>>;
 
     /// Sends a serialized request to `address`.
     ///
@@ -75,6 +77,22 @@ pub trait RequestPlane: Send + Sync + 'static {
         body: Bytes,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError>;
+
+    /// Says that requests to `endpoint` at `address` are likely: a connection made now is not waited for later. Never waits,
+    /// and fails silently: the request that needs the connection says what is wrong.
+    fn prepare(&self, _address: &Address, _endpoint: &EndpointName) {}
+
+    /// Whether the process at `address` is not known to be gone: `false` from the moment a connection to it broke until it
+    /// was reached again.
+    fn is_reachable(&self, _address: &Address) -> bool {
+        true
+    }
+
+    /// Ends what the plane runs: responses are written to their end, within a limit, then connections close.
+    ///
+    /// # Cancel safety
+    /// Connections end also when the future is dropped, with less care for what was being written.
+    async fn shutdown(&self) {}
 }
 
 /// A handler that is reachable. Dropping it ends that; requests under way go on.
@@ -108,7 +126,7 @@ pub async fn call<Req: Payload, Resp: Payload>(
     request: Req,
     ctx: RequestContext,
 ) -> Result<ResponseStream<Resp>, EngineError> {
-    if let Some(handler) = plane.local(address)
+    if let Some(handler) = plane.local(address, endpoint)
         && let Some(typed) = handler.typed::<Req, Resp>()
     {
         return typed.handle(request, ctx).await;

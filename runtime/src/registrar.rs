@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::component::{Endpoint, Runtime, Serving};
+use crate::discovery::{InstanceRecord, Lease};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::{self, Handler, ResponseStream};
 
@@ -108,6 +109,7 @@ impl Registrar for RuntimeRegistrar {
             runtime: self.runtime.clone(),
             card: offer.card,
             served,
+            lease: Mutex::default(),
         }))
     }
 }
@@ -117,10 +119,22 @@ struct ServedOffer {
     beside: Vec<Serving>,
 }
 
+impl ServedOffer {
+    /// What discovery is told. The endpoints beside come first: whoever finds the card finds its artifacts.
+    fn records(&self, card: &ModelCard) -> Vec<InstanceRecord> {
+        let beside = self.beside.iter().map(|serving| serving.record(None));
+        beside
+            .chain([self.generate.record(Some(card.clone()))])
+            .collect()
+    }
+}
+
 struct RuntimeRegistration {
     runtime: Runtime,
     card: ModelCard,
     served: Mutex<Option<Arc<ServedOffer>>>,
+    /// One lease for all endpoints: they come, go and are lost together.
+    lease: Mutex<Option<Arc<dyn Lease>>>,
 }
 
 impl RuntimeRegistration {
@@ -152,31 +166,36 @@ impl Registration for RuntimeRegistration {
     }
 
     async fn list(&self) -> Result<(), EngineError> {
-        let served = self.served()?;
-        // The endpoints beside come first: whoever finds the card finds its artifacts.
-        for serving in &served.beside {
-            serving.list(None).await?;
+        let records = self.served()?.records(&self.card);
+        let lease: Arc<dyn Lease> = Arc::from(self.runtime.discovery().lease().await?);
+        for record in records {
+            lease.put(record.to_entry()?).await?;
         }
-        served.generate.list(Some(self.card.clone())).await
+        *self.lease.lock() = Some(lease);
+        Ok(())
     }
 
     async fn unlist(&self) -> Result<(), EngineError> {
-        let served = self.served()?;
-        let unlisted = served.generate.unlist().await;
-        for serving in &served.beside {
-            serving.unlist().await?;
+        let records = self.served()?.records(&self.card);
+        let lease = self.lease.lock().take();
+        let Some(lease) = lease else { return Ok(()) };
+        // The card goes first: nobody shall find a model whose artifacts have gone.
+        for record in records.iter().rev() {
+            lease.remove(&record.key()).await?;
         }
-        unlisted
+        Ok(())
     }
 
     async fn lost(&self) {
-        match self.served() {
-            Ok(served) => served.generate.lost().await,
-            Err(_) => std::future::pending().await,
+        let lease = self.lease.lock().clone();
+        match lease {
+            Some(lease) => lease.lost().await,
+            None => std::future::pending().await,
         }
     }
 
     async fn close(&self) {
+        drop(self.lease.lock().take());
         drop(self.served.lock().take());
     }
 }

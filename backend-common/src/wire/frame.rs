@@ -34,12 +34,14 @@ pub enum FrameKind {
     Pong,
     /// No new streams, please; those open go on.
     GoAway,
+    /// Proves that the sender knows the shared secret.
+    Auth,
     /// A kind this version does not know; to be ignored.
     Unknown(u8),
 }
 
 impl FrameKind {
-    const KNOWN: [Self; 10] = [
+    const KNOWN: [Self; 11] = [
         Self::Hello,
         Self::Request,
         Self::Item,
@@ -50,6 +52,7 @@ impl FrameKind {
         Self::Ping,
         Self::Pong,
         Self::GoAway,
+        Self::Auth,
     ];
 
     /// The byte on the wire.
@@ -66,6 +69,7 @@ impl FrameKind {
             Self::Ping => 7,
             Self::Pong => 8,
             Self::GoAway => 9,
+            Self::Auth => 10,
             Self::Unknown(code) => code,
         }
     }
@@ -179,6 +183,11 @@ impl FrameDecoder {
     /// Takes bytes from the peer.
     pub fn extend(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Refuses payloads over `limit` bytes from now on: the limit of a handshake may be lower than that of what follows.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
     }
 
     /// The buffer itself, to read into without a copy.

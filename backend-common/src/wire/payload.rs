@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::context::CancelReason;
 use crate::error::{EngineError, ErrorDetails, ErrorKind};
 
 /// The protocol version this crate speaks; a peer one version behind is understood.
@@ -19,6 +21,19 @@ pub struct Hello {
     pub min_version: u16,
     /// The largest payload the sender accepts, in bytes.
     pub max_frame_bytes: u32,
+    /// Whether the sender has a shared secret, and therefore wants the peer's proof of it.
+    #[serde(default)]
+    pub has_secret: bool,
+    /// Random bytes that the peer's proof is made over; at least 16 when `has_secret`.
+    #[serde(default)]
+    pub nonce: Bytes,
+}
+
+/// The payload of `Auth`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Auth {
+    /// Keyed BLAKE2b-256 over the sender's role and both nonces.
+    pub proof: Bytes,
 }
 
 impl Hello {
@@ -47,6 +62,8 @@ impl Hello {
 pub struct RequestHead {
     /// The endpoint's full name, `namespace.component.endpoint`.
     pub endpoint: String,
+    /// The instance that is called, below 2^53.
+    pub instance: u64,
     /// The request's id.
     pub id: String,
     /// Milliseconds left until the deadline. Relative, since clocks differ.
@@ -63,15 +80,6 @@ pub struct RequestHead {
     pub headers: BTreeMap<String, String>,
     /// Items the caller has room for at first.
     pub credit: u32,
-}
-
-/// The payload of `Request`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RequestPayload<T> {
-    /// What travels beside the request.
-    pub head: RequestHead,
-    /// The request, of whatever type the endpoint takes.
-    pub body: T,
 }
 
 /// The payload of `Error`.
@@ -109,11 +117,41 @@ pub struct Credit {
     pub items: u32,
 }
 
+/// The payload of `Cancel`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cancel {
+    /// Why.
+    pub reason: CancelReason,
+    /// Whether the caller reads no further: then nothing more is sent on the stream. Otherwise the terminal still comes.
+    pub discard: bool,
+}
+
 /// The payload of `GoAway`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GoAway {
+    /// Why, for programs.
+    pub code: GoAwayCode,
     /// Why, for the log.
     pub reason: String,
+}
+
+/// Why a peer wants no new streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GoAwayCode {
+    /// It shuts down; streams that are open go on.
+    Shutdown,
+    /// No protocol version is common to both.
+    Version,
+    /// The shared secret is missing or wrong.
+    Unauthorized,
+    /// A limit on connections is reached.
+    Limit,
+    /// The receiver of this broke the protocol; the connection ends.
+    Protocol,
+    /// Something a later version says.
+    #[serde(other)]
+    Other,
 }
 
 /// Why a payload could not be encoded or decoded.
@@ -166,6 +204,38 @@ pub fn decode_payload<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, PayloadErr
     }
 }
 
+/// Writes the payload of `Request`: the head, then the request, which is MessagePack already.
+///
+/// # Errors
+/// [`PayloadError::Encode`], never seen for a head.
+pub fn encode_request(head: &RequestHead, body: &[u8]) -> Result<Vec<u8>, PayloadError> {
+    let mut bytes = encode_payload(head)?;
+    bytes.extend_from_slice(body);
+    Ok(bytes)
+}
+
+/// Splits the payload of `Request` into the head and the undecoded request.
+///
+/// # Errors
+/// [`PayloadError::Decode`] when it does not begin with a head.
+///
+/// # Examples
+/// ```
+/// use genset_backend_common::wire::{RequestHead, decode_request, encode_payload, encode_request};
+///
+/// let head = RequestHead { endpoint: "ns.backend.generate".into(), ..RequestHead::default() };
+/// let payload = encode_request(&head, &encode_payload(&[1, 2, 3])?)?;
+/// let (decoded, body) = decode_request(&payload.into())?;
+/// assert_eq!((decoded, &body[..]), (head, &[0x93, 1, 2, 3][..]));
+/// # Ok::<(), genset_backend_common::wire::PayloadError>(())
+/// ```
+pub fn decode_request(payload: &Bytes) -> Result<(RequestHead, Bytes), PayloadError> {
+    let mut rest = &payload[..];
+    let head = RequestHead::deserialize(&mut rmp_serde::Deserializer::new(&mut rest))?;
+    let body = payload.slice(payload.len() - rest.len()..);
+    Ok((head, body))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -204,6 +274,7 @@ mod tests {
             drop(decode_payload::<GenerateRequest>(&bytes));
             drop(decode_payload::<Output>(&bytes));
             drop(decode_payload::<WireError>(&bytes));
+            drop(decode_request(&bytes.into()));
         }
     }
 
@@ -273,6 +344,8 @@ mod tests {
             version,
             min_version,
             max_frame_bytes: 1,
+            has_secret: false,
+            nonce: Bytes::new(),
         };
         assert_eq!(hello(1, 2).agree(&hello(1, 3)).unwrap(), 2);
         assert_eq!(

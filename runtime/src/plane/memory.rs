@@ -68,7 +68,7 @@ impl RequestPlane for MemoryPlane {
         })
     }
 
-    fn local(&self, address: &Address) -> Option<Arc<ErasedHandler>> {
+    fn local(&self, address: &Address, _endpoint: &EndpointName) -> Option<Arc<ErasedHandler>> {
         self.find(address)
     }
 

@@ -1,0 +1,194 @@
+//! The request plane between processes: the wire protocol of `docs/wire-protocol.md` over TCP, or over anything else that
+//! moves bytes.
+//!
+//! One connection joins two processes and carries every stream between them. Its caller dials it at the first request and
+//! keeps it; when it breaks, its streams end at once with `Disconnected` and it is dialled again, with pauses, so that
+//! [`RequestPlane::is_reachable`] can tell clients to leave the process alone.
+
+mod callee;
+mod caller;
+mod config;
+mod handshake;
+mod link;
+mod metrics;
+mod outbox;
+mod peers;
+mod server;
+mod tcp;
+mod transport;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry, RequestContext};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use config::{WireConfig, WireSecret};
+pub use tcp::TcpConfig;
+
+use self::metrics::WireMetrics;
+use self::peers::Peers;
+use self::server::Server;
+use self::transport::Transport;
+use super::{ErasedHandler, RequestPlane, ResponseStream, Served};
+use crate::discovery::Address;
+use crate::names::{EndpointName, InstanceId};
+
+/// A request plane that speaks the wire protocol. Clones share.
+#[derive(Clone)]
+pub struct WirePlane {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    transport: Arc<dyn Transport>,
+    server: Server,
+    peers: Peers,
+    tasks: TaskTracker,
+    shutdown: CancellationToken,
+}
+
+impl WirePlane {
+    /// A plane over TCP. It listens from the first endpoint it serves on.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the setting at fault.
+    pub fn tcp(
+        tcp: TcpConfig,
+        config: WireConfig,
+        metrics: &MetricsRegistry,
+    ) -> Result<Self, EngineError> {
+        let transport = tcp::Tcp::try_new(tcp, &config)?;
+        Self::new(Arc::new(transport), config, metrics)
+    }
+
+    fn new(
+        transport: Arc<dyn Transport>,
+        config: WireConfig,
+        metrics: &MetricsRegistry,
+    ) -> Result<Self, EngineError> {
+        config.validate()?;
+        let config = Arc::new(config);
+        let metrics = WireMetrics::new(metrics);
+        let tasks = TaskTracker::new();
+        let shutdown = CancellationToken::new();
+        let server = Server::new(
+            Arc::clone(&transport),
+            Arc::clone(&config),
+            metrics.clone(),
+            tasks.clone(),
+            shutdown.clone(),
+        );
+        let peers = Peers::new(
+            Arc::clone(&transport),
+            config,
+            metrics,
+            tasks.clone(),
+            shutdown.clone(),
+        );
+        Ok(Self {
+            shared: Arc::new(Shared {
+                transport,
+                server,
+                peers,
+                tasks,
+                shutdown,
+            }),
+        })
+    }
+
+    /// The process and the instance in an address of this plane.
+    fn parse<'a>(&self, address: &'a Address) -> Result<(&'a str, InstanceId), EngineError> {
+        let cannot = |problem: String| Err(EngineError::new(ErrorKind::CannotConnect, problem));
+        let name = self.shared.transport.name();
+        if address.plane != name {
+            return cannot(format!(
+                "{address} is on the request plane {:?} and this process is on {name:?}; start both with the same --request-plane",
+                address.plane
+            ));
+        }
+        let parts = address.location.rsplit_once('/');
+        let parsed =
+            parts.and_then(|(process, id)| Some((process, u64::from_str_radix(id, 16).ok()?)));
+        match parsed {
+            Some((process, id)) => Ok((process, InstanceId(id))),
+            None => cannot(format!(
+                "{address} is no address of a process and an instance"
+            )),
+        }
+    }
+}
+
+impl std::fmt::Debug for WirePlane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WirePlane")
+            .field("name", &self.shared.transport.name())
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl RequestPlane for WirePlane {
+    async fn serve(
+        &self,
+        endpoint: &EndpointName,
+        instance: InstanceId,
+        handler: Arc<ErasedHandler>,
+    ) -> Result<Served, EngineError> {
+        let location = self.shared.server.location().await?;
+        let guard = self.shared.server.add(endpoint, instance, handler)?;
+        Ok(Served {
+            address: Address {
+                plane: self.shared.transport.name().into(),
+                location: format!("{location}/{instance}"),
+            },
+            guard: Box::new(guard),
+        })
+    }
+
+    fn local(&self, address: &Address, endpoint: &EndpointName) -> Option<Arc<ErasedHandler>> {
+        let (process, instance) = self.parse(address).ok()?;
+        self.shared.server.local(process, instance, endpoint)
+    }
+
+    async fn call(
+        &self,
+        address: &Address,
+        endpoint: &EndpointName,
+        body: Bytes,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        let (process, instance) = self.parse(address)?;
+        let caller = self.shared.peers.caller(process).await?;
+        caller.call(endpoint, instance, &body, ctx).await
+    }
+
+    fn prepare(&self, address: &Address, endpoint: &EndpointName) {
+        if self.local(address, endpoint).is_some() {
+            return;
+        }
+        if let Ok((process, _)) = self.parse(address) {
+            self.shared.peers.prepare(process);
+        }
+    }
+
+    fn is_reachable(&self, address: &Address) -> bool {
+        self.parse(address)
+            .is_ok_and(|(process, _)| self.shared.peers.is_reachable(process))
+    }
+
+    async fn shutdown(&self) {
+        self.shared.server.finish().await;
+        self.shared.shutdown.cancel();
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}

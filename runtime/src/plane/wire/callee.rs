@@ -1,0 +1,302 @@
+//! [`Callee`]: the end of a connection that answers. Every stream is a task that asks the endpoint's handler for one item
+//! for each credit, so that a slow reader makes its engine wait, and nobody else.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
+use genset_backend_common::wire::{
+    Cancel, Credit, Frame, FrameError, FrameKind, GoAway, RequestHead, WireError, decode_payload,
+    decode_request, encode_payload,
+};
+use genset_backend_common::{EngineError, ErrorKind, RequestContext, TraceContext};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use super::handshake::Role;
+use super::link::{FrameSink, Link, Violation};
+use super::metrics::{GaugeGuard, WireMetrics};
+use crate::names::InstanceId;
+use crate::plane::ErasedHandler;
+
+/// The most credit a caller may have outstanding on a stream.
+const MAX_CREDIT_ITEMS: usize = 1 << 20;
+
+/// What a process serves: by instance and the endpoint's full name.
+pub(super) type Handlers = Arc<RwLock<HashMap<(InstanceId, String), Arc<ErasedHandler>>>>;
+
+/// One caller's connection.
+pub(super) struct Callee {
+    link: Arc<Link>,
+    handlers: Handlers,
+    max_streams: usize,
+    streams: Mutex<HashMap<u32, OpenStream>>,
+    tasks: TaskTracker,
+    open: Gauge,
+    metrics: WireMetrics,
+}
+
+struct OpenStream {
+    ctx: RequestContext,
+    credit: Arc<Semaphore>,
+    task: AbortHandle,
+}
+
+impl Callee {
+    pub(super) fn new(
+        link: Arc<Link>,
+        handlers: Handlers,
+        max_streams: usize,
+        tasks: TaskTracker,
+        metrics: WireMetrics,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            link,
+            handlers,
+            max_streams,
+            streams: Mutex::default(),
+            tasks,
+            open: metrics.streams(Role::Callee),
+            metrics,
+        })
+    }
+
+    /// Whether no stream is open.
+    pub(super) fn is_idle(&self) -> bool {
+        self.streams.lock().is_empty()
+    }
+
+    /// Ends every stream, as dropping its response does: nobody reads them any more.
+    pub(super) fn end_streams(&self) {
+        let streams = std::mem::take(&mut *self.streams.lock());
+        for stream in streams.into_values() {
+            stream.task.abort();
+        }
+    }
+
+    fn request(self: &Arc<Self>, id: u32, payload: &Bytes) -> Result<(), Violation> {
+        let (head, body) = decode_request(payload).map_err(|error| violation("Request", &error))?;
+        let mut streams = self.streams.lock();
+        let open = streams.len();
+        let Entry::Vacant(place) = streams.entry(id) else {
+            return Err(Violation(format!("stream {id} was opened twice")));
+        };
+        if open >= self.max_streams {
+            drop(streams);
+            self.refuse(id, &self.too_many());
+            return Ok(());
+        }
+        let Some(handler) = self.handler(&head) else {
+            drop(streams);
+            self.refuse(id, &nobody_serves(&head));
+            return Ok(());
+        };
+        let credit = Arc::new(Semaphore::new(
+            usize::try_from(head.credit)
+                .unwrap_or(MAX_CREDIT_ITEMS)
+                .min(MAX_CREDIT_ITEMS),
+        ));
+        let ctx = context(head);
+        let stream = Stream {
+            id,
+            callee: Arc::clone(self),
+            credit: Arc::clone(&credit),
+            _open: GaugeGuard::new(self.open.clone()),
+        };
+        // The task cannot leave the table before it is in it: the table is locked.
+        let task = self
+            .tasks
+            .spawn(stream.answer(handler, body, ctx.clone()))
+            .abort_handle();
+        place.insert(OpenStream { ctx, credit, task });
+        Ok(())
+    }
+
+    fn handler(&self, head: &RequestHead) -> Option<Arc<ErasedHandler>> {
+        let key = (InstanceId(head.instance), head.endpoint.clone());
+        self.handlers.read().get(&key).cloned()
+    }
+
+    fn too_many(&self) -> EngineError {
+        let message = format!(
+            "this connection has {} streams open, the most it may have",
+            self.max_streams
+        );
+        EngineError::new(ErrorKind::Overloaded, message).with_retry_after(Duration::from_secs(1))
+    }
+
+    fn refuse(&self, id: u32, error: &EngineError) {
+        if self.metrics.refused(error.kind().name()) {
+            tracing::warn!(peer = self.link.peer, %error, "a request was refused; further ones for this reason are counted only");
+        }
+        self.send_error(id, error);
+    }
+
+    fn send_error(&self, id: u32, error: &EngineError) {
+        let payload = encode_payload(&WireError::from(error)).unwrap_or_default();
+        if self
+            .link
+            .outbox
+            .push(FrameKind::Error, id, &payload)
+            .is_err()
+        {
+            // Details over the peer's frame limit: the kind alone then.
+            let brief = EngineError::new(error.kind(), "the error's details are too long to send");
+            let payload = encode_payload(&WireError::from(&brief)).unwrap_or_default();
+            self.link.control(FrameKind::Error, id, &payload);
+        }
+    }
+
+    fn cancel(&self, id: u32, payload: &Bytes) -> Result<(), Violation> {
+        let cancel: Cancel =
+            decode_payload(payload).map_err(|error| violation("Cancel", &error))?;
+        let mut streams = self.streams.lock();
+        if cancel.discard {
+            // A stream that has just ended is not there any more.
+            if let Some(stream) = streams.remove(&id) {
+                drop(streams);
+                stream.ctx.cancel(cancel.reason);
+                stream.task.abort();
+            }
+        } else if let Some(stream) = streams.get(&id) {
+            stream.ctx.cancel(cancel.reason);
+        }
+        Ok(())
+    }
+
+    fn credit(&self, id: u32, payload: &Bytes) -> Result<(), Violation> {
+        let credit: Credit =
+            decode_payload(payload).map_err(|error| violation("Credit", &error))?;
+        let items = usize::try_from(credit.items).unwrap_or(usize::MAX);
+        let streams = self.streams.lock();
+        let Some(stream) = streams.get(&id) else {
+            return Ok(());
+        };
+        if stream.credit.available_permits().saturating_add(items) > MAX_CREDIT_ITEMS {
+            return Err(Violation(format!(
+                "stream {id} was given credit for more than {MAX_CREDIT_ITEMS} items"
+            )));
+        }
+        stream.credit.add_permits(items);
+        Ok(())
+    }
+}
+
+/// The sink of a callee's connection.
+pub(super) struct CalleeSink(pub(super) Arc<Callee>);
+
+impl FrameSink for CalleeSink {
+    fn frame(&self, frame: Frame) -> Result<(), Violation> {
+        match frame.kind {
+            FrameKind::Request => self.0.request(frame.stream, &frame.payload),
+            FrameKind::Cancel => self.0.cancel(frame.stream, &frame.payload),
+            FrameKind::Credit => self.0.credit(frame.stream, &frame.payload),
+            FrameKind::Item
+            | FrameKind::End
+            | FrameKind::Error
+            | FrameKind::Hello
+            | FrameKind::Auth
+            | FrameKind::Ping
+            | FrameKind::Pong
+            | FrameKind::GoAway
+            | FrameKind::Unknown(_) => Err(Violation(format!("{:?} from a caller", frame.kind))),
+        }
+    }
+
+    fn go_away(&self, _go_away: GoAway) {
+        // A caller that opens no more streams needs no answer.
+    }
+}
+
+fn violation(frame: &str, error: &dyn std::fmt::Display) -> Violation {
+    Violation(format!("{frame}: {error}"))
+}
+
+fn nobody_serves(head: &RequestHead) -> EngineError {
+    let message = format!(
+        "this process does not serve {} as instance {}",
+        head.endpoint,
+        InstanceId(head.instance)
+    );
+    EngineError::new(ErrorKind::CannotConnect, message)
+}
+
+fn context(head: RequestHead) -> RequestContext {
+    let mut ctx = RequestContext::new(head.id).with_headers(head.headers);
+    if let Some(ms) = head.deadline_ms {
+        // A year is as good as for ever, and cannot overflow the clock.
+        let left = Duration::from_millis(ms).min(Duration::from_secs(365 * 24 * 3600));
+        ctx = ctx.with_deadline(Instant::now() + left);
+    }
+    match TraceContext::parse(&head.traceparent, &head.tracestate) {
+        Some(trace) => ctx.with_trace(trace),
+        None => ctx,
+    }
+}
+
+/// One request being answered.
+struct Stream {
+    id: u32,
+    callee: Arc<Callee>,
+    credit: Arc<Semaphore>,
+    _open: GaugeGuard,
+}
+
+impl Stream {
+    async fn answer(self, handler: Arc<ErasedHandler>, body: Bytes, ctx: RequestContext) {
+        let ended = self.send_items(&handler, body, ctx).await;
+        // Out of the table first: the id is the caller's again once it has read the end.
+        if self.callee.streams.lock().remove(&self.id).is_none() {
+            return;
+        }
+        match ended {
+            Ok(()) => self.callee.link.control(FrameKind::End, self.id, &[]),
+            Err(error) => self.callee.send_error(self.id, &error),
+        }
+    }
+
+    async fn send_items(
+        &self,
+        handler: &ErasedHandler,
+        body: Bytes,
+        ctx: RequestContext,
+    ) -> Result<(), EngineError> {
+        let mut items = handler.bytes().handle(body, ctx).await?;
+        let outbox = &self.callee.link.outbox;
+        loop {
+            outbox.room().await;
+            if let Ok(permit) = self.credit.acquire().await {
+                permit.forget();
+            }
+            let Some(item) = items.next().await else {
+                return Ok(());
+            };
+            outbox
+                .push(FrameKind::Item, self.id, &item?)
+                .map_err(|error| too_long(&error))?;
+        }
+    }
+}
+
+impl Drop for Stream {
+    /// A handler that panicked ends its stream all the same.
+    fn drop(&mut self) {
+        if self.callee.streams.lock().remove(&self.id).is_some() {
+            let error = EngineError::internal("the endpoint's handler panicked");
+            self.callee.send_error(self.id, &error);
+        }
+    }
+}
+
+fn too_long(error: &FrameError) -> EngineError {
+    EngineError::internal(format!(
+        "an item of the response is too large for the caller: {error}"
+    ))
+}

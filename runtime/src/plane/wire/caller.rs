@@ -1,0 +1,390 @@
+//! [`Caller`]: the end of a connection that asks. It opens streams and reads their items.
+
+use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
+use bytes::Bytes;
+use futures_core::Stream;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
+use genset_backend_common::wire::{
+    Cancel, Credit, Frame, FrameKind, GoAway, RequestHead, WireError, decode_payload,
+    encode_payload, encode_request,
+};
+use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
+use parking_lot::Mutex;
+
+use super::handshake::Role;
+use super::link::{Ended, FrameSink, Link, Violation};
+use super::metrics::{GaugeGuard, WireMetrics};
+use crate::names::{EndpointName, InstanceId};
+use crate::plane::ResponseStream;
+
+/// Items up to this size are copied out of the buffer they were read into, so that one unread item does not keep all of it.
+const COPY_BYTES: usize = 4096;
+
+/// Our connection to a process that serves.
+pub(super) struct Caller {
+    link: Arc<Link>,
+    window_items: u32,
+    table: Mutex<Table>,
+    open: Gauge,
+}
+
+struct Table {
+    next_id: u32,
+    slots: HashMap<u32, Arc<Slot>>,
+    state: State,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    Open,
+    /// Streams that are open go on, and no new ones may be opened.
+    GoingAway,
+    Ended(Ended),
+}
+
+/// Where one stream's items wait for their reader.
+#[derive(Default)]
+struct Slot {
+    inbox: Mutex<Inbox>,
+}
+
+#[derive(Default)]
+struct Inbox {
+    items: VecDeque<Bytes>,
+    end: Option<Result<(), EngineError>>,
+    waker: Option<Waker>,
+}
+
+impl Slot {
+    fn update(&self, update: impl FnOnce(&mut Inbox)) {
+        let mut inbox = self.inbox.lock();
+        update(&mut inbox);
+        let waker = inbox.waker.take();
+        drop(inbox);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Caller {
+    pub(super) fn new(link: Arc<Link>, window_items: u32, metrics: &WireMetrics) -> Arc<Self> {
+        let table = Table {
+            next_id: 1,
+            slots: HashMap::new(),
+            state: State::Open,
+        };
+        Arc::new(Self {
+            link,
+            window_items,
+            table: Mutex::new(table),
+            open: metrics.streams(Role::Caller),
+        })
+    }
+
+    /// Whether new streams may be opened.
+    pub(super) fn is_open(&self) -> bool {
+        let table = self.table.lock();
+        matches!(table.state, State::Open) && table.next_id < u32::MAX
+    }
+
+    /// Sends a request. Resolves with the first item, or with what the stream ended with in its place.
+    ///
+    /// # Errors
+    /// What the callee refused with; `Disconnected` when the connection ended; `InvalidArgument` for a request larger than
+    /// the callee takes.
+    ///
+    /// # Cancel safety
+    /// Dropping the future or the stream cancels the request.
+    pub(super) async fn call(
+        self: &Arc<Self>,
+        endpoint: &EndpointName,
+        instance: InstanceId,
+        body: &[u8],
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        let head = head(endpoint, instance, &ctx, self.window_items);
+        let payload = encode_request(&head, body).map_err(|error| {
+            EngineError::invalid_argument("request", "its headers cannot be serialized")
+                .with_source(error)
+        })?;
+        self.link.outbox.room().await;
+        let mut response = self.open(ctx)?;
+        self.link
+            .outbox
+            .push(FrameKind::Request, response.id, &payload)
+            .map_err(|error| {
+                response.is_done = true;
+                self.table.lock().slots.remove(&response.id);
+                EngineError::invalid_argument("request", error)
+            })?;
+        std::future::poll_fn(|cx| response.poll_first(cx)).await?;
+        Ok(Box::pin(response))
+    }
+
+    fn open(self: &Arc<Self>, ctx: RequestContext) -> Result<Response, EngineError> {
+        let mut table = self.table.lock();
+        if let State::Ended(ended) = &table.state {
+            return Err(self.disconnected(ended));
+        }
+        let id = table.next_id;
+        table.next_id = id.saturating_add(1);
+        let slot = Arc::new(Slot::default());
+        table.slots.insert(id, Arc::clone(&slot));
+        Ok(Response {
+            id,
+            slot,
+            caller: Arc::clone(self),
+            cancelled: Some(Box::pin(ctx.cancelled_owned())),
+            ctx,
+            unacknowledged: 0,
+            is_done: false,
+            _open: GaugeGuard::new(self.open.clone()),
+        })
+    }
+
+    /// Ends every stream with `Disconnected`.
+    pub(super) fn end(&self, ended: &Ended) {
+        let mut table = self.table.lock();
+        table.state = State::Ended(ended.clone());
+        let slots = std::mem::take(&mut table.slots);
+        drop(table);
+        for slot in slots.into_values() {
+            let error = self.disconnected(ended);
+            slot.update(|inbox| inbox.end = Some(Err(error)));
+        }
+    }
+
+    fn disconnected(&self, ended: &Ended) -> EngineError {
+        let message = format!("the connection to {} ended: {ended}", self.link.peer);
+        EngineError::new(ErrorKind::Disconnected, message)
+    }
+
+    fn slot(&self, id: u32) -> Option<Arc<Slot>> {
+        self.table.lock().slots.get(&id).cloned()
+    }
+
+    fn end_stream(&self, id: u32, end: Result<(), EngineError>) {
+        let slot = self.table.lock().slots.remove(&id);
+        if let Some(slot) = slot {
+            slot.update(|inbox| inbox.end = Some(end));
+        }
+    }
+
+    fn item(&self, id: u32, payload: Bytes) -> Result<(), Violation> {
+        // Nobody reads a stream that was dropped; its last items were on their way.
+        let Some(slot) = self.slot(id) else {
+            return Ok(());
+        };
+        let item = if payload.len() <= COPY_BYTES {
+            Bytes::copy_from_slice(&payload)
+        } else {
+            payload
+        };
+        let mut is_over = false;
+        slot.update(|inbox| {
+            is_over = inbox.items.len() >= self.window_items as usize;
+            inbox.items.push_back(item);
+        });
+        if is_over {
+            return Err(Violation(format!(
+                "stream {id} has more items than it had credit for"
+            )));
+        }
+        Ok(())
+    }
+
+    fn cancel(&self, id: u32, cancel: Cancel) {
+        if let Ok(payload) = encode_payload(&cancel) {
+            self.link.control(FrameKind::Cancel, id, &payload);
+        }
+    }
+
+    fn grant(&self, id: u32, items: u32) {
+        if let Ok(payload) = encode_payload(&Credit { items }) {
+            self.link.control(FrameKind::Credit, id, &payload);
+        }
+    }
+}
+
+/// The sink of a caller's connection.
+pub(super) struct CallerSink(pub(super) Arc<Caller>);
+
+impl FrameSink for CallerSink {
+    fn frame(&self, frame: Frame) -> Result<(), Violation> {
+        match frame.kind {
+            FrameKind::Item => self.0.item(frame.stream, frame.payload),
+            FrameKind::End => {
+                self.0.end_stream(frame.stream, Ok(()));
+                Ok(())
+            }
+            FrameKind::Error => {
+                let error: WireError = decode_payload(&frame.payload)
+                    .map_err(|error| Violation(format!("Error: {error}")))?;
+                self.0.end_stream(frame.stream, Err(error.into()));
+                Ok(())
+            }
+            FrameKind::Request
+            | FrameKind::Cancel
+            | FrameKind::Credit
+            | FrameKind::Hello
+            | FrameKind::Auth
+            | FrameKind::Ping
+            | FrameKind::Pong
+            | FrameKind::GoAway
+            | FrameKind::Unknown(_) => Err(Violation(format!("{:?} from a callee", frame.kind))),
+        }
+    }
+
+    fn go_away(&self, go_away: GoAway) {
+        tracing::debug!(
+            peer = self.0.link.peer,
+            reason = go_away.reason,
+            "the peer takes no new requests"
+        );
+        let mut table = self.0.table.lock();
+        if matches!(table.state, State::Open) {
+            table.state = State::GoingAway;
+        }
+    }
+}
+
+fn head(
+    endpoint: &EndpointName,
+    instance: InstanceId,
+    ctx: &RequestContext,
+    window_items: u32,
+) -> RequestHead {
+    let trace = ctx.trace().cloned().unwrap_or_default();
+    let ms = |left: std::time::Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+    RequestHead {
+        endpoint: endpoint.to_string(),
+        instance: instance.0,
+        id: ctx.id().to_owned(),
+        deadline_ms: ctx.time_left().map(ms),
+        traceparent: trace.traceparent,
+        tracestate: trace.tracestate,
+        headers: ctx.headers().clone(),
+        credit: window_items,
+    }
+}
+
+/// The response to one request, read from its slot.
+struct Response {
+    id: u32,
+    slot: Arc<Slot>,
+    caller: Arc<Caller>,
+    ctx: RequestContext,
+    /// Asked only while nothing is there to read; `None` once the callee was told.
+    cancelled: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Items read for which the callee has no new credit yet.
+    unacknowledged: u32,
+    is_done: bool,
+    _open: GaugeGuard,
+}
+
+impl Response {
+    /// Resolves once there is an item, or the end; an error in the place of the first item is taken.
+    fn poll_first(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), EngineError>> {
+        let slot = Arc::clone(&self.slot);
+        let mut inbox = slot.inbox.lock();
+        if !inbox.items.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        match inbox.end.take() {
+            Some(Err(error)) => {
+                self.is_done = true;
+                Poll::Ready(Err(error))
+            }
+            Some(Ok(())) => {
+                inbox.end = Some(Ok(()));
+                Poll::Ready(Ok(()))
+            }
+            None => {
+                inbox.waker = Some(cx.waker().clone());
+                drop(inbox);
+                self.forward_cancellation(cx);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Tells the callee when the request was cancelled here; its terminal still comes.
+    fn forward_cancellation(&mut self, cx: &mut Context<'_>) {
+        if let Some(cancelled) = &mut self.cancelled
+            && cancelled.as_mut().poll(cx).is_ready()
+        {
+            self.cancelled = None;
+            let reason = self.ctx.cancel_reason().unwrap_or(CancelReason::Client);
+            let cancel = Cancel {
+                reason,
+                discard: false,
+            };
+            self.caller.cancel(self.id, cancel);
+        }
+    }
+
+    fn poll_inbox(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, EngineError>>> {
+        let mut inbox = self.slot.inbox.lock();
+        if let Some(item) = inbox.items.pop_front() {
+            let has_ended = inbox.end.is_some();
+            drop(inbox);
+            if !has_ended {
+                self.acknowledge();
+            }
+            return Poll::Ready(Some(Ok(item)));
+        }
+        if let Some(end) = inbox.end.take() {
+            drop(inbox);
+            self.is_done = true;
+            return Poll::Ready(end.err().map(Err));
+        }
+        if self.is_done {
+            return Poll::Ready(None);
+        }
+        inbox.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn acknowledge(&mut self) {
+        self.unacknowledged += 1;
+        if self.unacknowledged >= self.caller.window_items / 2 {
+            self.caller.grant(self.id, self.unacknowledged);
+            self.unacknowledged = 0;
+        }
+    }
+}
+
+impl Stream for Response {
+    type Item = Result<Bytes, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        let item = this.poll_inbox(cx);
+        if item.is_pending() {
+            this.forward_cancellation(cx);
+        }
+        Poll::Ready(ready!(item))
+    }
+}
+
+impl Drop for Response {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
+        let was_open = self.caller.table.lock().slots.remove(&self.id).is_some();
+        if was_open {
+            let reason = self.ctx.cancel_reason().unwrap_or(CancelReason::Client);
+            let cancel = Cancel {
+                reason,
+                discard: true,
+            };
+            self.caller.cancel(self.id, cancel);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! [`WireConfig`]: the limits of wire connections.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::EngineError;
+use genset_backend_common::wire::MAX_FRAME_BYTES;
+
+/// The smallest frame limit: a card with its artifacts' names fits.
+const MIN_FRAME_BYTES: usize = 64 << 10;
+
+/// The limits of wire connections. The defaults suit a fleet in one data centre.
+#[derive(Debug, Clone)]
+pub struct WireConfig {
+    /// The largest frame payload accepted from a peer, in bytes.
+    pub max_frame_bytes: usize,
+    /// Items of a stream that may be on their way or unread by the caller; more wait at the callee.
+    pub window_items: u32,
+    /// Streams a peer may have open on one connection; more are refused as overloaded.
+    pub max_streams: usize,
+    /// Connections accepted at once; more are refused.
+    pub max_connections: usize,
+    /// Bytes that may wait for a connection's socket; a stream with more to send waits.
+    pub max_outbox_bytes: usize,
+    /// Silence after which the peer is asked whether it is there.
+    pub ping_interval: Duration,
+    /// Silence after which the peer counts as dead.
+    pub peer_timeout: Duration,
+    /// How long a peer may take nothing of what is written to it.
+    pub write_timeout: Duration,
+    /// Limit on establishing a connection, handshake included.
+    pub connect_timeout: Duration,
+    /// What both ends must know, if anything: strangers cannot call.
+    pub secret: Option<WireSecret>,
+}
+
+impl Default for WireConfig {
+    fn default() -> Self {
+        Self {
+            max_frame_bytes: MAX_FRAME_BYTES,
+            window_items: 64,
+            max_streams: 16_384,
+            max_connections: 4096,
+            max_outbox_bytes: 4 << 20,
+            ping_interval: Duration::from_millis(500),
+            peer_timeout: Duration::from_millis(1500),
+            write_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(3),
+            secret: None,
+        }
+    }
+}
+
+impl WireConfig {
+    /// Checks the limits against each other.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the field.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        let bad = |field, problem: String| Err(EngineError::invalid_argument(field, problem));
+        if !(MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&self.max_frame_bytes) {
+            return bad(
+                "max_frame_bytes",
+                format!("must be between {MIN_FRAME_BYTES} and {MAX_FRAME_BYTES} bytes"),
+            );
+        }
+        if self.window_items < 2 {
+            return bad("window_items", "must be at least 2".into());
+        }
+        if self.max_streams == 0 || self.max_connections == 0 || self.max_outbox_bytes == 0 {
+            return bad(
+                "max_streams, max_connections, max_outbox_bytes",
+                "must be more than 0".into(),
+            );
+        }
+        if self.ping_interval.is_zero() || self.peer_timeout < 2 * self.ping_interval {
+            return bad(
+                "peer_timeout",
+                "must be at least twice ping_interval, which must be more than 0: a peer needs time to answer a ping"
+                    .into(),
+            );
+        }
+        if self.write_timeout.is_zero() || self.connect_timeout.is_zero() {
+            return bad(
+                "write_timeout, connect_timeout",
+                "must be more than 0".into(),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A secret both ends of a connection know. It never travels, and is never shown.
+#[derive(Clone)]
+pub struct WireSecret {
+    bytes: Arc<[u8]>,
+}
+
+impl WireSecret {
+    /// The least bytes a secret has: fewer could be guessed.
+    pub const MIN_BYTES: usize = 16;
+
+    /// A secret of at least [`Self::MIN_BYTES`] bytes. White space around it does not count: files end with a line break.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when it is shorter.
+    pub fn try_new(bytes: &[u8]) -> Result<Self, EngineError> {
+        let bytes = bytes.trim_ascii();
+        if bytes.len() < Self::MIN_BYTES {
+            let problem = format!(
+                "has {} bytes and needs {}; `head -c 32 /dev/urandom | base64` makes a good one",
+                bytes.len(),
+                Self::MIN_BYTES
+            );
+            return Err(EngineError::invalid_argument("wire secret", problem));
+        }
+        Ok(Self {
+            bytes: bytes.into(),
+        })
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl fmt::Debug for WireSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WireSecret(hidden)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_and_contradictions_are_named() {
+        WireConfig::default().validate().unwrap();
+        let impatient = WireConfig {
+            peer_timeout: Duration::from_millis(600),
+            ..WireConfig::default()
+        };
+        let error = impatient.validate().unwrap_err();
+        assert!(error.to_string().contains("peer_timeout"), "{error}");
+    }
+
+    #[test]
+    fn a_secret_is_long_enough_and_hidden() {
+        let error = WireSecret::try_new(b"  short  \n").unwrap_err();
+        assert!(error.to_string().contains("5 bytes"), "{error}");
+        let secret = WireSecret::try_new(b"0123456789abcdef\n").unwrap();
+        assert_eq!(secret.bytes(), b"0123456789abcdef");
+        assert_eq!(format!("{secret:?}"), "WireSecret(hidden)");
+    }
+}

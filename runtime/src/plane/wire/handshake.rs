@@ -1,0 +1,416 @@
+//! The first frames of a connection: `Hello` each way and, where there is a secret, `Auth` each way.
+//!
+//! The caller speaks first, so that a listener tells a stranger nothing. A peer that is refused gets a `GoAway` that says
+//! why. The proofs are keyed BLAKE2b (RFC 7693) over role and both nonces: the secret never travels, a recorded proof is of
+//! no use later, and one end cannot reflect the other's.
+
+use blake2b_simd::Params;
+use bytes::Bytes;
+use bytes::BytesMut;
+use genset_backend_common::wire::{
+    Auth, Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, Hello, PROTOCOL_VERSION,
+    decode_payload, encode_frame, encode_payload,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::config::{WireConfig, WireSecret};
+use super::transport::Io;
+
+/// The largest payload in a handshake: a stranger makes us hold no more.
+const MAX_PAYLOAD_BYTES: usize = 4096;
+
+/// Bytes of a nonce.
+const NONCE_BYTES: usize = 32;
+
+/// The fewest bytes of a peer's nonce that make its proof ours to give.
+const MIN_NONCE_BYTES: usize = 16;
+
+/// Which end of a connection this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Dials, and opens streams.
+    Caller,
+    /// Accepts, and answers them.
+    Callee,
+}
+
+impl Role {
+    fn proof_label(self) -> &'static [u8] {
+        match self {
+            Self::Caller => b"genset wire caller",
+            Self::Callee => b"genset wire callee",
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Self::Caller => Self::Callee,
+            Self::Callee => Self::Caller,
+        }
+    }
+}
+
+/// Why a handshake failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandshakeError {
+    #[error("the peer closed the connection in the handshake")]
+    Closed,
+    #[error("the connection broke in the handshake: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("the peer does not speak this protocol: {0}")]
+    NotOurs(String),
+    #[error("{0}")]
+    Version(String),
+    #[error("{0}")]
+    Unauthorized(String),
+    #[error("the peer refused the connection: {}", .0.reason)]
+    Refused(GoAway),
+    #[error("the handshake took too long")]
+    TimedOut,
+}
+
+impl HandshakeError {
+    /// What the peer is told, if anything: a stranger that speaks another protocol is told nothing.
+    fn told(&self) -> Option<GoAway> {
+        let code = match self {
+            Self::Version(_) => GoAwayCode::Version,
+            Self::Unauthorized(_) => GoAwayCode::Unauthorized,
+            Self::Closed | Self::Io(_) | Self::NotOurs(_) | Self::Refused(_) | Self::TimedOut => {
+                return None;
+            }
+        };
+        Some(GoAway {
+            code,
+            reason: self.to_string(),
+        })
+    }
+
+    /// The label in metrics.
+    pub(super) fn label(&self) -> &'static str {
+        match self {
+            Self::Closed | Self::Io(_) => "closed",
+            Self::NotOurs(_) => "not_our_protocol",
+            Self::Version(_) => "version",
+            Self::Unauthorized(_) => "unauthorized",
+            Self::Refused(_) => "refused_by_peer",
+            Self::TimedOut => "timeout",
+        }
+    }
+}
+
+/// A peer that was greeted.
+#[derive(Debug)]
+pub(super) struct Greeted {
+    /// What it said.
+    pub(super) hello: Hello,
+    /// Holds what it sent already after its last handshake frame.
+    pub(super) decoder: FrameDecoder,
+}
+
+/// Greets the peer within the configured time.
+///
+/// # Errors
+/// [`HandshakeError`]; the peer was told why.
+pub(super) async fn greet(
+    io: &mut Io,
+    role: Role,
+    config: &WireConfig,
+) -> Result<Greeted, HandshakeError> {
+    let greeting = async {
+        let mut handshake = Handshake {
+            io,
+            role,
+            config,
+            decoder: FrameDecoder::with_limit(MAX_PAYLOAD_BYTES),
+        };
+        let greeted = handshake.run().await;
+        if let Err(error) = &greeted
+            && let Some(go_away) = error.told()
+        {
+            // The peer may be gone; it is refused all the same.
+            let _ = handshake.send(FrameKind::GoAway, &go_away).await;
+        }
+        greeted.map(|hello| {
+            handshake.decoder.set_limit(config.max_frame_bytes);
+            Greeted {
+                hello,
+                decoder: handshake.decoder,
+            }
+        })
+    };
+    tokio::time::timeout(config.connect_timeout, greeting)
+        .await
+        .unwrap_or(Err(HandshakeError::TimedOut))
+}
+
+/// Refuses a caller before any greeting.
+pub(super) async fn refuse(mut io: Io, go_away: &GoAway) {
+    let mut bytes = BytesMut::new();
+    if let Ok(payload) = encode_payload(go_away)
+        && encode_frame(FrameKind::GoAway, 0, &payload, &mut bytes).is_ok()
+    {
+        // The caller may be gone already.
+        let _ = io.writer.write_all(&bytes).await;
+        let _ = io.writer.shutdown().await;
+    }
+}
+
+struct Handshake<'a> {
+    io: &'a mut Io,
+    role: Role,
+    config: &'a WireConfig,
+    decoder: FrameDecoder,
+}
+
+impl Handshake<'_> {
+    async fn run(&mut self) -> Result<Hello, HandshakeError> {
+        let ours = self.hello();
+        let theirs: Hello = match self.role {
+            Role::Caller => {
+                self.send(FrameKind::Hello, &ours).await?;
+                self.receive(FrameKind::Hello).await?
+            }
+            Role::Callee => {
+                let theirs = self.receive(FrameKind::Hello).await?;
+                self.send(FrameKind::Hello, &ours).await?;
+                theirs
+            }
+        };
+        ours.agree(&theirs)
+            .map_err(|error| HandshakeError::Version(error.message().to_owned()))?;
+        if let Some(secret) = self.secret_for(&theirs)? {
+            self.authenticate(&secret, &ours, &theirs).await?;
+        }
+        Ok(theirs)
+    }
+
+    fn hello(&self) -> Hello {
+        let nonce: [u8; NONCE_BYTES] = rand::random();
+        Hello {
+            version: PROTOCOL_VERSION,
+            min_version: PROTOCOL_VERSION,
+            max_frame_bytes: u32::try_from(self.config.max_frame_bytes).unwrap_or(u32::MAX),
+            has_secret: self.config.secret.is_some(),
+            nonce: Bytes::copy_from_slice(&nonce),
+        }
+    }
+
+    /// The secret to prove, if both ends have one.
+    fn secret_for(&self, theirs: &Hello) -> Result<Option<WireSecret>, HandshakeError> {
+        let unauthorized = |text: &str| Err(HandshakeError::Unauthorized(text.into()));
+        match (&self.config.secret, theirs.has_secret) {
+            (None, false) => Ok(None),
+            (Some(_), false) => unauthorized(
+                "a shared secret is wanted here and the peer has none; start both ends with the same --wire-secret-file",
+            ),
+            (None, true) => unauthorized(
+                "the peer wants a shared secret and there is none here; start both ends with the same --wire-secret-file",
+            ),
+            (Some(_), true) if theirs.nonce.len() < MIN_NONCE_BYTES => {
+                unauthorized("the peer's nonce is shorter than 16 bytes")
+            }
+            (Some(secret), true) => Ok(Some(secret.clone())),
+        }
+    }
+
+    async fn authenticate(
+        &mut self,
+        secret: &WireSecret,
+        ours: &Hello,
+        theirs: &Hello,
+    ) -> Result<(), HandshakeError> {
+        let nonces = match self.role {
+            Role::Caller => [&ours.nonce, &theirs.nonce],
+            Role::Callee => [&theirs.nonce, &ours.nonce],
+        };
+        let our_proof = Auth {
+            proof: proof(secret, self.role, nonces),
+        };
+        let expected = proof(secret, self.role.other(), nonces);
+        // The caller proves first: a callee gives no proof to a stranger.
+        if self.role == Role::Caller {
+            self.send(FrameKind::Auth, &our_proof).await?;
+        }
+        let their_proof: Auth = self.receive(FrameKind::Auth).await?;
+        if !constant_time_eq::constant_time_eq(&their_proof.proof, &expected) {
+            return Err(HandshakeError::Unauthorized(
+                "the peer's shared secret is another one; start both ends with the same --wire-secret-file".into(),
+            ));
+        }
+        if self.role == Role::Callee {
+            self.send(FrameKind::Auth, &our_proof).await?;
+        }
+        Ok(())
+    }
+
+    async fn send(
+        &mut self,
+        kind: FrameKind,
+        value: &impl Serialize,
+    ) -> Result<(), HandshakeError> {
+        let not_ours = |error: &dyn std::fmt::Display| HandshakeError::NotOurs(error.to_string());
+        let payload = encode_payload(value).map_err(|error| not_ours(&error))?;
+        let mut bytes = BytesMut::new();
+        encode_frame(kind, 0, &payload, &mut bytes).map_err(|error| not_ours(&error))?;
+        self.io.writer.write_all(&bytes).await?;
+        self.io.writer.flush().await?;
+        Ok(())
+    }
+
+    async fn receive<T: DeserializeOwned>(
+        &mut self,
+        wanted: FrameKind,
+    ) -> Result<T, HandshakeError> {
+        let frame = self.frame().await?;
+        if frame.kind == FrameKind::GoAway {
+            let go_away = decode_payload(&frame.payload)
+                .map_err(|error| HandshakeError::NotOurs(error.to_string()))?;
+            return Err(HandshakeError::Refused(go_away));
+        }
+        if frame.kind != wanted {
+            let problem = format!("{:?} where {wanted:?} was due", frame.kind);
+            return Err(HandshakeError::NotOurs(problem));
+        }
+        decode_payload(&frame.payload).map_err(|error| HandshakeError::NotOurs(error.to_string()))
+    }
+
+    async fn frame(&mut self) -> Result<Frame, HandshakeError> {
+        loop {
+            match self.decoder.next_frame() {
+                // Later versions may greet with more; what we do not know, we leave.
+                Ok(Some(frame)) if matches!(frame.kind, FrameKind::Unknown(_)) => {}
+                Ok(Some(frame)) => return Ok(frame),
+                Ok(None) => {
+                    if self.io.reader.read_buf(self.decoder.buffer_mut()).await? == 0 {
+                        return Err(HandshakeError::Closed);
+                    }
+                }
+                Err(error) => return Err(HandshakeError::NotOurs(error.to_string())),
+            }
+        }
+    }
+}
+
+fn proof(secret: &WireSecret, role: Role, [caller, callee]: [&Bytes; 2]) -> Bytes {
+    // A key has at most 64 bytes; hashing first takes secrets of any length.
+    let key = Params::new().hash_length(32).hash(secret.bytes());
+    let hash = Params::new()
+        .hash_length(32)
+        .key(key.as_bytes())
+        .to_state()
+        .update(role.proof_label())
+        .update(caller)
+        .update(callee)
+        .finalize();
+    Bytes::copy_from_slice(hash.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn io_pair() -> (Io, Io) {
+        let io = |stream: tokio::io::DuplexStream| {
+            let (reader, writer) = tokio::io::split(stream);
+            Io {
+                reader: Box::new(reader),
+                writer: Box::new(writer),
+                peer: "test".into(),
+            }
+        };
+        let (a, b) = tokio::io::duplex(1 << 16);
+        (io(a), io(b))
+    }
+
+    fn with_secret(secret: Option<&str>) -> WireConfig {
+        WireConfig {
+            secret: secret.map(|text| WireSecret::try_new(text.as_bytes()).unwrap()),
+            ..WireConfig::default()
+        }
+    }
+
+    async fn meet(
+        caller: &WireConfig,
+        callee: &WireConfig,
+    ) -> (
+        Result<Greeted, HandshakeError>,
+        Result<Greeted, HandshakeError>,
+    ) {
+        let (mut a, mut b) = io_pair();
+        tokio::join!(
+            greet(&mut a, Role::Caller, caller),
+            greet(&mut b, Role::Callee, callee)
+        )
+    }
+
+    const SECRET: &str = "correct horse battery staple";
+
+    #[tokio::test]
+    async fn both_without_or_both_with_the_secret_meet() {
+        for secret in [None, Some(SECRET)] {
+            let config = with_secret(secret);
+            let (caller, callee) = meet(&config, &config).await;
+            assert_eq!(caller.unwrap().hello.version, PROTOCOL_VERSION);
+            callee.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_wrong_or_missing_secret_is_refused_on_both_ends() {
+        let good = with_secret(Some(SECRET));
+        for bad in [None, Some("another secret, as long")] {
+            let bad = with_secret(bad);
+            for (caller, callee) in [(&bad, &good), (&good, &bad)] {
+                let (caller, callee) = meet(caller, callee).await;
+                let errors = [caller.unwrap_err(), callee.unwrap_err()];
+                for error in errors {
+                    assert!(error.to_string().contains("secret"), "{error}");
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn another_protocol_is_refused_at_its_first_bytes_and_told_nothing() {
+        let (mut http, mut ours) = io_pair();
+        http.writer
+            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .unwrap();
+        let error = greet(&mut ours, Role::Callee, &WireConfig::default())
+            .await
+            .unwrap_err();
+        assert_eq!(error.label(), "not_our_protocol");
+        drop(ours);
+        let mut told = Vec::new();
+        http.reader.read_to_end(&mut told).await.unwrap();
+        assert!(told.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_says_nothing_is_given_up() {
+        let (_silent, mut ours) = io_pair();
+        let error = greet(&mut ours, Role::Callee, &WireConfig::default())
+            .await
+            .unwrap_err();
+        assert_eq!(error.label(), "timeout");
+    }
+
+    #[test]
+    fn proofs_differ_by_role_nonce_and_secret() {
+        let secret = WireSecret::try_new(SECRET.as_bytes()).unwrap();
+        let other = WireSecret::try_new(b"another secret, as long").unwrap();
+        let (a, b) = (Bytes::from_static(b"a"), Bytes::from_static(b"b"));
+        let proofs = [
+            proof(&secret, Role::Caller, [&a, &b]),
+            proof(&secret, Role::Callee, [&a, &b]),
+            proof(&secret, Role::Caller, [&b, &a]),
+            proof(&other, Role::Caller, [&a, &b]),
+        ];
+        for (index, one) in proofs.iter().enumerate() {
+            assert!(!proofs.iter().skip(index + 1).any(|two| one == two));
+        }
+    }
+}

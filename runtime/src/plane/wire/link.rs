@@ -1,0 +1,303 @@
+//! [`Link`]: one end of a greeted connection. Reads frames, writes the outbox, finds out when the peer is dead.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use genset_backend_common::wire::{
+    Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, encode_payload,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Notify;
+
+use super::config::WireConfig;
+use super::metrics::WireMetrics;
+use super::outbox::Outbox;
+use super::transport::Io;
+
+/// Bytes read at once.
+const READ_BYTES: usize = 64 << 10;
+
+/// Why a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Ended {
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("the connection broke: {0}")]
+    Broken(String),
+    #[error("the peer was silent for {} s", .0.as_secs_f64())]
+    Silent(Duration),
+    #[error("the peer took nothing for {} s", .0.as_secs_f64())]
+    Stalled(Duration),
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(String),
+    #[error("the peer ended the connection: {0}")]
+    Refused(String),
+    #[error("this process shuts down")]
+    Shutdown,
+}
+
+impl Ended {
+    /// The label in metrics.
+    pub(super) fn label(&self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Broken(_) => "broken",
+            Self::Silent(_) => "silent",
+            Self::Stalled(_) => "stalled",
+            Self::Protocol(_) => "protocol",
+            Self::Refused(_) => "refused_by_peer",
+            Self::Shutdown => "shutdown",
+        }
+    }
+}
+
+/// What a peer did against the protocol.
+#[derive(Debug)]
+pub(super) struct Violation(pub(super) String);
+
+/// Takes the frames of streams.
+pub(super) trait FrameSink: Send + Sync {
+    /// Takes a frame that is not about the connection itself. Never waits.
+    ///
+    /// # Errors
+    /// [`Violation`] ends the connection.
+    fn frame(&self, frame: Frame) -> Result<(), Violation>;
+
+    /// The peer wants no new streams.
+    fn go_away(&self, go_away: GoAway);
+}
+
+/// What both ends of a connection share with their streams.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) outbox: Outbox,
+    pub(super) peer: String,
+    closing: Notify,
+}
+
+impl Link {
+    pub(super) fn new(config: &WireConfig, peer: String, peer_max_frame_bytes: u32) -> Self {
+        let limit = usize::try_from(peer_max_frame_bytes).unwrap_or(usize::MAX);
+        Self {
+            outbox: Outbox::new(config.max_outbox_bytes, limit),
+            peer,
+            closing: Notify::new(),
+        }
+    }
+
+    /// Tells the peer to open no more streams.
+    pub(super) fn go_away(&self, code: GoAwayCode, reason: &str) {
+        let go_away = GoAway {
+            code,
+            reason: reason.to_owned(),
+        };
+        if let Ok(payload) = encode_payload(&go_away) {
+            self.control(FrameKind::GoAway, 0, &payload);
+        }
+    }
+
+    /// Sends a small frame.
+    pub(super) fn control(&self, kind: FrameKind, stream: u32, payload: &[u8]) {
+        if let Err(error) = self.outbox.push(kind, stream, payload) {
+            // The frames of control are far below every limit that a handshake lets pass.
+            tracing::error!(?kind, %error, "a control frame cannot be sent");
+        }
+    }
+
+    /// Ends the connection once what waits in the outbox is written.
+    pub(super) fn close(&self) {
+        self.closing.notify_one();
+    }
+
+    /// Runs the connection to its end.
+    pub(super) async fn drive(
+        self: &Arc<Self>,
+        io: Io,
+        decoder: FrameDecoder,
+        config: &WireConfig,
+        sink: &dyn FrameSink,
+        metrics: &WireMetrics,
+    ) -> Ended {
+        let Io { reader, writer, .. } = io;
+        let signs = Signs::default();
+        let mut reading = Reading {
+            reader,
+            decoder,
+            link: self,
+            sink,
+            signs: &signs,
+        };
+        let mut writing = Writing {
+            writer,
+            link: self,
+            signs: &signs,
+        };
+        let ended = tokio::select! {
+            ended = reading.run() => ended,
+            ended = writing.run() => ended,
+            ended = self.keep(config, &signs) => ended,
+        };
+        metrics.ended(&ended);
+        if let Ended::Protocol(reason) = &ended {
+            self.go_away(GoAwayCode::Protocol, reason);
+        }
+        // What the peer should still hear, if it listens: without it a refusal would look like a crash. After half a batch
+        // it could make no sense of more.
+        if !signs.is_writing.load(Ordering::Relaxed) {
+            let _ = tokio::time::timeout(config.ping_interval, writing.finish()).await;
+        }
+        ended
+    }
+
+    /// Pings a silent peer, and gives it up when it stays silent. Time is counted in ticks: after this process itself was
+    /// suspended, the peer gets as long as ever.
+    async fn keep(&self, config: &WireConfig, signs: &Signs) -> Ended {
+        let mut ticks = tokio::time::interval(config.ping_interval);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        ticks.tick().await;
+        let (mut silent, mut stalled) = (Duration::ZERO, Duration::ZERO);
+        loop {
+            ticks.tick().await;
+            if signs.heard.swap(false, Ordering::Relaxed) {
+                silent = Duration::ZERO;
+            } else {
+                silent += config.ping_interval;
+                self.control(FrameKind::Ping, 0, &[]);
+            }
+            let is_moving = signs.written.swap(false, Ordering::Relaxed);
+            if is_moving || !signs.is_writing.load(Ordering::Relaxed) {
+                stalled = Duration::ZERO;
+            } else {
+                stalled += config.ping_interval;
+            }
+            if silent >= config.peer_timeout {
+                return Ended::Silent(silent);
+            }
+            if stalled >= config.write_timeout {
+                return Ended::Stalled(stalled);
+            }
+        }
+    }
+}
+
+/// Signs of life.
+#[derive(Debug, Default)]
+struct Signs {
+    heard: AtomicBool,
+    written: AtomicBool,
+    is_writing: AtomicBool,
+}
+
+struct Reading<'a> {
+    reader: Box<dyn tokio::io::AsyncRead + Send + Unpin>,
+    decoder: FrameDecoder,
+    link: &'a Link,
+    sink: &'a dyn FrameSink,
+    signs: &'a Signs,
+}
+
+impl Reading<'_> {
+    async fn run(&mut self) -> Ended {
+        loop {
+            if let Err(ended) = self.take_frames() {
+                return ended;
+            }
+            let buffer = self.decoder.buffer_mut();
+            if buffer.capacity() - buffer.len() < READ_BYTES / 4 {
+                buffer.reserve(READ_BYTES);
+            }
+            match self.reader.read_buf(buffer).await {
+                Ok(0) => return Ended::Closed,
+                Ok(_) => self.signs.heard.store(true, Ordering::Relaxed),
+                Err(error) => return Ended::Broken(error.to_string()),
+            }
+        }
+    }
+
+    fn take_frames(&mut self) -> Result<(), Ended> {
+        let protocol = |reason: String| Ended::Protocol(reason);
+        while let Some(frame) = self
+            .decoder
+            .next_frame()
+            .map_err(|error| protocol(error.to_string()))?
+        {
+            match frame.kind {
+                FrameKind::Ping => self.link.control(FrameKind::Pong, 0, &frame.payload),
+                FrameKind::Pong | FrameKind::Unknown(_) => {}
+                FrameKind::GoAway => self.go_away(&frame)?,
+                FrameKind::Hello | FrameKind::Auth => {
+                    return Err(protocol(format!("{:?} after the handshake", frame.kind)));
+                }
+                FrameKind::Request
+                | FrameKind::Item
+                | FrameKind::End
+                | FrameKind::Error
+                | FrameKind::Cancel
+                | FrameKind::Credit => self
+                    .sink
+                    .frame(frame)
+                    .map_err(|Violation(reason)| protocol(reason))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn go_away(&self, frame: &Frame) -> Result<(), Ended> {
+        let go_away: GoAway = genset_backend_common::wire::decode_payload(&frame.payload)
+            .map_err(|error| Ended::Protocol(error.to_string()))?;
+        if go_away.code == GoAwayCode::Shutdown {
+            self.sink.go_away(go_away);
+            return Ok(());
+        }
+        Err(Ended::Refused(go_away.reason))
+    }
+}
+
+struct Writing<'a> {
+    writer: Box<dyn tokio::io::AsyncWrite + Send + Unpin>,
+    link: &'a Link,
+    signs: &'a Signs,
+}
+
+impl Writing<'_> {
+    async fn run(&mut self) -> Ended {
+        let mut batch = BytesMut::new();
+        loop {
+            tokio::select! {
+                biased;
+                taken = self.link.outbox.take(std::mem::take(&mut batch)) => batch = taken,
+                () = self.link.closing.notified() => return Ended::Shutdown,
+            }
+            if let Err(error) = self.write(&mut batch).await {
+                return Ended::Broken(error.to_string());
+            }
+        }
+    }
+
+    async fn write(&mut self, batch: &mut BytesMut) -> std::io::Result<()> {
+        self.signs.is_writing.store(true, Ordering::Relaxed);
+        let mut rest = &batch[..];
+        while !rest.is_empty() {
+            let written = self.writer.write(rest).await?;
+            if written == 0 {
+                return Err(std::io::ErrorKind::WriteZero.into());
+            }
+            rest = rest.get(written..).unwrap_or_default();
+            self.signs.written.store(true, Ordering::Relaxed);
+        }
+        self.writer.flush().await?;
+        self.signs.is_writing.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes what waits, and ends our direction.
+    async fn finish(&mut self) -> std::io::Result<()> {
+        if !self.link.outbox.is_empty() {
+            let mut batch = self.link.outbox.take(BytesMut::new()).await;
+            self.write(&mut batch).await?;
+        }
+        self.writer.shutdown().await
+    }
+}

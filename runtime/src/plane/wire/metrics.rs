@@ -1,0 +1,131 @@
+//! What operators see of wire connections.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::MetricsRegistry;
+use genset_backend_common::prometheus::metrics::counter::Counter;
+use genset_backend_common::prometheus::metrics::family::Family;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::handshake::Role;
+use super::link::Ended;
+
+/// At most one log line for a reason in this time: a port scanner must not fill the log.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// One label: its name and value.
+type Label = [(&'static str, &'static str); 1];
+
+/// The metrics of a wire plane. Clones share.
+#[derive(Debug, Clone, Default)]
+pub(super) struct WireMetrics {
+    connections: Family<Label, Gauge>,
+    streams: Family<Label, Gauge>,
+    refused: Family<Label, Counter>,
+    ended: Family<Label, Counter>,
+    logged: Arc<Mutex<HashMap<&'static str, Instant>>>,
+}
+
+fn role_label(role: Role) -> Label {
+    let role = match role {
+        Role::Caller => "caller",
+        Role::Callee => "callee",
+    };
+    [("role", role)]
+}
+
+impl WireMetrics {
+    pub(super) fn new(registry: &MetricsRegistry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "genset_wire_connections",
+            "Connections to other processes that are open",
+            metrics.connections.clone(),
+        );
+        registry.register(
+            "genset_wire_streams",
+            "Requests under way on connections to other processes",
+            metrics.streams.clone(),
+        );
+        registry.register(
+            "genset_wire_refused",
+            "Connections and requests that were refused",
+            metrics.refused.clone(),
+        );
+        registry.register(
+            "genset_wire_ended_connections",
+            "Connections that ended",
+            metrics.ended.clone(),
+        );
+        metrics
+    }
+
+    /// Counts a connection in until the guard is dropped.
+    pub(super) fn connection(&self, role: Role) -> GaugeGuard {
+        GaugeGuard::new(self.connections.get_or_create_owned(&role_label(role)))
+    }
+
+    /// The gauge of open streams.
+    pub(super) fn streams(&self, role: Role) -> Gauge {
+        self.streams.get_or_create_owned(&role_label(role))
+    }
+
+    pub(super) fn ended(&self, ended: &Ended) {
+        self.ended.get_or_create(&[("reason", ended.label())]).inc();
+    }
+
+    /// Counts a refusal; says whether it may be logged.
+    pub(super) fn refused(&self, reason: &'static str) -> bool {
+        self.refused.get_or_create(&[("reason", reason)]).inc();
+        let now = Instant::now();
+        let mut logged = self.logged.lock();
+        let is_due = logged
+            .get(reason)
+            .is_none_or(|last| now.duration_since(*last) >= LOG_INTERVAL);
+        if is_due {
+            logged.insert(reason, now);
+        }
+        is_due
+    }
+}
+
+/// One of what a gauge counts.
+#[derive(Debug)]
+pub(super) struct GaugeGuard(Gauge);
+
+impl GaugeGuard {
+    pub(super) fn new(gauge: Gauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for GaugeGuard {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn every_refusal_is_counted_and_few_are_logged() {
+        let registry = MetricsRegistry::default();
+        let metrics = WireMetrics::new(&registry);
+        let logged = (0..1000).filter(|_| metrics.refused("version")).count();
+        assert_eq!(logged, 1);
+        tokio::time::advance(LOG_INTERVAL).await;
+        assert!(metrics.refused("version"));
+        let text = registry.encode();
+        assert!(
+            text.contains("genset_wire_refused_total{reason=\"version\"} 1001"),
+            "{text}"
+        );
+    }
+}

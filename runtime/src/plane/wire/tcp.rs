@@ -1,0 +1,194 @@
+//! Wire connections over TCP.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use genset_backend_common::{EngineError, ErrorKind};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::config::WireConfig;
+use super::transport::{Io, Listener, Transport};
+
+/// Pause after the system refuses to accept, for want of file descriptors say.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Where and how a process is reached over TCP.
+#[derive(Debug, Clone)]
+pub struct TcpConfig {
+    /// Address to listen on; port 0 for any free one.
+    pub listen: SocketAddr,
+    /// Host that others are told, when it is not the address listened on: behind a translated address, say.
+    pub advertised_host: Option<String>,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+            advertised_host: None,
+        }
+    }
+}
+
+/// The transport.
+pub(super) struct Tcp {
+    config: TcpConfig,
+    has_secret: bool,
+}
+
+impl Tcp {
+    pub(super) fn try_new(config: TcpConfig, wire: &WireConfig) -> Result<Self, EngineError> {
+        if let Some(host) = &config.advertised_host
+            && (host.is_empty() || host.contains(['/', ' ']))
+        {
+            let problem = format!("{host:?} is no host name or address");
+            return Err(EngineError::invalid_argument("advertised host", problem));
+        }
+        Ok(Self {
+            config,
+            has_secret: wire.secret.is_some(),
+        })
+    }
+
+    fn location(&self, listening: SocketAddr) -> Result<String, EngineError> {
+        let port = listening.port();
+        match &self.config.advertised_host {
+            Some(host) if host.contains(':') && !host.starts_with('[') => {
+                Ok(format!("[{host}]:{port}"))
+            }
+            Some(host) => Ok(format!("{host}:{port}")),
+            None if listening.ip().is_unspecified() => {
+                Ok(SocketAddr::new(own_address(listening.ip())?, port).to_string())
+            }
+            None => Ok(listening.to_string()),
+        }
+    }
+}
+
+/// The address this machine talks to others from. Nothing is sent: connecting a UDP socket only looks the route up.
+fn own_address(unspecified: IpAddr) -> Result<IpAddr, EngineError> {
+    // TEST-NET-1 and the documentation prefix: addresses that are nobody's.
+    let anybody = match unspecified {
+        IpAddr::V4(_) => "192.0.2.1:9",
+        IpAddr::V6(_) => "[2001:db8::1]:9",
+    };
+    let found = UdpSocket::bind(SocketAddr::new(unspecified, 0)).and_then(|socket| {
+        socket.connect(anybody)?;
+        socket.local_addr()
+    });
+    match found {
+        Ok(address) if !address.ip().is_unspecified() => Ok(address.ip()),
+        Ok(_) | Err(_) => Err(EngineError::invalid_argument(
+            "advertised host",
+            "listening on every address, and none can be found that others reach; give one with --advertise-host",
+        )),
+    }
+}
+
+#[async_trait]
+impl Transport for Tcp {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    async fn dial(&self, location: &str) -> Result<Io, EngineError> {
+        let stream = TcpStream::connect(location).await.map_err(|error| {
+            EngineError::new(
+                ErrorKind::CannotConnect,
+                format!("cannot connect to {location}: {error}"),
+            )
+        })?;
+        Ok(io(stream, location.to_owned()))
+    }
+
+    async fn listen(&self) -> Result<Box<dyn Listener>, EngineError> {
+        let listen = self.config.listen;
+        let cannot = |error: std::io::Error| {
+            let problem = format!(
+                "cannot listen on {listen}: {error}; choose another with --wire-host and --wire-port"
+            );
+            EngineError::invalid_argument("--wire-host, --wire-port", problem)
+        };
+        let listener = TcpListener::bind(listen).await.map_err(cannot)?;
+        let location = self.location(listener.local_addr().map_err(cannot)?)?;
+        if !listen.ip().is_loopback() && !self.has_secret {
+            tracing::warn!(
+                "{listen} is reachable by others, and anybody who reaches it can call this worker; \
+                 give every process the same --wire-secret-file"
+            );
+        }
+        Ok(Box::new(Accepting { listener, location }))
+    }
+}
+
+fn io(stream: TcpStream, peer: String) -> Io {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY cannot be set; the peer has gone");
+    }
+    let (reader, writer) = stream.into_split();
+    Io {
+        reader: Box::new(reader),
+        writer: Box::new(writer),
+        peer,
+    }
+}
+
+struct Accepting {
+    listener: TcpListener,
+    location: String,
+}
+
+#[async_trait]
+impl Listener for Accepting {
+    fn location(&self) -> String {
+        self.location.clone()
+    }
+
+    async fn accept(&mut self) -> Option<Io> {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, peer)) => return Some(io(stream, peer.to_string())),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection cannot be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(listen: &str, advertised: Option<&str>) -> Tcp {
+        let config = TcpConfig {
+            listen: listen.parse().unwrap(),
+            advertised_host: advertised.map(str::to_owned),
+        };
+        Tcp::try_new(config, &WireConfig::default()).unwrap()
+    }
+
+    #[test]
+    fn others_are_told_a_location_they_can_dial() {
+        for (listen, advertised, told) in [
+            ("127.0.0.1:7", None, "127.0.0.1:7"),
+            ("[::1]:7", None, "[::1]:7"),
+            ("0.0.0.0:7", Some("worker-1"), "worker-1:7"),
+            ("0.0.0.0:7", Some("fd00::1"), "[fd00::1]:7"),
+        ] {
+            let location = tcp(listen, advertised).location(listen.parse().unwrap());
+            assert_eq!(location.unwrap(), told);
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_none_is_refused() {
+        let config = TcpConfig {
+            advertised_host: Some("a/b".into()),
+            ..TcpConfig::default()
+        };
+        assert!(Tcp::try_new(config, &WireConfig::default()).is_err());
+    }
+}
