@@ -11,7 +11,7 @@ use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand,
 use genset_backend_common::EngineError;
 use genset_engine_echo::EchoArgs;
 use genset_frontend::FrontendConfig;
-use genset_runtime::{SelectionMode, WorkerArgs};
+use genset_runtime::{EndpointName, SelectionMode, WorkerArgs};
 
 use crate::conform::{self, ConformCommand};
 use crate::layers;
@@ -21,9 +21,11 @@ Words:
   in=http    serve the OpenAI API
   in=text    chat on the terminal (the default)
   in=stdin   answer what comes on standard input, once
+  in=dyn     be a worker that other processes find; in=dyn://NAMESPACE.COMPONENT.ENDPOINT names it
   out=echo_core  answer with the prompt's tokens (the default)
   out=echo_full  answer with the prompt's text
   out=sample     answer with rotating tokens
+  out=dyn        send requests to the workers there are; out=dyn://NAME to those of that name
   MODEL      folder of a local model checkout [default: the built-in tiny-chat]
 
 Examples:
@@ -31,6 +33,8 @@ Examples:
   genset run in=text out=echo_full
   echo 'What is the capital of France?' | genset run in=stdin
   genset run in=http out=sample ./Llama-3.2-3B-Instruct --http-port 9000
+  genset run in=dyn://llama out=sample ./Llama-3.2-3B-Instruct    a worker, and in another terminal
+  genset run in=http out=dyn                                      the frontend that finds it
 
 Every setting may also stand in a TOML file (--config) under its long name; the words are `in`, `out` and `model`.
 Words and flags win over the environment, the environment over the file. --print-config shows what holds and where it
@@ -152,18 +156,20 @@ fn seconds(text: &str) -> Result<Seconds, String> {
 }
 
 /// Where requests come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum InputKind {
     Http,
     Text,
     Stdin,
+    /// Other processes, to a worker of this name; `None` for the one in the flags.
+    Dyn(Option<EndpointName>),
 }
 
 impl InputKind {
     /// Whether a person reads the screen, so that the log keeps quiet.
-    pub(crate) fn is_interactive(self) -> bool {
+    pub(crate) fn is_interactive(&self) -> bool {
         match self {
-            Self::Http => false,
+            Self::Http | Self::Dyn(_) => false,
             Self::Text | Self::Stdin => true,
         }
     }
@@ -177,17 +183,67 @@ impl FromStr for InputKind {
             "http" => Ok(Self::Http),
             "text" => Ok(Self::Text),
             "stdin" => Ok(Self::Stdin),
-            _ if text.starts_with("dyn://") || text.starts_with("batch:") => {
-                Err(EngineError::unsupported(
-                    "in",
-                    format!("{text:?} is not available in this build; use http, text or stdin"),
-                ))
-            }
+            _ if is_dyn(text) => Ok(Self::Dyn(dyn_name("in", text)?)),
+            _ if text.starts_with("batch:") => Err(EngineError::unsupported(
+                "in",
+                format!("{text:?} is not available in this build; use http, text, stdin or dyn"),
+            )),
             _ => Err(EngineError::invalid_argument(
                 "in",
-                format!("{text:?} is none of http, text, stdin"),
+                format!("{text:?} is none of http, text, stdin, dyn"),
             )),
         }
+    }
+}
+
+fn is_dyn(text: &str) -> bool {
+    text == "dyn" || text.starts_with("dyn://")
+}
+
+/// The name in `dyn://NAME`; `None` when there is none.
+fn dyn_name(word: &str, text: &str) -> Result<Option<EndpointName>, EngineError> {
+    match text.strip_prefix("dyn://") {
+        None | Some("") => Ok(None),
+        Some(name) => match name.parse() {
+            Ok(name) => Ok(Some(name)),
+            Err(error) => Err(EngineError::invalid_argument(word, error)),
+        },
+    }
+}
+
+/// Who answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum OutputKind {
+    /// An engine in this process.
+    Engine(EngineKind),
+    /// Workers in other processes: those of this name, or all.
+    Dyn(Option<EndpointName>),
+}
+
+impl OutputKind {
+    /// The word after `out=`.
+    pub(crate) fn word(&self) -> String {
+        match self {
+            Self::Engine(engine) => engine.name().into(),
+            Self::Dyn(None) => "dyn".into(),
+            Self::Dyn(Some(name)) => format!("dyn://{name}"),
+        }
+    }
+
+    /// Whether it is this engine, in this process.
+    pub(crate) fn is(&self, engine: EngineKind) -> bool {
+        *self == Self::Engine(engine)
+    }
+}
+
+impl FromStr for OutputKind {
+    type Err = EngineError;
+
+    fn from_str(text: &str) -> Result<Self, EngineError> {
+        if is_dyn(text) {
+            return Ok(Self::Dyn(dyn_name("out", text)?));
+        }
+        text.parse().map(Self::Engine)
     }
 }
 
@@ -212,7 +268,6 @@ impl EngineKind {
 /// Engines that users of the field know and this build does not have.
 const ABSENT_ENGINES: &[&str] = &[
     "candle",
-    "dyn",
     "llamacpp",
     "mistralrs",
     "mocker",
@@ -230,15 +285,13 @@ impl FromStr for EngineKind {
         let names = known.map(Self::name).join(", ");
         match known.into_iter().find(|kind| kind.name() == text) {
             Some(kind) => Ok(kind),
-            None if ABSENT_ENGINES.contains(&text) || text.starts_with("dyn://") => {
-                Err(EngineError::unsupported(
-                    "out",
-                    format!("{text} is not available in this build; use {names}"),
-                ))
-            }
+            None if ABSENT_ENGINES.contains(&text) => Err(EngineError::unsupported(
+                "out",
+                format!("{text} is not available in this build; use {names} or dyn"),
+            )),
             None => Err(EngineError::invalid_argument(
                 "out",
-                format!("{text:?} is none of {names}"),
+                format!("{text:?} is none of {names}, dyn"),
             )),
         }
     }
@@ -248,7 +301,9 @@ impl FromStr for EngineKind {
 #[derive(Debug)]
 pub(crate) struct RunConfig {
     pub(crate) input: InputKind,
-    pub(crate) engine: EngineKind,
+    pub(crate) output: OutputKind,
+    /// The name the worker serves under, if there is a worker.
+    pub(crate) name: EndpointName,
     pub(crate) engine_args: EngineArgs,
     pub(crate) worker: WorkerArgs,
     pub(crate) frontend: FrontendConfig,
@@ -371,12 +426,21 @@ fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
         worker,
         ..
     } = args;
-    let (input, engine) = (input.parse()?, output.parse()?);
-    if let Some(path) = &worker.model_path {
-        check_model_path(path)?;
-    }
+    let (input, output): (InputKind, OutputKind) = (input.parse()?, output.parse()?);
+    check_words(&input, &output, &worker)?;
+    let name = match &input {
+        InputKind::Dyn(Some(name)) => name.clone(),
+        InputKind::Http | InputKind::Text | InputKind::Stdin | InputKind::Dyn(None) => {
+            worker.endpoint_name()?
+        }
+    };
+    let endpoint = match &output {
+        OutputKind::Dyn(endpoint) => endpoint.clone(),
+        OutputKind::Engine(_) => None,
+    };
     let frontend = FrontendConfig {
         address: SocketAddr::new(http.http_host, http.http_port),
+        endpoint,
         selection: http.router_mode,
         max_body_bytes: http.max_body_bytes,
         max_choices: http.max_choices,
@@ -389,11 +453,35 @@ fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
     };
     Ok(RunConfig {
         input,
-        engine,
+        output,
+        name,
         engine_args,
         worker,
         frontend,
     })
+}
+
+/// Refuses words that make no sense together.
+fn check_words(
+    input: &InputKind,
+    output: &OutputKind,
+    worker: &WorkerArgs,
+) -> Result<(), EngineError> {
+    if let OutputKind::Dyn(_) = output {
+        if matches!(input, InputKind::Dyn(_)) {
+            let problem = "in=dyn is a worker and needs an engine of its own, not out=dyn";
+            return Err(EngineError::invalid_argument("out", problem));
+        }
+        if worker.model_path.is_some() {
+            let problem =
+                "out=dyn serves the models of the workers there are; give the folder to a worker";
+            return Err(EngineError::invalid_argument("MODEL", problem));
+        }
+    }
+    worker
+        .model_path
+        .as_deref()
+        .map_or(Ok(()), check_model_path)
 }
 
 /// Says what this build cannot load before it says what is missing.
@@ -445,15 +533,32 @@ mod tests {
     fn words_come_in_any_order_and_have_defaults() {
         let config = parse_words(&[]).unwrap();
         assert_eq!(
-            (config.input, config.engine),
-            (InputKind::Text, EngineKind::EchoCore)
+            (config.input, config.output),
+            (InputKind::Text, OutputKind::Engine(EngineKind::EchoCore))
         );
         let config = parse_words(&["out=sample", ".", "in=http", "--http-port", "0"]).unwrap();
         assert_eq!(
-            (config.input, config.engine),
-            (InputKind::Http, EngineKind::Sample)
+            (config.input, config.output),
+            (InputKind::Http, OutputKind::Engine(EngineKind::Sample))
         );
         assert_eq!(config.worker.model_path.as_deref(), Some(Path::new(".")));
+    }
+
+    #[test]
+    fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
+        let config = parse_words(&["in=dyn://llama", "out=sample"]).unwrap();
+        assert_eq!(config.name.to_string(), "llama.backend.generate");
+        let config = parse_words(&["in=dyn", "out=sample", "--namespace=n"]).unwrap();
+        assert_eq!(config.name.to_string(), "n.backend.generate");
+        let config = parse_words(&["in=http", "out=dyn"]).unwrap();
+        assert_eq!(config.output, OutputKind::Dyn(None));
+        assert_eq!(config.frontend.endpoint, None);
+        let config = parse_words(&["in=text", "out=dyn://a.b"]).unwrap();
+        let endpoint = config.frontend.endpoint.map(|name| name.to_string());
+        assert_eq!(endpoint.as_deref(), Some("a.b.generate"));
+        for words in [["in=dyn", "out=dyn"], ["out=dyn", "."]] {
+            parse_words(&words).unwrap_err();
+        }
     }
 
     #[test]
@@ -461,7 +566,8 @@ mod tests {
         for (words, expected) in [
             (["out=vllm"], "vllm is not available in this build"),
             (["in=batch:x.jsonl"], "batch:x.jsonl"),
-            (["in=dyn://a"], "not available in this build"),
+            (["in=dyn://a.b.c.d"], "more than three parts"),
+            (["out=dyn://é"], "no part of a name"),
             (["out=foo"], "none of echo_core"),
             (["in=foo"], "none of http"),
             (["model.gguf"], "GGUF"),

@@ -38,8 +38,11 @@ const TINY_CHAT: [(&str, &[u8]); 4] = [
 ///
 /// # Errors
 /// `InvalidArgument` or `Unsupported`, naming the flag or the file.
-pub(crate) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
-    if config.engine == EngineKind::EchoFull {
+pub(crate) fn build(
+    kind: EngineKind,
+    config: &RunConfig,
+) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
+    if kind == EngineKind::EchoFull {
         if config.worker.model_path.is_some() {
             let problem =
                 "echo_full takes text and needs no model folder; name it with --model-name";
@@ -67,7 +70,7 @@ pub(crate) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerCon
         let problem = format!("the model's context holds {context} tokens, not {asked}");
         return Err(EngineError::invalid_argument("--context-length", problem));
     }
-    let engine: Arc<dyn LLMEngine> = match config.engine {
+    let engine: Arc<dyn LLMEngine> = match kind {
         EngineKind::Sample => {
             let token_delay_ms = config.engine_args.token_delay_ms;
             Arc::new(SampleEngine::from_args(&SampleArgs {
@@ -83,7 +86,7 @@ pub(crate) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerCon
     };
     let mut worker = config.worker.worker_config(Some(folder))?;
     // The sample engine has a context of its own; what is served is the model's.
-    let holds = if config.engine == EngineKind::Sample {
+    let holds = if kind == EngineKind::Sample {
         CONTEXT_LENGTH
     } else {
         context

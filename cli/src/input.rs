@@ -29,17 +29,36 @@ pub(crate) fn banner(config: &RunConfig, server: &FrontendServer, model: &Served
         "stream": true,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     });
-    match config.engine {
+    if config.output.is(EngineKind::EchoCore) {
         // Its answer is the prompt, whose first end-of-sequence token comes early.
-        EngineKind::EchoCore => body["genset"] = json!({"ignore_eos": true}),
-        EngineKind::Sample => body["max_tokens"] = json!(16),
-        EngineKind::EchoFull => {}
+        body["genset"] = json!({"ignore_eos": true});
+    }
+    if config.output.is(EngineKind::Sample) {
+        body["max_tokens"] = json!(16);
     }
     format!(
         "model {} (out={})\nlistening on {url}\n\nTry:\n  curl -N {url}/v1/chat/completions \\\n    \
          -H 'Content-Type: application/json' \\\n    -d '{body}'\n",
         model.card.name,
-        config.engine.name(),
+        config.output.word(),
+    )
+}
+
+/// What is shown once the server listens, before it knows a model.
+pub(crate) fn banner_without_model(config: &RunConfig, server: &FrontendServer) -> String {
+    let url = format!("http://{}", server.address());
+    format!(
+        "listening on {url}\n\n{}\n\nTry:\n  curl {url}/v1/models\n",
+        waiting_for_workers(config)
+    )
+}
+
+/// Says that workers are waited for, and how to start one.
+pub(crate) fn waiting_for_workers(config: &RunConfig) -> String {
+    let name = config.frontend.endpoint.as_ref();
+    let word = name.map_or("dyn".into(), |name| format!("dyn://{name}"));
+    format!(
+        "waiting for workers; start one in another terminal with:\n  genset run in={word} out=sample"
     )
 }
 
@@ -62,10 +81,10 @@ pub(crate) async fn run_terminal(
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
     // The echo would end at the template's own end-of-sequence tokens.
-    let ignore_eos = config.engine == EngineKind::EchoCore;
+    let ignore_eos = config.output.is(EngineKind::EchoCore);
     let chat = chat::Chat::new(model, ignore_eos);
     match config.input {
         InputKind::Stdin => stdin::run(chat, signals).await,
-        InputKind::Text | InputKind::Http => editor::run(chat, signals).await,
+        InputKind::Text | InputKind::Http | InputKind::Dyn(_) => editor::run(chat, signals).await,
     }
 }

@@ -44,7 +44,8 @@ fn main() -> ExitCode {
 }
 
 fn run(config: args::RunConfig) -> ExitCode {
-    genset_runtime::init_logging(config.worker.verbose, config.input.is_interactive());
+    let _logging =
+        genset_runtime::init_logging(config.worker.verbose, config.input.is_interactive());
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -1,26 +1,24 @@
-//! One process with everything in it: worker, runtime and, as the input asks, the HTTP server or the terminal.
+//! What runs in this process: a worker, an input, or both on one runtime.
+
+mod http;
+mod terminal;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::EngineError;
 use genset_backend_common::worker::{Report, Worker, WorkerHandle};
-use genset_frontend::FrontendServer;
 use genset_frontend::model::{Models, ServedModel};
-use genset_runtime::{InstanceId, Runtime, RuntimeRegistrar, Signals};
+use genset_runtime::{InstanceId, Reach, Runtime, RuntimeRegistrar, Signals};
 
-use crate::args::{InputKind, RunConfig};
+use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
 use crate::engine;
-use crate::input::{self, Ending};
 
-/// How long connections may take to send what is written, once every answer is.
-const CONNECTION_GRACE: Duration = Duration::from_secs(5);
+/// Time after which a wait that is not over says what it is for.
+const PROGRESS_AFTER: Duration = Duration::from_secs(2);
 
 /// The exit code when a signal came before the work was done.
 const CUT_SHORT: u8 = 3;
-
-/// Time after which a start that is not done says how far it is.
-const PROGRESS_AFTER: Duration = Duration::from_secs(2);
 
 /// Runs until the input ends, a signal comes or the engine fails; returns the exit code.
 ///
@@ -30,72 +28,67 @@ pub(crate) async fn run(config: RunConfig) -> Result<u8, EngineError> {
     let signals = Signals::install().map_err(|error| {
         EngineError::internal(format!("signals cannot be handled: {error}")).with_source(error)
     })?;
-    let runtime = config.worker.runtime()?;
-    let name = config.worker.endpoint_name()?;
-    let (engine, worker_config) = engine::build(&config)?;
-    let server = match config.input {
-        InputKind::Http => Some(bind(&runtime, &config).await?),
-        InputKind::Text | InputKind::Stdin => None,
+    let runtime = config.worker.network.runtime(reach(&config)).await?;
+    let node = Node {
+        config,
+        runtime: runtime.clone(),
     };
-    let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name));
-    let id = InstanceId::random().0;
-    let worker = Worker::new(
-        id,
-        engine,
-        worker_config,
-        registrar,
-        runtime.metrics().clone(),
-    )
-    .spawn();
-    let status = config.worker.status_server(&runtime, &worker).await?;
-    let code = match server {
-        Some(server) => serve_http(&config, worker, signals, server).await,
-        None => serve_terminal(&config, &runtime, worker, signals).await,
-    };
-    drop(status);
+    let code = node.run(signals).await;
     runtime.shutdown().await;
-    Ok(code)
+    code
 }
 
-async fn bind(runtime: &Runtime, config: &RunConfig) -> Result<FrontendServer, EngineError> {
-    let address = config.frontend.address;
-    FrontendServer::bind(runtime, config.frontend.clone()).await.map_err(|error| {
-        let problem = format!("cannot listen on {address}: {error}; choose another with --http-host and --http-port");
-        EngineError::invalid_argument("--http-port", problem)
-    })
-}
-
-async fn serve_http(
-    config: &RunConfig,
-    worker: WorkerHandle,
-    mut signals: Signals,
-    server: FrontendServer,
-) -> u8 {
-    tokio::select! {
-        ready = ready(&worker, server.models()) => match ready {
-            Ok(model) => input::print(&input::banner(config, &server, &model)),
-            Err(report) => return end(report, &server).await,
-        },
-        name = signals.next() => stop(name, &worker, &server),
-    }
-    let report = loop {
-        tokio::select! {
-            report = worker.join() => break report,
-            name = signals.next() => stop(name, &worker, &server),
+fn reach(config: &RunConfig) -> Reach {
+    match (&config.input, &config.output) {
+        (InputKind::Dyn(_), _) | (_, OutputKind::Dyn(_)) => Reach::OtherProcesses,
+        (InputKind::Http | InputKind::Text | InputKind::Stdin, OutputKind::Engine(_)) => {
+            Reach::ThisProcess
         }
-    };
-    end(report, &server).await
+    }
 }
 
-fn stop(signal: &str, worker: &WorkerHandle, server: &FrontendServer) {
-    tracing::info!("{signal}: draining; a second signal stops at once");
-    server.drain();
-    worker.stop();
+/// A process.
+struct Node {
+    config: RunConfig,
+    runtime: Runtime,
 }
 
-async fn end(report: Report, server: &FrontendServer) -> u8 {
-    server.shutdown(CONNECTION_GRACE).await;
-    tell(&report)
+impl Node {
+    async fn run(&self, signals: Signals) -> Result<u8, EngineError> {
+        match (&self.config.input, &self.config.output) {
+            (InputKind::Dyn(_), OutputKind::Engine(kind)) => self.run_worker(*kind, signals).await,
+            (InputKind::Http, OutputKind::Engine(kind)) => {
+                http::run_with_worker(self, *kind, signals).await
+            }
+            (InputKind::Http, OutputKind::Dyn(_)) => http::run_alone(self, signals).await,
+            (InputKind::Text | InputKind::Stdin, OutputKind::Engine(kind)) => {
+                terminal::run_with_worker(self, *kind, signals).await
+            }
+            (InputKind::Text | InputKind::Stdin, OutputKind::Dyn(_)) => {
+                terminal::run_alone(self, signals).await
+            }
+            (InputKind::Dyn(_), OutputKind::Dyn(_)) => Err(EngineError::internal(
+                "in=dyn with out=dyn was not refused with the other words",
+            )),
+        }
+    }
+
+    /// A worker that other processes call.
+    async fn run_worker(&self, kind: EngineKind, signals: Signals) -> Result<u8, EngineError> {
+        let (engine, worker) = engine::build(kind, &self.config)?;
+        let name = self.config.name.clone();
+        let args = &self.config.worker;
+        Ok(genset_runtime::run_worker(&self.runtime, name, engine, worker, args, signals).await)
+    }
+
+    /// Starts a worker whose requests come from this process, and from others as the flags say.
+    fn spawn_worker(&self, kind: EngineKind) -> Result<WorkerHandle, EngineError> {
+        let (engine, worker) = engine::build(kind, &self.config)?;
+        let name = self.config.name.clone();
+        let registrar = Arc::new(RuntimeRegistrar::new(self.runtime.clone(), name));
+        let metrics = self.runtime.metrics().clone();
+        Ok(Worker::new(InstanceId::random().0, engine, worker, registrar, metrics).spawn())
+    }
 }
 
 /// Says how the worker ended, when not well; returns the exit code.
@@ -106,37 +99,6 @@ fn tell(report: &Report) -> u8 {
         _ => tracing::info!(outcome = ?report.outcome, "stopped"),
     }
     code
-}
-
-async fn serve_terminal(
-    config: &RunConfig,
-    runtime: &Runtime,
-    worker: WorkerHandle,
-    mut signals: Signals,
-) -> u8 {
-    let models = Models::follow(
-        runtime,
-        config.frontend.selection,
-        config.frontend.model_timeout,
-    );
-    let ended = tokio::select! {
-        ready = ready(&worker, &models) => match ready {
-            Ok(model) => input::run_terminal(config, model, &mut signals).await,
-            Err(report) => return tell(&report),
-        },
-        _ = signals.next() => Ok(Ending::Signalled),
-    };
-    let report = worker.shutdown().await;
-    models.shutdown().await;
-    match (ended, config.input) {
-        // A question without its whole answer; a chat, in contrast, is over when somebody says so.
-        (Ok(Ending::Signalled), InputKind::Stdin) => tell(&report).max(CUT_SHORT),
-        (Ok(Ending::Signalled | Ending::Done), _) => tell(&report),
-        (Err(error), _) => {
-            eprintln!("error: {error}");
-            1
-        }
-    }
 }
 
 /// Waits until the worker serves and its model is ready; on the way, says how far a long start is.

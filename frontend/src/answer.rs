@@ -6,9 +6,10 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 use genset_backend_common::output::{TokenChunk, Usage};
-use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, OutputStream};
+use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, OutputStream, TokenId};
 use tokio::task::coop::poll_proceed;
 
+use crate::markup::{Delta, Message, Splitter};
 use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
 
 /// How an answer ended and what it cost.
@@ -57,6 +58,8 @@ pub struct Answer {
     prompt_tokens: u32,
     completion_tokens: u32,
     pays_for_prompt: bool,
+    /// Takes the text apart, where there is markup to look for.
+    splitter: Option<Box<Splitter>>,
 }
 
 impl Answer {
@@ -96,7 +99,30 @@ impl Answer {
             prompt_tokens,
             completion_tokens: 0,
             pays_for_prompt: true,
+            splitter: None,
         }
+    }
+
+    /// The same answer, with a splitter for its text. `markers` are the special tokens among its markup, which the text then
+    /// has in it.
+    #[must_use]
+    pub fn with_splitter(mut self, splitter: Splitter, markers: Arc<[TokenId]>) -> Self {
+        self.splitter = Some(Box::new(splitter));
+        self.detokenizer = self
+            .detokenizer
+            .map(|detokenizer| detokenizer.showing(markers));
+        self
+    }
+
+    /// What takes the text of [`Self::poll_text`] apart; `None` where all of it is content.
+    pub fn splitter(&mut self) -> Option<&mut Splitter> {
+        self.splitter.as_deref_mut()
+    }
+
+    /// Ends the answer but for what takes its text apart.
+    #[must_use]
+    pub fn into_splitter(self) -> Option<Box<Splitter>> {
+        self.splitter
     }
 
     /// The same answer, as a further one to a prompt that another pays for.
@@ -252,16 +278,23 @@ impl Answer {
     ///
     /// # Cancel safety
     /// Text read so far is lost when the future is dropped.
-    pub async fn collect(mut self) -> Result<(String, AnswerEnd), EngineError> {
+    pub async fn collect(mut self) -> Result<(Message, AnswerEnd), EngineError> {
         let mut text = String::new();
-        loop {
+        let end = loop {
             if let Some(end) = std::future::poll_fn(|cx| self.poll_text(cx, &mut text)).await? {
-                return Ok((text, end));
+                break end;
             }
-        }
+        };
+        let Some(splitter) = self.splitter() else {
+            return Ok((Message::from(text), end));
+        };
+        let mut message = Message::default();
+        splitter.push(&text, |delta| message.add(delta));
+        splitter.finish(|delta| message.add(delta));
+        Ok((message, end))
     }
 
-    /// Waits for the next piece of text, appended to `out`; `Some` is the end.
+    /// Waits for the next piece of content, appended to `out`; `Some` is the end. Thoughts and tool calls are left out.
     ///
     /// # Errors
     /// What the engine's stream ends with.
@@ -269,7 +302,21 @@ impl Answer {
     /// # Cancel safety
     /// If another branch wins, no item was taken.
     pub async fn next_text(&mut self, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
-        std::future::poll_fn(|cx| self.poll_text(cx, out)).await
+        let from = out.len();
+        let end = std::future::poll_fn(|cx| self.poll_text(cx, out)).await?;
+        if let Some(splitter) = self.splitter() {
+            let text = out.split_off(from);
+            let mut add = |delta: Delta<'_>| {
+                if let Delta::Content(text) = delta {
+                    out.push_str(text);
+                }
+            };
+            splitter.push(&text, &mut add);
+            if end.is_some() {
+                splitter.finish(&mut add);
+            }
+        }
+        Ok(end)
     }
 }
 

@@ -3,13 +3,17 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use genset_runtime::SelectionMode;
+use genset_runtime::{EndpointName, SelectionMode};
+
+use crate::parsers::ParserNames;
 
 /// Where the server listens and every limit it keeps. `Default` is safe; it listens on loopback.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrontendConfig {
     /// Where to listen; port 0 for any free one.
     pub address: SocketAddr,
+    /// The endpoint whose workers are served; `None` for every worker there is.
+    pub endpoint: Option<EndpointName>,
     /// How instances are selected.
     pub selection: SelectionMode,
     /// The largest request body, in bytes.
@@ -22,6 +26,10 @@ pub struct FrontendConfig {
     pub max_stop_bytes: usize,
     /// The most prompts in one completions request.
     pub max_prompts: usize,
+    /// The most tools in one chat request.
+    pub max_tools: usize,
+    /// The parsers of answers, for every model, in place of what its card names.
+    pub parsers: ParserNames,
     /// Connections at once; more wait to be accepted.
     pub max_connections: usize,
     /// Limit on reading a request's head, also of an idle kept-alive connection.
@@ -38,12 +46,15 @@ impl Default for FrontendConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
+            endpoint: None,
             selection: SelectionMode::default(),
             max_body_bytes: 32 << 20,
             max_choices: 16,
             max_stop_strings: 16,
             max_stop_bytes: 1024,
             max_prompts: 256,
+            max_tools: 128,
+            parsers: ParserNames::default(),
             max_connections: 16_384,
             header_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(60),

@@ -8,11 +8,16 @@ pub mod answer;
 mod config;
 mod error;
 mod http;
+pub mod markup;
 pub mod model;
 pub mod openai;
+mod parsers;
 pub mod pipeline;
+pub mod reasoning;
 pub mod text;
+pub mod tools;
 
 pub use config::FrontendConfig;
 pub use error::ApiError;
 pub use http::FrontendServer;
+pub use parsers::{ParserNames, Parsers};

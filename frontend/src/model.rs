@@ -12,6 +12,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::config::FrontendConfig;
+use crate::parsers::{ParserNames, Parsers};
 use crate::text::{ChatTemplate, TemplateSource, TextTokenizer};
 
 /// A model with everything a text request needs.
@@ -26,6 +28,8 @@ pub struct ServedModel {
     pub engine: Arc<dyn Generate>,
     /// How text becomes tokens and back; `None` for engines that do that themselves.
     pub text: Option<TextFiles>,
+    /// How its answers are taken apart.
+    pub parsers: Parsers,
 }
 
 /// What a model's files say about text.
@@ -124,19 +128,24 @@ pub struct Models {
 }
 
 impl Models {
-    /// Begins to follow the runtime's discovery. `timeout` limits the preparation of one model.
+    /// Begins to follow the runtime's discovery, as far as the config says.
     #[must_use]
-    pub fn follow(runtime: &Runtime, selection: SelectionMode, timeout: Duration) -> Self {
+    pub fn follow(runtime: &Runtime, config: &FrontendConfig) -> Self {
+        let directory = match &config.endpoint {
+            Some(endpoint) => ModelDirectory::follow_endpoint(runtime, endpoint),
+            None => ModelDirectory::follow(runtime),
+        };
         let models = Self {
             map: Arc::new(watch::Sender::new(ModelMap::default())),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
         };
         let follower = Follower {
-            directory: ModelDirectory::follow(runtime),
+            directory,
             map: Arc::clone(&models.map),
-            selection,
-            timeout,
+            selection: config.selection,
+            timeout: config.model_timeout,
+            parsers: config.parsers.clone(),
         };
         let shutdown = models.shutdown.clone();
         models.tasks.spawn(async move {
@@ -192,6 +201,7 @@ struct Follower {
     map: Arc<watch::Sender<ModelMap>>,
     selection: SelectionMode,
     timeout: Duration,
+    parsers: ParserNames,
 }
 
 impl Follower {
@@ -245,6 +255,7 @@ impl Follower {
     }
 
     async fn prepare(&self, live: &LiveModel) -> Result<Arc<ServedModel>, EngineError> {
+        let parsers = Parsers::choose(&live.card, &self.parsers)?;
         let client = self
             .directory
             .client(live, self.selection, self.timeout)
@@ -263,6 +274,7 @@ impl Follower {
             created,
             engine: Arc::new(client),
             text,
+            parsers,
         }))
     }
 

@@ -10,12 +10,17 @@ mod common;
 mod completions;
 mod fields;
 mod response;
+mod tools;
 
 pub use chat::ChatRequest;
 pub use common::{CommonParams, RequestLimits};
 pub use completions::{CompletionRequest, Prompt};
 pub use fields::Fields;
-pub use response::{Api, ChunkEncoder, ResponseHead, completed_choice, response_json, usage_json};
+pub use response::{
+    Api, ChoiceEnd, ChunkEncoder, ResponseHead, completed_choice, response_json, usage_json,
+};
+pub(crate) use tools::arguments_as_text;
+pub use tools::{ToolChoice, ToolOptions};
 
 #[cfg(test)]
 mod tests;

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use genset_backend_common::{
-    ChatInput, EngineError, GenerateRequest, Input, RequestContext, TokenId,
+    ChatInput, EngineError, GenerateRequest, GuidedDecoding, Input, RequestContext, TokenId,
 };
 use serde_json::{Map, Value};
 
 use crate::answer::Answer;
 use crate::error::ApiError;
 use crate::model::{ServedModel, TextFiles};
-use crate::openai::{ChatRequest, CommonParams, CompletionRequest, Prompt};
+use crate::openai::{ChatRequest, CommonParams, CompletionRequest, Prompt, arguments_as_text};
+use crate::parsers::Splitting;
 use crate::text::{TemplateError, TemplateInput};
 
 /// Prompts longer than this many bytes are tokenized on a thread of their own, so that they delay nobody else's tokens:
@@ -23,52 +24,63 @@ pub struct Job {
     model: Arc<ServedModel>,
     params: CommonParams,
     inputs: Vec<Input>,
+    /// How the answers are taken apart; `None` where all of their text is content.
+    splitting: Option<Splitting>,
+    guided: Option<GuidedDecoding>,
 }
 
 impl Job {
     /// Templates and tokenizes a chat.
     ///
     /// # Errors
-    /// A 400 when the template refuses the messages or the model has none.
+    /// A 400 when the template refuses the messages or the model has none, or when the model cannot call tools as asked.
     pub async fn chat(model: Arc<ServedModel>, request: ChatRequest) -> Result<Self, ApiError> {
         let ChatRequest {
             params,
-            messages,
+            mut messages,
+            tools,
             add_generation_prompt,
             template_args,
         } = request;
-        let bytes = messages.iter().map(message_bytes).sum();
+        let (mut splitting, guided) = Splitting::plan(&model.card, model.parsers, &tools)?;
         if model.text.is_none() {
             refuse_template_options(add_generation_prompt, &template_args)?;
             refuse_token_options(&params)?;
-            let inputs = vec![Input::Chat(ChatInput {
-                messages,
-                tools: Vec::new(),
-            })];
+            let tools = tools.offered().to_vec();
             return Ok(Self {
                 model,
                 params,
-                inputs,
+                inputs: vec![Input::Chat(ChatInput { messages, tools })],
+                splitting,
+                guided,
             });
         }
+        let texts = messages.iter().chain(tools.offered());
+        let bytes = texts.map(text_bytes).sum();
         let with_model = Arc::clone(&model);
-        let tokens = off_async_threads(bytes, move || {
+        let prepared = off_async_threads(bytes, move || {
             let Some(text) = &with_model.text else {
-                return Ok(Vec::new());
+                return Ok((Vec::new(), splitting));
             };
-            let input = TemplateInput {
-                messages: &messages,
-                tools: None,
+            let mut chat = Chat {
+                messages: &mut messages,
+                tools: tools.offered(),
                 add_generation_prompt,
-                extra: &template_args,
+                template_args: &template_args,
             };
-            let prompt = render(text, &with_model.card.name, &input)?;
-            tokenize(text, &prompt, false, "messages")
+            let prompt = chat.render(text, &with_model.card.name)?;
+            if let Some(splitting) = &mut splitting {
+                splitting.see_prompt(&prompt);
+            }
+            Ok((tokenize(text, &prompt, false, "messages")?, splitting))
         });
+        let (tokens, splitting) = prepared.await?;
         Ok(Self {
-            inputs: vec![Input::Tokens(tokens.await?)],
+            inputs: vec![Input::Tokens(tokens)],
             model,
             params,
+            splitting,
+            guided,
         })
     }
 
@@ -109,6 +121,8 @@ impl Job {
             model,
             params,
             inputs,
+            splitting: None,
+            guided: None,
         })
     }
 
@@ -165,7 +179,12 @@ impl Job {
             .as_ref()
             .map(|text| Arc::clone(&text.tokenizer));
         let stops = Arc::clone(&self.params.stop_strings);
-        let answer = Answer::starting(starting, tokenizer, stops, prompt_tokens);
+        let mut answer = Answer::starting(starting, tokenizer, stops, prompt_tokens);
+        if let Some(splitting) = &self.splitting {
+            let markers = self.model.text.as_ref();
+            let markers = markers.map(|text| splitting.special_tokens(&text.tokenizer));
+            answer = answer.with_splitter(splitting.splitter(), markers.unwrap_or_default());
+        }
         if is_first_choice {
             answer
         } else {
@@ -187,6 +206,7 @@ impl Job {
             .sampling
             .seed
             .map(|seed| seed.wrapping_add(u64::from(choice)));
+        request.guided.clone_from(&self.guided);
         request.priority = params.priority;
         request.annotations.clone_from(&params.annotations);
         request
@@ -220,8 +240,17 @@ fn refuse_token_options(params: &CommonParams) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn message_bytes(message: &Value) -> usize {
-    message["content"].as_str().map_or(0, str::len)
+/// The bytes of text in a message or a tool.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(text_bytes).sum(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| name.len() + text_bytes(value))
+            .sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
 }
 
 /// Runs `work` here when it is short, else on a thread for blocking work.
@@ -241,12 +270,42 @@ async fn off_async_threads<T: Send + 'static>(
         })
 }
 
-fn render(text: &TextFiles, model: &str, input: &TemplateInput<'_>) -> Result<String, ApiError> {
-    let Some(template) = &text.template else {
-        let why = format!("the model '{model}' has no chat template; use /v1/completions");
-        return Err(ApiError::unsupported("messages", why));
-    };
-    template.render(input).map_err(|error| match error {
+/// What a chat's prompt is made of.
+struct Chat<'a> {
+    messages: &'a mut [Value],
+    tools: &'a [Value],
+    add_generation_prompt: bool,
+    template_args: &'a Map<String, Value>,
+}
+
+impl Chat<'_> {
+    fn render(&mut self, text: &TextFiles, model: &str) -> Result<String, ApiError> {
+        let Some(template) = &text.template else {
+            let why = format!("the model '{model}' has no chat template; use /v1/completions");
+            return Err(ApiError::unsupported("messages", why));
+        };
+        let rendered = match template.render(&self.input()) {
+            // Most templates take the arguments of calls as objects; some join them to their text.
+            Err(TemplateError::Render { .. }) if arguments_as_text(self.messages) => {
+                template.render(&self.input())
+            }
+            rendered => rendered,
+        };
+        rendered.map_err(|error| refused_by_template(&error))
+    }
+
+    fn input(&self) -> TemplateInput<'_> {
+        TemplateInput {
+            messages: self.messages,
+            tools: Some(self.tools),
+            add_generation_prompt: self.add_generation_prompt,
+            extra: self.template_args,
+        }
+    }
+}
+
+fn refused_by_template(error: &TemplateError) -> ApiError {
+    match error {
         TemplateError::Raised { message } => ApiError::invalid(
             "messages",
             format!("the model's chat template says: {message}"),
@@ -257,7 +316,7 @@ fn render(text: &TextFiles, model: &str, input: &TemplateInput<'_>) -> Result<St
             "messages",
             format!("the model's chat template cannot render them: {other}"),
         ),
-    })
+    }
 }
 
 fn tokenize(

@@ -1,6 +1,9 @@
 //! Discovery: who is there. A small key-value store with leases and watches; what is stored is one
 //! [`InstanceRecord`] for each routable instance.
 
+#[cfg(feature = "etcd")]
+mod etcd;
+mod file;
 mod memory;
 
 use std::fmt;
@@ -10,6 +13,9 @@ use bytes::Bytes;
 use genset_backend_common::{EngineError, ModelCard};
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "etcd")]
+pub use etcd::{EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdIdentity, EtcdTls};
+pub use file::{DirectoryAccess, FileDiscovery, FileDiscoveryConfig};
 pub use memory::MemoryDiscovery;
 
 use crate::names::{EndpointName, InstanceId};

@@ -11,23 +11,33 @@ mod client;
 mod component;
 pub mod discovery;
 mod instances;
+#[cfg(feature = "cli")]
+mod logging;
 mod model_folder;
 mod models;
 mod names;
+#[cfg(feature = "cli")]
+mod network_args;
 pub mod plane;
 mod registrar;
 pub mod selection;
 mod status;
+mod telemetry;
 #[cfg(feature = "cli")]
 mod worker_main;
 
 pub use client::{Client, GenerateClient};
 pub use component::{Component, Endpoint, Namespace, Runtime, Serving};
+#[cfg(feature = "cli")]
+pub use logging::{Logging, init_logging};
 pub use model_folder::{ModelFolder, ModelFolderError};
 pub use models::{LiveModel, ModelDirectory};
 pub use names::{EndpointName, InstanceId, NameError};
+#[cfg(feature = "cli")]
+pub use network_args::{DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind};
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};
 pub use selection::SelectionMode;
-pub use status::{METRICS_CONTENT_TYPE, Readiness, StatusServer};
+pub use status::{Health, HealthSource, METRICS_CONTENT_TYPE, Readiness, StatusServer};
+pub use telemetry::continue_trace;
 #[cfg(feature = "cli")]
-pub use worker_main::{Signals, WorkerArgs, init_logging, parse, run};
+pub use worker_main::{Signals, WorkerArgs, parse, run, run_worker};

@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::client::{Client, GenerateClient};
 use crate::component::Runtime;
-use crate::discovery::{Change, InstanceRecord, all_instances};
+use crate::discovery::{Change, InstanceRecord, all_instances, prefix_of};
 use crate::instances::watch_patiently;
 use crate::names::EndpointName;
 use crate::registrar::{ArtifactRequest, endpoints};
@@ -43,8 +43,18 @@ impl ModelDirectory {
     /// Begins to follow the runtime's discovery.
     #[must_use]
     pub fn follow(runtime: &Runtime) -> Self {
+        Self::follow_prefix(runtime, all_instances().to_owned())
+    }
+
+    /// As [`Self::follow`], of the workers that serve `endpoint` and no others.
+    #[must_use]
+    pub fn follow_endpoint(runtime: &Runtime, endpoint: &EndpointName) -> Self {
+        Self::follow_prefix(runtime, prefix_of(endpoint))
+    }
+
+    fn follow_prefix(runtime: &Runtime, prefix: String) -> Self {
         let (sender, models) = watch::channel(Models::default());
-        let follow = runtime.spawn(follow(runtime.clone(), sender));
+        let follow = runtime.spawn(follow(runtime.clone(), prefix, sender));
         Self {
             runtime: runtime.clone(),
             models,
@@ -144,9 +154,9 @@ impl ModelDirectory {
     }
 }
 
-async fn follow(runtime: Runtime, models: watch::Sender<Models>) {
+async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>) {
     let mut records: BTreeMap<String, InstanceRecord> = BTreeMap::new();
-    while let Some(mut watch) = watch_patiently(&**runtime.discovery(), all_instances()).await {
+    while let Some(mut watch) = watch_patiently(&**runtime.discovery(), &prefix).await {
         while let Some(change) = watch.next().await {
             match change {
                 Change::Snapshot(entries) => {

@@ -14,11 +14,13 @@ use genset_backend_common::{
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tracing::Instrument;
 
 use crate::component::{Endpoint, Runtime, Serving};
 use crate::discovery::{InstanceRecord, Lease};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::{self, Handler, ResponseStream};
+use crate::telemetry::{self, Traced};
 
 /// Bytes of an artifact in one item.
 const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
@@ -209,7 +211,16 @@ impl Handler<GenerateRequest, Output> for GenerateHandler {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Output>, EngineError> {
-        Ok(Box::pin(self.0.generate(request, ctx).await?))
+        let span = telemetry::worker_span(&ctx);
+        let ctx = telemetry::continue_trace(&span, ctx);
+        let answer = self.0.generate(request, ctx).instrument(span.clone()).await;
+        match answer {
+            Ok(outputs) => Ok(Traced::wrap(Box::pin(outputs), span)),
+            Err(error) => {
+                telemetry::record_error(&span, &error);
+                Err(error)
+            }
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 //! it is the only place that touches the environment.
 
 use std::collections::BTreeSet;
-use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,19 +12,17 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use genset_backend_common::worker::{RequestLimits, State, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{EndpointType, EngineError, LLMEngine};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 use crate::component::Runtime;
+use crate::logging::init_logging;
 use crate::model_folder::ModelFolder;
 use crate::names::{EndpointName, InstanceId};
+use crate::network_args::{NetworkArgs, Reach};
 use crate::registrar::RuntimeRegistrar;
-use crate::status::StatusServer;
+use crate::status::{Readiness, StatusServer};
 
 /// The exit code of a usage or configuration error, given before a worker exists.
 const USAGE_ERROR: u8 = 2;
-
-/// The environment variable that sets the log filter, in `RUST_LOG` syntax.
-const LOG_VARIABLE: &str = "GENSET_LOG";
 
 /// The flags every worker has.
 #[derive(Debug, Clone, Args)]
@@ -48,12 +45,6 @@ pub struct WorkerArgs {
     /// APIs to offer, of chat, completions, embeddings [default: all the engine can]
     #[arg(long, value_delimiter = ',', value_name = "TYPES")]
     pub endpoint_types: Option<Vec<EndpointType>>,
-    /// Where instances are listed: memory (this process alone)
-    #[arg(long, env = "GENSET_DISCOVERY_BACKEND", default_value = "memory")]
-    pub discovery_backend: String,
-    /// How requests travel: memory (this process alone)
-    #[arg(long, env = "GENSET_REQUEST_PLANE", default_value = "memory")]
-    pub request_plane: String,
     /// Lowers the context length, in tokens
     #[arg(long, value_name = "TOKENS")]
     pub context_length: Option<u32>,
@@ -84,6 +75,9 @@ pub struct WorkerArgs {
     /// Port of /live, /ready, /health and /metrics [default: none; 0 for any free one]
     #[arg(long, env = "GENSET_STATUS_PORT")]
     pub status_port: Option<u16>,
+    /// How it meets other processes
+    #[command(flatten)]
+    pub network: NetworkArgs,
     /// More log: -v for debug, -vv for trace. GENSET_LOG sets it finer, in RUST_LOG syntax
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
@@ -165,11 +159,23 @@ impl WorkerArgs {
         runtime: &Runtime,
         handle: &WorkerHandle,
     ) -> Result<Option<StatusServer>, EngineError> {
+        let states = handle.states();
+        let is_ready = Arc::new(move || matches!(*states.borrow(), State::Serving(_)));
+        self.status_server_with(runtime, is_ready).await
+    }
+
+    /// As [`Self::status_server`], for a process whose readiness is another.
+    ///
+    /// # Errors
+    /// As [`Self::status_server`].
+    pub async fn status_server_with(
+        &self,
+        runtime: &Runtime,
+        is_ready: Readiness,
+    ) -> Result<Option<StatusServer>, EngineError> {
         let Some(port) = self.status_port else {
             return Ok(None);
         };
-        let states = handle.states();
-        let is_ready = Arc::new(move || matches!(*states.borrow(), State::Serving(_)));
         let address = SocketAddr::new(self.status_host, port);
         let server = StatusServer::bind(address, runtime, is_ready)
             .await
@@ -182,26 +188,6 @@ impl WorkerArgs {
         tracing::info!("status on http://{}", server.address());
         Ok(Some(server))
     }
-
-    /// The runtime the flags ask for.
-    ///
-    /// # Errors
-    /// `Unsupported`, naming the flag, for a backend this build does not have.
-    pub fn runtime(&self) -> Result<Runtime, EngineError> {
-        only_memory("--discovery-backend", &self.discovery_backend)?;
-        only_memory("--request-plane", &self.request_plane)?;
-        Ok(Runtime::in_process())
-    }
-}
-
-fn only_memory(flag: &str, value: &str) -> Result<(), EngineError> {
-    if value == "memory" {
-        return Ok(());
-    }
-    Err(EngineError::unsupported(
-        flag,
-        format!("this build has no {value:?}; use memory, for one process"),
-    ))
 }
 
 #[derive(Parser)]
@@ -220,33 +206,6 @@ pub fn parse<E: Args>() -> (E, WorkerArgs) {
     match WithEngine::<E>::from_arg_matches(&matches) {
         Ok(args) => (args.engine, args.worker),
         Err(error) => error.exit(),
-    }
-}
-
-/// Writes the log to stderr: warnings by default for `quiet` programs, else information; `verbose` adds to it, and
-/// `GENSET_LOG` (`RUST_LOG` syntax) overrides both.
-pub fn init_logging(verbose: u8, quiet: bool) {
-    let level = match verbose {
-        0 if quiet => "warn",
-        0 => "info",
-        1 => "debug",
-        _ => "trace",
-    };
-    let (filter, problem) = match std::env::var(LOG_VARIABLE) {
-        Err(_) => (EnvFilter::new(level), None),
-        Ok(text) => match EnvFilter::try_new(&text) {
-            Ok(filter) => (filter, None),
-            Err(error) => (EnvFilter::new(level), Some(error)),
-        },
-    };
-    let is_first = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .try_init()
-        .is_ok();
-    if let (true, Some(error)) = (is_first, problem) {
-        tracing::warn!(%error, "{LOG_VARIABLE} cannot be read; the level is {level}");
     }
 }
 
@@ -296,7 +255,7 @@ impl Signals {
 /// ```
 #[must_use]
 pub fn run(engine: impl LLMEngine, args: WorkerArgs) -> ExitCode {
-    init_logging(args.verbose, false);
+    let _logging = init_logging(args.verbose, false);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
@@ -316,28 +275,19 @@ pub fn run(engine: impl LLMEngine, args: WorkerArgs) -> ExitCode {
 }
 
 async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
-    let prepared = args.runtime().and_then(|runtime| {
-        Ok((
-            runtime,
-            args.endpoint_name()?,
-            args.worker_config(args.model_folder()?)?,
-        ))
-    });
-    let (runtime, name, config) = match prepared {
+    let prepared = async {
+        let config = args.worker_config(args.model_folder()?)?;
+        let name = args.endpoint_name()?;
+        let runtime = args.network.runtime(Reach::OtherProcesses).await?;
+        Ok((runtime, name, config))
+    };
+    let (runtime, name, config) = match prepared.await {
         Ok(prepared) => prepared,
-        Err(error) => {
+        Err::<_, EngineError>(error) => {
             tracing::error!(%error, "the worker cannot be set up");
             return USAGE_ERROR;
         }
     };
-    let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name.clone()));
-    let worker = Worker::new(
-        InstanceId::random().0,
-        engine,
-        config,
-        registrar,
-        runtime.metrics().clone(),
-    );
     let signals = match Signals::install() {
         Ok(signals) => signals,
         Err(error) => {
@@ -345,8 +295,25 @@ async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
             return 1;
         }
     };
-    let handle = worker.spawn();
-    let _status = match args.status_server(&runtime, &handle).await {
+    let code = run_worker(&runtime, name, engine, config, &args, signals).await;
+    runtime.shutdown().await;
+    code
+}
+
+/// Runs one worker of `runtime` under `name` until a signal or the engine ends it; returns the exit code.
+pub async fn run_worker(
+    runtime: &Runtime,
+    name: EndpointName,
+    engine: Arc<dyn LLMEngine>,
+    config: WorkerConfig,
+    args: &WorkerArgs,
+    signals: Signals,
+) -> u8 {
+    let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name.clone()));
+    let id = InstanceId::random();
+    let metrics = runtime.metrics().clone();
+    let handle = Worker::new(id.0, engine, config, registrar, metrics).spawn();
+    let _status = match args.status_server(runtime, &handle).await {
         Ok(status) => status,
         Err(error) => {
             tracing::error!(%error, "the worker cannot be set up");
@@ -354,10 +321,8 @@ async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
             return USAGE_ERROR;
         }
     };
-    tracing::info!(endpoint = %name, "worker starting");
-    let code = until_stopped(handle, signals).await;
-    runtime.shutdown().await;
-    code
+    tracing::info!(endpoint = %name, instance = %id, "worker starting");
+    until_stopped(handle, signals).await
 }
 
 async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {

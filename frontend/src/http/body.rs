@@ -12,7 +12,7 @@ use http_body::{Body, Frame};
 use super::metrics::RequestGuard;
 use crate::answer::{Answer, AnswerEnd};
 use crate::error::ApiError;
-use crate::openai::ChunkEncoder;
+use crate::openai::{ChoiceEnd, ChunkEncoder};
 
 /// Tokens that are ready together leave together, up to about this many bytes: one write, and a bound on what a fast engine
 /// puts in front of a slow client.
@@ -80,8 +80,9 @@ impl EventBody {
                     return;
                 }
             }
-            if is_ready && self.progress == Progress::Waiting && !self.text.is_empty() {
-                // The first token leaves at once, whatever else is ready.
+            let has_text = !self.text.is_empty() && !self.buffer.is_empty();
+            if is_ready && self.progress == Progress::Waiting && has_text {
+                // The first token leaves at once, whatever else is ready. Text that is held back is none.
                 self.text.clear();
                 self.progress = Progress::Streaming;
                 return;
@@ -100,7 +101,12 @@ impl EventBody {
             return false;
         };
         if let Some(text) = self.text.get(before..).filter(|text| !text.is_empty()) {
-            self.encoder.text(index, text, &mut self.buffer);
+            match answer.splitter() {
+                None => self.encoder.text(index, text, &mut self.buffer),
+                Some(splitter) => splitter.push(text, |delta| {
+                    self.encoder.delta(index, delta, &mut self.buffer);
+                }),
+            }
             self.guard.text();
         }
         match result {
@@ -118,10 +124,14 @@ impl EventBody {
     }
 
     fn end_answer(&mut self, index: usize, end: AnswerEnd) {
-        if let Some(answer) = self.answers.get_mut(index) {
-            *answer = None;
+        let answer = self.answers.get_mut(index).and_then(Option::take);
+        let mut has_calls = false;
+        if let Some(splitter) = answer.and_then(Answer::into_splitter).as_deref_mut() {
+            splitter.finish(|delta| self.encoder.delta(index, delta, &mut self.buffer));
+            has_calls = splitter.has_calls();
         }
-        self.encoder.finish(index, end.reason, &mut self.buffer);
+        let reason = ChoiceEnd::new(end.reason, has_calls);
+        self.encoder.finish(index, reason, &mut self.buffer);
         end.add_to(&mut self.usage);
         self.running -= 1;
         if self.running == 0 {

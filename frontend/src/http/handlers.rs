@@ -176,8 +176,8 @@ async fn answer(
     let answers = try_join_all(answers.into_iter().map(Answer::collect)).await?;
     let mut usage = Usage::default();
     let mut choices = Vec::with_capacity(answers.len());
-    for (index, (text, end)) in answers.iter().enumerate() {
-        choices.push(completed_choice(api, index, text, end.reason));
+    for (index, (message, end)) in answers.iter().enumerate() {
+        choices.push(completed_choice(api, index, message, end.reason));
         end.add_to(&mut usage);
     }
     guard.text();

@@ -46,11 +46,12 @@ impl FrontendServer {
     /// Listens, and begins to follow the runtime's models.
     ///
     /// # Errors
-    /// When the address cannot be listened on.
+    /// When the address cannot be listened on, or the config names a parser there is none of.
     pub async fn bind(runtime: &Runtime, config: FrontendConfig) -> std::io::Result<Self> {
+        config.parsers.check().map_err(std::io::Error::other)?;
         let listener = TcpListener::bind(config.address).await?;
         let address = listener.local_addr()?;
-        let models = Models::follow(runtime, config.selection, config.model_timeout);
+        let models = Models::follow(runtime, &config);
         let metrics = HttpMetrics::register(runtime.metrics());
         let config = Arc::new(config);
         let server = Self {
@@ -99,25 +100,24 @@ impl FrontendServer {
     }
 
     /// Closes the listener, lets open connections finish their requests for `grace`, drops the rest, and waits until no task
-    /// of the server is alive.
+    /// of the server is alive. Says whether nothing had to be dropped.
     ///
     /// # Cancel safety
-    /// The server is closing, but may have live tasks, when the future is dropped.
-    pub async fn shutdown(&self, grace: Duration) {
+    /// The server is closing, but may have live tasks, when the future is dropped; call it again.
+    pub async fn shutdown(&self, grace: Duration) -> bool {
         self.draining.cancel();
         self.closing.cancel();
         self.tasks.close();
-        if tokio::time::timeout(grace, self.tasks.wait())
-            .await
-            .is_err()
-        {
+        let finished = tokio::time::timeout(grace, self.tasks.wait()).await.is_ok();
+        if !finished {
             tracing::warn!(
                 connections = self.tasks.len(),
-                "connections dropped: their clients do not read"
+                "connections dropped: the time to finish is over"
             );
             self.aborting.cancel();
             self.tasks.wait().await;
         }
         self.models.shutdown().await;
+        finished
     }
 }

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::common::{CommonParams, IGNORED, RequestLimits};
 use super::fields::Fields;
+use super::tools::{ToolOptions, read_calls};
 use crate::error::ApiError;
 
 /// A chat completion request, checked but for what the model decides (its template, its context, its capabilities).
@@ -16,6 +17,8 @@ pub struct ChatRequest {
     pub params: CommonParams,
     /// The messages, oldest first; each has a `role`, and its text parts are joined to one `content` string.
     pub messages: Vec<Value>,
+    /// The tools it offers.
+    pub tools: ToolOptions,
     /// Whether the prompt ends with the beginning of an assistant message.
     pub add_generation_prompt: bool,
     /// Further variables of the chat template.
@@ -44,6 +47,7 @@ impl ChatRequest {
         let request = Self {
             params,
             messages: messages.collect::<Result<_, _>>()?,
+            tools: ToolOptions::read(&mut fields, limits)?,
             add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
             template_args: read_template_args(&mut fields)?,
         };
@@ -72,19 +76,29 @@ fn read_message(index: usize, message: Value) -> Result<Value, ApiError> {
     };
     match message.get_mut("role") {
         Some(Value::String(role)) if role == "developer" => *role = "system".into(),
+        Some(Value::String(role)) if role == "function" => {
+            return Err(ApiError::unsupported(at(".role"), "use \"tool\""));
+        }
         Some(Value::String(role)) if !role.is_empty() => {}
         _ => return Err(ApiError::invalid(at(".role"), "expected a string")),
     }
-    for unsupported in ["tool_calls", "function_call", "audio"] {
+    for unsupported in ["function_call", "audio"] {
         if message
             .get(unsupported)
             .is_some_and(|value| !value.is_null() && *value != json!([]))
         {
-            let why = "this server does not support it yet";
+            let why = "it is not available";
             return Err(ApiError::unsupported(at(&format!(".{unsupported}")), why));
         }
     }
-    let content = match message.remove("content") {
+    read_calls(&at(""), &mut message)?;
+    if message.get("role") == Some(&json!("tool"))
+        && !message.get("tool_call_id").is_some_and(Value::is_string)
+    {
+        let problem = "expected the id of the call that this answers";
+        return Err(ApiError::invalid(at(".tool_call_id"), problem));
+    }
+    let content = match message.shift_remove("content") {
         Some(Value::String(text)) => text,
         Some(Value::Array(parts)) => join_parts(&at(".content"), &parts)?,
         Some(Value::Null) | None if message.get("role") == Some(&json!("assistant")) => {
@@ -123,18 +137,6 @@ fn join_parts(name: &str, parts: &[Value]) -> Result<String, ApiError> {
 
 /// What the API has and this server does not (yet).
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.refuse("tools", &[json!([])], "tool calls are not available")?;
-    fields.refuse(
-        "tool_choice",
-        &[json!("none"), json!("auto")],
-        "tool calls are not available",
-    )?;
-    fields.refuse("functions", &[json!([])], "tool calls are not available")?;
-    fields.refuse(
-        "function_call",
-        &[json!("none"), json!("auto")],
-        "tool calls are not available",
-    )?;
     fields.refuse(
         "response_format",
         &[json!({"type": "text"})],

@@ -18,7 +18,6 @@ pub(super) const IGNORED: &[&str] = &[
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "parallel_tool_calls",
 ];
 
 /// Bounds on what a request may ask for.
@@ -32,6 +31,8 @@ pub struct RequestLimits {
     pub max_stop_bytes: usize,
     /// The most prompts in one completions request.
     pub max_prompts: usize,
+    /// The most tools in one chat request.
+    pub max_tools: usize,
 }
 
 impl From<&FrontendConfig> for RequestLimits {
@@ -41,6 +42,7 @@ impl From<&FrontendConfig> for RequestLimits {
             max_stop_strings: config.max_stop_strings,
             max_stop_bytes: config.max_stop_bytes,
             max_prompts: config.max_prompts,
+            max_tools: config.max_tools,
         }
     }
 }

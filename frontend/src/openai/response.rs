@@ -6,6 +6,7 @@ use genset_backend_common::output::Usage;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
+use crate::markup::{Delta, Message, ToolCall};
 
 /// What the `system_fingerprint` says.
 const FINGERPRINT: &str = concat!("genset-", env!("CARGO_PKG_VERSION"));
@@ -51,13 +52,42 @@ pub struct ResponseHead {
     pub model: String,
 }
 
-/// The reason in OpenAI's words.
-fn reason_name(reason: FinishReason) -> &'static str {
-    match reason {
-        // A cancelled answer is read by nobody; should one be, it was cut short.
-        FinishReason::Length | FinishReason::Cancelled => "length",
-        FinishReason::Stop => "stop",
-        FinishReason::ContentFilter => "content_filter",
+/// Why a choice ended, as clients are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChoiceEnd {
+    /// For the engine's reason.
+    Engine(FinishReason),
+    /// To have its tools called.
+    ToolCalls,
+}
+
+impl ChoiceEnd {
+    /// The end of an answer that stopped for `reason`. One that was cut short says so, whatever it called before.
+    #[must_use]
+    pub fn new(reason: FinishReason, has_calls: bool) -> Self {
+        if has_calls && reason == FinishReason::Stop {
+            Self::ToolCalls
+        } else {
+            Self::Engine(reason)
+        }
+    }
+
+    /// The reason in OpenAI's words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            // A cancelled answer is read by nobody; should one be, it was cut short.
+            Self::Engine(FinishReason::Length | FinishReason::Cancelled) => "length",
+            Self::Engine(FinishReason::Stop) => "stop",
+            Self::Engine(FinishReason::ContentFilter) => "content_filter",
+            Self::ToolCalls => "tool_calls",
+        }
+    }
+}
+
+impl From<FinishReason> for ChoiceEnd {
+    fn from(reason: FinishReason) -> Self {
+        Self::Engine(reason)
     }
 }
 
@@ -83,19 +113,47 @@ pub fn usage_json(usage: &Usage) -> Value {
 
 /// One whole answer.
 #[must_use]
-pub fn completed_choice(api: Api, index: usize, text: &str, reason: FinishReason) -> Value {
-    let reason = reason_name(reason);
+pub fn completed_choice(api: Api, index: usize, message: &Message, reason: FinishReason) -> Value {
+    let reason = ChoiceEnd::new(reason, !message.tool_calls.is_empty()).name();
     match api {
         Api::Chat => json!({
             "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": null, "annotations": []},
+            "message": message_json(message),
             "logprobs": null,
             "finish_reason": reason,
         }),
         Api::Completions => {
-            json!({"text": text, "index": index, "logprobs": null, "finish_reason": reason})
+            json!({"text": message.content, "index": index, "logprobs": null, "finish_reason": reason})
         }
     }
+}
+
+/// The `message` of a choice. Only what an answer has is in it, but for content, which is null in one of nothing but calls.
+fn message_json(message: &Message) -> Value {
+    let mut fields = json!({
+        "role": "assistant",
+        "content": message.content,
+        "refusal": null,
+        "annotations": [],
+    });
+    if message.content.is_empty() && !message.tool_calls.is_empty() {
+        fields["content"] = Value::Null;
+    }
+    if !message.reasoning.is_empty() {
+        fields["reasoning_content"] = message.reasoning.as_str().into();
+    }
+    if !message.tool_calls.is_empty() {
+        fields["tool_calls"] = message.tool_calls.iter().map(call_json).collect();
+    }
+    fields
+}
+
+fn call_json(call: &ToolCall) -> Value {
+    json!({
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    })
 }
 
 /// A whole response.
@@ -204,14 +262,46 @@ impl ChunkEncoder {
         out.put_slice(self.after_choices);
     }
 
+    /// A piece of a chat's answer that was taken apart.
+    pub fn delta(&self, index: usize, delta: Delta<'_>, out: &mut BytesMut) {
+        if let Delta::Content(text) = delta {
+            return self.text(index, text, out);
+        }
+        self.begin(index, out);
+        out.put_slice(b",\"delta\":{");
+        match delta {
+            Delta::Content(_) => {}
+            Delta::Reasoning(text) => {
+                out.put_slice(b"\"reasoning_content\":");
+                put_json(text, out);
+            }
+            Delta::ToolCall { index, name, id } => {
+                put_call(index, out);
+                out.put_slice(b",\"id\":");
+                put_json(id, out);
+                out.put_slice(b",\"type\":\"function\",\"function\":{\"name\":");
+                put_json(name, out);
+                out.put_slice(b",\"arguments\":\"\"}}]");
+            }
+            Delta::Arguments { index, text } => {
+                put_call(index, out);
+                out.put_slice(b",\"function\":{\"arguments\":");
+                put_json(text, out);
+                out.put_slice(b"}}]");
+            }
+        }
+        out.put_slice(b"},\"logprobs\":null,\"finish_reason\":null}");
+        out.put_slice(self.after_choices);
+    }
+
     /// The last event of a choice, which says why it ended.
-    pub fn finish(&self, index: usize, reason: FinishReason, out: &mut BytesMut) {
+    pub fn finish(&self, index: usize, reason: impl Into<ChoiceEnd>, out: &mut BytesMut) {
         self.begin(index, out);
         out.put_slice(match self.api {
             Api::Chat => b",\"delta\":{},\"logprobs\":null,\"finish_reason\":\"".as_slice(),
             Api::Completions => b",\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"",
         });
-        out.put_slice(reason_name(reason).as_bytes());
+        out.put_slice(reason.into().name().as_bytes());
         out.put_slice(b"\"}");
         out.put_slice(self.after_choices);
     }
@@ -235,6 +325,12 @@ impl ChunkEncoder {
     pub fn done(&self, out: &mut BytesMut) {
         out.put_slice(b"data: [DONE]\n\n");
     }
+}
+
+/// The beginning of a call's delta, up to its index.
+fn put_call(index: u32, out: &mut BytesMut) {
+    out.put_slice(b"\"tool_calls\":[{\"index\":");
+    put_json(&index, out);
 }
 
 fn put_json<T: serde::Serialize + ?Sized>(value: &T, out: &mut BytesMut) {

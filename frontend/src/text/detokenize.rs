@@ -69,6 +69,8 @@ use super::tokenizer::TextTokenizer;
 pub struct Detokenizer {
     tokenizer: Arc<TextTokenizer>,
     skip_special: bool,
+    /// Special tokens that are not skipped.
+    shown: Arc<[u32]>,
     state: State,
 }
 
@@ -113,8 +115,16 @@ impl Detokenizer {
         Self {
             tokenizer,
             skip_special,
+            shown: Arc::default(),
             state,
         }
+    }
+
+    /// Special tokens that contribute their text nevertheless.
+    #[must_use]
+    pub fn showing(mut self, tokens: Arc<[u32]>) -> Self {
+        self.shown = tokens;
+        self
     }
 
     /// Takes the next token of the sequence and appends the text that is now certain to `out`, if any.
@@ -122,7 +132,7 @@ impl Detokenizer {
     #[inline]
     pub fn push(&mut self, token: u32, out: &mut String) {
         let pieces = self.tokenizer.pieces();
-        if self.skip_special && pieces.is_special(token) {
+        if self.skip_special && pieces.is_special(token) && !self.shown.contains(&token) {
             return;
         }
         match &mut self.state {
@@ -147,7 +157,8 @@ impl Detokenizer {
     }
 
     fn decode_at_end(&self, ids: &[u32], out: &mut String) {
-        match self.tokenizer.decode_all(ids, self.skip_special) {
+        // What is to be skipped was not pushed.
+        match self.tokenizer.decode_all(ids, false) {
             Ok(text) => out.push_str(&text),
             Err(error) => {
                 // Only a pattern that backtracks without end gets here; better raw text than none.

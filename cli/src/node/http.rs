@@ -1,0 +1,102 @@
+//! The OpenAI server, with a worker beside it or for the workers of other processes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::EngineError;
+use genset_backend_common::worker::{Report, WorkerHandle};
+use genset_frontend::FrontendServer;
+use genset_runtime::{Signals, StatusServer};
+
+use super::{CUT_SHORT, Node, ready, tell};
+use crate::args::{EngineKind, RunConfig};
+use crate::input;
+
+/// How long connections may take to send what is written, once every answer is.
+const CONNECTION_GRACE: Duration = Duration::from_secs(5);
+
+/// A server and its worker in one process.
+///
+/// # Errors
+/// A configuration that cannot run, before anything was started.
+pub(super) async fn run_with_worker(
+    node: &Node,
+    kind: EngineKind,
+    signals: Signals,
+) -> Result<u8, EngineError> {
+    let server = bind(node).await?;
+    let worker = node.spawn_worker(kind)?;
+    let status = node.config.worker.status_server(&node.runtime, &worker);
+    let _status = status.await?;
+    Ok(serve(&node.config, worker, signals, server).await)
+}
+
+/// A server for the workers that discovery lists.
+///
+/// # Errors
+/// A configuration that cannot run, before anything was started.
+pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, EngineError> {
+    let server = bind(node).await?;
+    let _status = status(node, &server).await?;
+    input::print(&input::banner_without_model(&node.config, &server));
+    let name = signals.next().await;
+    tracing::info!("{name}: draining; a second signal stops at once");
+    server.drain();
+    let grace = Duration::from_secs_f64(node.config.worker.grace);
+    let has_finished = tokio::select! {
+        has_finished = server.shutdown(grace) => has_finished,
+        _ = signals.next() => server.shutdown(Duration::ZERO).await,
+    };
+    Ok(if has_finished { 0 } else { CUT_SHORT })
+}
+
+async fn bind(node: &Node) -> Result<FrontendServer, EngineError> {
+    let config = &node.config.frontend;
+    let address = config.address;
+    FrontendServer::bind(&node.runtime, config.clone()).await.map_err(|error| {
+        let problem = format!("cannot listen on {address}: {error}; choose another with --http-host and --http-port");
+        EngineError::invalid_argument("--http-port", problem)
+    })
+}
+
+/// The status server of a process without a worker: ready while there is a model.
+async fn status(node: &Node, server: &FrontendServer) -> Result<Option<StatusServer>, EngineError> {
+    let models = server.models().clone();
+    let is_ready = Arc::new(move || !models.all().is_empty());
+    let args = &node.config.worker;
+    args.status_server_with(&node.runtime, is_ready).await
+}
+
+async fn serve(
+    config: &RunConfig,
+    worker: WorkerHandle,
+    mut signals: Signals,
+    server: FrontendServer,
+) -> u8 {
+    tokio::select! {
+        ready = ready(&worker, server.models()) => match ready {
+            Ok(model) => input::print(&input::banner(config, &server, &model)),
+            Err(report) => return end(report, &server).await,
+        },
+        name = signals.next() => stop(name, &worker, &server),
+    }
+    let report = loop {
+        tokio::select! {
+            report = worker.join() => break report,
+            name = signals.next() => stop(name, &worker, &server),
+        }
+    };
+    end(report, &server).await
+}
+
+fn stop(signal: &str, worker: &WorkerHandle, server: &FrontendServer) {
+    tracing::info!("{signal}: draining; a second signal stops at once");
+    server.drain();
+    worker.stop();
+}
+
+async fn end(report: Report, server: &FrontendServer) -> u8 {
+    // A client that does not read the last of its answer changes nothing about how the worker ended.
+    server.shutdown(CONNECTION_GRACE).await;
+    tell(&report)
+}

@@ -1,0 +1,77 @@
+//! The terminal inputs, with a worker beside them or for the workers of other processes.
+
+use std::sync::Arc;
+
+use genset_backend_common::EngineError;
+use genset_frontend::model::{Models, ServedModel};
+use genset_runtime::Signals;
+
+use super::{CUT_SHORT, Node, PROGRESS_AFTER, ready, tell};
+use crate::args::{EngineKind, InputKind};
+use crate::input::{self, Ending};
+
+/// A terminal and its worker in one process.
+///
+/// # Errors
+/// A configuration that cannot run, before anything was started.
+pub(super) async fn run_with_worker(
+    node: &Node,
+    kind: EngineKind,
+    mut signals: Signals,
+) -> Result<u8, EngineError> {
+    let worker = node.spawn_worker(kind)?;
+    let status = node.config.worker.status_server(&node.runtime, &worker);
+    let _status = status.await?;
+    let models = Models::follow(&node.runtime, &node.config.frontend);
+    let ended = tokio::select! {
+        ready = ready(&worker, &models) => match ready {
+            Ok(model) => input::run_terminal(&node.config, model, &mut signals).await,
+            Err(report) => return Ok(tell(&report)),
+        },
+        _ = signals.next() => Ok(Ending::Signalled),
+    };
+    let report = worker.shutdown().await;
+    models.shutdown().await;
+    let code = tell(&report);
+    Ok(code_of(node, ended, code))
+}
+
+/// A terminal for the workers that discovery lists.
+///
+/// # Errors
+/// None today: what can be wrong was refused with the words.
+pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, EngineError> {
+    let models = Models::follow(&node.runtime, &node.config.frontend);
+    let ended = tokio::select! {
+        model = first_model(node, &models) => match model {
+            Some(model) => input::run_terminal(&node.config, model, &mut signals).await,
+            None => Err(EngineError::internal("the models are followed no more")),
+        },
+        _ = signals.next() => Ok(Ending::Signalled),
+    };
+    models.shutdown().await;
+    Ok(code_of(node, ended, 0))
+}
+
+/// The first model that is ready; says that it is being waited for when that takes long.
+async fn first_model(node: &Node, models: &Models) -> Option<Arc<ServedModel>> {
+    let any = models.any();
+    tokio::pin!(any);
+    if let Ok(model) = tokio::time::timeout(PROGRESS_AFTER, &mut any).await {
+        return model;
+    }
+    eprintln!("{}", input::waiting_for_workers(&node.config));
+    any.await
+}
+
+fn code_of(node: &Node, ended: Result<Ending, EngineError>, code: u8) -> u8 {
+    match (ended, &node.config.input) {
+        // A question without its whole answer; a chat, in contrast, is over when somebody says so.
+        (Ok(Ending::Signalled), InputKind::Stdin) => code.max(CUT_SHORT),
+        (Ok(Ending::Signalled | Ending::Done), _) => code,
+        (Err(error), _) => {
+            eprintln!("error: {error}");
+            1
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! An answer's text apart: what is meant for the reader, what is reasoning, and what calls tools.
+//!
+//! Models write all three into one text, with markup of their own between. A [`MarkupParser`] takes that text as it comes
+//! and gives [`Deltas`]; [`reasoning`](crate::reasoning) and [`tools`](crate::tools) hold the parsers, and [`Splitter`]
+//! joins one of each. Answers without markup to look for never come here.
+//!
+//! Three laws hold for every parser, and property tests keep them: however the text is cut into pieces, the deltas add up
+//! to the same; a marker never reaches the content; and text that only looked like the beginning of a marker is given out
+//! as soon as it cannot become one, at the latest at the end.
+
+mod deltas;
+mod prose;
+mod scan;
+mod splitter;
+
+pub use deltas::{Delta, Deltas};
+pub(crate) use prose::Prose;
+pub(crate) use scan::{Scan, scan, trim_start_len};
+pub use splitter::{IdStyle, Message, Splitter, ToolCall};
+
+/// A parser of one answer's text.
+///
+/// # Contract
+/// The deltas of all pushes and the finish add up to the same for any cutting of the text. Nothing is pushed after
+/// [`finish`](Self::finish).
+pub trait MarkupParser: Send {
+    /// Takes the next piece of text and gives out what is certain.
+    fn push(&mut self, text: &str, out: &mut Deltas);
+
+    /// The text is over: gives out what was held back.
+    fn finish(&mut self, out: &mut Deltas);
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

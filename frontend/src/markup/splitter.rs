@@ -1,0 +1,196 @@
+//! [`Splitter`]: a reasoning parser and a tool parser, one after the other, over one answer.
+
+use super::{Delta, Deltas, MarkupParser};
+
+/// How ids of tool calls look where the model gives none. Some templates insist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IdStyle {
+    /// `call_` and 24 hex digits, as OpenAI's.
+    #[default]
+    Call,
+    /// Nine letters and digits, as Mistral's templates ask for.
+    Nine,
+}
+
+impl IdStyle {
+    fn make(self) -> String {
+        let random = rand::random::<u128>();
+        match self {
+            Self::Call => format!("call_{:024x}", random >> 32),
+            Self::Nine => format!("{:09x}", random >> 92),
+        }
+    }
+}
+
+/// A call of a tool that an answer makes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolCall {
+    /// Names the call in the messages that follow.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// Its arguments, as the model wrote them: a JSON object, unless the model erred or was cut short.
+    pub arguments: String,
+}
+
+/// An answer apart.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Message {
+    /// Text for the reader.
+    pub content: String,
+    /// The model's thoughts.
+    pub reasoning: String,
+    /// The tools it calls, in their order.
+    pub tool_calls: Vec<ToolCall>,
+}
+
+impl From<String> for Message {
+    fn from(content: String) -> Self {
+        Self {
+            content,
+            ..Self::default()
+        }
+    }
+}
+
+/// Takes one answer apart as it comes.
+pub struct Splitter {
+    reasoning: Option<Box<dyn MarkupParser>>,
+    tools: Option<Box<dyn MarkupParser>>,
+    ids: IdStyle,
+    max_calls: u32,
+    /// Between the two parsers; empty between two pushes.
+    between: Deltas,
+    deltas: Deltas,
+    /// The id of the latest call, where it was made here.
+    id: String,
+}
+
+impl Splitter {
+    /// Content of the one parser is what the other looks into.
+    #[must_use]
+    pub fn new(
+        reasoning: Option<Box<dyn MarkupParser>>,
+        tools: Option<Box<dyn MarkupParser>>,
+        ids: IdStyle,
+    ) -> Self {
+        Self {
+            reasoning,
+            tools,
+            ids,
+            max_calls: u32::MAX,
+            between: Deltas::default(),
+            deltas: Deltas::default(),
+            id: String::new(),
+        }
+    }
+
+    /// Calls beyond this many are left out, with their arguments.
+    #[must_use]
+    pub fn with_max_calls(mut self, calls: u32) -> Self {
+        self.max_calls = calls;
+        self
+    }
+
+    /// Takes the next piece of text; `each` gets every delta, and every call with an id.
+    pub fn push(&mut self, text: &str, each: impl FnMut(Delta<'_>)) {
+        let mut deltas = std::mem::take(&mut self.deltas);
+        self.run(&mut deltas, |parser, out| parser.push(text, out), text);
+        self.deliver(deltas, each);
+    }
+
+    /// The text is over; `each` gets what was held back.
+    pub fn finish(&mut self, each: impl FnMut(Delta<'_>)) {
+        let mut deltas = std::mem::take(&mut self.deltas);
+        self.run(&mut deltas, |parser, out| parser.finish(out), "");
+        if let Some(tools) = &mut self.tools {
+            tools.finish(&mut deltas);
+        }
+        self.deliver(deltas, each);
+    }
+
+    /// Whether the answer calls tools, so far.
+    #[must_use]
+    pub fn has_calls(&self) -> bool {
+        self.deltas.calls() > 0
+    }
+
+    /// Runs the first parser, or passes `text` by it, and the second over what is content.
+    fn run(
+        &mut self,
+        out: &mut Deltas,
+        first: impl FnOnce(&mut dyn MarkupParser, &mut Deltas),
+        text: &str,
+    ) {
+        match (&mut self.reasoning, &mut self.tools) {
+            (Some(reasoning), None) => first(reasoning.as_mut(), out),
+            (None, Some(tools)) => tools.push(text, out),
+            (None, None) => out.content(text),
+            (Some(reasoning), Some(tools)) => {
+                first(reasoning.as_mut(), &mut self.between);
+                for delta in self.between.iter() {
+                    match delta {
+                        Delta::Content(text) => tools.push(text, out),
+                        Delta::Reasoning(text) => out.reasoning(text),
+                        // A parser of both comes alone.
+                        Delta::ToolCall { .. } | Delta::Arguments { .. } => {}
+                    }
+                }
+                self.between.clear();
+            }
+        }
+    }
+
+    fn deliver(&mut self, mut deltas: Deltas, mut each: impl FnMut(Delta<'_>)) {
+        for delta in deltas.iter() {
+            match delta {
+                Delta::ToolCall { index, .. } | Delta::Arguments { index, .. }
+                    if index >= self.max_calls => {}
+                Delta::ToolCall {
+                    index,
+                    name,
+                    id: "",
+                } => {
+                    self.id = self.ids.make();
+                    let id = &self.id;
+                    each(Delta::ToolCall { index, name, id });
+                }
+                Delta::Content(_)
+                | Delta::Reasoning(_)
+                | Delta::ToolCall { .. }
+                | Delta::Arguments { .. } => each(delta),
+            }
+        }
+        deltas.clear();
+        self.deltas = deltas;
+    }
+}
+
+impl std::fmt::Debug for Splitter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Splitter")
+            .field("has_reasoning", &self.reasoning.is_some())
+            .field("has_tools", &self.tools.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Message {
+    /// Adds a delta of a [`Splitter`]'s.
+    pub fn add(&mut self, delta: Delta<'_>) {
+        match delta {
+            Delta::Content(text) => self.content.push_str(text),
+            Delta::Reasoning(text) => self.reasoning.push_str(text),
+            Delta::ToolCall { name, id, .. } => self.tool_calls.push(ToolCall {
+                id: id.to_owned(),
+                name: name.to_owned(),
+                arguments: String::new(),
+            }),
+            Delta::Arguments { text, .. } => {
+                if let Some(call) = self.tool_calls.last_mut() {
+                    call.arguments.push_str(text);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+use super::testing::{characters, split};
+use super::*;
+use crate::reasoning::ReasoningDialect;
+use crate::tools::{ToolDialect, ToolSchemas};
+use serde_json::json;
+use std::sync::Arc;
+
+fn tools() -> Arc<ToolSchemas> {
+    let tool = json!({"type": "function", "function": {"name": "get_weather"}});
+    Arc::new(ToolSchemas::new(&[tool]))
+}
+
+fn both(reasoning: &str, tool: &str) -> Splitter {
+    let reasoning = ReasoningDialect::find(reasoning).unwrap();
+    let tool = ToolDialect::find(tool).unwrap();
+    let reasoning = reasoning.parser(None, true);
+    Splitter::new(reasoning, Some(tool.parser(tools())), tool.id_style())
+}
+
+const TWO_CALLS: &str = "<think>\nHm.\n</think>\n\nI look.\n\
+    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+
+#[test]
+fn thoughts_and_calls_are_told_apart() {
+    for pieces in [vec![TWO_CALLS], characters(TWO_CALLS)] {
+        let message = split(both("qwen3", "hermes"), pieces);
+        assert_eq!(message.reasoning, "Hm.");
+        assert_eq!(message.content, "I look.");
+        let arguments = message.tool_calls.iter().map(|call| call.arguments.as_str());
+        let arguments: Vec<&str> = arguments.collect();
+        assert_eq!(arguments, [r#"{"city": "Oslo"}"#, r#"{"city": "Rome"}"#]);
+    }
+}
+
+#[test]
+fn a_call_in_the_thoughts_ends_them() {
+    let text = "<think>I call.<tool_call>get_weather<arg_key>city</arg_key>\
+        <arg_value>Oslo</arg_value></tool_call>";
+    for pieces in [vec![text], characters(text)] {
+        let message = split(both("glm45", "glm45"), pieces);
+        assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("I call.", ""));
+        assert_eq!(message.tool_calls[0].arguments, r#"{"city": "Oslo"}"#);
+    }
+}
+
+#[test]
+fn calls_beyond_the_most_are_left_out() {
+    let message = split(both("qwen3", "hermes").with_max_calls(1), [TWO_CALLS]);
+    assert_eq!(message.tool_calls.len(), 1);
+    assert_eq!(message.tool_calls[0].arguments, r#"{"city": "Oslo"}"#);
+    assert_eq!(message.content, "I look.");
+}
+
+#[test]
+fn every_call_has_an_id_of_its_own() {
+    for (style, prefix, len) in [(IdStyle::Call, "call_", 29), (IdStyle::Nine, "", 9)] {
+        let parser = ToolDialect::find("hermes").unwrap().parser(tools());
+        let mut splitter = Splitter::new(None, Some(parser), style);
+        let mut ids = Vec::new();
+        splitter.push(TWO_CALLS, |delta| {
+            if let Delta::ToolCall { id, .. } = delta {
+                ids.push(id.to_owned());
+            }
+        });
+        assert!(splitter.has_calls());
+        assert_eq!(ids.len(), 2);
+        assert_ne!(ids[0], ids[1]);
+        for id in ids {
+            assert!(id.starts_with(prefix) && id.len() == len, "{id}");
+            assert!(id.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'));
+        }
+    }
+}

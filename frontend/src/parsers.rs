@@ -1,0 +1,244 @@
+//! Which parsers an answer goes through: chosen for a model, then for a request.
+
+use std::sync::Arc;
+
+use genset_backend_common::{EngineError, GuidedDecoding, GuidedKind, ModelCard, TokenId};
+use serde_json::Value;
+
+use crate::error::ApiError;
+use crate::markup::Splitter;
+use crate::openai::{ToolChoice, ToolOptions};
+use crate::reasoning::ReasoningDialect;
+use crate::text::TextTokenizer;
+use crate::tools::{ToolDialect, ToolSchemas, forced};
+
+/// The name that stands for no parser at all.
+const NONE: &str = "none";
+
+/// Parsers by name, as an operator sets them. What is absent, the model's card says; `none` is none, whatever it says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ParserNames {
+    /// A [`ToolDialect`].
+    pub tool: Option<String>,
+    /// A [`ReasoningDialect`].
+    pub reasoning: Option<String>,
+}
+
+impl ParserNames {
+    /// Whether there are such parsers.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the field and the names there are.
+    pub fn check(&self) -> Result<(), EngineError> {
+        Parsers::of(self.tool.as_deref(), self.reasoning.as_deref()).map(drop)
+    }
+}
+
+/// The parsers of a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Parsers {
+    /// Reads its tool calls.
+    pub tool: Option<ToolDialect>,
+    /// Reads its thoughts.
+    pub reasoning: Option<ReasoningDialect>,
+}
+
+impl Parsers {
+    /// Those of the model with this card, unless `names` has others.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the field and the names there are.
+    pub fn choose(card: &ModelCard, names: &ParserNames) -> Result<Self, EngineError> {
+        let tool = names.tool.as_ref().or(card.tool_parser.as_ref());
+        let reasoning = names.reasoning.as_ref().or(card.reasoning_parser.as_ref());
+        Self::of(tool.map(String::as_str), reasoning.map(String::as_str))
+    }
+
+    fn of(tool: Option<&str>, reasoning: Option<&str>) -> Result<Self, EngineError> {
+        let is_some = |name: &&str| *name != NONE;
+        let find_tool = |name| {
+            let names = ToolDialect::all().iter().map(|dialect| dialect.name());
+            ToolDialect::find(name).ok_or_else(|| unknown("tool_parser", name, names))
+        };
+        let find_reasoning = |name| {
+            let names = ReasoningDialect::all().iter().map(|dialect| dialect.name());
+            ReasoningDialect::find(name).ok_or_else(|| unknown("reasoning_parser", name, names))
+        };
+        Ok(Self {
+            tool: tool.filter(is_some).map(find_tool).transpose()?,
+            reasoning: reasoning.filter(is_some).map(find_reasoning).transpose()?,
+        })
+    }
+}
+
+fn unknown<'a>(
+    field: &'static str,
+    name: &str,
+    names: impl Iterator<Item = &'a str>,
+) -> EngineError {
+    let names: Vec<&str> = names.chain([NONE]).collect();
+    let problem = format!("{name:?} is none of {}", names.join(", "));
+    EngineError::invalid_argument(field, problem)
+}
+
+/// How the answers to one request are taken apart.
+#[derive(Debug, Clone)]
+pub(crate) struct Splitting {
+    parsers: Parsers,
+    mode: Mode,
+    tools: Arc<ToolSchemas>,
+    max_calls: u32,
+    /// The end of the prompt, where it is known.
+    prompt_end: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Mode {
+    /// By the model's own markup.
+    Markup { has_tools: bool },
+    /// All of it is a list of calls.
+    Calls,
+    /// All of it is the arguments of this tool.
+    Arguments(String),
+}
+
+/// As much of a prompt's end as the longest marker, and some white space, in bytes.
+const PROMPT_END_BYTES: usize = 128;
+
+impl Splitting {
+    /// How the answers to a request with these tools are taken apart, if they are, and what binds them.
+    ///
+    /// # Errors
+    /// A 400 that names `tools` or `tool_choice` when the model cannot do it.
+    pub(crate) fn plan(
+        card: &ModelCard,
+        parsers: Parsers,
+        options: &ToolOptions,
+    ) -> Result<(Option<Self>, Option<GuidedDecoding>), ApiError> {
+        let (mode, guided) = match &options.choice {
+            ToolChoice::None => (Mode::Markup { has_tools: false }, None),
+            ToolChoice::Auto => {
+                if parsers.tool.is_none() {
+                    return Err(no_parser(&card.name));
+                }
+                (Mode::Markup { has_tools: true }, None)
+            }
+            ToolChoice::Required => {
+                require_guided(card)?;
+                let schema = forced::calls_schema(&options.tools, options.is_parallel);
+                let schema = schema.map_err(|name| clash(&name))?;
+                (Mode::Calls, Some(GuidedDecoding::JsonSchema(schema)))
+            }
+            ToolChoice::Named(name) => {
+                require_guided(card)?;
+                let mut tools = options.tools.iter();
+                let tool = tools.find(|tool| tool["function"]["name"] == *name);
+                let schema = forced::arguments_schema(tool.unwrap_or(&Value::Null));
+                let mode = Mode::Arguments(name.clone());
+                (mode, Some(GuidedDecoding::JsonSchema(schema)))
+            }
+        };
+        let harmony = parsers.tool.filter(|tool| tool.is_harmony());
+        let has_markup = parsers.reasoning.is_some() || harmony.is_some();
+        if mode == (Mode::Markup { has_tools: false }) && !has_markup {
+            return Ok((None, None));
+        }
+        let splitting = Self {
+            parsers,
+            mode,
+            tools: Arc::new(ToolSchemas::new(options.offered())),
+            max_calls: if options.is_parallel { u32::MAX } else { 1 },
+            prompt_end: None,
+        };
+        Ok((Some(splitting), guided))
+    }
+
+    /// Tells it the prompt, whose end may begin the model's thoughts.
+    pub(crate) fn see_prompt(&mut self, prompt: &str) {
+        let from = prompt.len().saturating_sub(PROMPT_END_BYTES);
+        let from = prompt.ceil_char_boundary(from);
+        self.prompt_end = prompt.get(from..).map(str::to_owned);
+    }
+
+    /// A splitter for one answer.
+    pub(crate) fn splitter(&self) -> Splitter {
+        let ids = self.parsers.tool.map(ToolDialect::id_style);
+        let tools = Arc::clone(&self.tools);
+        let (reasoning, tools) = match &self.mode {
+            Mode::Calls => (None, Some(forced::calls_parser(tools))),
+            Mode::Arguments(name) => (None, Some(forced::arguments_parser(name.clone()))),
+            Mode::Markup { has_tools } => {
+                let tool = self.parsers.tool.filter(|_| *has_tools);
+                let is_harmony =
+                    |tool: Option<ToolDialect>| tool.is_some_and(ToolDialect::is_harmony);
+                let reasoning = match self.parsers.reasoning {
+                    // One parser of harmony reads all of it.
+                    _ if is_harmony(tool) => None,
+                    None if is_harmony(self.parsers.tool) => {
+                        Some(ToolDialect::harmony_without_tools())
+                    }
+                    Some(dialect) => dialect
+                        .parser(self.prompt_end.as_deref(), *has_tools)
+                        .or_else(|| Some(ToolDialect::harmony_without_tools())),
+                    None => None,
+                };
+                (reasoning, tool.map(|dialect| dialect.parser(tools)))
+            }
+        };
+        Splitter::new(reasoning, tools, ids.unwrap_or_default()).with_max_calls(self.max_calls)
+    }
+
+    /// The special tokens among the markup.
+    pub(crate) fn special_tokens(&self, tokenizer: &TextTokenizer) -> Arc<[TokenId]> {
+        if !matches!(self.mode, Mode::Markup { .. }) {
+            return Arc::default();
+        }
+        let tool = self.parsers.tool.map(ToolDialect::markers);
+        let reasoning = self.parsers.reasoning.map(ReasoningDialect::markers);
+        let markers = tool.into_iter().chain(reasoning).flatten();
+        let harmony = self
+            .parsers
+            .reasoning
+            .filter(|dialect| dialect.is_harmony());
+        let harmony = harmony.and_then(|_| ToolDialect::find("harmony"));
+        let markers = markers.chain(harmony.map(ToolDialect::markers).into_iter().flatten());
+        let mut tokens: Vec<TokenId> = markers
+            .flat_map(parts)
+            .filter_map(|part| tokenizer.token_id(part))
+            .filter(|token| tokenizer.is_special(*token))
+            .collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens.into()
+    }
+}
+
+/// A marker, and the tags in it: one marker may be several tokens, or a token and a word.
+fn parts(marker: &'static str) -> impl Iterator<Item = &'static str> {
+    let tags = marker.split_inclusive('>');
+    let tags = tags.filter_map(|tag| tag.find('<').and_then(|at| tag.get(at..)));
+    [marker].into_iter().chain(tags)
+}
+
+fn no_parser(model: &str) -> ApiError {
+    let problem = format!(
+        "no parser of tool calls is set for the model '{model}': name one as tool_parser in the model's card, or to the \
+         server by --tool-parser; or send \"tool_choice\": \"none\""
+    );
+    ApiError::unsupported("tools", problem)
+}
+
+fn require_guided(card: &ModelCard) -> Result<(), ApiError> {
+    if card.capabilities.guided.contains(&GuidedKind::JsonSchema) {
+        return Ok(());
+    }
+    let problem = "this model's engine has no guided decoding to make a call certain; only \"auto\" and \"none\" are available";
+    Err(ApiError::unsupported("tool_choice", problem))
+}
+
+fn clash(definition: &str) -> ApiError {
+    let problem = format!(
+        "two tools define $defs/{definition} differently, which \"required\" cannot join in one schema; rename one"
+    );
+    ApiError::invalid("tools", problem)
+}

@@ -1,0 +1,216 @@
+//! [`ReasoningDialect`]: how a family of models marks its thoughts.
+
+use super::tags::{Tags, TagsParser};
+use crate::markup::MarkupParser;
+
+/// How a family of models marks its thoughts.
+///
+/// # Source
+/// The chat templates and tokenizers that the models' authors publish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReasoningDialect {
+    name: &'static str,
+    /// `None`: harmony.
+    tags: Option<&'static Tags>,
+}
+
+const THINK: Tags = Tags {
+    start: "<think>",
+    end: "</think>",
+    starts_inside: false,
+    ends_at: &[],
+    dropped: &[],
+};
+
+/// For models whose prompt has the first marker.
+const THINKING: Tags = Tags {
+    starts_inside: true,
+    ..THINK
+};
+
+const fn row(name: &'static str, tags: &'static Tags) -> ReasoningDialect {
+    ReasoningDialect {
+        name,
+        tags: Some(tags),
+    }
+}
+
+/// Every dialect, by name.
+static DIALECTS: &[ReasoningDialect] = &[
+    row(
+        "cohere",
+        &Tags {
+            start: "<|START_THINKING|>",
+            end: "<|END_THINKING|>",
+            ends_at: &["<|START_ACTION|>"],
+            dropped: &["<|START_RESPONSE|>", "<|END_RESPONSE|>"],
+            ..THINK
+        },
+    ),
+    row("deepseek_r1", &THINKING),
+    row(
+        "deepseek_v31",
+        &Tags {
+            ends_at: &["<｜tool▁calls▁begin｜>", "<｜DSML｜function_calls>"],
+            ..THINK
+        },
+    ),
+    row("ernie45", &THINKING),
+    row(
+        "gemma4",
+        &Tags {
+            start: "<|channel>thought",
+            end: "<channel|>",
+            ..THINK
+        },
+    ),
+    row(
+        "glm45",
+        &Tags {
+            ends_at: &["<tool_call>"],
+            ..THINK
+        },
+    ),
+    row(
+        "granite",
+        &Tags {
+            start: "Here is my thought process:",
+            end: "Here is my response:",
+            ..THINK
+        },
+    ),
+    ReasoningDialect {
+        name: "harmony",
+        tags: None,
+    },
+    row(
+        "hunyuan_a13b",
+        &Tags {
+            dropped: &["<answer>", "</answer>"],
+            ..THINK
+        },
+    ),
+    row(
+        "kimi",
+        &Tags {
+            start: "◁think▷",
+            end: "◁/think▷",
+            ..THINK
+        },
+    ),
+    row(
+        "kimi_k2",
+        &Tags {
+            ends_at: &["<|tool_calls_section_begin|>"],
+            ..THINK
+        },
+    ),
+    row(
+        "minimax_m2",
+        &Tags {
+            ends_at: &["<minimax:tool_call>"],
+            ..THINKING
+        },
+    ),
+    row(
+        "mistral",
+        &Tags {
+            start: "[THINK]",
+            end: "[/THINK]",
+            ..THINK
+        },
+    ),
+    row("nemotron", &THINK),
+    row("olmo3", &THINKING),
+    row("phi4", &THINK),
+    row(
+        "qwen3",
+        &Tags {
+            ends_at: &["<tool_call>"],
+            ..THINK
+        },
+    ),
+    row(
+        "seed_oss",
+        &Tags {
+            start: "<seed:think>",
+            end: "</seed:think>",
+            ends_at: &["<seed:tool_call>"],
+            ..THINK
+        },
+    ),
+    row("step3", &THINKING),
+];
+
+/// Names that other servers use.
+const ALIASES: &[(&str, &str)] = &[
+    ("cohere_command3", "cohere"),
+    ("deepseek", "deepseek_r1"),
+    ("deepseek_v3", "deepseek_v31"),
+    ("glm", "glm45"),
+    ("gpt_oss", "harmony"),
+    ("minimax", "minimax_m2"),
+    ("openai_gptoss", "harmony"),
+    ("qwen3_thinking", "deepseek_r1"),
+];
+
+impl ReasoningDialect {
+    /// A dialect by its name, or by one that other servers use for it.
+    ///
+    /// # Examples
+    /// ```
+    /// use genset_frontend::reasoning::ReasoningDialect;
+    ///
+    /// let dialect = ReasoningDialect::find("qwen3").expect("it is known");
+    /// assert_eq!(dialect.name(), "qwen3");
+    /// assert!(ReasoningDialect::find("gpt2").is_none());
+    /// ```
+    #[must_use]
+    pub fn find(name: &str) -> Option<Self> {
+        let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
+        let name = alias.map_or(name, |(_, name)| name);
+        DIALECTS
+            .iter()
+            .find(|dialect| dialect.name == name)
+            .copied()
+    }
+
+    /// Every dialect, by name.
+    #[must_use]
+    pub fn all() -> &'static [Self] {
+        DIALECTS
+    }
+
+    /// The name that flags and model cards use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Whether this is harmony, which only its tool parser reads.
+    #[must_use]
+    pub fn is_harmony(self) -> bool {
+        self.tags.is_none()
+    }
+
+    /// The markers, which the detokenizer must not skip.
+    pub(crate) fn markers(self) -> Vec<&'static str> {
+        self.tags.map(Tags::markers).unwrap_or_default()
+    }
+
+    /// A parser for one answer; `None` for harmony. `prompt`, where known, says whether the thoughts have begun already:
+    /// many templates end with the first marker, or, where thinking is off, with the last. `has_tools`: a tool call in the
+    /// thoughts ends them.
+    #[must_use]
+    pub fn parser(self, prompt: Option<&str>, has_tools: bool) -> Option<Box<dyn MarkupParser>> {
+        let tags = self.tags?;
+        let prompt = prompt.map(str::trim_end);
+        let ends_with = |marker| prompt.is_some_and(|prompt| prompt.ends_with(marker));
+        let is_inside = if ends_with(tags.start) {
+            true
+        } else {
+            tags.starts_inside && !ends_with(tags.end)
+        };
+        Some(Box::new(TagsParser::new(tags, is_inside, has_tools)))
+    }
+}

@@ -1,0 +1,137 @@
+use proptest::prelude::{Just, any, prop_assert, prop_assert_eq, proptest};
+use proptest::strategy::{Strategy, Union};
+
+use super::ReasoningDialect;
+use crate::markup::testing::{characters, cut, parse};
+
+/// Dialect, text, thoughts, content.
+const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
+    ("cohere", "<|START_THINKING|>Hm, <b>.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Hm, <b>.", "Yes."),
+    ("deepseek_r1", "Hm.\nSo.\n</think>\n\nYes, 1 < 2.\n", "Hm.\nSo.", "Yes, 1 < 2.\n"),
+    ("deepseek_r1", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    ("deepseek_r1", "Hm. No en", "Hm. No en", ""),
+    ("deepseek_r1", "Hm.</thin", "Hm.</thin", ""),
+    ("deepseek_v31", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+    ("ernie45", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    ("gemma4", "<|channel>thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
+    ("glm45", "\n<think>Hm.</think>\nYes.", "Hm.", "Yes."),
+    ("granite", "Here is my thought process:\nHm.\n\nHere is my response:\nYes. Here is my", "Hm.", "Yes. Here is my"),
+    ("hunyuan_a13b", "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes."),
+    ("kimi", "◁think▷Hm ◁.◁/think▷Yes ◁/thi", "Hm ◁.", "Yes ◁/thi"),
+    ("kimi_k2", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+    ("minimax_m2", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    ("mistral", "[THINK]Hm [1].[/THINK]Yes [T].", "Hm [1].", "Yes [T]."),
+    ("nemotron", "<think>\nHm.\n</think>\nYes.", "Hm.", "Yes."),
+    ("olmo3", "Hm.</think>Yes.", "Hm.", "Yes."),
+    ("phi4", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+    ("qwen3", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    ("qwen3", "  Just yes. <thin", "", "  Just yes. <thin"),
+    ("qwen3", "<think>\n\n</think>\n\nYes.</think> And <think>hm</think> no.", "hm", "Yes.And no."),
+    ("seed_oss", "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes."),
+    ("step3", "Hm.</think>Yes.", "Hm.", "Yes."),
+];
+
+fn run<'a>(name: &str, pieces: impl IntoIterator<Item = &'a str>) -> (String, String) {
+    let dialect = ReasoningDialect::find(name).unwrap();
+    let message = parse(dialect.parser(None, true).unwrap(), pieces);
+    (message.reasoning, message.content)
+}
+
+#[test]
+fn transcripts_are_read_whole_and_by_the_character() {
+    for (name, text, reasoning, content) in TRANSCRIPTS {
+        let expected = ((*reasoning).to_owned(), (*content).to_owned());
+        assert_eq!(run(name, [*text]), expected, "{name}: {text:?}");
+        assert_eq!(run(name, characters(text)), expected, "{name}: {text:?}");
+    }
+}
+
+#[test]
+fn every_dialect_has_a_transcript() {
+    for dialect in ReasoningDialect::all() {
+        let name = dialect.name();
+        let is_there = TRANSCRIPTS.iter().any(|(known, ..)| *known == name);
+        assert!(is_there || dialect.is_harmony(), "{name}");
+        assert_eq!(ReasoningDialect::find(name), Some(*dialect));
+    }
+}
+
+#[test]
+fn the_prompt_says_whether_the_thoughts_have_begun() {
+    let run = |name: &str, prompt: &str| {
+        let dialect = ReasoningDialect::find(name).unwrap();
+        let message = parse(dialect.parser(Some(prompt), false).unwrap(), ["Hm.</think>Yes."]);
+        (message.reasoning, message.content)
+    };
+    let thinks = ("Hm.".to_owned(), "Yes.".to_owned());
+    let does_not = (String::new(), "Hm.Yes.".to_owned());
+    for name in ["qwen3", "deepseek_r1", "glm45"] {
+        assert_eq!(run(name, "<|im_start|>assistant\n<think>\n"), thinks, "{name}");
+        assert_eq!(run(name, "assistant\n<think>\n\n</think>\n\n"), does_not, "{name}");
+    }
+    assert_eq!(run("qwen3", "assistant\n"), does_not);
+    assert_eq!(run("deepseek_r1", "assistant\n"), thinks);
+}
+
+#[test]
+fn without_tools_a_call_in_the_thoughts_is_thought() {
+    let dialect = ReasoningDialect::find("qwen3").unwrap();
+    let text = "<think>I could <tool_call>.</think>Yes.";
+    let message = parse(dialect.parser(None, false).unwrap(), [text]);
+    assert_eq!(message.reasoning, "I could <tool_call>.");
+    assert_eq!(message.content, "Yes.");
+}
+
+/// Text of pieces of markers, words and white space.
+fn soup(dialect: ReasoningDialect) -> impl Strategy<Value = String> {
+    let mut parts = vec![" ", "\n", "a", "<", "é", "</", "think>", "[", "◁"];
+    for marker in dialect.markers() {
+        let middle = (marker.len() / 2..).find(|at| marker.is_char_boundary(*at));
+        parts.extend([marker, &marker[..middle.unwrap_or(0)]]);
+    }
+    let part = Union::new(parts.into_iter().map(Just));
+    proptest::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
+}
+
+fn dialects() -> impl Strategy<Value = ReasoningDialect> {
+    let all = ReasoningDialect::all().iter().copied();
+    Union::new(all.filter(|dialect| !dialect.is_harmony()).map(Just))
+}
+
+proptest! {
+    /// However a transcript is cut, and wherever it breaks off, the pieces are read as the whole.
+    #[test]
+    fn any_cutting_is_read_alike(
+        which in 0..TRANSCRIPTS.len(), end: usize, cuts in proptest::collection::vec(any::<usize>(), 0..12),
+    ) {
+        let (name, text, ..) = TRANSCRIPTS[which];
+        let text = cut(text, &[end])[0];
+        let whole = run(name, [text]);
+        prop_assert_eq!(&run(name, cut(text, &cuts)), &whole);
+        for marker in ReasoningDialect::find(name).unwrap().markers() {
+            prop_assert!(!whole.1.contains(marker), "{:?}", whole);
+        }
+    }
+
+    /// The same for text that no model would write.
+    #[test]
+    fn any_soup_is_read_alike(
+        (name, text) in dialects().prop_flat_map(|dialect| (Just(dialect.name()), soup(dialect))),
+        cuts in proptest::collection::vec(any::<usize>(), 0..12),
+    ) {
+        prop_assert_eq!(run(name, cut(&text, &cuts)), run(name, [text.as_str()]));
+    }
+
+    /// Text without markers comes through as it is.
+    #[test]
+    fn plain_text_is_content(
+        text in "[<|>/◁▷a-z \\n\\[\\]THINK]{0,60}", cuts in proptest::collection::vec(any::<usize>(), 0..12),
+    ) {
+        for name in ["qwen3", "kimi", "mistral", "cohere", "granite", "gemma4", "seed_oss"] {
+            let markers = ReasoningDialect::find(name).unwrap().markers();
+            if !markers.iter().any(|marker| text.contains(marker)) {
+                prop_assert_eq!(run(name, cut(&text, &cuts)), (String::new(), text.clone()));
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Tool calls: reading them from a model's text, and asking for them.
+//!
+//! A [`ToolDialect`] is how a family of models writes its calls. Most are rows of a table for one of three parsers: `json`
+//! (calls are JSON objects, or names followed by them), `xml` (a tag for each parameter) and `pythonic` (a list of function
+//! calls); `harmony` has its own, which reads thoughts too. [`forced`] is for calls that guided decoding makes certain.
+//!
+//! What all parsers do with a call that is broken: once its name is known the call is reported, with its arguments as far
+//! as they came and as they were written, be they JSON or not. Before that, its text without the markers is content.
+
+mod dialects;
+pub mod forced;
+mod harmony;
+mod json;
+mod pythonic;
+mod schemas;
+mod xml;
+
+pub use dialects::ToolDialect;
+pub use schemas::ToolSchemas;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,435 @@
+//! [`ToolDialect`]: how a family of models writes tool calls.
+
+use std::sync::Arc;
+
+use super::ToolSchemas;
+use super::harmony::{self, HarmonyParser};
+use super::json::{Header, JsonMarks, JsonParser, Shape};
+use super::pythonic::{PythonicMarks, PythonicParser};
+use super::xml::{XmlMarks, XmlParser};
+use crate::markup::{IdStyle, MarkupParser};
+
+/// How a family of models writes tool calls.
+///
+/// # Source
+/// The chat templates that the models' authors publish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ToolDialect {
+    name: &'static str,
+    marks: Marks,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Marks {
+    Json(&'static JsonMarks),
+    Xml(&'static XmlMarks),
+    Pythonic(&'static PythonicMarks),
+    Harmony,
+}
+
+const fn json(name: &'static str, marks: &'static JsonMarks) -> ToolDialect {
+    let marks = Marks::Json(marks);
+    ToolDialect { name, marks }
+}
+
+const fn xml(name: &'static str, marks: &'static XmlMarks) -> ToolDialect {
+    let marks = Marks::Xml(marks);
+    ToolDialect { name, marks }
+}
+
+const fn pythonic(name: &'static str, marks: &'static PythonicMarks) -> ToolDialect {
+    let marks = Marks::Pythonic(marks);
+    ToolDialect { name, marks }
+}
+
+/// One JSON object or a list of them between two markers.
+const TAGGED: JsonMarks = JsonMarks {
+    starts: &["<tool_call>"],
+    ends: &["</tool_call>"],
+    ignored: &[],
+    shape: Shape::Object,
+    is_bare: false,
+};
+
+/// Tags named after the function and its parameters.
+const FUNCTION_TAGS: XmlMarks = XmlMarks {
+    ignored: &["<tool_call>", "</tool_call>"],
+    call: "<function=",
+    name_end: Some(">"),
+    call_end: "</function>",
+    key: "<parameter=",
+    key_end: ">",
+    value: None,
+    value_end: "</parameter>",
+    is_on_lines: true,
+};
+
+/// Every dialect, by name.
+static DIALECTS: &[ToolDialect] = &[
+    json(
+        "cohere",
+        &JsonMarks {
+            starts: &["<|START_ACTION|>"],
+            ends: &["<|END_ACTION|>"],
+            ..TAGGED
+        },
+    ),
+    json(
+        "deepseek_v3",
+        &JsonMarks {
+            starts: &["<｜tool▁call▁begin｜>"],
+            ends: &["<｜tool▁call▁end｜>"],
+            ignored: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+            shape: Shape::Named(Header {
+                end: "```json",
+                read: behind_kind,
+            }),
+            is_bare: false,
+        },
+    ),
+    json(
+        "deepseek_v31",
+        &JsonMarks {
+            starts: &["<｜tool▁call▁begin｜>"],
+            ends: &["<｜tool▁call▁end｜>"],
+            ignored: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+            shape: Shape::Named(Header {
+                end: "<｜tool▁sep｜>",
+                read: name_only,
+            }),
+            is_bare: false,
+        },
+    ),
+    xml(
+        "deepseek_v32",
+        &XmlMarks {
+            ignored: &[
+                "<｜DSML｜function_calls>",
+                "</｜DSML｜function_calls>",
+                "<｜DSML｜tool_calls>",
+                "</｜DSML｜tool_calls>",
+            ],
+            call: "<｜DSML｜invoke name=\"",
+            name_end: Some("\">"),
+            call_end: "</｜DSML｜invoke>",
+            key: "<｜DSML｜parameter name=\"",
+            key_end: "\"",
+            value: Some(">"),
+            value_end: "</｜DSML｜parameter>",
+            is_on_lines: false,
+        },
+    ),
+    xml(
+        "glm45",
+        &XmlMarks {
+            ignored: &[],
+            call: "<tool_call>",
+            name_end: None,
+            call_end: "</tool_call>",
+            key: "<arg_key>",
+            key_end: "</arg_key>",
+            value: Some("<arg_value>"),
+            value_end: "</arg_value>",
+            is_on_lines: false,
+        },
+    ),
+    json(
+        "granite",
+        &JsonMarks {
+            starts: &["<|tool_call|>", "<tool_call>"],
+            ends: &["</tool_call>"],
+            ..TAGGED
+        },
+    ),
+    ToolDialect {
+        name: "harmony",
+        marks: Marks::Harmony,
+    },
+    json("hermes", &TAGGED),
+    json(
+        "hunyuan_a13b",
+        &JsonMarks {
+            starts: &["<tool_calls>"],
+            ends: &["</tool_calls>"],
+            ..TAGGED
+        },
+    ),
+    json(
+        "internlm",
+        &JsonMarks {
+            starts: &["<|action_start|><|plugin|>"],
+            ends: &["<|action_end|>"],
+            ..TAGGED
+        },
+    ),
+    json(
+        "kimi_k2",
+        &JsonMarks {
+            starts: &["<|tool_call_begin|>"],
+            ends: &["<|tool_call_end|>"],
+            ignored: &["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"],
+            shape: Shape::Named(Header {
+                end: "<|tool_call_argument_begin|>",
+                read: numbered,
+            }),
+            is_bare: false,
+        },
+    ),
+    pythonic(
+        "lfm2",
+        &PythonicMarks {
+            starts: &["<|tool_call_start|>"],
+            ends: &["<|tool_call_end|>"],
+        },
+    ),
+    json(
+        "llama3_function",
+        &JsonMarks {
+            starts: &["<function="],
+            ends: &["</function>"],
+            ignored: &[],
+            shape: Shape::Named(Header {
+                end: ">",
+                read: name_only,
+            }),
+            is_bare: false,
+        },
+    ),
+    json(
+        "llama3_json",
+        &JsonMarks {
+            starts: &["<|python_tag|>"],
+            ends: &[],
+            ignored: &[],
+            shape: Shape::Object,
+            is_bare: true,
+        },
+    ),
+    pythonic(
+        "llama4_pythonic",
+        &PythonicMarks {
+            starts: &["<|python_start|>"],
+            ends: &["<|python_end|>"],
+        },
+    ),
+    xml(
+        "minimax_m2",
+        &XmlMarks {
+            ignored: &["<minimax:tool_call>", "</minimax:tool_call>"],
+            call: "<invoke name=\"",
+            name_end: Some("\">"),
+            call_end: "</invoke>",
+            key: "<parameter name=\"",
+            key_end: "\">",
+            value: None,
+            value_end: "</parameter>",
+            is_on_lines: false,
+        },
+    ),
+    json(
+        "mistral",
+        &JsonMarks {
+            starts: &["[TOOL_CALLS]"],
+            ends: &[],
+            ignored: &[],
+            shape: Shape::Either(Header {
+                end: "[ARGS]",
+                read: with_call_id,
+            }),
+            is_bare: false,
+        },
+    ),
+    pythonic(
+        "olmo3",
+        &PythonicMarks {
+            starts: &["<function_calls>"],
+            ends: &["</function_calls>"],
+        },
+    ),
+    json(
+        "phi4",
+        &JsonMarks {
+            starts: &["functools["],
+            ends: &[],
+            ..TAGGED
+        },
+    ),
+    pythonic(
+        "pythonic",
+        &PythonicMarks {
+            starts: &[],
+            ends: &[],
+        },
+    ),
+    xml("qwen3_coder", &FUNCTION_TAGS),
+    xml(
+        "seed_oss",
+        &XmlMarks {
+            ignored: &["<seed:tool_call>", "</seed:tool_call>"],
+            ..FUNCTION_TAGS
+        },
+    ),
+    xml(
+        "step3",
+        &XmlMarks {
+            ignored: &[
+                "<｜tool_calls_begin｜>",
+                "<｜tool_calls_end｜>",
+                "<｜tool_call_begin｜>",
+                "<｜tool_call_end｜>",
+                "function<｜tool_sep｜>",
+            ],
+            call: "<steptml:invoke name=\"",
+            name_end: Some("\">"),
+            call_end: "</steptml:invoke>",
+            key: "<steptml:parameter name=\"",
+            key_end: "\">",
+            value: None,
+            value_end: "</steptml:parameter>",
+            is_on_lines: false,
+        },
+    ),
+];
+
+/// Names that other servers use, or that models of the same dialect suggest.
+const ALIASES: &[(&str, &str)] = &[
+    ("cohere_command3", "cohere"),
+    ("deepseek", "deepseek_v31"),
+    ("deepseek_v4", "deepseek_v32"),
+    ("glm", "glm45"),
+    ("glm47", "glm45"),
+    ("gpt_oss", "harmony"),
+    ("jamba", "hunyuan_a13b"),
+    ("kimi", "kimi_k2"),
+    ("llama", "llama3_json"),
+    ("llama4_json", "llama3_json"),
+    ("minimax", "minimax_m2"),
+    ("nemotron", "qwen3_coder"),
+    ("openai", "harmony"),
+    ("phi4_mini_json", "phi4"),
+    ("qwen", "hermes"),
+    ("qwen3_xml", "qwen3_coder"),
+];
+
+/// `NAME`
+fn name_only(header: &str) -> (&str, &str) {
+    (header.trim(), "")
+}
+
+/// `function<｜tool▁sep｜>NAME`
+fn behind_kind(header: &str) -> (&str, &str) {
+    let name = header.rsplit_once("<｜tool▁sep｜>");
+    (name.map_or(header, |(_, name)| name).trim(), "")
+}
+
+/// `functions.NAME:0`, which as a whole is the call's id.
+fn numbered(header: &str) -> (&str, &str) {
+    let id = header.trim();
+    let name = id.strip_prefix("functions.").unwrap_or(id);
+    let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
+    (name, id)
+}
+
+/// `NAME` or `NAME[CALL_ID]ID`
+fn with_call_id(header: &str) -> (&str, &str) {
+    let (name, id) = header.split_once("[CALL_ID]").unwrap_or((header, ""));
+    (name.trim(), id.trim())
+}
+
+impl ToolDialect {
+    /// A dialect by its name, or by one that other servers use for it.
+    ///
+    /// # Examples
+    /// ```
+    /// use genset_frontend::tools::ToolDialect;
+    ///
+    /// assert_eq!(ToolDialect::find("hermes").map(ToolDialect::name), Some("hermes"));
+    /// assert_eq!(ToolDialect::find("qwen"), ToolDialect::find("hermes"));
+    /// assert_eq!(ToolDialect::find("gpt2"), None);
+    /// ```
+    #[must_use]
+    pub fn find(name: &str) -> Option<Self> {
+        let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
+        let name = alias.map_or(name, |(_, name)| name);
+        DIALECTS
+            .iter()
+            .find(|dialect| dialect.name == name)
+            .copied()
+    }
+
+    /// Every dialect, by name.
+    #[must_use]
+    pub fn all() -> &'static [Self] {
+        DIALECTS
+    }
+
+    /// The name that flags and model cards use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Whether this is harmony, whose parser reads thoughts too.
+    #[must_use]
+    pub fn is_harmony(self) -> bool {
+        self.marks == Marks::Harmony
+    }
+
+    /// How ids look that this server gives to calls.
+    #[must_use]
+    pub fn id_style(self) -> IdStyle {
+        if self.name == "mistral" {
+            IdStyle::Nine
+        } else {
+            IdStyle::Call
+        }
+    }
+
+    /// The markers, which the detokenizer must not skip.
+    pub(crate) fn markers(self) -> Vec<&'static str> {
+        match self.marks {
+            Marks::Json(marks) => {
+                let header = match marks.shape {
+                    Shape::Object => None,
+                    Shape::Named(header) | Shape::Either(header) => Some(header.end),
+                };
+                let own = [marks.starts, marks.ends, marks.ignored].concat();
+                let inside = ["<｜tool▁sep｜>", "[CALL_ID]"];
+                own.into_iter().chain(header).chain(inside).collect()
+            }
+            Marks::Xml(marks) => {
+                let own = [
+                    marks.call,
+                    marks.call_end,
+                    marks.key,
+                    marks.key_end,
+                    marks.value_end,
+                ];
+                let all = own.into_iter().chain(marks.name_end).chain(marks.value);
+                // The sentinel of DeepSeek's tags is a token by itself.
+                all.chain(marks.ignored.iter().copied())
+                    .chain(["｜DSML｜"])
+                    .collect()
+            }
+            Marks::Pythonic(marks) => [marks.starts, marks.ends].concat(),
+            Marks::Harmony => harmony::MARKERS.to_vec(),
+        }
+    }
+
+    /// A parser for one answer to a request with these tools.
+    #[must_use]
+    pub fn parser(self, tools: Arc<ToolSchemas>) -> Box<dyn MarkupParser> {
+        match self.marks {
+            Marks::Json(marks) => Box::new(JsonParser::new(marks, tools)),
+            Marks::Xml(marks) => Box::new(XmlParser::new(marks, tools)),
+            Marks::Pythonic(marks) => Box::new(PythonicParser::new(marks, tools)),
+            Marks::Harmony => Box::new(HarmonyParser::new(true)),
+        }
+    }
+
+    /// A parser of harmony for an answer without tools: calls are content.
+    #[must_use]
+    pub fn harmony_without_tools() -> Box<dyn MarkupParser> {
+        Box::new(HarmonyParser::new(false))
+    }
+}

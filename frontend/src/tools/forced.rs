@@ -1,0 +1,102 @@
+//! Calls that the engine's guided decoding makes certain: for `tool_choice` `required` or one named tool.
+//!
+//! The engine is bound to a JSON schema of ours, so what comes is JSON whatever the model's dialect is.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::ToolSchemas;
+use super::json::{JsonMarks, JsonParser, Shape};
+use crate::markup::{Deltas, MarkupParser};
+
+/// A list of calls and nothing else.
+static LIST: JsonMarks = JsonMarks {
+    starts: &[],
+    ends: &[],
+    ignored: &[],
+    shape: Shape::Object,
+    is_bare: false,
+};
+
+/// The schema of the arguments of `tool`, one of a request's `tools`.
+#[must_use]
+pub fn arguments_schema(tool: &Value) -> Value {
+    match tool.pointer("/function/parameters") {
+        Some(Value::Object(schema)) if !schema.is_empty() => Value::Object(schema.clone()),
+        _ => json!({"type": "object", "properties": {}}),
+    }
+}
+
+/// The schema of a list of at least one call of any of `tools`. `Err` names a definition (`$defs`) that two tools have
+/// differently: in one schema they would clash.
+///
+/// # Errors
+/// The definition's name.
+pub fn calls_schema(tools: &[Value], is_parallel: bool) -> Result<Value, String> {
+    let mut definitions = Map::new();
+    let mut calls = Vec::with_capacity(tools.len());
+    for tool in tools {
+        let mut schema = arguments_schema(tool);
+        if let Some(Value::Object(own)) = schema
+            .as_object_mut()
+            .and_then(|schema| schema.shift_remove("$defs"))
+        {
+            for (name, definition) in own {
+                match definitions.get(&name) {
+                    Some(known) if *known != definition => return Err(name),
+                    Some(_) | None => drop(definitions.insert(name, definition)),
+                }
+            }
+        }
+        let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
+        calls.push(json!({
+            "type": "object",
+            "properties": {"name": {"const": name}, "parameters": schema},
+            "required": ["name", "parameters"],
+            "additionalProperties": false,
+        }));
+    }
+    let mut schema = json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}});
+    if !is_parallel {
+        schema["maxItems"] = 1.into();
+    }
+    if !definitions.is_empty() {
+        schema["$defs"] = definitions.into();
+    }
+    Ok(schema)
+}
+
+/// A parser of what [`calls_schema`] allows.
+#[must_use]
+pub fn calls_parser(tools: Arc<ToolSchemas>) -> Box<dyn MarkupParser> {
+    Box::new(JsonParser::inside(&LIST, tools))
+}
+
+/// A parser of what [`arguments_schema`] of the tool `name` allows: all text is its arguments.
+#[must_use]
+pub fn arguments_parser(name: String) -> Box<dyn MarkupParser> {
+    Box::new(ArgumentsParser {
+        name,
+        has_begun: false,
+    })
+}
+
+struct ArgumentsParser {
+    name: String,
+    has_begun: bool,
+}
+
+impl MarkupParser for ArgumentsParser {
+    fn push(&mut self, text: &str, out: &mut Deltas) {
+        if text.is_empty() {
+            return;
+        }
+        if !std::mem::replace(&mut self.has_begun, true) {
+            out.tool_call(&self.name, "");
+        }
+        out.arguments(text);
+    }
+
+    fn finish(&mut self, _out: &mut Deltas) {}
+}

@@ -1,0 +1,166 @@
+//! The parser of harmony, in which every message names its channel: thoughts, tool calls or the answer.
+//!
+//! # Source
+//! <https://github.com/openai/harmony>, `docs/format.md`
+
+use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan, trim_start_len};
+
+/// The markers. The first three end a message.
+pub(super) const MARKERS: &[&str] = &[
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+];
+const START: usize = 3;
+const CHANNEL: usize = 4;
+const MESSAGE: usize = 5;
+
+/// What a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Body {
+    Content,
+    Reasoning,
+    Call,
+}
+
+enum State {
+    /// Before the first marker, and between messages.
+    Between,
+    /// Behind a message's start: role, recipient and channel, up to the body.
+    Header(String),
+    Body(Body),
+}
+
+pub(super) struct HarmonyParser {
+    /// Whether calls are reported; else they are content.
+    has_tools: bool,
+    state: State,
+    /// Whether the first words are still to tell if they are a header's: a prompt may end within one.
+    is_open: bool,
+    content: Prose,
+    reasoning: Prose,
+    has_arguments: bool,
+    held: String,
+}
+
+impl HarmonyParser {
+    pub(super) fn new(has_tools: bool) -> Self {
+        Self {
+            has_tools,
+            state: State::Between,
+            is_open: true,
+            content: Prose::content(),
+            reasoning: Prose::reasoning(),
+            has_arguments: false,
+            held: String::new(),
+        }
+    }
+
+    fn give(&mut self, len: usize, out: &mut Deltas) {
+        let text = self.held.get(..len).unwrap_or_default();
+        match &mut self.state {
+            // Text without a header: the model keeps no format, and means its reader.
+            State::Between | State::Body(Body::Content) => self.content.push(text, out),
+            State::Body(Body::Reasoning) => self.reasoning.push(text, out),
+            State::Body(Body::Call) => {
+                let blank = if self.has_arguments {
+                    0
+                } else {
+                    trim_start_len(text)
+                };
+                self.has_arguments |= blank < text.len();
+                out.arguments(&text[blank..]);
+            }
+            State::Header(header) => header.push_str(text),
+        }
+        self.held.drain(..len);
+    }
+
+    /// Whether the answer begins with a recipient, which then is the rest of the prompt's header; `None` while that is open.
+    fn begins_in_header(&self) -> Option<bool> {
+        const RECIPIENT: &str = "to=";
+        let text = self.held.trim_start();
+        if text.len() < RECIPIENT.len() && RECIPIENT.starts_with(text) {
+            return None;
+        }
+        Some(text.starts_with(RECIPIENT))
+    }
+
+    fn step(&mut self, out: &mut Deltas) -> bool {
+        if self.is_open {
+            match self.begins_in_header() {
+                None => return false,
+                Some(true) => self.state = State::Header(String::new()),
+                Some(false) => {}
+            }
+            self.is_open = false;
+        }
+        let (which, start, end) = match scan(&self.held, MARKERS.iter().copied()) {
+            Scan::Marker { which, start, end } => (which, start, end),
+            Scan::Text { sure } => {
+                self.give(sure, out);
+                return false;
+            }
+        };
+        self.give(start, out);
+        self.held.drain(..end - start);
+        self.take(which, out);
+        true
+    }
+
+    fn take(&mut self, which: usize, out: &mut Deltas) {
+        match (&mut self.state, which) {
+            (State::Header(header), MESSAGE) => {
+                let header = std::mem::take(header);
+                self.begin_body(&header, out);
+            }
+            // Only the marker tells the channel's name from the recipient behind it.
+            (State::Header(header), CHANNEL) => header.push_str(" channel="),
+            (State::Header(header), 4..) => header.push(' '),
+            (_, START) => self.between_messages(State::Header(String::new())),
+            (_, CHANNEL) => self.between_messages(State::Header(" channel=".into())),
+            (_, MESSAGE) => self.between_messages(State::Body(Body::Content)),
+            _ => self.between_messages(State::Between),
+        }
+    }
+
+    fn between_messages(&mut self, state: State) {
+        self.content.markup();
+        self.reasoning.markup();
+        self.state = state;
+    }
+
+    fn begin_body(&mut self, header: &str, out: &mut Deltas) {
+        let words = || header.split_whitespace();
+        let channel = words().find_map(|word| word.strip_prefix("channel="));
+        let recipient = words().find_map(|word| word.strip_prefix("to="));
+        let body = match (recipient, channel) {
+            (Some(recipient), _) if self.has_tools => {
+                let name = recipient.strip_prefix("functions.").unwrap_or(recipient);
+                out.tool_call(name, "");
+                self.has_arguments = false;
+                Body::Call
+            }
+            (None, Some("analysis")) => Body::Reasoning,
+            _ => Body::Content,
+        };
+        self.between_messages(State::Body(body));
+    }
+}
+
+impl MarkupParser for HarmonyParser {
+    fn push(&mut self, text: &str, out: &mut Deltas) {
+        self.held.push_str(text);
+        while self.step(out) {}
+    }
+
+    fn finish(&mut self, out: &mut Deltas) {
+        self.give(self.held.len(), out);
+        // A header that no body follows is not text of the model's.
+        self.content.finish(out);
+    }
+}

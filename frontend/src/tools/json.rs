@@ -1,0 +1,444 @@
+//! The parser of dialects that write a call as a JSON object, or as a name and then its arguments as one.
+
+mod object;
+mod value;
+
+use std::sync::Arc;
+
+use object::{CallObject, ObjectStep};
+use value::{ValueScan, ValueStep};
+
+use super::ToolSchemas;
+use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan};
+
+/// A dialect of this kind.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct JsonMarks {
+    /// Each begins a call, or a list of calls.
+    pub(super) starts: &'static [&'static str],
+    /// Each ends it. Without, the JSON's own end does.
+    pub(super) ends: &'static [&'static str],
+    /// Markers around calls, which mean nothing.
+    pub(super) ignored: &'static [&'static str],
+    /// What stands behind the start.
+    pub(super) shape: Shape,
+    /// Whether an object that the answer begins with may be a call without a marker.
+    pub(super) is_bare: bool,
+}
+
+impl JsonMarks {
+    /// Every marker: first the starts, then the ends, then the others.
+    fn all(&self) -> impl Iterator<Item = &'static str> + Clone + use<> {
+        let (starts, ends) = (self.starts.iter(), self.ends);
+        starts.chain(ends).chain(self.ignored).copied()
+    }
+}
+
+/// What a call looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// `{"name": ..., "arguments": {...}}`, or a list of such.
+    Object,
+    /// A header, a marker, and the arguments.
+    Named(Header),
+    /// A list or an object as in [`Shape::Object`] if it begins like one, else as in [`Shape::Named`].
+    Either(Header),
+}
+
+/// What stands before a call's arguments.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Header {
+    /// Ends the header; so does the brace that opens the arguments.
+    pub(super) end: &'static str,
+    /// Name and id, from the header's text.
+    pub(super) read: fn(&str) -> (&str, &str),
+}
+
+impl PartialEq for Header {
+    fn eq(&self, other: &Self) -> bool {
+        self.end == other.end
+    }
+}
+
+impl Eq for Header {}
+
+enum State {
+    /// Running text.
+    Outside,
+    /// Behind a start, and between the objects of a list.
+    Between {
+        is_bare: bool,
+    },
+    Object(Box<CallObject>),
+    Header(String),
+    /// Before the arguments of a named call.
+    Arguments,
+    Value(ValueScan),
+    /// Arguments that are no JSON, up to the end marker.
+    Raw,
+    /// Behind the arguments of a named call.
+    Tail,
+    /// Text where none belongs.
+    Junk,
+}
+
+/// What comes next inside a call.
+enum Next {
+    Char(char),
+    Start,
+    End,
+    Ignored,
+    HeaderEnd,
+    /// The text is used up, but for what may become a marker.
+    Wait,
+}
+
+pub(super) struct JsonParser {
+    marks: &'static JsonMarks,
+    tools: Arc<ToolSchemas>,
+    state: State,
+    /// Whether the answer has begun with anything but white space.
+    has_begun: bool,
+    content: Prose,
+    held: String,
+    /// What of `held` is used up.
+    at: usize,
+}
+
+impl JsonParser {
+    pub(super) fn new(marks: &'static JsonMarks, tools: Arc<ToolSchemas>) -> Self {
+        Self {
+            marks,
+            tools,
+            state: State::Outside,
+            has_begun: false,
+            content: Prose::content(),
+            held: String::new(),
+            at: 0,
+        }
+    }
+
+    /// A parser of text that is a list of calls from its beginning.
+    pub(super) fn inside(marks: &'static JsonMarks, tools: Arc<ToolSchemas>) -> Self {
+        Self {
+            state: State::Between { is_bare: false },
+            ..Self::new(marks, tools)
+        }
+    }
+
+    fn rest(&self) -> &str {
+        self.held.get(self.at..).unwrap_or_default()
+    }
+
+    fn run(&mut self, is_end: bool, out: &mut Deltas) {
+        while self.step(is_end, out) {}
+        self.held.drain(..self.at);
+        self.at = 0;
+    }
+
+    /// Takes something of the text; false when it must wait for more.
+    fn step(&mut self, is_end: bool, out: &mut Deltas) -> bool {
+        match self.state {
+            State::Outside => self.outside(is_end, out),
+            State::Junk => self.prose(is_end, out),
+            State::Between { .. }
+            | State::Object(_)
+            | State::Header(_)
+            | State::Arguments
+            | State::Value(_)
+            | State::Raw
+            | State::Tail => match self.next(is_end) {
+                Next::Wait => false,
+                Next::Char(c) => {
+                    self.take(c, out);
+                    true
+                }
+                Next::HeaderEnd => {
+                    self.end_header(out);
+                    true
+                }
+                Next::Ignored => true,
+                Next::End => {
+                    self.end_call(out);
+                    self.state = State::Outside;
+                    true
+                }
+                Next::Start => {
+                    self.end_call(out);
+                    self.state = State::Between { is_bare: false };
+                    true
+                }
+            },
+        }
+    }
+
+    fn outside(&mut self, is_end: bool, out: &mut Deltas) -> bool {
+        if !self.has_begun && self.marks.is_bare {
+            let text = self.rest().trim_start();
+            if text.is_empty() && !is_end {
+                return false;
+            }
+            if text.starts_with('{') {
+                let begin = self.held.len() - text.len();
+                let gap = self.held.get(self.at..begin).unwrap_or_default();
+                self.content.push(gap, out);
+                self.at = begin;
+                self.has_begun = true;
+                self.state = State::Between { is_bare: true };
+                return true;
+            }
+        }
+        self.has_begun = true;
+        self.prose(is_end, out)
+    }
+
+    /// Running text, up to the next marker.
+    fn prose(&mut self, is_end: bool, out: &mut Deltas) -> bool {
+        let JsonMarks { starts, ends, .. } = self.marks;
+        let text = self.held.get(self.at..).unwrap_or_default();
+        match scan(text, self.marks.all()) {
+            Scan::Marker { which, start, end } => {
+                self.content.push(&text[..start], out);
+                self.content.markup();
+                self.at += end;
+                if which < starts.len() {
+                    self.state = State::Between { is_bare: false };
+                } else if which < starts.len() + ends.len() {
+                    self.state = State::Outside;
+                }
+                true
+            }
+            Scan::Text { sure } => {
+                let sure = if is_end { text.len() } else { sure };
+                self.content.push(&text[..sure], out);
+                self.at += sure;
+                false
+            }
+        }
+    }
+
+    /// The next marker or character. In a JSON string nothing is a marker.
+    fn next(&mut self, is_end: bool) -> Next {
+        let is_in_string = match &self.state {
+            State::Object(object) => object.is_in_string(),
+            State::Value(scan) => scan.is_in_string(),
+            State::Outside
+            | State::Between { .. }
+            | State::Header(_)
+            | State::Arguments
+            | State::Raw
+            | State::Tail
+            | State::Junk => false,
+        };
+        let Some(c) = self.rest().chars().next() else {
+            return Next::Wait;
+        };
+        if !is_in_string {
+            let mut waits = false;
+            let rest = self.rest();
+            for (marker, next) in self.markers() {
+                if rest.starts_with(marker) {
+                    self.at += marker.len();
+                    return next;
+                }
+                waits |= !is_end && marker.starts_with(rest);
+            }
+            if waits {
+                return Next::Wait;
+            }
+        }
+        self.at += c.len_utf8();
+        Next::Char(c)
+    }
+
+    /// The markers that may come inside a call.
+    fn markers(&self) -> impl Iterator<Item = (&'static str, Next)> + use<> {
+        let header = match (&self.state, self.marks.shape) {
+            (State::Header(_), Shape::Named(header) | Shape::Either(header)) => Some(header.end),
+            _ => None,
+        };
+        let of = |markers: &'static [&'static str]| markers.iter().copied();
+        let ends = of(self.marks.ends).map(|marker| (marker, Next::End));
+        let starts = of(self.marks.starts).map(|marker| (marker, Next::Start));
+        let ignored = of(self.marks.ignored).map(|marker| (marker, Next::Ignored));
+        let header = header.map(|marker| (marker, Next::HeaderEnd));
+        ends.chain(starts).chain(ignored).chain(header)
+    }
+
+    fn take(&mut self, c: char, out: &mut Deltas) {
+        match &mut self.state {
+            State::Outside | State::Junk => {}
+            State::Between { is_bare } => {
+                let is_bare = *is_bare;
+                self.between(c, is_bare, out);
+            }
+            State::Object(object) => {
+                let step = object.take(c, &self.tools, out);
+                self.after_object_step(step, out);
+            }
+            State::Header(_) if c == '{' => {
+                self.end_header(out);
+                self.take(c, out);
+            }
+            State::Header(header) => header.push(c),
+            State::Arguments => self.begin_arguments(c, out),
+            State::Value(scan) => match scan.take(c) {
+                ValueStep::Inside => out.arguments(c.encode_utf8(&mut [0; 4])),
+                ValueStep::Last => {
+                    out.arguments(c.encode_utf8(&mut [0; 4]));
+                    self.state = if self.marks.ends.is_empty() {
+                        State::Outside
+                    } else {
+                        State::Tail
+                    };
+                }
+                ValueStep::Behind => self.reread(c, State::Tail),
+            },
+            State::Raw => out.arguments(c.encode_utf8(&mut [0; 4])),
+            // A fence may close here, as one opened before the arguments.
+            State::Tail if c.is_whitespace() || c == '`' => {}
+            State::Tail => self.reread(c, State::Junk),
+        }
+    }
+
+    /// Goes on in another state, with the character just taken.
+    fn reread(&mut self, c: char, state: State) {
+        self.at -= c.len_utf8();
+        self.state = state;
+    }
+
+    fn between(&mut self, c: char, is_bare: bool, out: &mut Deltas) {
+        let is_object = match self.marks.shape {
+            Shape::Object => true,
+            Shape::Named(_) => false,
+            Shape::Either(_) => matches!(c, '[' | '{' | ']' | ',' | ';' | '}'),
+        };
+        match c {
+            _ if c.is_whitespace() => {}
+            '{' if is_object => {
+                let mut object = CallObject::new(is_bare);
+                let step = object.take(c, &self.tools, out);
+                self.state = State::Object(Box::new(object));
+                self.after_object_step(step, out);
+            }
+            ']' if is_object && self.marks.ends.is_empty() => self.state = State::Outside,
+            '[' | ']' | ',' | ';' | '}' if is_object => {}
+            _ if self.marks.shape != Shape::Object => {
+                self.state = State::Header(String::new());
+                self.take(c, out);
+            }
+            _ if self.marks.ends.is_empty() => self.reread(c, State::Outside),
+            _ => self.reread(c, State::Junk),
+        }
+    }
+
+    fn after_object_step(&mut self, step: ObjectStep, out: &mut Deltas) {
+        match step {
+            ObjectStep::Inside => {}
+            ObjectStep::Last => self.close_object(out),
+            ObjectStep::Broken => self.release_object(out),
+        }
+    }
+
+    /// The object is whole, or its end marker came.
+    fn close_object(&mut self, out: &mut Deltas) {
+        let State::Object(mut object) = std::mem::replace(&mut self.state, State::Outside) else {
+            return;
+        };
+        let is_bare = object.is_bare();
+        if object.close(&self.tools, out) {
+            self.content.markup();
+            self.state = State::Between { is_bare };
+        } else {
+            self.content.push_without(self.marks.all(), object.raw(), out);
+            self.state = self.after_junk(is_bare);
+        }
+    }
+
+    /// The object is none: what of it was not reported is content.
+    fn release_object(&mut self, out: &mut Deltas) {
+        let State::Object(object) = std::mem::replace(&mut self.state, State::Outside) else {
+            return;
+        };
+        self.content.push_without(self.marks.all(), object.raw(), out);
+        self.state = self.after_junk(object.is_bare());
+    }
+
+    fn after_junk(&self, is_bare: bool) -> State {
+        if is_bare || self.marks.ends.is_empty() {
+            State::Outside
+        } else {
+            State::Junk
+        }
+    }
+
+    fn end_header(&mut self, out: &mut Deltas) {
+        let (Shape::Named(header) | Shape::Either(header)) = self.marks.shape else {
+            return;
+        };
+        let State::Header(text) = std::mem::replace(&mut self.state, State::Arguments) else {
+            return;
+        };
+        let (name, id) = (header.read)(&text);
+        out.tool_call(name, id);
+        self.content.markup();
+    }
+
+    fn begin_arguments(&mut self, c: char, out: &mut Deltas) {
+        match c {
+            _ if c.is_whitespace() => {}
+            '{' | '[' => {
+                let mut scan = ValueScan::default();
+                scan.take(c);
+                out.arguments(c.encode_utf8(&mut [0; 4]));
+                self.state = State::Value(scan);
+            }
+            _ => self.reread(c, State::Raw),
+        }
+    }
+
+    /// A marker ends whatever call is under way.
+    fn end_call(&mut self, out: &mut Deltas) {
+        match &self.state {
+            State::Object(_) => self.close_object(out),
+            State::Header(header) if !header.trim().is_empty() => {
+                self.end_header(out);
+                out.arguments("{}");
+            }
+            State::Arguments => out.arguments("{}"),
+            State::Outside
+            | State::Between { .. }
+            | State::Header(_)
+            | State::Value(_)
+            | State::Raw
+            | State::Tail
+            | State::Junk => {}
+        }
+        self.content.markup();
+    }
+}
+
+impl MarkupParser for JsonParser {
+    fn push(&mut self, text: &str, out: &mut Deltas) {
+        self.held.push_str(text);
+        self.run(false, out);
+    }
+
+    fn finish(&mut self, out: &mut Deltas) {
+        self.run(true, out);
+        match std::mem::replace(&mut self.state, State::Outside) {
+            State::Object(object) => {
+                self.content.push_without(self.marks.all(), object.raw(), out);
+            }
+            State::Header(text) => self.content.push(&text, out),
+            State::Outside
+            | State::Between { .. }
+            | State::Arguments
+            | State::Value(_)
+            | State::Raw
+            | State::Tail
+            | State::Junk => {}
+        }
+        self.content.finish(out);
+    }
+}

@@ -1,0 +1,216 @@
+//! [`CallObject`]: a call written as a JSON object, read a character at a time.
+
+use serde_json::Value;
+
+use super::value::{ValueScan, ValueStep};
+use crate::markup::Deltas;
+use crate::tools::ToolSchemas;
+
+/// The keys of the tool's name, and of its arguments, in the dialects there are.
+const NAMES: [&str; 2] = ["name", "tool_name"];
+const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
+
+/// A call so far.
+pub(super) struct CallObject {
+    /// Whether it stands without a marker: then it is a call only if it names a tool there is and has arguments.
+    is_bare: bool,
+    /// Its text, until it is reported.
+    raw: String,
+    place: Place,
+    key: String,
+    value: String,
+    scan: ValueScan,
+    name: Option<String>,
+    arguments: Option<String>,
+    is_reported: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Open,
+    Key,
+    InKey,
+    Colon,
+    BeforeValue,
+    InValue,
+    /// In arguments that are given out as they come.
+    InArguments,
+}
+
+/// What a character is to the object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ObjectStep {
+    Inside,
+    Last,
+    /// It is not JSON.
+    Broken,
+}
+
+impl CallObject {
+    pub(super) fn new(is_bare: bool) -> Self {
+        Self {
+            is_bare,
+            raw: String::new(),
+            place: Place::Open,
+            key: String::new(),
+            value: String::new(),
+            scan: ValueScan::default(),
+            name: None,
+            arguments: None,
+            is_reported: false,
+        }
+    }
+
+    pub(super) fn is_bare(&self) -> bool {
+        self.is_bare
+    }
+
+    pub(super) fn is_in_string(&self) -> bool {
+        match self.place {
+            Place::InKey | Place::InValue | Place::InArguments => self.scan.is_in_string(),
+            Place::Open | Place::Key | Place::Colon | Place::BeforeValue => false,
+        }
+    }
+
+    /// The text that was not reported.
+    pub(super) fn raw(&self) -> &str {
+        &self.raw
+    }
+
+    /// Takes the next character, from the opening brace on.
+    pub(super) fn take(&mut self, c: char, tools: &ToolSchemas, out: &mut Deltas) -> ObjectStep {
+        if !self.is_reported {
+            self.raw.push(c);
+        }
+        match (self.place, c) {
+            (Place::Open, _) => self.place = Place::Key,
+            (Place::Key, ',') => {}
+            (Place::Key, '}') => return ObjectStep::Last,
+            (Place::Key, '"') => {
+                self.scan = ValueScan::default();
+                self.key.clear();
+                self.place = Place::InKey;
+                self.take_key(c);
+            }
+            (Place::InKey, _) => self.take_key(c),
+            (Place::Colon, ':') => self.place = Place::BeforeValue,
+            (Place::Key | Place::Colon | Place::BeforeValue, _) if c.is_whitespace() => {}
+            (Place::Key | Place::Colon, _) => return ObjectStep::Broken,
+            (Place::BeforeValue, _) => return self.begin_value(c, tools, out),
+            (Place::InValue | Place::InArguments, _) => return self.take_value(c, out),
+        }
+        ObjectStep::Inside
+    }
+
+    fn take_key(&mut self, c: char) {
+        if self.scan.take(c) == ValueStep::Last {
+            self.place = Place::Colon;
+        } else if c != '"' {
+            self.key.push(c);
+        }
+    }
+
+    fn is_arguments(&self) -> bool {
+        ARGUMENTS.contains(&self.key.as_str())
+    }
+
+    fn begin_value(&mut self, c: char, tools: &ToolSchemas, out: &mut Deltas) -> ObjectStep {
+        self.scan = ValueScan::default();
+        self.value.clear();
+        self.place = Place::InValue;
+        if matches!(c, '{' | '[') && self.is_arguments() && self.report(tools, out) {
+            self.place = Place::InArguments;
+        }
+        self.take_value(c, out)
+    }
+
+    fn take_value(&mut self, c: char, out: &mut Deltas) -> ObjectStep {
+        let step = self.scan.take(c);
+        if step != ValueStep::Behind {
+            if self.place == Place::InArguments {
+                out.arguments(c.encode_utf8(&mut [0; 4]));
+            } else {
+                self.value.push(c);
+            }
+        }
+        if step == ValueStep::Inside {
+            return ObjectStep::Inside;
+        }
+        self.end_value();
+        match (step, c) {
+            (ValueStep::Behind, '}') => ObjectStep::Last,
+            (ValueStep::Behind, ']') => ObjectStep::Broken,
+            _ => ObjectStep::Inside,
+        }
+    }
+
+    fn end_value(&mut self) {
+        let is_arguments = self.place == Place::InArguments;
+        self.place = Place::Key;
+        if is_arguments || self.is_reported {
+            return;
+        }
+        if NAMES.contains(&self.key.as_str()) {
+            self.name = serde_json::from_str(&self.value)
+                .ok()
+                .filter(|name: &String| !name.is_empty());
+        } else if self.is_arguments() {
+            self.arguments = Some(plain_arguments(std::mem::take(&mut self.value)));
+        }
+    }
+
+    /// Reports the call if its name is known; false if it cannot be reported, or was.
+    fn report(&mut self, tools: &ToolSchemas, out: &mut Deltas) -> bool {
+        let Some(name) = self.name.take() else {
+            return false;
+        };
+        if self.is_bare && !tools.has(&name) {
+            return false;
+        }
+        out.tool_call(&name, "");
+        self.raw.clear();
+        self.is_reported = true;
+        true
+    }
+
+    /// There is no more of it. Whether it was a call, which is then reported.
+    pub(super) fn close(&mut self, tools: &ToolSchemas, out: &mut Deltas) -> bool {
+        if self.is_reported {
+            return true;
+        }
+        if self.name.is_none() {
+            self.unwrap_function();
+        }
+        if self.is_bare && self.arguments.is_none() {
+            return false;
+        }
+        if !self.report(tools, out) {
+            return false;
+        }
+        out.arguments(self.arguments.as_deref().unwrap_or("{}"));
+        true
+    }
+
+    /// Reads a call in the shape of the API's own: `{"type": "function", "function": {...}}`.
+    fn unwrap_function(&mut self) {
+        let Ok(object) = serde_json::from_str::<Value>(&self.raw) else {
+            return;
+        };
+        let Some(function) = object.get("function") else {
+            return;
+        };
+        self.name = function["name"].as_str().map(str::to_owned);
+        let mut arguments = ARGUMENTS.iter().filter_map(|key| function.get(key));
+        self.arguments = arguments
+            .next()
+            .map(|value| plain_arguments(value.to_string()));
+    }
+}
+
+/// Arguments that stand as a string of JSON are that string's content; `null` is none.
+fn plain_arguments(json: String) -> String {
+    if json.starts_with('"') {
+        return serde_json::from_str(&json).unwrap_or(json);
+    }
+    if json == "null" { "{}".into() } else { json }
+}

@@ -1,0 +1,246 @@
+//! The parser of dialects that write calls as a list of Python calls: `[get_weather(city="Oslo", days=3)]`.
+
+mod literal;
+
+use std::sync::Arc;
+
+use super::ToolSchemas;
+use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan};
+use literal::arguments_json;
+
+/// A dialect of this kind.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PythonicMarks {
+    /// Each begins calls. Without, a list that the answer begins with is one of calls.
+    pub(super) starts: &'static [&'static str],
+    /// Each ends them.
+    pub(super) ends: &'static [&'static str],
+}
+
+/// A call longer than this is not waited for, in bytes: it would be held in memory to its end.
+const MAX_CALL_BYTES: usize = 1 << 20;
+
+enum State {
+    Outside,
+    /// Behind a start, or between calls.
+    Between,
+    /// In a call; what is held begins with its name.
+    Call(CallScan),
+}
+
+pub(super) struct PythonicParser {
+    marks: &'static PythonicMarks,
+    tools: Arc<ToolSchemas>,
+    state: State,
+    has_begun: bool,
+    content: Prose,
+    held: String,
+}
+
+/// Follows one call to its closing parenthesis.
+#[derive(Default)]
+struct CallScan {
+    /// Bytes that were looked at.
+    at: usize,
+    /// Where the parenthesis behind the name is.
+    open: Option<usize>,
+    depth: usize,
+    quote: Option<char>,
+    is_escaped: bool,
+}
+
+/// What became of a call.
+enum Found {
+    Whole {
+        open: usize,
+        end: usize,
+    },
+    Unfinished,
+    /// It is no call.
+    Nothing,
+}
+
+impl CallScan {
+    fn scan(&mut self, text: &str) -> Found {
+        for (offset, c) in text[self.at..].char_indices() {
+            let here = self.at + offset;
+            match (self.open, self.quote, c) {
+                (None, _, '(') if here > 0 => {
+                    self.open = Some(here);
+                    self.depth = 1;
+                }
+                (None, _, _) if c.is_alphanumeric() || matches!(c, '_' | '.' | '-') => {}
+                (None, ..) => return Found::Nothing,
+                (_, Some(_), _) if std::mem::take(&mut self.is_escaped) => {}
+                (_, Some(_), '\\') => self.is_escaped = true,
+                (_, Some(quote), _) if c == quote => self.quote = None,
+                (_, Some(_), _) => {}
+                (_, None, '"' | '\'') => self.quote = Some(c),
+                (_, None, '(' | '[' | '{') => self.depth += 1,
+                (_, None, ')' | ']' | '}') => self.depth -= 1,
+                (_, None, _) => {}
+            }
+            if let (Some(open), 0) = (self.open, self.depth) {
+                return Found::Whole {
+                    open,
+                    end: here + 1,
+                };
+            }
+        }
+        self.at = text.len();
+        Found::Unfinished
+    }
+}
+
+impl PythonicParser {
+    pub(super) fn new(marks: &'static PythonicMarks, tools: Arc<ToolSchemas>) -> Self {
+        Self {
+            marks,
+            tools,
+            state: State::Outside,
+            has_begun: false,
+            content: Prose::content(),
+            held: String::new(),
+        }
+    }
+
+    fn give(&mut self, len: usize, out: &mut Deltas) {
+        self.content.push(&self.held[..len], out);
+        self.held.drain(..len);
+    }
+
+    fn step(&mut self, is_end: bool, out: &mut Deltas) -> bool {
+        match self.state {
+            State::Outside => self.outside(is_end, out),
+            State::Between => self.between(is_end),
+            State::Call(_) => self.call(is_end, out),
+        }
+    }
+
+    fn outside(&mut self, is_end: bool, out: &mut Deltas) -> bool {
+        if !self.has_begun && self.marks.starts.is_empty() {
+            match self.opens_a_call() {
+                Some(true) => {
+                    self.has_begun = true;
+                    self.state = State::Between;
+                    return true;
+                }
+                None if !is_end => return false,
+                Some(false) | None => {}
+            }
+        }
+        self.has_begun = true;
+        let markers = self.marks.starts.iter().chain(self.marks.ends).copied();
+        match scan(&self.held, markers) {
+            Scan::Marker { which, start, end } => {
+                self.give(start, out);
+                self.held.drain(..end - start);
+                self.content.markup();
+                if which < self.marks.starts.len() {
+                    self.state = State::Between;
+                }
+                true
+            }
+            Scan::Text { sure } => {
+                self.give(if is_end { self.held.len() } else { sure }, out);
+                false
+            }
+        }
+    }
+
+    /// Whether the answer begins with a bracket and a call of a tool there is; `None` while that is open.
+    fn opens_a_call(&self) -> Option<bool> {
+        let text = self.held.trim_start();
+        let inner = match text.chars().next() {
+            None => return None,
+            Some('[') => text[1..].trim_start(),
+            Some(_) => return Some(false),
+        };
+        let name_len = inner.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '.' | '-'));
+        match name_len {
+            None if inner.is_empty() => None,
+            None => {
+                let may_be = self.tools.names().any(|name| name.starts_with(inner));
+                if may_be { None } else { Some(false) }
+            }
+            Some(len) => Some(inner[len..].starts_with('(') && self.tools.has(&inner[..len])),
+        }
+    }
+
+    fn between(&mut self, is_end: bool) -> bool {
+        let has_marks = !self.marks.starts.is_empty();
+        let blank = |c: char| c.is_whitespace() || matches!(c, '[' | ',' | ';');
+        let skipped = self.held.len() - self.held.trim_start_matches(blank).len();
+        self.held.drain(..skipped);
+        let Some(first) = self.held.chars().next() else {
+            return false;
+        };
+        let markers = self.marks.starts.iter().chain(self.marks.ends);
+        for (which, marker) in markers.enumerate() {
+            if self.held.starts_with(marker) {
+                self.held.drain(..marker.len());
+                if which >= self.marks.starts.len() {
+                    self.state = State::Outside;
+                }
+                self.content.markup();
+                return true;
+            }
+            if !is_end && marker.starts_with(self.held.as_str()) {
+                return false;
+            }
+        }
+        match first {
+            ']' => {
+                self.held.drain(..1);
+                self.content.markup();
+                if !has_marks {
+                    self.state = State::Outside;
+                }
+            }
+            _ if first.is_alphabetic() || first == '_' => {
+                self.state = State::Call(CallScan::default());
+            }
+            _ => self.state = State::Outside,
+        }
+        true
+    }
+
+    fn call(&mut self, is_end: bool, out: &mut Deltas) -> bool {
+        let State::Call(scan) = &mut self.state else {
+            return false;
+        };
+        match scan.scan(&self.held) {
+            Found::Whole { open, end } => {
+                let (name, arguments) = (&self.held[..open], &self.held[open + 1..end - 1]);
+                if let Some(json) = arguments_json(arguments) {
+                    self.content.markup();
+                    out.tool_call(name, "");
+                    out.arguments(&json);
+                    self.held.drain(..end);
+                    self.state = State::Between;
+                } else {
+                    self.give(end, out);
+                    self.state = State::Outside;
+                }
+                true
+            }
+            Found::Unfinished if !is_end && self.held.len() <= MAX_CALL_BYTES => false,
+            Found::Unfinished | Found::Nothing => {
+                self.state = State::Outside;
+                true
+            }
+        }
+    }
+}
+
+impl MarkupParser for PythonicParser {
+    fn push(&mut self, text: &str, out: &mut Deltas) {
+        self.held.push_str(text);
+        while self.step(false, out) {}
+    }
+
+    fn finish(&mut self, out: &mut Deltas) {
+        while self.step(true, out) {}
+        self.content.finish(out);
+    }
+}

@@ -1,0 +1,187 @@
+//! Python's literals to JSON.
+
+use serde_json::{Map, Number, Value};
+
+/// How deep lists and dictionaries may lie in each other.
+const MAX_DEPTH: usize = 64;
+
+/// The JSON object of a call's keyword arguments, given the text between its parentheses; `None` if that is anything else.
+pub(super) fn arguments_json(text: &str) -> Option<String> {
+    let mut reader = Reader { rest: text };
+    let mut arguments = Map::new();
+    while reader.peek().is_some() {
+        let key = reader.name()?;
+        reader.expect('=')?;
+        let value = reader.value(0)?;
+        arguments.insert(key, value);
+        if reader.peek().is_some() {
+            reader.expect(',')?;
+        }
+    }
+    Some(Value::Object(arguments).to_string())
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl Reader<'_> {
+    /// The next character that is no white space.
+    fn peek(&mut self) -> Option<char> {
+        self.rest = self.rest.trim_start();
+        self.rest.chars().next()
+    }
+
+    fn next(&mut self) -> Option<char> {
+        let mut chars = self.rest.chars();
+        let c = chars.next();
+        self.rest = chars.as_str();
+        c
+    }
+
+    fn expect(&mut self, wanted: char) -> Option<()> {
+        if self.peek()? != wanted {
+            return None;
+        }
+        self.next().map(drop)
+    }
+
+    /// Takes what matches, which must be something.
+    fn word(&mut self, is_part: impl Fn(char) -> bool) -> Option<&str> {
+        let text = self.rest.trim_start();
+        let len = text.find(|c| !is_part(c)).unwrap_or(text.len());
+        let (word, rest) = text.split_at(len);
+        self.rest = rest;
+        (!word.is_empty()).then_some(word)
+    }
+
+    fn name(&mut self) -> Option<String> {
+        let name = self.word(|c| c.is_alphanumeric() || c == '_')?;
+        Some(name.to_owned())
+    }
+
+    fn value(&mut self, depth: usize) -> Option<Value> {
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        match self.peek()? {
+            '"' | '\'' => self.strings(),
+            '[' => self.list('[', ']', depth),
+            '(' => self.list('(', ')', depth),
+            '{' => self.dictionary(depth),
+            c if c.is_ascii_digit() || matches!(c, '-' | '+' | '.') => self.number(),
+            _ => match self.name()?.as_str() {
+                "True" | "true" => Some(Value::Bool(true)),
+                "False" | "false" => Some(Value::Bool(false)),
+                "None" | "null" => Some(Value::Null),
+                _ => None,
+            },
+        }
+    }
+
+    fn list(&mut self, open: char, close: char, depth: usize) -> Option<Value> {
+        self.expect(open)?;
+        let mut items = Vec::new();
+        while self.peek()? != close {
+            items.push(self.value(depth + 1)?);
+            if self.peek()? != close {
+                self.expect(',')?;
+            }
+        }
+        self.expect(close)?;
+        Some(Value::Array(items))
+    }
+
+    fn dictionary(&mut self, depth: usize) -> Option<Value> {
+        self.expect('{')?;
+        let mut entries = Map::new();
+        while self.peek()? != '}' {
+            let key = match self.value(depth + 1)? {
+                Value::String(key) => key,
+                other @ (Value::Number(_) | Value::Bool(_)) => other.to_string(),
+                Value::Null | Value::Array(_) | Value::Object(_) => return None,
+            };
+            self.expect(':')?;
+            let value = self.value(depth + 1)?;
+            entries.insert(key, value);
+            if self.peek()? != '}' {
+                self.expect(',')?;
+            }
+        }
+        self.expect('}')?;
+        Some(Value::Object(entries))
+    }
+
+    fn number(&mut self) -> Option<Value> {
+        let word =
+            self.word(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.' | '_'))?;
+        let word = word.replace('_', "");
+        if let Ok(number) = word.parse::<i64>() {
+            return Some(number.into());
+        }
+        Number::from_f64(word.parse().ok()?).map(Value::Number)
+    }
+
+    /// Strings that stand beside each other are one.
+    fn strings(&mut self) -> Option<Value> {
+        let mut text = String::new();
+        while let Some('"' | '\'') = self.peek() {
+            self.string(&mut text)?;
+        }
+        Some(Value::String(text))
+    }
+
+    fn string(&mut self, text: &mut String) -> Option<()> {
+        let quote = self.next()?;
+        loop {
+            match self.next()? {
+                c if c == quote => return Some(()),
+                '\\' => self.escape(text)?,
+                c => text.push(c),
+            }
+        }
+    }
+
+    fn escape(&mut self, text: &mut String) -> Option<()> {
+        let c = match self.next()? {
+            'n' => '\n',
+            't' => '\t',
+            'r' => '\r',
+            'b' => '\u{8}',
+            'f' => '\u{c}',
+            '0' => '\0',
+            '\n' => return Some(()),
+            'x' => char::from_u32(self.hex(2)?)?,
+            'u' => self.code_unit()?,
+            'U' => char::from_u32(self.hex(8)?)?,
+            c @ ('\\' | '\'' | '"') => c,
+            // As Python: a backslash before anything else is a backslash.
+            other => {
+                text.push('\\');
+                other
+            }
+        };
+        text.push(c);
+        Some(())
+    }
+
+    fn hex(&mut self, digits: usize) -> Option<u32> {
+        let (hex, rest) = self.rest.split_at_checked(digits)?;
+        self.rest = rest;
+        u32::from_str_radix(hex, 16).ok()
+    }
+
+    /// A character of one `\u` escape, or, as in JSON, of two.
+    fn code_unit(&mut self) -> Option<char> {
+        let first = self.hex(4)?;
+        if !(0xd800..0xdc00).contains(&first) {
+            return char::from_u32(first);
+        }
+        self.rest = self.rest.strip_prefix("\\u")?;
+        let low = self.hex(4)?.checked_sub(0xdc00)?;
+        if low >= 0x400 {
+            return None;
+        }
+        char::from_u32(0x10000 + ((first - 0xd800) << 10) + low)
+    }
+}

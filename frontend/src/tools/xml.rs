@@ -1,0 +1,283 @@
+//! The parser of dialects with a tag for each parameter, whose values stand as bare text.
+
+mod value;
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use value::BareValue;
+
+use super::ToolSchemas;
+use super::schemas::Typing;
+use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan, trim_start_len};
+
+/// A dialect of this kind.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct XmlMarks {
+    /// Markers around calls, which mean nothing.
+    pub(super) ignored: &'static [&'static str],
+    /// Begins a call; the tool's name follows.
+    pub(super) call: &'static str,
+    /// Ends the name. `None`: white space does, or the next marker.
+    pub(super) name_end: Option<&'static str>,
+    /// Ends the call.
+    pub(super) call_end: &'static str,
+    /// Begins a parameter; its key follows.
+    pub(super) key: &'static str,
+    /// Ends the key.
+    pub(super) key_end: &'static str,
+    /// Begins the value, if the end of the key does not.
+    pub(super) value: Option<&'static str>,
+    /// Ends the value.
+    pub(super) value_end: &'static str,
+    /// Whether a value stands on lines of its own.
+    pub(super) is_on_lines: bool,
+}
+
+enum State {
+    Outside,
+    Name,
+    /// In a call, between parameters.
+    Parameters,
+    Key,
+    /// Between a key and its value. What stands here may say whether the value is a string.
+    Gap,
+    Value(BareValue),
+}
+
+pub(super) struct XmlParser {
+    marks: &'static XmlMarks,
+    tools: Arc<ToolSchemas>,
+    state: State,
+    name: String,
+    key: String,
+    has_parameters: bool,
+    content: Prose,
+    held: String,
+}
+
+impl XmlParser {
+    pub(super) fn new(marks: &'static XmlMarks, tools: Arc<ToolSchemas>) -> Self {
+        Self {
+            marks,
+            tools,
+            state: State::Outside,
+            name: String::new(),
+            key: String::new(),
+            has_parameters: false,
+            content: Prose::content(),
+            held: String::new(),
+        }
+    }
+
+    /// Removes and returns the first `len` bytes of what is held.
+    fn cut(&mut self, len: usize) -> String {
+        self.held.drain(..len).collect()
+    }
+
+    /// Takes text up to and with a marker; false when it must wait for more.
+    fn step(&mut self, out: &mut Deltas) -> bool {
+        match self.state {
+            State::Outside => self.outside(out),
+            State::Name => self.name(out),
+            State::Parameters => self.parameters(out),
+            State::Key => self.key(out),
+            State::Gap => self.gap(out),
+            State::Value(_) => self.value(out),
+        }
+    }
+
+    fn outside(&mut self, out: &mut Deltas) -> bool {
+        let marks = self.marks;
+        let own = [marks.call, marks.call_end];
+        let markers = own.into_iter().chain(marks.ignored.iter().copied());
+        match scan(&self.held, markers) {
+            Scan::Marker { which, start, end } => {
+                let text = self.cut(end);
+                self.content.push(&text[..start], out);
+                self.content.markup();
+                if which == 0 {
+                    self.state = State::Name;
+                }
+                true
+            }
+            Scan::Text { sure } => {
+                let text = self.cut(sure);
+                self.content.push(&text, out);
+                false
+            }
+        }
+    }
+
+    fn name(&mut self, out: &mut Deltas) -> bool {
+        let Some((len, taken)) = self.name_len() else {
+            return false;
+        };
+        let text = self.cut(taken);
+        text[..len].trim().clone_into(&mut self.name);
+        self.has_parameters = false;
+        self.state = if self.name.is_empty() {
+            State::Outside
+        } else {
+            out.tool_call(&self.name, "");
+            State::Parameters
+        };
+        true
+    }
+
+    /// The bytes of the name, and with its end; `None` while that has not come. Any other marker ends a name too.
+    fn name_len(&self) -> Option<(usize, usize)> {
+        let marks = self.marks;
+        let own = [marks.call_end, marks.key, marks.call];
+        let others = own.into_iter().chain(marks.ignored.iter().copied());
+        let found = match scan(&self.held, marks.name_end.into_iter().chain(others)) {
+            Scan::Marker { which, start, end } => {
+                let is_end = which == 0 && marks.name_end.is_some();
+                Some((start, if is_end { end } else { start }))
+            }
+            Scan::Text { .. } => None,
+        };
+        if marks.name_end.is_some() {
+            return found;
+        }
+        let blank = trim_start_len(&self.held);
+        let name = self.held.get(blank..).unwrap_or_default();
+        let space = name.find(char::is_whitespace).map(|len| blank + len);
+        match (found, space) {
+            (Some((len, _)), Some(space)) if space < len => Some((space, space)),
+            (None, Some(space)) => Some((space, space)),
+            (found, _) => found,
+        }
+    }
+
+    fn parameters(&mut self, out: &mut Deltas) -> bool {
+        let marks = self.marks;
+        let own = [marks.key, marks.call_end, marks.call];
+        let markers = own.into_iter().chain(marks.ignored.iter().copied());
+        let (which, start, end) = match scan(&self.held, markers) {
+            Scan::Marker { which, start, end } => (which, start, end),
+            Scan::Text { sure } => {
+                let text = self.cut(sure);
+                self.content.push(&text, out);
+                return false;
+            }
+        };
+        let text = self.cut(end);
+        self.content.push(&text[..start], out);
+        self.content.markup();
+        match which {
+            0 => self.state = State::Key,
+            1 => {
+                self.close(out);
+                self.state = State::Outside;
+            }
+            2 => {
+                self.close(out);
+                self.state = State::Name;
+            }
+            // A wrapper that ends here ends the call; one that begins here changes nothing.
+            _ if marks.ignored.get(which - own.len()).is_some_and(is_closing) => {
+                self.close(out);
+                self.state = State::Outside;
+            }
+            _ => {}
+        }
+        true
+    }
+
+    fn close(&mut self, out: &mut Deltas) {
+        out.arguments(if self.has_parameters { "}" } else { "{}" });
+    }
+
+    fn key(&mut self, out: &mut Deltas) -> bool {
+        let Scan::Marker { start, end, .. } = scan(&self.held, [self.marks.key_end]) else {
+            return false;
+        };
+        let text = self.cut(end);
+        text[..start].trim().clone_into(&mut self.key);
+        if self.marks.value.is_some() {
+            self.state = State::Gap;
+        } else {
+            self.begin_value("", out);
+        }
+        true
+    }
+
+    fn gap(&mut self, out: &mut Deltas) -> bool {
+        let Some(mark) = self.marks.value else {
+            return false;
+        };
+        let Scan::Marker { start, end, .. } = scan(&self.held, [mark]) else {
+            return false;
+        };
+        let text = self.cut(end);
+        self.begin_value(&text[..start], out);
+        true
+    }
+
+    /// `attributes` is what stood between key and value.
+    fn begin_value(&mut self, attributes: &str, out: &mut Deltas) {
+        self.open_parameter(out);
+        out.arguments(": ");
+        let is_text = if attributes.contains("string=\"true\"") {
+            true
+        } else if attributes.contains("string=\"false\"") {
+            false
+        } else {
+            self.tools.typing(&self.name, &self.key) == Typing::Text
+        };
+        self.state = State::Value(BareValue::new(is_text, self.marks.is_on_lines));
+    }
+
+    fn value(&mut self, out: &mut Deltas) -> bool {
+        let (len, taken, is_over) = match scan(&self.held, [self.marks.value_end]) {
+            Scan::Marker { start, end, .. } => (start, end, true),
+            Scan::Text { sure } => (sure, sure, false),
+        };
+        let text = self.cut(taken);
+        let State::Value(value) = &mut self.state else {
+            return false;
+        };
+        value.push(&text[..len], |json| out.arguments(json));
+        if is_over {
+            value.close(|text| self.tools.guess(&self.name, &self.key, text), out);
+            self.state = State::Parameters;
+        }
+        is_over
+    }
+
+    /// What comes before a value: the brace or comma, and the key.
+    fn open_parameter(&mut self, out: &mut Deltas) {
+        let is_first = !std::mem::replace(&mut self.has_parameters, true);
+        out.arguments(if is_first { "{" } else { ", " });
+        out.arguments(&Value::from(self.key.as_str()).to_string());
+    }
+}
+
+impl MarkupParser for XmlParser {
+    fn push(&mut self, text: &str, out: &mut Deltas) {
+        self.held.push_str(text);
+        while self.step(out) {}
+    }
+
+    fn finish(&mut self, out: &mut Deltas) {
+        let rest = std::mem::take(&mut self.held);
+        match &mut self.state {
+            State::Outside | State::Name | State::Parameters => self.content.push(&rest, out),
+            State::Key => {
+                self.key = rest;
+                self.open_parameter(out);
+            }
+            State::Gap => self.open_parameter(out),
+            State::Value(value) => {
+                value.push(&rest, |json| out.arguments(json));
+                value.cut_short(out);
+            }
+        }
+        self.content.finish(out);
+    }
+}
+
+fn is_closing(marker: &&str) -> bool {
+    marker.contains('/')
+}

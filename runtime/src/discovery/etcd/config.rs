@@ -1,0 +1,374 @@
+//! [`EtcdConfig`]: where etcd is, who we are to it, and how long anything may take.
+
+use std::fmt;
+use std::time::Duration;
+
+use axum::http::Uri;
+use genset_backend_common::EngineError;
+
+/// The port of an endpoint that names none.
+const DEFAULT_PORT: u16 = 2379;
+
+/// Leases shorter than this expire whenever a server stalls; etcd itself knows whole seconds only.
+const MIN_LEASE_TTL: Duration = Duration::from_secs(1);
+
+/// Leases longer than this would keep dead instances listed for longer than anybody wants.
+const MAX_LEASE_TTL: Duration = Duration::from_secs(3600);
+
+/// How to reach etcd. Checked as a whole by [`EtcdDiscovery::connect`](super::EtcdDiscovery::connect).
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use genset_runtime::discovery::EtcdConfig;
+///
+/// let config = EtcdConfig {
+///     endpoints: vec!["etcd-0:2379".into(), "etcd-1:2379".into()],
+///     lease_ttl: Duration::from_secs(5),
+///     ..EtcdConfig::default()
+/// };
+/// config.validate().unwrap();
+/// ```
+#[derive(Debug, Clone)]
+pub struct EtcdConfig {
+    /// The servers, one or more, each as `scheme://host:port`. The scheme is `http` or `https`, `http` when missing; the port is
+    /// 2379 when missing. The first is used until it fails, then the next.
+    pub endpoints: Vec<String>,
+    /// The user, where etcd asks for one.
+    pub credentials: Option<EtcdCredentials>,
+    /// What `https` endpoints need; with it every endpoint is `https`.
+    pub tls: Option<EtcdTls>,
+    /// How long a lease lives without a keep-alive: a whole number of seconds from 1 to 3600. A process that dies is off the list
+    /// after it. Keep-alives are sent each third of it. Servers may grant more, usually 2 s at the least.
+    pub lease_ttl: Duration,
+    /// Limit of making a connection, TLS included.
+    pub connect_timeout: Duration,
+    /// Limit of each operation, with every endpoint it tries and, where need be, connecting to them.
+    pub request_timeout: Duration,
+    /// The largest entry, key and value together, in bytes. Servers have a limit of their own, 1.5 MiB unless their
+    /// `--max-request-bytes` says otherwise.
+    pub max_entry_bytes: usize,
+}
+
+/// A user of etcd. `Debug` leaves the password out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EtcdCredentials {
+    /// The name.
+    pub user: String,
+    /// The password.
+    pub password: String,
+}
+
+/// Certificates for `https`. `Debug` leaves the private key out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EtcdTls {
+    /// Certificates of the authorities that may sign the servers' certificates: PEM, the content and not a path. The system's own
+    /// are not used.
+    pub ca_pem: String,
+    /// Our own certificate, where the servers ask for one.
+    pub identity: Option<EtcdIdentity>,
+    /// The name that servers' certificates must have; `None` for the endpoint's host.
+    pub server_name: Option<String>,
+}
+
+/// A client certificate. `Debug` leaves the private key out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EtcdIdentity {
+    /// The certificate and those between it and its authority: PEM, the content and not a path.
+    pub certificate_pem: String,
+    /// Its private key: PEM, the content and not a path.
+    pub key_pem: String,
+}
+
+impl Default for EtcdConfig {
+    fn default() -> Self {
+        Self {
+            endpoints: vec![format!("http://127.0.0.1:{DEFAULT_PORT}")],
+            credentials: None,
+            tls: None,
+            lease_ttl: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(2),
+            request_timeout: Duration::from_secs(5),
+            max_entry_bytes: 1536 << 10,
+        }
+    }
+}
+
+impl EtcdConfig {
+    /// Checks every field that can be checked without a server.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the field and what it must be.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        self.checked_endpoints()?;
+        self.check_durations()?;
+        if let Some(tls) = &self.tls {
+            tls.check()?;
+        }
+        match &self.credentials {
+            Some(EtcdCredentials { user, .. }) if user.is_empty() => Err(invalid(
+                "credentials.user",
+                "must not be empty; leave credentials out where etcd asks for none",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The endpoints with scheme and port.
+    pub(super) fn checked_endpoints(&self) -> Result<Vec<String>, EngineError> {
+        if self.endpoints.is_empty() {
+            return Err(invalid(
+                "endpoints",
+                "name at least one, as http://host:2379",
+            ));
+        }
+        self.endpoints
+            .iter()
+            .map(|endpoint| self.checked_endpoint(endpoint))
+            .collect()
+    }
+
+    fn checked_endpoint(&self, endpoint: &str) -> Result<String, EngineError> {
+        // The text may hold a password, so it is not repeated before it is known not to.
+        if endpoint.contains('@') {
+            return Err(invalid(
+                "endpoints",
+                "must not hold a user or password; use credentials",
+            ));
+        }
+        let with_scheme = if endpoint.contains("://") {
+            endpoint.to_owned()
+        } else {
+            format!("http://{endpoint}")
+        };
+        let problem = |text: &str| invalid("endpoints", format!("{text}, got {endpoint:?}"));
+        let uri: Uri = with_scheme
+            .parse()
+            .map_err(|_| problem("must each be scheme://host:port"))?;
+        let scheme = uri.scheme_str().unwrap_or_default();
+        let host = uri.host().unwrap_or_default();
+        if host.is_empty() || !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+            return Err(problem("must each be scheme://host:port and no more"));
+        }
+        match (scheme, self.tls.is_some()) {
+            ("http", false) | ("https", true) => {}
+            ("https", false) => {
+                return Err(invalid(
+                    "tls.ca_pem",
+                    format!("must be given for an https endpoint, got {endpoint:?}"),
+                ));
+            }
+            ("http", true) => {
+                return Err(problem("must each be https when tls is given"));
+            }
+            _ => return Err(problem("must each begin with http:// or https://")),
+        }
+        let port = uri.port_u16().unwrap_or(DEFAULT_PORT);
+        Ok(format!("{scheme}://{host}:{port}"))
+    }
+
+    fn check_durations(&self) -> Result<(), EngineError> {
+        let is_whole = self.lease_ttl.subsec_nanos() == 0;
+        if !is_whole || !(MIN_LEASE_TTL..=MAX_LEASE_TTL).contains(&self.lease_ttl) {
+            return Err(invalid(
+                "lease_ttl",
+                format!(
+                    "must be a whole number of seconds from {} to {}, got {:?}",
+                    MIN_LEASE_TTL.as_secs(),
+                    MAX_LEASE_TTL.as_secs(),
+                    self.lease_ttl
+                ),
+            ));
+        }
+        for (field, value) in [
+            ("connect_timeout", self.connect_timeout),
+            ("request_timeout", self.request_timeout),
+        ] {
+            if value.is_zero() {
+                return Err(invalid(field, "must be more than 0"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl EtcdTls {
+    /// Tells a path or an empty text from PEM. Whether the PEM is any good is seen when it is loaded.
+    fn check(&self) -> Result<(), EngineError> {
+        const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+        let has = |field: &str, text: &str, what: &str| {
+            if text.contains(what) {
+                Ok(())
+            } else {
+                let problem = format!(
+                    "must be PEM (the content of the file, not its path) with a line {what:?}"
+                );
+                Err(invalid(field, problem))
+            }
+        };
+        has("tls.ca_pem", &self.ca_pem, CERTIFICATE)?;
+        if let Some(identity) = &self.identity {
+            has(
+                "tls.identity.certificate_pem",
+                &identity.certificate_pem,
+                CERTIFICATE,
+            )?;
+            has(
+                "tls.identity.key_pem",
+                &identity.key_pem,
+                "PRIVATE KEY-----",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// An error that names a field of the config.
+pub(super) fn invalid(field: &str, problem: impl fmt::Display) -> EngineError {
+    EngineError::invalid_argument(&format!("etcd.{field}"), problem)
+}
+
+impl fmt::Debug for EtcdCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdCredentials")
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for EtcdIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdIdentity")
+            .field("certificate_pem", &self.certificate_pem)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoints(endpoints: &[&str]) -> EtcdConfig {
+        EtcdConfig {
+            endpoints: endpoints.iter().map(|&text| text.to_owned()).collect(),
+            ..EtcdConfig::default()
+        }
+    }
+
+    fn with_tls(config: EtcdConfig) -> EtcdConfig {
+        let tls = EtcdTls {
+            ca_pem: "-----BEGIN CERTIFICATE-----".into(),
+            identity: None,
+            server_name: None,
+        };
+        EtcdConfig {
+            tls: Some(tls),
+            ..config
+        }
+    }
+
+    #[test]
+    fn a_missing_scheme_or_port_gets_its_default() {
+        let config = endpoints(&["a", "b:1", "http://c/", "http://[::1]:5"]);
+        assert_eq!(
+            config.checked_endpoints().unwrap(),
+            [
+                "http://a:2379",
+                "http://b:1",
+                "http://c:2379",
+                "http://[::1]:5"
+            ]
+        );
+        let config = with_tls(endpoints(&["https://d"]));
+        assert_eq!(config.checked_endpoints().unwrap(), ["https://d:2379"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_field() {
+        let default = EtcdConfig::default;
+        let cases = [
+            (endpoints(&[]), "etcd.endpoints"),
+            (endpoints(&[""]), "etcd.endpoints"),
+            (endpoints(&["ftp://a"]), "etcd.endpoints"),
+            (endpoints(&["http://a/path"]), "etcd.endpoints"),
+            (endpoints(&["http://a:70000"]), "etcd.endpoints"),
+            (endpoints(&["https://a"]), "etcd.tls.ca_pem"),
+            (with_tls(endpoints(&["http://a"])), "etcd.endpoints"),
+            (
+                EtcdConfig {
+                    lease_ttl: Duration::ZERO,
+                    ..default()
+                },
+                "etcd.lease_ttl",
+            ),
+            (
+                EtcdConfig {
+                    lease_ttl: Duration::from_millis(1500),
+                    ..default()
+                },
+                "etcd.lease_ttl",
+            ),
+            (
+                EtcdConfig {
+                    lease_ttl: Duration::from_secs(3601),
+                    ..default()
+                },
+                "etcd.lease_ttl",
+            ),
+            (
+                EtcdConfig {
+                    connect_timeout: Duration::ZERO,
+                    ..default()
+                },
+                "etcd.connect_timeout",
+            ),
+            (
+                EtcdConfig {
+                    request_timeout: Duration::ZERO,
+                    ..default()
+                },
+                "etcd.request_timeout",
+            ),
+            (
+                EtcdConfig {
+                    credentials: Some(EtcdCredentials {
+                        user: String::new(),
+                        password: "p".into(),
+                    }),
+                    ..default()
+                },
+                "etcd.credentials.user",
+            ),
+        ];
+        for (config, field) in cases {
+            let error = config.validate().unwrap_err();
+            assert_eq!(error.details().field.as_deref(), Some(field), "{config:?}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_in_no_debug_and_no_error() {
+        let config = EtcdConfig {
+            credentials: Some(EtcdCredentials {
+                user: "ann".into(),
+                password: "hunter2".into(),
+            }),
+            tls: Some(EtcdTls {
+                ca_pem: String::new(),
+                identity: Some(EtcdIdentity {
+                    certificate_pem: String::new(),
+                    key_pem: "hunter2".into(),
+                }),
+                server_name: None,
+            }),
+            ..endpoints(&["http://ann:hunter2@a:2379"])
+        };
+        let error = config.validate().unwrap_err();
+        let shown = EtcdConfig {
+            endpoints: vec![],
+            ..config
+        };
+        let texts = format!("{shown:?} {error} {error:?}");
+        assert!(!texts.contains("hunter2"), "{texts}");
+    }
+}

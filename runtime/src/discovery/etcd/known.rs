@@ -1,0 +1,184 @@
+//! [`Known`]: what a watcher was told, and what it is told next. Pure: no I/O, and the time is an argument.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::discovery::{Change, Entry};
+
+/// The entries that a watcher was told of.
+///
+/// After a gap, an entry that etcd no longer has stays for a grace period: etcd may have lost its data, or owner and etcd may have
+/// been apart as we were, and the owner needs time to put it again.
+#[derive(Debug)]
+pub(super) struct Known {
+    grace: Duration,
+    entries: BTreeMap<String, Bytes>,
+    /// Those of `entries` that were missing after a gap, and when their grace ends.
+    missing: BTreeMap<String, Instant>,
+}
+
+impl Known {
+    pub(super) fn new(grace: Duration) -> Self {
+        Self {
+            grace,
+            entries: BTreeMap::new(),
+            missing: BTreeMap::new(),
+        }
+    }
+
+    /// Everything etcd has, after a gap of `gap` or none before the first time. The snapshot holds what is in its grace too.
+    ///
+    /// The gap does not count against a grace that was running: owners could not reach etcd either, for all we know.
+    pub(super) fn resynced(&mut self, entries: Vec<Entry>, now: Instant, gap: Duration) -> Change {
+        let present: BTreeSet<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
+        let missing = self
+            .entries
+            .keys()
+            .filter(|key| !present.contains(key.as_str()))
+            .map(|key| {
+                let ends = self
+                    .missing
+                    .get(key)
+                    .map_or(now + self.grace, |&ends| ends + gap);
+                (key.clone(), ends)
+            })
+            .collect();
+        self.missing = missing;
+        for Entry { key, value } in entries {
+            self.entries.insert(key, value);
+        }
+        Change::Snapshot(self.all())
+    }
+
+    pub(super) fn put(&mut self, entry: Entry) -> Change {
+        self.missing.remove(&entry.key);
+        self.entries.insert(entry.key.clone(), entry.value.clone());
+        Change::Put(entry)
+    }
+
+    /// `None` for what the watcher does not know.
+    pub(super) fn removed(&mut self, key: String) -> Option<Change> {
+        self.missing.remove(&key);
+        self.entries.remove(&key)?;
+        Some(Change::Removed(key))
+    }
+
+    /// When the next grace ends.
+    pub(super) fn next_end_of_grace(&self) -> Option<Instant> {
+        self.missing.values().min().copied()
+    }
+
+    /// The removals of entries whose grace has ended.
+    pub(super) fn end_graces(&mut self, now: Instant) -> Vec<Change> {
+        let ended: Vec<String> = self
+            .missing
+            .iter()
+            .filter(|(_, ends)| **ends <= now)
+            .map(|(key, _)| key.clone())
+            .collect();
+        ended
+            .into_iter()
+            .filter_map(|key| self.removed(key))
+            .collect()
+    }
+
+    fn all(&self) -> Vec<Entry> {
+        let entries = self.entries.iter();
+        entries
+            .map(|(key, value)| Entry {
+                key: key.clone(),
+                value: value.clone(),
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_secs(10);
+
+    fn entries(text: &str) -> Vec<Entry> {
+        let words = text.split_whitespace();
+        words
+            .map(|word| {
+                let (key, value) = word.split_once('=').unwrap();
+                Entry {
+                    key: key.into(),
+                    value: value.as_bytes().to_vec().into(),
+                }
+            })
+            .collect()
+    }
+
+    fn snapshot(text: &str) -> Change {
+        Change::Snapshot(entries(text))
+    }
+
+    fn removed(key: &str) -> Change {
+        Change::Removed(key.into())
+    }
+
+    #[test]
+    fn what_is_missing_after_a_gap_is_removed_when_its_grace_ends() {
+        let start = Instant::now();
+        let mut known = Known::new(GRACE);
+        assert_eq!(
+            known.resynced(entries("a=1 b=1"), start, Duration::ZERO),
+            snapshot("a=1 b=1")
+        );
+        assert_eq!(
+            known.resynced(entries("b=2 c=1"), start, Duration::ZERO),
+            snapshot("a=1 b=2 c=1")
+        );
+        assert_eq!(known.next_end_of_grace(), Some(start + GRACE));
+        assert_eq!(known.end_graces(start + GRACE / 2), []);
+        assert_eq!(known.end_graces(start + GRACE), [removed("a")]);
+        assert_eq!(known.next_end_of_grace(), None);
+    }
+
+    #[test]
+    fn what_is_put_again_in_its_grace_stays() {
+        let start = Instant::now();
+        let mut known = Known::new(GRACE);
+        known.resynced(entries("a=1 b=1 c=1"), start, Duration::ZERO);
+        known.resynced(vec![], start, Duration::ZERO);
+        known.put(entries("a=2").remove(0));
+        assert_eq!(
+            known.resynced(entries("a=2 b=1"), start, Duration::ZERO),
+            snapshot("a=2 b=1 c=1")
+        );
+        assert_eq!(known.end_graces(start + GRACE), [removed("c")]);
+    }
+
+    #[test]
+    fn a_second_gap_stops_the_clock_of_a_grace_and_does_not_wind_it_back() {
+        let start = Instant::now();
+        let mut known = Known::new(GRACE);
+        known.resynced(entries("a=1"), start, Duration::ZERO);
+        known.resynced(vec![], start, Duration::ZERO);
+        let gap = Duration::from_secs(60);
+        known.resynced(vec![], start + gap, gap);
+        assert_eq!(known.next_end_of_grace(), Some(start + gap + GRACE));
+        known.resynced(vec![], start + gap + GRACE / 2, Duration::ZERO);
+        assert_eq!(known.next_end_of_grace(), Some(start + gap + GRACE));
+    }
+
+    #[test]
+    fn a_removal_that_etcd_reports_needs_no_grace() {
+        let start = Instant::now();
+        let mut known = Known::new(GRACE);
+        known.resynced(entries("a=1 b=1"), start, Duration::ZERO);
+        known.resynced(entries("a=1"), start, Duration::ZERO);
+        assert_eq!(known.removed("a".into()), Some(removed("a")));
+        assert_eq!(known.removed("a".into()), None);
+        assert_eq!(
+            known.resynced(vec![], start, Duration::ZERO),
+            snapshot("b=1")
+        );
+    }
+}

@@ -1,0 +1,290 @@
+//! [`EtcdLease`]: entries under a lease of etcd's, kept alive by a task.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use etcd_client::{
+    Client, Compare, CompareOp, Error, LeaseKeepAliveStream, LeaseKeeper, LeaseTimeToLiveOptions,
+    PutOptions, Txn, TxnOp,
+};
+use genset_backend_common::EngineError;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::session::{Failure, Pauses, Sessions, lease_lost};
+use crate::discovery::{Entry, Lease};
+
+/// Keep-alives in one time to live.
+const BEATS_PER_TTL: u32 = 3;
+
+/// The handle: dropping it makes the task revoke the lease.
+pub(super) struct EtcdLease {
+    held: Arc<Held>,
+}
+
+/// What handle and task share.
+pub(super) struct Held {
+    id: i64,
+    beat: Duration,
+    sessions: Arc<Sessions>,
+    /// What is ours to keep in etcd. Locked over each request that changes it there, so that putting entries again after an
+    /// outage never overtakes a newer put. Every request has a deadline, so nobody waits for long.
+    entries: Mutex<BTreeMap<String, Bytes>>,
+    dropped: CancellationToken,
+    lost: CancellationToken,
+}
+
+impl EtcdLease {
+    /// Takes a lease. Somebody has to run [`Held::keep`].
+    pub(super) async fn grant(sessions: &Arc<Sessions>) -> Result<(Self, Arc<Held>), EngineError> {
+        let ttl = i64::try_from(sessions.config().lease_ttl.as_secs()).unwrap_or(i64::MAX);
+        let granted = sessions
+            .perform("taking a lease", move |mut client: Client| async move {
+                client.lease_grant(ttl, None).await
+            })
+            .await?;
+        // A server may grant more than we ask for.
+        let ttl = Duration::from_secs(granted.ttl().unsigned_abs());
+        let held = Arc::new(Held {
+            id: granted.id(),
+            beat: ttl / BEATS_PER_TTL,
+            sessions: Arc::clone(sessions),
+            entries: Mutex::new(BTreeMap::new()),
+            dropped: CancellationToken::new(),
+            lost: CancellationToken::new(),
+        });
+        let lease = Self {
+            held: Arc::clone(&held),
+        };
+        Ok((lease, held))
+    }
+}
+
+impl Drop for EtcdLease {
+    fn drop(&mut self) {
+        self.held.dropped.cancel();
+    }
+}
+
+#[async_trait]
+impl Lease for EtcdLease {
+    async fn put(&self, entry: Entry) -> Result<(), EngineError> {
+        self.held.check_size(&entry)?;
+        let mut entries = self.held.entries.lock().await;
+        if self.held.lost.is_cancelled() {
+            return Err(lease_lost());
+        }
+        match self.held.put(&entry).await {
+            Ok(()) => {
+                entries.insert(entry.key, entry.value);
+                Ok(())
+            }
+            Err(failure) => {
+                if matches!(failure, Failure::NotFound) {
+                    self.held.lost.cancel();
+                }
+                Err(failure.into())
+            }
+        }
+    }
+
+    async fn remove(&self, key: &str) -> Result<(), EngineError> {
+        let mut entries = self.held.entries.lock().await;
+        // First of all it is no longer ours to put again.
+        entries.remove(key);
+        if self.held.lost.is_cancelled() {
+            return Ok(());
+        }
+        Ok(self.held.remove(key).await?)
+    }
+
+    async fn lost(&self) {
+        self.held.lost.cancelled().await;
+    }
+}
+
+impl Held {
+    /// Keeps the lease alive until etcd has lost it, or revokes it once it is dropped or `shutdown` is cancelled.
+    pub(super) async fn keep(self: Arc<Self>, shutdown: CancellationToken) {
+        tokio::select! {
+            biased;
+            () = shutdown.cancelled() => self.revoke().await,
+            () = self.dropped.cancelled() => self.revoke().await,
+            () = self.until_lost() => {
+                tracing::warn!(lease = self.id, "etcd lost a lease, with everything under it");
+            }
+        }
+        self.lost.cancel();
+    }
+
+    /// A failure to talk to etcd does not end this: only etcd knows whether it still has the lease.
+    async fn until_lost(&self) {
+        let mut pauses = Pauses::new();
+        loop {
+            match self.start_beating().await {
+                Ok(beating) => {
+                    pauses = Pauses::new();
+                    self.beat_until_broken(beating).await;
+                    tracing::debug!(lease = self.id, "keeping a lease alive was interrupted");
+                }
+                Err(Failure::NotFound) => return,
+                Err(Failure::Refused(error) | Failure::Unreachable(error)) => {
+                    tracing::warn!(lease = self.id, %error, "a lease cannot be kept alive now");
+                }
+            }
+            pauses.wait().await;
+        }
+    }
+
+    async fn start_beating(&self) -> Result<(LeaseKeeper, LeaseKeepAliveStream), Failure> {
+        let beating = self.sessions.perform(
+            "keeping a lease alive",
+            move |mut client: Client| async move { client.lease_keep_alive(self.id).await },
+        );
+        // Alive first: putting entries again may take a while.
+        let beating = match beating.await {
+            Ok(beating) => beating,
+            Err(failure) => {
+                self.check_entries().await?;
+                return Err(failure);
+            }
+        };
+        self.check_entries().await?;
+        Ok(beating)
+    }
+
+    /// Puts again what etcd no longer has although it has the lease, as when it came back with older data.
+    async fn check_entries(&self) -> Result<(), Failure> {
+        let mut entries = self.entries.lock().await;
+        let attached = self.attached_keys().await?;
+        let missing: Vec<Entry> = entries
+            .iter()
+            .filter(|(key, _)| !attached.iter().any(|held| held == key.as_bytes()))
+            .map(|(key, value)| Entry {
+                key: key.clone(),
+                value: value.clone(),
+            })
+            .collect();
+        for entry in missing {
+            if self.put_if_absent(&entry).await? {
+                tracing::info!(key = entry.key, "an entry that etcd had lost is put again");
+            } else {
+                // Another lease took it over, as the next listing of the same instance does.
+                entries.remove(&entry.key);
+            }
+        }
+        Ok(())
+    }
+
+    /// The keys that etcd holds under the lease; `NotFound` when it does not have the lease.
+    async fn attached_keys(&self) -> Result<Vec<Vec<u8>>, Failure> {
+        let answer = self
+            .sessions
+            .perform("looking up a lease", move |mut client: Client| async move {
+                let options = LeaseTimeToLiveOptions::new().with_keys();
+                client.lease_time_to_live(self.id, Some(options)).await
+            })
+            .await?;
+        // Whole seconds: a lease with less than one left has 0, one that is gone has -1.
+        if answer.ttl() < 0 {
+            return Err(Failure::NotFound);
+        }
+        Ok(answer.keys().to_vec())
+    }
+
+    /// Sends keep-alives until one is not answered in time, or the connection breaks, or etcd says that the lease is gone.
+    async fn beat_until_broken(&self, beating: (LeaseKeeper, LeaseKeepAliveStream)) {
+        let (mut keeper, mut answers) = beating;
+        let patience = self.beat.min(self.sessions.config().request_timeout);
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(self.beat) => {}
+                // Nothing was asked, so this is the end of the connection.
+                _ = answers.message() => return,
+            }
+            match timeout(patience, beat_once(&mut keeper, &mut answers)).await {
+                Ok(Ok(true)) => {}
+                Ok(Ok(false) | Err(_)) | Err(_) => return,
+            }
+        }
+    }
+
+    fn check_size(&self, entry: &Entry) -> Result<(), EngineError> {
+        let (bytes, limit) = (
+            entry.key.len() + entry.value.len(),
+            self.sessions.config().max_entry_bytes,
+        );
+        if bytes > limit {
+            let problem = format!(
+                "the entry {} has {bytes} bytes, and etcd.max_entry_bytes allows {limit}; make the model card smaller, or raise it \
+                 and the servers' --max-request-bytes",
+                entry.key
+            );
+            return Err(EngineError::invalid_argument("entry", problem));
+        }
+        Ok(())
+    }
+
+    async fn put(&self, entry: &Entry) -> Result<(), Failure> {
+        let what = format!("putting {}", entry.key);
+        self.sessions
+            .perform(&what, move |mut client: Client| async move {
+                let options = PutOptions::new().with_lease(self.id);
+                let put = client.put(entry.key.as_str(), entry.value.as_ref(), Some(options));
+                put.await.map(drop)
+            })
+            .await
+    }
+
+    /// Whether the entry was put: not when somebody else has its key by now.
+    async fn put_if_absent(&self, entry: &Entry) -> Result<bool, Failure> {
+        let what = format!("putting {} again", entry.key);
+        self.sessions
+            .perform(&what, move |mut client: Client| async move {
+                let is_absent = Compare::create_revision(entry.key.as_str(), CompareOp::Equal, 0);
+                let options = PutOptions::new().with_lease(self.id);
+                let put = TxnOp::put(entry.key.as_str(), entry.value.as_ref(), Some(options));
+                let txn = Txn::new().when([is_absent]).and_then([put]);
+                Ok(client.txn(txn).await?.succeeded())
+            })
+            .await
+    }
+
+    async fn remove(&self, key: &str) -> Result<(), Failure> {
+        let what = format!("removing {key}");
+        self.sessions
+            .perform(&what, move |mut client: Client| async move {
+                let is_ours = Compare::lease(key, CompareOp::Equal, self.id);
+                let delete = TxnOp::delete(key, None);
+                let txn = Txn::new().when([is_ours]).and_then([delete]);
+                client.txn(txn).await.map(drop)
+            })
+            .await
+    }
+
+    /// One try: should it fail, the lease expires by itself.
+    async fn revoke(&self) {
+        let revoked = self
+            .sessions
+            .perform("revoking a lease", move |mut client: Client| async move {
+                client.lease_revoke(self.id).await
+            });
+        if let Err(Failure::Refused(error) | Failure::Unreachable(error)) = revoked.await {
+            tracing::debug!(lease = self.id, %error, "a lease is left to expire");
+        }
+    }
+}
+
+/// Whether etcd still has the lease.
+async fn beat_once(
+    keeper: &mut LeaseKeeper,
+    answers: &mut LeaseKeepAliveStream,
+) -> Result<bool, Error> {
+    keeper.keep_alive().await?;
+    let answer = answers.message().await?;
+    Ok(answer.is_some_and(|answer| answer.ttl() > 0))
+}

@@ -1,0 +1,228 @@
+//! [`EtcdWatch`]: a task that follows a prefix and feeds a channel.
+//!
+//! It reads everything at a revision and watches from the next one on, so nothing falls between. When the watch ends, for
+//! whatever reason (the connection broke, the history was compacted, the server lost its leader), it starts over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use etcd_client::{
+    Client, Error, Event, EventType, GetOptions, KeyValue, WatchOptions, WatchResponse, WatchStream,
+};
+use genset_backend_common::EngineError;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::known::Known;
+use super::session::{Failure, Pauses, Sessions};
+use crate::discovery::{Change, Entry, Watch};
+
+/// Changes that wait for a slow watcher. When they are this many, the task stops reading and etcd keeps the rest.
+pub(super) const BACKLOG_CHANGES: usize = 1024;
+
+/// The largest message we accept: everything under a prefix comes in one.
+const MAX_MESSAGE_BYTES: usize = 256 << 20;
+
+/// The handle: dropping it ends the task.
+pub(super) struct EtcdWatch {
+    changes: mpsc::Receiver<Change>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl EtcdWatch {
+    pub(super) fn new(changes: mpsc::Receiver<Change>, task: AbortOnDropHandle<()>) -> Self {
+        Self {
+            changes,
+            _task: task,
+        }
+    }
+}
+
+#[async_trait]
+impl Watch for EtcdWatch {
+    async fn next(&mut self) -> Option<Change> {
+        self.changes.recv().await
+    }
+}
+
+/// Everything under a prefix, and what happens after.
+pub(super) struct Feed {
+    entries: Vec<Entry>,
+    changes: WatchStream,
+}
+
+impl Feed {
+    pub(super) async fn open(sessions: &Sessions, prefix: &str) -> Result<Self, Failure> {
+        let what = format!("watching {prefix:?}");
+        sessions
+            .perform(&what, move |client: Client| async move {
+                let (entries, revision) = get_all(&client, prefix).await?;
+                let changes = watch_from(&client, prefix, revision + 1).await?;
+                Ok(Self { entries, changes })
+            })
+            .await
+    }
+}
+
+/// The entries under a prefix.
+pub(super) async fn get(sessions: &Sessions, prefix: &str) -> Result<Vec<Entry>, EngineError> {
+    let what = format!("reading {prefix:?}");
+    let answer = sessions
+        .perform(&what, move |client: Client| async move {
+            get_all(&client, prefix).await
+        })
+        .await?;
+    Ok(answer.0)
+}
+
+/// The entries under a prefix, and the store's revision at that moment.
+async fn get_all(client: &Client, prefix: &str) -> Result<(Vec<Entry>, i64), Error> {
+    let mut kv = client
+        .kv_client()
+        .max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let options = GetOptions::new().with_prefix();
+    let mut answer = kv.get(prefix, Some(options)).await?;
+    let revision = answer
+        .header()
+        .map(etcd_client::ResponseHeader::revision)
+        .ok_or_else(|| Error::Internal("an answer without a header".into()))?;
+    let entries = answer.take_kvs().into_iter().filter_map(entry_of).collect();
+    Ok((entries, revision))
+}
+
+async fn watch_from(client: &Client, prefix: &str, revision: i64) -> Result<WatchStream, Error> {
+    let mut watches = client
+        .watch_client()
+        .max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let options = WatchOptions::new()
+        .with_prefix()
+        .with_start_revision(revision);
+    let mut changes = watches.watch(prefix, Some(options)).await?;
+    match changes.message().await? {
+        Some(answer) if answer.created() && !answer.canceled() => Ok(changes),
+        Some(answer) => Err(Error::WatchError(reason(&answer))),
+        None => Err(Error::WatchError("the server ended the watch".into())),
+    }
+}
+
+/// The task behind an [`EtcdWatch`].
+pub(super) struct Follower {
+    pub(super) sessions: Arc<Sessions>,
+    pub(super) prefix: String,
+    pub(super) changes: mpsc::Sender<Change>,
+}
+
+/// The watcher is gone.
+struct Gone;
+
+impl Follower {
+    /// Follows until the watcher is gone.
+    pub(super) async fn run(self, mut feed: Feed) {
+        let mut known = Known::new(self.sessions.config().lease_ttl);
+        let mut gap = Duration::ZERO;
+        loop {
+            let entries = std::mem::take(&mut feed.entries);
+            let snapshot = known.resynced(entries, Instant::now(), gap);
+            if self.tell([snapshot]).await.is_err() {
+                return;
+            }
+            let Ok(reason) = self.follow(&mut feed.changes, &mut known).await else {
+                return;
+            };
+            tracing::info!(
+                prefix = self.prefix,
+                reason,
+                "a watch of etcd ended; it starts over"
+            );
+            let gap_began = Instant::now();
+            feed = self.reopen().await;
+            gap = gap_began.elapsed();
+        }
+    }
+
+    /// Passes changes on until there is a gap; returns its reason.
+    async fn follow(&self, changes: &mut WatchStream, known: &mut Known) -> Result<String, Gone> {
+        loop {
+            let grace = known.next_end_of_grace();
+            let news = tokio::select! {
+                message = changes.message() => match message {
+                    Ok(Some(answer)) if answer.canceled() => return Ok(reason(&answer)),
+                    Ok(Some(answer)) => changes_of(&answer, known),
+                    Ok(None) => return Ok("the server ended it".into()),
+                    Err(error) => return Ok(error.to_string()),
+                },
+                () = until(grace) => known.end_graces(Instant::now()),
+            };
+            self.tell(news).await?;
+        }
+    }
+
+    async fn tell(&self, changes: impl IntoIterator<Item = Change>) -> Result<(), Gone> {
+        for change in changes {
+            self.changes.send(change).await.map_err(|_| Gone)?;
+        }
+        Ok(())
+    }
+
+    /// A new feed, however long that takes.
+    async fn reopen(&self) -> Feed {
+        let mut pauses = Pauses::new();
+        loop {
+            match Feed::open(&self.sessions, &self.prefix).await {
+                Ok(feed) => return feed,
+                Err(failure) => {
+                    let error = EngineError::from(failure);
+                    tracing::warn!(%error, "discovery cannot be watched; known entries stay");
+                }
+            }
+            pauses.wait().await;
+        }
+    }
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Why the server cancelled a watch.
+fn reason(answer: &WatchResponse) -> String {
+    match (answer.compact_revision(), answer.cancel_reason()) {
+        (0, "") => "the server cancelled it".into(),
+        (0, reason) => reason.into(),
+        (revision, _) => format!("the history before revision {revision} was compacted"),
+    }
+}
+
+fn changes_of(answer: &WatchResponse, known: &mut Known) -> Vec<Change> {
+    let events = answer.events().iter();
+    events.filter_map(|event| change_of(event, known)).collect()
+}
+
+fn change_of(event: &Event, known: &mut Known) -> Option<Change> {
+    let entry = entry_of(event.kv()?.clone())?;
+    match event.event_type() {
+        EventType::Put => Some(known.put(entry)),
+        EventType::Delete => known.removed(entry.key),
+    }
+}
+
+/// `None`, with a warning, for a key that is no text: none of ours.
+fn entry_of(pair: KeyValue) -> Option<Entry> {
+    let (key, value) = pair.into_key_value();
+    match String::from_utf8(key) {
+        Ok(key) => Some(Entry {
+            key,
+            value: Bytes::from(value),
+        }),
+        Err(error) => {
+            tracing::warn!(key = ?error.as_bytes(), "a key in etcd is no UTF-8; it is left out");
+            None
+        }
+    }
+}

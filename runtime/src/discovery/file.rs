@@ -1,0 +1,165 @@
+//! Discovery in a directory that several processes share: no server, one machine (or a shared file system).
+//!
+//! Each lease is one file, which holds all its entries. Its holder replaces it by an atomic rename and beats by moving the
+//! file's modification time, which needs no disk space. A reader looks into the directory some times a second, and takes
+//! a lease to be alive for as long as it sees the file change. It measures that by its own monotonic clock and counts only
+//! the time in which it was looking, so neither a clock that jumps nor a process that slept ends anybody's lease.
+//!
+//! - `store`: the directory itself: names, listing, atomic writes.
+//! - `format`: the bytes of a lease's file.
+//! - `liveness`: whether a lease is alive, as a pure function of what was seen.
+//! - `scan`: looks into the directory and keeps the `view`, which watchers follow.
+//! - `lease`: a lease as its holder keeps it.
+//! - `keeper`: the thread that beats and scans.
+
+mod config;
+mod format;
+mod keeper;
+mod lease;
+mod liveness;
+mod scan;
+mod store;
+mod view;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use genset_backend_common::EngineError;
+use tokio::time::Instant;
+
+pub use config::{DirectoryAccess, FileDiscoveryConfig};
+
+use self::keeper::{Keeper, KeeperOwner};
+use self::lease::{FileLease, LeaseFile};
+use self::store::Store;
+use self::view::FileWatch;
+use super::{Discovery, Entry, Lease, Watch};
+
+/// A store in a directory. Clones share; other processes reach the same store through the same directory.
+///
+/// A thread of its own keeps the leases alive and looks for changes. It ends when the last clone, lease and watch is
+/// dropped; no file is read or written on an async thread, except that dropping a lease unlinks its file.
+///
+/// When the directory is missing, unreadable, full or not mounted, watchers keep what they know and leases live on; both
+/// recover when it is back, and a directory that was removed is made again by the leases. A lease is lost only when its
+/// file was removed from a directory that is otherwise intact.
+///
+/// # Examples
+/// ```
+/// use genset_runtime::discovery::{Change, Discovery, Entry, FileDiscovery, FileDiscoveryConfig};
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("discovery");
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let worker = FileDiscovery::open(path.clone(), FileDiscoveryConfig::default())?;
+/// let lease = worker.lease().await?;
+/// lease.put(Entry { key: "a/1".into(), value: "x".into() }).await?;
+///
+/// // Usually in another process.
+/// let client = FileDiscovery::open(path, FileDiscoveryConfig::default())?;
+/// let mut watch = client.watch("a/").await?;
+/// let known = vec![Entry { key: "a/1".into(), value: "x".into() }];
+/// assert_eq!(watch.next().await, Some(Change::Snapshot(known)));
+/// drop(lease);
+/// assert_eq!(watch.next().await, Some(Change::Removed("a/1".into())));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct FileDiscovery {
+    config: FileDiscoveryConfig,
+    keeper: Arc<KeeperOwner>,
+}
+
+impl FileDiscovery {
+    /// Opens the store in the directory `path`, and makes it (mode 0700) when it is not there.
+    ///
+    /// Blocks for as long as the file system takes to answer.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the field, when the config is out of its ranges, or when the directory is not private as
+    /// [`FileDiscoveryConfig::access`] asks or holds the store of another version; `Unavailable`, naming the path, when it
+    /// cannot be made or read.
+    pub fn open(path: PathBuf, config: FileDiscoveryConfig) -> Result<Self, EngineError> {
+        config.validate()?;
+        let store = Store::open(path, &config)?;
+        let keeper = Keeper::start(store, config.clone())?;
+        Ok(Self { config, keeper })
+    }
+
+    /// Where a user's processes meet unless told otherwise: `genset/discovery` under the user's runtime directory, else
+    /// `genset-UID` under the system's directory for temporary files.
+    ///
+    /// `xdg_runtime_dir` is the value of `$XDG_RUNTIME_DIR`, if set; one that is no absolute path is left out of account,
+    /// as its specification says. `temp_dir` is usually [`std::env::temp_dir`].
+    ///
+    /// # Examples
+    /// ```
+    /// use genset_runtime::discovery::FileDiscovery;
+    ///
+    /// let path = FileDiscovery::default_path(Some("/run/user/1000".as_ref()), "/tmp".as_ref());
+    /// assert_eq!(path, std::path::Path::new("/run/user/1000/genset/discovery"));
+    /// ```
+    #[must_use]
+    pub fn default_path(
+        xdg_runtime_dir: Option<&std::ffi::OsStr>,
+        temp_dir: &std::path::Path,
+    ) -> PathBuf {
+        config::default_path(xdg_runtime_dir, temp_dir)
+    }
+}
+
+#[async_trait]
+impl Discovery for FileDiscovery {
+    async fn lease(&self) -> Result<Box<dyn Lease>, EngineError> {
+        let keeper = Arc::clone(&self.keeper);
+        blocking(move || {
+            let file = Arc::new(LeaseFile::create(Arc::clone(&keeper.store))?);
+            keeper.keep(Arc::clone(&file));
+            Ok(Box::new(FileLease::new(file, keeper)) as Box<dyn Lease>)
+        })
+        .await
+    }
+
+    /// A lease whose file's time is far from this machine's clock is waited for until it beats, at most two heartbeat
+    /// intervals and a scan interval.
+    async fn get(&self, prefix: &str) -> Result<Vec<Entry>, EngineError> {
+        let patience = self.config.heartbeat_interval * 2 + self.config.scan_interval;
+        let deadline = Instant::now() + patience;
+        loop {
+            let keeper = Arc::clone(&self.keeper);
+            let scanned = blocking(move || Ok(keeper.scan()?)).await?;
+            match scanned.look_again_in {
+                Some(pause) if Instant::now() < deadline => tokio::time::sleep(pause).await,
+                _ => return Ok(scanned.view.under(prefix)),
+            }
+        }
+    }
+
+    async fn watch(&self, prefix: &str) -> Result<Box<dyn Watch>, EngineError> {
+        let keeper = Arc::clone(&self.keeper);
+        let prefix = prefix.to_owned();
+        blocking(move || {
+            let views = keeper.follow()?;
+            Ok(Box::new(FileWatch::new(prefix, views, keeper)) as Box<dyn Watch>)
+        })
+        .await
+    }
+}
+
+/// Runs file operations off the async threads. They run to their end also when the future is dropped.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, EngineError> + Send + 'static,
+) -> Result<T, EngineError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| {
+        Err(EngineError::internal("a file operation of discovery ended early").with_source(error))
+    })
+}
+
+/// Pause before a file that was not in the directory is looked for again; only then it is taken to be gone. Longer than a
+/// `rm -r` of the directory takes to get from a lease to the store's marker, so that this reads as the outage it is.
+const CONFIRM_INTERVAL: Duration = Duration::from_millis(20);

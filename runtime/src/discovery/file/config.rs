@@ -1,0 +1,173 @@
+//! What can be set about discovery in a directory, and where the directory is by default.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use genset_backend_common::EngineError;
+
+/// Times and limits of a [`FileDiscovery`](super::FileDiscovery). Processes that share a directory should agree on them.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use genset_runtime::discovery::FileDiscoveryConfig;
+///
+/// let config = FileDiscoveryConfig {
+///     time_to_live: Duration::from_secs(10),
+///     ..FileDiscoveryConfig::default()
+/// };
+/// assert!(config.validate().is_ok());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileDiscoveryConfig {
+    /// Time between two beats of a lease. At least 10 ms; 500 ms by default.
+    pub heartbeat_interval: Duration,
+    /// How long a lease that does not beat is taken to be alive. At least twice the heartbeat interval; 2 s by default.
+    pub time_to_live: Duration,
+    /// Time between two looks into the directory, while somebody watches. At least 10 ms, and at most a quarter of the
+    /// time to live; 200 ms by default.
+    pub scan_interval: Duration,
+    /// The most that one lease's entries may take up, keys and values together, in bytes; a larger file of another process
+    /// is not read. At least 1; 64 MiB by default.
+    pub max_lease_bytes: u64,
+    /// Whom the directory may belong to; private by default.
+    pub access: DirectoryAccess,
+}
+
+/// Whom the directory of a store may belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DirectoryAccess {
+    /// To this user alone: one that another user owns or can write to is refused, since it could name any address.
+    #[default]
+    Private,
+    /// To anybody: whoever may write to it is trusted.
+    Shared,
+}
+
+/// Below this, processes would do little else than look and beat.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+
+impl Default for FileDiscoveryConfig {
+    fn default() -> Self {
+        Self {
+            heartbeat_interval: Duration::from_millis(500),
+            time_to_live: Duration::from_secs(2),
+            scan_interval: Duration::from_millis(200),
+            max_lease_bytes: 64 << 20,
+            access: DirectoryAccess::default(),
+        }
+    }
+}
+
+impl FileDiscoveryConfig {
+    /// Checks every value and how they fit together.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the first field that is out of its range.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        let beat = self.heartbeat_interval;
+        let scan = self.scan_interval;
+        let live = self.time_to_live;
+        let problem = if beat < SHORTEST_INTERVAL {
+            (
+                "heartbeat_interval",
+                format!("must be at least {SHORTEST_INTERVAL:?}, got {beat:?}"),
+            )
+        } else if scan < SHORTEST_INTERVAL {
+            (
+                "scan_interval",
+                format!("must be at least {SHORTEST_INTERVAL:?}, got {scan:?}"),
+            )
+        } else if live / 2 < beat {
+            (
+                "time_to_live",
+                format!("must be at least twice the heartbeat interval of {beat:?}, got {live:?}"),
+            )
+        } else if live / 4 < scan {
+            (
+                "scan_interval",
+                format!("must be at most a quarter of the time to live of {live:?}, got {scan:?}"),
+            )
+        } else if self.max_lease_bytes == 0 {
+            ("max_lease_bytes", "must be at least 1, got 0".to_owned())
+        } else {
+            return Ok(());
+        };
+        Err(EngineError::invalid_argument(problem.0, problem.1))
+    }
+}
+
+pub(super) fn default_path(xdg_runtime_dir: Option<&OsStr>, temp_dir: &Path) -> PathBuf {
+    match xdg_runtime_dir.map(Path::new) {
+        Some(runtime_dir) if runtime_dir.is_absolute() => runtime_dir.join("genset/discovery"),
+        _ => temp_dir.join(format!("genset-{}", rustix::process::geteuid().as_raw())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_and_each_bad_value_is_named() {
+        let ms = Duration::from_millis;
+        let good = FileDiscoveryConfig::default();
+        good.validate().unwrap();
+        let bad = [
+            (
+                "heartbeat_interval",
+                FileDiscoveryConfig {
+                    heartbeat_interval: ms(0),
+                    ..good.clone()
+                },
+            ),
+            (
+                "scan_interval",
+                FileDiscoveryConfig {
+                    scan_interval: ms(9),
+                    ..good.clone()
+                },
+            ),
+            (
+                "time_to_live",
+                FileDiscoveryConfig {
+                    time_to_live: ms(999),
+                    ..good.clone()
+                },
+            ),
+            (
+                "scan_interval",
+                FileDiscoveryConfig {
+                    scan_interval: ms(501),
+                    ..good.clone()
+                },
+            ),
+            (
+                "max_lease_bytes",
+                FileDiscoveryConfig {
+                    max_lease_bytes: 0,
+                    ..good.clone()
+                },
+            ),
+        ];
+        for (field, config) in bad {
+            let error = config.validate().unwrap_err();
+            assert_eq!(error.details().field.as_deref(), Some(field), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_default_path_is_the_users_own() {
+        let temp = Path::new("/tmp");
+        let uid = rustix::process::geteuid().as_raw();
+        let fallback = PathBuf::from(format!("/tmp/genset-{uid}"));
+        assert_eq!(
+            default_path(Some(OsStr::new("/run/user/7")), temp),
+            Path::new("/run/user/7/genset/discovery")
+        );
+        assert_eq!(default_path(None, temp), fallback);
+        assert_eq!(default_path(Some(OsStr::new("")), temp), fallback);
+        assert_eq!(default_path(Some(OsStr::new("run/user")), temp), fallback);
+    }
+}

@@ -1,0 +1,165 @@
+//! Whether a lease is alive, as a pure function of what was seen of its file.
+//!
+//! A reader compares what it sees with what it saw, and counts the time in which it looked and nothing changed. It never
+//! compares a file's time with its own clock, but for one shortcut: a file first seen whose time is near the clock's was
+//! written just now, and need not be seen to beat.
+
+use std::time::{Duration, SystemTime};
+
+/// What changes when a lease beats or is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileMark {
+    pub(super) modified: SystemTime,
+    pub(super) inode: u64,
+    pub(super) length: u64,
+}
+
+/// What a reader thinks of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Seen first with a time far from the clock's: it is alive once it is seen to change.
+    Undecided,
+    Alive,
+    Dead,
+}
+
+/// What a reader has seen of a lease.
+#[derive(Debug)]
+pub(super) struct Liveness {
+    mark: FileMark,
+    silent: Duration,
+    verdict: Verdict,
+}
+
+impl Liveness {
+    pub(super) fn first_seen(mark: FileMark, clock: SystemTime, time_to_live: Duration) -> Self {
+        let (age, is_near) = match clock.duration_since(mark.modified) {
+            Ok(age) => (age, age < time_to_live),
+            Err(ahead) => (Duration::ZERO, ahead.duration() < time_to_live),
+        };
+        if is_near {
+            // The silence before this reader came counts, so that a dead lease goes as soon for late comers.
+            Self {
+                mark,
+                silent: age,
+                verdict: Verdict::Alive,
+            }
+        } else {
+            Self::unjudged(mark)
+        }
+    }
+
+    /// As [`Self::first_seen`], without the shortcut.
+    pub(super) fn unjudged(mark: FileMark) -> Self {
+        Self {
+            mark,
+            silent: Duration::ZERO,
+            verdict: Verdict::Undecided,
+        }
+    }
+
+    /// Takes in what a look at the file showed, `watched` after the look before, and says whether it has changed.
+    pub(super) fn observe(
+        &mut self,
+        mark: FileMark,
+        watched: Duration,
+        time_to_live: Duration,
+    ) -> bool {
+        let is_changed = mark != self.mark;
+        if is_changed {
+            self.mark = mark;
+            self.silent = Duration::ZERO;
+            self.verdict = Verdict::Alive;
+        } else {
+            self.silent = self.silent.saturating_add(watched);
+            if self.silent >= time_to_live {
+                self.verdict = Verdict::Dead;
+            }
+        }
+        is_changed
+    }
+
+    /// Gives it the whole time to live again: the silence so far was an outage's.
+    pub(super) fn pardon(&mut self) {
+        self.silent = Duration::ZERO;
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    pub(super) fn silent(&self) -> Duration {
+        self.silent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIVE: Duration = Duration::from_secs(2);
+    const TICK: Duration = Duration::from_millis(200);
+
+    fn at(seconds: u64) -> FileMark {
+        FileMark {
+            modified: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
+            inode: 1,
+            length: 1,
+        }
+    }
+
+    fn clock(seconds: u64) -> SystemTime {
+        at(seconds).modified
+    }
+
+    #[test]
+    fn a_file_with_a_time_near_the_clock_is_alive_at_once() {
+        for seconds in [999, 1000, 1001] {
+            let lease = Liveness::first_seen(at(seconds), clock(1000), LIVE);
+            assert_eq!(lease.verdict(), Verdict::Alive, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn a_file_with_any_other_time_is_alive_once_it_changes() {
+        for seconds in [0, 998, 1002, 9999] {
+            let mut lease = Liveness::first_seen(at(seconds), clock(1000), LIVE);
+            lease.observe(at(seconds), TICK, LIVE);
+            assert_eq!(lease.verdict(), Verdict::Undecided, "{seconds}");
+            // Also when its time goes back.
+            lease.observe(at(seconds / 2 + 1), TICK, LIVE);
+            assert_eq!(lease.verdict(), Verdict::Alive, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn silence_kills_and_a_change_revives() {
+        let mut lease = Liveness::first_seen(at(1000), clock(1000), LIVE);
+        for _ in 0..9 {
+            lease.observe(at(1000), TICK, LIVE);
+            assert_eq!(lease.verdict(), Verdict::Alive);
+        }
+        lease.observe(at(1000), TICK, LIVE);
+        assert_eq!(lease.verdict(), Verdict::Dead);
+        lease.observe(at(1001), TICK, LIVE);
+        assert_eq!(lease.verdict(), Verdict::Alive);
+    }
+
+    #[test]
+    fn the_silence_before_the_reader_came_counts() {
+        let mut lease = Liveness::first_seen(at(999), clock(1000), LIVE);
+        for _ in 0..5 {
+            lease.observe(at(999), TICK, LIVE);
+        }
+        assert_eq!(lease.verdict(), Verdict::Dead);
+    }
+
+    #[test]
+    fn a_pardoned_lease_has_its_whole_time_again() {
+        let mut lease = Liveness::first_seen(at(1000), clock(1000), LIVE);
+        lease.observe(at(1000), LIVE - TICK, LIVE);
+        lease.pardon();
+        lease.observe(at(1000), LIVE - TICK, LIVE);
+        assert_eq!(lease.verdict(), Verdict::Alive);
+    }
+}

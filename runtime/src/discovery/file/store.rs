@@ -1,0 +1,368 @@
+//! The directory of a store: its marker, who may use it, what lies in it, and atomic writes.
+//!
+//! The marker, a small file with a random id, tells a store from a directory that merely has its name: one whose mount is
+//! gone, or that was removed and made again. A directory without one is an outage, not an empty store.
+
+use std::fmt;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use genset_backend_common::{EngineError, ErrorKind};
+
+use super::config::{DirectoryAccess, FileDiscoveryConfig};
+use super::format::{self, FormatError};
+use super::liveness::FileMark;
+
+/// Name of the marker.
+const MARKER: &str = "genset-discovery";
+
+/// The marker's first word: the version of everything in the directory.
+const MARKER_VERSION: &str = "1";
+
+/// More than any marker holds.
+const MARKER_BYTES: u64 = 256;
+
+const LEASE_SUFFIX: &str = ".lease";
+
+/// Suffix of files that are being written.
+const TEMPORARY_SUFFIX: &str = ".tmp";
+
+/// Which lease: random, so that no two processes ever use the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct LeaseId(u64);
+
+/// Which store: what its marker says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct StoreId(String);
+
+/// A file operation that failed, and where.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StoreError {
+    #[error("discovery cannot {action} {}: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("{} holds no discovery store; it may not be mounted", path.display())]
+    NoMarker { path: PathBuf },
+    #[error("{} holds a discovery store of another version, {version:?}; this program knows {MARKER_VERSION:?}", path.display())]
+    OtherVersion { path: PathBuf, version: String },
+    #[error("the discovery directory {} {problem}", path.display())]
+    NotPrivate { path: PathBuf, problem: String },
+    #[error("the discovery lease {} cannot be read: {source}", path.display())]
+    Format { path: PathBuf, source: FormatError },
+    #[error("the discovery lease {} is {bytes} bytes long, more than max_lease_bytes of {most}", path.display())]
+    TooLong {
+        path: PathBuf,
+        bytes: u64,
+        most: u64,
+    },
+}
+
+impl StoreError {
+    pub(super) fn is_missing(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+impl From<StoreError> for EngineError {
+    fn from(error: StoreError) -> Self {
+        match &error {
+            StoreError::OtherVersion { .. } | StoreError::NotPrivate { .. } => {
+                EngineError::new(ErrorKind::InvalidArgument, error.to_string()).with_field("path")
+            }
+            StoreError::Io { .. }
+            | StoreError::NoMarker { .. }
+            | StoreError::Format { .. }
+            | StoreError::TooLong { .. } => {
+                EngineError::new(ErrorKind::Unavailable, error.to_string()).with_source(error)
+            }
+        }
+    }
+}
+
+/// What one look into the directory showed.
+#[derive(Debug)]
+pub(super) struct Listing {
+    pub(super) id: StoreId,
+    pub(super) leases: Vec<(LeaseId, FileMark)>,
+    pub(super) temporaries: Vec<(PathBuf, FileMark)>,
+}
+
+/// The directory.
+#[derive(Debug)]
+pub(super) struct Store {
+    path: PathBuf,
+    max_lease_bytes: u64,
+    access: DirectoryAccess,
+}
+
+impl Store {
+    /// Makes the directory and its marker where they are missing, and checks whose they are.
+    pub(super) fn open(path: PathBuf, config: &FileDiscoveryConfig) -> Result<Self, StoreError> {
+        let store = Self {
+            path,
+            max_lease_bytes: config.max_lease_bytes,
+            access: config.access,
+        };
+        store.make_directory(true)?;
+        store.make_marker()?;
+        Ok(store)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn max_lease_bytes(&self) -> u64 {
+        self.max_lease_bytes
+    }
+
+    /// Makes the store again after its directory was removed; its parent must be there, or else something greater is amiss.
+    pub(super) fn restore(&self) -> Result<StoreId, StoreError> {
+        self.make_directory(false)?;
+        self.make_marker()
+    }
+
+    fn make_directory(&self, with_parents: bool) -> Result<(), StoreError> {
+        if !self.path.is_dir() {
+            let made = DirBuilder::new()
+                .mode(0o700)
+                .recursive(with_parents)
+                .create(&self.path);
+            match made {
+                // Another process was faster.
+                Err(error)
+                    if error.kind() == io::ErrorKind::AlreadyExists && self.path.is_dir() => {}
+                made => made.map_err(self.failed("make the directory", &self.path))?,
+            }
+        }
+        match self.access {
+            DirectoryAccess::Private => self.check_private(),
+            DirectoryAccess::Shared => Ok(()),
+        }
+    }
+
+    /// Checks that nobody else can put addresses into the store: neither through the directory, nor by a link to it.
+    fn check_private(&self) -> Result<(), StoreError> {
+        let user = rustix::process::geteuid().as_raw();
+        let refused = |problem: String| StoreError::NotPrivate {
+            path: self.path.clone(),
+            problem: format!(
+                "{problem}, or allow shared access if whoever may write to it is trusted"
+            ),
+        };
+        let look = self.failed("look at", &self.path);
+        let link = fs::symlink_metadata(&self.path).map_err(&look)?;
+        let directory = fs::metadata(&self.path).map_err(&look)?;
+        for owner in [link.uid(), directory.uid()] {
+            if owner != user {
+                return Err(refused(format!(
+                    "belongs to user {owner}, not to {user} who runs this program; choose another directory"
+                )));
+            }
+        }
+        if directory.mode() & 0o022 != 0 {
+            let mode = directory.mode() & 0o7777;
+            return Err(refused(format!(
+                "has mode {mode:04o}, so that other users can write to it; run `chmod go-w` on it"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The store's id; writes a marker with a new one if there is none. When several processes do, the last one's stays:
+    /// to all others the store looks renewed, which harms nothing.
+    fn make_marker(&self) -> Result<StoreId, StoreError> {
+        match self.id() {
+            Err(StoreError::NoMarker { .. }) => {}
+            known => return known,
+        }
+        let marker = format!("{MARKER_VERSION} {:016x}\n", rand::random::<u64>());
+        let temporary = self
+            .path
+            .join(format!("{:016x}{TEMPORARY_SUFFIX}", rand::random::<u64>()));
+        self.replace(&temporary, &self.path.join(MARKER), marker.as_bytes())?;
+        self.id()
+    }
+
+    /// The id of the store that is there now.
+    pub(super) fn id(&self) -> Result<StoreId, StoreError> {
+        let path = self.path.join(MARKER);
+        let mut marker = String::new();
+        let read =
+            File::open(&path).and_then(|file| file.take(MARKER_BYTES).read_to_string(&mut marker));
+        match read {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::NoMarker {
+                path: self.path.clone(),
+            }),
+            Err(error) => Err(self.failed("read", &path)(error)),
+            Ok(_) => match marker.trim_end().split_once(' ') {
+                Some((MARKER_VERSION, id)) => Ok(StoreId(id.to_owned())),
+                Some((version, _)) => Err(StoreError::OtherVersion {
+                    path: self.path.clone(),
+                    version: version.to_owned(),
+                }),
+                // What a crash of the machine may leave of a file.
+                None => Err(StoreError::NoMarker {
+                    path: self.path.clone(),
+                }),
+            },
+        }
+    }
+
+    /// What is in the directory. Whatever is neither a lease nor being written is left out.
+    pub(super) fn list(&self) -> Result<Listing, StoreError> {
+        let look = self.failed("look into", &self.path);
+        let (mut leases, mut temporaries) = (Vec::new(), Vec::new());
+        for item in fs::read_dir(&self.path).map_err(&look)? {
+            let item = item.map_err(&look)?;
+            let name = item.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let lease = LeaseId::of_file(name);
+            if lease.is_none() && !name.ends_with(TEMPORARY_SUFFIX) {
+                continue;
+            }
+            // One that went after it was listed is not there.
+            let Ok(metadata) = item.metadata() else {
+                continue;
+            };
+            if !metadata.is_file() {
+                continue;
+            }
+            let mark = mark(&metadata).map_err(&look)?;
+            match lease {
+                Some(lease) => leases.push((lease, mark)),
+                None => temporaries.push((item.path(), mark)),
+            }
+        }
+        // After the listing: if the marker is there now, what was listed was the store.
+        let id = self.id()?;
+        Ok(Listing {
+            id,
+            leases,
+            temporaries,
+        })
+    }
+
+    pub(super) fn lease_path(&self, lease: LeaseId) -> PathBuf {
+        self.path.join(format!("{lease}{LEASE_SUFFIX}"))
+    }
+
+    /// A lease's file and what it looks like; `None` when it is not there.
+    pub(super) fn look_at(&self, lease: LeaseId) -> Result<Option<FileMark>, StoreError> {
+        let path = self.lease_path(lease);
+        match fs::symlink_metadata(&path).and_then(|metadata| mark(&metadata)) {
+            Ok(mark) => Ok(Some(mark)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.failed("look at", &path)(error)),
+        }
+    }
+
+    /// A lease's file, unless it is still of the version `known`.
+    pub(super) fn read(
+        &self,
+        lease: LeaseId,
+        known: Option<u64>,
+    ) -> Result<Option<Bytes>, StoreError> {
+        let path = self.lease_path(lease);
+        let fail = self.failed("read", &path);
+        let file = File::open(&path).map_err(&fail)?;
+        let mut bytes = Vec::with_capacity(format::HEAD_BYTES);
+        let head = format::HEAD_BYTES as u64;
+        (&file).take(head).read_to_end(&mut bytes).map_err(&fail)?;
+        if known.is_some() && format::version(&bytes).ok() == known {
+            return Ok(None);
+        }
+        let length = file.metadata().map_err(&fail)?.len();
+        // The list of entries comes on top of what the limit is about.
+        let most = self
+            .max_lease_bytes
+            .saturating_mul(2)
+            .saturating_add(1 << 20);
+        if length > most {
+            let most = self.max_lease_bytes;
+            return Err(StoreError::TooLong {
+                path,
+                bytes: length,
+                most,
+            });
+        }
+        file.take(most).read_to_end(&mut bytes).map_err(&fail)?;
+        Ok(Some(bytes.into()))
+    }
+
+    /// Replaces a lease's file, whole or not at all, and returns it.
+    pub(super) fn write(&self, lease: LeaseId, bytes: &[u8]) -> Result<File, StoreError> {
+        let temporary = self.path.join(format!("{lease}{TEMPORARY_SUFFIX}"));
+        self.replace(&temporary, &self.lease_path(lease), bytes)
+    }
+
+    pub(super) fn remove(&self, path: &Path) {
+        if let Err(error) = fs::remove_file(path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::debug!(path = %path.display(), %error, "a file of discovery cannot be removed; it times out");
+        }
+    }
+
+    /// Nothing is synced to disk: what is in the store is of no use after the machine went down.
+    fn replace(&self, temporary: &Path, path: &Path, bytes: &[u8]) -> Result<File, StoreError> {
+        let written = File::create(temporary)
+            .and_then(|mut file| file.write_all(bytes).map(|()| file))
+            .map_err(self.failed("write", temporary))
+            .and_then(|file| {
+                let renamed = fs::rename(temporary, path);
+                renamed.map(|()| file).map_err(self.failed("replace", path))
+            });
+        if written.is_err() {
+            self.remove(temporary);
+        }
+        written
+    }
+
+    fn failed(
+        &self,
+        action: &'static str,
+        path: &Path,
+    ) -> impl Fn(io::Error) -> StoreError + use<> {
+        let path = path.to_owned();
+        move |source| StoreError::Io {
+            action,
+            path: path.clone(),
+            source,
+        }
+    }
+}
+
+impl LeaseId {
+    pub(super) fn random() -> Self {
+        Self(rand::random())
+    }
+
+    fn of_file(name: &str) -> Option<Self> {
+        let digits = name.strip_suffix(LEASE_SUFFIX)?;
+        let id = Self(u64::from_str_radix(digits, 16).ok()?);
+        // One spelling for each lease, or two files would be one.
+        (id.to_string() == digits).then_some(id)
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// What a file looks like.
+pub(super) fn mark(metadata: &fs::Metadata) -> io::Result<FileMark> {
+    Ok(FileMark {
+        modified: metadata.modified()?,
+        inode: metadata.ino(),
+        length: metadata.len(),
+    })
+}

@@ -1,0 +1,94 @@
+//! The log of a process on standard error and, with the feature `otlp`, its spans to a collector. Binaries set both up once,
+//! before anything else.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
+
+#[cfg(feature = "otlp")]
+use crate::telemetry::otlp;
+
+/// The environment variable that sets the log filter, in `RUST_LOG` syntax.
+const LOG_VARIABLE: &str = "GENSET_LOG";
+
+/// What must outlive everything that logs: dropping it sends the spans that were not sent yet, which takes three seconds at
+/// most. Drop it outside of an async runtime.
+#[must_use = "dropped at once, it ends the export of spans"]
+#[derive(Debug, Default)]
+pub struct Logging {
+    #[cfg(feature = "otlp")]
+    _export: Option<otlp::Export>,
+}
+
+/// Writes the log to stderr: warnings by default for `quiet` programs, else information; `verbose` adds to it, and
+/// `GENSET_LOG` (`RUST_LOG` syntax) overrides both. With the feature `otlp` and `OTEL_EXPORTER_OTLP_ENDPOINT`, spans go to
+/// that collector.
+///
+/// # Examples
+/// ```no_run
+/// fn main() {
+///     let logging = genset_runtime::init_logging(0, false);
+///     // Run, to the end of every async runtime.
+///     drop(logging);
+/// }
+/// ```
+pub fn init_logging(verbose: u8, quiet: bool) -> Logging {
+    let level = match verbose {
+        0 if quiet => "warn",
+        0 => "info",
+        1 => "debug",
+        _ => "trace",
+    };
+    let (filter, problem) = match std::env::var(LOG_VARIABLE) {
+        Err(_) => (EnvFilter::new(level), None),
+        Ok(text) => match EnvFilter::try_new(&text) {
+            Ok(filter) => (filter, None),
+            Err(error) => (EnvFilter::new(level), Some(error)),
+        },
+    };
+    let log = fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_filter(filter);
+    let (logging, is_first) = install(registry().with(log));
+    if let (true, Some(error)) = (is_first, problem) {
+        tracing::warn!(%error, "{LOG_VARIABLE} cannot be read; the level is {level}");
+    }
+    logging
+}
+
+/// Makes it the process's subscriber; says whether it is the first, the one that counts.
+#[cfg(not(feature = "otlp"))]
+fn install(subscriber: impl SubscriberInitExt) -> (Logging, bool) {
+    let is_first = subscriber.try_init().is_ok();
+    if is_first && std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() {
+        tracing::warn!(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but this build exports no spans; build with the feature otlp"
+        );
+    }
+    (Logging::default(), is_first)
+}
+
+/// As above, with the export of spans if the environment asks for it.
+#[cfg(feature = "otlp")]
+fn install<S>(subscriber: S) -> (Logging, bool)
+where
+    S: tracing::Subscriber
+        + for<'a> tracing_subscriber::registry::LookupSpan<'a>
+        + Send
+        + Sync
+        + 'static,
+{
+    let (export, problem) = match otlp::Export::from_environment() {
+        Ok(export) => (export, None),
+        Err(error) => (None, Some(error)),
+    };
+    let spans = export.as_ref().map(otlp::Export::layer);
+    let is_first = subscriber.with(spans).try_init().is_ok();
+    if let Some(error) = problem {
+        tracing::warn!(%error, "spans are not exported");
+    }
+    (Logging { _export: export }, is_first)
+}

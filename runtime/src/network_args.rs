@@ -1,0 +1,448 @@
+//! [`NetworkArgs`]: the flags that say where instances are listed and how requests travel, and the runtime they make.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use genset_backend_common::{EngineError, MetricsRegistry};
+
+use crate::component::Runtime;
+use crate::discovery::{
+    DirectoryAccess, Discovery, FileDiscovery, FileDiscoveryConfig, MemoryDiscovery,
+};
+use crate::plane::{MemoryPlane, RequestPlane, TcpConfig, WireConfig, WirePlane, WireSecret};
+
+/// Flags about the network between processes.
+#[derive(Debug, Clone, Args)]
+pub struct NetworkArgs {
+    /// Where instances are listed: memory (this process alone), file or etcd
+    /// [default: file between processes, memory in one]
+    #[arg(long, env = "GENSET_DISCOVERY_BACKEND", value_name = "BACKEND")]
+    pub discovery_backend: Option<DiscoveryBackend>,
+    /// Directory of file discovery, shared by all processes [default: one for each user]
+    #[arg(long, env = "GENSET_DISCOVERY_PATH", value_name = "DIR")]
+    pub discovery_path: Option<PathBuf>,
+    /// Servers of etcd discovery, as http://host:2379
+    #[arg(
+        long,
+        env = "ETCD_ENDPOINTS",
+        value_delimiter = ',',
+        value_name = "URLS",
+        default_value = "http://127.0.0.1:2379"
+    )]
+    pub etcd_endpoints: Vec<String>,
+    /// User at etcd
+    #[arg(
+        long,
+        env = "ETCD_USERNAME",
+        value_name = "NAME",
+        requires = "etcd_password_file"
+    )]
+    pub etcd_username: Option<String>,
+    /// File with the password at etcd
+    #[arg(long, env = "ETCD_PASSWORD_FILE", value_name = "FILE")]
+    pub etcd_password_file: Option<PathBuf>,
+    /// PEM file of the authorities that sign etcd's certificates; makes every endpoint https
+    #[arg(long, env = "ETCD_CA", value_name = "FILE")]
+    pub etcd_ca: Option<PathBuf>,
+    /// PEM file of our certificate for etcd
+    #[arg(
+        long,
+        env = "ETCD_CERT",
+        value_name = "FILE",
+        requires = "etcd_key",
+        requires = "etcd_ca"
+    )]
+    pub etcd_cert: Option<PathBuf>,
+    /// PEM file of our certificate's private key
+    #[arg(long, env = "ETCD_KEY", value_name = "FILE", requires = "etcd_cert")]
+    pub etcd_key: Option<PathBuf>,
+    /// How long etcd lists a process that gives no sign of life, in seconds
+    #[arg(
+        long,
+        env = "ETCD_LEASE_TTL",
+        value_name = "SECONDS",
+        default_value_t = 10
+    )]
+    pub etcd_lease_ttl: u64,
+    /// How requests travel: memory (this process alone), tcp or nats
+    /// [default: tcp between processes, memory in one]
+    #[arg(long, env = "GENSET_REQUEST_PLANE", value_name = "PLANE")]
+    pub request_plane: Option<RequestPlaneKind>,
+    /// Servers of the nats request plane, as nats://host:4222
+    #[arg(
+        long,
+        env = "NATS_SERVER",
+        value_delimiter = ',',
+        value_name = "URLS",
+        default_value = "nats://127.0.0.1:4222"
+    )]
+    pub nats_server: Vec<String>,
+    /// File with NATS credentials (.creds)
+    #[arg(long, env = "NATS_CREDS", value_name = "FILE")]
+    pub nats_creds: Option<PathBuf>,
+    /// PEM file of the authorities that sign the NATS servers' certificates
+    #[arg(long, env = "NATS_CA", value_name = "FILE")]
+    pub nats_ca: Option<PathBuf>,
+    /// Address the tcp request plane listens on
+    #[arg(long, env = "GENSET_WIRE_HOST", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub wire_host: IpAddr,
+    /// Port the tcp request plane listens on; 0 for any free one
+    #[arg(long, env = "GENSET_WIRE_PORT", default_value_t = 0)]
+    pub wire_port: u16,
+    /// Host that other processes are told [default: the address listened on]
+    #[arg(long, env = "GENSET_ADVERTISE_HOST", value_name = "HOST")]
+    pub advertise_host: Option<String>,
+    /// File with the secret that every process of the fleet knows: others cannot call
+    #[arg(long, env = "GENSET_WIRE_SECRET_FILE", value_name = "FILE")]
+    pub wire_secret_file: Option<PathBuf>,
+    /// Silence after which another process counts as dead, in seconds
+    #[arg(
+        long,
+        env = "GENSET_PEER_TIMEOUT",
+        value_name = "SECONDS",
+        default_value_t = 1.5
+    )]
+    pub peer_timeout: f64,
+}
+
+/// Where instances are listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiscoveryBackend {
+    /// In this process.
+    Memory,
+    /// In a directory.
+    File,
+    /// In etcd.
+    Etcd,
+}
+
+/// How requests travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestPlaneKind {
+    /// As function calls inside this process.
+    Memory,
+    /// Over TCP connections from caller to worker.
+    Tcp,
+    /// Over NATS.
+    Nats,
+}
+
+/// What a process does when no flag says how it meets others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// It meets nobody: memory.
+    ThisProcess,
+    /// It meets the other processes of this user: file and tcp.
+    OtherProcesses,
+}
+
+/// Parses one of several names; the error lists them.
+fn one_of<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T, String> {
+    let found = known.iter().find(|(name, _)| *name == text);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        format!("{text:?} is none of {}", names.join(", "))
+    })
+}
+
+impl FromStr for DiscoveryBackend {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        one_of(
+            text,
+            &[
+                ("memory", Self::Memory),
+                ("file", Self::File),
+                ("etcd", Self::Etcd),
+            ],
+        )
+    }
+}
+
+impl FromStr for RequestPlaneKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        one_of(
+            text,
+            &[
+                ("memory", Self::Memory),
+                ("tcp", Self::Tcp),
+                ("nats", Self::Nats),
+            ],
+        )
+    }
+}
+
+impl NetworkArgs {
+    /// The runtime the flags ask for.
+    ///
+    /// # Errors
+    /// `InvalidArgument` or `Unsupported`, naming the flag; `Unavailable` when a directory or server cannot be reached.
+    pub async fn runtime(&self, reach: Reach) -> Result<Runtime, EngineError> {
+        let (backend, plane) = self.kinds(reach)?;
+        let metrics = MetricsRegistry::default();
+        let discovery = self.discovery(backend).await?;
+        let plane = self.plane(plane, &metrics).await?;
+        Ok(Runtime::with_metrics(discovery, plane, metrics))
+    }
+
+    /// What holds when one of the two flags is given: the other suits it.
+    fn kinds(&self, reach: Reach) -> Result<(DiscoveryBackend, RequestPlaneKind), EngineError> {
+        use {DiscoveryBackend as D, RequestPlaneKind as P};
+        let kinds = match (self.discovery_backend, self.request_plane, reach) {
+            (None, None, Reach::ThisProcess) => (D::Memory, P::Memory),
+            (None, None, Reach::OtherProcesses) => (D::File, P::Tcp),
+            (Some(D::Memory), None, _) => (D::Memory, P::Memory),
+            (Some(backend), None, _) => (backend, P::Tcp),
+            (None, Some(P::Memory), _) => (D::Memory, P::Memory),
+            (None, Some(plane), _) => (D::File, plane),
+            (Some(backend), Some(plane), _) => (backend, plane),
+        };
+        let (backend, plane) = kinds;
+        if plane == P::Memory && backend != D::Memory {
+            let problem = "memory reaches this process alone, and other processes would be told of it; use tcp or nats";
+            return Err(EngineError::invalid_argument("--request-plane", problem));
+        }
+        if backend == D::Memory && reach == Reach::OtherProcesses {
+            let problem = "memory lists instances in this process alone, and this command meets others; use file or etcd";
+            return Err(EngineError::invalid_argument(
+                "--discovery-backend",
+                problem,
+            ));
+        }
+        Ok(kinds)
+    }
+
+    async fn discovery(
+        &self,
+        backend: DiscoveryBackend,
+    ) -> Result<Arc<dyn Discovery>, EngineError> {
+        match backend {
+            DiscoveryBackend::Memory => Ok(Arc::new(MemoryDiscovery::new())),
+            DiscoveryBackend::File => {
+                let args = self.clone();
+                let opened = tokio::task::spawn_blocking(move || args.file_discovery()).await;
+                let discovery = opened.map_err(|error| {
+                    EngineError::internal("opening the discovery directory failed")
+                        .with_source(error)
+                })??;
+                Ok(Arc::new(discovery))
+            }
+            DiscoveryBackend::Etcd => self.etcd_discovery().await,
+        }
+    }
+
+    fn file_discovery(&self) -> Result<FileDiscovery, EngineError> {
+        let (path, access) = match &self.discovery_path {
+            Some(path) => (path.clone(), DirectoryAccess::Shared),
+            None => (
+                FileDiscovery::default_path(
+                    std::env::var_os("XDG_RUNTIME_DIR").as_deref(),
+                    &std::env::temp_dir(),
+                ),
+                DirectoryAccess::Private,
+            ),
+        };
+        tracing::debug!(path = %path.display(), "discovery in a directory");
+        let config = FileDiscoveryConfig {
+            access,
+            ..FileDiscoveryConfig::default()
+        };
+        FileDiscovery::open(path, config)
+    }
+
+    #[cfg(not(feature = "etcd"))]
+    #[expect(clippy::unused_async, reason = "with the feature it waits")]
+    async fn etcd_discovery(&self) -> Result<Arc<dyn Discovery>, EngineError> {
+        Err(absent("--discovery-backend", "etcd", "file"))
+    }
+
+    #[cfg(feature = "etcd")]
+    async fn etcd_discovery(&self) -> Result<Arc<dyn Discovery>, EngineError> {
+        use crate::discovery::{EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdIdentity, EtcdTls};
+        let credentials = match (&self.etcd_username, &self.etcd_password_file) {
+            (Some(user), Some(file)) => Some(EtcdCredentials {
+                user: user.clone(),
+                password: text_of("--etcd-password-file", file)?.trim().to_owned(),
+            }),
+            (_, _) => None,
+        };
+        let identity = match (&self.etcd_cert, &self.etcd_key) {
+            (Some(certificate), Some(key)) => Some(EtcdIdentity {
+                certificate_pem: text_of("--etcd-cert", certificate)?,
+                key_pem: text_of("--etcd-key", key)?,
+            }),
+            (_, _) => None,
+        };
+        let tls = match &self.etcd_ca {
+            Some(authorities) => Some(EtcdTls {
+                ca_pem: text_of("--etcd-ca", authorities)?,
+                identity,
+                server_name: None,
+            }),
+            None => None,
+        };
+        let config = EtcdConfig {
+            endpoints: self.etcd_endpoints.clone(),
+            credentials,
+            tls,
+            lease_ttl: Duration::from_secs(self.etcd_lease_ttl),
+            ..EtcdConfig::default()
+        };
+        Ok(Arc::new(EtcdDiscovery::connect(config).await?))
+    }
+
+    async fn plane(
+        &self,
+        plane: RequestPlaneKind,
+        metrics: &MetricsRegistry,
+    ) -> Result<Arc<dyn RequestPlane>, EngineError> {
+        match plane {
+            RequestPlaneKind::Memory => Ok(Arc::new(MemoryPlane::new())),
+            RequestPlaneKind::Tcp => {
+                let tcp = TcpConfig {
+                    listen: SocketAddr::new(self.wire_host, self.wire_port),
+                    advertised_host: self.advertise_host.clone(),
+                };
+                Ok(Arc::new(WirePlane::tcp(tcp, self.wire_config()?, metrics)?))
+            }
+            RequestPlaneKind::Nats => self.nats_plane(metrics).await,
+        }
+    }
+
+    fn wire_config(&self) -> Result<WireConfig, EngineError> {
+        let secret = match &self.wire_secret_file {
+            Some(path) => {
+                let text = text_of("--wire-secret-file", path)?;
+                let secret = WireSecret::try_new(text.as_bytes()).map_err(|error| {
+                    let problem = format!("{}: {}", path.display(), error.message());
+                    EngineError::invalid_argument("--wire-secret-file", problem)
+                })?;
+                Some(secret)
+            }
+            None => None,
+        };
+        if !(0.01..=3600.0).contains(&self.peer_timeout) {
+            return Err(EngineError::invalid_argument(
+                "--peer-timeout",
+                "must be between 0.01 and 3600 seconds",
+            ));
+        }
+        let peer_timeout = Duration::from_secs_f64(self.peer_timeout);
+        let config = WireConfig {
+            peer_timeout,
+            ping_interval: peer_timeout / 3,
+            secret,
+            ..WireConfig::default()
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    #[cfg(not(feature = "nats"))]
+    #[expect(clippy::unused_async, reason = "with the feature it waits")]
+    async fn nats_plane(
+        &self,
+        _metrics: &MetricsRegistry,
+    ) -> Result<Arc<dyn RequestPlane>, EngineError> {
+        Err(absent("--request-plane", "nats", "tcp"))
+    }
+}
+
+/// A backend that was not compiled in.
+#[cfg_attr(
+    all(feature = "etcd", feature = "nats"),
+    expect(dead_code, reason = "nothing is absent from this build")
+)]
+fn absent(flag: &str, value: &str, other: &str) -> EngineError {
+    let problem =
+        format!("this build has no {value}; build it with --features {value}, or use {other}");
+    EngineError::unsupported(flag, problem)
+}
+
+fn text_of(flag: &str, path: &Path) -> Result<String, EngineError> {
+    std::fs::read_to_string(path).map_err(|error| {
+        EngineError::invalid_argument(flag, format!("{}: {error}", path.display()))
+    })
+}
+
+impl fmt::Display for DiscoveryBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "memory",
+            Self::File => "file",
+            Self::Etcd => "etcd",
+        })
+    }
+}
+
+impl fmt::Display for RequestPlaneKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "memory",
+            Self::Tcp => "tcp",
+            Self::Nats => "nats",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        network: NetworkArgs,
+    }
+
+    fn args(words: &[&str]) -> NetworkArgs {
+        Alone::parse_from(["test"].iter().chain(words)).network
+    }
+
+    #[test]
+    fn one_flag_makes_the_other_suit_it() {
+        use {DiscoveryBackend as D, RequestPlaneKind as P};
+        for (words, reach, kinds) in [
+            (&[][..], Reach::ThisProcess, (D::Memory, P::Memory)),
+            (&[], Reach::OtherProcesses, (D::File, P::Tcp)),
+            (
+                &["--discovery-backend=etcd"],
+                Reach::ThisProcess,
+                (D::Etcd, P::Tcp),
+            ),
+            (
+                &["--request-plane=nats"],
+                Reach::OtherProcesses,
+                (D::File, P::Nats),
+            ),
+        ] {
+            assert_eq!(args(words).kinds(reach).unwrap(), kinds, "{words:?}");
+        }
+        for words in [["--request-plane=memory"], ["--discovery-backend=memory"]] {
+            args(&words).kinds(Reach::OtherProcesses).unwrap_err();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_bad_secret_file_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        std::fs::write(&path, "short").unwrap();
+        let flag = format!("--wire-secret-file={}", path.display());
+        let error = args(&[&flag, "--discovery-backend=memory", "--request-plane=tcp"])
+            .runtime(Reach::ThisProcess)
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("--wire-secret-file"), "{error}");
+    }
+}

@@ -1,0 +1,341 @@
+//! [`NatsConfig`]: where NATS is, who we are to it, and how much may be under way.
+
+use std::fmt;
+use std::time::Duration;
+
+use async_nats::ServerAddr;
+use genset_backend_common::EngineError;
+
+use super::message::HEADER_BYTES;
+
+/// The fewest bytes of a message: less would be headers for the most part.
+pub(super) const MIN_MESSAGE_BYTES: usize = 1024;
+
+/// The most bytes of a message: NATS itself allows no more.
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// Fewer would wait for the peer at each message.
+const MIN_WINDOW_MESSAGES: u32 = 4;
+
+/// More would let one slow process fill another's memory.
+const MAX_WINDOW_MESSAGES: u32 = 1 << 16;
+
+/// How to reach NATS. Checked as a whole by [`WirePlane::nats`](crate::plane::WirePlane::nats).
+///
+/// # Examples
+/// ```
+/// use genset_runtime::plane::{NatsConfig, NatsCredentials};
+///
+/// let config = NatsConfig {
+///     servers: vec!["nats://nats-0:4222".into(), "nats://nats-1:4222".into()],
+///     credentials: Some(NatsCredentials::UserPassword {
+///         user: "genset".into(),
+///         password: "from a file".into(),
+///     }),
+///     ..NatsConfig::default()
+/// };
+/// config.validate().unwrap();
+/// ```
+#[derive(Debug, Clone)]
+pub struct NatsConfig {
+    /// The servers, one or more, each as `scheme://host:port`. The scheme is `nats`, or `tls` where the server must speak TLS;
+    /// `nats` when missing. The port is 4222 when missing. Further servers of their cluster are learnt from them.
+    pub servers: Vec<String>,
+    /// Who we are, where NATS asks.
+    pub credentials: Option<NatsCredentials>,
+    /// Certificates; with them every server must speak TLS. Without, the system's authorities are asked about a server
+    /// that speaks TLS.
+    pub tls: Option<NatsTls>,
+    /// The connection's name, as `nats server report connections` shows it.
+    pub name: String,
+    /// Limit of connecting, over all servers.
+    pub connect_timeout: Duration,
+    /// Silence after which the server is asked whether it is there. After three such without an answer, another is connected
+    /// to.
+    pub ping_interval: Duration,
+    /// The largest message, in bytes, headers included; less where a server allows less.
+    pub max_message_bytes: usize,
+    /// Messages of one connection that a process may have before it. Their senders wait for it to take some. A connection takes at
+    /// most this many times [`max_message_bytes`](Self::max_message_bytes) of its memory, and of the NATS server's.
+    pub window_messages: u32,
+}
+
+/// Who we are to NATS. `Debug` shows no secret.
+#[derive(Clone, PartialEq, Eq)]
+pub enum NatsCredentials {
+    /// A user of the server's configuration.
+    UserPassword {
+        /// The name.
+        user: String,
+        /// The password.
+        password: String,
+    },
+    /// A token of the server's configuration.
+    Token(String),
+    /// A `.creds` file, of decentralized authentication: the content and not a path.
+    Creds(String),
+}
+
+/// Certificates. `Debug` leaves the private key out.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NatsTls {
+    /// Certificates of the authorities that may sign the servers' certificates: PEM, the content and not a path. `None` for the
+    /// system's own.
+    pub ca_pem: Option<String>,
+    /// Our own certificate, where the servers ask for one.
+    pub identity: Option<NatsIdentity>,
+}
+
+/// A client certificate. `Debug` leaves the private key out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NatsIdentity {
+    /// The certificate and those between it and its authority: PEM, the content and not a path.
+    pub certificate_pem: String,
+    /// Its private key: PEM, the content and not a path.
+    pub key_pem: String,
+}
+
+impl Default for NatsConfig {
+    fn default() -> Self {
+        Self {
+            servers: vec!["nats://127.0.0.1:4222".into()],
+            credentials: None,
+            tls: None,
+            name: "genset".into(),
+            connect_timeout: Duration::from_secs(2),
+            ping_interval: Duration::from_secs(2),
+            max_message_bytes: 32 << 10,
+            window_messages: 128,
+        }
+    }
+}
+
+impl NatsConfig {
+    /// Checks every field that can be checked without a server.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the field and what it must be.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        self.checked_servers()?;
+        self.check_credentials()?;
+        for (field, value) in [
+            ("connect_timeout", self.connect_timeout),
+            ("ping_interval", self.ping_interval),
+        ] {
+            if value.is_zero() {
+                return Err(invalid(field, "must be more than 0"));
+            }
+        }
+        check_range(
+            "max_message_bytes",
+            self.max_message_bytes,
+            (MIN_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
+        )?;
+        check_range(
+            "window_messages",
+            self.window_messages,
+            (MIN_WINDOW_MESSAGES, MAX_WINDOW_MESSAGES),
+        )
+    }
+
+    /// The servers, parsed.
+    pub(super) fn checked_servers(&self) -> Result<Vec<ServerAddr>, EngineError> {
+        if self.servers.is_empty() {
+            return Err(invalid("servers", "name at least one, as nats://host:4222"));
+        }
+        self.servers.iter().map(|server| checked(server)).collect()
+    }
+
+    fn check_credentials(&self) -> Result<(), EngineError> {
+        let (field, value) = match &self.credentials {
+            None => return Ok(()),
+            Some(NatsCredentials::UserPassword { user, .. }) => ("credentials.user", user),
+            Some(NatsCredentials::Token(token)) => ("credentials.token", token),
+            Some(NatsCredentials::Creds(creds)) => ("credentials.creds", creds),
+        };
+        if value.trim().is_empty() {
+            let problem = "must not be empty; leave credentials out where NATS asks for none";
+            return Err(invalid(field, problem));
+        }
+        Ok(())
+    }
+}
+
+fn checked(server: &str) -> Result<ServerAddr, EngineError> {
+    // The text may hold a password, so it is not repeated before it is known not to.
+    if server.contains('@') {
+        let problem = "must not hold a user, password or token; use credentials";
+        return Err(invalid("servers", problem));
+    }
+    let problem = |text: &str| invalid("servers", format!("{text}, got {server:?}"));
+    let address: ServerAddr = server
+        .parse()
+        .map_err(|_| problem("must each be nats://host:port or tls://host:port"))?;
+    let has_path = !matches!(address.clone().into_inner().path(), "" | "/");
+    if address.host().is_empty() || has_path || address.is_websocket() {
+        return Err(problem(
+            "must each be nats://host:port or tls://host:port and no more",
+        ));
+    }
+    Ok(address)
+}
+
+fn check_range<T: PartialOrd + fmt::Display>(
+    field: &str,
+    value: T,
+    (least, most): (T, T),
+) -> Result<(), EngineError> {
+    if value < least || value > most {
+        let problem = format!("must be between {least} and {most}, got {value}");
+        return Err(invalid(field, problem));
+    }
+    Ok(())
+}
+
+/// An error that names a field of the config.
+pub(super) fn invalid(field: &str, problem: impl fmt::Display) -> EngineError {
+    EngineError::invalid_argument(&format!("nats.{field}"), problem)
+}
+
+impl fmt::Debug for NatsCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UserPassword { user, .. } => f
+                .debug_struct("UserPassword")
+                .field("user", user)
+                .finish_non_exhaustive(),
+            Self::Token(_) => f.write_str("Token(hidden)"),
+            Self::Creds(_) => f.write_str("Creds(hidden)"),
+        }
+    }
+}
+
+impl fmt::Debug for NatsIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NatsIdentity")
+            .field("certificate_pem", &self.certificate_pem)
+            .finish_non_exhaustive()
+    }
+}
+
+// A message always has room for data behind its header.
+const _: () = assert!(MIN_MESSAGE_BYTES > 2 * HEADER_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn servers(servers: &[&str]) -> NatsConfig {
+        NatsConfig {
+            servers: servers.iter().map(|&text| text.to_owned()).collect(),
+            ..NatsConfig::default()
+        }
+    }
+
+    fn with_credentials(credentials: NatsCredentials) -> NatsConfig {
+        NatsConfig {
+            credentials: Some(credentials),
+            ..NatsConfig::default()
+        }
+    }
+
+    #[test]
+    fn servers_are_taken_with_and_without_scheme_and_port() {
+        let config = servers(&["a", "nats://b:1", "tls://c", "nats://[::1]:5"]);
+        let hosts: Vec<_> = config
+            .checked_servers()
+            .unwrap()
+            .iter()
+            .map(|server| (server.host().to_owned(), server.port(), server.tls_required()))
+            .collect();
+        let expected = [
+            ("a", 4222, false),
+            ("b", 1, false),
+            ("c", 4222, true),
+            ("::1", 5, false),
+        ];
+        assert_eq!(hosts, expected.map(|(host, port, tls)| (host.to_owned(), port, tls)));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_field() {
+        let default = NatsConfig::default;
+        let user = |user: &str| NatsCredentials::UserPassword {
+            user: user.into(),
+            password: "p".into(),
+        };
+        let cases = [
+            (servers(&[]), "nats.servers"),
+            (servers(&[""]), "nats.servers"),
+            (servers(&["http://a"]), "nats.servers"),
+            (servers(&["ws://a"]), "nats.servers"),
+            (servers(&["nats://a/path"]), "nats.servers"),
+            (servers(&["nats://a:70000"]), "nats.servers"),
+            (with_credentials(user("")), "nats.credentials.user"),
+            (
+                with_credentials(NatsCredentials::Token(" ".into())),
+                "nats.credentials.token",
+            ),
+            (
+                with_credentials(NatsCredentials::Creds(String::new())),
+                "nats.credentials.creds",
+            ),
+            (
+                NatsConfig {
+                    connect_timeout: Duration::ZERO,
+                    ..default()
+                },
+                "nats.connect_timeout",
+            ),
+            (
+                NatsConfig {
+                    ping_interval: Duration::ZERO,
+                    ..default()
+                },
+                "nats.ping_interval",
+            ),
+            (
+                NatsConfig {
+                    max_message_bytes: 100,
+                    ..default()
+                },
+                "nats.max_message_bytes",
+            ),
+            (
+                NatsConfig {
+                    window_messages: 0,
+                    ..default()
+                },
+                "nats.window_messages",
+            ),
+        ];
+        for (config, field) in cases {
+            let error = config.validate().unwrap_err();
+            assert_eq!(error.details().field.as_deref(), Some(field), "{config:?}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_in_no_debug_and_no_error() {
+        let secret = || "hunter2".to_owned();
+        let shown = [
+            NatsCredentials::UserPassword {
+                user: "ann".into(),
+                password: secret(),
+            },
+            NatsCredentials::Token(secret()),
+            NatsCredentials::Creds(secret()),
+        ]
+        .map(with_credentials);
+        let tls = NatsTls {
+            ca_pem: None,
+            identity: Some(NatsIdentity {
+                certificate_pem: String::new(),
+                key_pem: secret(),
+            }),
+        };
+        let error = servers(&["nats://ann:hunter2@a:4222"]).validate().unwrap_err();
+        let texts = format!("{shown:?} {tls:?} {error} {error:?}");
+        assert!(!texts.contains("hunter2"), "{texts}");
+    }
+}

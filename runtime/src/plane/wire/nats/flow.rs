@@ -1,0 +1,181 @@
+//! [`Flow`]: what one end of a virtual connection has sent and taken, and so what it may send. Does no I/O.
+
+use super::message::Position;
+
+/// Why a virtual connection cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Broken {
+    /// NATS delivers a message at most once.
+    #[error("a message was lost on its way through NATS: number {got} came where {due} was due")]
+    Lost { got: u64, due: u64 },
+    #[error("the peer took {taken} messages of the {sent} there are")]
+    TookTooMany { taken: u64, sent: u64 },
+}
+
+/// The books of one end.
+#[derive(Debug)]
+pub(super) struct Flow {
+    /// Data messages sent.
+    sent: u64,
+    /// Of these, how many the peer took.
+    taken_by_peer: u64,
+    /// How many the peer may have before it.
+    peer_window: u64,
+    /// Data messages taken from the peer.
+    taken: u64,
+    /// Of these, how many the peer knows of.
+    told: u64,
+    /// How many we may have before us.
+    window: u64,
+}
+
+impl Flow {
+    pub(super) fn new(window: u32, peer_window: u32) -> Self {
+        Self {
+            sent: 0,
+            taken_by_peer: 0,
+            // A peer that could take nothing would never hear from us.
+            peer_window: u64::from(peer_window.max(1)),
+            taken: 0,
+            told: 0,
+            window: u64::from(window),
+        }
+    }
+
+    /// Whether the peer has room for a data message.
+    pub(super) fn has_room(&self) -> bool {
+        self.sent - self.taken_by_peer < self.peer_window
+    }
+
+    /// Whether the peer may soon wait to be told what we took.
+    pub(super) fn owes(&self) -> bool {
+        self.taken - self.told >= (self.window / 4).max(1)
+    }
+
+    /// What a message says that is sent now.
+    pub(super) fn position(&mut self) -> Position {
+        self.told = self.taken;
+        Position {
+            sent: self.sent,
+            taken: self.taken,
+        }
+    }
+
+    /// What a data message says that is sent now.
+    pub(super) fn next_data(&mut self) -> Position {
+        let position = self.position();
+        self.sent += 1;
+        position
+    }
+
+    /// Takes the position of the peer's next message.
+    ///
+    /// # Errors
+    /// [`Broken`]: what was sent before it did not all come, or the peer cannot count.
+    pub(super) fn take(&mut self, position: Position) -> Result<(), Broken> {
+        if position.sent != self.taken {
+            return Err(Broken::Lost {
+                got: position.sent,
+                due: self.taken,
+            });
+        }
+        if position.taken > self.sent {
+            return Err(Broken::TookTooMany {
+                taken: position.taken,
+                sent: self.sent,
+            });
+        }
+        self.taken_by_peer = self.taken_by_peer.max(position.taken);
+        Ok(())
+    }
+
+    /// Takes the peer's next data message.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub(super) fn take_data(&mut self, position: Position) -> Result<(), Broken> {
+        self.take(position)?;
+        self.taken += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_full_window_waits_for_the_peer() {
+        let (mut ours, mut theirs) = (Flow::new(4, 4), Flow::new(4, 4));
+        let sent: Vec<_> = (0..4).map(|_| ours.next_data()).collect();
+        assert!(!ours.has_room());
+        theirs.take_data(sent[0]).unwrap();
+        assert!(theirs.owes());
+        ours.take(theirs.position()).unwrap();
+        assert!(ours.has_room());
+        assert!(!theirs.owes());
+    }
+
+    #[test]
+    fn a_lost_a_repeated_and_a_late_message_end_the_connection() {
+        let (mut ours, mut theirs) = (Flow::new(8, 8), Flow::new(8, 8));
+        let (first, second) = (ours.next_data(), ours.next_data());
+        let lost = theirs.take_data(second).unwrap_err();
+        assert_eq!(lost, Broken::Lost { got: 1, due: 0 });
+        theirs.take_data(first).unwrap();
+        let repeated = theirs.take_data(first).unwrap_err();
+        assert_eq!(repeated, Broken::Lost { got: 0, due: 1 });
+        // Also a message without data shows that one with data is missing.
+        assert!(theirs.take(ours.position()).is_err());
+    }
+
+    #[test]
+    fn a_peer_cannot_take_what_was_not_sent() {
+        let position = Position { sent: 0, taken: 1 };
+        let error = Flow::new(8, 8).take(position).unwrap_err();
+        assert_eq!(error, Broken::TookTooMany { taken: 1, sent: 0 });
+    }
+
+    proptest! {
+        /// Two ends that send, take and acknowledge in any order: never more on the way than the window, nothing is taken
+        /// for lost, and neither waits for ever.
+        #[test]
+        fn whatever_the_order_the_window_holds_and_nobody_starves(
+            window in 1u32..20,
+            steps in prop::collection::vec(0u8..3, 0..400),
+        ) {
+            let (mut sender, mut taker) = (Flow::new(window, window), Flow::new(window, window));
+            let mut on_its_way = VecDeque::new();
+            let mut acknowledgements = VecDeque::new();
+            for step in steps {
+                match step {
+                    0 if sender.has_room() => on_its_way.push_back(sender.next_data()),
+                    1 => if let Some(position) = on_its_way.pop_front() {
+                        taker.take_data(position).unwrap();
+                        if taker.owes() {
+                            acknowledgements.push_back(taker.position());
+                        }
+                    },
+                    _ => if let Some(position) = acknowledgements.pop_front() {
+                        sender.take(position).unwrap();
+                    },
+                }
+                prop_assert!(on_its_way.len() <= window as usize);
+            }
+            while let Some(position) = on_its_way.pop_front() {
+                taker.take_data(position).unwrap();
+                if taker.owes() {
+                    acknowledgements.push_back(taker.position());
+                }
+            }
+            for position in acknowledgements {
+                sender.take(position).unwrap();
+            }
+            prop_assert!(sender.has_room());
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! A request's place in a distributed trace: its W3C context goes from process to process beside it. A process that exports
+//! spans puts its own span in between; one that does not passes the context on unchanged.
+
+#[cfg(feature = "otlp")]
+pub(crate) mod otlp;
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use genset_backend_common::{EngineError, Output, RequestContext};
+use tracing::Span;
+
+use crate::plane::ResponseStream;
+
+/// Makes `span` a child of the request's trace, or the root of a new one, and returns the context that the next process
+/// shall see: with `span` as its parent. Without an export of spans, both stay as they are.
+///
+/// Call it before the span is entered.
+#[must_use = "the next process needs the context"]
+pub fn continue_trace(span: &Span, ctx: RequestContext) -> RequestContext {
+    if span.is_disabled() {
+        return ctx;
+    }
+    #[cfg(feature = "otlp")]
+    let ctx = otlp::continue_trace(span, ctx);
+    ctx
+}
+
+/// The span of a request that came to a worker, up to the end of its answer.
+pub(crate) fn worker_span(ctx: &RequestContext) -> Span {
+    tracing::debug_span!(
+        "worker_request",
+        otel.kind = "server",
+        otel.status_code = tracing::field::Empty,
+        error.r#type = tracing::field::Empty,
+        request_id = ctx.id(),
+    )
+}
+
+/// Marks a span's request as failed.
+pub(crate) fn record_error(span: &Span, error: &EngineError) {
+    span.record("otel.status_code", "ERROR");
+    span.record("error.type", error.kind().name());
+}
+
+/// Keeps a span open to the end of a stream.
+pub(crate) struct Traced {
+    outputs: ResponseStream<Output>,
+    span: Span,
+}
+
+impl Traced {
+    /// The stream itself where nobody sees the span.
+    pub(crate) fn wrap(outputs: ResponseStream<Output>, span: Span) -> ResponseStream<Output> {
+        if span.is_disabled() {
+            return outputs;
+        }
+        Box::pin(Self { outputs, span })
+    }
+}
+
+impl Stream for Traced {
+    type Item = Result<Output, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = self.outputs.as_mut().poll_next(cx);
+        if let Poll::Ready(Some(Err(error))) = &item {
+            record_error(&self.span, error);
+        }
+        item
+    }
+}
