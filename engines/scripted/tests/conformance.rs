@@ -1,0 +1,72 @@
+//! The scripted engine keeps the contract in both modes: all of the conformance kit, one test a check.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod common;
+
+/// With a vocabulary it takes the kit's tokens as they are.
+mod tokens {
+    use std::sync::Arc;
+
+    use genset_conformance::{
+        Scenario, SequenceOptions, Subject, Verdict, find, run_check, run_sequences, suite,
+    };
+    use genset_engine_scripted::ScriptedEngine;
+
+    use crate::common::{Bytes, script};
+
+    const PANGRAM: &str =
+        "[[reply]]\ntoken_ms = 1\ntext = 'The quick brown fox jumps over the lazy dog.'";
+
+    fn engine() -> Subject {
+        let engine = ScriptedEngine::from_script(script(PANGRAM));
+        Subject::new(engine.with_vocabulary(Arc::new(Bytes), 2048))
+    }
+
+    suite!(|_: &Scenario| engine());
+
+    /// A check that does not apply passes too, so a declaration that is lost would go unseen.
+    #[test]
+    fn log_probabilities_are_declared_and_checked() {
+        let report = run_check(find("DT07").unwrap(), |_: &Scenario| engine());
+        assert_eq!(report.verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn random_sequences_of_operations_keep_the_contract() {
+        run_sequences(|_: &Scenario| engine(), &SequenceOptions::default()).unwrap();
+    }
+}
+
+/// As it takes tokens with several to a chunk.
+mod chunks_of_tokens {
+    use std::sync::Arc;
+
+    use genset_conformance::{Scenario, Subject, suite};
+    use genset_engine_scripted::ScriptedEngine;
+
+    use crate::common::{Bytes, script};
+
+    const PANGRAM: &str = "[[reply]]\nfirst_token_ms = 20\ntoken_ms = 1\nchunk_chars = 3\n\
+        text = 'The quick brown fox jumps over the lazy dog.'";
+
+    fn engine() -> Subject {
+        let engine = ScriptedEngine::from_script(script(PANGRAM));
+        Subject::new(engine.with_vocabulary(Arc::new(Bytes), 2048))
+    }
+
+    suite!(|_: &Scenario| engine());
+}
+
+/// Without one it takes text. The kit speaks in tokens, so a reader between the two spells them as numbers.
+mod text {
+    use genset_conformance::{Scenario, suite};
+
+    use crate::common::Spelled;
+
+    suite!(|_: &Scenario| Spelled::new());
+}

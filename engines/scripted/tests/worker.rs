@@ -1,0 +1,176 @@
+//! The engine behind a Worker: its probe, and what becomes of its faults on the way to a client.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Answer, read, script};
+use genset_backend_common::ports::{Generate, Offer, Registrar, Registration};
+use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
+use genset_backend_common::{
+    EngineError, ErrorKind, GenerateRequest, MetricsRegistry, OutputStream, RequestContext,
+    async_trait,
+};
+use genset_engine_scripted::ScriptedEngine;
+use tokio::sync::watch;
+
+type Served = watch::Sender<Option<Arc<dyn Generate>>>;
+
+/// Hands what a Worker offers to the test.
+struct Door(Served);
+
+#[async_trait]
+impl Registrar for Door {
+    async fn serve(&self, offer: Offer) -> Result<Box<dyn Registration>, EngineError> {
+        self.0.send_replace(Some(Arc::clone(&offer.generate)));
+        Ok(Box::new(Open(offer.generate)))
+    }
+}
+
+struct Open(Arc<dyn Generate>);
+
+#[async_trait]
+impl Registration for Open {
+    async fn probe(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.0.generate(request, ctx).await
+    }
+
+    async fn list(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    async fn unlist(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    async fn lost(&self) {
+        std::future::pending().await
+    }
+
+    async fn close(&self) {}
+}
+
+/// A Worker that serves a script, and the door to it.
+struct Site {
+    generate: Arc<dyn Generate>,
+    worker: WorkerHandle,
+    metrics: MetricsRegistry,
+}
+
+impl Site {
+    async fn start(replies: &str) -> Self {
+        let engine = Arc::new(ScriptedEngine::from_script(script(replies)));
+        let served = Served::new(None);
+        let config = WorkerConfig {
+            canary: CanaryConfig {
+                interval: None,
+                ..CanaryConfig::default()
+            },
+            ..WorkerConfig::default()
+        };
+        let metrics = MetricsRegistry::default();
+        let door = Arc::new(Door(served.clone()));
+        let worker = Worker::new(1, engine, config, door, metrics.clone()).spawn();
+        worker.ready().await.unwrap();
+        let generate = served.borrow().clone().unwrap();
+        Self {
+            generate,
+            worker,
+            metrics,
+        }
+    }
+
+    async fn generate(&self, text: &str) -> Result<OutputStream, EngineError> {
+        let request = GenerateRequest::from_text("m", text);
+        let ctx = RequestContext::new("r");
+        self.generate.generate(request, ctx).await
+    }
+
+    async fn say(&self, text: &str) -> Answer {
+        read(self.generate(text).await.unwrap()).await
+    }
+
+    /// How often each rule of the contract was broken, without those that were kept.
+    fn violations(&self) -> Vec<String> {
+        let text = self.metrics.encode();
+        let lines = text.lines().filter(|line| {
+            line.starts_with("genset_worker_contract_violations_total{") && !line.ends_with(" 0")
+        });
+        let mut lines: Vec<String> = lines.map(str::to_owned).collect();
+        lines.sort();
+        lines
+    }
+}
+
+const FAULTS: &str = r#"
+    [[reply]]
+    match.exact = "refuse"
+    fault = { action = "refuse", kind = "not_found" }
+
+    [[reply]]
+    match.exact = "panic"
+    text = "a b"
+    fault = { action = "panic", after_chunks = 1 }
+
+    [[reply]]
+    match.exact = "vanish"
+    text = "a b"
+    fault = { action = "vanish", after_chunks = 1 }
+
+    [[reply]]
+    match.exact = "fine"
+    text = "a b"
+"#;
+
+/// No reply takes the Worker's own "ping".
+#[tokio::test]
+async fn a_worker_serves_a_script_without_a_default() {
+    let site = Site::start(FAULTS).await;
+    assert_eq!(site.say("fine").await.text(), "a b");
+    assert_eq!(site.violations(), Vec::<String>::new());
+    assert_eq!(site.worker.shutdown().await.outcome.exit_code(), 0);
+}
+
+#[tokio::test]
+async fn faults_reach_a_client_as_typed_errors() {
+    let site = Site::start(FAULTS).await;
+    let refused = site.generate("refuse").await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotFound);
+    let unmatched = site.generate("something else").await.unwrap_err();
+    assert_eq!(unmatched.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(site.violations(), Vec::<String>::new());
+
+    let panicked = site.say("panic").await;
+    assert_eq!(panicked.text(), "a");
+    assert_eq!(panicked.end.unwrap_err().kind(), ErrorKind::Internal);
+    let vanished = site.say("vanish").await;
+    assert_eq!(vanished.text(), "a");
+    assert_eq!(
+        vanished.end.unwrap_err().kind(),
+        ErrorKind::StreamIncomplete
+    );
+
+    let [vanish, panic] = &site.violations()[..] else {
+        panic!("{:?}", site.violations())
+    };
+    assert!(
+        vanish.contains("rule=\"ended_without_terminal\"") && vanish.ends_with(" 1"),
+        "{vanish}"
+    );
+    assert!(
+        panic.contains("rule=\"panic\"") && panic.ends_with(" 1"),
+        "{panic}"
+    );
+    assert_eq!(site.say("fine").await.text(), "a b");
+    assert_eq!(site.worker.shutdown().await.outcome.exit_code(), 0);
+}
