@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::{Metric, Registry};
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,11 @@ impl MetricsRegistry {
     /// Registers a metric under its full name. `help` is a sentence without its full stop.
     pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
         self.registry.lock().register(name, help, metric);
+    }
+
+    /// Registers metrics that are put together whenever they are read.
+    pub fn register_collector(&self, collector: impl Collector) {
+        self.registry.lock().register_collector(Box::new(collector));
     }
 
     /// Every metric in the OpenMetrics text format.

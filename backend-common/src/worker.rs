@@ -1,8 +1,8 @@
 //! The [`Worker`]: owns one engine's life, from `start` to `cleanup`, and stands between it and its requests.
 //!
 //! `lifecycle` decides (pure), `shell` performs, `adapter` and `guard` keep the rules of requests and streams,
-//! `admission` and `in_flight` count them, `canary` probes, `controls` and `telemetry` do what their names say. The
-//! lifecycle knows none of the others.
+//! `admission` and `in_flight` count them, `canary` probes, `status` is what probes see, `controls`, `telemetry` and
+//! `model_server` do what their names say. The lifecycle knows none of the others.
 
 mod adapter;
 mod admission;
@@ -12,8 +12,10 @@ mod controls;
 mod guard;
 mod in_flight;
 mod lifecycle;
+mod model_server;
 mod operations;
 mod shell;
+mod status;
 mod telemetry;
 
 use std::sync::Arc;
@@ -26,6 +28,7 @@ pub use config::{CanaryConfig, RequestLimits, WorkerConfig};
 pub use lifecycle::{
     Draining, Effect, Event, Fault, Listing, Outcome, Registering, State, StopCause, step,
 };
+pub use status::WorkerStatus;
 
 use crate::engine::{LLMEngine, StartContext};
 use crate::error::EngineError;
@@ -89,13 +92,16 @@ impl Worker {
         let (states, state) = watch::channel(State::Created);
         let (reports, report) = watch::channel(None);
         let progress = self.start.progress.subscribe();
-        let shell = shell::Shell::new(self, tasks.clone(), states, stops_seen);
+        let board = status::StatusBoard::new(self.start.worker_id);
+        let status = board.subscribe();
+        let shell = shell::Shell::new(self, tasks.clone(), states, board, stops_seen);
         tasks.spawn(async move {
             reports.send_replace(Some(shell.run().await));
         });
         WorkerHandle {
             stops,
             state,
+            status,
             report,
             progress,
             tasks,
@@ -125,6 +131,7 @@ pub struct Report {
 pub struct WorkerHandle {
     stops: watch::Sender<u32>,
     state: watch::Receiver<State>,
+    status: watch::Receiver<WorkerStatus>,
     report: watch::Receiver<Option<Report>>,
     progress: watch::Receiver<Progress>,
     tasks: TaskTracker,
@@ -146,6 +153,12 @@ impl WorkerHandle {
     #[must_use]
     pub fn states(&self) -> watch::Receiver<State> {
         self.state.clone()
+    }
+
+    /// Follows what probes and operators see.
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<WorkerStatus> {
+        self.status.clone()
     }
 
     /// Follows the progress of `start`.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use genset_backend_common::EngineError;
 use genset_conformance::{Check, Level, Profile, catalogue, find, matrix};
+use genset_runtime::{EndpointName, InstanceId, NetworkArgs};
 
 use crate::args::EngineKind;
 use crate::input::print;
@@ -19,6 +20,7 @@ Examples:
   genset conform run --engine sample
   genset conform run --engine sample --only CN,ST --json report.json --junit report.xml
   genset conform sequences --engine sample --cases 1000
+  genset conform run --endpoint dyn://llama.backend.generate
   genset conform replay report.json --engine sample
   genset conform replay --sequence 'start; generate#0 len=3 max=5; drop#0' --engine sample
   genset conform diff old.json new.json
@@ -79,12 +81,17 @@ pub(crate) struct SubjectArgs {
     /// Engine in this process: sample
     #[arg(long)]
     engine: Option<EngineKind>,
-    /// Live worker, as dyn://namespace.component.endpoint
-    #[arg(long, value_name = "NAME")]
-    endpoint: Option<String>,
+    /// Live workers, as dyn://namespace.component.endpoint
+    #[arg(long, value_name = "NAME", conflicts_with = "engine")]
+    endpoint: Option<EndpointName>,
+    /// The one of the live workers that is meant, by its id
+    #[arg(long, value_name = "ID", requires = "endpoint")]
+    instance: Option<InstanceId>,
     /// Command that starts an engine as a child process
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["engine", "endpoint"])]
     engine_cmd: Option<String>,
+    #[command(flatten, next_help_heading = "Live workers")]
+    network: NetworkArgs,
 }
 
 #[derive(Debug, Args)]

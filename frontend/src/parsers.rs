@@ -193,7 +193,7 @@ impl Splitting {
         if !matches!(self.mode, Mode::Markup { .. }) {
             return Arc::default();
         }
-        let tool = self.parsers.tool.map(ToolDialect::markers);
+        let tool = self.parsers.tool.map(ToolDialect::tokens);
         let reasoning = self.parsers.reasoning.map(ReasoningDialect::markers);
         let markers = tool.into_iter().chain(reasoning).flatten();
         let harmony = self
@@ -201,7 +201,7 @@ impl Splitting {
             .reasoning
             .filter(|dialect| dialect.is_harmony());
         let harmony = harmony.and_then(|_| ToolDialect::find("harmony"));
-        let markers = markers.chain(harmony.map(ToolDialect::markers).into_iter().flatten());
+        let markers = markers.chain(harmony.map(ToolDialect::tokens).into_iter().flatten());
         let mut tokens: Vec<TokenId> = markers
             .flat_map(parts)
             .filter_map(|part| tokenizer.token_id(part))

@@ -20,6 +20,7 @@ mod names;
 mod network_args;
 pub mod plane;
 mod registrar;
+mod remote;
 pub mod selection;
 mod status;
 mod telemetry;
@@ -36,6 +37,7 @@ pub use names::{EndpointName, InstanceId, NameError};
 #[cfg(feature = "cli")]
 pub use network_args::{DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind};
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};
+pub use remote::{RemoteConfig, RemoteEngine};
 pub use selection::SelectionMode;
 pub use status::{Health, HealthSource, METRICS_CONTENT_TYPE, Readiness, StatusServer};
 pub use telemetry::continue_trace;

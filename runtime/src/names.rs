@@ -50,6 +50,12 @@ pub enum NameError {
         /// The part.
         part: String,
     },
+    /// No id of an instance.
+    #[error("{text:?} is no instance id: up to 14 hex digits, not 0 and below 2^53")]
+    BadInstance {
+        /// The text.
+        text: String,
+    },
 }
 
 impl EndpointName {
@@ -149,6 +155,20 @@ impl InstanceId {
     }
 }
 
+impl FromStr for InstanceId {
+    type Err = NameError;
+
+    /// Reads what `Display` writes: hex digits.
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        match u64::from_str_radix(text, 16) {
+            Ok(id) if (1..Self::LIMIT).contains(&id) => Ok(Self(id)),
+            Ok(_) | Err(_) => Err(NameError::BadInstance {
+                text: text.to_owned(),
+            }),
+        }
+    }
+}
+
 impl fmt::Display for InstanceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:014x}", self.0)
@@ -183,6 +203,10 @@ mod tests {
         for _ in 0..1000 {
             let InstanceId(id) = InstanceId::random();
             assert!(id > 0 && id < InstanceId::LIMIT);
+            assert_eq!(InstanceId(id).to_string().parse(), Ok(InstanceId(id)));
+        }
+        for text in ["", "x", "0", "20000000000000"] {
+            text.parse::<InstanceId>().unwrap_err();
         }
     }
 }

@@ -15,6 +15,8 @@ use crate::discovery::{
     DirectoryAccess, Discovery, FileDiscovery, FileDiscoveryConfig, MemoryDiscovery,
 };
 use crate::plane::{MemoryPlane, RequestPlane, TcpConfig, WireConfig, WirePlane, WireSecret};
+#[cfg(feature = "nats")]
+use crate::plane::{NatsConfig, NatsCredentials, NatsTls};
 
 /// Flags about the network between processes.
 #[derive(Debug, Clone, Args)]
@@ -189,7 +191,7 @@ impl NetworkArgs {
         let (backend, plane) = self.kinds(reach)?;
         let metrics = MetricsRegistry::default();
         let discovery = self.discovery(backend).await?;
-        let plane = self.plane(plane, &metrics).await?;
+        let plane = self.plane(plane, &metrics)?;
         Ok(Runtime::with_metrics(discovery, plane, metrics))
     }
 
@@ -299,7 +301,7 @@ impl NetworkArgs {
         Ok(Arc::new(EtcdDiscovery::connect(config).await?))
     }
 
-    async fn plane(
+    fn plane(
         &self,
         plane: RequestPlaneKind,
         metrics: &MetricsRegistry,
@@ -313,7 +315,7 @@ impl NetworkArgs {
                 };
                 Ok(Arc::new(WirePlane::tcp(tcp, self.wire_config()?, metrics)?))
             }
-            RequestPlaneKind::Nats => self.nats_plane(metrics).await,
+            RequestPlaneKind::Nats => self.nats_plane(metrics),
         }
     }
 
@@ -346,12 +348,27 @@ impl NetworkArgs {
         Ok(config)
     }
 
+    #[cfg(feature = "nats")]
+    fn nats_plane(&self, metrics: &MetricsRegistry) -> Result<Arc<dyn RequestPlane>, EngineError> {
+        let read = |flag: &str, path: &Option<PathBuf>| {
+            path.as_ref().map(|path| text_of(flag, path)).transpose()
+        };
+        let ca_pem = read("--nats-ca", &self.nats_ca)?;
+        let config = NatsConfig {
+            servers: self.nats_server.clone(),
+            credentials: read("--nats-creds", &self.nats_creds)?.map(NatsCredentials::Creds),
+            tls: ca_pem.map(|pem| NatsTls {
+                ca_pem: Some(pem),
+                ..NatsTls::default()
+            }),
+            ..NatsConfig::default()
+        };
+        let plane = WirePlane::nats(config, self.wire_config()?, metrics)?;
+        Ok(Arc::new(plane))
+    }
+
     #[cfg(not(feature = "nats"))]
-    #[expect(clippy::unused_async, reason = "with the feature it waits")]
-    async fn nats_plane(
-        &self,
-        _metrics: &MetricsRegistry,
-    ) -> Result<Arc<dyn RequestPlane>, EngineError> {
+    fn nats_plane(&self, _metrics: &MetricsRegistry) -> Result<Arc<dyn RequestPlane>, EngineError> {
         Err(absent("--request-plane", "nats", "tcp"))
     }
 }

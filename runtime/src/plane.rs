@@ -19,6 +19,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use memory::MemoryPlane;
+#[cfg(feature = "nats")]
+pub use wire::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
 pub use wire::{TcpConfig, WireConfig, WirePlane, WireSecret};
 
 use crate::discovery::Address;
@@ -131,6 +133,23 @@ pub async fn call<Req: Payload, Resp: Payload>(
     {
         return typed.handle(request, ctx).await;
     }
+    call_over(plane, address, endpoint, request, ctx).await
+}
+
+/// As [`call`], over the plane also when the handler lives in this process: the path other processes use.
+///
+/// # Errors
+/// As [`call`].
+///
+/// # Cancel safety
+/// As [`call`].
+pub async fn call_over<Req: Payload, Resp: Payload>(
+    plane: &dyn RequestPlane,
+    address: &Address,
+    endpoint: &EndpointName,
+    request: Req,
+    ctx: RequestContext,
+) -> Result<ResponseStream<Resp>, EngineError> {
     let body = encode_payload(&request).map_err(|error| {
         EngineError::invalid_argument("request", "cannot be serialized").with_source(error)
     })?;

@@ -156,7 +156,8 @@ impl Registration for RuntimeRegistration {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let record = self.served()?.generate.record(None);
-        let items = plane::call(
+        // Also within this process on the way that others come: listed means routable.
+        let items = plane::call_over(
             &**self.runtime.plane(),
             &record.address,
             &record.endpoint,

@@ -1,6 +1,8 @@
 //! The status server of a process: `/live`, `/ready`, `/health` and `/metrics`, on a port of its own so that it answers
 //! while everything else is saturated.
 
+mod health;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -12,6 +14,8 @@ use axum::routing::get;
 use axum::serve::ListenerExt;
 use genset_backend_common::MetricsRegistry;
 use tokio::net::TcpListener;
+
+pub use health::{Health, HealthSource};
 
 use crate::component::Runtime;
 
@@ -31,18 +35,19 @@ pub struct StatusServer {
 #[derive(Clone)]
 struct Source {
     metrics: MetricsRegistry,
-    is_ready: Readiness,
+    health: HealthSource,
 }
 
 impl StatusServer {
-    /// Listens on `address` (port 0 for any) and answers from the runtime's metrics and `is_ready`.
+    /// Listens on `address` (port 0 for any) and answers from the runtime's metrics and `health`: a [`Readiness`], or a
+    /// [`HealthSource`] that knows more.
     ///
     /// # Errors
     /// When the address cannot be listened on.
     pub async fn bind(
         address: SocketAddr,
         runtime: &Runtime,
-        is_ready: Readiness,
+        health: impl Into<HealthSource>,
     ) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
@@ -53,7 +58,7 @@ impl StatusServer {
         });
         let source = Source {
             metrics: runtime.metrics().clone(),
-            is_ready,
+            health: health.into(),
         };
         let router = router(source);
         let task = runtime.spawn(async move {
@@ -78,17 +83,30 @@ fn router(source: Source) -> Router {
     Router::new()
         .route("/live", get(|| async { "live\n" }))
         .route("/ready", get(ready))
-        .route("/health", get(ready))
+        .route("/health", get(health))
         .route("/metrics", get(metrics))
         .with_state(source)
 }
 
-async fn ready(State(source): State<Source>) -> Response {
-    if (source.is_ready)() {
-        (StatusCode::OK, "ready\n").into_response()
+/// 200 for a process that wants requests, else 503.
+fn status_of(health: &Health) -> StatusCode {
+    if health.is_ready {
+        StatusCode::OK
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response()
+        StatusCode::SERVICE_UNAVAILABLE
     }
+}
+
+async fn ready(State(source): State<Source>) -> Response {
+    let health = source.health.now();
+    (status_of(&health), format!("{}\n", health.word())).into_response()
+}
+
+async fn health(State(source): State<Source>) -> Response {
+    let health = source.health.now();
+    let body = format!("{:#}\n", health.to_json());
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    (status_of(&health), json, body).into_response()
 }
 
 async fn metrics(State(source): State<Source>) -> Response {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
-use genset_backend_common::worker::{RequestLimits, State, Worker, WorkerConfig, WorkerHandle};
+use genset_backend_common::worker::{RequestLimits, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{EndpointType, EngineError, LLMEngine};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -19,7 +19,7 @@ use crate::model_folder::ModelFolder;
 use crate::names::{EndpointName, InstanceId};
 use crate::network_args::{NetworkArgs, Reach};
 use crate::registrar::RuntimeRegistrar;
-use crate::status::{Readiness, StatusServer};
+use crate::status::{HealthSource, StatusServer};
 
 /// The exit code of a usage or configuration error, given before a worker exists.
 const USAGE_ERROR: u8 = 2;
@@ -150,7 +150,8 @@ impl WorkerArgs {
         Ok(config)
     }
 
-    /// The status server, when the flags ask for one. It is ready while the worker serves.
+    /// The status server of a worker that serves under `name`, when the flags ask for one. It is ready while the worker
+    /// serves and its canaries pass.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flags, when the address cannot be listened on.
@@ -158,10 +159,10 @@ impl WorkerArgs {
         &self,
         runtime: &Runtime,
         handle: &WorkerHandle,
+        name: &EndpointName,
     ) -> Result<Option<StatusServer>, EngineError> {
-        let states = handle.states();
-        let is_ready = Arc::new(move || matches!(*states.borrow(), State::Serving(_)));
-        self.status_server_with(runtime, is_ready).await
+        let health = HealthSource::worker(handle.status(), name.clone());
+        self.status_server_with(runtime, health).await
     }
 
     /// As [`Self::status_server`], for a process whose readiness is another.
@@ -171,13 +172,13 @@ impl WorkerArgs {
     pub async fn status_server_with(
         &self,
         runtime: &Runtime,
-        is_ready: Readiness,
+        health: impl Into<HealthSource>,
     ) -> Result<Option<StatusServer>, EngineError> {
         let Some(port) = self.status_port else {
             return Ok(None);
         };
         let address = SocketAddr::new(self.status_host, port);
-        let server = StatusServer::bind(address, runtime, is_ready)
+        let server = StatusServer::bind(address, runtime, health)
             .await
             .map_err(|error| {
                 EngineError::invalid_argument(
@@ -313,7 +314,7 @@ pub async fn run_worker(
     let id = InstanceId::random();
     let metrics = runtime.metrics().clone();
     let handle = Worker::new(id.0, engine, config, registrar, metrics).spawn();
-    let _status = match args.status_server(runtime, &handle).await {
+    let _status = match args.status_server(runtime, &handle, &name).await {
         Ok(status) => status,
         Err(error) => {
             tracing::error!(%error, "the worker cannot be set up");

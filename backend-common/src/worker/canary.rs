@@ -9,6 +9,7 @@ use futures_util::{FutureExt, StreamExt};
 use super::config::CanaryConfig;
 use super::in_flight::InFlight;
 use super::operations::port_panic;
+use super::status::StatusBoard;
 use crate::config::{EngineConfig, InputKind};
 use crate::context::RequestContext;
 use crate::error::{EngineError, ErrorKind};
@@ -79,13 +80,14 @@ pub(super) async fn probe(
         })
 }
 
-/// Watches a serving engine: whenever nothing was heard from it for an interval, a canary is sent. Returns the last error
-/// once too many canaries in a row have failed.
+/// Watches a serving engine: whenever nothing was heard from it for an interval, a canary is sent. A worker whose canary
+/// failed is not ready until the engine is heard again. Returns the last error once too many canaries in a row have failed.
 pub(super) async fn watch(
     registration: Arc<dyn Registration>,
     request: GenerateRequest,
     config: CanaryConfig,
     in_flight: InFlight,
+    board: StatusBoard,
 ) -> EngineError {
     let Some(interval) = config.interval else {
         return std::future::pending().await;
@@ -94,25 +96,26 @@ pub(super) async fn watch(
     loop {
         let heard = in_flight.heartbeats();
         tokio::time::sleep(interval).await;
-        if in_flight.heartbeats() != heard {
+        let is_heard = in_flight.heartbeats() != heard;
+        let failure = match is_heard {
+            true => None,
+            false => probe(&*registration, request.clone(), config.timeout)
+                .await
+                .err()
+                // A full engine is alive: it refuses, or the canary waits behind others; only silence counts.
+                .filter(|error| error.kind() != ErrorKind::Overloaded)
+                .filter(|_| in_flight.heartbeats() == heard),
+        };
+        let Some(error) = failure else {
             failures = 0;
+            board.canary_passed();
             continue;
-        }
-        match probe(&*registration, request.clone(), config.timeout).await {
-            Ok(()) => failures = 0,
-            // A full engine is alive: it refuses, or the canary waits behind others; only silence counts.
-            Err(error)
-                if error.kind() == ErrorKind::Overloaded || in_flight.heartbeats() != heard =>
-            {
-                failures = 0
-            }
-            Err(error) => {
-                failures += 1;
-                tracing::warn!(failures, max_failures = config.max_failures, %error, "a canary failed");
-                if failures >= config.max_failures {
-                    return error;
-                }
-            }
+        };
+        failures += 1;
+        board.canary_failed();
+        tracing::warn!(failures, max_failures = config.max_failures, %error, "a canary failed");
+        if failures >= config.max_failures {
+            return error;
         }
     }
 }

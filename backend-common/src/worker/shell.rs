@@ -16,7 +16,9 @@ use super::config::WorkerConfig;
 use super::controls::ControlAdapter;
 use super::in_flight::InFlight;
 use super::lifecycle::{Effect, Event, Listing, State, step};
+use super::model_server::ModelServerMetrics;
 use super::operations::{Deadlines, EngineCalls, Failure, call_port, port_panic};
+use super::status::StatusBoard;
 use super::telemetry::Telemetry;
 use super::{Report, Worker};
 use crate::card::ModelCard;
@@ -50,9 +52,11 @@ pub(super) struct Shell {
     start: StartContext,
     tasks: TaskTracker,
     states: watch::Sender<State>,
+    board: StatusBoard,
     stops: watch::Receiver<u32>,
     stops_handled: u32,
     telemetry: Telemetry,
+    model_server: ModelServerMetrics,
     in_flight: InFlight,
     deadlines: Deadlines,
     calls: EngineCalls,
@@ -73,9 +77,13 @@ impl Shell {
         worker: Worker,
         tasks: TaskTracker,
         states: watch::Sender<State>,
+        board: StatusBoard,
         stops: watch::Receiver<u32>,
     ) -> Self {
         let telemetry = Telemetry::register(&worker.start.metrics);
+        let model_server = ModelServerMetrics::new(&telemetry, worker.start.load.subscribe());
+        model_server.register(&worker.start.metrics);
+        board.register(&worker.start.metrics);
         let deadlines = Deadlines::default();
         let calls = EngineCalls::new(tasks.clone(), deadlines.clone());
         Self {
@@ -85,9 +93,11 @@ impl Shell {
             start: worker.start,
             tasks,
             states,
+            board,
             stops,
             stops_handled: 0,
             telemetry,
+            model_server,
             in_flight: InFlight::default(),
             deadlines,
             calls,
@@ -110,6 +120,7 @@ impl Shell {
             for effect in effects {
                 self.perform(effect).await;
             }
+            self.board.enter(state, self.model());
             self.states.send_replace(state);
             if let State::Stopped(outcome) = state {
                 return Report {
@@ -128,14 +139,18 @@ impl Shell {
         }
     }
 
+    /// The model's name, once the engine has started.
+    fn model(&self) -> Option<&str> {
+        self.started.as_ref().map(|(_, card)| card.name.as_str())
+    }
+
     /// One line for an operator at each station of the life; the steps between are for debugging.
     fn log(&self, state: State) {
         let worker_id = self.start.worker_id;
         match state {
             State::Starting => tracing::info!(worker_id, "starting the engine"),
             State::Serving(Listing::Listed) => {
-                let model = self.started.as_ref().map(|(_, card)| card.name.as_str());
-                tracing::info!(worker_id, model, "serving");
+                tracing::info!(worker_id, model = self.model(), "serving");
             }
             State::Stopped(outcome) => tracing::info!(worker_id, ?outcome, "stopped"),
             State::Created
@@ -163,6 +178,7 @@ impl Shell {
                 self.canary_request(),
                 self.config.canary,
                 self.in_flight.clone(),
+                self.board.clone(),
             );
             self.canary = Some(Box::pin(watch));
         }
@@ -260,6 +276,7 @@ impl Shell {
             }
             Answer::Started(Ok(config)) => match self.config.apply(config) {
                 Ok(started) => {
+                    self.model_server.started(&started.0);
                     self.started = Some(started);
                     Event::Started
                 }

@@ -3,12 +3,14 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
-use genset_backend_common::EngineError;
+use futures_util::FutureExt;
+use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
-    Factory, Options, Report, Scenario, SequenceFailure, SequenceOptions, Subject, Verdict,
-    Waivers, replay_sequence, run_conformance_with, run_sequences,
+    Options, Report, Scenario, SequenceFailure, SequenceOptions, Subject, Verdict, Waivers,
+    replay_sequence, run_conformance_with, run_sequences,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
+use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine};
 
 use super::{RunArgs, SequencesArgs, SubjectArgs};
 use crate::args::EngineKind;
@@ -18,20 +20,22 @@ use crate::input::print;
 /// in which it can be cancelled.
 const TOKEN_DELAY_MS: u64 = 1;
 
-fn factory(subject: &SubjectArgs) -> Result<impl Factory + use<>, EngineError> {
-    if let Some(name) = &subject.endpoint {
-        let problem = format!("{name}: live workers cannot be tested in this build; use --engine");
-        return Err(EngineError::unsupported("--endpoint", problem));
+/// Makes an engine for a check.
+type BoxFactory = Box<dyn Fn(&Scenario) -> Subject + Send + Sync>;
+
+fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
+    if let Some(endpoint) = &subject.endpoint {
+        return live_worker(subject, endpoint);
     }
     if let Some(command) = &subject.engine_cmd {
         let problem = format!(
-            "{command}: engines in child processes cannot be tested in this build; use --engine"
+            "{command}: engines in child processes cannot be tested in this build; use --engine or --endpoint"
         );
         return Err(EngineError::unsupported("--engine-cmd", problem));
     }
-    let kind = subject
-        .engine
-        .ok_or_else(|| EngineError::invalid_argument("--engine", "say which engine to test"))?;
+    let kind = subject.engine.ok_or_else(|| {
+        EngineError::invalid_argument("--engine, --endpoint", "say which engine to test")
+    })?;
     match kind {
         EngineKind::Sample => {}
         EngineKind::EchoCore | EngineKind::EchoFull => {
@@ -46,12 +50,56 @@ fn factory(subject: &SubjectArgs) -> Result<impl Factory + use<>, EngineError> {
         vocab_size: 1000,
         token_delay_ms: TOKEN_DELAY_MS,
     };
-    Ok(move |_: &Scenario| Subject::new(SampleEngine::from_args(&args)))
+    Ok(Box::new(move |_| {
+        Subject::new(SampleEngine::from_args(&args))
+    }))
+}
+
+/// The workers of an endpoint, found when there is one.
+///
+/// # Errors
+/// `Unavailable`, or what the network flags are wrong about: said once, not by every check.
+fn live_worker(subject: &SubjectArgs, endpoint: &EndpointName) -> Result<BoxFactory, EngineError> {
+    let network = subject.network.clone();
+    let mut config = RemoteConfig::new(endpoint.clone());
+    config.instance = subject.instance;
+    let engine = move || {
+        let network = network.clone();
+        RemoteEngine::connecting(
+            move || {
+                let network = network.clone();
+                async move { network.runtime(Reach::OtherProcesses).await }.boxed()
+            },
+            config.clone(),
+        )
+    };
+    start_once(&engine())?;
+    Ok(Box::new(move |_| Subject::new(engine())))
+}
+
+fn start_once(engine: &RemoteEngine) -> Result<(), EngineError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            EngineError::internal("the async runtime cannot be started").with_source(error)
+        })?;
+    runtime.block_on(async {
+        engine.start(StartContext::detached(1)).await?;
+        engine.cleanup().await
+    })
 }
 
 fn replay_line(subject: &SubjectArgs) -> String {
-    let engine = subject.engine.map_or("", EngineKind::name);
-    format!("genset conform run --engine {engine}")
+    let engine = subject
+        .engine
+        .map(|engine| format!(" --engine {}", engine.name()));
+    let endpoint = subject
+        .endpoint
+        .as_ref()
+        .map(|endpoint| format!(" --endpoint dyn://{endpoint}"));
+    let subject = engine.or(endpoint).unwrap_or_default();
+    format!("genset conform run{subject}")
 }
 
 pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use genset_backend_common::EngineError;
 use genset_backend_common::worker::{Report, WorkerHandle};
 use genset_frontend::FrontendServer;
-use genset_runtime::{Signals, StatusServer};
+use genset_runtime::{Readiness, Signals, StatusServer};
 
 use super::{CUT_SHORT, Node, ready, tell};
 use crate::args::{EngineKind, RunConfig};
@@ -26,7 +26,10 @@ pub(super) async fn run_with_worker(
 ) -> Result<u8, EngineError> {
     let server = bind(node).await?;
     let worker = node.spawn_worker(kind)?;
-    let status = node.config.worker.status_server(&node.runtime, &worker);
+    let status = node
+        .config
+        .worker
+        .status_server(&node.runtime, &worker, &node.config.name);
     let _status = status.await?;
     Ok(serve(&node.config, worker, signals, server).await)
 }
@@ -62,7 +65,7 @@ async fn bind(node: &Node) -> Result<FrontendServer, EngineError> {
 /// The status server of a process without a worker: ready while there is a model.
 async fn status(node: &Node, server: &FrontendServer) -> Result<Option<StatusServer>, EngineError> {
     let models = server.models().clone();
-    let is_ready = Arc::new(move || !models.all().is_empty());
+    let is_ready: Readiness = Arc::new(move || !models.all().is_empty());
     let args = &node.config.worker;
     args.status_server_with(&node.runtime, is_ready).await
 }

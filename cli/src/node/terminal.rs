@@ -20,7 +20,10 @@ pub(super) async fn run_with_worker(
     mut signals: Signals,
 ) -> Result<u8, EngineError> {
     let worker = node.spawn_worker(kind)?;
-    let status = node.config.worker.status_server(&node.runtime, &worker);
+    let status = node
+        .config
+        .worker
+        .status_server(&node.runtime, &worker, &node.config.name);
     let _status = status.await?;
     let models = Models::follow(&node.runtime, &node.config.frontend);
     let ended = tokio::select! {

@@ -165,7 +165,8 @@ async fn answer(
         model: job.params().model.clone(),
     };
     let (is_stream, has_usage) = (job.params().stream, job.params().include_usage);
-    let answers = job.start(&context(request_id, headers)).await?;
+    let ctx = guard.trace(context(request_id, headers));
+    let answers = job.start(&ctx).await?;
     if is_stream {
         return Ok(Answered::Streamed {
             encoder: ChunkEncoder::new(&head, has_usage),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::output::Usage;
-use genset_backend_common::{LATENCY_BUCKETS_S, MetricsRegistry};
+use genset_backend_common::{LATENCY_BUCKETS_S, MetricsRegistry, RequestContext};
+use genset_runtime::continue_trace;
 use http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -12,6 +13,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
+use tracing::Span;
 
 /// The status of a request that was dropped before its answer ended: nginx's, which the error table uses too.
 const CLIENT_LEFT: u16 = 499;
@@ -101,6 +103,7 @@ impl HttpMetrics {
             status: StatusCode::from_u16(CLIENT_LEFT).unwrap_or(StatusCode::BAD_REQUEST),
             started,
             has_text: false,
+            span: Span::none(),
         }
     }
 
@@ -119,11 +122,26 @@ pub(super) struct RequestGuard {
     status: StatusCode,
     started: Instant,
     has_text: bool,
+    /// Open as long as the request is; disabled where nobody sees spans.
+    span: Span,
 }
 
 impl RequestGuard {
     pub(super) fn set_status(&mut self, status: StatusCode) {
         self.status = status;
+    }
+
+    /// Opens the request's span as a child of the client's trace; the context is what workers shall see.
+    pub(super) fn trace(&mut self, ctx: RequestContext) -> RequestContext {
+        self.span = tracing::debug_span!(
+            "http_request",
+            otel.kind = "server",
+            otel.status_code = tracing::field::Empty,
+            http.response.status_code = tracing::field::Empty,
+            endpoint = self.endpoint,
+            request_id = ctx.id(),
+        );
+        continue_trace(&self.span, ctx)
     }
 
     /// Notes that the request has arrived: what it takes from here on is the server's time.
@@ -159,6 +177,11 @@ impl RequestGuard {
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
+        self.span
+            .record("http.response.status_code", self.status.as_u16());
+        if self.status.is_server_error() {
+            self.span.record("otel.status_code", "ERROR");
+        }
         let shared = &self.metrics.shared;
         shared.in_flight.dec();
         let labels = RequestLabels {

@@ -2,12 +2,18 @@
 
 use super::{Deltas, Scan, scan, trim_start_len};
 
-/// One kind of running text. White space at its end is held back until more text comes, or markup, which drops it.
+/// One kind of running text. White space next to markup is dropped, but for that between two runs of text: of that before
+/// the markup and that behind it the first stays, and waits until text follows.
 #[derive(Debug)]
 pub(crate) struct Prose {
     emit: fn(&mut Deltas, &str),
+    /// White space that was not given out.
     gap: String,
+    has_text: bool,
+    /// Whether nothing but white space has come since the latest markup.
     is_after_markup: bool,
+    /// Whether white space that comes now is dropped.
+    skips: bool,
 }
 
 impl Prose {
@@ -16,7 +22,9 @@ impl Prose {
         Self {
             emit: Deltas::content,
             gap: String::new(),
+            has_text: false,
             is_after_markup: false,
+            skips: false,
         }
     }
 
@@ -24,28 +32,26 @@ impl Prose {
     pub(crate) fn reasoning() -> Self {
         Self {
             emit: Deltas::reasoning,
-            gap: String::new(),
             is_after_markup: true,
+            skips: true,
+            ..Self::content()
         }
     }
 
     /// Takes a piece of the text.
     pub(crate) fn push(&mut self, text: &str, out: &mut Deltas) {
-        let from = if self.is_after_markup {
-            trim_start_len(text)
-        } else {
-            0
-        };
-        let text = text.get(from..).unwrap_or_default();
+        let from = if self.skips { trim_start_len(text) } else { 0 };
+        let text = &text[from..];
         let words = text.trim_end();
         if !words.is_empty() {
-            self.is_after_markup = false;
             (self.emit)(out, &self.gap);
             (self.emit)(out, words);
             self.gap.clear();
+            self.has_text = true;
+            self.is_after_markup = false;
+            self.skips = false;
         }
-        self.gap
-            .push_str(text.get(words.len()..).unwrap_or_default());
+        self.gap.push_str(&text[words.len()..]);
     }
 
     /// Takes text that is to be read again, without the markers in it.
@@ -64,13 +70,27 @@ impl Prose {
 
     /// Markup comes here.
     pub(crate) fn markup(&mut self) {
-        self.gap.clear();
+        if !self.has_text {
+            self.gap.clear();
+        }
         self.is_after_markup = true;
+        self.skips = !self.has_text || !self.gap.is_empty();
+    }
+
+    /// Markup comes here that parts messages: text that follows begins a line.
+    pub(crate) fn message_end(&mut self) {
+        self.markup();
+        if !self.skips {
+            self.gap.push('\n');
+            self.skips = true;
+        }
     }
 
     /// The text is over.
     pub(crate) fn finish(&mut self, out: &mut Deltas) {
-        (self.emit)(out, &self.gap);
+        if !self.is_after_markup {
+            (self.emit)(out, &self.gap);
+        }
         self.gap.clear();
     }
 }

@@ -35,7 +35,10 @@ pub(crate) fn cut<'a>(text: &'a str, at: &[usize]) -> Vec<&'a str> {
     places.sort_unstable();
     let ends = places.iter().copied().chain([text.len()]);
     let begins = [0].into_iter().chain(places.iter().copied());
-    begins.zip(ends).map(|(begin, end)| &text[begin..end]).collect()
+    begins
+        .zip(ends)
+        .map(|(begin, end)| &text[begin..end])
+        .collect()
 }
 
 /// A text cut between any two characters.

@@ -27,7 +27,10 @@ fn thoughts_and_calls_are_told_apart() {
         let message = split(both("qwen3", "hermes"), pieces);
         assert_eq!(message.reasoning, "Hm.");
         assert_eq!(message.content, "I look.");
-        let arguments = message.tool_calls.iter().map(|call| call.arguments.as_str());
+        let arguments = message
+            .tool_calls
+            .iter()
+            .map(|call| call.arguments.as_str());
         let arguments: Vec<&str> = arguments.collect();
         assert_eq!(arguments, [r#"{"city": "Oslo"}"#, r#"{"city": "Rome"}"#]);
     }
@@ -39,7 +42,10 @@ fn a_call_in_the_thoughts_ends_them() {
         <arg_value>Oslo</arg_value></tool_call>";
     for pieces in [vec![text], characters(text)] {
         let message = split(both("glm45", "glm45"), pieces);
-        assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("I call.", ""));
+        assert_eq!(
+            (message.reasoning.as_str(), message.content.as_str()),
+            ("I call.", "")
+        );
         assert_eq!(message.tool_calls[0].arguments, r#"{"city": "Oslo"}"#);
     }
 }

@@ -6,28 +6,78 @@ use crate::markup::testing::{characters, cut, parse};
 
 /// Dialect, text, thoughts, content.
 const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
-    ("cohere", "<|START_THINKING|>Hm, <b>.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Hm, <b>.", "Yes."),
-    ("deepseek_r1", "Hm.\nSo.\n</think>\n\nYes, 1 < 2.\n", "Hm.\nSo.", "Yes, 1 < 2.\n"),
-    ("deepseek_r1", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    (
+        "cohere",
+        "<|START_THINKING|>Hm, <b>.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "Hm, <b>.",
+        "Yes.",
+    ),
+    (
+        "deepseek_r1",
+        "Hm.\nSo.\n</think>\n\nYes, 1 < 2.\n",
+        "Hm.\nSo.",
+        "Yes, 1 < 2.\n",
+    ),
+    (
+        "deepseek_r1",
+        "<think>\nHm.\n</think>\n\nYes.",
+        "Hm.",
+        "Yes.",
+    ),
     ("deepseek_r1", "Hm. No en", "Hm. No en", ""),
     ("deepseek_r1", "Hm.</thin", "Hm.</thin", ""),
     ("deepseek_v31", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     ("ernie45", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
-    ("gemma4", "<|channel>thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
+    (
+        "gemma4",
+        "<|channel>thought\nHm.<channel|>Yes.",
+        "Hm.",
+        "Yes.",
+    ),
     ("glm45", "\n<think>Hm.</think>\nYes.", "Hm.", "Yes."),
-    ("granite", "Here is my thought process:\nHm.\n\nHere is my response:\nYes. Here is my", "Hm.", "Yes. Here is my"),
-    ("hunyuan_a13b", "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes."),
-    ("kimi", "◁think▷Hm ◁.◁/think▷Yes ◁/thi", "Hm ◁.", "Yes ◁/thi"),
+    (
+        "granite",
+        "Here is my thought process:\nHm.\n\nHere is my response:\nYes. Here is my",
+        "Hm.",
+        "Yes. Here is my",
+    ),
+    (
+        "hunyuan_a13b",
+        "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>",
+        "Hm.",
+        "Yes.",
+    ),
+    (
+        "kimi",
+        "◁think▷Hm ◁.◁/think▷Yes ◁/thi",
+        "Hm ◁.",
+        "Yes ◁/thi",
+    ),
     ("kimi_k2", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     ("minimax_m2", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
-    ("mistral", "[THINK]Hm [1].[/THINK]Yes [T].", "Hm [1].", "Yes [T]."),
+    (
+        "mistral",
+        "[THINK]Hm [1].[/THINK]Yes [T].",
+        "Hm [1].",
+        "Yes [T].",
+    ),
     ("nemotron", "<think>\nHm.\n</think>\nYes.", "Hm.", "Yes."),
     ("olmo3", "Hm.</think>Yes.", "Hm.", "Yes."),
     ("phi4", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     ("qwen3", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
     ("qwen3", "  Just yes. <thin", "", "  Just yes. <thin"),
-    ("qwen3", "<think>\n\n</think>\n\nYes.</think> And <think>hm</think> no.", "hm", "Yes.And no."),
-    ("seed_oss", "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes."),
+    (
+        "qwen3",
+        "<think>\n\n</think>\n\nYes.</think> And <think>hm</think> no.",
+        "hm",
+        "Yes. And no.",
+    ),
+    (
+        "seed_oss",
+        "<seed:think>Hm.</seed:think>Yes.",
+        "Hm.",
+        "Yes.",
+    ),
     ("step3", "Hm.</think>Yes.", "Hm.", "Yes."),
 ];
 
@@ -60,14 +110,25 @@ fn every_dialect_has_a_transcript() {
 fn the_prompt_says_whether_the_thoughts_have_begun() {
     let run = |name: &str, prompt: &str| {
         let dialect = ReasoningDialect::find(name).unwrap();
-        let message = parse(dialect.parser(Some(prompt), false).unwrap(), ["Hm.</think>Yes."]);
+        let message = parse(
+            dialect.parser(Some(prompt), false).unwrap(),
+            ["Hm.</think>Yes."],
+        );
         (message.reasoning, message.content)
     };
     let thinks = ("Hm.".to_owned(), "Yes.".to_owned());
     let does_not = (String::new(), "Hm.Yes.".to_owned());
     for name in ["qwen3", "deepseek_r1", "glm45"] {
-        assert_eq!(run(name, "<|im_start|>assistant\n<think>\n"), thinks, "{name}");
-        assert_eq!(run(name, "assistant\n<think>\n\n</think>\n\n"), does_not, "{name}");
+        assert_eq!(
+            run(name, "<|im_start|>assistant\n<think>\n"),
+            thinks,
+            "{name}"
+        );
+        assert_eq!(
+            run(name, "assistant\n<think>\n\n</think>\n\n"),
+            does_not,
+            "{name}"
+        );
     }
     assert_eq!(run("qwen3", "assistant\n"), does_not);
     assert_eq!(run("deepseek_r1", "assistant\n"), thinks);

@@ -385,7 +385,7 @@ impl ToolDialect {
         }
     }
 
-    /// The markers, which the detokenizer must not skip.
+    /// The markers.
     pub(crate) fn markers(self) -> Vec<&'static str> {
         match self.marks {
             Marks::Json(marks) => {
@@ -394,8 +394,7 @@ impl ToolDialect {
                     Shape::Named(header) | Shape::Either(header) => Some(header.end),
                 };
                 let own = [marks.starts, marks.ends, marks.ignored].concat();
-                let inside = ["<｜tool▁sep｜>", "[CALL_ID]"];
-                own.into_iter().chain(header).chain(inside).collect()
+                own.into_iter().chain(header).collect()
             }
             Marks::Xml(marks) => {
                 let own = [
@@ -406,14 +405,18 @@ impl ToolDialect {
                     marks.value_end,
                 ];
                 let all = own.into_iter().chain(marks.name_end).chain(marks.value);
-                // The sentinel of DeepSeek's tags is a token by itself.
-                all.chain(marks.ignored.iter().copied())
-                    .chain(["｜DSML｜"])
-                    .collect()
+                all.chain(marks.ignored.iter().copied()).collect()
             }
             Marks::Pythonic(marks) => [marks.starts, marks.ends].concat(),
             Marks::Harmony => harmony::MARKERS.to_vec(),
         }
+    }
+
+    /// Text that may be special tokens, which the detokenizer must not skip: the markers, and what stands within them.
+    pub(crate) fn tokens(self) -> Vec<&'static str> {
+        let mut tokens = self.markers();
+        tokens.extend(["<｜tool▁sep｜>", "[CALL_ID]", "｜DSML｜"]);
+        tokens
     }
 
     /// A parser for one answer to a request with these tools.

@@ -129,8 +129,8 @@ impl HarmonyParser {
     }
 
     fn between_messages(&mut self, state: State) {
-        self.content.markup();
-        self.reasoning.markup();
+        self.content.message_end();
+        self.reasoning.message_end();
         self.state = state;
     }
 

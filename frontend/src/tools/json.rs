@@ -350,7 +350,8 @@ impl JsonParser {
             self.content.markup();
             self.state = State::Between { is_bare };
         } else {
-            self.content.push_without(self.marks.all(), object.raw(), out);
+            self.content
+                .push_without(self.marks.all(), object.raw(), out);
             self.state = self.after_junk(is_bare);
         }
     }
@@ -360,7 +361,8 @@ impl JsonParser {
         let State::Object(object) = std::mem::replace(&mut self.state, State::Outside) else {
             return;
         };
-        self.content.push_without(self.marks.all(), object.raw(), out);
+        self.content
+            .push_without(self.marks.all(), object.raw(), out);
         self.state = self.after_junk(object.is_bare());
     }
 
@@ -428,7 +430,8 @@ impl MarkupParser for JsonParser {
         self.run(true, out);
         match std::mem::replace(&mut self.state, State::Outside) {
             State::Object(object) => {
-                self.content.push_without(self.marks.all(), object.raw(), out);
+                self.content
+                    .push_without(self.marks.all(), object.raw(), out);
             }
             State::Header(text) => self.content.push(&text, out),
             State::Outside

@@ -1,1 +1,259 @@
+use std::sync::Arc;
 
+use proptest::prelude::{Just, any, prop_assert, prop_assert_eq, proptest};
+use proptest::strategy::{Strategy, Union};
+use serde_json::{Value, json};
+
+use super::{ToolDialect, ToolSchemas, forced};
+use crate::markup::Message;
+use crate::markup::testing::{characters, cut, parse};
+
+mod broken;
+mod transcripts;
+
+use transcripts::TRANSCRIPTS;
+
+/// The tools of every test.
+fn tools() -> Arc<ToolSchemas> {
+    let tool = |name: &str, properties: Value| {
+        let parameters = json!({"type": "object", "properties": properties});
+        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+    };
+    Arc::new(ToolSchemas::new(&[
+        tool(
+            "get_weather",
+            json!({"city": {"type": "string"}, "days": {"type": "integer"}}),
+        ),
+        tool(
+            "write_file",
+            json!({
+                "path": {"type": "string"},
+                "text": {"type": "string"},
+                "options": {"type": "object"},
+                "is_new": {"type": ["boolean", "null"]},
+            }),
+        ),
+        tool("now", json!({})),
+    ]))
+}
+
+fn run<'a>(name: &str, pieces: impl IntoIterator<Item = &'a str>) -> Message {
+    let dialect = ToolDialect::find(name).unwrap_or_else(|| panic!("no dialect {name}"));
+    parse(dialect.parser(tools()), pieces)
+}
+
+/// Content, and name and arguments of each call.
+fn seen(message: &Message) -> (&str, Vec<(&str, &str)>) {
+    let calls = message.tool_calls.iter();
+    let calls = calls.map(|call| (call.name.as_str(), call.arguments.as_str()));
+    (&message.content, calls.collect())
+}
+
+#[test]
+fn transcripts_are_read_whole_and_by_the_character() {
+    for (name, text, content, calls) in TRANSCRIPTS {
+        for pieces in [vec![*text], characters(text)] {
+            let message = run(name, pieces);
+            assert_eq!(
+                seen(&message),
+                (*content, calls.to_vec()),
+                "{name}: {text:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_dialect_has_a_transcript_with_two_calls() {
+    for dialect in ToolDialect::all() {
+        let name = dialect.name();
+        let mut own = TRANSCRIPTS.iter().filter(|(known, ..)| *known == name);
+        assert!(own.any(|(.., calls)| calls.len() == 2), "{name}");
+        assert_eq!(ToolDialect::find(name), Some(*dialect));
+    }
+}
+
+/// The parser's contract for markers, which lets it find them in any cutting.
+#[test]
+fn no_marker_begins_another() {
+    for dialect in ToolDialect::all() {
+        let markers = dialect.markers();
+        for marker in &markers {
+            let others = markers.iter().filter(|other| *other != marker);
+            for other in others {
+                let is_prefix = other.starts_with(marker) && marker.len() > 1;
+                assert!(!is_prefix, "{}: {marker:?} {other:?}", dialect.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn ids_are_the_models_where_it_gives_them() {
+    let text = "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:3\
+        <|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
+    let message = run("kimi_k2", [text]);
+    assert_eq!(message.tool_calls[0].id, "functions.now:3");
+    let message = run("mistral", ["[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}"]);
+    assert_eq!(message.tool_calls[0].id, "abcdefghi");
+}
+
+#[test]
+fn arguments_stream_as_they_come() {
+    for (name, begin, next) in [
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": \"b",
+            "b",
+        ),
+        ("mistral", "[TOOL_CALLS]now[ARGS]{\"a\": \"b", "b"),
+        (
+            "qwen3_coder",
+            "<function=write_file>\n<parameter=text>\nb",
+            "b",
+        ),
+        (
+            "harmony",
+            "<|channel|>commentary to=functions.now<|message|>{\"a\": \"b",
+            "b",
+        ),
+    ] {
+        let mut out = crate::markup::Deltas::default();
+        let mut parser = ToolDialect::find(name).unwrap().parser(tools());
+        parser.push(begin, &mut out);
+        assert_eq!(out.calls(), 1, "{name}");
+        out.clear();
+        parser.push(next, &mut out);
+        let deltas: Vec<_> = out.iter().collect();
+        let expected = crate::markup::Delta::Arguments {
+            index: 0,
+            text: next,
+        };
+        assert_eq!(deltas, [expected], "{name}");
+    }
+}
+
+#[test]
+fn forced_calls_are_read_from_plain_json() {
+    let text = r#"[{"name": "get_weather", "parameters": {"city": "Oslo"}}, {"name": "now", "parameters": {}}]"#;
+    for pieces in [vec![text], characters(text)] {
+        let message = parse(forced::calls_parser(tools()), pieces);
+        let calls = vec![("get_weather", r#"{"city": "Oslo"}"#), ("now", "{}")];
+        assert_eq!(seen(&message), ("", calls));
+    }
+    let text = r#"{"city": "Oslo", "note": "<tool_call>"}"#;
+    for pieces in [vec![text], characters(text)] {
+        let message = parse(forced::arguments_parser("get_weather".into()), pieces);
+        assert_eq!(seen(&message), ("", vec![("get_weather", text)]));
+    }
+}
+
+#[test]
+fn the_schema_of_forced_calls_joins_those_of_the_tools() {
+    let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let unit = json!({"$ref": "#/$defs/Unit"});
+    let with = |unit_schema: Value| json!({"type": "object", "properties": {"unit": unit}, "$defs": {"Unit": unit_schema}});
+    let celsius = with(json!({"enum": ["C"]}));
+    let tools = [
+        tool("a", celsius.clone()),
+        tool("b", celsius),
+        tool("c", Value::Null),
+    ];
+    let schema = forced::calls_schema(&tools, false).unwrap();
+    assert_eq!(schema["$defs"]["Unit"], json!({"enum": ["C"]}));
+    assert_eq!(
+        (&schema["minItems"], &schema["maxItems"]),
+        (&json!(1), &json!(1))
+    );
+    let first = &schema["items"]["anyOf"][0]["properties"];
+    assert_eq!(first["name"], json!({"const": "a"}));
+    assert_eq!(
+        first["parameters"],
+        json!({"type": "object", "properties": {"unit": unit}})
+    );
+    let last = &schema["items"]["anyOf"][2]["properties"]["parameters"];
+    assert_eq!(*last, json!({"type": "object", "properties": {}}));
+    let tools = [
+        tool("a", with(json!({"enum": ["C"]}))),
+        tool("b", with(json!({"enum": ["F"]}))),
+    ];
+    assert_eq!(forced::calls_schema(&tools, true), Err("Unit".into()));
+}
+
+/// Text of markers, halves of markers and what stands between them.
+fn soup(dialect: ToolDialect) -> impl Strategy<Value = String> {
+    let mut parts = vec![
+        " ",
+        "\n",
+        "a",
+        "<",
+        "é",
+        "</",
+        "[",
+        "]",
+        "{",
+        "}",
+        "\"",
+        ",",
+        ":",
+        "=",
+        "(",
+        ")",
+        "now",
+        "\"name\"",
+        "{\"name\": \"now\", \"arguments\": {",
+        "{\"a\": \"b\"}",
+        "now(a=1)",
+        "commentary to=functions.now",
+    ];
+    for marker in dialect.markers() {
+        let middle = (marker.len() / 2..).find(|at| marker.is_char_boundary(*at));
+        parts.extend([marker, &marker[..middle.unwrap_or(0)]]);
+    }
+    let part = Union::new(parts.into_iter().map(Just));
+    proptest::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
+}
+
+fn dialects() -> impl Strategy<Value = ToolDialect> {
+    Union::new(ToolDialect::all().iter().copied().map(Just))
+}
+
+proptest! {
+    /// However a transcript is cut, and wherever it breaks off, the pieces are read as the whole, and no marker is content.
+    #[test]
+    fn any_cutting_is_read_alike(
+        which in 0..TRANSCRIPTS.len(), end: usize, cuts in proptest::collection::vec(any::<usize>(), 0..12),
+    ) {
+        let (name, text, ..) = TRANSCRIPTS[which];
+        let text = cut(text, &[end])[0];
+        let whole = run(name, [text]);
+        prop_assert_eq!(&run(name, cut(text, &cuts)), &whole);
+        prop_assert_eq!(&run(name, characters(text)), &whole);
+        let is_markup = |marker: &&str| marker.len() > 2 && whole.content.contains(*marker);
+        prop_assert_eq!(ToolDialect::find(name).unwrap().markers().into_iter().find(is_markup), None);
+    }
+
+    /// The same for text that no model would write.
+    #[test]
+    fn any_soup_is_read_alike(
+        (name, text) in dialects().prop_flat_map(|dialect| (Just(dialect.name()), soup(dialect))),
+        cuts in proptest::collection::vec(any::<usize>(), 0..12),
+    ) {
+        let whole = run(name, [text.as_str()]);
+        prop_assert_eq!(&run(name, cut(&text, &cuts)), &whole);
+        prop_assert_eq!(&run(name, characters(&text)), &whole);
+    }
+
+    /// Text without markers comes through as it is, though it may look like the beginning of one.
+    #[test]
+    fn plain_text_is_content(
+        dialect in dialects(), text in "[<|>/a-z \\n\\[\\]{}\"=TOL_]{0,60}",
+        cuts in proptest::collection::vec(any::<usize>(), 0..12),
+    ) {
+        let is_marked = dialect.markers().iter().any(|marker| text.contains(marker));
+        if !is_marked && !text.trim_start().starts_with("to=") {
+            let message = run(dialect.name(), cut(&text, &cuts));
+            prop_assert_eq!(seen(&message), (text.as_str(), vec![]));
+        }
+    }
+}

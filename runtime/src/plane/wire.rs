@@ -11,6 +11,8 @@ mod config;
 mod handshake;
 mod link;
 mod metrics;
+#[cfg(feature = "nats")]
+mod nats;
 mod outbox;
 mod peers;
 mod server;
@@ -26,6 +28,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use config::{WireConfig, WireSecret};
+#[cfg(feature = "nats")]
+pub use nats::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
 pub use tcp::TcpConfig;
 
 use self::metrics::WireMetrics;
@@ -61,6 +65,21 @@ impl WirePlane {
         metrics: &MetricsRegistry,
     ) -> Result<Self, EngineError> {
         let transport = tcp::Tcp::try_new(tcp, &config)?;
+        Self::new(Arc::new(transport), config, metrics)
+    }
+
+    /// A plane over NATS: no process needs an inbound port. It connects to NATS when it first serves or calls, and serving fails
+    /// as `Unavailable` when no server can be reached.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the setting at fault.
+    #[cfg(feature = "nats")]
+    pub fn nats(
+        nats: NatsConfig,
+        config: WireConfig,
+        metrics: &MetricsRegistry,
+    ) -> Result<Self, EngineError> {
+        let transport = nats::Nats::try_new(nats)?;
         Self::new(Arc::new(transport), config, metrics)
     }
 

@@ -113,6 +113,33 @@ async fn one_good_canary_forgives_the_bad_ones_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_worker_is_not_ready_from_a_failed_canary_to_the_next_good_one() {
+    let world = World::new();
+    let handle = serving(&world, watched()).await;
+    let mut status = handle.status();
+    let metrics = world.metrics.clone();
+    assert!(status.borrow().is_ready());
+    assert!(metrics.encode().contains("genset_worker_ready 1\n"));
+    world.answer_with(|_, ctx| Ok(silent(ctx)));
+    let failed = status.wait_for(|status| status.failed_canaries == 2).await;
+    assert!(!failed.unwrap().is_ready());
+    assert!(metrics.encode().contains("genset_worker_ready 0\n"));
+    // Still listed: requests that come are served, and an engine that answers one is heard.
+    assert!(handle.ready().await.is_ok());
+    world.answer_with(|request, ctx| Ok(counting(request, ctx)));
+    let passed = status.wait_for(|status| status.failed_canaries == 0).await;
+    assert!(passed.unwrap().is_ready());
+    let text = metrics.encode();
+    assert!(text.contains("genset_worker_ready 1\n"), "{text}");
+    assert!(
+        text.contains("genset_worker_canary_failures_total 2\n"),
+        "{text}"
+    );
+    stop_cleanly(&handle).await;
+    assert!(metrics.encode().contains("genset_worker_ready 0\n"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_engine_that_refuses_for_overload_lives() {
     let world = World::new();
     let mut config = watched();

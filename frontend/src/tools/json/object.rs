@@ -82,6 +82,14 @@ impl CallObject {
         if !self.is_reported {
             self.raw.push(c);
         }
+        let step = self.step(c, tools, out);
+        if self.is_reported && step == ObjectStep::Broken {
+            self.raw.push(c);
+        }
+        step
+    }
+
+    fn step(&mut self, c: char, tools: &ToolSchemas, out: &mut Deltas) -> ObjectStep {
         match (self.place, c) {
             (Place::Open, _) => self.place = Place::Key,
             (Place::Key, ',') => {}

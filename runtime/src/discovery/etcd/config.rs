@@ -163,7 +163,14 @@ impl EtcdConfig {
             }
             _ => return Err(problem("must each begin with http:// or https://")),
         }
-        let port = uri.port_u16().unwrap_or(DEFAULT_PORT);
+        let authority = uri.authority().map_or("", |authority| authority.as_str());
+        let port = match authority.strip_prefix(host).unwrap_or_default() {
+            "" => DEFAULT_PORT,
+            text => text
+                .trim_start_matches(':')
+                .parse()
+                .map_err(|_| problem("must each have a port from 0 to 65535"))?,
+        };
         Ok(format!("{scheme}://{host}:{port}"))
     }
 
@@ -292,6 +299,7 @@ mod tests {
             (endpoints(&["ftp://a"]), "etcd.endpoints"),
             (endpoints(&["http://a/path"]), "etcd.endpoints"),
             (endpoints(&["http://a:70000"]), "etcd.endpoints"),
+            (endpoints(&["http://a:"]), "etcd.endpoints"),
             (endpoints(&["https://a"]), "etcd.tls.ca_pem"),
             (with_tls(endpoints(&["http://a"])), "etcd.endpoints"),
             (

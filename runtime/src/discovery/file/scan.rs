@@ -293,6 +293,8 @@ fn read_anew(store: &Store, id: LeaseId, known: &mut Known) -> bool {
         })
     });
     match decoded {
+        // A mount that came back may show what was there before; the holder is about to write it again.
+        Ok(Some((version, _))) if known.version.is_some_and(|known| version < known) => false,
         Ok(Some((version, entries))) => {
             known.is_complained_about = false;
             known.version = Some(version);

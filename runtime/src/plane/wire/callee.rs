@@ -82,6 +82,9 @@ impl Callee {
     }
 
     fn request(self: &Arc<Self>, id: u32, payload: &Bytes) -> Result<(), Violation> {
+        if id == 0 {
+            return Err(Violation("a request on stream 0".into()));
+        }
         let (head, body) = decode_request(payload).map_err(|error| violation("Request", &error))?;
         let mut streams = self.streams.lock();
         let open = streams.len();
@@ -210,6 +213,10 @@ impl FrameSink for CalleeSink {
         }
     }
 
+    fn is_paced(&self) -> bool {
+        true
+    }
+
     fn go_away(&self, _go_away: GoAway) {
         // A caller that opens no more streams needs no answer.
     }
@@ -252,8 +259,9 @@ struct Stream {
 impl Stream {
     async fn answer(self, handler: Arc<ErasedHandler>, body: Bytes, ctx: RequestContext) {
         let ended = self.send_items(&handler, body, ctx).await;
-        // Out of the table first: the id is the caller's again once it has read the end.
-        if self.callee.streams.lock().remove(&self.id).is_none() {
+        // Out of the table and into the outbox in one step: in between, the connection would look idle, and be closed.
+        let mut streams = self.callee.streams.lock();
+        if streams.remove(&self.id).is_none() {
             return;
         }
         match ended {
@@ -288,7 +296,8 @@ impl Stream {
 impl Drop for Stream {
     /// A handler that panicked ends its stream all the same.
     fn drop(&mut self) {
-        if self.callee.streams.lock().remove(&self.id).is_some() {
+        let mut streams = self.callee.streams.lock();
+        if streams.remove(&self.id).is_some() {
             let error = EngineError::internal("the endpoint's handler panicked");
             self.callee.send_error(self.id, &error);
         }

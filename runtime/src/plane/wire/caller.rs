@@ -240,6 +240,11 @@ impl FrameSink for CallerSink {
         }
     }
 
+    /// Two ends that each wait until the other reads would wait for ever; this one always reads.
+    fn is_paced(&self) -> bool {
+        false
+    }
+
     fn go_away(&self, go_away: GoAway) {
         tracing::debug!(
             peer = self.0.link.peer,
@@ -365,7 +370,8 @@ impl Stream for Response {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
         let item = this.poll_inbox(cx);
-        if item.is_pending() {
+        // A slow reader may never find its inbox empty.
+        if item.is_pending() || this.ctx.is_cancelled() {
             this.forward_cancellation(cx);
         }
         Poll::Ready(ready!(item))

@@ -8,7 +8,7 @@ use genset_backend_common::EngineError;
 use genset_backend_common::wire::MAX_FRAME_BYTES;
 
 /// The smallest frame limit: a card with its artifacts' names fits.
-const MIN_FRAME_BYTES: usize = 64 << 10;
+pub(super) const MIN_FRAME_BYTES: usize = 64 << 10;
 
 /// The limits of wire connections. The defaults suit a fleet in one data centre.
 #[derive(Debug, Clone)]

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::config::{WireConfig, WireSecret};
+use super::config::{MIN_FRAME_BYTES, WireConfig, WireSecret};
 use super::transport::Io;
 
 /// The largest payload in a handshake: a stranger makes us hold no more.
@@ -63,6 +63,8 @@ pub(super) enum HandshakeError {
     NotOurs(String),
     #[error("{0}")]
     Version(String),
+    #[error("the peer takes frames of {0} bytes at most, and must take {MIN_FRAME_BYTES}")]
+    FrameLimit(u32),
     #[error("{0}")]
     Unauthorized(String),
     #[error("the peer refused the connection: {}", .0.reason)]
@@ -76,6 +78,7 @@ impl HandshakeError {
     fn told(&self) -> Option<GoAway> {
         let code = match self {
             Self::Version(_) => GoAwayCode::Version,
+            Self::FrameLimit(_) => GoAwayCode::Protocol,
             Self::Unauthorized(_) => GoAwayCode::Unauthorized,
             Self::Closed | Self::Io(_) | Self::NotOurs(_) | Self::Refused(_) | Self::TimedOut => {
                 return None;
@@ -93,6 +96,7 @@ impl HandshakeError {
             Self::Closed | Self::Io(_) => "closed",
             Self::NotOurs(_) => "not_our_protocol",
             Self::Version(_) => "version",
+            Self::FrameLimit(_) => "frame_limit",
             Self::Unauthorized(_) => "unauthorized",
             Self::Refused(_) => "refused_by_peer",
             Self::TimedOut => "timeout",
@@ -180,6 +184,9 @@ impl Handshake<'_> {
         };
         ours.agree(&theirs)
             .map_err(|error| HandshakeError::Version(error.message().to_owned()))?;
+        if usize::try_from(theirs.max_frame_bytes).is_ok_and(|limit| limit < MIN_FRAME_BYTES) {
+            return Err(HandshakeError::FrameLimit(theirs.max_frame_bytes));
+        }
         if let Some(secret) = self.secret_for(&theirs)? {
             self.authenticate(&secret, &ours, &theirs).await?;
         }
@@ -396,6 +403,31 @@ mod tests {
             .await
             .unwrap_err();
         assert_eq!(error.label(), "timeout");
+    }
+
+    /// The document's test vectors are what other implementations are made with.
+    #[test]
+    fn proofs_are_those_of_the_document() {
+        let document = include_str!("../../../../docs/wire-protocol.md");
+        let vector = |name: &str| {
+            let lines = document.lines();
+            let mut values = lines.filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+            let value = values.next().unwrap_or_else(|| panic!("no {name:?}"));
+            value.trim().to_owned()
+        };
+        let bytes = |name: &str| {
+            let hex = vector(name);
+            let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+            (0..hex.len()).step_by(2).map(byte).collect::<Bytes>()
+        };
+        let secret = WireSecret::try_new(vector("secret").as_bytes()).unwrap();
+        let (caller, callee) = (bytes("caller nonce"), bytes("callee nonce"));
+        for (role, name) in [
+            (Role::Caller, "caller proof"),
+            (Role::Callee, "callee proof"),
+        ] {
+            assert_eq!(proof(&secret, role, [&caller, &callee]), bytes(name));
+        }
     }
 
     #[test]

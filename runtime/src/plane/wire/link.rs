@@ -65,6 +65,10 @@ pub(super) trait FrameSink: Send + Sync {
     /// [`Violation`] ends the connection.
     fn frame(&self, frame: Frame) -> Result<(), Violation>;
 
+    /// Whether frames are read only while there is room for what is answered to them: a peer that asks and takes no answers
+    /// must not fill the memory.
+    fn is_paced(&self) -> bool;
+
     /// The peer wants no new streams.
     fn go_away(&self, go_away: GoAway);
 }
@@ -160,7 +164,9 @@ impl Link {
         let (mut silent, mut stalled) = (Duration::ZERO, Duration::ZERO);
         loop {
             ticks.tick().await;
-            if signs.heard.swap(false, Ordering::Relaxed) {
+            let has_been_heard = signs.heard.swap(false, Ordering::Relaxed);
+            // Whoever is not listened to is not silent; whether it takes anything is seen below.
+            if has_been_heard || signs.is_paused.load(Ordering::Relaxed) {
                 silent = Duration::ZERO;
             } else {
                 silent += config.ping_interval;
@@ -186,6 +192,8 @@ impl Link {
 #[derive(Debug, Default)]
 struct Signs {
     heard: AtomicBool,
+    /// Nothing is read until there is room for answers.
+    is_paused: AtomicBool,
     written: AtomicBool,
     is_writing: AtomicBool,
 }
@@ -201,7 +209,7 @@ struct Reading<'a> {
 impl Reading<'_> {
     async fn run(&mut self) -> Ended {
         loop {
-            if let Err(ended) = self.take_frames() {
+            if let Err(ended) = self.take_frames().await {
                 return ended;
             }
             let buffer = self.decoder.buffer_mut();
@@ -216,32 +224,45 @@ impl Reading<'_> {
         }
     }
 
-    fn take_frames(&mut self) -> Result<(), Ended> {
-        let protocol = |reason: String| Ended::Protocol(reason);
+    async fn take_frames(&mut self) -> Result<(), Ended> {
         while let Some(frame) = self
             .decoder
             .next_frame()
-            .map_err(|error| protocol(error.to_string()))?
+            .map_err(|error| Ended::Protocol(error.to_string()))?
         {
-            match frame.kind {
-                FrameKind::Ping => self.link.control(FrameKind::Pong, 0, &frame.payload),
-                FrameKind::Pong | FrameKind::Unknown(_) => {}
-                FrameKind::GoAway => self.go_away(&frame)?,
-                FrameKind::Hello | FrameKind::Auth => {
-                    return Err(protocol(format!("{:?} after the handshake", frame.kind)));
-                }
-                FrameKind::Request
-                | FrameKind::Item
-                | FrameKind::End
-                | FrameKind::Error
-                | FrameKind::Cancel
-                | FrameKind::Credit => self
-                    .sink
-                    .frame(frame)
-                    .map_err(|Violation(reason)| protocol(reason))?,
+            self.take(frame)?;
+            if self.sink.is_paced() && !self.link.outbox.has_room() {
+                self.signs.is_paused.store(true, Ordering::Relaxed);
+                self.link.outbox.room().await;
+                self.signs.is_paused.store(false, Ordering::Relaxed);
             }
         }
         Ok(())
+    }
+
+    fn take(&self, frame: Frame) -> Result<(), Ended> {
+        match frame.kind {
+            // Without room, the peer has enough to read already that says that we are here.
+            FrameKind::Ping if self.link.outbox.has_room() => {
+                self.link.control(FrameKind::Pong, 0, &frame.payload);
+                Ok(())
+            }
+            FrameKind::Ping | FrameKind::Pong | FrameKind::Unknown(_) => Ok(()),
+            FrameKind::GoAway => self.go_away(&frame),
+            FrameKind::Hello | FrameKind::Auth => {
+                let problem = format!("{:?} after the handshake", frame.kind);
+                Err(Ended::Protocol(problem))
+            }
+            FrameKind::Request
+            | FrameKind::Item
+            | FrameKind::End
+            | FrameKind::Error
+            | FrameKind::Cancel
+            | FrameKind::Credit => self
+                .sink
+                .frame(frame)
+                .map_err(|Violation(reason)| Ended::Protocol(reason)),
+        }
     }
 
     fn go_away(&self, frame: &Frame) -> Result<(), Ended> {

@@ -81,6 +81,11 @@ impl WireMetrics {
     /// Counts a refusal; says whether it may be logged.
     pub(super) fn refused(&self, reason: &'static str) -> bool {
         self.refused.get_or_create(&[("reason", reason)]).inc();
+        self.may_log(reason)
+    }
+
+    /// Whether something that others can bring about as often as they like may be logged now.
+    pub(super) fn may_log(&self, reason: &'static str) -> bool {
         let now = Instant::now();
         let mut logged = self.logged.lock();
         let is_due = logged

@@ -63,6 +63,11 @@ impl Outbox {
         Ok(())
     }
 
+    /// Whether the outbox holds less than its limit.
+    pub(super) fn has_room(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) < self.limit
+    }
+
     /// Waits until the outbox holds less than its limit.
     ///
     /// # Cancel safety
@@ -70,7 +75,7 @@ impl Outbox {
     pub(super) async fn room(&self) {
         loop {
             let drained = self.drained.notified();
-            if self.waiting.load(Ordering::Relaxed) < self.limit {
+            if self.has_room() {
                 return;
             }
             drained.await;

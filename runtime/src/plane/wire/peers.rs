@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
@@ -43,8 +43,10 @@ struct Shared {
 #[derive(Default)]
 struct Peer {
     caller: Mutex<Option<Arc<Caller>>>,
-    /// Held while dialling, so that many requests make one connection.
-    dialling: tokio::sync::Mutex<()>,
+    /// Held while dialling, so that many requests make one connection; how the last attempt failed.
+    dialling: tokio::sync::Mutex<Option<EngineError>>,
+    /// Attempts that failed.
+    failures: AtomicU64,
     is_down: AtomicBool,
 }
 
@@ -83,10 +85,32 @@ impl Peers {
         if let Some(caller) = peer.open_caller() {
             return Ok(caller);
         }
-        let _dialling = peer.dialling.lock().await;
-        match peer.open_caller() {
-            Some(caller) => Ok(caller),
-            None => self.connect(process, &peer).await,
+        let failures = peer.failures.load(Ordering::Relaxed);
+        let mut failure = peer.dialling.lock().await;
+        if let Some(caller) = peer.open_caller() {
+            return Ok(caller);
+        }
+        // Who waited for an attempt shares its outcome: one more each would make the last wait for all of them.
+        if peer.failures.load(Ordering::Relaxed) != failures
+            && let Some(error) = &*failure
+        {
+            return Err(error.clone());
+        }
+        let connected = self.connect(process, &peer).await;
+        if let Err(error) = &connected {
+            peer.failures.fetch_add(1, Ordering::Relaxed);
+            *failure = Some(error.clone());
+            self.forget_stranger(process, &peer);
+        }
+        connected
+    }
+
+    /// Forgets a process that was never reached; one that went away is still tried.
+    fn forget_stranger(&self, process: &str, peer: &Arc<Peer>) {
+        let mut peers = self.shared.peers.lock();
+        let is_listed = peers.get(process).is_some_and(|it| Arc::ptr_eq(it, peer));
+        if is_listed && !peer.is_down.load(Ordering::Relaxed) {
+            peers.remove(process);
         }
     }
 

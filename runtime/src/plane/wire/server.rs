@@ -40,6 +40,8 @@ struct Shared {
     room: Arc<Semaphore>,
     callees: Mutex<Vec<(Arc<Link>, Arc<Callee>)>>,
     tasks: TaskTracker,
+    /// Cancelled when no more callers are accepted.
+    closing: CancellationToken,
     shutdown: CancellationToken,
 }
 
@@ -62,6 +64,7 @@ impl Server {
                 room,
                 callees: Mutex::default(),
                 tasks,
+                closing: shutdown.child_token(),
                 shutdown,
             }),
         }
@@ -74,9 +77,9 @@ impl Server {
             let location = listener.location();
             tracing::debug!(location, "the request plane listens");
             let accept = self.clone().accept(listener);
-            let shutdown = self.shared.shutdown.clone();
+            let closing = self.shared.closing.clone();
             self.shared.tasks.spawn(async move {
-                shutdown.run_until_cancelled(accept).await;
+                closing.run_until_cancelled(accept).await;
             });
             Ok(location)
         };
@@ -194,13 +197,16 @@ impl Server {
             | Ended::Stalled(_)
             | Ended::Protocol(_)
             | Ended::Refused(_) => {
-                tracing::info!(peer = link.peer, %ended, "connection ended");
+                if shared.metrics.may_log(ended.label()) {
+                    tracing::info!(peer = link.peer, %ended, "a caller's connection ended; further ones for this reason are counted only");
+                }
             }
         }
     }
 
-    /// Tells callers to go away, and waits for the streams that are open to be written, within a limit.
+    /// Accepts no more callers, tells those there are to go away, and waits for the streams that are open to be written, within a limit.
     pub(super) async fn finish(&self) {
+        self.shared.closing.cancel();
         for (link, _) in self.shared.callees.lock().iter() {
             link.go_away(GoAwayCode::Shutdown, "this process shuts down");
         }

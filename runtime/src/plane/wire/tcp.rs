@@ -146,11 +146,14 @@ impl Listener for Accepting {
     }
 
     async fn accept(&mut self) -> Option<Io> {
+        let mut is_failing = false;
         loop {
             match self.listener.accept().await {
                 Ok((stream, peer)) => return Some(io(stream, peer.to_string())),
                 Err(error) => {
-                    tracing::warn!(%error, "a connection cannot be accepted");
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(%error, "connections cannot be accepted; tried again until they can");
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }

@@ -246,7 +246,13 @@ mod tests {
             .checked_servers()
             .unwrap()
             .iter()
-            .map(|server| (server.host().to_owned(), server.port(), server.tls_required()))
+            .map(|server| {
+                (
+                    server.host().to_owned(),
+                    server.port(),
+                    server.tls_required(),
+                )
+            })
             .collect();
         let expected = [
             ("a", 4222, false),
@@ -254,7 +260,10 @@ mod tests {
             ("c", 4222, true),
             ("::1", 5, false),
         ];
-        assert_eq!(hosts, expected.map(|(host, port, tls)| (host.to_owned(), port, tls)));
+        assert_eq!(
+            hosts,
+            expected.map(|(host, port, tls)| (host.to_owned(), port, tls))
+        );
     }
 
     #[test]
@@ -334,7 +343,9 @@ mod tests {
                 key_pem: secret(),
             }),
         };
-        let error = servers(&["nats://ann:hunter2@a:4222"]).validate().unwrap_err();
+        let error = servers(&["nats://ann:hunter2@a:4222"])
+            .validate()
+            .unwrap_err();
         let texts = format!("{shown:?} {tls:?} {error} {error:?}");
         assert!(!texts.contains("hunter2"), "{texts}");
     }

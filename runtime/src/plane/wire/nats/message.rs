@@ -91,7 +91,13 @@ impl Message {
             length: payload.len(),
         };
         let window = || payload.get(1..5)?.try_into().map(u32::from_be_bytes).ok();
-        let number = |at: usize| payload.get(at..at + 8)?.try_into().map(u64::from_be_bytes).ok();
+        let number = |at: usize| {
+            payload
+                .get(at..at + 8)?
+                .try_into()
+                .map(u64::from_be_bytes)
+                .ok()
+        };
         let position = || {
             Some(Position {
                 sent: number(1)?,

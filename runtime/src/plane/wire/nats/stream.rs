@@ -221,9 +221,7 @@ enum Closing {
 impl Writer {
     /// Bytes of the stream that one message carries now: the server may have become another, with another limit.
     fn max_data_bytes(&self) -> usize {
-        let limit = self
-            .max_message_bytes
-            .min(self.sender.client.max_payload());
+        let limit = self.max_message_bytes.min(self.sender.client.max_payload());
         limit.saturating_sub(HEADER_BYTES).max(1)
     }
 
@@ -278,8 +276,7 @@ impl AsyncWrite for Writer {
                     ready!(self.sender.poll_ready(cx))?;
                     self.send_close()?;
                     let client = self.sender.client.clone();
-                    self.closing =
-                        Closing::Flushing(Box::pin(async move { client.flush().await }));
+                    self.closing = Closing::Flushing(Box::pin(async move { client.flush().await }));
                 }
                 Closing::Flushing(flushing) => {
                     let flushed = ready!(flushing.as_mut().poll(cx));

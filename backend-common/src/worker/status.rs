@@ -1,0 +1,125 @@
+//! What a Worker says of itself to probes and operators: its station in life, since when, and whether its canaries pass.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::watch;
+
+use super::lifecycle::State;
+use crate::handles::MetricsRegistry;
+
+/// A Worker as probes and operators see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerStatus {
+    /// The instance's id.
+    pub worker_id: u64,
+    /// Where it is in its life.
+    pub state: State,
+    /// When it came there.
+    pub since: SystemTime,
+    /// The model it serves; `None` until the engine has started.
+    pub model: Option<String>,
+    /// Canaries that failed in a row, up to now; 0 while the engine answers.
+    pub failed_canaries: u32,
+}
+
+impl WorkerStatus {
+    /// Whether it wants requests: it serves, and its last canary did not fail.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        matches!(self.state, State::Serving(_)) && self.failed_canaries == 0
+    }
+
+    /// The state's name, in `snake_case`.
+    #[must_use]
+    pub fn state_name(&self) -> &'static str {
+        name_of(self.state)
+    }
+}
+
+/// The name of a station; the steps inside it share it.
+fn name_of(state: State) -> &'static str {
+    match state {
+        State::Created => "created",
+        State::Starting => "starting",
+        State::Registering(_) => "registering",
+        State::Serving(_) => "serving",
+        State::Draining { .. } => "draining",
+        State::CleaningUp { .. } => "cleaning_up",
+        State::Stopped(_) => "stopped",
+    }
+}
+
+/// Where the Worker's parts write their share of the status. Clones share.
+#[derive(Debug, Clone)]
+pub(super) struct StatusBoard {
+    status: Arc<watch::Sender<WorkerStatus>>,
+    ready: Gauge,
+    canary_failures: Counter,
+}
+
+impl StatusBoard {
+    pub(super) fn new(worker_id: u64) -> Self {
+        let status = WorkerStatus {
+            worker_id,
+            state: State::Created,
+            since: SystemTime::now(),
+            model: None,
+            failed_canaries: 0,
+        };
+        Self {
+            status: Arc::new(watch::Sender::new(status)),
+            ready: Gauge::default(),
+            canary_failures: Counter::default(),
+        }
+    }
+
+    /// Adds the metrics that belong to the status.
+    pub(super) fn register(&self, registry: &MetricsRegistry) {
+        registry.register(
+            "genset_worker_ready",
+            "1 while the worker wants requests, else 0",
+            self.ready.clone(),
+        );
+        registry.register(
+            "genset_worker_canary_failures",
+            "Canaries that failed while the worker served",
+            self.canary_failures.clone(),
+        );
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<WorkerStatus> {
+        self.status.subscribe()
+    }
+
+    pub(super) fn enter(&self, state: State, model: Option<&str>) {
+        self.change(|status| {
+            if status.state_name() != name_of(state) {
+                status.since = SystemTime::now();
+            }
+            status.state = state;
+            status.model = model.map(str::to_owned);
+        });
+    }
+
+    pub(super) fn canary_failed(&self) {
+        self.canary_failures.inc();
+        self.change(|status| status.failed_canaries += 1);
+    }
+
+    /// The engine was heard.
+    pub(super) fn canary_passed(&self) {
+        if self.status.borrow().failed_canaries > 0 {
+            self.change(|status| status.failed_canaries = 0);
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut WorkerStatus)) {
+        self.status.send_modify(|status| {
+            change(status);
+            self.ready.set(i64::from(status.is_ready()));
+        });
+    }
+}

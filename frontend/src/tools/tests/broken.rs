@@ -1,0 +1,144 @@
+//! Calls that are cut short, or that are none.
+
+use super::{run, seen};
+
+#[test]
+fn a_call_without_a_name_is_content_without_its_markers() {
+    for (name, text, content) in [
+        ("hermes", "So: <tool_call>\n{\"nam", "So: {\"nam"),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"f</tool_call>",
+            "{\"name\": \"f",
+        ),
+        (
+            "hermes",
+            "<tool_call>{name: now}</tool_call> So.",
+            "{name: now} So.",
+        ),
+        ("hermes", "<tool_call>{\"a\": 1}</tool_call>", "{\"a\": 1}"),
+        (
+            "hermes",
+            "<tool_call>I do not know</tool_call>",
+            "I do not know",
+        ),
+        ("mistral", "[TOOL_CALLS]get_wea", "get_wea"),
+        ("kimi_k2", "<|tool_call_begin|>functions.no", "functions.no"),
+        ("qwen3_coder", "<tool_call>\n<function=get_wea", "get_wea"),
+        ("glm45", "<tool_call>get_wea", "get_wea"),
+        ("pythonic", "[now(", "now("),
+        ("pythonic", "[now(1)]", "now(1)]"),
+        ("hermes", "Is it <tool_ca", "Is it <tool_ca"),
+    ] {
+        assert_eq!(
+            seen(&run(name, [text])),
+            (content, vec![]),
+            "{name}: {text:?}"
+        );
+    }
+}
+
+#[test]
+fn a_call_that_is_cut_short_keeps_the_arguments_that_came() {
+    for (name, text, tool, arguments) in [
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": \"b",
+            "now",
+            "{\"a\": \"b",
+        ),
+        ("mistral", "[TOOL_CALLS]now[ARGS]{\"a", "now", "{\"a"),
+        (
+            "deepseek_v31",
+            "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{\"a\": [1",
+            "now",
+            "{\"a\": [1",
+        ),
+        (
+            "qwen3_coder",
+            "<function=write_file>\n<parameter=path>\na\n</parameter>\n<parameter=text>\nb \"c",
+            "write_file",
+            "{\"path\": \"a\", \"text\": \"b \\\"c",
+        ),
+        (
+            "qwen3_coder",
+            "<function=get_weather><parameter=days>1",
+            "get_weather",
+            "{\"days\": 1",
+        ),
+        (
+            "glm45",
+            "<tool_call>get_weather\n<arg_key>ci",
+            "get_weather",
+            "{\"ci\"",
+        ),
+        (
+            "harmony",
+            "<|channel|>commentary to=functions.now<|message|>{\"a\"",
+            "now",
+            "{\"a\"",
+        ),
+    ] {
+        assert_eq!(
+            seen(&run(name, [text])),
+            ("", vec![(tool, arguments)]),
+            "{name}: {text:?}"
+        );
+    }
+}
+
+#[test]
+fn arguments_that_are_not_json_come_as_they_were_written() {
+    for (name, text, arguments) in [
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"now\", \"arguments\": {'a': 1}}</tool_call>",
+            "{'a': 1}",
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}}}</tool_call>",
+            "{\"a\": 1}",
+        ),
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}</tool_call>",
+            "{\"a\": 1}",
+        ),
+        (
+            "kimi_k2",
+            "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>a=1<|tool_call_end|>",
+            "a=1",
+        ),
+    ] {
+        assert_eq!(
+            seen(&run(name, [text])),
+            ("", vec![("now", arguments)]),
+            "{name}: {text:?}"
+        );
+    }
+}
+
+#[test]
+fn text_behind_a_broken_call_is_content() {
+    let text = "<tool_call>{\"name\": \"now\", \"arguments\": {}, oops}</tool_call>\nAnd on.";
+    assert_eq!(
+        seen(&run("hermes", [text])),
+        ("oops}\nAnd on.", vec![("now", "{}")])
+    );
+}
+
+#[test]
+fn nesting_without_end_is_read_in_bounded_depth() {
+    let deep = "[".repeat(100_000);
+    let text = format!("[now(a={deep}");
+    assert_eq!(run("pythonic", [text.as_str()]).tool_calls, []);
+    let text = format!("[now(a={deep}{})]", "]".repeat(100_000));
+    assert_eq!(run("pythonic", [text.as_str()]).tool_calls, []);
+    let text = format!("<tool_call>{{\"name\": \"now\", \"arguments\": {{\"a\": {deep}");
+    assert!(
+        run("hermes", [text.as_str()]).tool_calls[0]
+            .arguments
+            .ends_with(&deep)
+    );
+}

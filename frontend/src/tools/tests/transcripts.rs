@@ -1,0 +1,280 @@
+//! What models write, and what it means.
+
+/// Dialect, text, content, calls.
+pub(super) type Transcript = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static [(&'static str, &'static str)],
+);
+
+const OSLO: (&str, &str) = ("get_weather", r#"{"city": "Oslo", "days": 3}"#);
+const NOW: (&str, &str) = ("now", "{}");
+const TWO: &[(&str, &str)] = &[OSLO, NOW];
+
+pub(super) const TRANSCRIPTS: &[Transcript] = &[
+    (
+        "cohere",
+        "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3}},\n\
+         {\"tool_call_id\": \"1\", \"tool_name\": \"now\", \"parameters\": {}}\n]<|END_ACTION|>",
+        "",
+        TWO,
+    ),
+    (
+        "deepseek_v3",
+        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"city\": \"Oslo\", \"days\": 3}\n```\
+         <｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Oslo\", \"days\": 3}<｜tool▁call▁end｜>\
+         <｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        TWO,
+    ),
+    (
+        "deepseek_v32",
+        "I look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n\
+         <｜DSML｜parameter name=\"city\" string=\"true\">Oslo</｜DSML｜parameter>\n\
+         <｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
+         <｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "glm45",
+        "I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n\
+         <arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "glm45",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Oslo</arg_value>\
+         <arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>now</tool_call>",
+        "",
+        TWO,
+    ),
+    (
+        "granite",
+        "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]",
+        "",
+        TWO,
+    ),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Need weather.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>\
+         <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Oslo\", \"days\": 3}<|call|>\
+         <|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Yes, 1 <| 2.<|return|>",
+        "Yes, 1 <| 2.",
+        &[],
+    ),
+    (
+        "harmony",
+        " to=functions.now<|channel|>commentary<|message|>{}",
+        "",
+        &[NOW],
+    ),
+    (
+        "hermes",
+        "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>",
+        "I look.",
+        TWO,
+    ),
+    // Arguments first, as a string, and in the API's own shape.
+    (
+        "hermes",
+        "<tool_call>{\"arguments\": {\"city\": \"Oslo\", \"days\": 3}, \"name\": \"get_weather\"}</tool_call> Done.",
+        "Done.",
+        &[OSLO],
+    ),
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"get_weather\", \"arguments\": \"{\\\"city\\\": \\\"Oslo\\\", \\\"days\\\": 3}\"}</tool_call>",
+        "",
+        &[OSLO],
+    ),
+    (
+        "hermes",
+        "<tool_call>{\"id\": 7, \"type\": \"function\", \"function\": {\"name\": \"now\", \"arguments\": {}}}</tool_call>",
+        "",
+        &[NOW],
+    ),
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"now\"}</tool_call>",
+        "",
+        &[NOW],
+    ),
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"now\", \"arguments\": null }</tool_call>",
+        "",
+        &[NOW],
+    ),
+    // Markup in a string is text.
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"write_file\", \"arguments\": {\"text\": \"</tool_call> \\\"{\"}}</tool_call>",
+        "",
+        &[("write_file", "{\"text\": \"</tool_call> \\\"{\"}")],
+    ),
+    (
+        "hunyuan_a13b",
+        "<tool_calls>\n[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]\n</tool_calls>",
+        "",
+        TWO,
+    ),
+    (
+        "internlm",
+        "I look.<|action_start|><|plugin|>\n{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3}}<|action_end|>\
+         <|action_start|><|plugin|>{\"name\": \"now\", \"parameters\": {}}<|action_end|>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "kimi_k2",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>\
+         {\"city\": \"Oslo\", \"days\": 3}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|> {} <|tool_call_end|>\
+         <|tool_calls_section_end|>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "lfm2",
+        "<|tool_call_start|>[get_weather(city=\"Oslo\", days=3), now()]<|tool_call_end|>Looking.",
+        "Looking.",
+        &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
+    ),
+    (
+        "llama3_function",
+        "<function=get_weather>{\"city\": \"Oslo\", \"days\": 3}</function>\n<function=now>{}</function>",
+        "",
+        TWO,
+    ),
+    (
+        "llama3_json",
+        "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3}}; {\"name\": \"now\", \"parameters\": {}}",
+        "",
+        TWO,
+    ),
+    (
+        "llama3_json",
+        "<|python_tag|>{\"name\": \"now\", \"parameters\": {}}",
+        "",
+        &[NOW],
+    ),
+    (
+        "llama3_json",
+        " {\"name\": \"Ada\", \"parameters\": {\"x\": 1}} is JSON.",
+        " {\"name\": \"Ada\", \"parameters\": {\"x\": 1}} is JSON.",
+        &[],
+    ),
+    (
+        "llama3_json",
+        "{\"answer\": {\"name\": \"now\"}}",
+        "{\"answer\": {\"name\": \"now\"}}",
+        &[],
+    ),
+    (
+        "llama4_pythonic",
+        "<|python_start|>[get_weather(city='Oslo', days=3), now()]<|python_end|>",
+        "",
+        &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
+    ),
+    (
+        "minimax_m2",
+        "I look.\n<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Oslo</parameter>\n\
+         <parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "mistral",
+        "[TOOL_CALLS] [{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]",
+        "",
+        TWO,
+    ),
+    (
+        "mistral",
+        "I look [1].[TOOL_CALLS]get_weather[ARGS]{\"city\": \"Oslo\", \"days\": 3}[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}",
+        "I look [1].",
+        TWO,
+    ),
+    ("mistral", "[TOOL_CALLS]now{}", "", &[NOW]),
+    (
+        "olmo3",
+        "<function_calls>\nget_weather(city=\"Oslo\", days=3)\nnow()\n</function_calls>",
+        "",
+        &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
+    ),
+    (
+        "phi4",
+        "functools[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]",
+        "",
+        TWO,
+    ),
+    (
+        "pythonic",
+        "[get_weather(city=\"Oslo\", days=3), now()]",
+        "",
+        &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
+    ),
+    (
+        "pythonic",
+        r#"[write_file(path='a "b"', text="it's (\n\"\u00e9\")", options={'k': [1, -2.5, None], "t": True}, is_new=False)]"#,
+        "",
+        &[(
+            "write_file",
+            r#"{"path":"a \"b\"","text":"it's (\n\"é\")","options":{"k":[1,-2.5,null],"t":true},"is_new":false}"#,
+        )],
+    ),
+    (
+        "pythonic",
+        "[1] says now(), [get_time()] too.",
+        "[1] says now(), [get_time()] too.",
+        &[],
+    ),
+    (
+        "qwen3_coder",
+        "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n3\n</parameter>\n\
+         </function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=write_file>\n<parameter=path>\n12\n</parameter>\n<parameter=text>\nfn main() {\n    \"<b>\\n\"\n}\n\n</parameter>\n\
+         <parameter=options>\n{\"mode\": 384}\n</parameter>\n<parameter=is_new>\nTrue\n</parameter>\n<parameter=note>\nso what\n</parameter>\n\
+         </function>\n</tool_call>",
+        "",
+        &[(
+            "write_file",
+            r#"{"path": "12", "text": "fn main() {\n    \"<b>\\n\"\n}\n", "options": {"mode": 384}, "is_new": true, "note": "so what"}"#,
+        )],
+    ),
+    (
+        "seed_oss",
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Oslo</parameter>\n<parameter=days>3</parameter>\n</function>\n\
+         </seed:tool_call><seed:tool_call><function=now></function></seed:tool_call>",
+        "",
+        TWO,
+    ),
+    (
+        "step3",
+        "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"get_weather\">\n\
+         <steptml:parameter name=\"city\">Oslo</steptml:parameter>\n<steptml:parameter name=\"days\">3</steptml:parameter>\n</steptml:invoke>\
+         <｜tool_call_end｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"now\">\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
+        "",
+        TWO,
+    ),
+];

@@ -1,0 +1,241 @@
+//! Wire connections over NATS: no process needs an inbound port. Built with the cargo feature `nats`.
+//!
+//! Each process has one connection to NATS. A wire connection is a *virtual* one over it: each end subscribes to a subject of
+//! its own and publishes to the other's. The caller sends `Open` to the subject its peer listens on and names its own; the
+//! peer answers `Accept` from a new one; then both send data, and the last message is `Close`.
+//!
+//! - [`config`]: what a user says, and its checks; [`tls`]: certificates.
+//! - [`session`]: the connection to NATS, and this process's subjects.
+//! - [`message`]: messages as bytes; [`flow`]: their numbers and windows, and what a loss looks like.
+//! - [`stream`]: a virtual connection as a byte stream.
+//!
+//! # What NATS may lose
+//! NATS delivers a message at most once: a restarted server or a full buffer loses some. Messages are numbered, so a loss
+//! ends the virtual connection, as a reset ends one of TCP, and its requests with `Disconnected`. A connection that lost
+//! nothing when a server restarted goes on. A peer that is gone is known as soon as anything is sent to it, since NATS says
+//! when nobody listens; one that hangs is known by the pings of the wire protocol.
+
+mod config;
+mod flow;
+mod message;
+mod session;
+mod stream;
+mod tls;
+
+use std::sync::Arc;
+
+use async_nats::{Client, StatusCode, Subject, Subscriber};
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use genset_backend_common::{EngineError, ErrorKind};
+
+pub use config::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
+
+use self::message::Message;
+use self::session::Session;
+use self::stream::Connection;
+use super::transport::{Io, Listener, Transport};
+
+/// The transport.
+pub(super) struct Nats {
+    session: Arc<Session>,
+}
+
+impl Nats {
+    pub(super) fn try_new(config: NatsConfig) -> Result<Self, EngineError> {
+        Ok(Self {
+            session: Arc::new(Session::try_new(config)?),
+        })
+    }
+}
+
+#[async_trait]
+impl Transport for Nats {
+    fn name(&self) -> &'static str {
+        "nats"
+    }
+
+    async fn dial(&self, location: &str) -> Result<Io, EngineError> {
+        let cannot = |problem: &str| {
+            let message = format!("cannot connect to {location} over NATS: {problem}");
+            EngineError::new(ErrorKind::CannotConnect, message)
+        };
+        let listening = Session::listening_subject(location)
+            .ok_or_else(|| cannot("that is no name of a process"))?;
+        let session = &self.session;
+        let client = session
+            .connected_client()
+            .await
+            .map_err(|error| cannot(error.message()))?;
+        let own = session.new_connection_subject();
+        let mut subscriber = subscribe(session, client, &own).await?;
+        let open = Message::Open {
+            window: session.config().window_messages,
+        };
+        publish(session, client, listening, &own, &open).await?;
+        let answer = subscriber
+            .next()
+            .await
+            .ok_or_else(|| cannot("the client has ended"))?;
+        if answer.status == Some(StatusCode::NO_RESPONDERS) {
+            return Err(cannot("the process is not there"));
+        }
+        let accepted = Message::decode(&answer.payload).map_err(|error| cannot(&error.to_string()));
+        match (accepted?, answer.reply) {
+            (Message::Accept { window }, Some(peer)) if Session::is_connection_subject(&peer) => {
+                let made = connection(session, client, (own, subscriber), (peer, window));
+                Ok(made.into_io())
+            }
+            (other, _) => Err(cannot(&format!("it answered with {other:?}"))),
+        }
+    }
+
+    async fn listen(&self) -> Result<Box<dyn Listener>, EngineError> {
+        let session = Arc::clone(&self.session);
+        let client = session.client().await?.clone();
+        let process = session.process();
+        let subject = Session::listening_subject(process).ok_or_else(|| {
+            EngineError::internal(format!("{process} should be the name of a process"))
+        })?;
+        let mut opens = subscribe(&session, &client, &subject).await?;
+        let heard = hear_ourselves(&session, &client, &subject, &mut opens);
+        tokio::time::timeout(session.config().connect_timeout, heard)
+            .await
+            .map_err(|_| {
+                let problem = format!(
+                    "what is published to {subject} does not come back; the user needs the right to publish and subscribe to genset.v1.wire.>"
+                );
+                session.unavailable(&problem)
+            })??;
+        Ok(Box::new(Accepting {
+            session,
+            client,
+            opens,
+            opening: None,
+        }))
+    }
+}
+
+/// Waits until the server delivers what is published to `subject`: only then can others be told of it.
+async fn hear_ourselves(
+    session: &Session,
+    client: &Client,
+    subject: &Subject,
+    subscriber: &mut Subscriber,
+) -> Result<(), EngineError> {
+    publish(session, client, subject.clone(), subject, &Message::Probe).await?;
+    while let Some(message) = subscriber.next().await {
+        if Message::decode(&message.payload) == Ok(Message::Probe) {
+            return Ok(());
+        }
+    }
+    Err(session.unavailable("the client has ended"))
+}
+
+async fn subscribe(
+    session: &Session,
+    client: &Client,
+    subject: &Subject,
+) -> Result<Subscriber, EngineError> {
+    let subscribed = client.subscribe(subject.clone()).await;
+    subscribed.map_err(|error| session.unavailable(&error.to_string()))
+}
+
+async fn publish(
+    session: &Session,
+    client: &Client,
+    to: Subject,
+    reply: &Subject,
+    message: &Message,
+) -> Result<(), EngineError> {
+    let published = client
+        .publish_with_reply(to, reply.clone(), message.encode())
+        .await;
+    published.map_err(|error| session.unavailable(&error.to_string()))
+}
+
+fn connection(
+    session: &Session,
+    client: &Client,
+    (own, subscriber): (Subject, Subscriber),
+    (peer, peer_window): (Subject, u32),
+) -> Connection {
+    Connection {
+        client: client.clone(),
+        subscriber,
+        own,
+        peer,
+        window: session.config().window_messages,
+        peer_window,
+        max_message_bytes: session.config().max_message_bytes,
+    }
+}
+
+struct Accepting {
+    session: Arc<Session>,
+    client: Client,
+    opens: Subscriber,
+    /// Whom we are about to answer: kept here, so that nothing is lost when that is interrupted.
+    opening: Option<Opening>,
+}
+
+#[derive(Clone)]
+struct Opening {
+    peer: Subject,
+    window: u32,
+}
+
+impl Accepting {
+    async fn answer(&self, opening: Opening) -> Result<Connection, EngineError> {
+        let own = self.session.new_connection_subject();
+        let subscriber = subscribe(&self.session, &self.client, &own).await?;
+        let accept = Message::Accept {
+            window: self.session.config().window_messages,
+        };
+        let Opening { peer, window } = opening;
+        publish(&self.session, &self.client, peer.clone(), &own, &accept).await?;
+        let ours = (own, subscriber);
+        Ok(connection(
+            &self.session,
+            &self.client,
+            ours,
+            (peer, window),
+        ))
+    }
+}
+
+/// The caller that a message is from, if it is one.
+fn opening_of(message: async_nats::Message) -> Option<Opening> {
+    match (Message::decode(&message.payload), message.reply) {
+        (Ok(Message::Open { window }), Some(peer)) if Session::is_connection_subject(&peer) => {
+            Some(Opening { peer, window })
+        }
+        (message, peer) => {
+            tracing::debug!(?message, ?peer, "a message that opens no connection");
+            None
+        }
+    }
+}
+
+#[async_trait]
+impl Listener for Accepting {
+    fn location(&self) -> String {
+        self.session.process().to_owned()
+    }
+
+    async fn accept(&mut self) -> Option<Io> {
+        loop {
+            if self.opening.is_none() {
+                self.opening = opening_of(self.opens.next().await?);
+            }
+            if let Some(opening) = self.opening.clone() {
+                let answered = self.answer(opening).await;
+                self.opening = None;
+                match answered {
+                    Ok(connection) => return Some(connection.into_io()),
+                    Err(error) => tracing::warn!(%error, "a caller cannot be answered"),
+                }
+            }
+        }
+    }
+}

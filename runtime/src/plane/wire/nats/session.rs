@@ -1,0 +1,306 @@
+//! [`Session`]: this process's one connection to NATS, made when it is first needed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_nats::connection::State;
+use async_nats::{
+    Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerAddr, Subject,
+};
+use genset_backend_common::{EngineError, ErrorKind};
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
+
+use super::config::{MIN_MESSAGE_BYTES, NatsConfig, NatsCredentials, NatsTls, invalid};
+use super::tls;
+
+/// What every subject of ours begins with. A user of NATS needs the right to publish and to subscribe to `genset.v1.wire.>`.
+const ROOT: &str = "genset.v1.wire";
+
+/// Messages that wait for the client's task; senders wait beyond it.
+const QUEUE_MESSAGES: usize = 1024;
+
+/// Room in a subscription beside its window: acknowledgements, at most one for each quarter of the peer's window, the last
+/// message, and word that the peer is gone.
+const SPARE_MESSAGES: usize = 32;
+
+/// Pauses between attempts to reach a server again, doubling from the first to the last.
+const RECONNECT_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// The connection, and the subjects of this process.
+///
+/// The client reconnects by itself, for as long as it takes. When the session is dropped while no server can be reached, the
+/// client's task lives on, asleep for the most part, until one can or the runtime ends.
+pub(super) struct Session {
+    config: NatsConfig,
+    servers: Vec<ServerAddr>,
+    options: Mutex<ConnectOptions>,
+    client: OnceCell<Client>,
+    problem: Arc<Mutex<Option<String>>>,
+    process: String,
+    connections: AtomicU64,
+}
+
+impl Session {
+    /// Checks `config` and connects to nobody yet.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the field.
+    pub(super) fn try_new(config: NatsConfig) -> Result<Self, EngineError> {
+        config.validate()?;
+        let servers = config.checked_servers()?;
+        let problem = Arc::default();
+        Ok(Self {
+            options: Mutex::new(options(&config, &servers, &problem)?),
+            config,
+            servers,
+            client: OnceCell::new(),
+            problem,
+            process: format!("{:032x}", rand::random::<u128>()),
+            connections: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn config(&self) -> &NatsConfig {
+        &self.config
+    }
+
+    /// The name of this process, unlike every other's.
+    pub(super) fn process(&self) -> &str {
+        &self.process
+    }
+
+    /// Where the process of a name listens; `None` when that is no name of one.
+    pub(super) fn listening_subject(process: &str) -> Option<Subject> {
+        let is_name = process.len() == 32 && process.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_name.then(|| format!("{ROOT}.{process}").into())
+    }
+
+    /// Whether it may be the subject of a connection: a stranger cannot make us publish elsewhere.
+    pub(super) fn is_connection_subject(subject: &str) -> bool {
+        let parts = subject
+            .strip_prefix(ROOT)
+            .and_then(|rest| rest.strip_prefix('.')?.split_once('.'));
+        parts.is_some_and(|(process, connection)| {
+            Self::listening_subject(process).is_some() && connection.parse::<u64>().is_ok()
+        })
+    }
+
+    /// A subject for one more connection of this process.
+    pub(super) fn new_connection_subject(&self) -> Subject {
+        let number = self.connections.fetch_add(1, Ordering::Relaxed);
+        format!("{ROOT}.{}.{number}", self.process).into()
+    }
+
+    /// The client; connects at the first call, and again at the next when that failed.
+    ///
+    /// # Errors
+    /// `Unavailable`, naming the servers; `InvalidArgument` for credentials that they refuse, or a server that allows no
+    /// messages to speak of.
+    pub(super) async fn client(&self) -> Result<&Client, EngineError> {
+        self.client.get_or_try_init(|| self.connect()).await
+    }
+
+    /// The client, if it is connected at this moment.
+    ///
+    /// # Errors
+    /// As [`Self::client`].
+    pub(super) async fn connected_client(&self) -> Result<&Client, EngineError> {
+        let client = self.client().await?;
+        match client.connection_state() {
+            State::Connected => Ok(client),
+            State::Pending | State::Disconnected => Err(self.unavailable("the connection is lost")),
+        }
+    }
+
+    async fn connect(&self) -> Result<Client, EngineError> {
+        let options = self.options.lock().clone();
+        let connecting = options.connect(self.servers.as_slice());
+        let client = tokio::time::timeout(self.config.connect_timeout, connecting)
+            .await
+            .map_err(|_| self.unavailable("no server answered in time"))?
+            .map_err(|error| self.refused(&error))?;
+        let max_payload = client.max_payload();
+        if max_payload < MIN_MESSAGE_BYTES {
+            let problem = format!(
+                "the server's max_payload is {max_payload} bytes and must be at least {MIN_MESSAGE_BYTES}"
+            );
+            return Err(invalid("servers", problem));
+        }
+        Ok(client)
+    }
+
+    fn refused(&self, error: &ConnectError) -> EngineError {
+        match error.kind() {
+            ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
+                let servers = self.server_names();
+                invalid("credentials", format!("{servers} refused them: {error}"))
+            }
+            ConnectErrorKind::ServerParse
+            | ConnectErrorKind::Dns
+            | ConnectErrorKind::TimedOut
+            | ConnectErrorKind::Tls
+            | ConnectErrorKind::Io
+            | ConnectErrorKind::MaxReconnects => self.unavailable(&error.to_string()),
+        }
+    }
+
+    /// An error that names the servers, and what they said last, if anything.
+    pub(super) fn unavailable(&self, problem: &str) -> EngineError {
+        let servers = self.server_names();
+        let said = match &*self.problem.lock() {
+            Some(said) => format!("; it said last: {said}"),
+            None => String::new(),
+        };
+        let message = format!("NATS at {servers} cannot be used: {problem}{said}");
+        EngineError::new(ErrorKind::Unavailable, message)
+    }
+
+    fn server_names(&self) -> String {
+        self.config.servers.join(", ")
+    }
+}
+
+fn options(
+    config: &NatsConfig,
+    servers: &[ServerAddr],
+    problem: &Arc<Mutex<Option<String>>>,
+) -> Result<ConnectOptions, EngineError> {
+    let problem = Arc::clone(problem);
+    let window = usize::try_from(config.window_messages).unwrap_or(usize::MAX);
+    let options = ConnectOptions::new()
+        .name(&config.name)
+        .connection_timeout(config.connect_timeout)
+        .ping_interval(config.ping_interval)
+        .client_capacity(QUEUE_MESSAGES)
+        .subscription_capacity(window.saturating_add(SPARE_MESSAGES))
+        .reconnect_delay_callback(reconnect_pause)
+        .event_callback(move |event| {
+            note(&event, &problem);
+            std::future::ready(())
+        });
+    let options = with_credentials(options, config.credentials.as_ref())?;
+    let must_speak_tls = servers.iter().any(ServerAddr::tls_required);
+    match (&config.tls, must_speak_tls) {
+        (Some(tls), _) => Ok(options
+            .tls_client_config(tls::client_config(tls)?)
+            .require_tls(true)),
+        (None, true) => Ok(options.tls_client_config(tls::client_config(&NatsTls::default())?)),
+        (None, false) => Ok(options),
+    }
+}
+
+fn with_credentials(
+    options: ConnectOptions,
+    credentials: Option<&NatsCredentials>,
+) -> Result<ConnectOptions, EngineError> {
+    match credentials {
+        None => Ok(options),
+        Some(NatsCredentials::UserPassword { user, password }) => {
+            Ok(options.user_and_password(user.clone(), password.clone()))
+        }
+        Some(NatsCredentials::Token(token)) => Ok(options.token(token.clone())),
+        // The error is not repeated: it could hold a part of the seed.
+        Some(NatsCredentials::Creds(creds)) => options.credentials(creds).map_err(|_| {
+            invalid(
+                "credentials.creds",
+                "is no .creds file; give its content, and not its path",
+            )
+        }),
+    }
+}
+
+/// The pause before an attempt, the first of which is at once. A random part of it keeps processes apart that lost the
+/// same server.
+fn reconnect_pause(attempt: usize) -> Duration {
+    let doublings = match attempt {
+        0 | 1 => return Duration::ZERO,
+        later => u32::try_from(later - 2).unwrap_or(u32::MAX),
+    };
+    let factor = 2u32.saturating_pow(doublings);
+    let pause = RECONNECT_PAUSES
+        .0
+        .saturating_mul(factor)
+        .min(RECONNECT_PAUSES.1);
+    pause.mul_f64(rand::random_range(0.5..=1.0))
+}
+
+fn note(event: &Event, problem: &Mutex<Option<String>>) {
+    match event {
+        Event::Connected => {
+            *problem.lock() = None;
+            tracing::info!("connected to NATS");
+        }
+        Event::Disconnected => {
+            tracing::warn!("disconnected from NATS; requests fail until a server is reached again");
+        }
+        Event::ServerError(error) => {
+            tracing::warn!(%error, "NATS refuses something");
+            *problem.lock() = Some(error.to_string());
+        }
+        Event::SlowConsumer(subscription) => {
+            tracing::warn!(
+                subscription,
+                "a subscription overflowed; what was lost ends its connection"
+            );
+        }
+        Event::ClientError(error) => tracing::debug!(%error, "NATS cannot be reached"),
+        Event::LameDuckMode | Event::Draining | Event::Closed => tracing::debug!(%event, "NATS"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_subjects_of_connections_are_answered_to() {
+        let session = Session::try_new(NatsConfig::default()).unwrap();
+        let good = session.new_connection_subject();
+        assert!(Session::is_connection_subject(&good));
+        let listening = Session::listening_subject(session.process()).unwrap();
+        for bad in [
+            listening.as_str(),
+            "",
+            "orders.new",
+            "genset.v1.wire",
+            "genset.v1.wire.>",
+            "genset.v1.wire.0123.1",
+            &format!("{listening}.*"),
+            &format!("{good}.1"),
+        ] {
+            assert!(!Session::is_connection_subject(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_names_of_processes_have_a_subject() {
+        assert!(Session::listening_subject("127.0.0.1:80").is_none());
+        assert!(Session::listening_subject(&"*".repeat(32)).is_none());
+        assert!(Session::listening_subject(&"0f".repeat(16)).is_some());
+    }
+
+    #[test]
+    fn reconnecting_begins_at_once_and_never_pauses_long() {
+        assert_eq!(reconnect_pause(1), Duration::ZERO);
+        for attempt in [2, 3, 10, 1000, usize::MAX] {
+            let pause = reconnect_pause(attempt);
+            assert!(pause > Duration::ZERO && pause <= RECONNECT_PAUSES.1);
+        }
+    }
+
+    #[test]
+    fn what_is_no_creds_file_is_named_and_not_shown() {
+        let config = NatsConfig {
+            credentials: Some(NatsCredentials::Creds("hunter2".into())),
+            ..NatsConfig::default()
+        };
+        let error = Session::try_new(config).err().unwrap();
+        assert_eq!(
+            error.details().field.as_deref(),
+            Some("nats.credentials.creds")
+        );
+        assert!(!format!("{error:?}").contains("hunter2"));
+    }
+}
