@@ -228,6 +228,16 @@ impl RequestContext {
         }
     }
 
+    /// The same request with a cancellation of its own: nothing above cancels it.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        let alone = Self::new(String::new());
+        Self {
+            cancel: alone.cancel,
+            ..self.clone()
+        }
+    }
+
     /// As [`Self::child`], for one of several sequences of a request: the id gets `-index` at its end, since ids are
     /// unique among the requests in flight.
     #[must_use]

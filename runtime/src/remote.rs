@@ -3,35 +3,32 @@
 //! What answers may be a worker in another process or another language. The conformance kit can so be pointed at a
 //! deployed worker, and a Worker can stand in front of others.
 
-use std::collections::{HashMap, HashSet};
+mod controls;
+mod follow;
+mod outputs;
+
 use std::fmt;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_core::Stream;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, StreamExt};
-use genset_backend_common::kv::{BlockHash, KvEventData, KvEventPublisher, StoredBlock};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    Adapter, ControlReply, ControlRequest, EngineConfig, EngineControls, EngineError, EngineState,
-    ErrorKind, GenerateRequest, LLMEngine, Load, LoadPublisher, ModelCard, Output, OutputStream,
-    RequestContext, SleepLevel, StartContext,
+    ControlReply, ControlRequest, EngineConfig, EngineControls, EngineError, EngineState,
+    ErrorKind, GenerateRequest, LLMEngine, ModelCard, OutputStream, RequestContext, StartContext,
 };
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use self::follow::{follow_kv_events, follow_load};
+use self::outputs::RemoteOutputs;
 use crate::client::{Client, GenerateClient};
 use crate::component::Runtime;
 use crate::models::{LiveModel, ModelDirectory};
 use crate::names::{EndpointName, InstanceId};
-use crate::registrar::{KvItem, endpoints};
+use crate::registrar::endpoints;
 use crate::selection::SelectionMode;
-
-/// Pause before a stream of events that ended is asked for again.
-const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Makes the runtime an engine is started on.
 type Connect = Box<dyn Fn() -> BoxFuture<'static, Result<Runtime, EngineError>> + Send + Sync>;
@@ -110,38 +107,6 @@ impl RemoteEngine {
             state: EngineState::new(),
         }
     }
-
-    async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
-        let remote = self.state.get()?;
-        let instance = match self.config.instance {
-            Some(instance) => instance,
-            None => remote.only_instance()?,
-        };
-        remote.control.wait_for_instances(self.config.wait).await?;
-        let ctx = RequestContext::new("control");
-        let mut replies = remote.control.direct(instance, request, ctx).await?;
-        replies.next().await.unwrap_or_else(|| {
-            Err(EngineError::new(
-                ErrorKind::StreamIncomplete,
-                "the worker gave no reply",
-            ))
-        })
-    }
-
-    async fn done(&self, request: ControlRequest) -> Result<(), EngineError> {
-        match self.control(request).await? {
-            ControlReply::Done => Ok(()),
-            reply @ (ControlReply::Adapters { .. } | ControlReply::Profile { .. }) => {
-                Err(unexpected(&reply))
-            }
-        }
-    }
-}
-
-fn unexpected(reply: &ControlReply) -> EngineError {
-    EngineError::internal(format!(
-        "the worker gave a reply to another request: {reply:?}"
-    ))
 }
 
 impl fmt::Debug for RemoteEngine {
@@ -198,18 +163,27 @@ impl LLMEngine for RemoteEngine {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let remote = self.state.get()?;
+        let prompt_tokens = request.prompt_tokens().unwrap_or_default();
+        // The worker hears of a cancellation by losing its reader: what ends here must not wait for it.
+        let far = ctx.detached();
         let call = async {
             match self.config.instance {
-                Some(instance) => remote.client.direct(instance, request, ctx).await,
-                None => remote.client.generate(request, ctx).await,
+                Some(instance) => remote.client.direct(instance, request, far).await,
+                None => remote.client.generate(request, far).await,
             }
         };
-        let called = remote.stop.run_until_cancelled(call).await;
-        let outputs = called.unwrap_or_else(|| Err(stopped()))?;
-        Ok(OutputStream::from_raw(Box::pin(UntilStopped {
-            outputs: Some(outputs),
-            stop: Box::pin(remote.stop.clone().cancelled_owned()),
-        })))
+        let outputs = tokio::select! {
+            biased;
+            () = remote.stop.cancelled() => return Err(outputs::stopped()),
+            () = ctx.cancelled() => None,
+            called = call => Some(called?),
+        };
+        Ok(RemoteOutputs::stream(
+            outputs,
+            ctx,
+            &remote.stop,
+            prompt_tokens,
+        ))
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
@@ -222,10 +196,6 @@ impl LLMEngine for RemoteEngine {
     fn controls(&self) -> Option<&dyn EngineControls> {
         Some(self)
     }
-}
-
-fn stopped() -> EngineError {
-    EngineError::engine_shutdown("the engine was stopped")
 }
 
 /// Finds the model and its workers.
@@ -301,170 +271,4 @@ fn config_of(card: &ModelCard, remote: &RemoteConfig) -> EngineConfig {
     config.vocab_size = card.vocab_size;
     config.kv_block_size = Some(card.kv_block_size);
     config
-}
-
-/// Outputs until the engine stops; then the terminal that says so.
-struct UntilStopped {
-    outputs: Option<OutputStream>,
-    stop: Pin<Box<dyn Future<Output = ()> + Send>>,
-}
-
-impl Stream for UntilStopped {
-    type Item = Result<Output, EngineError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        let Some(outputs) = &mut this.outputs else {
-            return Poll::Ready(None);
-        };
-        if let Poll::Ready(item) = outputs.poll_next_unpin(cx) {
-            return Poll::Ready(item);
-        }
-        if this.stop.as_mut().poll(cx).is_ready() {
-            this.outputs = None;
-            return Poll::Ready(Some(Err(stopped())));
-        }
-        Poll::Pending
-    }
-}
-
-async fn follow_load(client: Client<(), Load>, instance: InstanceId, publisher: LoadPublisher) {
-    loop {
-        if let Ok(mut loads) = client
-            .direct(instance, (), RequestContext::new("load"))
-            .await
-        {
-            while let Some(Ok(load)) = loads.next().await {
-                publisher.publish(load);
-            }
-        }
-        tokio::time::sleep(RESUBSCRIBE_PAUSE).await;
-    }
-}
-
-async fn follow_kv_events(
-    client: Client<(), KvItem>,
-    instance: InstanceId,
-    publisher: KvEventPublisher,
-) {
-    loop {
-        if let Ok(mut items) = client
-            .direct(instance, (), RequestContext::new("kv_events"))
-            .await
-        {
-            while let Some(Ok(item)) = items.next().await {
-                publish(&publisher, item);
-            }
-        }
-        tokio::time::sleep(RESUBSCRIBE_PAUSE).await;
-    }
-}
-
-fn publish(publisher: &KvEventPublisher, item: KvItem) {
-    match item {
-        KvItem::Change(event) => drop(publisher.publish(event.data)),
-        KvItem::Snapshot(snapshot) => {
-            publisher.publish(KvEventData::Cleared);
-            for block in parents_first(snapshot.blocks) {
-                publisher.publish(KvEventData::Stored {
-                    parent: block.parent,
-                    blocks: vec![block.hash],
-                });
-            }
-        }
-    }
-}
-
-/// The blocks in an order in which they may have been stored.
-fn parents_first(blocks: Vec<StoredBlock>) -> Vec<StoredBlock> {
-    let known: HashSet<BlockHash> = blocks.iter().map(|block| block.hash).collect();
-    let (mut children, mut ordered) = (HashMap::<BlockHash, Vec<StoredBlock>>::new(), Vec::new());
-    for block in blocks {
-        match block.parent.filter(|parent| known.contains(parent)) {
-            Some(parent) => children.entry(parent).or_default().push(block),
-            None => ordered.push(block),
-        }
-    }
-    let mut next = 0;
-    while let Some(block) = ordered.get(next) {
-        let after = children.remove(&block.hash).unwrap_or_default();
-        ordered.extend(after);
-        next += 1;
-    }
-    ordered
-}
-
-#[async_trait]
-impl EngineControls for RemoteEngine {
-    async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
-        self.done(ControlRequest::Sleep { level }).await
-    }
-
-    async fn wake(&self) -> Result<(), EngineError> {
-        self.done(ControlRequest::Wake).await
-    }
-
-    async fn clear_prefix_cache(&self) -> Result<(), EngineError> {
-        self.done(ControlRequest::ClearPrefixCache).await
-    }
-
-    async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
-        self.done(ControlRequest::LoadAdapter { adapter }).await
-    }
-
-    async fn unload_adapter(&self, name: &str) -> Result<(), EngineError> {
-        let name = name.to_owned();
-        self.done(ControlRequest::UnloadAdapter { name }).await
-    }
-
-    async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
-        match self.control(ControlRequest::ListAdapters).await? {
-            ControlReply::Adapters { adapters } => Ok(adapters),
-            reply @ (ControlReply::Done | ControlReply::Profile { .. }) => Err(unexpected(&reply)),
-        }
-    }
-
-    async fn update_weights(&self, source: serde_json::Value) -> Result<(), EngineError> {
-        self.done(ControlRequest::UpdateWeights { source }).await
-    }
-
-    async fn start_profile(&self) -> Result<(), EngineError> {
-        self.done(ControlRequest::StartProfile).await
-    }
-
-    async fn stop_profile(&self) -> Result<String, EngineError> {
-        match self.control(ControlRequest::StopProfile).await? {
-            ControlReply::Profile { location } => Ok(location),
-            reply @ (ControlReply::Done | ControlReply::Adapters { .. }) => Err(unexpected(&reply)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_snapshot_is_stored_parents_first_whatever_its_order() {
-        let block = |hash, parent: Option<u64>| StoredBlock {
-            hash: BlockHash(hash),
-            parent: parent.map(BlockHash),
-        };
-        let blocks = vec![
-            block(4, Some(3)),
-            block(3, Some(1)),
-            block(2, Some(1)),
-            block(1, None),
-            // Its parent was evicted.
-            block(9, Some(8)),
-        ];
-        let ordered = parents_first(blocks.clone());
-        assert_eq!(ordered.len(), blocks.len());
-        let at = |hash| {
-            ordered
-                .iter()
-                .position(|block| block.hash == BlockHash(hash))
-        };
-        assert!(at(1) < at(2) && at(1) < at(3) && at(3) < at(4) && at(9).is_some());
-    }
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::value::Error as ValueError;
+use serde::de::{DeserializeOwned, IntoDeserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::context::CancelReason;
 use crate::error::{EngineError, ErrorDetails, ErrorKind};
@@ -85,13 +86,20 @@ pub struct RequestHead {
 /// The payload of `Error`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WireError {
-    /// The kind's name.
+    /// The kind's name; one that a later version has is read as `Internal`.
+    #[serde(deserialize_with = "known_kind")]
     pub kind: ErrorKind,
     /// The message for the client.
     pub message: String,
     /// Facts a program may read.
     #[serde(default)]
     pub details: ErrorDetails,
+}
+
+fn known_kind<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ErrorKind, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let known: Result<_, ValueError> = ErrorKind::deserialize(name.into_deserializer());
+    Ok(known.unwrap_or(ErrorKind::Internal))
 }
 
 impl From<&EngineError> for WireError {
@@ -120,10 +128,17 @@ pub struct Credit {
 /// The payload of `Cancel`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cancel {
-    /// Why.
+    /// Why; a reason that a later version has is read as `Client`.
+    #[serde(deserialize_with = "known_reason")]
     pub reason: CancelReason,
     /// Whether the caller reads no further: then nothing more is sent on the stream. Otherwise the terminal still comes.
     pub discard: bool,
+}
+
+fn known_reason<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CancelReason, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let known: Result<_, ValueError> = CancelReason::deserialize(name.into_deserializer());
+    Ok(known.unwrap_or(CancelReason::Client))
 }
 
 /// The payload of `GoAway`.
@@ -326,6 +341,31 @@ mod tests {
         };
         let request: GenerateRequest = decode_payload(&encode_payload(&newer).unwrap()).unwrap();
         assert_eq!(request, GenerateRequest::from_tokens("m", vec![1]));
+    }
+
+    #[test]
+    fn kinds_and_reasons_of_a_later_version_are_read_as_ones_we_know() {
+        #[derive(Serialize)]
+        struct Newer {
+            kind: &'static str,
+            message: &'static str,
+            reason: &'static str,
+            discard: bool,
+        }
+        let newer = Newer {
+            kind: "overheated",
+            message: "wait",
+            reason: "boredom",
+            discard: true,
+        };
+        let bytes = encode_payload(&newer).unwrap();
+        let error: WireError = decode_payload(&bytes).unwrap();
+        assert_eq!(error.kind, ErrorKind::Internal);
+        let cancel: Cancel = decode_payload(&bytes).unwrap();
+        assert_eq!(
+            (cancel.reason, cancel.discard),
+            (CancelReason::Client, true)
+        );
     }
 
     #[test]

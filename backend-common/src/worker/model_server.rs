@@ -100,19 +100,19 @@ impl Collector for ModelServerMetrics {
         let now = Readings::new(self.running.get(), self.waiting.get(), load);
         ConstGauge::new(now.queued).encode(encoder.encode_descriptor(
             "genset_model_server_queued_requests",
-            "Requests that wait, for admission or in the engine",
+            "Requests that wait, for admission or in the engine.",
             None,
             MetricType::Gauge,
         )?)?;
         ConstGauge::new(now.running).encode(encoder.encode_descriptor(
             "genset_model_server_running_requests",
-            "Requests that the engine works on",
+            "Requests that the engine works on.",
             None,
             MetricType::Gauge,
         )?)?;
         ConstGauge::new(now.kv_cache_utilization).encode(encoder.encode_descriptor(
             "genset_model_server_kv_cache_utilization",
-            "Share of the KV blocks in use, from 0 to 1",
+            "Share of the KV blocks in use, from 0 to 1.",
             None,
             MetricType::Gauge,
         )?)?;
@@ -122,7 +122,7 @@ impl Collector for ModelServerMetrics {
         // A gauge and not of the type info, which readers of the older text format do not know.
         let mut info = encoder.encode_descriptor(
             "genset_model_server_cache_config_info",
-            "The engine's KV cache: tokens per block and blocks in all; always 1",
+            "The engine's KV cache: tokens per block and blocks in all; always 1.",
             None,
             MetricType::Gauge,
         )?;

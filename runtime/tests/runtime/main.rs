@@ -9,6 +9,9 @@
 
 mod clients;
 mod component;
+mod discovery;
 mod models;
+mod plane;
 mod support;
+mod wire_document;
 mod workers;

@@ -1,0 +1,193 @@
+//! Leases through disconnections, outages and losses.
+
+use std::time::Duration;
+
+use genset_backend_common::ErrorKind;
+use genset_runtime::discovery::{Change, Discovery, EtcdConfig, EtcdDiscovery};
+use tokio::time::timeout;
+
+use super::network::Network;
+use super::server::{EtcdServer, free_ports};
+use super::{TTL, connect};
+use crate::discovery::suite::{Follower, entry, everything};
+use crate::support::soon;
+
+#[tokio::test]
+async fn a_disconnection_shorter_than_the_time_to_live_is_seen_by_nobody() {
+    let server = EtcdServer::start().await;
+    let network = Network::to(server.address()).await;
+    let (far, near) = (
+        connect(network.endpoint(), Duration::from_secs(20)).await,
+        connect(&server.endpoint(), TTL).await,
+    );
+    let lease = far.lease().await.unwrap();
+    lease.put(entry("a", "x")).await.unwrap();
+    let mut follower = Follower::of(&near, "").await;
+    network.cut();
+    assert!(timeout(TTL, lease.lost()).await.is_err());
+    network.heal();
+    soon(async { while lease.put(entry("b", "y")).await.is_err() {} }).await;
+    assert_eq!(follower.next().await, Change::Put(entry("b", "y")));
+    network.break_connections();
+    soon(async { while lease.put(entry("c", "z")).await.is_err() {} }).await;
+    assert_eq!(follower.next().await, Change::Put(entry("c", "z")));
+    assert!(timeout(Duration::ZERO, lease.lost()).await.is_err());
+}
+
+#[tokio::test]
+async fn a_lease_that_expired_while_cut_off_is_lost_once_etcd_says_so() {
+    let server = EtcdServer::start().await;
+    let network = Network::to(server.address()).await;
+    let far = connect(network.endpoint(), Duration::from_secs(2)).await;
+    let near = connect(&server.endpoint(), TTL).await;
+    let lease = far.lease().await.unwrap();
+    lease.put(entry("a", "x")).await.unwrap();
+    let mut follower = Follower::of(&near, "").await;
+    network.cut();
+    assert_eq!(follower.next().await, Change::Removed("a".into()));
+    assert!(timeout(Duration::ZERO, lease.lost()).await.is_err());
+    network.heal();
+    soon(lease.lost()).await;
+    let error = lease.put(entry("a", "x")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    lease.remove("a").await.unwrap();
+}
+
+#[tokio::test]
+async fn an_entry_that_etcd_lost_under_a_living_lease_is_put_again_after_a_reconnection() {
+    let server = EtcdServer::start().await;
+    let network = Network::to(server.address()).await;
+    let far = connect(network.endpoint(), TTL).await;
+    let near = connect(&server.endpoint(), TTL).await;
+    let lease = far.lease().await.unwrap();
+    lease.put(entry("a", "x")).await.unwrap();
+    lease.put(entry("b", "x")).await.unwrap();
+    lease.put(entry("taken", "mine")).await.unwrap();
+    lease.remove("b").await.unwrap();
+    let other = near.lease().await.unwrap();
+    other.put(entry("taken", "theirs")).await.unwrap();
+    let mut follower = Follower::of(&near, "").await;
+    server.admin().await.delete("a", None).await.unwrap();
+    assert_eq!(follower.next().await, Change::Removed("a".into()));
+    network.break_connections();
+    assert_eq!(follower.next().await, Change::Put(entry("a", "x")));
+    // Neither what was removed comes back, nor what another lease has.
+    let all = everything(&near).await;
+    assert_eq!(all.keys().collect::<Vec<_>>(), ["a", "taken"]);
+    assert_eq!(all["taken"], "theirs");
+}
+
+#[tokio::test]
+async fn a_lease_is_lost_when_etcd_comes_back_without_its_data() {
+    let mut server = EtcdServer::start().await;
+    let discovery = connect(&server.endpoint(), TTL).await;
+    let lease = discovery.lease().await.unwrap();
+    lease.put(entry("a", "x")).await.unwrap();
+    server.kill();
+    server.restart_empty().await;
+    soon(lease.lost()).await;
+}
+
+#[tokio::test]
+async fn a_server_that_comes_later_is_found_and_until_then_errors_name_it() {
+    let [port] = free_ports();
+    let config = EtcdConfig {
+        endpoints: vec![format!("127.0.0.1:{port}")],
+        request_timeout: Duration::from_millis(500),
+        ..EtcdConfig::default()
+    };
+    let discovery = soon(EtcdDiscovery::connect(config)).await.unwrap();
+    let name = format!("http://127.0.0.1:{port}");
+    let refused = soon(discovery.lease()).await.err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    assert!(refused.to_string().contains(&name), "{refused}");
+    let refused = soon(discovery.get("")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    let refused = soon(discovery.watch("")).await.err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    let server = EtcdServer::start().await;
+    let network = Network::on(port, server.address()).await;
+    soon(async { while discovery.lease().await.is_err() {} }).await;
+    drop(network);
+}
+
+#[tokio::test]
+async fn a_frozen_server_costs_no_more_than_the_request_timeout_and_the_next_one_is_used() {
+    let (frozen, live) = (EtcdServer::start().await, EtcdServer::start().await);
+    let config = EtcdConfig {
+        endpoints: vec![frozen.endpoint(), live.endpoint()],
+        request_timeout: Duration::from_secs(3),
+        ..EtcdConfig::default()
+    };
+    let discovery = EtcdDiscovery::connect(config).await.unwrap();
+    discovery.get("").await.unwrap();
+    frozen.freeze();
+    let lease = soon(async {
+        loop {
+            if let Ok(lease) = discovery.lease().await {
+                return lease;
+            }
+        }
+    })
+    .await;
+    lease.put(entry("a", "x")).await.unwrap();
+    let direct = connect(&live.endpoint(), TTL).await;
+    assert!(everything(&direct).await.contains_key("a"));
+    live.freeze();
+    let refused = soon(discovery.get("")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    for server in [&frozen, &live] {
+        assert!(
+            refused.to_string().contains(&server.endpoint()),
+            "{refused}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn shutdown_revokes_leases_ends_watches_and_leaves_no_task() {
+    let server = EtcdServer::start().await;
+    let discovery = connect(&server.endpoint(), Duration::from_secs(600)).await;
+    let lease = discovery.lease().await.unwrap();
+    lease.put(entry("a", "x")).await.unwrap();
+    let mut watch = discovery.watch("").await.unwrap();
+    assert!(matches!(watch.next().await, Some(Change::Snapshot(_))));
+    assert_eq!(discovery.tasks(), 2);
+    soon(discovery.shutdown()).await;
+    assert_eq!(discovery.tasks(), 0);
+    soon(lease.lost()).await;
+    assert_eq!(soon(watch.next()).await, None);
+    let closed = discovery.lease().await.err().unwrap();
+    assert_eq!(closed.kind(), ErrorKind::Unavailable);
+    let other = connect(&server.endpoint(), TTL).await;
+    assert!(everything(&other).await.is_empty());
+}
+
+#[tokio::test]
+async fn dropping_handles_ends_their_tasks() {
+    let server = EtcdServer::start().await;
+    let discovery = connect(&server.endpoint(), Duration::from_secs(600)).await;
+    let (lease, watch) = (
+        discovery.lease().await.unwrap(),
+        discovery.watch("").await.unwrap(),
+    );
+    assert_eq!(discovery.tasks(), 2);
+    drop((lease, watch));
+    crate::support::until(|| discovery.tasks() == 0).await;
+}
+
+#[tokio::test]
+async fn an_entry_too_big_for_etcd_is_refused_and_costs_nobody_the_lease() {
+    let server = EtcdServer::start().await;
+    let discovery = connect(&server.endpoint(), TTL).await;
+    let lease = discovery.lease().await.unwrap();
+    lease.put(entry("a", "x")).await.unwrap();
+    // Beyond our own limit, and beyond the server's.
+    for bytes in [2 << 20, (1536 << 10) - 10] {
+        let big = entry("a", vec![0; bytes]);
+        let refused = lease.put(big).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+    }
+    lease.put(entry("b", "x")).await.unwrap();
+    assert_eq!(everything(&discovery).await["a"], "x");
+}

@@ -1,0 +1,240 @@
+//! Users and certificates.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use etcd_client::PermissionType;
+use genset_backend_common::ErrorKind;
+use genset_runtime::discovery::{
+    Change, Discovery, EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdIdentity, EtcdTls,
+};
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+
+use super::TTL;
+use super::server::EtcdServer;
+use crate::discovery::suite::{Follower, entry, everything};
+use crate::support::soon;
+
+const PASSWORD: &str = "not-in-any-log";
+
+/// A server that knows `root`, and `worker`, who may use what begins with `genset/` only.
+async fn server_with_users() -> EtcdServer {
+    let server = EtcdServer::start().await;
+    let mut admin = server.admin().await;
+    for user in ["root", "worker"] {
+        admin.user_add(user, PASSWORD, None).await.unwrap();
+    }
+    admin.role_add("root").await.unwrap();
+    admin.user_grant_role("root", "root").await.unwrap();
+    admin.role_add("genset").await.unwrap();
+    let permission =
+        etcd_client::Permission::new(PermissionType::Readwrite, "genset/").with_prefix();
+    admin
+        .role_grant_permission("genset", permission)
+        .await
+        .unwrap();
+    admin.user_grant_role("worker", "genset").await.unwrap();
+    admin.auth_enable().await.unwrap();
+    server
+}
+
+async fn connect_as(server: &EtcdServer, user: &str, password: &str) -> EtcdDiscovery {
+    let config = EtcdConfig {
+        endpoints: vec![server.endpoint()],
+        credentials: Some(EtcdCredentials {
+            user: user.into(),
+            password: password.into(),
+        }),
+        lease_ttl: TTL,
+        ..EtcdConfig::default()
+    };
+    EtcdDiscovery::connect(config).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_user_with_the_right_password_gets_in_and_again_after_a_restart() {
+    let mut server = server_with_users().await;
+    let discovery = connect_as(&server, "worker", PASSWORD).await;
+    let lease = soon(discovery.lease()).await.unwrap();
+    lease.put(entry("genset/a", "x")).await.unwrap();
+    let mut follower = Follower::of(&discovery, "genset/").await;
+    follower.until_exactly(&[entry("genset/a", "x")]).await;
+    // The server forgets every session.
+    server.kill();
+    server.respawn();
+    server.admin_as("root", PASSWORD).await;
+    soon(async { while lease.put(entry("genset/b", "y")).await.is_err() {} }).await;
+    follower
+        .until_exactly(&[entry("genset/a", "x"), entry("genset/b", "y")])
+        .await;
+    assert_eq!(discovery.get("genset/").await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn what_a_user_may_not_do_is_an_error_that_says_so_without_the_password() {
+    let server = server_with_users().await;
+    let wrong = connect_as(&server, "worker", "not-in-any-log-either").await;
+    let refused = soon(wrong.get("genset/")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    let right = connect_as(&server, "worker", PASSWORD).await;
+    let lease = right.lease().await.unwrap();
+    let forbidden = lease.put(entry("other/a", "x")).await.unwrap_err();
+    assert_eq!(forbidden.kind(), ErrorKind::InvalidArgument);
+    lease.put(entry("genset/a", "x")).await.unwrap();
+    let texts = format!("{refused} {refused:?} {forbidden:?} {right:?} {wrong:?}");
+    assert!(texts.contains("credentials"), "{texts}");
+    assert!(!texts.contains("not-in-any-log"), "{texts}");
+}
+
+/// An authority and what it signed, as PEM.
+struct Certificates {
+    ca: String,
+    server: (String, String),
+    client: (String, String),
+}
+
+impl Certificates {
+    fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = params.self_signed(&key).unwrap();
+        let issuer = Issuer::new(params, key);
+        let sign = |name: &str| {
+            let key = KeyPair::generate().unwrap();
+            let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+            params.extended_key_usages = vec![
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ];
+            let certificate = params.signed_by(&key, &issuer).unwrap();
+            (certificate.pem(), key.serialize_pem())
+        };
+        Self {
+            ca: ca.pem(),
+            server: sign("127.0.0.1"),
+            client: sign("worker"),
+        }
+    }
+
+    /// The server's options, with the certificates in `folder`.
+    fn server_options(&self, folder: &Path) -> Vec<String> {
+        let file = |name: &str, content: &str| {
+            let path = folder.join(name);
+            fs::write(&path, content).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        vec![
+            format!("--cert-file={}", file("server.pem", &self.server.0)),
+            format!("--key-file={}", file("server.key", &self.server.1)),
+            format!("--trusted-ca-file={}", file("ca.pem", &self.ca)),
+            "--client-cert-auth".into(),
+        ]
+    }
+
+    fn client_tls(&self) -> EtcdTls {
+        EtcdTls {
+            ca_pem: self.ca.clone(),
+            identity: Some(EtcdIdentity {
+                certificate_pem: self.client.0.clone(),
+                key_pem: self.client.1.clone(),
+            }),
+            server_name: None,
+        }
+    }
+}
+
+async fn connect_with(server: &EtcdServer, tls: EtcdTls) -> EtcdDiscovery {
+    let config = EtcdConfig {
+        endpoints: vec![server.endpoint()],
+        tls: Some(tls),
+        lease_ttl: TTL,
+        ..EtcdConfig::default()
+    };
+    EtcdDiscovery::connect(config).await.unwrap()
+}
+
+#[tokio::test]
+async fn tls_with_certificates_on_both_sides_works_and_with_wrong_ones_does_not() {
+    let certificates = Certificates::new();
+    let folder = tempfile::tempdir().unwrap();
+    let server = EtcdServer::start_with_tls(certificates.server_options(folder.path()));
+    let discovery = connect_with(&server, certificates.client_tls()).await;
+    let lease = soon(async {
+        loop {
+            match discovery.lease().await {
+                Ok(lease) => return lease,
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    })
+    .await;
+    let mut follower = Follower::of(&discovery, "").await;
+    lease.put(entry("a", "x")).await.unwrap();
+    assert_eq!(follower.next().await, Change::Put(entry("a", "x")));
+    assert_eq!(everything(&discovery).await.len(), 1);
+
+    let right = certificates.client_tls();
+    let wrong = [
+        EtcdTls {
+            ca_pem: Certificates::new().ca,
+            ..right.clone()
+        },
+        EtcdTls {
+            identity: Certificates::new().client_tls().identity,
+            ..right.clone()
+        },
+        EtcdTls {
+            identity: None,
+            ..right.clone()
+        },
+        EtcdTls {
+            server_name: Some("elsewhere".into()),
+            ..right
+        },
+    ];
+    for tls in wrong {
+        let refused = soon(connect_with(&server, tls).await.get(""))
+            .await
+            .unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_certificate_is_refused_before_any_connection() {
+    let right = Certificates::new().client_tls();
+    let identity = right.identity.clone().unwrap();
+    let no_key = EtcdIdentity {
+        key_pem: "/etc/key.pem".into(),
+        ..identity.clone()
+    };
+    let key_of_another = EtcdIdentity {
+        key_pem: Certificates::new().client.1,
+        ..identity
+    };
+    let with = |identity: EtcdIdentity| EtcdTls {
+        identity: Some(identity),
+        ..right.clone()
+    };
+    let path = EtcdTls {
+        ca_pem: "/etc/ca.pem".into(),
+        ..right.clone()
+    };
+    let cases = [
+        (path, "etcd.tls.ca_pem"),
+        (with(no_key), "etcd.tls.identity.key_pem"),
+        (with(key_of_another), "etcd.tls"),
+    ];
+    for (tls, field) in cases {
+        let config = EtcdConfig {
+            endpoints: vec!["https://127.0.0.1:1".into()],
+            tls: Some(tls),
+            ..EtcdConfig::default()
+        };
+        let refused = EtcdDiscovery::connect(config).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(refused.details().field.as_deref(), Some(field));
+    }
+}

@@ -1,0 +1,190 @@
+//! A real etcd on free ports, with a data folder of its own.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use etcd_client::{Client, ConnectOptions};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use tempfile::TempDir;
+
+use crate::support::soon;
+
+const MISSING: &str = "cannot start the etcd server, which these tests need: `cargo xtask test` installs it, or run: \
+    sudo apt-get install --yes etcd-server";
+
+/// A server. Dropping it kills it.
+pub(super) struct EtcdServer {
+    folder: TempDir,
+    client_port: u16,
+    peer_port: u16,
+    options: Vec<String>,
+    scheme: &'static str,
+    child: Child,
+}
+
+impl EtcdServer {
+    pub(super) async fn start() -> Self {
+        let mut server = Self::spawned("http", Vec::new());
+        server.until_ready().await;
+        server
+    }
+
+    /// A server that asks for TLS, with the certificates that `options` name. It may not be ready yet.
+    pub(super) fn start_with_tls(options: Vec<String>) -> Self {
+        Self::spawned("https", options)
+    }
+
+    fn spawned(scheme: &'static str, options: Vec<String>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let [client_port, peer_port] = free_ports();
+        let child = spawn(
+            folder.path().join("data"),
+            client_port,
+            peer_port,
+            scheme,
+            &options,
+        );
+        Self {
+            folder,
+            client_port,
+            peer_port,
+            options,
+            scheme,
+            child,
+        }
+    }
+
+    pub(super) fn endpoint(&self) -> String {
+        format!("{}://{}", self.scheme, self.address())
+    }
+
+    /// Host and port.
+    pub(super) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.client_port)
+    }
+
+    /// A client of the library's, for what discovery cannot do.
+    pub(super) async fn admin(&self) -> Client {
+        Client::connect([self.endpoint()], None).await.unwrap()
+    }
+
+    pub(super) async fn admin_as(&self, user: &str, password: &str) -> Client {
+        let options = ConnectOptions::new().with_user(user, password);
+        soon(Box::pin(async {
+            loop {
+                match Client::connect([self.endpoint()], Some(options.clone())).await {
+                    Ok(client) => return client,
+                    Err(_) => tokio::time::sleep(RETRY).await,
+                }
+            }
+        }))
+        .await
+    }
+
+    /// Kills it with SIGKILL.
+    pub(super) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again, after [`Self::kill`], with the data it had.
+    pub(super) async fn restart(&mut self) {
+        self.respawn();
+        self.until_ready().await;
+    }
+
+    /// As [`Self::restart`], without waiting until it answers.
+    pub(super) fn respawn(&mut self) {
+        let data = self.folder.path().join("data");
+        self.child = spawn(
+            data,
+            self.client_port,
+            self.peer_port,
+            self.scheme,
+            &self.options,
+        );
+    }
+
+    /// Starts it again, after [`Self::kill`], with no data.
+    pub(super) async fn restart_empty(&mut self) {
+        fs::remove_dir_all(self.folder.path().join("data")).unwrap();
+        self.restart().await;
+    }
+
+    /// Stops the process where it is: its connections stay and nothing is answered.
+    pub(super) fn freeze(&self) {
+        kill_process(self.pid(), Signal::STOP).unwrap();
+        // It returns when the last thread has stopped.
+        waitpid(Some(self.pid()), WaitOptions::UNTRACED).unwrap();
+    }
+
+    pub(super) fn thaw(&self) {
+        kill_process(self.pid(), Signal::CONT).unwrap();
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Until it answers; a server that lost the race for its ports gets others.
+    async fn until_ready(&mut self) {
+        soon(Box::pin(async {
+            loop {
+                if self.child.try_wait().unwrap().is_some() {
+                    [self.client_port, self.peer_port] = free_ports();
+                    self.respawn();
+                }
+                // Linearizable: it has a leader, too.
+                if self.admin().await.get("ready", None).await.is_ok() {
+                    return;
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        }))
+        .await;
+    }
+}
+
+impl Drop for EtcdServer {
+    fn drop(&mut self) {
+        // It may be dead already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const RETRY: std::time::Duration = std::time::Duration::from_millis(20);
+
+fn spawn(
+    data: PathBuf,
+    client_port: u16,
+    peer_port: u16,
+    scheme: &str,
+    options: &[String],
+) -> Child {
+    let client = format!("{scheme}://127.0.0.1:{client_port}");
+    let peer = format!("http://127.0.0.1:{peer_port}");
+    Command::new("etcd")
+        .args(["--name", "test", "--log-level", "fatal", "--data-dir"])
+        .arg(data)
+        .args(["--listen-client-urls", &client])
+        .args(["--advertise-client-urls", &client])
+        .args(["--listen-peer-urls", &peer])
+        .args(["--initial-advertise-peer-urls", &peer])
+        .args(["--initial-cluster", &format!("test={peer}")])
+        .args(options)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect(MISSING)
+}
+
+/// Ports that were free a moment ago.
+pub(super) fn free_ports<const N: usize>() -> [u16; N] {
+    let listeners: [TcpListener; N] =
+        std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().port())
+}

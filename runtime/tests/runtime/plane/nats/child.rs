@@ -1,0 +1,107 @@
+//! A worker in a process of its own, to be killed and stopped. The test binary runs itself again, told by its environment
+//! to be the worker.
+
+use std::process::Stdio;
+
+use futures_util::StreamExt;
+use genset_backend_common::ErrorKind;
+use genset_runtime::InstanceId;
+use genset_runtime::discovery::Address;
+use genset_runtime::plane::{NatsConfig, RequestPlane, ResponseStream, WireConfig};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio_util::sync::CancellationToken;
+
+use super::server::{NatsServer, plane};
+use crate::plane::suite::border::deaf;
+use crate::plane::suite::{Pair, erased, hang, name};
+use crate::support::{ctx, soon, until};
+
+/// Tells the child which server to use.
+const SERVER: &str = "GENSET_TEST_NATS_WORKER";
+
+/// What the child says before its location, among the test harness's lines.
+const LOCATION: &str = "worker is at: ";
+
+/// Starts a worker that yields one item and hangs.
+async fn start(server: &NatsServer) -> (Child, Address) {
+    let test = concat!(module_path!(), "::a_worker_that_is_killed_is_gone_at_once");
+    let (_, test) = test.split_once("::").unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(SERVER, format!("nats://{}", server.address()))
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    loop {
+        let line = soon(lines.next_line()).await.unwrap();
+        let line = line.expect("the worker lives");
+        // The harness may have begun the line.
+        if let Some((_, location)) = line.split_once(LOCATION) {
+            let address = Address {
+                plane: "nats".into(),
+                location: location.to_owned(),
+            };
+            return (child, address);
+        }
+    }
+}
+
+async fn serve(server: String) {
+    let config = NatsConfig {
+        servers: vec![server],
+        ..NatsConfig::default()
+    };
+    let plane = plane(config, deaf());
+    let handler =
+        erased(|(): (), _ctx| std::future::ready(hang(CancellationToken::new().drop_guard())));
+    let endpoint = name("generate");
+    let served = plane.serve(&endpoint, InstanceId(1), handler);
+    let served = served.await.unwrap();
+    println!("{LOCATION}{}", served.address.location);
+    std::future::pending().await
+}
+
+/// A stream of the worker's, read up to where it hangs.
+async fn call(pair: &Pair, address: &Address) -> ResponseStream<u32> {
+    let mut response = pair.call_at::<(), u32>(address, (), ctx()).await.unwrap();
+    assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
+    response
+}
+
+/// The caller would wait for ever for a peer that is only silent.
+#[tokio::test]
+async fn a_worker_that_is_killed_is_gone_at_once() {
+    if let Ok(server) = std::env::var(SERVER) {
+        return serve(server).await;
+    }
+    let server = NatsServer::start().await;
+    let pair = super::pair(&server, deaf());
+    let (mut worker, address) = start(&server).await;
+    let mut response = call(&pair, &address).await;
+    soon(worker.kill()).await.unwrap();
+    let error = soon(response.next()).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Disconnected);
+    assert!(error.message().contains("the peer is gone"), "{error}");
+    let error = pair.call_at::<(), u32>(&address, (), ctx()).await;
+    assert_eq!(error.err().unwrap().kind(), ErrorKind::CannotConnect);
+}
+
+#[tokio::test]
+async fn a_worker_that_hangs_is_given_up_and_found_again_when_it_goes_on() {
+    let server = NatsServer::start().await;
+    let pair = super::pair(&server, WireConfig::default());
+    let (worker, address) = start(&server).await;
+    let mut response = call(&pair, &address).await;
+    let id = Pid::from_raw(worker.id().unwrap().try_into().unwrap()).unwrap();
+    kill_process(id, Signal::STOP).unwrap();
+    let error = soon(response.next()).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Disconnected);
+    assert!(error.message().contains("silent"), "{error}");
+    kill_process(id, Signal::CONT).unwrap();
+    until(|| pair.caller.is_reachable(&address)).await;
+    drop(call(&pair, &address).await);
+}

@@ -1,0 +1,206 @@
+//! Servers that die, restart and hang, and messages that are lost: never an item less without an error.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::{StreamExt, stream};
+use genset_backend_common::{ErrorKind, RequestContext};
+use genset_runtime::plane::{ResponseStream, WireConfig};
+
+use super::pair;
+use super::server::NatsServer;
+use crate::plane::suite::border::deaf;
+use crate::plane::suite::{count, serve_hanging};
+use crate::support::{ctx, soon, until};
+
+/// Notices a silent peer soon.
+fn alert() -> WireConfig {
+    WireConfig {
+        ping_interval: Duration::from_millis(100),
+        peer_timeout: Duration::from_millis(400),
+        ..WireConfig::default()
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_died_ends_streams_and_calls_with_typed_errors() {
+    let mut server = NatsServer::start().await;
+    let pair = pair(&server, alert());
+    let (served, dropped) = serve_hanging(&pair).await;
+    let mut response = pair.call::<(), u32>(&served, ()).await.unwrap();
+    assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
+    server.kill();
+    let error = soon(response.next()).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Disconnected);
+    assert!(error.message().contains("silent"), "{error}");
+    soon(dropped.cancelled()).await;
+    assert!(!pair.caller.is_reachable(&served.address));
+    let error = pair.ask::<(), u32>(&served, ()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::CannotConnect);
+    assert!(error.message().contains(&server.address()), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_hung_and_goes_on_is_used_again() {
+    let server = NatsServer::start().await;
+    let pair = pair(&server, alert());
+    let served = pair.serve(count).await;
+    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
+    assert_eq!(got, [0, 1]);
+    server.freeze();
+    until(|| !pair.caller.is_reachable(&served.address)).await;
+    server.thaw();
+    until(|| pair.caller.is_reachable(&served.address)).await;
+    let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
+    assert_eq!(got, [0, 1, 2]);
+}
+
+#[tokio::test]
+async fn a_worker_is_found_again_after_the_server_was_away() {
+    let mut server = NatsServer::start().await;
+    let pair = pair(&server, alert());
+    let served = pair.serve(count).await;
+    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
+    assert_eq!(got, [0, 1]);
+    for _ in 0..3 {
+        server.kill();
+        until(|| !pair.caller.is_reachable(&served.address)).await;
+        server.restart().await;
+        // Nobody calls, and it is found all the same: the worker listens again where it did.
+        until(|| pair.caller.is_reachable(&served.address)).await;
+        let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
+        assert_eq!(got, [0, 1, 2]);
+    }
+}
+
+/// Whatever a restart loses, a stream has all items up to its end, and an error there unless it is whole.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_in_the_middle_of_a_stream_loses_nothing_silently() {
+    const ITEMS: u32 = 20_000;
+    let mut server = NatsServer::start().await;
+    let pair = pair(&server, alert());
+    let sent = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&sent);
+    let served = pair
+        .serve(move |(): (), _ctx: RequestContext| {
+            let counted = Arc::clone(&counted);
+            let all: ResponseStream<u32> = Box::pin(stream::iter(0..ITEMS).then(move |item| {
+                counted.store(item, Ordering::Relaxed);
+                async move {
+                    tokio::task::yield_now().await;
+                    Ok(item)
+                }
+            }));
+            std::future::ready(Ok(all))
+        })
+        .await;
+    let mut whole = 0;
+    for attempt in 0..100 {
+        sent.store(0, Ordering::Relaxed);
+        let Ok(mut response) = pair.call_at::<(), u32>(&served.address, (), ctx()).await else {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            continue;
+        };
+        let mut due = 0;
+        let ended = loop {
+            match soon(response.next()).await {
+                Some(Ok(item)) => {
+                    assert_eq!(item, due);
+                    due += 1;
+                    if attempt < 5 && due == ITEMS / 2 {
+                        server.kill();
+                        server.restart().await;
+                    }
+                }
+                Some(Err(error)) => break Err(error),
+                None => break Ok(()),
+            }
+        };
+        match ended {
+            Ok(()) => {
+                assert_eq!(due, ITEMS);
+                whole += 1;
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}"),
+        }
+        if attempt >= 5 && whole > 0 {
+            return;
+        }
+    }
+    panic!("no stream came to its end");
+}
+
+/// The data message that would be number `sent`, had its sender taken none.
+fn data_message(sent: u64, data: &[u8]) -> Bytes {
+    let mut message = BytesMut::new();
+    message.put_u8(2);
+    message.put_u64(sent);
+    message.put_u64(0);
+    message.put_slice(data);
+    message.freeze()
+}
+
+/// A message out of its order is put to each end in turn.
+#[tokio::test]
+async fn a_message_that_was_lost_ends_the_connection_and_the_next_call_makes_another() {
+    let server = NatsServer::start().await;
+    let client = server.client().await;
+    let mut messages = client.subscribe("genset.v1.wire.>").await.unwrap();
+    client.flush().await.unwrap();
+    let pair = pair(&server, deaf());
+    let (served, dropped) = serve_hanging(&pair).await;
+    for end in ["to the caller", "to the callee"] {
+        let mut response = pair.call::<(), u32>(&served, ()).await.unwrap();
+        assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
+        // The answer to the last Open has both ends' subjects.
+        let accept = soon(async {
+            loop {
+                let message = messages.next().await.unwrap();
+                if message.payload.first() == Some(&1) {
+                    return message;
+                }
+            }
+        })
+        .await;
+        let subject = match end {
+            "to the caller" => accept.subject,
+            _ => accept.reply.unwrap(),
+        };
+        let forged = data_message(1_000_000, b"");
+        client.publish(subject, forged).await.unwrap();
+        let error = soon(response.next()).await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Disconnected, "{end}: {error}");
+        if end == "to the caller" {
+            assert!(error.message().contains("was lost"), "{error}");
+        }
+    }
+    soon(dropped.cancelled()).await;
+    drop(pair.call::<(), u32>(&served, ()).await.unwrap());
+}
+
+/// Strangers' messages to a listener: it goes on, and answers to no subject but its protocol's.
+#[tokio::test]
+async fn messages_that_open_no_connection_are_left_alone() {
+    let server = NatsServer::start().await;
+    let client = server.client().await;
+    let mut elsewhere = client.subscribe("orders").await.unwrap();
+    let pair = pair(&server, deaf());
+    let served = pair.serve(count).await;
+    let process = served.address.location.rsplit_once('/').unwrap().0;
+    let listening = format!("genset.v1.wire.{process}");
+    let open = Bytes::from_static(&[0, 0, 0, 0, 16]);
+    for payload in [open.clone(), Bytes::new(), Bytes::from_static(b"hello")] {
+        client.publish(listening.clone(), payload).await.unwrap();
+    }
+    let to = listening.clone();
+    client.publish_with_reply(to, "orders", open).await.unwrap();
+    client.flush().await.unwrap();
+    let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
+    assert_eq!(got, [0, 1, 2]);
+    // Had it answered, that would have come before this.
+    client.publish("orders", "last".into()).await.unwrap();
+    let first = soon(elsewhere.next()).await.unwrap();
+    assert_eq!(&*first.payload, b"last");
+}

@@ -1,0 +1,214 @@
+//! Users and certificates.
+
+use std::fs;
+use std::path::Path;
+
+use genset_backend_common::{EngineError, ErrorKind};
+use genset_runtime::InstanceId;
+use genset_runtime::plane::{
+    NatsConfig, NatsCredentials, NatsIdentity, NatsTls, RequestPlane, Served, WireConfig, WirePlane,
+};
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+
+use super::server::{NatsServer, plane};
+use crate::plane::suite::border::deaf;
+use crate::plane::suite::{Pair, count, erased, name};
+use crate::support::soon;
+
+const USERS: &str = r#"
+authorization {
+  users = [
+    { user: "worker", password: "not-in-any-log", permissions: {
+        publish: "genset.v1.wire.>", subscribe: "genset.v1.wire.>" } }
+    { user: "guest", password: "not-in-any-log", permissions: {
+        publish: "orders", subscribe: "orders" } }
+  ]
+}
+"#;
+
+fn user(server: &NatsServer, user: &str, password: &str) -> NatsConfig {
+    NatsConfig {
+        credentials: Some(NatsCredentials::UserPassword {
+            user: user.into(),
+            password: password.into(),
+        }),
+        ..server.config()
+    }
+}
+
+async fn try_serve(plane: &WirePlane) -> Result<Served, EngineError> {
+    let endpoint = name("generate");
+    soon(plane.serve(&endpoint, InstanceId(1), erased(count))).await
+}
+
+async fn serves_and_is_called(config: &NatsConfig) {
+    let new = || std::sync::Arc::new(plane(config.clone(), WireConfig::default()));
+    let pair = Pair {
+        caller: new(),
+        callee: new(),
+    };
+    let served = pair.serve(count).await;
+    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
+    assert_eq!(got, [0, 1]);
+}
+
+#[tokio::test]
+async fn a_user_with_rights_to_our_subjects_alone_serves_and_calls() {
+    let server = NatsServer::start_with(USERS).await;
+    serves_and_is_called(&user(&server, "worker", "not-in-any-log")).await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_an_error_of_the_credentials_that_does_not_show_them() {
+    let server = NatsServer::start_with(USERS).await;
+    let wrong = plane(user(&server, "worker", "not-in-any-log-either"), deaf());
+    let none = plane(server.config(), deaf());
+    let right = plane(user(&server, "worker", "not-in-any-log"), deaf());
+    let served = try_serve(&right).await.unwrap();
+    for stranger in [wrong, none] {
+        let error = try_serve(&stranger).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert_eq!(
+            error.details().field.as_deref(),
+            Some("nats.credentials"),
+            "{error}"
+        );
+        let pair = Pair {
+            caller: std::sync::Arc::new(stranger),
+            callee: std::sync::Arc::new(right.clone()),
+        };
+        let refused = pair.ask::<u32, u32>(&served, 1).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::CannotConnect, "{refused}");
+        let texts = format!("{error} {error:?} {refused} {refused:?}");
+        assert!(!texts.contains("not-in-any-log"), "{texts}");
+    }
+}
+
+#[tokio::test]
+async fn a_user_without_rights_to_our_subjects_is_told_which() {
+    let server = NatsServer::start_with(USERS).await;
+    let guest = plane(user(&server, "guest", "not-in-any-log"), deaf());
+    let error = try_serve(&guest).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains("genset.v1.wire.>"), "{error}");
+    assert!(
+        error.message().to_lowercase().contains("permissions"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_token_gets_in() {
+    let server = NatsServer::start_with("authorization { token: \"a-token\" }\n").await;
+    let config = |token: &str| NatsConfig {
+        credentials: Some(NatsCredentials::Token(token.into())),
+        ..server.config()
+    };
+    serves_and_is_called(&config("a-token")).await;
+    let wrong = plane(config("another"), deaf());
+    let error = try_serve(&wrong).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+}
+
+/// An authority and what it signed, as PEM.
+struct Certificates {
+    ca: String,
+    server: (String, String),
+    client: (String, String),
+}
+
+impl Certificates {
+    fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = params.self_signed(&key).unwrap();
+        let issuer = Issuer::new(params, key);
+        let sign = |name: &str| {
+            let key = KeyPair::generate().unwrap();
+            let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+            params.extended_key_usages = vec![
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ];
+            let certificate = params.signed_by(&key, &issuer).unwrap();
+            (certificate.pem(), key.serialize_pem())
+        };
+        Self {
+            ca: ca.pem(),
+            server: sign("127.0.0.1"),
+            client: sign("worker"),
+        }
+    }
+
+    /// Lines of a server's configuration, with the certificates in `folder`.
+    fn settings(&self, folder: &Path) -> String {
+        let file = |name: &str, content: &str| {
+            let path = folder.join(name);
+            fs::write(&path, content).unwrap();
+            path.display().to_string()
+        };
+        format!(
+            "tls {{\n cert_file: {:?}\n key_file: {:?}\n ca_file: {:?}\n verify: true\n}}\n",
+            file("server.pem", &self.server.0),
+            file("server.key", &self.server.1),
+            file("ca.pem", &self.ca),
+        )
+    }
+
+    fn tls(&self) -> NatsTls {
+        NatsTls {
+            ca_pem: Some(self.ca.clone()),
+            identity: Some(NatsIdentity {
+                certificate_pem: self.client.0.clone(),
+                key_pem: self.client.1.clone(),
+            }),
+        }
+    }
+}
+
+#[tokio::test]
+async fn tls_with_certificates_on_both_sides_works_and_with_wrong_ones_does_not() {
+    let certificates = Certificates::new();
+    let folder = tempfile::tempdir().unwrap();
+    let server = NatsServer::start_with(&certificates.settings(folder.path())).await;
+    let with = |tls: Option<NatsTls>| NatsConfig {
+        servers: vec![format!("tls://{}", server.address())],
+        tls,
+        ..server.config()
+    };
+    let right = certificates.tls();
+    serves_and_is_called(&with(Some(right.clone()))).await;
+    let wrong = [
+        // The system's authorities have not signed it.
+        None,
+        Some(NatsTls {
+            ca_pem: Some(Certificates::new().ca),
+            ..right.clone()
+        }),
+        Some(NatsTls {
+            identity: Certificates::new().tls().identity,
+            ..right.clone()
+        }),
+        Some(NatsTls {
+            identity: None,
+            ..right
+        }),
+    ];
+    for tls in wrong {
+        let error = try_serve(&plane(with(tls), deaf())).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.message().contains(&server.address()), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_tls_is_not_spoken_to_when_tls_is_wanted() {
+    let server = NatsServer::start().await;
+    let config = NatsConfig {
+        tls: Some(Certificates::new().tls()),
+        ..user(&server, "worker", "not-in-any-log")
+    };
+    let error = try_serve(&plane(config, deaf())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}

@@ -1,0 +1,164 @@
+//! Workers in processes of their own that die for real: killed, or stopped.
+//!
+//! Each test is both ends. Run anew as a process with [`CHILD`] set, it is the worker, and tells its parent where it is.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry, RequestContext};
+use genset_runtime::discovery::Address;
+use genset_runtime::plane::{ResponseStream, TcpConfig, WireConfig, WirePlane};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use super::suite::{Pair, border::deaf};
+use crate::support::{ctx, soon};
+
+/// Set in the environment of a worker.
+const CHILD: &str = "GENSET_TEST_PLANE_CHILD";
+
+/// What comes before the address on a worker's standard output.
+const LOCATION: &str = "plane location: ";
+
+fn plane(config: WireConfig) -> Arc<WirePlane> {
+    let metrics = MetricsRegistry::default();
+    Arc::new(WirePlane::tcp(TcpConfig::default(), config, &metrics).unwrap())
+}
+
+/// Serves numbers without end, until it is killed.
+#[expect(
+    clippy::print_stdout,
+    reason = "it is how a parent hears of the address"
+)]
+async fn be_the_worker() {
+    let plane = plane(WireConfig::default());
+    let pair = Pair {
+        caller: plane.clone(),
+        callee: plane,
+    };
+    let served = pair
+        .serve(|(): (), _ctx: RequestContext| {
+            let items = stream::unfold(0u32, |next| async move {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                Some((Ok(next), next.wrapping_add(1)))
+            });
+            let items: ResponseStream<u32> = Box::pin(items);
+            std::future::ready(Ok(items))
+        })
+        .await;
+    println!("\n{LOCATION}{}", served.address.location);
+    std::future::pending::<()>().await;
+}
+
+/// A worker's process, killed when it is dropped, and where it is reached.
+struct Worker {
+    process: Child,
+    address: Address,
+}
+
+impl Worker {
+    /// Runs `test` of this file as a worker.
+    async fn start(test: &str) -> Self {
+        let module = module_path!().split_once("::").unwrap().1;
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", &format!("{module}::{test}")])
+            .env(CHILD, "1")
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let location = soon(async {
+            loop {
+                let line = lines.next_line().await.unwrap();
+                let line = line.expect("the worker says where it is");
+                if let Some(location) = line.strip_prefix(LOCATION) {
+                    return location.to_owned();
+                }
+            }
+        })
+        .await;
+        Self {
+            process,
+            address: Address {
+                plane: "tcp".into(),
+                location,
+            },
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.process.id().unwrap()).unwrap();
+        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+    }
+
+    /// Calls it from a plane with these limits; some items have come.
+    async fn streaming(&self, config: WireConfig) -> (Pair, ResponseStream<u32>) {
+        let caller = plane(config);
+        let pair = Pair {
+            callee: caller.clone(),
+            caller,
+        };
+        let response = pair.call_at::<(), u32>(&self.address, (), ctx()).await;
+        let mut response = response.unwrap();
+        for item in 0..10 {
+            assert_eq!(soon(response.next()).await.unwrap().unwrap(), item);
+        }
+        (pair, response)
+    }
+}
+
+/// Reads on to the error that a stream ends with.
+async fn end_of(mut response: ResponseStream<u32>) -> EngineError {
+    soon(async {
+        loop {
+            if let Err(error) = response.next().await.expect("it has no end of its own") {
+                return error;
+            }
+        }
+    })
+    .await
+}
+
+/// The caller finds no silence suspicious: that the process is gone is seen at once.
+#[tokio::test]
+async fn a_killed_worker_disconnects_its_streams() {
+    if std::env::var_os(CHILD).is_some() {
+        return be_the_worker().await;
+    }
+    let mut worker = Worker::start("a_killed_worker_disconnects_its_streams").await;
+    let (pair, response) = worker.streaming(deaf()).await;
+    worker.signal(Signal::KILL);
+    let error = end_of(response).await;
+    assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+    assert!(!pair.caller.is_reachable(&worker.address));
+    soon(worker.process.wait()).await.unwrap();
+}
+
+/// Its connection stays up: only its silence tells.
+#[tokio::test]
+async fn a_stopped_worker_counts_as_dead_after_its_time() {
+    if std::env::var_os(CHILD).is_some() {
+        return be_the_worker().await;
+    }
+    let worker = Worker::start("a_stopped_worker_counts_as_dead_after_its_time").await;
+    let (pair, response) = worker.streaming(WireConfig::default()).await;
+    worker.signal(Signal::STOP);
+    let error = end_of(response).await;
+    assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+    assert!(error.message().contains("silent"), "{error}");
+    assert!(!pair.caller.is_reachable(&worker.address));
+    // It goes on where it was stopped, and is found again.
+    worker.signal(Signal::CONT);
+    soon(async {
+        while !pair.caller.is_reachable(&worker.address) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let again = pair.call_at::<(), u32>(&worker.address, (), ctx()).await;
+    assert_eq!(soon(again.unwrap().next()).await.unwrap().unwrap(), 0);
+}

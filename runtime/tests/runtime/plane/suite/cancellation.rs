@@ -1,0 +1,127 @@
+//! Readers that leave, and requests that are cancelled.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
+use genset_runtime::plane::{ResponseStream, WireConfig, call};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::{Pair, PlaneKind, name, serve_hanging};
+use crate::support::{ctx, soon};
+
+pub(crate) async fn dropping_the_response_ends_the_handlers_stream(kind: &dyn PlaneKind) {
+    let pair = Pair::of(kind).await;
+    let (served, dropped) = serve_hanging(&pair).await;
+    let mut response = pair.call::<(), u32>(&served, ()).await.unwrap();
+    assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
+    assert!(!dropped.is_cancelled());
+    drop(response);
+    soon(dropped.cancelled()).await;
+}
+
+pub(crate) async fn dropping_the_call_ends_the_handler(kind: &dyn PlaneKind) {
+    let pair = Pair::of(kind).await;
+    let (begun, dropped) = (Arc::new(Notify::new()), CancellationToken::new());
+    let seen = (Arc::clone(&begun), dropped.clone());
+    let served = pair
+        .serve(move |(): (), _ctx: RequestContext| {
+            let (begun, dropped) = seen.clone();
+            async move {
+                let _dropped = dropped.drop_guard();
+                begun.notify_one();
+                std::future::pending::<Result<ResponseStream<u32>, EngineError>>().await
+            }
+        })
+        .await;
+    let endpoint = name("generate");
+    let call = call::<(), u32>(&*pair.caller, &served.address, &endpoint, (), ctx());
+    tokio::select! {
+        _ = call => panic!("nothing answers"),
+        () = soon(begun.notified()) => {}
+    }
+    soon(dropped.cancelled()).await;
+}
+
+/// A handler that yields items until it is cancelled, and then says why.
+async fn until_cancelled(
+    first: u32,
+    ctx: RequestContext,
+) -> Result<ResponseStream<u32>, EngineError> {
+    let items = stream::iter(0..first).map(Ok);
+    let end = stream::once(async move {
+        ctx.cancelled().await;
+        let reason = ctx.cancel_reason().unwrap();
+        Err(EngineError::new(
+            reason.error_kind(),
+            "cancelled, and said so",
+        ))
+    });
+    Ok(Box::pin(items.chain(end)))
+}
+
+pub(crate) async fn cancelling_reaches_the_handler_and_the_terminal_still_comes(
+    kind: &dyn PlaneKind,
+) {
+    for reason in [
+        CancelReason::Client,
+        CancelReason::Deadline,
+        CancelReason::Shutdown,
+    ] {
+        let pair = Pair::of(kind).await;
+        let served = pair.serve(until_cancelled).await;
+        let ctx = ctx();
+        let response = pair.call_at::<u32, u32>(&served.address, 1, ctx.clone());
+        let mut response = response.await.unwrap();
+        assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
+        ctx.cancel(reason);
+        let error = soon(response.next()).await.unwrap().unwrap_err();
+        assert_eq!(
+            (error.kind(), error.message()),
+            (reason.error_kind(), "cancelled, and said so")
+        );
+        assert!(soon(response.next()).await.is_none());
+    }
+}
+
+/// A reader that never finds its inbox empty must not keep the news from the handler.
+pub(crate) async fn cancelling_reaches_the_handler_of_a_stream_that_has_unread_items(
+    kind: &dyn PlaneKind,
+) {
+    let config = WireConfig {
+        window_items: 64,
+        ..WireConfig::default()
+    };
+    let pair = Pair::with(kind, config).await;
+    let heard = CancellationToken::new();
+    let told = heard.clone();
+    let served = pair
+        .serve(move |(): (), ctx: RequestContext| {
+            let told = told.clone();
+            let items = stream::repeat_with(move || {
+                if ctx.is_cancelled() {
+                    told.cancel();
+                    return Err(EngineError::new(ErrorKind::Cancelled, "heard of it"));
+                }
+                Ok(0u32)
+            });
+            let items: ResponseStream<u32> = Box::pin(items);
+            std::future::ready(Ok(items))
+        })
+        .await;
+    let ctx = ctx();
+    let response = pair.call_at::<(), u32>(&served.address, (), ctx.clone());
+    let mut response = response.await.unwrap();
+    ctx.cancel(CancelReason::Client);
+    soon(async {
+        // Reads slowly: between two items, the next one has arrived.
+        while let Some(Ok(_)) = response.next().await {
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+        }
+    })
+    .await;
+    assert!(heard.is_cancelled());
+}

@@ -1,0 +1,39 @@
+//! The behaviour suite on TCP.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use genset_backend_common::MetricsRegistry;
+use genset_runtime::discovery::Address;
+use genset_runtime::plane::{RequestPlane, TcpConfig, WireConfig, WirePlane};
+
+use super::suite::{PlaneKind, plane_suite};
+
+plane_suite!(tcp, OverTcp);
+
+struct OverTcp;
+
+#[async_trait]
+impl PlaneKind for OverTcp {
+    async fn plane(&self, config: WireConfig, metrics: &MetricsRegistry) -> Arc<dyn RequestPlane> {
+        Arc::new(WirePlane::tcp(TcpConfig::default(), config, metrics).unwrap())
+    }
+
+    async fn plane_at(
+        &self,
+        address: &Address,
+        config: WireConfig,
+    ) -> Option<Arc<dyn RequestPlane>> {
+        let tcp = TcpConfig {
+            listen: process(address).parse().unwrap(),
+            ..TcpConfig::default()
+        };
+        let plane = WirePlane::tcp(tcp, config, &MetricsRegistry::default());
+        Some(Arc::new(plane.unwrap()))
+    }
+}
+
+/// The host and port in an address.
+pub(super) fn process(address: &Address) -> &str {
+    address.location.rsplit_once('/').unwrap().0
+}
