@@ -1,6 +1,6 @@
 use futures_util::stream;
-use genset_backend_common::output::{Finish, TextChunk};
-use genset_backend_common::{FinishReason, OutputStream};
+use genset_backend_common::output::{self, Finish, TextChunk};
+use genset_backend_common::{FinishReason, OutputStream, RequestContext};
 use proptest::prelude::{ProptestConfig, prop_assert_eq, proptest};
 
 use super::*;
@@ -28,7 +28,10 @@ fn answer(items: Vec<Item>, stops: &[&str]) -> Answer {
 async fn the_text_and_the_engines_own_end_come_through() {
     let items = vec![text("a ", 1), text("b", 2), finished(Finish::length(), 3)];
     let (read, end) = answer(items, &["never"]).collect().await.unwrap();
-    assert_eq!((read.as_str(), end.reason), ("a b", FinishReason::Length));
+    assert_eq!(
+        (read.content.as_str(), end.reason),
+        ("a b", FinishReason::Length)
+    );
     assert_eq!(
         (end.usage.prompt_tokens, end.usage.completion_tokens),
         (3, 3)
@@ -44,7 +47,10 @@ async fn a_stop_string_ends_the_answer_at_its_token() {
         finished(Finish::length(), 5),
     ];
     let (read, end) = answer(items, &["two"]).collect().await.unwrap();
-    assert_eq!((read.as_str(), end.reason), ("one ", FinishReason::Stop));
+    assert_eq!(
+        (read.content.as_str(), end.reason),
+        ("one ", FinishReason::Stop)
+    );
     assert_eq!(
         (end.usage.prompt_tokens, end.usage.completion_tokens),
         (3, 4)
@@ -57,7 +63,7 @@ async fn the_end_gives_out_what_was_held_back() {
     let items = vec![text("one tw", 1), finished(Finish::length(), 1)];
     let (read, end) = answer(items, &["two"]).collect().await.unwrap();
     assert_eq!(
-        (read.as_str(), end.reason),
+        (read.content.as_str(), end.reason),
         ("one tw", FinishReason::Length)
     );
 }
@@ -130,8 +136,55 @@ proptest! {
         let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
         let read = futures_util::FutureExt::now_or_never(answer(items, &stops).collect());
         let (read, end) = read.unwrap().unwrap();
-        prop_assert_eq!(read.as_str(), whole.get(..cut.unwrap_or(whole.len())).unwrap());
+        prop_assert_eq!(read.content.as_str(), whole.get(..cut.unwrap_or(whole.len())).unwrap());
         let reason = if cut.is_some() { FinishReason::Stop } else { FinishReason::Length };
         prop_assert_eq!(end.reason, reason);
     }
+}
+
+/// Special tokens are skipped, but for those of the markup that is looked for.
+#[tokio::test]
+async fn special_tokens_of_markup_are_read_and_others_skipped() {
+    let special = |id: u32, content: &str| {
+        serde_json::json!({
+            "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false,
+        })
+    };
+    let file = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
+        "post_processor": null,
+        "added_tokens": [special(3, "[TOOL_CALLS]"), special(4, "<|eot|>")],
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
+        "model": {"type": "BPE", "vocab": {"now": 0, "{": 1, "}": 2}, "merges": []},
+    });
+    let tokenizer = TextTokenizer::from_bytes(file.to_string().as_bytes()).unwrap();
+    let tokenizer = Arc::new(tokenizer);
+    let read = async |has_splitter: bool| {
+        let (ctx, tokens) = (RequestContext::new("a"), [3, 4, 0, 1, 2]);
+        let outputs = output::stream(ctx, move |out| async move {
+            for token in tokens {
+                out.token(token).await?;
+            }
+            Ok(Finish::stop())
+        });
+        let mut answer = Answer::new(outputs, Some(Arc::clone(&tokenizer)), Arc::default(), 1);
+        if has_splitter {
+            let dialect = crate::tools::ToolDialect::find("mistral").unwrap();
+            let parser = dialect.parser(Arc::default());
+            let splitter = Splitter::new(None, Some(parser), dialect.id_style());
+            answer = answer.with_splitter(splitter, [3].into());
+        }
+        answer.collect().await.unwrap().0
+    };
+    assert_eq!(read(false).await.content, "now{}");
+    let message = read(true).await;
+    assert_eq!(message.content, "");
+    assert_eq!(
+        (
+            message.tool_calls[0].name.as_str(),
+            message.tool_calls[0].arguments.as_str()
+        ),
+        ("now", "{}")
+    );
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
+use crate::markup::{Message, ToolCall};
 
 fn limits() -> RequestLimits {
     RequestLimits::from(&FrontendConfig::default())
@@ -263,7 +264,7 @@ fn a_whole_answer_and_a_streamed_one_say_the_same() {
             (FinishReason::Cancelled, "length"),
             (FinishReason::ContentFilter, "content_filter"),
         ] {
-            let choice = completed_choice(api, 5, "text", reason);
+            let choice = completed_choice(api, 5, &Message::from("text".to_owned()), reason);
             let whole = response_json(&head(api, "m"), vec![choice], &usage);
             let encoder = ChunkEncoder::new(&head(api, "m"), true);
             let mut out = BytesMut::new();
@@ -281,4 +282,41 @@ fn a_whole_answer_and_a_streamed_one_say_the_same() {
             assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
         }
     }
+}
+
+#[test]
+fn only_a_natural_end_with_calls_is_one_for_calls() {
+    let call = ToolCall {
+        id: "call_1".into(),
+        name: "f".into(),
+        arguments: "{}".into(),
+    };
+    let message = Message {
+        tool_calls: vec![call],
+        ..Message::default()
+    };
+    let choice = |reason| completed_choice(Api::Chat, 0, &message, reason);
+    assert_eq!(choice(FinishReason::Stop)["finish_reason"], "tool_calls");
+    assert_eq!(choice(FinishReason::Length)["finish_reason"], "length");
+    assert!(choice(FinishReason::Stop)["message"]["content"].is_null());
+    let none = completed_choice(Api::Chat, 0, &Message::default(), FinishReason::Stop);
+    assert_eq!(
+        (&none["finish_reason"], &none["message"]["content"]),
+        (&json!("stop"), &json!(""))
+    );
+}
+
+#[test]
+fn arguments_of_calls_reach_the_template_as_objects_where_they_are() {
+    let read = |arguments: &str| {
+        let function = json!({"name": "f", "arguments": arguments});
+        let call = json!({"id": "a", "type": "function", "function": function});
+        let request =
+            parse_chat(json!({"messages": [{"role": "assistant", "tool_calls": [call]}]}));
+        request.unwrap().messages.remove(0)["tool_calls"][0]["function"]["arguments"].clone()
+    };
+    assert_eq!(read("{\"a\": 1}"), json!({"a": 1}));
+    assert_eq!(read(" "), json!({}));
+    assert_eq!(read("{\"a\": "), json!("{\"a\": "));
+    assert_eq!(read("[1]"), json!("[1]"));
 }

@@ -17,7 +17,7 @@ pub(super) struct PythonicMarks {
     pub(super) ends: &'static [&'static str],
 }
 
-/// A call longer than this is not waited for, in bytes: it would be held in memory to its end.
+/// A call longer than this is none, in bytes: it would be held in memory to its end.
 const MAX_CALL_BYTES: usize = 1 << 20;
 
 enum State {
@@ -79,6 +79,9 @@ impl CallScan {
                 (_, None, '(' | '[' | '{') => self.depth += 1,
                 (_, None, ')' | ']' | '}') => self.depth -= 1,
                 (_, None, _) => {}
+            }
+            if here >= MAX_CALL_BYTES {
+                return Found::Nothing;
             }
             if let (Some(open), 0) = (self.open, self.depth) {
                 return Found::Whole {
@@ -224,7 +227,7 @@ impl PythonicParser {
                 }
                 true
             }
-            Found::Unfinished if !is_end && self.held.len() <= MAX_CALL_BYTES => false,
+            Found::Unfinished if !is_end => false,
             Found::Unfinished | Found::Nothing => {
                 self.state = State::Outside;
                 true

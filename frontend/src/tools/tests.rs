@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use proptest::prelude::{Just, any, prop_assert, prop_assert_eq, proptest};
+use proptest::prelude::{Just, any, prop_assert_eq, proptest};
 use proptest::strategy::{Strategy, Union};
 use serde_json::{Value, json};
 

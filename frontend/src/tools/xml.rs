@@ -45,6 +45,20 @@ enum State {
     Value(BareValue),
 }
 
+/// What is known of a name.
+enum NameLen {
+    Open,
+    /// Its bytes, and with its end.
+    Known {
+        len: usize,
+        taken: usize,
+    },
+    TooLong,
+}
+
+/// A name longer than this is none, and content, in bytes.
+const MAX_NAME_BYTES: usize = 1024;
+
 pub(super) struct XmlParser {
     marks: &'static XmlMarks,
     tools: Arc<ToolSchemas>,
@@ -54,6 +68,8 @@ pub(super) struct XmlParser {
     has_parameters: bool,
     content: Prose,
     held: String,
+    /// Of a key or gap whose end has not come, what need not be looked at again.
+    passed: String,
 }
 
 impl XmlParser {
@@ -67,6 +83,7 @@ impl XmlParser {
             has_parameters: false,
             content: Prose::content(),
             held: String::new(),
+            passed: String::new(),
         }
     }
 
@@ -110,8 +127,13 @@ impl XmlParser {
     }
 
     fn name(&mut self, out: &mut Deltas) -> bool {
-        let Some((len, taken)) = self.name_len() else {
-            return false;
+        let (len, taken) = match self.name_len() {
+            NameLen::Open => return false,
+            NameLen::TooLong => {
+                self.state = State::Outside;
+                return true;
+            }
+            NameLen::Known { len, taken } => (len, taken),
         };
         let text = self.cut(taken);
         text[..len].trim().clone_into(&mut self.name);
@@ -125,28 +147,30 @@ impl XmlParser {
         true
     }
 
-    /// The bytes of the name, and with its end; `None` while that has not come. Any other marker ends a name too.
-    fn name_len(&self) -> Option<(usize, usize)> {
+    /// Where the name ends. Any marker ends it, and white space where the dialect has no marker for that.
+    fn name_len(&self) -> NameLen {
         let marks = self.marks;
         let own = [marks.call_end, marks.key, marks.call];
         let others = own.into_iter().chain(marks.ignored.iter().copied());
-        let found = match scan(&self.held, marks.name_end.into_iter().chain(others)) {
+        let (len, taken) = match scan(&self.held, marks.name_end.into_iter().chain(others)) {
             Scan::Marker { which, start, end } => {
                 let is_end = which == 0 && marks.name_end.is_some();
-                Some((start, if is_end { end } else { start }))
+                (start, Some(if is_end { end } else { start }))
             }
-            Scan::Text { .. } => None,
+            Scan::Text { sure } => (sure, None),
         };
-        if marks.name_end.is_some() {
-            return found;
-        }
         let blank = trim_start_len(&self.held);
-        let name = self.held.get(blank..).unwrap_or_default();
+        let name = self.held.get(blank..len).unwrap_or_default();
         let space = name.find(char::is_whitespace).map(|len| blank + len);
-        match (found, space) {
-            (Some((len, _)), Some(space)) if space < len => Some((space, space)),
-            (None, Some(space)) => Some((space, space)),
-            (found, _) => found,
+        match (space.filter(|_| marks.name_end.is_none()), taken) {
+            (Some(space), _) => NameLen::Known {
+                len: space,
+                taken: space,
+            },
+            // However it is cut: what is sure grows up to the marker.
+            (None, _) if len > MAX_NAME_BYTES => NameLen::TooLong,
+            (None, Some(taken)) => NameLen::Known { len, taken },
+            (None, None) => NameLen::Open,
         }
     }
 
@@ -190,11 +214,10 @@ impl XmlParser {
     }
 
     fn key(&mut self, out: &mut Deltas) -> bool {
-        let Scan::Marker { start, end, .. } = scan(&self.held, [self.marks.key_end]) else {
+        let Some(text) = self.cut_to(self.marks.key_end) else {
             return false;
         };
-        let text = self.cut(end);
-        text[..start].trim().clone_into(&mut self.key);
+        text.trim().clone_into(&mut self.key);
         if self.marks.value.is_some() {
             self.state = State::Gap;
         } else {
@@ -204,15 +227,28 @@ impl XmlParser {
     }
 
     fn gap(&mut self, out: &mut Deltas) -> bool {
-        let Some(mark) = self.marks.value else {
+        let Some(attributes) = self.marks.value.and_then(|mark| self.cut_to(mark)) else {
             return false;
         };
-        let Scan::Marker { start, end, .. } = scan(&self.held, [mark]) else {
-            return false;
-        };
-        let text = self.cut(end);
-        self.begin_value(&text[..start], out);
+        self.begin_value(&attributes, out);
         true
+    }
+
+    /// The text up to `mark`, which is taken too; `None` while it has not come.
+    fn cut_to(&mut self, mark: &str) -> Option<String> {
+        match scan(&self.held, [mark]) {
+            Scan::Marker { start, end, .. } => {
+                let mut text = std::mem::take(&mut self.passed);
+                text.push_str(&self.held[..start]);
+                self.held.drain(..end);
+                Some(text)
+            }
+            Scan::Text { sure } => {
+                self.passed.push_str(&self.held[..sure]);
+                self.held.drain(..sure);
+                None
+            }
+        }
     }
 
     /// `attributes` is what stood between key and value.
@@ -265,7 +301,7 @@ impl MarkupParser for XmlParser {
         match &mut self.state {
             State::Outside | State::Name | State::Parameters => self.content.push(&rest, out),
             State::Key => {
-                self.key = rest;
+                self.key = std::mem::take(&mut self.passed) + &rest;
                 self.open_parameter(out);
             }
             State::Gap => self.open_parameter(out),

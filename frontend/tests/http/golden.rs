@@ -24,6 +24,7 @@ fn redact_all(text: &str) -> String {
     let text = redact(text, "\"created\":", |c| c == ' ' || c.is_ascii_digit());
     let text = redact(&text, "cmpl-", |c| c.is_ascii_hexdigit());
     let text = redact(&text, "req-", |c| c.is_ascii_hexdigit());
+    let text = redact(&text, "\"call_", |c| c.is_ascii_hexdigit());
     redact(&text, "genset-0.1.", |c| c.is_ascii_digit())
 }
 
@@ -49,7 +50,7 @@ fn transcript(response: &Response) -> String {
     redact_all(&(shown + "\n" + &body))
 }
 
-fn check(name: &str, response: &Response) {
+pub(crate) fn check(name: &str, response: &Response) {
     snapshot(name, transcript(response));
 }
 
@@ -217,6 +218,12 @@ async fn refusals() {
         json!({"messages": [{"role": "user", "content": [{"text": "hi"}]}]}),
         json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
         json!({"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
+        json!({"messages": [{"role": "assistant", "tool_calls": {}}]}),
+        json!({"messages": [{"role": "assistant", "tool_calls": [{"type": "function"}]}]}),
+        json!({"messages": [{"role": "assistant", "tool_calls": [{"type": "function", "id": "a"}]}]}),
+        json!({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}),
+        json!({"messages": [{"role": "tool", "content": "hi"}]}),
+        json!({"messages": [{"role": "function", "name": "f", "content": "hi"}]}),
         json!({"messages": [{"role": "narrator", "content": "hi"}]}),
         json!({"messages": [{"role": "assistant", "content": "hi"}]}),
         json!({"n": 0}),
@@ -246,8 +253,24 @@ async fn refusals() {
         json!({"stop_token_ids": [-1]}),
         json!({"logprobs": true}),
         json!({"top_logprobs": 2}),
+        json!({"tools": {}}),
+        json!({"tools": ["f"]}),
+        json!({"tools": [{"type": "custom"}]}),
         json!({"tools": [{"type": "function"}]}),
+        json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}),
+        json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]}),
+        json!({"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        json!({"tools": vec![json!({"type": "function", "function": {"name": "f"}}); 129]}),
         json!({"tool_choice": "required"}),
+        json!({"tool_choice": "often"}),
+        json!({"tool_choice": 1}),
+        json!({"tool_choice": {"type": "allowed_tools"}}),
+        json!({"tool_choice": {"type": "function"}}),
+        json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        json!({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}),
+        json!({"parallel_tool_calls": "no"}),
+        json!({"functions": [{"name": "f"}]}),
+        json!({"function_call": {"name": "f"}}),
         json!({"response_format": {"type": "json_object"}}),
         json!({"guided_json": {}}),
         json!({"service_tier": "flex"}),

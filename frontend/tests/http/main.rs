@@ -20,3 +20,4 @@ mod instances;
 mod script;
 mod stop_strings;
 mod support;
+mod tools;

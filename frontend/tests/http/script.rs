@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use genset_backend_common::output::{self, Finish, OutputStream, OutputWriter};
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, GenerateRequest, LLMEngine, RequestContext,
-    SamplingOption, StartContext, async_trait,
+    Capabilities, EngineConfig, EngineError, GenerateRequest, GuidedKind, LLMEngine,
+    RequestContext, SamplingOption, StartContext, async_trait,
 };
 use parking_lot::Mutex;
 
@@ -80,6 +80,13 @@ impl Script {
                 Ok(Finish::stop())
             }
         })
+    }
+
+    /// The same engine, with guided decoding declared. It leaves the following of schemas to its script.
+    pub(crate) fn declaring_guided(self: Arc<Self>) -> Arc<Self> {
+        let mut engine = Arc::into_inner(self).expect("nobody else has it yet");
+        engine.capabilities.guided.insert(GuidedKind::JsonSchema);
+        Arc::new(engine)
     }
 
     /// Requests the engine holds.

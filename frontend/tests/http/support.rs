@@ -139,9 +139,18 @@ impl Site {
 
     /// As [`Self::start`], with a config.
     pub(crate) async fn with(config: FrontendConfig, engine: Arc<dyn LLMEngine>) -> Self {
+        Self::with_worker(config, worker_config(), engine).await
+    }
+
+    /// As [`Self::with`], with a config of the Worker's too.
+    pub(crate) async fn with_worker(
+        config: FrontendConfig,
+        worker: WorkerConfig,
+        engine: Arc<dyn LLMEngine>,
+    ) -> Self {
         let runtime = Runtime::in_process();
         let metrics = runtime.metrics().clone();
-        let worker = start_worker(&runtime, 1, engine, worker_config(), metrics).await;
+        let worker = start_worker(&runtime, 1, engine, worker, metrics).await;
         let server = FrontendServer::bind(&runtime, config)
             .await
             .expect("a port is free");

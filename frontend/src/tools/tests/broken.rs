@@ -142,3 +142,17 @@ fn nesting_without_end_is_read_in_bounded_depth() {
             .ends_with(&deep)
     );
 }
+
+#[test]
+fn a_name_or_a_call_without_end_is_content() {
+    let long = "a".repeat(5_000);
+    for text in [format!("<function={long}>"), format!("<function={long}")] {
+        let message = run("qwen3_coder", crate::markup::testing::characters(&text));
+        assert_eq!(message, run("qwen3_coder", [text.as_str()]));
+        assert!(message.tool_calls.is_empty() && message.content.starts_with(&long));
+    }
+    let text = format!("[now(a='{}')]", "b".repeat(1 << 20));
+    let message = run("pythonic", [text.as_str()]);
+    assert!(message.tool_calls.is_empty());
+    assert!(message == run("pythonic", [&text[..100_000], &text[100_000..]]));
+}

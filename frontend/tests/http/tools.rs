@@ -1,0 +1,335 @@
+//! Tools and thoughts, from the request's fields to the model's template, and from its markup to the answer's fields.
+
+use std::sync::Arc;
+
+use genset_backend_common::output::Finish;
+use genset_backend_common::worker::WorkerConfig;
+use genset_backend_common::{Artifact, GuidedDecoding, LLMEngine};
+use genset_frontend::{FrontendConfig, FrontendServer, ParserNames};
+use genset_runtime::Runtime;
+use serde_json::{Value, json};
+
+use crate::client::Response;
+use crate::golden::check;
+use crate::script::Script;
+use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, config, encode, worker_config};
+
+const CALLS: &str = "<think>\nI need the weather.\n</think>\n\nI look.\n\
+    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+
+fn tools() -> Value {
+    let city =
+        json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+    json!([{"type": "function", "function": {"name": "get_weather", "parameters": city, "strict": true}}])
+}
+
+/// A Worker whose card names these parsers.
+fn card(tool: &str, reasoning: &str) -> WorkerConfig {
+    WorkerConfig {
+        tool_parser: Some(tool.into()),
+        reasoning_parser: Some(reasoning.into()),
+        ..worker_config()
+    }
+}
+
+async fn site(engine: Arc<dyn LLMEngine>) -> Site {
+    Site::with_worker(config(), card("hermes", "qwen3"), engine).await
+}
+
+/// The message of a streamed answer's first choice, put together as clients do, and its finish reason.
+fn joined(response: &Response) -> (Value, Value) {
+    let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    let mut reason = Value::Null;
+    for event in response.events().iter().filter(|event| *event != "[DONE]") {
+        let event: Value = serde_json::from_str(event).expect("an event is JSON");
+        let choice = &event["choices"][0];
+        let delta = &choice["delta"];
+        content += delta["content"].as_str().unwrap_or_default();
+        reasoning += delta["reasoning_content"].as_str().unwrap_or_default();
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let function = &call["function"];
+            let arguments = function["arguments"]
+                .as_str()
+                .expect("arguments are a string");
+            if call["index"] == calls.len() {
+                assert_eq!(call["type"], "function");
+                assert!(
+                    call["id"]
+                        .as_str()
+                        .is_some_and(|id| id.starts_with("call_"))
+                );
+                calls.push((function["name"].clone(), String::new()));
+            } else {
+                assert!(
+                    call.get("id").is_none() && function.get("name").is_none(),
+                    "{call}"
+                );
+            }
+            calls.last_mut().expect("a call").1 += arguments;
+        }
+        reason = choice["finish_reason"].clone();
+    }
+    (json!([content, reasoning, calls]), reason)
+}
+
+/// The same of a whole answer.
+fn whole(response: &Response) -> (Value, Value) {
+    let choice = response.json()["choices"][0].clone();
+    let message = &choice["message"];
+    let calls = message["tool_calls"].as_array().into_iter().flatten();
+    let calls: Vec<_> = calls
+        .map(|call| {
+            (
+                call["function"]["name"].clone(),
+                call["function"]["arguments"].clone(),
+            )
+        })
+        .collect();
+    let text = |field: &str| message[field].as_str().unwrap_or_default().to_owned();
+    let shown = json!([text("content"), text("reasoning_content"), calls]);
+    (shown, choice["finish_reason"].clone())
+}
+
+#[tokio::test]
+async fn calls_and_thoughts_have_fields_of_their_own() {
+    let site = site(Script::tokens(encode(CALLS))).await;
+    let body = chat("Weather?", json!({"tools": tools()}));
+    check("tools_plain", &site.post(CHAT, &body).await);
+    let body = chat("Weather?", json!({"tools": tools(), "stream": true}));
+    check("tools_streamed", &site.post(CHAT, &body).await);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn streamed_and_whole_answers_agree() {
+    let texts = [
+        CALLS,
+        "Hello <b>.",
+        "<think>Hm.</think> Yes. <tool_c",
+        "<tool_call>{\"name\": \"f\", \"arg",
+    ];
+    for text in texts {
+        let site = site(Script::tokens(encode(text))).await;
+        for further in [
+            json!({"tools": tools()}),
+            json!({"tools": tools(), "parallel_tool_calls": false}),
+            json!({"tools": tools(), "tool_choice": "none"}),
+            json!({"tools": tools(), "stop": ["Rome", "need"]}),
+            json!({"tools": tools(), "max_tokens": 40}),
+            json!({}),
+        ] {
+            let plain = site.post(CHAT, &chat("Weather?", further.clone())).await;
+            let mut further = further;
+            further["stream"] = true.into();
+            let streamed = site.post(CHAT, &chat("Weather?", further.clone())).await;
+            assert_eq!(joined(&streamed), whole(&plain), "{text} {further}");
+        }
+        site.close().await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_cut_within_a_call_says_length() {
+    let site = site(Script::tokens(encode(CALLS))).await;
+    let tokens = encode(CALLS.split_once("Oslo").expect("a call").0).len();
+    let further = json!({"tools": tools(), "max_tokens": tokens});
+    let response = site.post(CHAT, &chat("Weather?", further)).await;
+    let (message, reason) = whole(&response);
+    assert_eq!(reason, "length");
+    assert_eq!(message[2], json!([["get_weather", "{\"city\": \""]]));
+    site.close().await;
+}
+
+#[tokio::test]
+async fn only_one_call_where_calls_are_not_parallel() {
+    let site = site(Script::tokens(encode(CALLS))).await;
+    let further = json!({"tools": tools(), "parallel_tool_calls": false});
+    let (message, reason) = whole(&site.post(CHAT, &chat("Weather?", further)).await);
+    assert_eq!(message[2], json!([["get_weather", "{\"city\": \"Oslo\"}"]]));
+    assert_eq!(reason, "tool_calls");
+    site.close().await;
+}
+
+/// A template that shows all that reaches it.
+const SHOWS_ALL: &str = "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|\
+    {% for c in m.tool_calls %}{{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }}{% endfor %}]\
+    {% endfor %}{{ tools | tojson if tools }}";
+
+/// One that joins arguments to its text, which takes strings alone.
+const JOINS: &str = "{% for m in messages %}{% for c in m.tool_calls %}{{ '<' + c.function.arguments + '>' }}\
+    {% endfor %}{% endfor %}";
+
+/// The prompt that the template makes of a chat.
+async fn prompt(template: &str, further: Value) -> String {
+    let engine = Script::tokens(encode("Hi"));
+    let mut worker = card("hermes", "none");
+    let template = Artifact::new("chat_template.jinja", template.as_bytes().to_vec());
+    worker.artifacts.push(template);
+    let site = Site::with_worker(config(), worker, engine.clone()).await;
+    let response = site.post(CHAT, &chat("Weather?", further)).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    site.close().await;
+    let tokens = engine.requests().remove(0);
+    let tokens = tokens.tokens().expect("tokens");
+    crate::support::tokenizer()
+        .decode_all(tokens, false)
+        .expect("they decode")
+}
+
+fn conversation() -> Value {
+    let function = json!({"name": "get_weather", "arguments": "{\"city\": \"Oslo\"}"});
+    json!([
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "Rain."}]},
+        {"role": "assistant", "content": "Wet.", "tool_calls": []},
+        {"role": "user", "content": "Thanks."},
+    ])
+}
+
+#[tokio::test]
+async fn the_template_sees_tools_calls_and_results() {
+    let further = json!({"messages": conversation(), "tools": tools()});
+    let shown = prompt(SHOWS_ALL, further).await;
+    let expected = "[user|Weather?||][assistant|||call_1 get_weather Oslo][tool|Rain.|call_1|]\
+        [assistant|Wet.||][user|Thanks.||]";
+    let (messages, seen_tools) = shown.split_at(expected.len());
+    assert_eq!(messages, expected);
+    assert_eq!(
+        serde_json::from_str::<Value>(seen_tools).expect("JSON"),
+        tools()
+    );
+    let further = json!({"messages": conversation(), "tools": tools(), "tool_choice": "none"});
+    assert_eq!(prompt(SHOWS_ALL, further).await, expected);
+    let further = json!({"messages": conversation()});
+    assert_eq!(prompt(JOINS, further).await, "<{\"city\":\"Oslo\"}>");
+}
+
+#[tokio::test]
+async fn the_flag_goes_before_the_card() {
+    let names = |tool: &str, reasoning: &str| FrontendConfig {
+        parsers: ParserNames {
+            tool: Some(tool.into()),
+            reasoning: Some(reasoning.into()),
+        },
+        ..config()
+    };
+    let engine = Script::tokens(encode("<think>Hm.</think>[TOOL_CALLS]now[ARGS]{}"));
+    let worker = card("hermes", "kimi");
+    let site = Site::with_worker(names("mistral", "qwen3"), worker.clone(), engine.clone()).await;
+    let response = site
+        .post(CHAT, &chat("Time?", json!({"tools": tools()})))
+        .await;
+    let message = response.json()["choices"][0]["message"].clone();
+    assert_eq!(message["reasoning_content"], "Hm.");
+    assert_eq!(message["content"], Value::Null);
+    assert_eq!(message["tool_calls"][0]["function"]["name"], "now");
+    let id = message["tool_calls"][0]["id"].as_str().expect("an id");
+    assert!(
+        id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()),
+        "{id}"
+    );
+    site.close().await;
+    let site = Site::with_worker(names("none", "none"), worker, engine).await;
+    let response = site.post(CHAT, &chat("Time?", json!({}))).await;
+    assert_eq!(
+        response.content(),
+        "<think>Hm.</think>[TOOL_CALLS]now[ARGS]{}"
+    );
+    let response = site
+        .post(CHAT, &chat("Time?", json!({"tools": tools()})))
+        .await;
+    let (status, param, code, message) = response.refusal();
+    assert_eq!((status, param.as_deref()), (400, Some("tools")));
+    assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+    assert!(message.contains("tool_parser"), "{message}");
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_parser_there_is_none_of_is_an_error_at_the_start() {
+    let runtime = Runtime::in_process();
+    let parsers = ParserNames {
+        tool: Some("hermse".into()),
+        reasoning: None,
+    };
+    let error = FrontendServer::bind(
+        &runtime,
+        FrontendConfig {
+            parsers,
+            ..config()
+        },
+    )
+    .await;
+    let error = error.expect_err("there is no such parser").to_string();
+    assert!(
+        error.contains("hermse") && error.contains("hermes, "),
+        "{error}"
+    );
+    runtime.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_call_is_made_certain_by_guided_decoding_or_refused() {
+    let named = json!({"type": "function", "function": {"name": "get_weather"}});
+    let site_without = site(Script::tokens(encode("Hi"))).await;
+    for choice in [json!("required"), named.clone()] {
+        let further = json!({"tools": tools(), "tool_choice": choice});
+        let (status, param, code, _) = site_without
+            .post(CHAT, &chat("Weather?", further))
+            .await
+            .refusal();
+        assert_eq!((status, param.as_deref()), (400, Some("tool_choice")));
+        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+    }
+    site_without.close().await;
+
+    let city = r#"{"city": "Oslo"}"#;
+    let engine = Script::new(|request, out| async move {
+        let Some(GuidedDecoding::JsonSchema(schema)) = request.guided else {
+            return Ok(Finish::stop());
+        };
+        let city = r#"{"city": "Oslo"}"#;
+        let text = match schema["type"].as_str() {
+            Some("array") => format!(r#"[{{"name": "get_weather", "parameters": {city}}}]"#),
+            _ => city.to_owned(),
+        };
+        for token in encode(&text) {
+            out.token(token).await?;
+        }
+        Ok(Finish::stop())
+    });
+    let site = site(engine.declaring_guided()).await;
+    for choice in [json!("required"), named] {
+        let further = json!({"tools": tools(), "tool_choice": choice});
+        let plain = site.post(CHAT, &chat("Weather?", further.clone())).await;
+        let expected = (
+            json!(["", "", [["get_weather", city]]]),
+            json!("tool_calls"),
+        );
+        assert_eq!(whole(&plain), expected);
+        let mut further = further;
+        further["stream"] = true.into();
+        let streamed = site.post(CHAT, &chat("Weather?", further)).await;
+        assert_eq!(joined(&streamed), expected);
+    }
+    site.close().await;
+}
+
+/// Completions are text: whatever the model's parsers, it comes as it is.
+#[tokio::test]
+async fn completions_are_not_taken_apart() {
+    let site = site(Script::tokens(encode(CALLS))).await;
+    let response = site
+        .post(COMPLETIONS, &completion("Hi", json!({"max_tokens": 500})))
+        .await;
+    assert_eq!(response.content(), CALLS);
+    let further = json!({"parallel_tool_calls": true});
+    let refusal = site
+        .post(COMPLETIONS, &completion("Hi", further))
+        .await
+        .refusal();
+    assert_eq!(refusal.1.as_deref(), Some("parallel_tool_calls"));
+    site.close().await;
+}
