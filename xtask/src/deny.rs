@@ -1,7 +1,7 @@
 //! `cargo xtask deny`: licences, banned crates and sources, as `deny.toml` has them.
 //!
 //! cargo-deny comes from crates.io in one exact version and lives under `target/tools`, so nothing is installed for the
-//! whole machine. It runs offline, since only the advisory database needs GitHub; that check is asked for by name.
+//! whole machine. It runs offline once every crate is there, since only the advisory database needs GitHub; that check is asked for by name.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -33,6 +33,8 @@ impl Advisories {
 /// When the installation or a check fails.
 pub(crate) fn run(repo: &Repo, advisories: Advisories) -> anyhow::Result<()> {
     let program = installed(repo)?;
+    // Crates for other platforms count as well, and no build here downloads them.
+    run_command(cargo(repo.root()).arg("fetch"))?;
     let mut offline = Command::new(&program);
     offline.args(["--offline", "check", "licenses", "bans", "sources"]);
     run_command(offline.current_dir(repo.root()))?;

@@ -7,11 +7,14 @@ mod author_crate;
 mod deny;
 mod openai_client;
 mod process;
+mod python;
 mod readme;
 mod repo;
 mod stopwatch;
+mod system_packages;
 mod test_command;
 mod tiny_chat;
+mod wire_client;
 
 use std::process::ExitCode;
 
@@ -32,8 +35,10 @@ struct Cli {
 enum Task {
     /// Run everything CI runs, in CI's order, and stop at the first failure
     ///
-    /// Format, lints, tests, docs, licences, the engine author's package count and the Python
-    /// OpenAI client. What a step needs and the machine lacks is installed under target/ (cargo-deny, a Python venv).
+    /// Format, lints, tests, docs, licences, the engine author's package count, the Python OpenAI
+    /// client and a Python client of the wire protocol. What a step needs and the machine lacks is
+    /// installed: under target/ (cargo-deny, Python venvs), or with apt-get (protoc, etcd and
+    /// nats-server; as root, or through a sudo that asks no password).
     Test {
         /// Also check dependencies for security advisories; fetches the advisory database from GitHub
         #[arg(long)]
@@ -59,6 +64,10 @@ enum Task {
     },
     /// Run python-tests/: the official OpenAI client against the real genset binary
     OpenaiClientTest,
+    /// Run examples/python-wire-client/: a client written from docs/wire-protocol.md against a real worker
+    WireClientTest,
+    /// Install protoc, etcd and nats-server with apt-get, where they are missing
+    InstallPrograms,
     /// Check licences, banned crates and sources with cargo-deny
     Deny {
         /// Also check for security advisories; fetches the advisory database from GitHub
@@ -103,6 +112,8 @@ fn run(task: &Task) -> anyhow::Result<()> {
             }
         }
         Task::OpenaiClientTest => openai_client::run(&repo),
+        Task::WireClientTest => wire_client::run(&repo),
+        Task::InstallPrograms => system_packages::ensure_programs(),
         Task::Deny { advisories } => deny::run(&repo, deny::Advisories::from_flag(*advisories)),
     }
 }

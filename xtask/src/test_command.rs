@@ -9,7 +9,7 @@ use crate::deny::{self, Advisories};
 use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
 use crate::stopwatch::Stopwatch;
-use crate::{author_crate, openai_client};
+use crate::{author_crate, openai_client, system_packages, wire_client};
 
 /// One line of the run: its headline, the command that repeats it alone, and what it does.
 struct Step {
@@ -18,20 +18,30 @@ struct Step {
     perform: fn(&Repo, Advisories) -> anyhow::Result<()>,
 }
 
-const STEPS: [Step; 9] = [
+/// The cargo features that lints, tests and docs are built with: those that are no default because of what they need.
+pub(crate) const FEATURES: &str = "genset-runtime/etcd,genset-runtime/nats";
+
+const STEPS: [Step; 12] = [
     Step {
         title: "format",
         repeat: "cargo fmt --all --check",
         perform: |repo, _| run_command(cargo(repo.root()).args(["fmt", "--all", "--check"])),
     },
     Step {
+        title: "programs of the system",
+        repeat: "cargo xtask install-programs",
+        perform: |_, _| system_packages::ensure_programs(),
+    },
+    Step {
         title: "lints",
-        repeat: "cargo clippy --workspace --all-targets -- -D warnings",
+        repeat: "cargo clippy --workspace --all-targets --features genset-runtime/etcd,genset-runtime/nats -- -D warnings",
         perform: |repo, _| {
             let arguments = [
                 "clippy",
                 "--workspace",
                 "--all-targets",
+                "--features",
+                FEATURES,
                 "--",
                 "-D",
                 "warnings",
@@ -41,15 +51,24 @@ const STEPS: [Step; 9] = [
     },
     Step {
         title: "tests and doc tests",
-        repeat: "cargo test --workspace",
-        perform: |repo, _| run_command(cargo(repo.root()).args(["test", "--workspace"])),
+        repeat: "cargo test --workspace --features genset-runtime/etcd,genset-runtime/nats",
+        perform: |repo, _| {
+            let arguments = ["test", "--workspace", "--features", FEATURES];
+            run_command(cargo(repo.root()).args(arguments))
+        },
     },
     Step {
-        title: "runtime without its command line",
-        repeat: "cargo check -p genset-runtime --no-default-features",
+        title: "runtime with no feature",
+        repeat: "cargo clippy -p genset-runtime --no-default-features -- -D warnings",
+        perform: |repo, _| check_runtime(repo, &[]),
+    },
+    Step {
+        title: "runtime with each of the features alone",
+        repeat: "cargo clippy -p genset-runtime --no-default-features --features genset-runtime/etcd -- -D warnings",
         perform: |repo, _| {
-            let arguments = ["check", "-p", "genset-runtime", "--no-default-features"];
-            run_command(cargo(repo.root()).args(arguments))
+            FEATURES
+                .split(',')
+                .try_for_each(|feature| check_runtime(repo, &["--features", feature]))
         },
     },
     Step {
@@ -68,12 +87,12 @@ const STEPS: [Step; 9] = [
     },
     Step {
         title: "docs",
-        repeat: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps",
+        repeat: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --features genset-runtime/etcd,genset-runtime/nats",
         perform: |repo, _| {
             let mut command = cargo(repo.root());
             run_command(
                 command
-                    .args(["doc", "--workspace", "--no-deps"])
+                    .args(["doc", "--workspace", "--no-deps", "--features", FEATURES])
                     .env("RUSTDOCFLAGS", "-D warnings"),
             )
         },
@@ -93,7 +112,19 @@ const STEPS: [Step; 9] = [
         repeat: "cargo xtask openai-client-test",
         perform: |repo, _| openai_client::run(repo),
     },
+    Step {
+        title: "Python client of the wire protocol",
+        repeat: "cargo xtask wire-client-test",
+        perform: |repo, _| wire_client::run(repo),
+    },
 ];
+
+/// Lints the runtime as somebody gets it who depends on it alone, with some features and not the default ones.
+fn check_runtime(repo: &Repo, features: &[&str]) -> anyhow::Result<()> {
+    let mut command = cargo(repo.root());
+    command.args(["clippy", "-p", "genset-runtime", "--no-default-features"]);
+    run_command(command.args(features).args(["--", "-D", "warnings"]))
+}
 
 /// Performs every step, or stops at the first that fails.
 ///
@@ -116,4 +147,24 @@ pub(crate) fn run(repo: &Repo, advisories: Advisories) -> anyhow::Result<()> {
     }
     eprintln!("\nall {} steps passed in {whole}", STEPS.len());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_that_repeat_a_step_name_its_features() {
+        let mut named = 0;
+        for step in &STEPS {
+            let Some((_, rest)) = step.repeat.split_once("--features ") else {
+                continue;
+            };
+            let features = rest.split(' ').next().unwrap_or_default();
+            let is_one = FEATURES.split(',').any(|feature| feature == features);
+            assert!(features == FEATURES || is_one, "{}", step.repeat);
+            named += 1;
+        }
+        assert_eq!(named, 4);
+    }
 }

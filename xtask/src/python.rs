@@ -1,0 +1,113 @@
+//! What the steps that run Python need: a virtual environment with pinned requirements, and the binary to test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+use cargo_metadata::Message;
+
+use crate::process::{cargo, output, run as run_command, succeeds};
+use crate::repo::Repo;
+
+/// What a Debian machine without Python has to run, and what we run ourselves where we may.
+const INSTALL_PYTHON: [&str; 4] = ["install", "--yes", "python3", "python3-venv"];
+
+/// The Python of `target/NAME`, with exactly the pinned requirements installed, among them the modules `imports`.
+///
+/// The copy of the requirements inside is written last: an interrupted installation leaves none and starts again.
+///
+/// # Errors
+/// When Python or a requirement cannot be had.
+pub(crate) fn virtual_environment(
+    repo: &Repo,
+    name: &str,
+    requirements: &Path,
+    imports: &str,
+) -> anyhow::Result<PathBuf> {
+    let venv = repo.target().join(name);
+    let python = venv.join("bin").join("python");
+    let installed = venv.join("requirements.txt");
+    let wanted = fs::read_to_string(requirements)
+        .with_context(|| format!("cannot read {}", requirements.display()))?;
+    let is_current = fs::read_to_string(&installed).is_ok_and(|text| text == wanted);
+    let check = format!("import {imports}");
+    if is_current && succeeds(Command::new(&python).args(["-c", &check])) {
+        return Ok(python);
+    }
+    ensure_python()?;
+    run_command(
+        Command::new("python3")
+            .args(["-m", "venv", "--clear"])
+            .arg(&venv),
+    )?;
+    run_command(
+        Command::new(&python)
+            .args(["-m", "pip", "install", "--quiet", "--requirement"])
+            .arg(requirements),
+    )?;
+    fs::write(&installed, wanted)
+        .with_context(|| format!("cannot write {}", installed.display()))?;
+    Ok(python)
+}
+
+/// Makes sure that `python3` can make virtual environments, through apt-get where that needs no question.
+fn ensure_python() -> anyhow::Result<()> {
+    if has_python() {
+        return Ok(());
+    }
+    let may_install = succeeds(Command::new("apt-get").arg("--version")) && is_root();
+    if !may_install {
+        bail!(
+            "python3 with venv is missing; run: sudo apt-get {}",
+            INSTALL_PYTHON.join(" ")
+        );
+    }
+    run_command(Command::new("apt-get").arg("update"))?;
+    run_command(
+        Command::new("apt-get")
+            .args(INSTALL_PYTHON)
+            .env("DEBIAN_FRONTEND", "noninteractive"),
+    )?;
+    if !has_python() {
+        bail!(
+            "apt-get installed python3 and python3-venv, and `python3 -c 'import ensurepip, venv'` still fails"
+        );
+    }
+    Ok(())
+}
+
+/// Whether there is a `python3` that can make virtual environments; Debian ships `ensurepip` apart.
+fn has_python() -> bool {
+    succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]))
+}
+
+fn is_root() -> bool {
+    output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
+}
+
+/// Builds the package's binary of the same name and asks cargo where it put it.
+///
+/// # Errors
+/// When it does not build, or the package has no such binary.
+pub(crate) fn build_binary(repo: &Repo, package: &str) -> anyhow::Result<PathBuf> {
+    eprintln!("$ cargo build --package {package}");
+    let mut command = cargo(repo.root());
+    command.args([
+        "build",
+        "--package",
+        package,
+        "--message-format",
+        "json-render-diagnostics",
+    ]);
+    let messages = output(&mut command)?;
+    for message in Message::parse_stream(messages.as_bytes()) {
+        if let Message::CompilerArtifact(artifact) = message?
+            && artifact.target.name == package
+            && let Some(executable) = artifact.executable
+        {
+            return Ok(executable.into());
+        }
+    }
+    bail!("cargo built package {package} and named no executable of that name")
+}

@@ -1,0 +1,128 @@
+//! Programs of the system that builds and tests need: found, or installed through apt-get where that needs no question.
+
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+
+use crate::process::{output, run as run_command, succeeds};
+
+/// A program and the Debian package that has it.
+struct Program {
+    name: &'static str,
+    package: &'static str,
+}
+
+/// What the features of [`crate::test_command::FEATURES`] need: protoc to build them, the servers to test them.
+const PROGRAMS: [Program; 3] = [
+    Program {
+        name: "protoc",
+        package: "protobuf-compiler",
+    },
+    Program {
+        name: "etcd",
+        package: "etcd-server",
+    },
+    Program {
+        name: "nats-server",
+        package: "nats-server",
+    },
+];
+
+/// Installs the programs that are missing.
+///
+/// # Errors
+/// When they cannot be installed; the error has the command that a person has to run.
+pub(crate) fn ensure_programs() -> anyhow::Result<()> {
+    let missing: Vec<_> = PROGRAMS.iter().filter(|program| !program.runs()).collect();
+    if missing.is_empty() {
+        eprintln!("protoc, etcd and nats-server are here");
+        return Ok(());
+    }
+    let packages: Vec<_> = missing.iter().map(|program| program.package).collect();
+    install(&packages)?;
+    match missing.into_iter().find(|program| !program.runs()) {
+        Some(Program { name, package }) => {
+            bail!("apt-get installed {package}, and `{name} --version` still fails")
+        }
+        None => Ok(()),
+    }
+}
+
+impl Program {
+    fn runs(&self) -> bool {
+        succeeds(Command::new(self.name).arg("--version"))
+    }
+}
+
+/// Installs Debian packages: as root, or through a sudo that asks no password.
+///
+/// # Errors
+/// When there is no apt-get or no right to use it, or it fails; the error has the command that a person has to run.
+pub(crate) fn install(packages: &[&str]) -> anyhow::Result<()> {
+    let by_hand = by_hand(packages);
+    if !succeeds(Command::new("apt-get").arg("--version")) {
+        bail!("missing here, with no apt-get to install it; what Debian would do: {by_hand}");
+    }
+    let Some(prefix) = prefix() else {
+        bail!("missing here, and sudo asks for a password; run: {by_hand}");
+    };
+    let failed = || format!("run it by hand: {by_hand}");
+    run_command(apt_get(prefix).arg("update")).with_context(failed)?;
+    run_command(apt_get(prefix).args(["install", "--yes"]).args(packages)).with_context(failed)
+}
+
+fn by_hand(packages: &[&str]) -> String {
+    format!("sudo apt-get install --yes {}", packages.join(" "))
+}
+
+/// The words before `apt-get` that make us root; `None` when none do.
+fn prefix() -> Option<&'static [&'static str]> {
+    if output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0") {
+        return Some(&[]);
+    }
+    succeeds(Command::new("sudo").args(["-n", "true"])).then_some(&["sudo", "-n"])
+}
+
+fn apt_get(prefix: &[&str]) -> Command {
+    // env, since sudo passes no environment on.
+    let words = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"];
+    let mut words = prefix.iter().chain(&words);
+    let mut command = Command::new(words.next().unwrap_or(&"env"));
+    command.args(words);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+
+    #[test]
+    fn apt_get_asks_no_question_with_and_without_sudo() {
+        let words = |prefix: &[&str]| {
+            let command = apt_get(prefix);
+            let words = std::iter::once(command.get_program()).chain(command.get_args());
+            words
+                .map(OsStr::to_string_lossy)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(words(&[]), "env DEBIAN_FRONTEND=noninteractive apt-get");
+        assert_eq!(
+            words(&["sudo", "-n"]),
+            "sudo -n env DEBIAN_FRONTEND=noninteractive apt-get"
+        );
+    }
+
+    #[test]
+    fn the_command_to_run_by_hand_names_every_package() {
+        assert_eq!(by_hand(&["a", "b"]), "sudo apt-get install --yes a b");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_does_not_run() {
+        let program = |name| Program { name, package: "p" };
+        assert!(!program("no-program-has-this-name").runs());
+        assert!(program("env").runs());
+    }
+}

@@ -1,0 +1,26 @@
+//! `cargo xtask wire-client-test`: a Python client, written from `docs/wire-protocol.md`, against a real worker.
+//!
+//! What is asserted stands in `examples/python-wire-client/`.
+
+use std::process::Command;
+
+use crate::process::run as run_command;
+use crate::python::{build_binary, virtual_environment};
+use crate::repo::Repo;
+
+/// Prepares a virtual environment, builds the worker and runs the client's tests.
+///
+/// # Errors
+/// When Python cannot be had, the worker does not build or a test fails.
+pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
+    let client = repo.root().join("examples/python-wire-client");
+    let requirements = client.join("requirements.txt");
+    let python = virtual_environment(repo, "venv-wire", &requirements, "msgpack")?;
+    let worker = build_binary(repo, "sample-worker")?;
+    let mut tests = Command::new(python);
+    tests
+        .args(["-B", "-m", "unittest", "-v"])
+        .env("SAMPLE_WORKER_BIN", worker)
+        .current_dir(client);
+    run_command(&mut tests)
+}
