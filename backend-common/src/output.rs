@@ -9,6 +9,7 @@
 mod channel;
 mod item;
 mod stream;
+mod token_ids;
 mod violation;
 
 use std::fmt;

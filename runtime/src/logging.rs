@@ -28,11 +28,9 @@ pub struct Logging {
 ///
 /// # Examples
 /// ```no_run
-/// fn main() {
-///     let logging = genset_runtime::init_logging(0, false);
-///     // Run, to the end of every async runtime.
-///     drop(logging);
-/// }
+/// let logging = genset_runtime::init_logging(0, false);
+/// // Run, to the end of every async runtime.
+/// drop(logging);
 /// ```
 pub fn init_logging(verbose: u8, quiet: bool) -> Logging {
     let level = match verbose {

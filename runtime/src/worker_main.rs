@@ -45,6 +45,12 @@ pub struct WorkerArgs {
     /// APIs to offer, of chat, completions, embeddings [default: all the engine can]
     #[arg(long, value_delimiter = ',', value_name = "TYPES")]
     pub endpoint_types: Option<Vec<EndpointType>>,
+    /// Parser of the model's tool calls, such as hermes, published with the model for frontends to use
+    #[arg(long, env = "GENSET_TOOL_PARSER", value_name = "NAME")]
+    pub tool_parser: Option<String>,
+    /// Parser of the model's thoughts, such as qwen3, published likewise
+    #[arg(long, env = "GENSET_REASONING_PARSER", value_name = "NAME")]
+    pub reasoning_parser: Option<String>,
     /// Lowers the context length, in tokens
     #[arg(long, value_name = "TOKENS")]
     pub context_length: Option<u32>,
@@ -134,6 +140,8 @@ impl WorkerArgs {
             model_name: self.model_name.clone().or(folder_name),
             endpoint_types: self.endpoint_types.clone().map(BTreeSet::from_iter),
             context_length_tokens: self.context_length,
+            tool_parser: self.tool_parser.clone(),
+            reasoning_parser: self.reasoning_parser.clone(),
             migration_limit: self.migration_limit,
             artifacts: folder.map(|folder| folder.artifacts).unwrap_or_default(),
             limits: RequestLimits {

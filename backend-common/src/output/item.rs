@@ -52,6 +52,7 @@ impl From<TokenId> for Output {
 #[serde(default)]
 pub struct TokenChunk {
     /// The ids, in order.
+    #[serde(deserialize_with = "super::token_ids::deserialize")]
     pub token_ids: TokenIds,
     /// One entry a token when log probabilities were asked for, else empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]

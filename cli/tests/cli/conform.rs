@@ -129,7 +129,7 @@ async fn what_cannot_be_run_is_refused_by_name() {
             &["run", "--engine", "echo_core"],
             "cannot keep the contract",
         ),
-        (&["run", "--endpoint", "dyn://a"], "--endpoint"),
+        (&["run", "--endpoint", "dyn://a.b.c.d"], "--endpoint"),
         (&["run", "--engine-cmd", "python x.py"], "--engine-cmd"),
         (
             &["run", "--engine", "sample", "--waivers", "nowhere.toml"],

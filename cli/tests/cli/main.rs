@@ -10,7 +10,12 @@
 
 mod config;
 mod conform;
+mod deploy;
+mod fleet;
 mod http;
+mod metrics;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod stdin;
 mod stop;
 mod support;

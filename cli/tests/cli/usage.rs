@@ -26,7 +26,7 @@ async fn refused(words: &[&str], expected: &[&str]) {
 #[tokio::test]
 async fn bad_words_are_named_with_what_would_be_good() {
     refused(&["in=foo"], &["in:", "http, text, stdin"]).await;
-    refused(&["in=dyn://a.b.c"], &["in:", "not available"]).await;
+    refused(&["in=dyn://a.b.c.d"], &["in:", "three parts"]).await;
     refused(&["in=batch:q.jsonl"], &["in:", "not available"]).await;
     refused(&["out=foo"], &["out:", "echo_core, echo_full, sample"]).await;
     refused(&["out=vllm"], &["out:", "vllm", "not available"]).await;
@@ -55,13 +55,13 @@ async fn bad_flags_are_named() {
     }
     refused(&["--namespace", "a b"], &["--namespace"]).await;
     refused(
-        &["--discovery-backend", "etcd"],
-        &["--discovery-backend", "etcd", "memory"],
+        &["--discovery-backend", "zookeeper"],
+        &["--discovery-backend", "zookeeper", "file"],
     )
     .await;
     refused(
-        &["--request-plane", "nats"],
-        &["--request-plane", "nats", "memory"],
+        &["--request-plane", "udp"],
+        &["--request-plane", "udp", "tcp"],
     )
     .await;
     refused(&["--max-running-requests", "0"], &["max_running"]).await;

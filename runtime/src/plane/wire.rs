@@ -79,7 +79,7 @@ impl WirePlane {
         config: WireConfig,
         metrics: &MetricsRegistry,
     ) -> Result<Self, EngineError> {
-        let transport = nats::Nats::try_new(nats)?;
+        let transport = nats::Nats::try_new(nats, &config)?;
         Self::new(Arc::new(transport), config, metrics)
     }
 

@@ -119,7 +119,37 @@ fn rfc3339(at: SystemTime) -> String {
 mod tests {
     use std::time::Duration;
 
+    use genset_backend_common::worker::{Listing, State};
+
     use super::*;
+
+    #[test]
+    fn a_worker_whose_canary_failed_is_not_ready_and_says_so() {
+        let (sender, status) = watch::channel(WorkerStatus {
+            worker_id: 7,
+            state: State::Serving(Listing::Listed),
+            since: UNIX_EPOCH,
+            model: Some("m".into()),
+            failed_canaries: 0,
+        });
+        let source = HealthSource::worker(status, EndpointName::default());
+        assert_eq!(source.now().word(), "ready");
+        sender.send_modify(|status| status.failed_canaries = 1);
+        let health = source.now();
+        assert!(!health.is_ready);
+        let expected = json!({
+            "status": "not ready",
+            "state": "serving",
+            "since": "1970-01-01T00:00:00Z",
+            "instance_id": 7,
+            "endpoint": "genset.backend.generate",
+            "model": "m",
+            "failed_canaries": 1,
+        });
+        assert_eq!(health.to_json(), expected);
+        let lost = HealthSource::from(Arc::new(|| false) as Readiness).now();
+        assert_eq!(lost.to_json(), json!({"status": "not ready"}));
+    }
 
     #[test]
     fn instants_are_written_as_people_read_them() {

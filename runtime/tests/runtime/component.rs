@@ -210,7 +210,7 @@ async fn nothing_of_a_runtime_is_alive_after_its_shutdown() {
     let _serving = listed(&endpoint, 1, Answering::new(|_: u8| Ok(vec![1_u8]))).await;
     let client = endpoint.client::<u8, u8>();
     let directory = ModelDirectory::follow(&runtime);
-    let is_ready = std::sync::Arc::new(|| true);
+    let is_ready: genset_runtime::Readiness = std::sync::Arc::new(|| true);
     let status = StatusServer::bind(([127, 0, 0, 1], 0).into(), &runtime, is_ready).await;
     assert_eq!(runtime.tasks(), 3);
     drop(client);

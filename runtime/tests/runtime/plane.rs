@@ -1,9 +1,15 @@
 //! Request planes: the one behaviour suite they all pass, what is particular to each, and peers that mean no good.
 
+mod floods;
 mod hostile_callees;
 mod hostile_callers;
+mod log;
 mod memory;
+#[cfg(feature = "nats")]
+mod nats;
 mod processes;
 mod scripted;
+mod strangers;
 mod suite;
 mod tcp;
+mod victim;

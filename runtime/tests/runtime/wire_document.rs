@@ -39,9 +39,12 @@ enum Side {
     Callee,
 }
 
+/// Frames, whole, and who sent them.
+type Frames = Vec<(Side, Vec<u8>)>;
+
 /// Every frame that went over the connection, in order.
 #[derive(Clone, Default)]
-struct Transcript(Arc<Mutex<Vec<(Side, Vec<u8>)>>>);
+struct Transcript(Arc<Mutex<Frames>>);
 
 impl Transcript {
     /// Frames that `side` has sent.

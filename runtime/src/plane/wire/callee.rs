@@ -1,5 +1,5 @@
 //! [`Callee`]: the end of a connection that answers. Every stream is a task that asks the endpoint's handler for one item
-//! for each credit, so that a slow reader makes its engine wait, and nobody else.
+//! for each credit, and one ahead, so that a slow reader makes its engine wait, and nobody else.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,16 +13,18 @@ use genset_backend_common::wire::{
     Cancel, Credit, Frame, FrameError, FrameKind, GoAway, RequestHead, WireError, decode_payload,
     decode_request, encode_payload,
 };
-use genset_backend_common::{EngineError, ErrorKind, RequestContext, TraceContext};
+use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, TraceContext};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use super::config::WireConfig;
 use super::handshake::Role;
 use super::link::{FrameSink, Link, Violation};
 use super::metrics::{GaugeGuard, WireMetrics};
+use super::outbox::StreamGuard;
 use crate::names::InstanceId;
 use crate::plane::ErasedHandler;
 
@@ -37,6 +39,7 @@ pub(super) struct Callee {
     link: Arc<Link>,
     handlers: Handlers,
     max_streams: usize,
+    credit_timeout: Duration,
     streams: Mutex<HashMap<u32, OpenStream>>,
     tasks: TaskTracker,
     open: Gauge,
@@ -53,14 +56,15 @@ impl Callee {
     pub(super) fn new(
         link: Arc<Link>,
         handlers: Handlers,
-        max_streams: usize,
+        config: &WireConfig,
         tasks: TaskTracker,
         metrics: WireMetrics,
     ) -> Arc<Self> {
         Arc::new(Self {
             link,
             handlers,
-            max_streams,
+            max_streams: config.max_streams,
+            credit_timeout: config.credit_timeout,
             streams: Mutex::default(),
             tasks,
             open: metrics.streams(Role::Callee),
@@ -112,6 +116,7 @@ impl Callee {
             callee: Arc::clone(self),
             credit: Arc::clone(&credit),
             _open: GaugeGuard::new(self.open.clone()),
+            _sends: StreamGuard::new(&self.link),
         };
         // The task cannot leave the table before it is in it: the table is locked.
         let task = self
@@ -254,6 +259,7 @@ struct Stream {
     callee: Arc<Callee>,
     credit: Arc<Semaphore>,
     _open: GaugeGuard,
+    _sends: StreamGuard,
 }
 
 impl Stream {
@@ -270,25 +276,55 @@ impl Stream {
         }
     }
 
+    /// Sends items as the caller makes room for them. One item is asked for ahead of that: so the end of a response, and an
+    /// error, need no room.
     async fn send_items(
         &self,
         handler: &ErasedHandler,
         body: Bytes,
         ctx: RequestContext,
     ) -> Result<(), EngineError> {
-        let mut items = handler.bytes().handle(body, ctx).await?;
+        let mut items = handler.bytes().handle(body, ctx.clone()).await?;
+        while let Some(item) = items.next().await {
+            let item = item?;
+            self.wait_for_room(&ctx).await?;
+            self.callee
+                .link
+                .outbox
+                .push(FrameKind::Item, self.id, &item)
+                .map_err(|error| too_long(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the caller has room for an item, but not for ever: what the request holds is wanted by others.
+    async fn wait_for_room(&self, ctx: &RequestContext) -> Result<(), EngineError> {
         let outbox = &self.callee.link.outbox;
-        loop {
-            outbox.room().await;
+        if outbox.has_room()
+            && let Ok(permit) = self.credit.try_acquire()
+        {
+            permit.forget();
+            return Ok(());
+        }
+        let room = async {
             if let Ok(permit) = self.credit.acquire().await {
                 permit.forget();
             }
-            let Some(item) = items.next().await else {
-                return Ok(());
-            };
-            outbox
-                .push(FrameKind::Item, self.id, &item?)
-                .map_err(|error| too_long(&error))?;
+            outbox.room().await;
+        };
+        let limit = self.callee.credit_timeout;
+        let patience = ctx.time_left().map_or(limit, |left| left.min(limit));
+        tokio::select! {
+            biased;
+            () = room => Ok(()),
+            () = ctx.cancelled() => {
+                let reason = ctx.cancel_reason().unwrap_or(CancelReason::Client);
+                Err(reason.to_error())
+            }
+            () = tokio::time::sleep(patience) => Err(EngineError::new(
+                ErrorKind::DeadlineExceeded,
+                format!("the caller took no item for {} s", patience.as_secs_f64()),
+            )),
         }
     }
 }

@@ -17,6 +17,8 @@ pub struct WireConfig {
     pub max_frame_bytes: usize,
     /// Items of a stream that may be on their way or unread by the caller; more wait at the callee.
     pub window_items: u32,
+    /// How long an item may wait for a caller that reads nothing; then its stream ends.
+    pub credit_timeout: Duration,
     /// Streams a peer may have open on one connection; more are refused as overloaded.
     pub max_streams: usize,
     /// Connections accepted at once; more are refused.
@@ -40,6 +42,7 @@ impl Default for WireConfig {
         Self {
             max_frame_bytes: MAX_FRAME_BYTES,
             window_items: 64,
+            credit_timeout: Duration::from_secs(120),
             max_streams: 16_384,
             max_connections: 4096,
             max_outbox_bytes: 4 << 20,
@@ -81,9 +84,12 @@ impl WireConfig {
                     .into(),
             );
         }
-        if self.write_timeout.is_zero() || self.connect_timeout.is_zero() {
+        if self.write_timeout.is_zero()
+            || self.connect_timeout.is_zero()
+            || self.credit_timeout.is_zero()
+        {
             return bad(
-                "write_timeout, connect_timeout",
+                "write_timeout, connect_timeout, credit_timeout",
                 "must be more than 0".into(),
             );
         }

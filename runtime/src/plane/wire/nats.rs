@@ -34,17 +34,20 @@ pub use config::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
 use self::message::Message;
 use self::session::Session;
 use self::stream::Connection;
+use super::config::WireConfig;
 use super::transport::{Io, Listener, Transport};
 
 /// The transport.
 pub(super) struct Nats {
     session: Arc<Session>,
+    has_secret: bool,
 }
 
 impl Nats {
-    pub(super) fn try_new(config: NatsConfig) -> Result<Self, EngineError> {
+    pub(super) fn try_new(config: NatsConfig, wire: &WireConfig) -> Result<Self, EngineError> {
         Ok(Self {
             session: Arc::new(Session::try_new(config)?),
+            has_secret: wire.secret.is_some(),
         })
     }
 }
@@ -107,6 +110,12 @@ impl Transport for Nats {
                 );
                 session.unavailable(&problem)
             })??;
+        if !self.has_secret && session.is_open_to_others() {
+            tracing::warn!(
+                "whoever reaches NATS can call this worker; let NATS ask for credentials, or give every process the same \
+                 --wire-secret-file"
+            );
+        }
         Ok(Box::new(Accepting {
             session,
             client,

@@ -1,12 +1,15 @@
 //! [`Outbox`]: what waits for a connection's socket. Every stream of the connection writes into it; one writer empties it
 //! with one system call, so that an engine's step costs one, however many requests it serves.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::BytesMut;
 use genset_backend_common::wire::{FrameError, FrameKind, encode_frame};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+use super::link::Link;
 
 /// Capacity that an empty buffer keeps; beyond it, memory goes back after a burst.
 const KEEP_BYTES: usize = 64 << 10;
@@ -20,8 +23,27 @@ pub(super) struct Outbox {
     limit: usize,
     /// The peer's limit on a frame's payload.
     max_frame_bytes: usize,
+    /// Streams that may have something to send.
+    streams: AtomicUsize,
     filled: Notify,
     drained: Notify,
+}
+
+/// A stream of the outbox's, counted.
+#[derive(Debug)]
+pub(super) struct StreamGuard(Arc<Link>);
+
+impl StreamGuard {
+    pub(super) fn new(link: &Arc<Link>) -> Self {
+        link.outbox.streams.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(link))
+    }
+}
+
+impl Drop for StreamGuard {
+    fn drop(&mut self) {
+        self.0.outbox.streams.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Outbox {
@@ -31,6 +53,7 @@ impl Outbox {
             waiting: AtomicUsize::new(0),
             limit,
             max_frame_bytes,
+            streams: AtomicUsize::new(0),
             filled: Notify::new(),
             drained: Notify::new(),
         }
@@ -93,7 +116,9 @@ impl Outbox {
             }
             self.filled.notified().await;
             // The streams that are ready in this same moment get in as well: one system call for all.
-            tokio::task::yield_now().await;
+            if self.streams.load(Ordering::Relaxed) > 1 {
+                tokio::task::yield_now().await;
+            }
         }
         let mut empty = if spent.capacity() > KEEP_BYTES {
             BytesMut::new()

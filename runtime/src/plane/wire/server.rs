@@ -179,7 +179,7 @@ impl Server {
         let callee = Callee::new(
             Arc::clone(&link),
             Arc::clone(&shared.handlers),
-            shared.config.max_streams,
+            &shared.config,
             shared.tasks.clone(),
             shared.metrics.clone(),
         );

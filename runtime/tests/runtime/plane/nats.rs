@@ -133,7 +133,7 @@ async fn without_a_server_serving_says_so_and_works_once_there_is_one() {
     let serving = pair
         .callee
         .serve(&endpoint, genset_runtime::InstanceId(1), handler);
-    let error = soon(serving).await.err().expect("there is no server");
+    let error = soon(serving).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains(&server.address()), "{error}");
     server.restart().await;

@@ -86,10 +86,10 @@ impl Peer {
     pub(super) async fn next(&mut self) -> Option<Frame> {
         loop {
             if let Some(frame) = self.decoder.next_frame().unwrap() {
-                match frame.kind {
-                    FrameKind::Ping => self.send_bytes(&ping(FrameKind::Pong)).await,
-                    _ => return Some(frame),
+                if frame.kind != FrameKind::Ping {
+                    return Some(frame);
                 }
+                self.send_bytes(&ping(FrameKind::Pong)).await;
                 continue;
             }
             match soon(self.stream.read_buf(self.decoder.buffer_mut())).await {

@@ -1,5 +1,6 @@
 //! [`Session`]: this process's one connection to NATS, made when it is first needed.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -35,7 +36,7 @@ const RECONNECT_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Durat
 pub(super) struct Session {
     config: NatsConfig,
     servers: Vec<ServerAddr>,
-    options: Mutex<ConnectOptions>,
+    options: ConnectOptions,
     client: OnceCell<Client>,
     problem: Arc<Mutex<Option<String>>>,
     process: String,
@@ -52,7 +53,7 @@ impl Session {
         let servers = config.checked_servers()?;
         let problem = Arc::default();
         Ok(Self {
-            options: Mutex::new(options(&config, &servers, &problem)?),
+            options: options(&config, &servers, &problem)?,
             config,
             servers,
             client: OnceCell::new(),
@@ -93,6 +94,18 @@ impl Session {
         format!("{ROOT}.{}.{number}", self.process).into()
     }
 
+    /// Whether strangers could reach this process: NATS is another machine's, and does not ask who we are.
+    pub(super) fn is_open_to_others(&self) -> bool {
+        let is_loopback = |server: &ServerAddr| {
+            let address: Result<IpAddr, _> = server.host().parse();
+            server.host() == "localhost" || address.is_ok_and(|address| address.is_loopback())
+        };
+        let tls = self.config.tls.as_ref();
+        let is_asked =
+            self.config.credentials.is_some() || tls.is_some_and(|tls| tls.identity.is_some());
+        !is_asked && !self.servers.iter().all(is_loopback)
+    }
+
     /// The client; connects at the first call, and again at the next when that failed.
     ///
     /// # Errors
@@ -115,8 +128,7 @@ impl Session {
     }
 
     async fn connect(&self) -> Result<Client, EngineError> {
-        let options = self.options.lock().clone();
-        let connecting = options.connect(self.servers.as_slice());
+        let connecting = self.options.clone().connect(self.servers.as_slice());
         let client = tokio::time::timeout(self.config.connect_timeout, connecting)
             .await
             .map_err(|_| self.unavailable("no server answered in time"))?
@@ -279,6 +291,24 @@ mod tests {
         assert!(Session::listening_subject("127.0.0.1:80").is_none());
         assert!(Session::listening_subject(&"*".repeat(32)).is_none());
         assert!(Session::listening_subject(&"0f".repeat(16)).is_some());
+    }
+
+    #[test]
+    fn only_a_local_nats_or_one_that_asks_is_closed_to_strangers() {
+        let open = |server: &str, credentials| {
+            let config = NatsConfig {
+                servers: vec![server.into()],
+                credentials,
+                ..NatsConfig::default()
+            };
+            Session::try_new(config).unwrap().is_open_to_others()
+        };
+        for local in ["localhost", "127.0.0.1:1", "nats://[::1]:4222"] {
+            assert!(!open(local, None), "{local}");
+        }
+        assert!(open("nats://nats-0:4222", None));
+        let token = NatsCredentials::Token("t".into());
+        assert!(!open("nats://nats-0:4222", Some(token)));
     }
 
     #[test]

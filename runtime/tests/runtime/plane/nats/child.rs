@@ -50,6 +50,7 @@ async fn start(server: &NatsServer) -> (Child, Address) {
     }
 }
 
+#[expect(clippy::print_stdout, reason = "that is how the test hears of it")]
 async fn serve(server: String) {
     let config = NatsConfig {
         servers: vec![server],

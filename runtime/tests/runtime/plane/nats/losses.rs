@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use async_nats::{Client, Message, Request, RequestErrorKind, Subscriber, ToSubject};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{ErrorKind, RequestContext};
@@ -142,6 +143,56 @@ fn data_message(sent: u64, data: &[u8]) -> Bytes {
     message.freeze()
 }
 
+/// The next Accept among all messages: its subject is the caller's end, and its reply subject the callee's.
+async fn next_accept(messages: &mut Subscriber) -> Message {
+    soon(async {
+        loop {
+            let message = messages.next().await.unwrap();
+            if message.payload.first() == Some(&1) {
+                return message;
+            }
+        }
+    })
+    .await
+}
+
+/// Waits until nobody is subscribed to `subject`.
+async fn until_nobody_listens(client: &Client, subject: impl ToSubject) {
+    let subject = subject.to_subject();
+    soon(async {
+        loop {
+            // Whoever still listens does not answer.
+            let ask = Request::new().timeout(Some(Duration::from_millis(50)));
+            let asked = client.send_request(subject.clone(), ask).await;
+            if asked.is_err_and(|error| error.kind() == RequestErrorKind::NoResponders) {
+                return;
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn connections_and_processes_that_ended_leave_no_subscription() {
+    let server = NatsServer::start().await;
+    let client = server.client().await;
+    let mut messages = client.subscribe("genset.v1.wire.*.*").await.unwrap();
+    client.flush().await.unwrap();
+    let pair = pair(&server, deaf());
+    let served = pair.serve(count).await;
+    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
+    assert_eq!(got, [0, 1]);
+    let accept = next_accept(&mut messages).await;
+    // Its own subscription would answer for theirs.
+    drop(messages);
+    soon(pair.caller.shutdown()).await;
+    until_nobody_listens(&client, accept.subject).await;
+    until_nobody_listens(&client, accept.reply.unwrap()).await;
+    let process = served.address.location.rsplit_once('/').unwrap().0;
+    soon(pair.callee.shutdown()).await;
+    until_nobody_listens(&client, format!("genset.v1.wire.{process}")).await;
+}
+
 /// A message out of its order is put to each end in turn.
 #[tokio::test]
 async fn a_message_that_was_lost_ends_the_connection_and_the_next_call_makes_another() {
@@ -155,15 +206,7 @@ async fn a_message_that_was_lost_ends_the_connection_and_the_next_call_makes_ano
         let mut response = pair.call::<(), u32>(&served, ()).await.unwrap();
         assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
         // The answer to the last Open has both ends' subjects.
-        let accept = soon(async {
-            loop {
-                let message = messages.next().await.unwrap();
-                if message.payload.first() == Some(&1) {
-                    return message;
-                }
-            }
-        })
-        .await;
+        let accept = next_accept(&mut messages).await;
         let subject = match end {
             "to the caller" => accept.subject,
             _ => accept.reply.unwrap(),

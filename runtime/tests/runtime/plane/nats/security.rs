@@ -110,6 +110,23 @@ async fn a_token_gets_in() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
+/// An operator, an account and its user, made for this test alone: who has the file gets into nothing else.
+#[tokio::test]
+async fn a_creds_file_gets_in() {
+    let server = NatsServer::start_with(include_str!("decentralized/server.conf")).await;
+    let config = NatsConfig {
+        credentials: Some(NatsCredentials::Creds(
+            include_str!("decentralized/worker.creds").into(),
+        )),
+        ..server.config()
+    };
+    serves_and_is_called(&config).await;
+    let error = try_serve(&plane(server.config(), deaf()))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+}
+
 /// An authority and what it signed, as PEM.
 struct Certificates {
     ca: String,

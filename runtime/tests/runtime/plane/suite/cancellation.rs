@@ -1,15 +1,16 @@
 //! Readers that leave, and requests that are cancelled.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use futures_util::{StreamExt, stream};
-use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
+use genset_backend_common::{CancelReason, EngineError, RequestContext};
 use genset_runtime::plane::{ResponseStream, WireConfig, call};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{Pair, PlaneKind, name, serve_hanging};
-use crate::support::{ctx, soon};
+use crate::support::{ctx, soon, until};
 
 pub(crate) async fn dropping_the_response_ends_the_handlers_stream(kind: &dyn PlaneKind) {
     let pair = Pair::of(kind).await;
@@ -89,39 +90,28 @@ pub(crate) async fn cancelling_reaches_the_handler_and_the_terminal_still_comes(
 pub(crate) async fn cancelling_reaches_the_handler_of_a_stream_that_has_unread_items(
     kind: &dyn PlaneKind,
 ) {
-    let config = WireConfig {
-        window_items: 64,
-        ..WireConfig::default()
-    };
+    let config = WireConfig::default();
+    let window = config.window_items as usize;
     let pair = Pair::with(kind, config).await;
-    let heard = CancellationToken::new();
-    let told = heard.clone();
+    let (asked, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(OnceLock::new()));
+    let told = (Arc::clone(&asked), Arc::clone(&seen));
     let served = pair
         .serve(move |(): (), ctx: RequestContext| {
-            let told = told.clone();
-            let items = stream::repeat_with(move || {
-                if ctx.is_cancelled() {
-                    told.cancel();
-                    return Err(EngineError::new(ErrorKind::Cancelled, "heard of it"));
-                }
-                Ok(0u32)
-            });
-            let items: ResponseStream<u32> = Box::pin(items);
+            let (asked, seen) = told.clone();
+            let _: &RequestContext = seen.get_or_init(|| ctx);
+            let items = stream::repeat_with(move || Ok(asked.fetch_add(1, Ordering::SeqCst)));
+            let items: ResponseStream<usize> = Box::pin(items);
             std::future::ready(Ok(items))
         })
         .await;
     let ctx = ctx();
-    let response = pair.call_at::<(), u32>(&served.address, (), ctx.clone());
+    let response = pair.call_at::<(), usize>(&served.address, (), ctx.clone());
     let mut response = response.await.unwrap();
+    until(|| asked.load(Ordering::SeqCst) == window).await;
+    // What is answered to a later request arrives later: the window is full of unread items now.
+    let mut beside = pair.call::<(), usize>(&served, ()).await.unwrap();
+    assert!(soon(beside.next()).await.is_some());
     ctx.cancel(CancelReason::Client);
-    soon(async {
-        // Reads slowly: between two items, the next one has arrived.
-        while let Some(Ok(_)) = response.next().await {
-            for _ in 0..100 {
-                tokio::task::yield_now().await;
-            }
-        }
-    })
-    .await;
-    assert!(heard.is_cancelled());
+    assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
+    until(|| seen.get().is_some_and(RequestContext::is_cancelled)).await;
 }

@@ -128,7 +128,9 @@ pub(crate) async fn deadline_trace_and_headers_arrive(kind: &dyn PlaneKind) {
     let served = pair
         .serve(|(): (), ctx: RequestContext| async move {
             let trace = ctx.trace().cloned().unwrap_or_default();
-            let left_ms = ctx.time_left().map(|left| left.as_millis() as u64);
+            let left_ms = ctx
+                .time_left()
+                .map(|left| u64::try_from(left.as_millis()).unwrap());
             let priority = ctx.header("priority").map(str::to_owned);
             items([(ctx.id().to_owned(), trace, left_ms, priority)])
         })

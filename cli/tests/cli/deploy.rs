@@ -1,0 +1,429 @@
+//! The files under `deploy/`: they parse, every command line in them is one this binary takes, and the names, ports and
+//! times in them fit each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::metrics::{documented, repository};
+use crate::support::{genset, run_with};
+
+/// What a process may take after `--grace`: unlisting, the engine's drain and cleanup, in seconds.
+const AFTER_GRACE_S: u64 = 90;
+
+fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(repository(folder)).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> = paths
+        .filter(|path| path.extension().is_some_and(|found| found == extension))
+        .collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "no {extension} in {folder}");
+    paths
+}
+
+/// The documents of a YAML file, with their merge keys merged.
+fn yaml(path: PathBuf) -> Vec<Value> {
+    let text = std::fs::read_to_string(&path).unwrap();
+    let documents = serde_norway::Deserializer::from_str(&text).map(|document| {
+        let mut value = serde_norway::Value::deserialize(document)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        value.apply_merge().unwrap();
+        serde_json::to_value(value).unwrap()
+    });
+    documents.collect()
+}
+
+fn one_yaml(path: &str) -> Value {
+    let mut documents = yaml(repository(path));
+    assert_eq!(documents.len(), 1, "{path}");
+    documents.remove(0)
+}
+
+fn manifests() -> Vec<Value> {
+    let files = files("deploy/kubernetes", "yaml").into_iter();
+    let files = files.filter(|path| !path.ends_with("kustomization.yaml"));
+    files.flat_map(yaml).collect()
+}
+
+fn of_kind(kinds: &[&str]) -> Vec<Value> {
+    let is_one = |manifest: &Value| kinds.iter().any(|kind| manifest["kind"] == *kind);
+    manifests().into_iter().filter(is_one).collect()
+}
+
+fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
+    let found = value.pointer(pointer).and_then(Value::as_array);
+    found.map_or(&[], Vec::as_slice)
+}
+
+fn string(value: &Value) -> &str {
+    value
+        .as_str()
+        .unwrap_or_else(|| panic!("{value} is no text"))
+}
+
+/// A command line of ours, and the environment it runs in.
+#[derive(Debug, Default)]
+struct Start {
+    words: Vec<String>,
+    environment: BTreeMap<String, String>,
+}
+
+impl Start {
+    /// What would run, as `--print-config=json` shows it.
+    async fn settings(&self) -> Value {
+        let mut command = genset(&[]);
+        command
+            .args(&self.words)
+            .arg("--print-config=json")
+            .envs(&self.environment);
+        let ended = run_with(command, b"").await;
+        assert_eq!(ended.code, Some(0), "{self:?}: {}", ended.stderr);
+        serde_json::from_str(&ended.stdout).unwrap()
+    }
+}
+
+fn words(value: &Value) -> Vec<String> {
+    let words = value.as_array().expect("a list of words").iter();
+    words.map(|word| string(word).to_owned()).collect()
+}
+
+/// A container's start, with `$(VARIABLE)` and the config map filled in.
+fn container_start(container: &Value) -> Start {
+    let config = of_kind(&["ConfigMap"]).remove(0);
+    let data = config["data"].as_object().unwrap();
+    let mut start = Start {
+        words: words(&container["args"]),
+        environment: data
+            .iter()
+            .map(|(name, value)| (name.clone(), string(value).to_owned()))
+            .collect(),
+    };
+    for variable in list(container, "/env") {
+        let reference = format!("$({})", string(&variable["name"]));
+        for word in &mut start.words {
+            *word = word.replace(&reference, "10.0.0.7");
+        }
+    }
+    start
+}
+
+/// The containers of ours, each with its pod's template and its workload's name.
+fn our_containers() -> Vec<(String, Value, Value)> {
+    let mut containers = Vec::new();
+    for workload in of_kind(&["Deployment", "StatefulSet"]) {
+        let template = &workload["spec"]["template"];
+        for container in list(template, "/spec/containers") {
+            if string(&container["image"]).starts_with("genset:") {
+                let name = string(&workload["metadata"]["name"]).to_owned();
+                containers.push((name, template.clone(), container.clone()));
+            }
+        }
+    }
+    assert_eq!(containers.len(), 2);
+    containers
+}
+
+fn setting(settings: &Value, name: &str) -> Value {
+    settings[name]["value"].clone()
+}
+
+#[tokio::test]
+async fn containers_listen_on_the_ports_they_declare_for_everybody() {
+    for (workload, _, container) in our_containers() {
+        let settings = container_start(&container).settings().await;
+        assert!(!list(&container, "/ports").is_empty(), "{workload}");
+        for port in list(&container, "/ports") {
+            let name = string(&port["name"]);
+            let (number, host) = (format!("{name}-port"), format!("{name}-host"));
+            assert_eq!(
+                setting(&settings, &number),
+                port["containerPort"],
+                "{workload}"
+            );
+            assert_eq!(setting(&settings, &host), "0.0.0.0", "{workload}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn pods_are_given_the_time_that_draining_takes() {
+    for (workload, template, container) in our_containers() {
+        let settings = container_start(&container).settings().await;
+        let grace = setting(&settings, "grace").as_f64().unwrap();
+        let pause = &container["lifecycle"]["preStop"]["exec"]["command"];
+        assert_eq!(pause[0], "sleep", "{workload}");
+        let pause: f64 = string(&pause[1]).parse().unwrap();
+        let given = template["spec"]["terminationGracePeriodSeconds"].as_u64();
+        let needed = grace + pause + f64::from(u32::try_from(AFTER_GRACE_S).unwrap());
+        let given = f64::from(u32::try_from(given.unwrap()).unwrap());
+        assert!(given > needed, "{workload}: {given} <= {needed}");
+    }
+}
+
+#[test]
+fn probes_ask_paths_that_exist_on_ports_that_are_declared() {
+    for workload in of_kind(&["Deployment", "StatefulSet"]) {
+        let name = string(&workload["metadata"]["name"]);
+        for container in list(&workload, "/spec/template/spec/containers") {
+            let is_ours = string(&container["image"]).starts_with("genset:");
+            let ports: Vec<_> = list(container, "/ports").iter().collect();
+            for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+                let asks = &container[probe]["httpGet"];
+                let declared = ports.iter().any(|port| port["name"] == asks["port"]);
+                assert!(declared, "{name}: {probe} asks port {}", asks["port"]);
+                if is_ours {
+                    let path = string(&asks["path"]);
+                    let right: &[&str] = match probe {
+                        "livenessProbe" => &["/live"],
+                        "readinessProbe" => &["/ready"],
+                        _ => &["/live", "/ready"],
+                    };
+                    assert!(right.contains(&path), "{name}: {probe} asks {path}");
+                }
+            }
+            assert!(container["resources"]["requests"].is_object(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn services_and_budgets_select_pods_and_ports_that_exist() {
+    let workloads = of_kind(&["Deployment", "StatefulSet"]);
+    let selected = |selector: &Value| -> &Value {
+        let labels = |workload: &&Value| {
+            workload["spec"]["template"]["metadata"]["labels"] == *selector
+                && workload["spec"]["selector"]["matchLabels"] == *selector
+        };
+        let found = workloads.iter().find(labels);
+        found.unwrap_or_else(|| panic!("{selector} selects nothing"))
+    };
+    for service in of_kind(&["Service"]) {
+        let workload = selected(&service["spec"]["selector"]);
+        let containers = list(workload, "/spec/template/spec/containers").iter();
+        let ports: Vec<_> = containers
+            .flat_map(|container| list(container, "/ports"))
+            .collect();
+        for port in list(&service, "/spec/ports") {
+            let is_there = ports
+                .iter()
+                .any(|found| found["name"] == port["targetPort"]);
+            assert!(is_there, "{port}");
+        }
+    }
+    let budgets = of_kind(&["PodDisruptionBudget"]);
+    assert_eq!(budgets.len(), 3);
+    for budget in &budgets {
+        selected(&budget["spec"]["selector"]["matchLabels"]);
+    }
+}
+
+#[test]
+fn every_manifest_is_part_of_the_whole_and_has_a_name() {
+    let whole = one_yaml("deploy/kubernetes/kustomization.yaml");
+    let listed: BTreeSet<_> = list(&whole, "/resources").iter().map(string).collect();
+    let paths = files("deploy/kubernetes", "yaml");
+    let names = paths.iter().filter_map(|path| path.file_name()?.to_str());
+    let there: BTreeSet<_> = names.filter(|name| *name != "kustomization.yaml").collect();
+    assert_eq!(listed, there);
+    for manifest in manifests() {
+        for pointer in ["/apiVersion", "/kind", "/metadata/name"] {
+            let is_text = manifest.pointer(pointer).is_some_and(Value::is_string);
+            assert!(is_text, "{pointer} of {manifest}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_addresses_of_the_config_map_are_services_that_exist() {
+    let services = of_kind(&["Service"]);
+    let config = of_kind(&["ConfigMap"]).remove(0);
+    for (variable, service) in [("ETCD_ENDPOINTS", "etcd"), ("NATS_SERVER", "nats")] {
+        let is_it = |found: &&Value| found["metadata"]["name"] == service;
+        let found = services.iter().find(is_it).expect(service);
+        let port = found["spec"]["ports"][0]["port"].as_u64().unwrap();
+        for address in string(&config["data"][variable]).split(',') {
+            let (_, host) = address.split_once("://").unwrap();
+            let (host, found) = host.rsplit_once(':').unwrap();
+            assert_eq!(host.rsplit('.').next(), Some(service));
+            assert_eq!(found.parse(), Ok(port), "{address}");
+        }
+    }
+}
+
+/// The default of a compose variable, `${NAME:-default}`.
+fn interpolated(text: &str) -> String {
+    match (text.strip_prefix("${"), text.strip_suffix('}')) {
+        (Some(_), Some(rest)) => rest.split_once(":-").expect("a default").1.to_owned(),
+        _ => text.to_owned(),
+    }
+}
+
+fn compose_starts(compose: &Value) -> BTreeMap<String, Start> {
+    let services = compose["services"].as_object().unwrap();
+    let ours = services
+        .iter()
+        .filter(|(_, service)| string(&service["image"]).starts_with("genset:"));
+    let starts = ours.map(|(name, service)| {
+        let environment = service["environment"].as_object().unwrap().iter();
+        let start = Start {
+            words: words(&service["command"]),
+            environment: environment
+                .map(|(name, value)| (name.clone(), interpolated(string(value))))
+                .collect(),
+        };
+        (name.clone(), start)
+    });
+    starts.collect()
+}
+
+#[tokio::test]
+async fn the_compose_file_starts_what_fits_together() {
+    let compose = one_yaml("deploy/compose.yaml");
+    let services = compose["services"].as_object().unwrap();
+    for (name, service) in services {
+        let needs = service["depends_on"].as_object().into_iter().flatten();
+        for (needed, _) in needs {
+            assert!(services.contains_key(needed), "{name} needs {needed}");
+        }
+        for secret in list(service, "/secrets") {
+            assert!(compose["secrets"][string(secret)].is_object(), "{secret}");
+        }
+    }
+    let starts = compose_starts(&compose);
+    assert_eq!(starts.len(), 3);
+    for (name, start) in &starts {
+        let settings = start.settings().await;
+        assert_eq!(setting(&settings, "status-host"), "0.0.0.0", "{name}");
+        if name.starts_with("worker") {
+            assert_eq!(setting(&settings, "advertise-host"), **name);
+        } else {
+            let port = setting(&settings, "http-port");
+            let published = format!("127.0.0.1:{port}:{port}");
+            assert_eq!(services[name]["ports"][0], published);
+        }
+    }
+    let prometheus = one_yaml("deploy/prometheus/prometheus.yml");
+    let jobs = list(&prometheus, "/scrape_configs").iter();
+    let targets: BTreeSet<_> = jobs
+        .flat_map(|job| list(job, "/static_configs/0/targets"))
+        .map(string)
+        .collect();
+    let mut expected = BTreeSet::new();
+    for (name, start) in &starts {
+        let port = setting(&start.settings().await, "status-port");
+        expected.insert(format!("{name}:{port}"));
+    }
+    assert_eq!(targets, expected.iter().map(String::as_str).collect());
+}
+
+#[tokio::test]
+async fn systemd_starts_what_this_binary_takes_and_waits_for_its_end() {
+    for path in files("deploy/systemd", "service") {
+        let unit = std::fs::read_to_string(&path).unwrap();
+        let value = |key: &str| {
+            let prefix = format!("{key}=");
+            let found = unit.lines().find_map(|line| line.strip_prefix(&prefix));
+            found.unwrap_or_else(|| panic!("{}: no {key}", path.display()))
+        };
+        let line = value("ExecStart").replace("%i", "1").replace("%d", "/run");
+        let mut line = line.split(' ').map(str::to_owned);
+        assert_eq!(line.next().as_deref(), Some("/usr/local/bin/genset"));
+        let start = Start {
+            words: line.collect(),
+            environment: BTreeMap::new(),
+        };
+        let settings = start.settings().await;
+        let grace = setting(&settings, "grace").as_f64().unwrap();
+        let stop: u32 = value("TimeoutStopSec").parse().unwrap();
+        let needed = grace + f64::from(u32::try_from(AFTER_GRACE_S).unwrap());
+        assert!(f64::from(stop) > needed, "{}", path.display());
+        assert_eq!(value("KillSignal"), "SIGTERM");
+        assert_eq!(value("Type"), "exec");
+        assert_eq!(value("RestartPreventExitStatus"), "2");
+        let directory = format!("/run/{}", value("RuntimeDirectory"));
+        assert_eq!(setting(&settings, "discovery-path"), directory);
+    }
+}
+
+#[tokio::test]
+async fn the_image_is_built_with_features_there_are_and_starts_what_it_can() {
+    let text = std::fs::read_to_string(repository("deploy/Dockerfile")).unwrap();
+    let line = |prefix: &str| {
+        let found = text.lines().find_map(|line| line.strip_prefix(prefix));
+        found.unwrap_or_else(|| panic!("no {prefix}"))
+    };
+    let manifest = std::fs::read_to_string(repository("cli/Cargo.toml")).unwrap();
+    let build = line("RUN cargo build ");
+    let (_, features) = build.split_once("--features ").unwrap();
+    for feature in features.split(',') {
+        assert!(manifest.contains(&format!("\n{feature} = [")), "{feature}");
+    }
+    let root = std::fs::read_to_string(repository("Cargo.toml")).unwrap();
+    let version = line("FROM rust:").split('-').next().unwrap();
+    assert!(root.contains(&format!("rust-version = \"{version}\"")));
+    let start = Start {
+        words: words(&serde_json::from_str(line("CMD ")).unwrap()),
+        environment: BTreeMap::new(),
+    };
+    start.settings().await;
+    assert_ne!(line("USER "), "0", "the image does not run as root");
+}
+
+/// Our metrics in a query, by their documented names.
+fn metrics_in(query: &str) -> Vec<String> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words = query.split(|c| !is_part(c));
+    let names = words.filter(|word| word.starts_with("genset_"));
+    let histogram = |name: &str| {
+        let suffixes = ["_bucket", "_sum", "_count"].into_iter();
+        suffixes
+            .filter_map(|suffix| name.strip_suffix(suffix))
+            .map(str::to_owned)
+            .next()
+    };
+    names
+        .map(|name| histogram(name).unwrap_or_else(|| name.to_owned()))
+        .collect()
+}
+
+#[test]
+fn the_dashboard_and_the_alerts_ask_for_metrics_that_exist() {
+    let text = std::fs::read_to_string(repository("deploy/grafana/genset.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let panels = list(&dashboard, "/panels").iter();
+    let of_panels = panels.flat_map(|panel| list(panel, "/targets"));
+    let alerts = one_yaml("deploy/prometheus/alerts.yml");
+    let of_alerts = list(&alerts, "/groups/0/rules").iter();
+    let queries: Vec<_> = of_panels.chain(of_alerts).collect();
+    assert!(queries.len() > 20);
+    let documented = documented();
+    for query in queries {
+        let query = string(&query["expr"]);
+        let metrics = metrics_in(query);
+        let is_about_us = !metrics.is_empty() || query.starts_with("up{");
+        assert!(is_about_us, "{query:?} asks for nothing of ours");
+        for metric in metrics {
+            let row = documented.get(&metric);
+            let row = row.unwrap_or_else(|| panic!("{query:?}: no metric {metric}"));
+            let is_quantile = query.contains("histogram_quantile");
+            assert_eq!(row.kind == "histogram", is_quantile, "{query:?}");
+        }
+    }
+}
+
+#[test]
+fn ids_and_places_of_the_dashboards_panels_are_their_own() {
+    let text = std::fs::read_to_string(repository("deploy/grafana/genset.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let panels = list(&dashboard, "/panels");
+    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64()).collect();
+    let places = panels.iter().map(|panel| {
+        let place = &panel["gridPos"];
+        (place["x"].as_u64(), place["y"].as_u64())
+    });
+    assert_eq!(ids.len(), panels.len());
+    assert_eq!(places.collect::<BTreeSet<_>>().len(), panels.len());
+}

@@ -1,0 +1,154 @@
+//! Workers and frontends as processes of their own, which meet in a directory of the test.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+use crate::support::{Exchange, Response, Server, genset, send_signal, soon};
+
+/// How often something that must come is looked for.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Environment of one process: names and values.
+pub(crate) type Environment<'a> = &'a [(&'a str, &'a str)];
+
+/// Where the processes of one test meet.
+pub(crate) struct Fleet {
+    folder: TempDir,
+}
+
+impl Fleet {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        Self { folder }
+    }
+
+    fn command(&self, words: &[&str], environment: Environment<'_>) -> Command {
+        let mut command = genset(&["run"]);
+        command
+            .args(words)
+            .arg("--discovery-path")
+            .arg(self.folder.path().join("discovery"))
+            .envs(environment.iter().copied());
+        command
+    }
+
+    /// Starts a worker of the sample engine and waits until it is ready.
+    pub(crate) async fn worker(&self, environment: Environment<'_>) -> Worker {
+        let words = ["in=dyn", "out=sample", "--status-port=0"];
+        let worker = Worker::spawn(self.command(&words, environment)).await;
+        worker.until_ready().await;
+        worker
+    }
+
+    /// Starts a frontend and waits until it serves a model.
+    pub(crate) async fn frontend(&self, environment: Environment<'_>) -> Server {
+        let words = ["in=http", "out=dyn", "--http-port=0"];
+        let server = Server::spawn(self.command(&words, environment)).await;
+        soon(async {
+            while server.get("/ready").await.status != 200 {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        })
+        .await;
+        server
+    }
+
+    /// The addresses of loopback that the directory names.
+    pub(crate) fn listed_addresses(&self) -> Vec<SocketAddr> {
+        let entries = std::fs::read_dir(self.folder.path().join("discovery")).expect("a folder");
+        let texts = entries.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
+        texts.flat_map(|text| loopback_addresses(&text)).collect()
+    }
+}
+
+fn loopback_addresses(text: &str) -> Vec<SocketAddr> {
+    let starts = text.match_indices("127.0.0.1:").map(|(start, _)| start);
+    starts
+        .filter_map(|start| {
+            let rest = text.get(start..)?;
+            let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ':');
+            rest.get(..end.unwrap_or(rest.len()))?.parse().ok()
+        })
+        .collect()
+}
+
+/// A running worker, seen through its status port.
+pub(crate) struct Worker {
+    child: Child,
+    stderr: File,
+    status: SocketAddr,
+}
+
+impl Worker {
+    async fn spawn(mut command: Command) -> Self {
+        let stderr = tempfile::tempfile().expect("a file for the log");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(stderr.try_clone().expect("a second handle"));
+        let child = command.spawn().expect("the binary starts");
+        let mut worker = Self {
+            child,
+            stderr,
+            status: SocketAddr::from(([127, 0, 0, 1], 0)),
+        };
+        worker.status = soon(async {
+            loop {
+                if let Some(address) = status_address(&worker.log()) {
+                    break address;
+                }
+                let ended = worker.child.try_wait().expect("a child");
+                assert_eq!(ended, None, "{}", worker.log());
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        })
+        .await;
+        worker
+    }
+
+    async fn until_ready(&self) {
+        soon(async {
+            while self.get("/ready").await.status != 200 {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        })
+        .await;
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Response {
+        Exchange::begin(self.status, "GET", path, "")
+            .await
+            .response()
+            .await
+    }
+
+    pub(crate) fn log(&mut self) -> String {
+        let mut log = String::new();
+        self.stderr.rewind().expect("a file");
+        self.stderr.read_to_string(&mut log).expect("a log");
+        log
+    }
+
+    /// Sends SIGTERM and expects a clean end; returns the log.
+    pub(crate) async fn stop(mut self) -> String {
+        send_signal(&self.child, Signal::TERM);
+        let ended = soon(self.child.wait()).await.expect("it ends");
+        let log = self.log();
+        assert_eq!(ended.code(), Some(0), "{log}");
+        log
+    }
+}
+
+/// The address in a whole line of the log.
+fn status_address(log: &str) -> Option<SocketAddr> {
+    let (_, rest) = log.split_once("status on http://")?;
+    let (address, _) = rest.split_once('\n')?;
+    address.trim().parse().ok()
+}

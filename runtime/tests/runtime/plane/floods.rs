@@ -1,0 +1,186 @@
+//! Too much of everything: callers that ask for more than they take, or than there is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::stream;
+use genset_backend_common::wire::{
+    Cancel, FrameKind, GoAwayCode, WireError, decode_payload, encode_payload,
+};
+use genset_backend_common::{CancelReason, ErrorKind, RequestContext};
+use genset_runtime::plane::{ResponseStream, WireConfig};
+
+use super::scripted::{Peer, frame, hello, ping, request};
+use super::suite::{name, serve};
+use super::victim::Victim;
+use crate::support::{soon, until};
+
+/// It talks all the time, and reads nothing of what it asked for.
+#[tokio::test]
+async fn a_peer_that_takes_nothing_is_cut_off_and_holds_little_memory() {
+    const ITEM_BYTES: usize = 64 << 10;
+    let mut victim = Victim::start(WireConfig {
+        write_timeout: Duration::from_secs(1),
+        max_outbox_bytes: 1 << 20,
+        ..WireConfig::default()
+    })
+    .await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let bulky = move |(): (), _ctx: RequestContext| {
+        let asked = Arc::clone(&counted);
+        let items = stream::repeat_with(move || {
+            asked.fetch_add(1, Ordering::SeqCst);
+            Ok("x".repeat(ITEM_BYTES))
+        });
+        let items: ResponseStream<String> = Box::pin(items);
+        std::future::ready(Ok(items))
+    };
+    let _bulky = serve(&*victim.pair.callee, &name("bulky"), 1, bulky).await;
+    let mut peer = Peer::greeted_by(victim.process()).await;
+    for stream in 1..=8 {
+        peer.request(stream, "bulky", 100_000).await;
+    }
+    soon(async {
+        while peer.try_send(&ping(FrameKind::Ping)).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    victim.counts("ended_connections", "stalled", 1).await;
+    // The outbox, an item a stream more, and what the system holds for a socket: some megabytes.
+    let bytes = asked.load(Ordering::SeqCst) * ITEM_BYTES;
+    assert!(
+        bytes < 32 << 20,
+        "{bytes} bytes were made for a peer that took none"
+    );
+    victim.is_well().await;
+}
+
+/// Answers to a flood must not pile up either: a peer that reads no answers is not listened to.
+#[tokio::test]
+async fn a_flood_of_requests_or_pings_is_held_back_by_its_own_answers() {
+    let refused = frame(FrameKind::Request, 1, &request("nothing", 1)).repeat(1000);
+    let pings = frame(FrameKind::Ping, 0, &[0; 60_000]).to_vec();
+    for flood in [refused, pings] {
+        let mut victim = Victim::start(WireConfig {
+            write_timeout: Duration::from_secs(1),
+            max_outbox_bytes: 1 << 20,
+            ..WireConfig::default()
+        })
+        .await;
+        let mut peer = Peer::greeted_by(victim.process()).await;
+        let mut sent = 0;
+        while sent < 1 << 30 && peer.try_send(&flood).await.is_ok() {
+            sent += flood.len();
+        }
+        assert!(sent < 256 << 20, "{sent} bytes were taken");
+        victim.counts("ended_connections", "stalled", 1).await;
+        victim.is_well().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_thousand_requests_leave_nothing_behind() {
+    const REQUESTS: u32 = 100_000;
+    let mut victim = Victim::start(WireConfig::default()).await;
+    let mut peer = Peer::greeted_by(victim.process()).await;
+    let known = request("hang", 0);
+    let mut answered = 0;
+    for batch in 0..REQUESTS / 1000 {
+        let mut bytes = Vec::new();
+        for stream in (1..=1000).map(|index| batch * 1000 + index) {
+            // Every other one is of an endpoint there is, and is dropped again.
+            if stream % 2 == 0 {
+                let cancel = Cancel {
+                    reason: CancelReason::Client,
+                    discard: true,
+                };
+                let cancel = encode_payload(&cancel).unwrap();
+                bytes.extend_from_slice(&frame(FrameKind::Request, stream, &known));
+                bytes.extend_from_slice(&frame(FrameKind::Cancel, stream, &cancel));
+            } else {
+                bytes.extend_from_slice(&frame(FrameKind::Request, stream, &request("no", 1)));
+            }
+        }
+        peer.send_bytes(&bytes).await;
+        for _ in 0..500 {
+            peer.expect(FrameKind::Error).await;
+            answered += 1;
+        }
+    }
+    assert_eq!(answered, REQUESTS / 2);
+    victim
+        .counts("refused", "cannot_connect", u64::from(REQUESTS / 2))
+        .await;
+    // Only the honest caller's.
+    let one = "genset_wire_streams{role=\"callee\"} 1\n";
+    until(|| victim.metrics.encode().contains(one)).await;
+    victim.is_well().await;
+}
+
+#[tokio::test]
+async fn streams_over_the_limit_are_overloaded_and_those_open_stay() {
+    let mut victim = Victim::start(WireConfig {
+        max_streams: 10,
+        ..WireConfig::default()
+    })
+    .await;
+    let mut peer = Peer::greeted_by(victim.process()).await;
+    for stream in 1..=1000 {
+        peer.request(stream, "hang", 1).await;
+    }
+    let (mut items, mut refused) = (0, 0);
+    while items < 10 || refused < 990 {
+        let frame = peer.next().await.unwrap();
+        if frame.kind == FrameKind::Item {
+            items += 1;
+        } else {
+            assert_eq!(frame.kind, FrameKind::Error);
+            let error: WireError = decode_payload(&frame.payload).unwrap();
+            assert_eq!(error.kind, ErrorKind::Overloaded);
+            refused += 1;
+        }
+    }
+    assert_eq!((items, refused), (10, 990));
+    victim.counts("refused", "overloaded", 990).await;
+    victim.is_well().await;
+}
+
+#[tokio::test]
+async fn connections_over_the_limit_are_refused_and_told_so() {
+    let mut victim = Victim::start(WireConfig {
+        max_connections: 3,
+        ..WireConfig::default()
+    })
+    .await;
+    let first = Peer::greeted_by(victim.process()).await;
+    let _second = Peer::greeted_by(victim.process()).await;
+    for times in 1..=20 {
+        let mut peer = Peer::dial(victim.process()).await;
+        let told = peer.told_at_the_end().await.unwrap();
+        assert_eq!(told.code, GoAwayCode::Limit);
+        victim
+            .counts("refused", "too_many_connections", times)
+            .await;
+    }
+    victim.is_well().await;
+    drop(first);
+    victim.counts("ended_connections", "closed", 1).await;
+    soon(async {
+        // Its place is free a moment after it was counted.
+        loop {
+            let mut peer = Peer::dial(victim.process()).await;
+            peer.send(FrameKind::Hello, 0, &hello()).await;
+            if peer
+                .next()
+                .await
+                .is_some_and(|frame| frame.kind == FrameKind::Hello)
+            {
+                return;
+            }
+        }
+    })
+    .await;
+}

@@ -1,0 +1,54 @@
+//! [`Log`]: counts what is logged where an operator sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::DefaultGuard;
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Counts the lines of level `INFO` and above that this thread logs.
+pub(super) struct Log {
+    lines: Arc<AtomicUsize>,
+    _until: DefaultGuard,
+}
+
+impl Log {
+    /// Counts until it is dropped.
+    pub(super) fn watched() -> Self {
+        let lines = Arc::new(AtomicUsize::new(0));
+        let counter = Counter(Arc::clone(&lines));
+        Self {
+            lines,
+            _until: tracing::subscriber::set_default(counter),
+        }
+    }
+
+    pub(super) fn lines(&self) -> usize {
+        self.lines.load(Ordering::Relaxed)
+    }
+}
+
+struct Counter(Arc<AtomicUsize>);
+
+impl Subscriber for Counter {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO
+    }
+
+    fn new_span(&self, _span: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn event(&self, _event: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _span: &Id) {}
+
+    fn exit(&self, _span: &Id) {}
+}

@@ -1,0 +1,88 @@
+//! [`Victim`]: a worker that is treated badly, and an honest caller that must not notice.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use genset_backend_common::{MetricsRegistry, RequestContext};
+use genset_runtime::plane::{ResponseStream, Served, TcpConfig, WireConfig, WirePlane};
+use tokio::sync::Notify;
+
+use super::scripted::until_counted;
+use super::suite::{Pair, border::deaf, count, name, serve};
+use super::tcp::process;
+use crate::support::{ctx, soon};
+
+/// A worker, and an honest caller whose stream is open all the time.
+pub(super) struct Victim {
+    pub(super) pair: Pair,
+    pub(super) metrics: MetricsRegistry,
+    /// Serves `generate`: the numbers below a number.
+    pub(super) counting: Served,
+    /// Serves `hang`: one item and no more; and `wait`: an item each time it is told to.
+    _served: Vec<Served>,
+    go_on: Arc<Notify>,
+    open: ResponseStream<u32>,
+}
+
+impl Victim {
+    pub(super) async fn start(config: WireConfig) -> Self {
+        let metrics = MetricsRegistry::default();
+        let callee = WirePlane::tcp(TcpConfig::default(), config.clone(), &metrics);
+        // The honest caller has patience: what ends its connection is its callee.
+        let patient = WireConfig {
+            secret: config.secret,
+            ..deaf()
+        };
+        let caller = WirePlane::tcp(TcpConfig::default(), patient, &MetricsRegistry::default());
+        let pair = Pair {
+            caller: Arc::new(caller.unwrap()),
+            callee: Arc::new(callee.unwrap()),
+        };
+        let counting = pair.serve(count).await;
+        let hanging = |(): (), _ctx: RequestContext| {
+            let items: ResponseStream<u32> =
+                Box::pin(stream::iter([Ok(0)]).chain(stream::pending()));
+            std::future::ready(Ok(items))
+        };
+        let hanging = serve(&*pair.callee, &name("hang"), 1, hanging).await;
+        let go_on = Arc::new(Notify::new());
+        let told = Arc::clone(&go_on);
+        let waiting = move |(): (), _ctx: RequestContext| {
+            let items = stream::unfold(Arc::clone(&told), |told| async move {
+                told.notified().await;
+                Some((Ok(7u32), told))
+            });
+            let items: ResponseStream<u32> = Box::pin(stream::iter([Ok(0)]).chain(items));
+            std::future::ready(Ok(items))
+        };
+        let wait = name("wait");
+        let waiting = serve(&*pair.callee, &wait, 1, waiting).await;
+        let open = genset_runtime::plane::call(&*pair.caller, &waiting.address, &wait, (), ctx());
+        let mut open: ResponseStream<u32> = soon(open).await.unwrap();
+        assert_eq!(soon(open.next()).await.unwrap().unwrap(), 0);
+        Self {
+            pair,
+            metrics,
+            counting,
+            _served: vec![hanging, waiting],
+            go_on,
+            open,
+        }
+    }
+
+    pub(super) fn process(&self) -> &str {
+        process(&self.counting.address)
+    }
+
+    /// The honest caller's stream goes on, and it can open others.
+    pub(super) async fn is_well(&mut self) {
+        self.go_on.notify_one();
+        assert_eq!(soon(self.open.next()).await.unwrap().unwrap(), 7);
+        let got: Vec<u32> = self.pair.ask(&self.counting, 3u32).await.unwrap();
+        assert_eq!(got, [0, 1, 2]);
+    }
+
+    pub(super) async fn counts(&self, name: &str, reason: &str, times: u64) {
+        until_counted(&self.metrics, name, reason, times).await;
+    }
+}
