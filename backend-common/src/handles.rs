@@ -80,6 +80,29 @@ pub struct Load {
     pub kv_total_blocks: u64,
 }
 
+/// Requests that a Worker's admission knows of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Admitted {
+    /// In the engine.
+    pub running_requests: u32,
+    /// Waiting for a place in it.
+    pub waiting_requests: u32,
+}
+
+impl Load {
+    /// The load of a Worker: its engine's, with the requests that wait before the engine. An engine that publishes nothing
+    /// has every admitted request running.
+    #[must_use]
+    pub fn at_worker(self, admitted: Admitted) -> Self {
+        let waiting_inside = self.waiting_requests.min(admitted.running_requests);
+        Self {
+            running_requests: admitted.running_requests - waiting_inside,
+            waiting_requests: admitted.waiting_requests.saturating_add(waiting_inside),
+            ..self
+        }
+    }
+}
+
 /// Where an engine publishes its [`Load`]; the last value counts.
 #[derive(Debug, Clone)]
 pub struct LoadPublisher {

@@ -33,7 +33,7 @@ pub use controls::{Adapter, ControlReply, ControlRequest, EngineControls, SleepL
 pub use engine::{DrainContext, LLMEngine, Role, StartContext};
 pub use error::{EngineError, ErrorDetails, ErrorKind, ErrorPolicy};
 pub use handles::{
-    HealthReporter, LATENCY_BUCKETS_S, Load, LoadPublisher, MetricsRegistry, Progress,
+    Admitted, HealthReporter, LATENCY_BUCKETS_S, Load, LoadPublisher, MetricsRegistry, Progress,
     ProgressReporter,
 };
 pub use output::{Finish, FinishReason, Output, OutputStream};

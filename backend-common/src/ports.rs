@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use tokio::sync::watch;
 
 use crate::card::{Artifact, ModelCard};
 use crate::context::RequestContext;
 use crate::controls::{ControlReply, ControlRequest};
 use crate::error::EngineError;
-use crate::handles::LoadPublisher;
+use crate::handles::{Admitted, LoadPublisher};
 use crate::kv::KvEventPublisher;
 use crate::output::OutputStream;
 use crate::request::GenerateRequest;
@@ -58,6 +59,8 @@ pub struct Offer {
     pub kv_events: KvEventPublisher,
     /// How busy the engine is.
     pub load: LoadPublisher,
+    /// How many requests were let to it, and wait for that.
+    pub admitted: watch::Receiver<Admitted>,
 }
 
 impl std::fmt::Debug for Offer {

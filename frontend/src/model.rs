@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{EngineError, ErrorKind, ModelCard, TokenId};
 use genset_runtime::{EndpointName, LiveModel, ModelDirectory, Runtime, SelectionMode};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use serde::Deserialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -41,6 +43,13 @@ pub struct TextFiles {
     pub template: Option<ChatTemplate>,
     /// The tokens that end a sequence.
     pub eos_token_ids: Vec<TokenId>,
+}
+
+impl ServedModel {
+    /// Whether it is what `live` says.
+    fn is_of(&self, live: &LiveModel) -> bool {
+        self.card == live.card && self.endpoint == live.endpoint
+    }
 }
 
 impl std::fmt::Debug for ServedModel {
@@ -118,11 +127,13 @@ fn bad_file(name: &str, error: impl std::error::Error + Send + Sync + 'static) -
 }
 
 type ModelMap = Arc<BTreeMap<String, Arc<ServedModel>>>;
+type LiveMap = Arc<BTreeMap<String, LiveModel>>;
 
 /// The models that live workers serve. A model is in it once it is ready and routable. Clones share.
 #[derive(Debug, Clone)]
 pub struct Models {
     map: Arc<watch::Sender<ModelMap>>,
+    live: watch::Receiver<LiveMap>,
     tasks: TaskTracker,
     shutdown: CancellationToken,
 }
@@ -137,11 +148,19 @@ impl Models {
         };
         let models = Self {
             map: Arc::new(watch::Sender::new(ModelMap::default())),
+            live: directory.subscribe(),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
         };
+        let left_out = LeftOutWorkers::default();
+        runtime.metrics().register(
+            "genset_frontend_left_out_workers",
+            "Workers that get no requests because their card differs from the one in use",
+            left_out.clone(),
+        );
         let follower = Follower {
             directory,
+            left_out,
             map: Arc::clone(&models.map),
             selection: config.selection,
             timeout: config.model_timeout,
@@ -167,6 +186,12 @@ impl Models {
                 .find(|model| model.card.aliases.iter().any(|alias| alias == name))
         };
         map.get(name).or_else(by_alias).cloned()
+    }
+
+    /// The workers of a model, by its name.
+    #[must_use]
+    pub fn workers(&self, name: &str) -> Option<LiveModel> {
+        self.live.borrow().get(name).cloned()
     }
 
     /// Every model, by name.
@@ -196,8 +221,12 @@ impl Models {
 /// Pauses before a model that could not be prepared is tried again, doubling from the first to the last.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
+/// Workers left out, by model.
+type LeftOutWorkers = Family<[(&'static str, String); 1], Gauge>;
+
 struct Follower {
     directory: ModelDirectory,
+    left_out: LeftOutWorkers,
     map: Arc<watch::Sender<ModelMap>>,
     selection: SelectionMode,
     timeout: Duration,
@@ -211,12 +240,10 @@ impl Follower {
         loop {
             let mut has_failed = false;
             let wanted = live.borrow_and_update().clone();
+            self.count_left_out(&wanted);
             self.map.send_modify(|map| {
-                Arc::make_mut(map).retain(|name, known| {
-                    wanted.get(name).is_some_and(|live| {
-                        live.card == known.card && live.endpoint == known.endpoint
-                    })
-                });
+                Arc::make_mut(map)
+                    .retain(|name, known| wanted.get(name).is_some_and(|live| known.is_of(live)));
             });
             for (name, model) in wanted.iter() {
                 if self.map.borrow().contains_key(name) {
@@ -251,6 +278,16 @@ impl Follower {
                 }
                 () = retry => pause = (pause * 2).min(RETRY_PAUSES.1),
             }
+        }
+    }
+
+    fn count_left_out(&self, live: &LiveMap) {
+        self.left_out.clear();
+        for (name, model) in live.iter() {
+            let count = i64::try_from(model.left_out.len()).unwrap_or(i64::MAX);
+            self.left_out
+                .get_or_create(&[("model", name.clone())])
+                .set(count);
         }
     }
 

@@ -9,13 +9,14 @@ use async_trait::async_trait;
 use futures_core::Stream;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext,
+    EngineError, ErrorKind, GenerateRequest, Load, Output, OutputStream, RequestContext,
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::component::Endpoint;
+use crate::component::{Endpoint, Runtime};
 use crate::discovery::InstanceRecord;
 use crate::instances::{InFlightGuard, Instance, Instances};
+use crate::load::follow_loads;
 use crate::names::InstanceId;
 use crate::plane::{self, Payload, RequestPlane, ResponseStream};
 use crate::selection::{SelectionMode, Selector};
@@ -234,6 +235,7 @@ impl<Resp> Stream for Counted<Resp> {
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
     selector: BoxSelector,
+    _loads: Option<AbortOnDropHandle<()>>,
 }
 
 struct BoxSelector(Box<dyn Selector>);
@@ -251,7 +253,17 @@ impl GenerateClient {
         Self {
             client,
             selector: BoxSelector(mode.selector()),
+            _loads: None,
         }
+    }
+
+    /// Selects by what the instances publish at their `load` endpoint too: what other clients ask of them counts then.
+    #[must_use]
+    pub(crate) fn following_load(mut self, runtime: &Runtime, load: Client<(), Load>) -> Self {
+        let instances = self.client.instances.clone();
+        let follow = follow_loads(runtime.clone(), instances, Arc::new(load));
+        self._loads = Some(runtime.spawn(follow));
+        self
     }
 
     /// The live instances, ordered by id.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, Load};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -23,6 +23,8 @@ const DOWN_TIME: Duration = Duration::from_secs(5);
 pub(crate) struct Instance {
     pub(crate) record: InstanceRecord,
     in_flight: Arc<AtomicUsize>,
+    /// Requests it has said that it has: everybody's, a moment ago.
+    published: AtomicUsize,
     down_until: Mutex<Option<Instant>>,
 }
 
@@ -31,6 +33,7 @@ impl Instance {
         Self {
             record,
             in_flight: Arc::default(),
+            published: AtomicUsize::new(0),
             down_until: Mutex::new(None),
         }
     }
@@ -39,6 +42,19 @@ impl Instance {
     pub(crate) fn enter(&self) -> InFlightGuard {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlightGuard(Arc::clone(&self.in_flight))
+    }
+
+    /// Takes the load it published.
+    pub(crate) fn publish(&self, load: Load) {
+        let requests = u64::from(load.running_requests) + u64::from(load.waiting_requests);
+        let requests = usize::try_from(requests).unwrap_or(usize::MAX);
+        self.published.store(requests, Ordering::Relaxed);
+    }
+
+    /// Requests it has: those we know of, or those it told of where they are more.
+    fn load(&self) -> usize {
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        in_flight.max(self.published.load(Ordering::Relaxed))
     }
 
     /// Leaves the instance out for a while.
@@ -169,7 +185,7 @@ impl Instances {
             .iter()
             .map(|instance| Candidate {
                 instance: instance.record.instance,
-                in_flight: instance.in_flight.load(Ordering::Relaxed),
+                load: instance.load(),
             })
             .collect();
         (live, candidates)

@@ -11,6 +11,7 @@ mod client;
 mod component;
 pub mod discovery;
 mod instances;
+mod load;
 #[cfg(feature = "cli")]
 mod logging;
 mod model_folder;
@@ -32,10 +33,10 @@ pub use component::{Component, Endpoint, Namespace, Runtime, Serving};
 #[cfg(feature = "cli")]
 pub use logging::{Logging, init_logging};
 pub use model_folder::{ModelFolder, ModelFolderError};
-pub use models::{LiveModel, ModelDirectory};
+pub use models::{LeftOutWorker, LiveModel, ModelDirectory};
 pub use names::{EndpointName, InstanceId, NameError};
 #[cfg(feature = "cli")]
-pub use network_args::{DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind};
+pub use network_args::{DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs};
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};
 pub use remote::{RemoteConfig, RemoteEngine};
 pub use selection::SelectionMode;

@@ -1,13 +1,15 @@
 //! [`ModelDirectory`]: the models that live instances serve, by name, and how to reach them.
 
-use std::collections::BTreeMap;
+mod grouping;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use futures_util::StreamExt;
 use genset_backend_common::{
-    ArtifactRef, EngineError, ErrorKind, GenerateRequest, ModelCard, Output, RequestContext,
+    ArtifactRef, EngineError, ErrorKind, GenerateRequest, Output, RequestContext,
 };
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -16,20 +18,14 @@ use crate::client::{Client, GenerateClient};
 use crate::component::Runtime;
 use crate::discovery::{Change, InstanceRecord, all_instances, prefix_of};
 use crate::instances::watch_patiently;
-use crate::names::EndpointName;
+use crate::names::{EndpointName, InstanceId};
 use crate::registrar::{ArtifactRequest, endpoints};
 use crate::selection::SelectionMode;
 
-/// A model that at least one live instance serves.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LiveModel {
-    /// What its workers publish.
-    pub card: ModelCard,
-    /// The endpoint that generates.
-    pub endpoint: EndpointName,
-}
+pub use self::grouping::{LeftOutWorker, LiveModel};
+use self::grouping::{ModelMap, by_model};
 
-type Models = Arc<BTreeMap<String, LiveModel>>;
+type Models = Arc<ModelMap>;
 
 /// Follows discovery and knows the models by name.
 #[derive(Debug)]
@@ -80,7 +76,15 @@ impl ModelDirectory {
     ) -> Result<GenerateClient, EngineError> {
         let client = self.instances_of(model);
         client.wait_for_instances(timeout).await?;
-        Ok(GenerateClient::new(client, mode))
+        let client = GenerateClient::new(client, mode);
+        if !mode.uses_load() {
+            return Ok(client);
+        }
+        let load = model
+            .endpoint
+            .sibling(endpoints::LOAD)
+            .map_err(|error| EngineError::invalid_argument("endpoint", error))?;
+        Ok(client.following_load(&self.runtime, self.runtime.endpoint(load).client()))
     }
 
     /// A client of the instances that serve the model by this very card: others may share its endpoint.
@@ -156,6 +160,7 @@ impl ModelDirectory {
 
 async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>) {
     let mut records: BTreeMap<String, InstanceRecord> = BTreeMap::new();
+    let mut reported = BTreeSet::new();
     while let Some(mut watch) = watch_patiently(&**runtime.discovery(), &prefix).await {
         while let Some(change) = watch.next().await {
             match change {
@@ -175,7 +180,8 @@ async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>)
                 }
                 Change::Removed(key) => drop(records.remove(&key)),
             }
-            let now = Arc::new(by_model(records.values()));
+            let now = Arc::new(by_model(records.values(), &models.borrow()));
+            reported = report(&now, reported);
             models.send_if_modified(|known| {
                 let is_new = *known != now;
                 *known = now;
@@ -185,25 +191,22 @@ async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>)
     }
 }
 
-/// The models of `records`. Where cards of one name disagree, the first by instance id counts and the others are named in
-/// the log.
-fn by_model<'a>(records: impl Iterator<Item = &'a InstanceRecord>) -> BTreeMap<String, LiveModel> {
-    let mut models: BTreeMap<String, LiveModel> = BTreeMap::new();
-    for record in records {
-        let Some(card) = &record.card else { continue };
-        let live = LiveModel {
-            card: card.clone(),
-            endpoint: record.endpoint.clone(),
-        };
-        match models.get(&card.name) {
-            None => drop(models.insert(card.name.clone(), live)),
-            Some(known) if *known == live => {}
-            Some(_) => tracing::warn!(
-                model = card.name,
-                instance = %record.instance,
-                "this worker's card differs from the one in use; it is left out"
-            ),
+/// Names the workers that are newly left out; returns all that are.
+fn report(models: &ModelMap, reported: BTreeSet<InstanceId>) -> BTreeSet<InstanceId> {
+    let mut all = BTreeSet::new();
+    for (name, model) in models {
+        for worker in &model.left_out {
+            all.insert(worker.instance);
+            if !reported.contains(&worker.instance) {
+                tracing::warn!(
+                    model = name,
+                    instance = %worker.instance,
+                    endpoint = %worker.endpoint,
+                    differences = worker.differences.join("; "),
+                    "this worker's card differs from the one in use; it gets no requests"
+                );
+            }
         }
     }
-    models
+    all
 }

@@ -1,5 +1,7 @@
 //! [`NetworkArgs`]: the flags that say where instances are listed and how requests travel, and the runtime they make.
 
+mod wire_tls;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,6 +11,8 @@ use std::time::Duration;
 
 use clap::Args;
 use genset_backend_common::{EngineError, MetricsRegistry};
+
+pub use wire_tls::WireTlsArgs;
 
 use crate::component::Runtime;
 use crate::discovery::{
@@ -102,6 +106,9 @@ pub struct NetworkArgs {
     /// File with the secret that every process of the fleet knows: others cannot call
     #[arg(long, env = "GENSET_WIRE_SECRET_FILE", value_name = "FILE")]
     pub wire_secret_file: Option<PathBuf>,
+    /// TLS on the tcp request plane.
+    #[command(flatten)]
+    pub wire_tls: WireTlsArgs,
     /// Silence after which another process counts as dead, in seconds
     #[arg(
         long,
@@ -312,10 +319,14 @@ impl NetworkArgs {
                 let tcp = TcpConfig {
                     listen: SocketAddr::new(self.wire_host, self.wire_port),
                     advertised_host: self.advertise_host.clone(),
+                    tls: self.wire_tls.tls()?,
                 };
                 Ok(Arc::new(WirePlane::tcp(tcp, self.wire_config()?, metrics)?))
             }
-            RequestPlaneKind::Nats => self.nats_plane(metrics),
+            RequestPlaneKind::Nats => {
+                self.wire_tls.refuse_on_nats()?;
+                self.nats_plane(metrics)
+            }
         }
     }
 

@@ -19,9 +19,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use memory::MemoryPlane;
+pub use wire::{
+    ClientCertificates, TcpConfig, WireConfig, WireIdentity, WirePlane, WireSecret, WireTls,
+};
 #[cfg(feature = "nats")]
 pub use wire::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
-pub use wire::{TcpConfig, WireConfig, WirePlane, WireSecret};
 
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};

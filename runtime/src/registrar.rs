@@ -2,6 +2,7 @@
 //! the card), and beside it `artifacts`, `control`, `kv_events` and `load`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -9,11 +10,12 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::kv::{KvEvent, KvEventPublisher, KvSnapshot};
 use genset_backend_common::ports::{Control, Generate, Offer, Registrar, Registration};
 use genset_backend_common::{
-    Artifact, ControlReply, ControlRequest, EngineError, GenerateRequest, Load, LoadPublisher,
-    ModelCard, Output, OutputStream, RequestContext,
+    Admitted, Artifact, ControlReply, ControlRequest, EngineError, GenerateRequest, Load,
+    LoadPublisher, ModelCard, Output, OutputStream, RequestContext,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tracing::Instrument;
 
 use crate::component::{Endpoint, Runtime, Serving};
@@ -25,6 +27,9 @@ use crate::telemetry::{self, Traced};
 /// Bytes of an artifact in one item.
 const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
 
+/// The least time between two loads that are told: an engine may publish one with every request.
+const LOAD_INTERVAL: Duration = Duration::from_millis(50);
+
 /// The names of the endpoints beside `generate`.
 pub mod endpoints {
     /// Files a frontend needs, by hash: [`ArtifactRequest`](super::ArtifactRequest) to chunks of bytes.
@@ -33,7 +38,7 @@ pub mod endpoints {
     pub const CONTROL: &str = "control";
     /// A [`KvItem`](super::KvItem) snapshot, then changes.
     pub const KV_EVENTS: &str = "kv_events";
-    /// The load, whenever it changes.
+    /// The load, when it changes, at most twenty times a second.
     pub const LOAD: &str = "load";
 }
 
@@ -89,7 +94,10 @@ impl Registrar for RuntimeRegistrar {
         let control: Arc<dyn Handler<ControlRequest, ControlReply>> =
             Arc::new(ControlHandler(offer.control));
         let kv_events: Arc<dyn Handler<(), KvItem>> = Arc::new(KvEventHandler(offer.kv_events));
-        let load: Arc<dyn Handler<(), Load>> = Arc::new(LoadHandler(offer.load));
+        let load: Arc<dyn Handler<(), Load>> = Arc::new(LoadHandler {
+            engine: offer.load,
+            admitted: offer.admitted,
+        });
         let serving = generate.serve_as(id, generate_handler).await?;
         let beside = vec![
             self.sibling(endpoints::ARTIFACTS)?
@@ -284,7 +292,10 @@ impl Handler<(), KvItem> for KvEventHandler {
     }
 }
 
-struct LoadHandler(LoadPublisher);
+struct LoadHandler {
+    engine: LoadPublisher,
+    admitted: watch::Receiver<Admitted>,
+}
 
 #[async_trait]
 impl Handler<(), Load> for LoadHandler {
@@ -293,12 +304,43 @@ impl Handler<(), Load> for LoadHandler {
         (): (),
         _ctx: RequestContext,
     ) -> Result<ResponseStream<Load>, EngineError> {
-        let mut load = self.0.subscribe();
-        load.mark_changed();
-        Ok(Box::pin(stream::unfold(load, |mut load| async move {
-            load.changed().await.ok()?;
-            let value = *load.borrow_and_update();
-            Some((Ok(value), load))
-        })))
+        let mut loads = Loads {
+            engine: self.engine.subscribe(),
+            admitted: self.admitted.clone(),
+        };
+        let first = loads.now();
+        let changes = stream::unfold((loads, first), |(mut loads, told)| async move {
+            tokio::time::sleep(LOAD_INTERVAL).await;
+            let load = loads.other_than(told).await?;
+            Some((Ok(load), (loads, load)))
+        });
+        Ok(Box::pin(stream::iter([Ok(first)]).chain(changes)))
+    }
+}
+
+/// A worker's load as it changes.
+struct Loads {
+    engine: watch::Receiver<Load>,
+    admitted: watch::Receiver<Admitted>,
+}
+
+impl Loads {
+    fn now(&mut self) -> Load {
+        let admitted = *self.admitted.borrow_and_update();
+        self.engine.borrow_and_update().at_worker(admitted)
+    }
+
+    /// The load once it differs from what was told; `None` when the worker has gone.
+    async fn other_than(&mut self, told: Load) -> Option<Load> {
+        loop {
+            let load = self.now();
+            if load != told {
+                return Some(load);
+            }
+            tokio::select! {
+                changed = self.engine.changed() => changed.ok()?,
+                changed = self.admitted.changed() => changed.ok()?,
+            }
+        }
     }
 }

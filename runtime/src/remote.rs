@@ -8,6 +8,7 @@ mod follow;
 mod outputs;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,10 +22,11 @@ use genset_backend_common::{
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::follow::{follow_kv_events, follow_load};
+use self::follow::follow_kv_events;
 use self::outputs::RemoteOutputs;
 use crate::client::{Client, GenerateClient};
 use crate::component::Runtime;
+use crate::load::follow_load;
 use crate::models::{LiveModel, ModelDirectory};
 use crate::names::{EndpointName, InstanceId};
 use crate::registrar::endpoints;
@@ -216,8 +218,10 @@ async fn meet(
     };
     let mut follow = Vec::new();
     if let Some(instance) = config.instance {
-        let load = sibling(endpoints::LOAD)?.client();
-        follow.push(runtime.spawn(follow_load(load, instance, ctx.load.clone())));
+        let load = Arc::new(sibling(endpoints::LOAD)?.client());
+        let publisher = ctx.load.clone();
+        let publish = move |load| publisher.publish(load);
+        follow.push(runtime.spawn(follow_load(load, instance, publish)));
         let kv_events = sibling(endpoints::KV_EVENTS)?.client();
         follow.push(runtime.spawn(follow_kv_events(kv_events, instance, ctx.kv_events.clone())));
     }

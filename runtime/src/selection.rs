@@ -11,8 +11,8 @@ use crate::names::InstanceId;
 pub struct Candidate {
     /// The instance.
     pub instance: InstanceId,
-    /// Requests this client has under way there.
-    pub in_flight: usize,
+    /// Requests it has: those this client has under way there, or, where that is more, those it said it has.
+    pub load: usize,
 }
 
 /// Chooses among candidates. Called for every request; must not wait.
@@ -29,7 +29,7 @@ pub enum SelectionMode {
     RoundRobin,
     /// Any, with equal chance.
     Random,
-    /// The one with the fewest requests of this client's under way.
+    /// The one with the fewest requests.
     LeastLoaded,
     /// The less loaded of two drawn at random.
     PowerOfTwo,
@@ -52,6 +52,15 @@ impl SelectionMode {
             Self::Random => "random",
             Self::LeastLoaded => "least-loaded",
             Self::PowerOfTwo => "power-of-two",
+        }
+    }
+
+    /// Whether the load that workers publish matters.
+    #[must_use]
+    pub const fn uses_load(self) -> bool {
+        match self {
+            Self::RoundRobin | Self::Random => false,
+            Self::LeastLoaded | Self::PowerOfTwo => true,
         }
     }
 
@@ -113,7 +122,7 @@ impl Selector for Random {
     }
 }
 
-/// The one with the fewest requests under way; equals take turns.
+/// The one with the fewest requests; equals take turns.
 #[derive(Debug, Default)]
 pub struct LeastLoaded {
     turn: AtomicUsize,
@@ -121,13 +130,10 @@ pub struct LeastLoaded {
 
 impl Selector for LeastLoaded {
     fn select(&self, candidates: &[Candidate]) -> Option<usize> {
-        let least = candidates
-            .iter()
-            .map(|candidate| candidate.in_flight)
-            .min()?;
+        let least = candidates.iter().map(|candidate| candidate.load).min()?;
         let equals = candidates
             .iter()
-            .filter(|candidate| candidate.in_flight == least)
+            .filter(|candidate| candidate.load == least)
             .count();
         let turn = self
             .turn
@@ -136,7 +142,7 @@ impl Selector for LeastLoaded {
         candidates
             .iter()
             .enumerate()
-            .filter(|(_, c)| c.in_flight == least)
+            .filter(|(_, c)| c.load == least)
             .map(|(index, _)| index)
             .nth(turn)
     }
@@ -153,7 +159,7 @@ impl Selector for PowerOfTwo {
     fn select(&self, candidates: &[Candidate]) -> Option<usize> {
         let first = Random.select(candidates)?;
         let second = Random.select(candidates)?;
-        let load = |index: usize| candidates.get(index).map(|candidate| candidate.in_flight);
+        let load = |index: usize| candidates.get(index).map(|candidate| candidate.load);
         Some(if load(second) < load(first) {
             second
         } else {
@@ -171,7 +177,7 @@ mod tests {
             .zip(loads)
             .map(|(id, load)| Candidate {
                 instance: InstanceId(id),
-                in_flight: *load,
+                load: *load,
             })
             .collect()
     }

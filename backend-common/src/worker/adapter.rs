@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
@@ -21,6 +22,7 @@ use crate::config::EngineConfig;
 use crate::context::{CancelReason, RequestContext};
 use crate::engine::LLMEngine;
 use crate::error::EngineError;
+use crate::handles::Admitted;
 use crate::output::{OutputStream, Violation};
 use crate::ports::Generate;
 use crate::request::{GenerateRequest, Input};
@@ -37,6 +39,11 @@ pub(super) struct Adapter {
 }
 
 impl Adapter {
+    /// Follows how many requests were let to the engine.
+    pub(super) fn admitted(&self) -> watch::Receiver<Admitted> {
+        self.admission.subscribe()
+    }
+
     pub(super) fn new(
         engine: Arc<dyn LLMEngine>,
         config: EngineConfig,

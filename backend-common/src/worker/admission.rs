@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::config::RequestLimits;
 use super::telemetry::Telemetry;
 use crate::context::{CancelReason, RequestContext};
 use crate::error::{EngineError, ErrorKind};
+use crate::handles::Admitted;
 
 /// The gate before the engine. Waiting requests are admitted first come, first served.
 #[derive(Debug, Clone)]
@@ -20,6 +21,7 @@ pub(super) struct Admission {
     limits: RequestLimits,
     running_gauge: Gauge,
     waiting_gauge: Gauge,
+    counts: Arc<watch::Sender<Admitted>>,
 }
 
 /// A place in the engine; dropping it admits the next.
@@ -27,11 +29,15 @@ pub(super) struct Admission {
 pub(super) struct Permit {
     _permit: OwnedSemaphorePermit,
     running_gauge: Gauge,
+    counts: Arc<watch::Sender<Admitted>>,
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         self.running_gauge.dec();
+        self.counts.send_modify(|counts| {
+            counts.running_requests = counts.running_requests.saturating_sub(1)
+        });
     }
 }
 
@@ -41,6 +47,9 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::AcqRel);
         self.0.waiting_gauge.dec();
+        self.0.counts.send_modify(|counts| {
+            counts.waiting_requests = counts.waiting_requests.saturating_sub(1)
+        });
     }
 }
 
@@ -53,7 +62,13 @@ impl Admission {
             limits,
             running_gauge: telemetry.running.clone(),
             waiting_gauge: telemetry.waiting.clone(),
+            counts: Arc::new(watch::Sender::new(Admitted::default())),
         }
+    }
+
+    /// Follows how many requests it let through, and keeps waiting.
+    pub(super) fn subscribe(&self) -> watch::Receiver<Admitted> {
+        self.counts.subscribe()
     }
 
     /// Waits for a place in the engine.
@@ -88,9 +103,13 @@ impl Admission {
 
     fn permit(&self, permit: OwnedSemaphorePermit) -> Permit {
         self.running_gauge.inc();
+        self.counts.send_modify(|counts| {
+            counts.running_requests = counts.running_requests.saturating_add(1)
+        });
         Permit {
             _permit: permit,
             running_gauge: self.running_gauge.clone(),
+            counts: Arc::clone(&self.counts),
         }
     }
 
@@ -105,6 +124,9 @@ impl Admission {
                 .with_retry_after(Duration::from_secs(1)));
         }
         self.waiting_gauge.inc();
+        self.counts.send_modify(|counts| {
+            counts.waiting_requests = counts.waiting_requests.saturating_add(1)
+        });
         Ok(Waiting(self))
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::telemetry::Telemetry;
 use crate::config::EngineConfig;
-use crate::handles::{Load, MetricsRegistry};
+use crate::handles::{Admitted, Load, MetricsRegistry};
 
 /// The gauges of one worker. Clones share.
 #[derive(Debug, Clone)]
@@ -46,10 +46,14 @@ struct Readings {
 impl Readings {
     /// An engine that publishes no load has none waiting inside, and no KV cache.
     fn new(admitted: i64, waiting: i64, load: Load) -> Self {
-        let waiting_inside = i64::from(load.waiting_requests).min(admitted);
+        let count = |gauge: i64| u32::try_from(gauge).unwrap_or(0);
+        let load = load.at_worker(Admitted {
+            running_requests: count(admitted),
+            waiting_requests: count(waiting),
+        });
         Self {
-            queued: waiting + waiting_inside,
-            running: admitted - waiting_inside,
+            queued: load.waiting_requests.into(),
+            running: load.running_requests.into(),
             kv_cache_utilization: utilization(load.kv_used_blocks, load.kv_total_blocks),
         }
     }

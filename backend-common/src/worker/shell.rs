@@ -352,6 +352,7 @@ impl Shell {
             worker_id: self.start.worker_id,
             card,
             artifacts: self.config.artifacts.clone(),
+            admitted: adapter.admitted(),
             generate: Arc::new(adapter),
             control: Arc::new(ControlAdapter {
                 engine: Arc::clone(&self.engine),

@@ -286,6 +286,32 @@ fn model_json(model: &ServedModel) -> Value {
     })
 }
 
+/// As in the list, and who serves it.
+fn model_detail(app: &App, model: &ServedModel) -> Value {
+    let mut detail = model_json(model);
+    let Some(live) = app.models.workers(&model.card.name) else {
+        return detail;
+    };
+    let workers: Vec<String> = live.instances.iter().map(ToString::to_string).collect();
+    let left_out: Vec<Value> = live
+        .left_out
+        .iter()
+        .map(|worker| {
+            json!({
+                "instance": worker.instance.to_string(),
+                "endpoint": worker.endpoint.to_string(),
+                "differences": worker.differences,
+            })
+        })
+        .collect();
+    detail["genset"] = json!({
+        "endpoint": live.endpoint.to_string(),
+        "workers": workers,
+        "left_out_workers": left_out,
+    });
+    detail
+}
+
 async fn list_models(State(app): State<App>) -> Response {
     let data: Vec<Value> = app
         .models
@@ -302,7 +328,7 @@ async fn get_model(State(app): State<App>, id: Result<Path<String>, PathRejectio
         return ApiError::new(StatusCode::BAD_REQUEST, message).into_response();
     };
     match app.models.get(&id) {
-        Some(model) => json_response(&model_json(&model)),
+        Some(model) => json_response(&model_detail(&app, &model)),
         None => ApiError::model_not_found(&id).into_response(),
     }
 }

@@ -17,6 +17,7 @@ mod outbox;
 mod peers;
 mod server;
 mod tcp;
+mod tls;
 mod transport;
 
 use std::sync::Arc;
@@ -31,6 +32,7 @@ pub use config::{WireConfig, WireSecret};
 #[cfg(feature = "nats")]
 pub use nats::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
 pub use tcp::TcpConfig;
+pub use tls::{ClientCertificates, WireIdentity, WireTls};
 
 use self::metrics::WireMetrics;
 use self::peers::Peers;

@@ -1,11 +1,11 @@
-//! What a remote engine publishes: the KV events and the load of its worker, passed on.
+//! What a remote engine publishes: the KV events of its worker, passed on.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use genset_backend_common::RequestContext;
 use genset_backend_common::kv::{BlockHash, KvEventData, KvEventPublisher, StoredBlock};
-use genset_backend_common::{Load, LoadPublisher, RequestContext};
 
 use crate::client::Client;
 use crate::names::InstanceId;
@@ -13,24 +13,6 @@ use crate::registrar::KvItem;
 
 /// Pause before a stream of events that ended is asked for again.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
-
-pub(super) async fn follow_load(
-    client: Client<(), Load>,
-    instance: InstanceId,
-    publisher: LoadPublisher,
-) {
-    loop {
-        if let Ok(mut loads) = client
-            .direct(instance, (), RequestContext::new("load"))
-            .await
-        {
-            while let Some(Ok(load)) = loads.next().await {
-                publisher.publish(load);
-            }
-        }
-        tokio::time::sleep(RESUBSCRIBE_PAUSE).await;
-    }
-}
 
 pub(super) async fn follow_kv_events(
     client: Client<(), KvItem>,

@@ -12,4 +12,6 @@ mod scripted;
 mod strangers;
 mod suite;
 mod tcp;
+#[cfg(feature = "tls")]
+mod tls;
 mod victim;

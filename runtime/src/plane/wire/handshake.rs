@@ -16,16 +16,19 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::config::{MIN_FRAME_BYTES, WireConfig, WireSecret};
-use super::transport::Io;
+use super::transport::{Io, Refusal};
 
 /// The largest payload in a handshake: a stranger makes us hold no more.
-const MAX_PAYLOAD_BYTES: usize = 4096;
+pub(super) const MAX_PAYLOAD_BYTES: usize = 4096;
 
 /// Bytes of a nonce.
 const NONCE_BYTES: usize = 32;
 
 /// The fewest bytes of a peer's nonce that make its proof ours to give.
 const MIN_NONCE_BYTES: usize = 16;
+
+/// What a TLS connection begins with.
+const TLS_HANDSHAKE: [u8; 2] = [22, 3];
 
 /// Which end of a connection this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +60,7 @@ impl Role {
 pub(super) enum HandshakeError {
     #[error("the peer closed the connection in the handshake")]
     Closed,
-    #[error("the connection broke in the handshake: {0}")]
+    #[error("{}", io_problem(.0))]
     Io(#[from] std::io::Error),
     #[error("the peer does not speak this protocol: {0}")]
     NotOurs(String),
@@ -93,7 +96,8 @@ impl HandshakeError {
     /// The label in metrics.
     pub(super) fn label(&self) -> &'static str {
         match self {
-            Self::Closed | Self::Io(_) => "closed",
+            Self::Closed => "closed",
+            Self::Io(error) => refusal(error).map_or("closed", |refusal| refusal.label),
             Self::NotOurs(_) => "not_our_protocol",
             Self::Version(_) => "version",
             Self::FrameLimit(_) => "frame_limit",
@@ -101,6 +105,18 @@ impl HandshakeError {
             Self::Refused(_) => "refused_by_peer",
             Self::TimedOut => "timeout",
         }
+    }
+}
+
+/// What the transport has against the peer, if it was that.
+fn refusal(error: &std::io::Error) -> Option<&Refusal> {
+    error.get_ref()?.downcast_ref()
+}
+
+fn io_problem(error: &std::io::Error) -> String {
+    match refusal(error) {
+        Some(refusal) => refusal.problem.clone(),
+        None => format!("the connection broke in the handshake: {error}"),
     }
 }
 
@@ -293,6 +309,10 @@ impl Handshake<'_> {
                     if self.io.reader.read_buf(self.decoder.buffer_mut()).await? == 0 {
                         return Err(HandshakeError::Closed);
                     }
+                }
+                Err(_) if self.decoder.buffer_mut().starts_with(&TLS_HANDSHAKE) => {
+                    let problem = "it speaks TLS, and there is none here; start both ends with the --wire-tls flags, or neither";
+                    return Err(HandshakeError::NotOurs(problem.into()));
                 }
                 Err(error) => return Err(HandshakeError::NotOurs(error.to_string())),
             }

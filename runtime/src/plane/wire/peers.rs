@@ -149,13 +149,16 @@ impl Peers {
     async fn connect(&self, process: &str, peer: &Arc<Peer>) -> Result<Arc<Caller>, EngineError> {
         let shared = &self.shared;
         let cannot = |problem: String| EngineError::new(ErrorKind::CannotConnect, problem);
-        let dial = shared.transport.dial(process);
-        let mut io = tokio::time::timeout(shared.config.connect_timeout, dial)
+        let dial = async {
+            let mut io = shared.transport.dial(process).await?;
+            let greeted = handshake::greet(&mut io, Role::Caller, &shared.config)
+                .await
+                .map_err(|error| cannot(format!("cannot talk to {process}: {error}")))?;
+            Ok::<_, EngineError>((io, greeted))
+        };
+        let (io, greeted) = tokio::time::timeout(shared.config.connect_timeout, dial)
             .await
             .map_err(|_| cannot(format!("{process} did not answer in time")))??;
-        let greeted = handshake::greet(&mut io, Role::Caller, &shared.config)
-            .await
-            .map_err(|error| cannot(format!("cannot talk to {process}: {error}")))?;
         let link = Arc::new(Link::new(
             &shared.config,
             io.peer.clone(),

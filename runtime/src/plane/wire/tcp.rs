@@ -1,13 +1,16 @@
 //! Wire connections over TCP.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use genset_backend_common::{EngineError, ErrorKind};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::config::WireConfig;
+use super::tls::{TlsContext, WireTls};
 use super::transport::{Io, Listener, Transport};
 
 /// Pause after the system refuses to accept, for want of file descriptors say.
@@ -20,6 +23,8 @@ pub struct TcpConfig {
     pub listen: SocketAddr,
     /// Host that others are told, when it is not the address listened on: behind a translated address, say.
     pub advertised_host: Option<String>,
+    /// Certificates; with them every connection is secure, those we dial and those we accept. `None` for plain TCP.
+    pub tls: Option<WireTls>,
 }
 
 impl Default for TcpConfig {
@@ -27,6 +32,7 @@ impl Default for TcpConfig {
         Self {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertised_host: None,
+            tls: None,
         }
     }
 }
@@ -34,6 +40,7 @@ impl Default for TcpConfig {
 /// The transport.
 pub(super) struct Tcp {
     config: TcpConfig,
+    tls: Option<Arc<TlsContext>>,
     has_secret: bool,
 }
 
@@ -45,10 +52,17 @@ impl Tcp {
             let problem = format!("{host:?} is no host name or address");
             return Err(EngineError::invalid_argument("advertised host", problem));
         }
+        let tls = config.tls.as_ref().map(TlsContext::try_new).transpose()?;
         Ok(Self {
             config,
+            tls: tls.map(Arc::new),
             has_secret: wire.secret.is_some(),
         })
+    }
+
+    /// Whether whoever reaches the port can call.
+    fn is_open_to_strangers(&self) -> bool {
+        !self.has_secret && !self.tls.as_ref().is_some_and(|tls| tls.asks_callers())
     }
 
     fn location(&self, listening: SocketAddr) -> Result<String, EngineError> {
@@ -99,7 +113,12 @@ impl Transport for Tcp {
                 format!("cannot connect to {location}: {error}"),
             )
         })?;
-        Ok(io(stream, location.to_owned()))
+        send_at_once(&stream);
+        let peer = location.to_owned();
+        match &self.tls {
+            None => Ok(plain(stream, peer)),
+            Some(tls) => Ok(secure(tls.connect(stream, location).await?, peer)),
+        }
     }
 
     async fn listen(&self) -> Result<Box<dyn Listener>, EngineError> {
@@ -110,23 +129,42 @@ impl Transport for Tcp {
             );
             EngineError::invalid_argument("--wire-host, --wire-port", problem)
         };
+        if let Some(tls) = &self.tls {
+            tls.check_can_serve()?;
+        }
         let listener = TcpListener::bind(listen).await.map_err(cannot)?;
         let location = self.location(listener.local_addr().map_err(cannot)?)?;
-        if !listen.ip().is_loopback() && !self.has_secret {
+        if !listen.ip().is_loopback() && self.is_open_to_strangers() {
             tracing::warn!(
                 "{listen} is reachable by others, and anybody who reaches it can call this worker; \
-                 give every process the same --wire-secret-file"
+                 give every process the same --wire-secret-file, or a certificate with --wire-tls-cert"
             );
         }
-        Ok(Box::new(Accepting { listener, location }))
+        Ok(Box::new(Accepting {
+            listener,
+            location,
+            tls: self.tls.clone(),
+        }))
     }
 }
 
-fn io(stream: TcpStream, peer: String) -> Io {
+fn send_at_once(stream: &TcpStream) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY cannot be set; the peer has gone");
     }
+}
+
+fn plain(stream: TcpStream, peer: String) -> Io {
     let (reader, writer) = stream.into_split();
+    Io {
+        reader: Box::new(reader),
+        writer: Box::new(writer),
+        peer,
+    }
+}
+
+fn secure(stream: impl AsyncRead + AsyncWrite + Send + 'static, peer: String) -> Io {
+    let (reader, writer) = tokio::io::split(stream);
     Io {
         reader: Box::new(reader),
         writer: Box::new(writer),
@@ -137,6 +175,17 @@ fn io(stream: TcpStream, peer: String) -> Io {
 struct Accepting {
     listener: TcpListener,
     location: String,
+    tls: Option<Arc<TlsContext>>,
+}
+
+impl Accepting {
+    fn io(&self, stream: TcpStream, peer: SocketAddr) -> Io {
+        send_at_once(&stream);
+        match &self.tls {
+            None => plain(stream, peer.to_string()),
+            Some(tls) => secure(tls.accept(stream), peer.to_string()),
+        }
+    }
 }
 
 #[async_trait]
@@ -149,7 +198,7 @@ impl Listener for Accepting {
         let mut is_failing = false;
         loop {
             match self.listener.accept().await {
-                Ok((stream, peer)) => return Some(io(stream, peer.to_string())),
+                Ok((stream, peer)) => return Some(self.io(stream, peer)),
                 Err(error) => {
                     if !std::mem::replace(&mut is_failing, true) {
                         tracing::warn!(%error, "connections cannot be accepted; tried again until they can");
@@ -169,6 +218,7 @@ mod tests {
         let config = TcpConfig {
             listen: listen.parse().unwrap(),
             advertised_host: advertised.map(str::to_owned),
+            tls: None,
         };
         Tcp::try_new(config, &WireConfig::default()).unwrap()
     }

@@ -107,7 +107,7 @@ pub(crate) async fn cancelling_reaches_the_handler_of_a_stream_that_has_unread_i
     let ctx = ctx();
     let response = pair.call_at::<(), usize>(&served.address, (), ctx.clone());
     let mut response = response.await.unwrap();
-    until(|| asked.load(Ordering::SeqCst) == window).await;
+    until(|| asked.load(Ordering::SeqCst) >= window).await;
     // What is answered to a later request arrives later: the window is full of unread items now.
     let mut beside = pair.call::<(), usize>(&served, ()).await.unwrap();
     assert!(soon(beside.next()).await.is_some());

@@ -1,0 +1,62 @@
+//! Following the load that workers publish.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use genset_backend_common::{Load, RequestContext};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::client::Client;
+use crate::component::Runtime;
+use crate::instances::Instances;
+use crate::names::InstanceId;
+
+/// Pause before a stream that ended is asked for again.
+const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
+
+/// Hands on every load that `instance` publishes, for ever.
+pub(crate) async fn follow_load(
+    client: Arc<Client<(), Load>>,
+    instance: InstanceId,
+    publish: impl Fn(Load) + Send,
+) {
+    loop {
+        let ctx = RequestContext::new("load");
+        if let Ok(mut loads) = client.direct(instance, (), ctx).await {
+            while let Some(Ok(load)) = loads.next().await {
+                publish(load);
+            }
+        }
+        tokio::time::sleep(RESUBSCRIBE_PAUSE).await;
+    }
+}
+
+/// Keeps the published load of every instance, as they come and go.
+pub(crate) async fn follow_loads(
+    runtime: Runtime,
+    instances: Instances,
+    client: Arc<Client<(), Load>>,
+) {
+    let mut live = instances.subscribe();
+    let mut followed: HashMap<InstanceId, AbortOnDropHandle<()>> = HashMap::new();
+    loop {
+        let now = live.borrow_and_update().clone();
+        followed.retain(|id, _| now.contains_key(id));
+        for id in now.keys().copied() {
+            followed.entry(id).or_insert_with(|| {
+                let instances = instances.clone();
+                let publish = move |load: Load| {
+                    if let Some(instance) = instances.get(id) {
+                        instance.publish(load);
+                    }
+                };
+                runtime.spawn(follow_load(Arc::clone(&client), id, publish))
+            });
+        }
+        if live.changed().await.is_err() {
+            return;
+        }
+    }
+}

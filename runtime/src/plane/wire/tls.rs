@@ -1,0 +1,106 @@
+//! TLS on the connections of the tcp plane. Without the cargo feature `tls` a configuration that asks for it is refused.
+//!
+//! Every process of a fleet both calls and is called, so by default both ends of a connection show a certificate, signed by
+//! an authority that both were given; the system's authorities have no say. TLS 1.3 alone is spoken, and no session is
+//! resumed: one connection joins two processes for as long as they run.
+//!
+//! - [`context`]: the configuration as rustls has it; [`stream`]: a connection.
+//! - [`problem`]: what went wrong in words that name the flag to change.
+//! - `absent`: all of it in a build that has none.
+
+#[cfg(not(feature = "tls"))]
+mod absent;
+#[cfg(feature = "tls")]
+mod context;
+#[cfg(feature = "tls")]
+mod problem;
+#[cfg(feature = "tls")]
+mod stream;
+
+use std::fmt;
+
+#[cfg(not(feature = "tls"))]
+pub(super) use absent::TlsContext;
+#[cfg(feature = "tls")]
+pub(super) use context::TlsContext;
+
+/// Certificates of the tcp plane. Read once, when the plane is made; checked by
+/// [`WirePlane::tcp`](crate::plane::WirePlane::tcp), which refuses them in a build without the cargo feature `tls`.
+///
+/// # Examples
+/// ```
+/// use genset_runtime::plane::{TcpConfig, WireIdentity, WireTls};
+///
+/// fn with_tls(ca_pem: String, certificate_pem: String, key_pem: String) -> TcpConfig {
+///     TcpConfig {
+///         tls: Some(WireTls {
+///             identity: Some(WireIdentity { certificate_pem, key_pem }),
+///             // Every process has a certificate for this name, whatever its host is called.
+///             server_name: Some("genset.internal".into()),
+///             ..WireTls::new(ca_pem)
+///         }),
+///         ..TcpConfig::default()
+///     }
+/// }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WireTls {
+    /// Certificates of the authorities that sign those of every process: PEM, the content and not a path.
+    pub ca_pem: String,
+    /// Our own certificate. A process that serves needs one; one that only calls does where workers ask callers for theirs.
+    pub identity: Option<WireIdentity>,
+    /// The name or address that the certificates of all workers are for. `None` when each worker's is for the host that it
+    /// is dialled at.
+    pub server_name: Option<String>,
+    /// What callers of this process must show.
+    pub client_certificates: ClientCertificates,
+}
+
+impl WireTls {
+    /// Trusts what these authorities signed; without a certificate of its own yet.
+    #[must_use]
+    pub fn new(ca_pem: impl Into<String>) -> Self {
+        Self {
+            ca_pem: ca_pem.into(),
+            identity: None,
+            server_name: None,
+            client_certificates: ClientCertificates::default(),
+        }
+    }
+}
+
+/// A process's own certificate. `Debug` leaves the private key out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct WireIdentity {
+    /// The certificate and those between it and its authority: PEM, the content and not a path.
+    pub certificate_pem: String,
+    /// Its private key: PEM, the content and not a path.
+    pub key_pem: String,
+}
+
+impl fmt::Debug for WireIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WireIdentity")
+            .field("certificate_pem", &self.certificate_pem)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What callers must show when they connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ClientCertificates {
+    /// A certificate that one of our authorities signed.
+    #[default]
+    Required,
+    /// Nothing: whoever reaches the port can call, unless there is a [`WireSecret`](crate::plane::WireSecret).
+    NotAsked,
+}
+
+impl fmt::Display for ClientCertificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Required => "required",
+            Self::NotAsked => "none",
+        })
+    }
+}

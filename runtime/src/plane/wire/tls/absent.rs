@@ -1,0 +1,37 @@
+//! What stands in for TLS in a build without it: nothing, refused by name.
+
+use genset_backend_common::EngineError;
+use tokio::net::TcpStream;
+
+use super::WireTls;
+
+/// Never made, so that nothing below ever runs.
+pub(in super::super) enum TlsContext {}
+
+impl TlsContext {
+    pub(in super::super) fn try_new(_config: &WireTls) -> Result<Self, EngineError> {
+        let problem = "this build has no TLS; build it with --features tls, or leave the --wire-tls flags out";
+        Err(EngineError::unsupported("tcp.tls", problem))
+    }
+
+    pub(in super::super) fn check_can_serve(&self) -> Result<(), EngineError> {
+        match *self {}
+    }
+
+    pub(in super::super) fn asks_callers(&self) -> bool {
+        match *self {}
+    }
+
+    pub(in super::super) fn accept(&self, _stream: TcpStream) -> TcpStream {
+        match *self {}
+    }
+
+    #[expect(clippy::unused_async, reason = "with the feature it waits")]
+    pub(in super::super) async fn connect(
+        &self,
+        _stream: TcpStream,
+        _location: &str,
+    ) -> Result<TcpStream, EngineError> {
+        match *self {}
+    }
+}
