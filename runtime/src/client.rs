@@ -11,6 +11,7 @@ use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Load, Output, OutputStream, RequestContext,
 };
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::component::{Endpoint, Runtime};
@@ -160,6 +161,17 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
             })
     }
 
+    /// Waits until there is an instance that is none of `tried`; false when none came in time, or the request was cancelled.
+    async fn other_than(&self, tried: &[InstanceId], until: Instant, ctx: &RequestContext) -> bool {
+        let mut instances = self.instances.subscribe();
+        let another = instances.wait_for(|map| map.keys().any(|id| !tried.contains(id)));
+        tokio::select! {
+            biased;
+            () = ctx.cancelled() => false,
+            another = tokio::time::timeout_at(until, another) => matches!(another, Ok(Ok(_))),
+        }
+    }
+
     async fn call_instance(
         &self,
         instance: &Arc<Instance>,
@@ -229,8 +241,13 @@ impl<Resp> Stream for Counted<Resp> {
     }
 }
 
+/// How long a request waits for another instance when all that it knew of were gone or going: what takes their place may be
+/// listed already, and is known here a moment later.
+const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
+
 /// A client of token-generating instances that answers the same `generate` as an engine. A request that was refused by an
-/// instance that is full, gone or going, and has yielded nothing, is tried on the others.
+/// instance that is full, gone or going, and has yielded nothing, is tried on the others. When all were gone or going, it waits
+/// a second for another to appear.
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
@@ -272,6 +289,16 @@ impl GenerateClient {
         self.client.instances()
     }
 
+    /// The requests of each live instance, by id: those of this client, or, where that is more, those it said it has.
+    #[must_use]
+    pub fn loads(&self) -> Vec<(InstanceId, usize)> {
+        let (_, candidates) = self.client.instances.candidates(&[]);
+        candidates
+            .iter()
+            .map(|candidate| (candidate.instance, candidate.load))
+            .collect()
+    }
+
     /// Sends a request to the instance `id` and no other.
     ///
     /// # Errors
@@ -299,11 +326,19 @@ impl Generate for GenerateClient {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let mut tried = Vec::new();
-        let mut last_error = None;
+        let mut last_error: Option<EngineError> = None;
+        let mut wait_until = None;
         loop {
             let instance = match self.client.select(&*self.selector.0, &tried) {
                 Ok(instance) => instance,
-                Err(none_left) => return Err(last_error.unwrap_or(none_left)),
+                Err(none_left) => {
+                    let error = last_error.take().unwrap_or(none_left);
+                    let until = *wait_until.get_or_insert_with(|| Instant::now() + SUCCESSOR_TIME);
+                    if is_gone(error.kind()) && self.client.other_than(&tried, until, &ctx).await {
+                        continue;
+                    }
+                    return Err(error);
+                }
             };
             match self
                 .client

@@ -131,31 +131,47 @@ impl ModelDirectory {
         workers.wait_for_instances(timeout).await?;
         let client: Client<ArtifactRequest, bytes::Bytes> = self.runtime.endpoint(name).client();
         client.wait_for_instances(timeout).await?;
-        let worker = workers.instances().first().map(|record| record.instance);
-        let worker = worker.ok_or_else(|| {
-            EngineError::new(ErrorKind::Unavailable, "the model's workers have gone")
-        })?;
-        let request = ArtifactRequest {
-            blake3: artifact.blake3.clone(),
-        };
-        let mut chunks = client
-            .direct(worker, request, RequestContext::new("artifact"))
-            .await?;
-        let mut content = BytesMut::new();
-        while let Some(chunk) = chunks.next().await {
-            content.extend_from_slice(&chunk?);
-            if content.len() as u64 > artifact.size {
-                break;
+        let mut failure =
+            EngineError::new(ErrorKind::Unavailable, "the model's workers have gone");
+        // One that died is listed until its lease ends.
+        for worker in workers.instances() {
+            match fetch_from(&client, worker.instance, artifact).await {
+                Ok(content) => return Ok(content),
+                Err(error) => {
+                    tracing::debug!(instance = %worker.instance, artifact = artifact.name, %error, "not fetched");
+                    failure = error;
+                }
             }
         }
-        if artifact.matches(&content) {
-            return Ok(content.to_vec());
-        }
-        Err(EngineError::internal(format!(
-            "{} arrived with another hash than its card names",
-            artifact.name
-        )))
+        Err(failure)
     }
+}
+
+/// A file from this worker.
+async fn fetch_from(
+    client: &Client<ArtifactRequest, bytes::Bytes>,
+    worker: InstanceId,
+    artifact: &ArtifactRef,
+) -> Result<Vec<u8>, EngineError> {
+    let request = ArtifactRequest {
+        blake3: artifact.blake3.clone(),
+    };
+    let ctx = RequestContext::new("artifact");
+    let mut chunks = client.direct(worker, request, ctx).await?;
+    let mut content = BytesMut::new();
+    while let Some(chunk) = chunks.next().await {
+        content.extend_from_slice(&chunk?);
+        if content.len() as u64 > artifact.size {
+            break;
+        }
+    }
+    if artifact.matches(&content) {
+        return Ok(content.to_vec());
+    }
+    Err(EngineError::internal(format!(
+        "{} arrived with another hash than its card names",
+        artifact.name
+    )))
 }
 
 async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>) {

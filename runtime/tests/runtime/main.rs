@@ -12,6 +12,7 @@ mod component;
 mod discovery;
 mod models;
 mod plane;
+mod remote;
 mod support;
 mod wire_document;
 mod workers;

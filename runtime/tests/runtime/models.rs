@@ -1,12 +1,15 @@
 //! The model directory: which models live workers serve, and their files.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{Artifact, ArtifactRef, ErrorKind};
 use genset_runtime::{LiveModel, ModelDirectory, SelectionMode};
 
-use crate::support::{PATIENCE, ctx, finish, request, runtime, sample, soon, start, worker_config};
+use crate::support::{
+    PATIENCE, ctx, finish, request, runtime, sample, soon, start, until, worker_config,
+};
 
 /// Waits for the only model.
 async fn model(directory: &ModelDirectory) -> LiveModel {
@@ -122,4 +125,70 @@ async fn a_file_of_a_model_that_left_is_not_waited_for_for_ever() {
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
+
+#[tokio::test]
+async fn a_worker_whose_card_differs_is_kept_apart_and_named() {
+    let (runtime, _) = runtime();
+    let directory = ModelDirectory::follow(&runtime);
+    let first = start(&runtime, 1, sample(0), worker_config(Vec::new())).await;
+    let in_use = model(&directory).await.card;
+    let mut config = worker_config(Vec::new());
+    config.context_length_tokens = Some(100);
+    let other = start(&runtime, 2, sample(0), config).await;
+    let mut models = directory.subscribe();
+    let is_told = |models: &Arc<BTreeMap<String, LiveModel>>| {
+        models.values().any(|model| !model.left_out.is_empty())
+    };
+    let live = soon(models.wait_for(is_told)).await.unwrap().clone();
+    let live = live.values().next().unwrap().clone();
+    assert_eq!(live.card, in_use);
+    let [left_out] = &live.left_out[..] else {
+        panic!("one is left out")
+    };
+    assert_eq!(left_out.instance.0, 2);
+    assert_eq!(left_out.differences.len(), 1, "{:?}", left_out.differences);
+    assert!(left_out.differences[0].starts_with("context_length_tokens: 100, in use: "));
+    // Its requests all go to the other.
+    let client = directory
+        .client(&live, SelectionMode::RoundRobin, PATIENCE)
+        .await
+        .unwrap();
+    assert_eq!(client.instances().len(), 1);
+    soon(first.shutdown()).await;
+    // Now its card is the only one.
+    let is_alone = |models: &Arc<BTreeMap<String, LiveModel>>| {
+        models
+            .values()
+            .any(|model| model.card.context_length_tokens == 100 && model.left_out.is_empty())
+    };
+    soon(models.wait_for(is_alone)).await.unwrap();
+    soon(other.shutdown()).await;
+}
+
+#[tokio::test]
+async fn the_least_loaded_is_selected_by_what_others_ask_of_it_too() {
+    let (runtime, _) = runtime();
+    let workers = [
+        start(&runtime, 1, sample(5), worker_config(Vec::new())).await,
+        start(&runtime, 2, sample(5), worker_config(Vec::new())).await,
+    ];
+    let directory = ModelDirectory::follow(&runtime);
+    let live = model(&directory).await;
+    let mode = SelectionMode::LeastLoaded;
+    let busy = directory.client(&live, mode, PATIENCE).await.unwrap();
+    let ours = directory.client(&live, mode, PATIENCE).await.unwrap();
+    // Another client keeps the first busy; this one hears of it from the worker alone.
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        let id = genset_runtime::InstanceId(1);
+        held.push(busy.direct(id, request(100_000), ctx()).await.unwrap());
+    }
+    until(|| ours.loads()[0].1 == 3).await;
+    held.push(ours.generate(request(100_000), ctx()).await.unwrap());
+    assert_eq!(ours.loads()[1].1, 1, "{:?}", ours.loads());
+    drop(held);
+    for worker in workers {
+        soon(worker.shutdown()).await;
+    }
 }

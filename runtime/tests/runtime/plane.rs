@@ -15,3 +15,6 @@ mod tcp;
 #[cfg(feature = "tls")]
 mod tls;
 mod victim;
+
+#[cfg(feature = "nats")]
+pub(crate) use self::nats::NatsServer;

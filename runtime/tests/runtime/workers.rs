@@ -182,8 +182,8 @@ async fn the_load_is_told_at_once_and_when_it_changes() {
     let (runtime, _) = runtime();
     let engine = Arc::new(Publishing::default());
     let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
-    let load = |running_requests| Load {
-        running_requests,
+    let load = |kv_used_blocks| Load {
+        kv_used_blocks,
         kv_total_blocks: 10,
         ..Load::default()
     };

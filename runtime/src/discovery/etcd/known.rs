@@ -11,13 +11,16 @@ use crate::discovery::{Change, Entry};
 /// The entries that a watcher was told of.
 ///
 /// After a gap, an entry that etcd no longer has stays for a grace period: etcd may have lost its data, or owner and etcd may have
-/// been apart as we were, and the owner needs time to put it again.
+/// been apart as we were, and the owner needs time to put it again. So does one that etcd removes after it hung: its clock went
+/// on, and leases ended that nobody could keep alive.
 #[derive(Debug)]
 pub(super) struct Known {
     grace: Duration,
     entries: BTreeMap<String, Bytes>,
     /// Those of `entries` that were missing after a gap, and when their grace ends.
     missing: BTreeMap<String, Instant>,
+    /// Until when what etcd removes has a grace.
+    lenient_until: Option<Instant>,
 }
 
 impl Known {
@@ -26,7 +29,13 @@ impl Known {
             grace,
             entries: BTreeMap::new(),
             missing: BTreeMap::new(),
+            lenient_until: None,
         }
+    }
+
+    /// etcd hung, and answers again.
+    pub(super) fn stalled(&mut self, now: Instant) {
+        self.lenient_until = Some(now + self.grace);
     }
 
     /// Everything etcd has, after a gap of `gap` or none before the first time. The snapshot holds what is in its grace too.
@@ -59,8 +68,17 @@ impl Known {
         Change::Put(entry)
     }
 
-    /// `None` for what the watcher does not know.
-    pub(super) fn removed(&mut self, key: String) -> Option<Change> {
+    /// `None` for what the watcher does not know, and for what has a grace.
+    pub(super) fn removed(&mut self, key: String, now: Instant) -> Option<Change> {
+        let is_lenient = self.lenient_until.is_some_and(|until| now < until);
+        if is_lenient && self.entries.contains_key(&key) {
+            self.missing.entry(key).or_insert(now + self.grace);
+            return None;
+        }
+        self.forget(key)
+    }
+
+    fn forget(&mut self, key: String) -> Option<Change> {
         self.missing.remove(&key);
         self.entries.remove(&key)?;
         Some(Change::Removed(key))
@@ -81,7 +99,7 @@ impl Known {
             .collect();
         ended
             .into_iter()
-            .filter_map(|key| self.removed(key))
+            .filter_map(|key| self.forget(key))
             .collect()
     }
 
@@ -174,11 +192,28 @@ mod tests {
         let mut known = Known::new(GRACE);
         known.resynced(entries("a=1 b=1"), start, Duration::ZERO);
         known.resynced(entries("a=1"), start, Duration::ZERO);
-        assert_eq!(known.removed("a".into()), Some(removed("a")));
-        assert_eq!(known.removed("a".into()), None);
+        assert_eq!(known.removed("a".into(), start), Some(removed("a")));
+        assert_eq!(known.removed("a".into(), start), None);
         assert_eq!(
             known.resynced(vec![], start, Duration::ZERO),
             snapshot("b=1")
         );
+    }
+
+    #[test]
+    fn what_etcd_removes_after_it_hung_has_a_grace() {
+        let start = Instant::now();
+        let mut known = Known::new(GRACE);
+        known.resynced(entries("a=1 b=1"), start, Duration::ZERO);
+        known.stalled(start);
+        for key in ["a", "b", "c"] {
+            assert_eq!(known.removed(key.into(), start), None);
+        }
+        assert_eq!(
+            known.put(entries("a=1").remove(0)),
+            Change::Put(entries("a=1").remove(0))
+        );
+        assert_eq!(known.end_graces(start + GRACE), [removed("b")]);
+        assert_eq!(known.removed("a".into(), start + GRACE), Some(removed("a")));
     }
 }

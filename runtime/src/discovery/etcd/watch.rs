@@ -2,6 +2,8 @@
 //!
 //! It reads everything at a revision and watches from the next one on, so nothing falls between. When the watch ends, for
 //! whatever reason (the connection broke, the history was compacted, the server lost its leader), it starts over.
+//!
+//! A server that hangs ends nothing: it is asked for a sign of life now and then, so that its silence is known as such.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +27,9 @@ pub(super) const BACKLOG_CHANGES: usize = 1024;
 
 /// The largest message we accept: everything under a prefix comes in one.
 const MAX_MESSAGE_BYTES: usize = 256 << 20;
+
+/// How often in a lease's time to live a watched server is asked for a sign of life.
+const SIGNS_PER_TTL: u32 = 3;
 
 /// The handle: dropping it ends the task.
 pub(super) struct EtcdWatch {
@@ -145,18 +150,37 @@ impl Follower {
 
     /// Passes changes on until there is a gap; returns its reason.
     async fn follow(&self, changes: &mut WatchStream, known: &mut Known) -> Result<String, Gone> {
+        let mut pulse = Pulse::new(self.sessions.config().lease_ttl / SIGNS_PER_TTL);
         loop {
             let grace = known.next_end_of_grace();
             let news = tokio::select! {
-                message = changes.message() => match message {
-                    Ok(Some(answer)) if answer.canceled() => return Ok(reason(&answer)),
-                    Ok(Some(answer)) => changes_of(&answer, known),
-                    Ok(None) => return Ok("the server ended it".into()),
-                    Err(error) => return Ok(error.to_string()),
-                },
+                message = changes.message() => {
+                    let now = Instant::now();
+                    if pulse.has_stopped(now) {
+                        tracing::info!(prefix = self.prefix, "etcd hung; what it removes now stays known for a while");
+                        known.stalled(now);
+                    }
+                    pulse.silent_since = now;
+                    match message {
+                        Ok(Some(answer)) if answer.canceled() => return Ok(reason(&answer)),
+                        Ok(Some(answer)) => changes_of(&answer, known, now),
+                        Ok(None) => return Ok("the server ended it".into()),
+                        Err(error) => return Ok(error.to_string()),
+                    }
+                }
                 () = until(grace) => known.end_graces(Instant::now()),
+                () = tokio::time::sleep_until(pulse.next_sign) => {
+                    pulse.next_sign = Instant::now() + pulse.interval;
+                    match changes.request_progress().await {
+                        Ok(()) => Vec::new(),
+                        Err(error) => return Ok(error.to_string()),
+                    }
+                }
             };
+            let told_from = Instant::now();
             self.tell(news).await?;
+            // While nobody took our changes, we did not listen.
+            pulse.silent_since += told_from.elapsed();
         }
     }
 
@@ -183,6 +207,29 @@ impl Follower {
     }
 }
 
+/// The signs of life of a server that is asked for them.
+struct Pulse {
+    interval: Duration,
+    silent_since: Instant,
+    next_sign: Instant,
+}
+
+impl Pulse {
+    fn new(interval: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            interval,
+            silent_since: now,
+            next_sign: now + interval,
+        }
+    }
+
+    /// Whether a sign was due and did not come: the last may have come just before it was asked for the next.
+    fn has_stopped(&self, now: Instant) -> bool {
+        now.duration_since(self.silent_since) > self.interval * 2
+    }
+}
+
 async fn until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
@@ -199,16 +246,18 @@ fn reason(answer: &WatchResponse) -> String {
     }
 }
 
-fn changes_of(answer: &WatchResponse, known: &mut Known) -> Vec<Change> {
+fn changes_of(answer: &WatchResponse, known: &mut Known, now: Instant) -> Vec<Change> {
     let events = answer.events().iter();
-    events.filter_map(|event| change_of(event, known)).collect()
+    events
+        .filter_map(|event| change_of(event, known, now))
+        .collect()
 }
 
-fn change_of(event: &Event, known: &mut Known) -> Option<Change> {
+fn change_of(event: &Event, known: &mut Known, now: Instant) -> Option<Change> {
     let entry = entry_of(event.kv()?.clone())?;
     match event.event_type() {
         EventType::Put => Some(known.put(entry)),
-        EventType::Delete => known.removed(entry.key),
+        EventType::Delete => known.removed(entry.key, now),
     }
 }
 

@@ -27,10 +27,6 @@ impl fmt::Debug for Io {
 /// What a transport has against a peer, as the inner error of an [`std::io::Error`] of its streams.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}")]
-#[cfg_attr(
-    not(feature = "tls"),
-    expect(dead_code, reason = "only TLS looks at peers before they greet")
-)]
 pub(crate) struct Refusal {
     /// The label in metrics.
     pub(crate) label: &'static str,

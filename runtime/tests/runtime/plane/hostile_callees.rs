@@ -6,8 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use genset_backend_common::wire::{
-    Cancel, Credit, FrameKind, GoAway, GoAwayCode, Hello, WireError, decode_payload,
-    decode_request, encode_payload,
+    Cancel, Credit, FrameKind, GoAway, GoAwayCode, Hello, WireError, decode_request, encode_payload,
 };
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, MetricsRegistry};
 use genset_runtime::discovery::Address;

@@ -12,7 +12,7 @@ use genset_backend_common::{ErrorKind, MetricsRegistry};
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{NatsConfig, RequestPlane, WireConfig, WirePlane};
 
-use self::server::NatsServer;
+pub(crate) use self::server::NatsServer;
 use super::suite::border::deaf;
 use super::suite::{Pair, PlaneKind, count, items, name, plane_suite, serve};
 use crate::support::{ctx, soon};

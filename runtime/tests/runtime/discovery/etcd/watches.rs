@@ -18,6 +18,35 @@ const LONG: Duration = Duration::from_secs(600);
 #[tokio::test]
 async fn what_etcd_lost_with_its_data_stays_until_its_owners_had_time_to_put_it_again() {
     let mut server = EtcdServer::start().await;
+    let changes = changes_around(&mut server, async |server| {
+        server.kill();
+        server.restart_empty().await;
+    })
+    .await;
+    let Some(Change::Snapshot(snapshot)) = changes.first() else {
+        panic!("a gap needs a snapshot: {changes:?}")
+    };
+    assert_eq!(snapshot.len(), 2, "nothing vanishes at once: {snapshot:?}");
+}
+
+/// The connections stay, so that nothing but its silence tells that it hung.
+#[tokio::test]
+async fn leases_that_ended_while_etcd_hung_stay_until_their_owners_had_time_to_take_new_ones() {
+    let mut server = EtcdServer::start().await;
+    changes_around(&mut server, async |server| {
+        server.freeze();
+        tokio::time::sleep(TTL * 2).await;
+        server.thaw();
+    })
+    .await;
+}
+
+/// What a watcher sees when `fault` ends every lease and the owner of one of two entries takes a new one: that entry never
+/// goes, and the other goes last.
+async fn changes_around(
+    server: &mut EtcdServer,
+    fault: impl AsyncFnOnce(&mut EtcdServer),
+) -> Vec<Change> {
     let (here, there) = (
         connect(&server.endpoint(), TTL).await,
         connect(&server.endpoint(), TTL).await,
@@ -27,8 +56,7 @@ async fn what_etcd_lost_with_its_data_stays_until_its_owners_had_time_to_put_it_
         lease.put(entry(key, "x")).await.unwrap();
     }
     let mut follower = Follower::of(&there, "").await;
-    server.kill();
-    server.restart_empty().await;
+    fault(server).await;
     soon(lease.lost()).await;
     let again = soon(async {
         loop {
@@ -47,11 +75,8 @@ async fn what_etcd_lost_with_its_data_stays_until_its_owners_had_time_to_put_it_
         changes.push(change);
     }
     assert_eq!(follower.entries["alive"], "y");
-    let Some(Change::Snapshot(snapshot)) = changes.first() else {
-        panic!("a gap needs a snapshot: {changes:?}")
-    };
-    assert_eq!(snapshot.len(), 2, "nothing vanishes at once: {snapshot:?}");
     assert_eq!(changes.last(), Some(&Change::Removed("dead".into())));
+    changes
 }
 
 #[tokio::test]

@@ -1,0 +1,174 @@
+//! A live endpoint as an engine: the conformance kit over every plane, and what else an engine is asked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use genset_backend_common::worker::WorkerHandle;
+use genset_backend_common::{EngineError, ErrorKind, LLMEngine, MetricsRegistry, StartContext};
+use genset_conformance::{Options, Scenario, Subject, Verdict, run_conformance_with};
+use genset_runtime::discovery::{Discovery, MemoryDiscovery};
+use genset_runtime::plane::{MemoryPlane, RequestPlane, TcpConfig, WireConfig, WirePlane};
+use genset_runtime::{EndpointName, InstanceId, RemoteConfig, RemoteEngine, Runtime};
+
+use crate::support::{ctx, finish, request, runtime, sample, soon, start, worker_config};
+
+/// Makes the plane of one more process.
+type MakePlane = Arc<dyn Fn() -> Arc<dyn RequestPlane> + Send + Sync>;
+
+/// A runtime as one more process would have it: what all share is discovery.
+fn process(discovery: &MemoryDiscovery, plane: &MakePlane) -> Runtime {
+    let discovery: Arc<dyn Discovery> = Arc::new(discovery.clone());
+    Runtime::new(discovery, plane())
+}
+
+/// Runs the kit on a worker, each check from a process of its own, and asserts that every check that applies passes.
+fn assert_conformant_over(plane: MakePlane) {
+    let workers = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let discovery = MemoryDiscovery::new();
+    // A token takes a while, so that an answer can be cancelled on the way.
+    let worker: WorkerHandle = workers.block_on(async {
+        let runtime = process(&discovery, &plane);
+        start(&runtime, 1, sample(1), worker_config(Vec::new())).await
+    });
+    let engine = move |_: &Scenario| {
+        let (discovery, plane) = (discovery.clone(), Arc::clone(&plane));
+        let connect = move || {
+            let runtime = process(&discovery, &plane);
+            async move { Ok::<_, EngineError>(runtime) }.boxed()
+        };
+        let config = RemoteConfig::new(EndpointName::default());
+        Subject::new(RemoteEngine::connecting(connect, config))
+    };
+    let report = run_conformance_with(engine, &Options::default());
+    workers.block_on(worker.shutdown());
+    let mut verdicts: BTreeMap<&str, usize> = BTreeMap::new();
+    for check in &report.checks {
+        let verdict = match check.verdict {
+            Verdict::Pass => "pass",
+            Verdict::Skip { .. } => "skip",
+            Verdict::Fail { .. }
+            | Verdict::ExpectedFail { .. }
+            | Verdict::UnexpectedPass { .. } => "fail",
+        };
+        *verdicts.entry(verdict).or_default() += 1;
+    }
+    assert!(report.is_good(), "{}", report.to_terminal(false));
+    assert!(verdicts["pass"] > 80, "{verdicts:?}");
+}
+
+#[test]
+fn it_passes_the_conformance_kit_over_memory() {
+    let plane = MemoryPlane::new();
+    assert_conformant_over(Arc::new(move || Arc::new(plane.clone())));
+}
+
+#[test]
+fn it_passes_the_conformance_kit_over_tcp() {
+    assert_conformant_over(Arc::new(|| {
+        let metrics = MetricsRegistry::default();
+        let plane = WirePlane::tcp(TcpConfig::default(), WireConfig::default(), &metrics);
+        Arc::new(plane.unwrap())
+    }));
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn it_passes_the_conformance_kit_over_nats() {
+    let server = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(crate::plane::NatsServer::start());
+    let config = server.config();
+    assert_conformant_over(Arc::new(move || {
+        let metrics = MetricsRegistry::default();
+        let plane = WirePlane::nats(config.clone(), WireConfig::default(), &metrics);
+        Arc::new(plane.unwrap())
+    }));
+}
+
+fn engine(runtime: &Runtime, instance: Option<u64>) -> RemoteEngine {
+    let config = RemoteConfig {
+        instance: instance.map(InstanceId),
+        wait: Duration::from_millis(50),
+        ..RemoteConfig::new(EndpointName::default())
+    };
+    RemoteEngine::new(runtime.clone(), config)
+}
+
+#[tokio::test]
+async fn without_a_worker_the_start_says_what_it_waited_for() {
+    let (runtime, _) = runtime();
+    let error = engine(&runtime, None)
+        .start(StartContext::detached(1))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(
+        error.message().contains("genset.backend.generate"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn an_engine_of_one_instance_passes_on_its_load() {
+    let (runtime, _) = runtime();
+    let worker = start(&runtime, 7, sample(5), worker_config(Vec::new())).await;
+    let engine = engine(&runtime, Some(7));
+    let start_ctx = StartContext::detached(1);
+    let declared = soon(engine.start(start_ctx.clone())).await.unwrap();
+    assert_eq!(
+        declared.vocab_size.map(std::num::NonZeroU32::get),
+        Some(1000)
+    );
+    let answer = soon(engine.generate(request(1000), ctx())).await.unwrap();
+    let mut load = start_ctx.load.subscribe();
+    soon(load.wait_for(|load| load.running_requests == 1))
+        .await
+        .unwrap();
+    drop(answer);
+    soon(load.wait_for(|load| load.running_requests == 0))
+        .await
+        .unwrap();
+    engine.cleanup().await.unwrap();
+    soon(worker.shutdown()).await;
+}
+
+#[tokio::test]
+async fn controls_travel_to_the_worker_and_are_refused_there() {
+    let (runtime, _) = runtime();
+    let worker = start(&runtime, 7, sample(0), worker_config(Vec::new())).await;
+    let engine = engine(&runtime, None);
+    soon(engine.start(StartContext::detached(1))).await.unwrap();
+    let controls = engine.controls().unwrap();
+    let error = soon(controls.wake()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("wake"), "{error}");
+    soon(worker.shutdown()).await;
+}
+
+#[tokio::test]
+async fn one_stands_for_several_workers() {
+    let (runtime, _) = runtime();
+    let workers = [
+        start(&runtime, 1, sample(0), worker_config(Vec::new())).await,
+        start(&runtime, 2, sample(0), worker_config(Vec::new())).await,
+    ];
+    let engine = engine(&runtime, None);
+    soon(engine.start(StartContext::detached(1))).await.unwrap();
+    for _ in 0..4 {
+        let answer = soon(engine.generate(request(3), ctx())).await.unwrap();
+        assert_eq!(finish(answer).await.unwrap().completion_tokens, 3);
+    }
+    let error = soon(engine.controls().unwrap().wake()).await.unwrap_err();
+    assert!(error.message().contains("2 workers"), "{error}");
+    for worker in workers {
+        soon(worker.shutdown()).await;
+    }
+}
