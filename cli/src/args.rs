@@ -1,20 +1,23 @@
 //! The command line: `genset run in=... out=... [MODEL]` and its flags, checked once.
 
+mod words;
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use genset_backend_common::EngineError;
 use genset_engine_echo::EchoArgs;
-use genset_frontend::FrontendConfig;
+use genset_frontend::{FrontendConfig, ParserNames};
 use genset_runtime::{EndpointName, SelectionMode, WorkerArgs};
 
 use crate::conform::{self, ConformCommand};
 use crate::layers;
+
+pub(crate) use words::{EngineKind, InputKind, OutputKind};
 
 const RUN_HELP: &str = "\
 Words:
@@ -25,6 +28,7 @@ Words:
   out=echo_core  answer with the prompt's tokens (the default)
   out=echo_full  answer with the prompt's text
   out=sample     answer with rotating tokens
+  out=scripted   answer what a script says (--script), as text; with a MODEL, as its tokens
   out=dyn        send requests to the workers there are; out=dyn://NAME to those of that name
   MODEL      folder of a local model checkout [default: the built-in tiny-chat]
 
@@ -33,6 +37,7 @@ Examples:
   genset run in=text out=echo_full
   echo 'What is the capital of France?' | genset run in=stdin
   genset run in=http out=sample ./Llama-3.2-3B-Instruct --http-port 9000
+  genset run in=http out=scripted --script mock.toml --tool-parser hermes
   genset run in=dyn://llama out=sample ./Llama-3.2-3B-Instruct    a worker, and in another terminal
   genset run in=http out=dyn                                      the frontend that finds it
 
@@ -41,6 +46,14 @@ Words and flags win over the environment, the environment over the file. --print
 comes from.
 
 Exit codes: 0 clean, 1 failed, 2 usage or configuration, 3 stopped before its work was done.";
+
+/// One flag for both ends, so that a process that is worker and server in one needs no second.
+const TOOL_PARSER_HELP: &str = "\
+Parser of tool calls, such as hermes; none for none. A worker publishes it with its model; a server takes it for every \
+model, whatever its worker published; a process that is both does both [default: what the worker published]";
+
+const REASONING_PARSER_HELP: &str = "\
+Parser of thoughts, such as qwen3; otherwise as --tool-parser";
 
 #[derive(Debug, Parser)]
 #[command(
@@ -62,7 +75,7 @@ enum CliCommand {
     #[command(after_help = conform::HELP)]
     Conform {
         #[command(subcommand)]
-        command: ConformCommand,
+        command: Box<ConformCommand>,
     },
 }
 
@@ -117,6 +130,9 @@ struct HttpArgs {
     /// Most stop strings of a request
     #[arg(long, env = "GENSET_MAX_STOP_STRINGS", default_value_t = FrontendConfig::default().max_stop_strings)]
     max_stop_strings: usize,
+    /// Most tools of a chat request
+    #[arg(long, env = "GENSET_MAX_TOOLS", default_value_t = FrontendConfig::default().max_tools)]
+    max_tools: usize,
     /// Connections at once; more wait
     #[arg(long, env = "GENSET_MAX_CONNECTIONS", default_value_t = FrontendConfig::default().max_connections)]
     max_connections: usize,
@@ -138,6 +154,12 @@ pub(crate) struct EngineArgs {
     /// Pause of out=sample before each token, in milliseconds
     #[arg(long, default_value_t = 0, env = "GENSET_TOKEN_DELAY_MS")]
     pub(crate) token_delay_ms: u64,
+    /// TOML file with the replies of out=scripted
+    #[arg(long, env = "GENSET_SCRIPT", value_name = "FILE")]
+    pub(crate) script: Option<PathBuf>,
+    /// Jinja file with a chat template, in place of the model's own
+    #[arg(long, env = "GENSET_CHAT_TEMPLATE", value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
 }
 
 /// A limit in seconds, more than 0.
@@ -152,148 +174,6 @@ fn seconds(text: &str) -> Result<Seconds, String> {
         Ok(Seconds(std::time::Duration::from_secs_f64(value)))
     } else {
         Err("must be more than 0 and at most 1e9 seconds".into())
-    }
-}
-
-/// Where requests come from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum InputKind {
-    Http,
-    Text,
-    Stdin,
-    /// Other processes, to a worker of this name; `None` for the one in the flags.
-    Dyn(Option<EndpointName>),
-}
-
-impl InputKind {
-    /// Whether a person reads the screen, so that the log keeps quiet.
-    pub(crate) fn is_interactive(&self) -> bool {
-        match self {
-            Self::Http | Self::Dyn(_) => false,
-            Self::Text | Self::Stdin => true,
-        }
-    }
-}
-
-impl FromStr for InputKind {
-    type Err = EngineError;
-
-    fn from_str(text: &str) -> Result<Self, EngineError> {
-        match text {
-            "http" => Ok(Self::Http),
-            "text" => Ok(Self::Text),
-            "stdin" => Ok(Self::Stdin),
-            _ if is_dyn(text) => Ok(Self::Dyn(dyn_name("in", text)?)),
-            _ if text.starts_with("batch:") => Err(EngineError::unsupported(
-                "in",
-                format!("{text:?} is not available in this build; use http, text, stdin or dyn"),
-            )),
-            _ => Err(EngineError::invalid_argument(
-                "in",
-                format!("{text:?} is none of http, text, stdin, dyn"),
-            )),
-        }
-    }
-}
-
-fn is_dyn(text: &str) -> bool {
-    text == "dyn" || text.starts_with("dyn://")
-}
-
-/// The name in `dyn://NAME`; `None` when there is none.
-fn dyn_name(word: &str, text: &str) -> Result<Option<EndpointName>, EngineError> {
-    match text.strip_prefix("dyn://") {
-        None | Some("") => Ok(None),
-        Some(name) => match name.parse() {
-            Ok(name) => Ok(Some(name)),
-            Err(error) => Err(EngineError::invalid_argument(word, error)),
-        },
-    }
-}
-
-/// Who answers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum OutputKind {
-    /// An engine in this process.
-    Engine(EngineKind),
-    /// Workers in other processes: those of this name, or all.
-    Dyn(Option<EndpointName>),
-}
-
-impl OutputKind {
-    /// The word after `out=`.
-    pub(crate) fn word(&self) -> String {
-        match self {
-            Self::Engine(engine) => engine.name().into(),
-            Self::Dyn(None) => "dyn".into(),
-            Self::Dyn(Some(name)) => format!("dyn://{name}"),
-        }
-    }
-
-    /// Whether it is this engine, in this process.
-    pub(crate) fn is(&self, engine: EngineKind) -> bool {
-        *self == Self::Engine(engine)
-    }
-}
-
-impl FromStr for OutputKind {
-    type Err = EngineError;
-
-    fn from_str(text: &str) -> Result<Self, EngineError> {
-        if is_dyn(text) {
-            return Ok(Self::Dyn(dyn_name("out", text)?));
-        }
-        text.parse().map(Self::Engine)
-    }
-}
-
-/// Which engine answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EngineKind {
-    EchoCore,
-    EchoFull,
-    Sample,
-}
-
-impl EngineKind {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::EchoCore => "echo_core",
-            Self::EchoFull => "echo_full",
-            Self::Sample => "sample",
-        }
-    }
-}
-
-/// Engines that users of the field know and this build does not have.
-const ABSENT_ENGINES: &[&str] = &[
-    "candle",
-    "llamacpp",
-    "mistralrs",
-    "mocker",
-    "scripted",
-    "sglang",
-    "trtllm",
-    "vllm",
-];
-
-impl FromStr for EngineKind {
-    type Err = EngineError;
-
-    fn from_str(text: &str) -> Result<Self, EngineError> {
-        let known = [Self::EchoCore, Self::EchoFull, Self::Sample];
-        let names = known.map(Self::name).join(", ");
-        match known.into_iter().find(|kind| kind.name() == text) {
-            Some(kind) => Ok(kind),
-            None if ABSENT_ENGINES.contains(&text) => Err(EngineError::unsupported(
-                "out",
-                format!("{text} is not available in this build; use {names} or dyn"),
-            )),
-            None => Err(EngineError::invalid_argument(
-                "out",
-                format!("{text:?} is none of {names}, dyn"),
-            )),
-        }
     }
 }
 
@@ -315,7 +195,7 @@ pub(crate) enum Command {
     Run(Box<RunConfig>),
     /// Print this, and end.
     Print(String),
-    Conform(ConformCommand),
+    Conform(Box<ConformCommand>),
 }
 
 /// Reads the command line, the environment and the file.
@@ -376,9 +256,12 @@ fn read(given: Vec<OsString>) -> Result<Read, EngineError> {
 /// no words, call it `model-path`.
 fn command() -> clap::Command {
     Cli::command().mut_subcommand("run", |run| {
-        run.args_override_self(true).mut_arg("model_path", |arg| {
-            arg.long("model").visible_alias("model-path")
-        })
+        run.args_override_self(true)
+            .mut_arg("model_path", |arg| {
+                arg.long("model").visible_alias("model-path")
+            })
+            .mut_arg("tool_parser", |arg| arg.help(TOOL_PARSER_HELP))
+            .mut_arg("reasoning_parser", |arg| arg.help(REASONING_PARSER_HELP))
     })
 }
 
@@ -428,6 +311,8 @@ fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
     } = args;
     let (input, output): (InputKind, OutputKind) = (input.parse()?, output.parse()?);
     check_words(&input, &output, &worker)?;
+    check_engine(&output, &engine_args, &worker)?;
+    let parsers = parser_names(&worker)?;
     let name = match &input {
         InputKind::Dyn(Some(name)) => name.clone(),
         InputKind::Http | InputKind::Text | InputKind::Stdin | InputKind::Dyn(None) => {
@@ -445,6 +330,8 @@ fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
         max_body_bytes: http.max_body_bytes,
         max_choices: http.max_choices,
         max_stop_strings: http.max_stop_strings,
+        max_tools: http.max_tools,
+        parsers,
         max_connections: http.max_connections,
         header_timeout: http.header_timeout.0,
         body_timeout: http.body_timeout.0,
@@ -482,6 +369,59 @@ fn check_words(
         .model_path
         .as_deref()
         .map_or(Ok(()), check_model_path)
+}
+
+/// Refuses flags that the engine has no use for, and the lack of one it needs.
+fn check_engine(
+    output: &OutputKind,
+    engine: &EngineArgs,
+    worker: &WorkerArgs,
+) -> Result<(), EngineError> {
+    if output.is(EngineKind::Scripted) {
+        required_script(engine.script.as_deref())?;
+    }
+    if engine.chat_template.is_none() {
+        return Ok(());
+    }
+    let problem = match output {
+        OutputKind::Dyn(_) => {
+            "out=dyn serves the models of the workers there are; give it to a worker"
+        }
+        OutputKind::Engine(EngineKind::EchoFull) => "echo_full takes text and applies no template",
+        OutputKind::Engine(EngineKind::Scripted) if worker.model_path.is_none() => {
+            "without a MODEL, scripted takes text and applies no template"
+        }
+        OutputKind::Engine(EngineKind::EchoCore | EngineKind::Sample | EngineKind::Scripted) => {
+            return Ok(());
+        }
+    };
+    Err(EngineError::invalid_argument("--chat-template", problem))
+}
+
+/// The script that the scripted engine needs.
+///
+/// # Errors
+/// `InvalidArgument`, naming the flag, when there is none.
+pub(crate) fn required_script(given: Option<&Path>) -> Result<&Path, EngineError> {
+    given.ok_or_else(|| {
+        let problem = "the scripted engine answers what a script says; name its TOML file";
+        EngineError::invalid_argument("--script", problem)
+    })
+}
+
+/// The parsers for whatever the process serves.
+fn parser_names(worker: &WorkerArgs) -> Result<ParserNames, EngineError> {
+    let names = ParserNames {
+        tool: worker.tool_parser.clone(),
+        reasoning: worker.reasoning_parser.clone(),
+    };
+    match names.check() {
+        Ok(()) => Ok(names),
+        Err(error) => Err(EngineError::invalid_argument(
+            "--tool-parser, --reasoning-parser",
+            error,
+        )),
+    }
 }
 
 /// Says what this build cannot load before it says what is missing.

@@ -78,9 +78,12 @@ pub(crate) struct ListArgs {
 /// Which engine to test.
 #[derive(Debug, Args)]
 pub(crate) struct SubjectArgs {
-    /// Engine in this process: sample
+    /// Engine in this process: sample or scripted
     #[arg(long)]
     engine: Option<EngineKind>,
+    /// TOML file with the replies of the scripted engine, which speaks in the built-in model's tokens
+    #[arg(long, env = "GENSET_SCRIPT", value_name = "FILE")]
+    script: Option<PathBuf>,
     /// Live workers, as dyn://namespace.component.endpoint
     #[arg(long, value_name = "NAME", conflicts_with = "engine")]
     endpoint: Option<EndpointName>,

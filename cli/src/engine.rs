@@ -1,5 +1,8 @@
 //! The engine and the model's files, from what the command line says.
 
+pub(crate) mod scripted;
+mod template;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,7 +12,7 @@ use genset_engine_echo::{EchoCore, EchoFull};
 use genset_engine_sample::{CONTEXT_LENGTH, SampleArgs, SampleEngine};
 use genset_runtime::ModelFolder;
 
-use crate::args::{EngineKind, RunConfig};
+use crate::args::{EngineKind, RunConfig, required_script};
 
 /// Context of a model whose `config.json` names none, in tokens.
 const DEFAULT_CONTEXT_LENGTH: u32 = 2048;
@@ -42,47 +45,48 @@ pub(crate) fn build(
     kind: EngineKind,
     config: &RunConfig,
 ) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
-    if kind == EngineKind::EchoFull {
-        if config.worker.model_path.is_some() {
-            let problem =
-                "echo_full takes text and needs no model folder; name it with --model-name";
-            return Err(EngineError::invalid_argument("MODEL", problem));
+    match kind {
+        EngineKind::EchoFull => echo_full(config),
+        EngineKind::Scripted if config.worker.model_path.is_none() => {
+            let script = required_script(config.engine_args.script.as_deref())?;
+            let parts = scripted::Parts::of_text(script)?;
+            Ok((Arc::new(parts.engine()), config.worker.worker_config(None)?))
         }
-        let engine = EchoFull::from_args(&config.engine_args.echo);
-        return Ok((Arc::new(engine), config.worker.worker_config(None)?));
+        EngineKind::EchoCore | EngineKind::Sample | EngineKind::Scripted => of_tokens(kind, config),
     }
-    let folder = match config.worker.model_folder()? {
-        Some(folder) => folder,
-        None => tiny_chat()?,
-    };
-    let vocab_size = folder.vocab_size.ok_or_else(|| {
-        EngineError::invalid_argument(
-            "MODEL",
-            "config.json has no vocab_size, which this engine needs",
-        )
-    })?;
-    let context = folder
-        .context_length_tokens
-        .unwrap_or(DEFAULT_CONTEXT_LENGTH);
-    if let Some(asked) = config.worker.context_length
-        && asked > context
-    {
-        let problem = format!("the model's context holds {context} tokens, not {asked}");
-        return Err(EngineError::invalid_argument("--context-length", problem));
+}
+
+fn echo_full(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
+    if config.worker.model_path.is_some() {
+        let problem = "echo_full takes text and needs no model folder; name it with --model-name";
+        return Err(EngineError::invalid_argument("MODEL", problem));
     }
+    let engine = EchoFull::from_args(&config.engine_args.echo);
+    Ok((Arc::new(engine), config.worker.worker_config(None)?))
+}
+
+/// An engine that takes the tokens of a model.
+fn of_tokens(
+    kind: EngineKind,
+    config: &RunConfig,
+) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
+    let folder = model_folder(config)?;
+    let context = context_length(&folder, config.worker.context_length)?;
+    let args = &config.engine_args;
     let engine: Arc<dyn LLMEngine> = match kind {
-        EngineKind::Sample => {
-            let token_delay_ms = config.engine_args.token_delay_ms;
-            Arc::new(SampleEngine::from_args(&SampleArgs {
-                vocab_size,
-                token_delay_ms,
-            }))
+        EngineKind::Sample => Arc::new(SampleEngine::from_args(&SampleArgs {
+            vocab_size: vocab_size(&folder)?,
+            token_delay_ms: args.token_delay_ms,
+        })),
+        EngineKind::Scripted => {
+            let script = required_script(args.script.as_deref())?;
+            let parts = scripted::Parts::of_tokens(script, &folder, context)?;
+            Arc::new(parts.engine())
         }
-        EngineKind::EchoCore | EngineKind::EchoFull => Arc::new(EchoCore::from_args(
-            &config.engine_args.echo,
-            vocab_size,
-            context,
-        )),
+        EngineKind::EchoCore | EngineKind::EchoFull => {
+            let vocab_size = vocab_size(&folder)?;
+            Arc::new(EchoCore::from_args(&args.echo, vocab_size, context))
+        }
     };
     let mut worker = config.worker.worker_config(Some(folder))?;
     // The sample engine has a context of its own; what is served is the model's.
@@ -97,7 +101,44 @@ pub(crate) fn build(
     Ok((engine, worker))
 }
 
-fn tiny_chat() -> Result<ModelFolder, EngineError> {
+/// The model that the command line names, or the built-in one, with the template that the command line names.
+fn model_folder(config: &RunConfig) -> Result<ModelFolder, EngineError> {
+    let mut folder = match config.worker.model_folder()? {
+        Some(folder) => folder,
+        None => tiny_chat()?,
+    };
+    if let Some(path) = &config.engine_args.chat_template {
+        template::replace(&mut folder, path)?;
+    }
+    Ok(folder)
+}
+
+fn vocab_size(folder: &ModelFolder) -> Result<u32, EngineError> {
+    folder.vocab_size.ok_or_else(|| {
+        let problem = "config.json has no vocab_size, which this engine needs";
+        EngineError::invalid_argument("MODEL", problem)
+    })
+}
+
+/// What the model's context holds; more must not have been `asked` for.
+pub(crate) fn context_length(folder: &ModelFolder, asked: Option<u32>) -> Result<u32, EngineError> {
+    let context = folder
+        .context_length_tokens
+        .unwrap_or(DEFAULT_CONTEXT_LENGTH);
+    match asked {
+        Some(asked) if asked > context => {
+            let problem = format!("the model's context holds {context} tokens, not {asked}");
+            Err(EngineError::invalid_argument("--context-length", problem))
+        }
+        Some(_) | None => Ok(context),
+    }
+}
+
+/// The built-in model.
+///
+/// # Errors
+/// `Internal` when the build put other files in.
+pub(crate) fn tiny_chat() -> Result<ModelFolder, EngineError> {
     let files = TINY_CHAT.map(|(name, content)| (name, content.to_vec()));
     ModelFolder::from_files("tiny-chat", Path::new("tiny-chat"), files)
         .map_err(|error| EngineError::internal("the built-in model is broken").with_source(error))

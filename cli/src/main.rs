@@ -32,7 +32,7 @@ fn main() -> ExitCode {
             input::print(&text);
             ExitCode::SUCCESS
         }
-        Command::Conform(command) => match conform::perform(command) {
+        Command::Conform(command) => match conform::perform(*command) {
             Ok(code) => ExitCode::from(code),
             Err(error) => {
                 eprintln!("error: {error}");

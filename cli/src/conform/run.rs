@@ -13,7 +13,8 @@ use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine};
 
 use super::{RunArgs, SequencesArgs, SubjectArgs};
-use crate::args::EngineKind;
+use crate::args::{EngineKind, required_script};
+use crate::engine::{self, scripted::Parts};
 use crate::input::print;
 
 /// Pause before each token under test, in milliseconds: the clock is paused, so it costs nothing, and an answer takes time
@@ -37,22 +38,33 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
         EngineError::invalid_argument("--engine, --endpoint", "say which engine to test")
     })?;
     match kind {
-        EngineKind::Sample => {}
+        EngineKind::Sample => Ok(sample()),
+        EngineKind::Scripted => scripted(subject),
         EngineKind::EchoCore | EngineKind::EchoFull => {
             let problem = format!(
                 "{} ends where its prompt does, whatever is asked of it, so it cannot keep the contract; use sample",
                 kind.name()
             );
-            return Err(EngineError::unsupported("--engine", problem));
+            Err(EngineError::unsupported("--engine", problem))
         }
     }
+}
+
+fn sample() -> BoxFactory {
     let args = SampleArgs {
         vocab_size: 1000,
         token_delay_ms: TOKEN_DELAY_MS,
     };
-    Ok(Box::new(move |_| {
-        Subject::new(SampleEngine::from_args(&args))
-    }))
+    Box::new(move |_| Subject::new(SampleEngine::from_args(&args)))
+}
+
+/// With the built-in model's tokens, since the kit speaks in tokens.
+fn scripted(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
+    let script = required_script(subject.script.as_deref())?;
+    let folder = engine::tiny_chat()?;
+    let context = engine::context_length(&folder, None)?;
+    let parts = Parts::of_tokens(script, &folder, context)?;
+    Ok(Box::new(move |_| Subject::new(parts.engine())))
 }
 
 /// The workers of an endpoint, found when there is one.
@@ -93,13 +105,22 @@ fn start_once(engine: &RemoteEngine) -> Result<(), EngineError> {
 fn replay_line(subject: &SubjectArgs) -> String {
     let engine = subject
         .engine
-        .map(|engine| format!(" --engine {}", engine.name()));
+        .map(|engine| format!(" --engine {}{}", engine.name(), script_flag(subject)));
     let endpoint = subject
         .endpoint
         .as_ref()
         .map(|endpoint| format!(" --endpoint dyn://{endpoint}"));
     let subject = engine.or(endpoint).unwrap_or_default();
     format!("genset conform run{subject}")
+}
+
+fn script_flag(subject: &SubjectArgs) -> String {
+    match &subject.script {
+        Some(path) if subject.engine == Some(EngineKind::Scripted) => {
+            format!(" --script {}", path.display())
+        }
+        Some(_) | None => String::new(),
+    }
 }
 
 pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {

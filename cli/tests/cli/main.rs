@@ -16,6 +16,7 @@ mod http;
 mod metrics;
 #[cfg(feature = "otlp")]
 mod otlp;
+mod scripted;
 mod stdin;
 mod stop;
 mod support;

@@ -1,0 +1,48 @@
+//! `--chat-template`: a template of the operator's in place of the model's own.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use genset_backend_common::{Artifact, EngineError};
+use genset_frontend::text::ChatTemplate;
+use genset_runtime::ModelFolder;
+
+/// The file of a model folder that frontends prefer to the template in `tokenizer_config.json`.
+const FILE_NAME: &str = "chat_template.jinja";
+
+/// The largest template, in bytes; the longest that models come with are a tenth of it.
+const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
+
+/// Publishes the template at `path` with the model's files, in place of one of theirs.
+///
+/// # Errors
+/// `InvalidArgument`, naming the file, when it cannot be read, is too large, or is no template.
+pub(super) fn replace(folder: &mut ModelFolder, path: &Path) -> Result<(), EngineError> {
+    let source = read(path).map_err(|problem| {
+        let problem = format!("{}: {problem}", path.display());
+        EngineError::invalid_argument("--chat-template", problem)
+    })?;
+    let files = &mut folder.artifacts;
+    files.retain(|file| file.reference.name != FILE_NAME);
+    files.push(Artifact::new(FILE_NAME, source.into_bytes()));
+    Ok(())
+}
+
+/// A template that compiles, or what is wrong with the file.
+fn read(path: &Path) -> Result<String, String> {
+    let mut source = String::new();
+    let read = File::open(path).and_then(|file| {
+        file.take(MAX_TEMPLATE_BYTES + 1)
+            .read_to_string(&mut source)
+    });
+    let size = read.map_err(|error| error.to_string())?;
+    if u64::try_from(size).is_ok_and(|size| size > MAX_TEMPLATE_BYTES) {
+        return Err(format!(
+            "has more than {MAX_TEMPLATE_BYTES} bytes; is it the right file?"
+        ));
+    }
+    // Which special tokens it may name matters when it is rendered, not here.
+    ChatTemplate::try_new(&source, None, None).map_err(|error| error.to_string())?;
+    Ok(source)
+}
