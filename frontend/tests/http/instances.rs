@@ -376,3 +376,41 @@ async fn a_request_may_have_more_answers_than_the_engine_has_places() {
     }
     site.close().await;
 }
+
+#[tokio::test]
+async fn a_worker_whose_card_differs_is_named_with_what_differs() {
+    let [one, two] = one_and_two();
+    let site = Site::start(one.clone()).await;
+    let detail = || async {
+        let response = site.get(&format!("/v1/models/{MODEL}")).await;
+        response.json()["genset"].clone()
+    };
+    let agreeing = detail().await;
+    assert_eq!(agreeing["workers"].as_array().map(Vec::len), Some(1));
+    assert_eq!(agreeing["left_out_workers"], json!([]));
+
+    let other = WorkerConfig {
+        context_length_tokens: Some(100),
+        ..worker_config()
+    };
+    let metrics = MetricsRegistry::default();
+    let second = start_worker(&site.runtime, 2, two.clone(), other, metrics).await;
+    let left_out = r#"genset_frontend_left_out_workers{model="tiny"}"#;
+    eventually("it is counted", || site.metric(left_out) > 0.0).await;
+    let differing = detail().await;
+    assert_eq!(differing["workers"], agreeing["workers"]);
+    let worker = &differing["left_out_workers"][0];
+    assert_eq!(worker["instance"], "00000000000002");
+    let difference = worker["differences"][0].as_str().unwrap_or_default();
+    assert!(
+        difference.starts_with("context_length_tokens: 100, in use: "),
+        "{differing}"
+    );
+    for _ in 0..4 {
+        assert_eq!(ask(&site).await, (200, "one".into()));
+    }
+    assert!(two.requests().is_empty());
+    soon(second.shutdown()).await;
+    eventually("it is gone", || site.metric(left_out) < 1.0).await;
+    site.close().await;
+}
