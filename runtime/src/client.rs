@@ -289,7 +289,7 @@ impl GenerateClient {
         self.client.instances()
     }
 
-    /// The requests of each live instance, by id: those of this client, or, where that is more, those it said it has.
+    /// The requests of each live instance, by id: those of this client, and those of others by what it told last.
     #[must_use]
     pub fn loads(&self) -> Vec<(InstanceId, usize)> {
         let (_, candidates) = self.client.instances.candidates(&[]);

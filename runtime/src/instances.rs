@@ -23,8 +23,8 @@ const DOWN_TIME: Duration = Duration::from_secs(5);
 pub(crate) struct Instance {
     pub(crate) record: InstanceRecord,
     in_flight: Arc<AtomicUsize>,
-    /// Requests it has said that it has: everybody's, a moment ago.
-    published: AtomicUsize,
+    /// Requests of other clients, as of what it told last.
+    others: AtomicUsize,
     down_until: Mutex<Option<Instant>>,
 }
 
@@ -33,7 +33,7 @@ impl Instance {
         Self {
             record,
             in_flight: Arc::default(),
-            published: AtomicUsize::new(0),
+            others: AtomicUsize::new(0),
             down_until: Mutex::new(None),
         }
     }
@@ -48,13 +48,15 @@ impl Instance {
     pub(crate) fn publish(&self, load: Load) {
         let requests = u64::from(load.running_requests) + u64::from(load.waiting_requests);
         let requests = usize::try_from(requests).unwrap_or(usize::MAX);
-        self.published.store(requests, Ordering::Relaxed);
+        let ours = self.in_flight.load(Ordering::Relaxed);
+        self.others
+            .store(requests.saturating_sub(ours), Ordering::Relaxed);
     }
 
-    /// Requests it has: those we know of, or those it told of where they are more.
+    /// Requests it has: ours, which are known at once, and others', which were told a moment ago.
     fn load(&self) -> usize {
-        let in_flight = self.in_flight.load(Ordering::Relaxed);
-        in_flight.max(self.published.load(Ordering::Relaxed))
+        let ours = self.in_flight.load(Ordering::Relaxed);
+        ours.saturating_add(self.others.load(Ordering::Relaxed))
     }
 
     /// Leaves the instance out for a while.

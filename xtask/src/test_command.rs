@@ -19,7 +19,10 @@ struct Step {
 }
 
 /// The cargo features that lints, tests and docs are built with: those that are no default because of what they need.
-pub(crate) const FEATURES: &str = "genset-runtime/etcd,genset-runtime/nats";
+pub(crate) const FEATURES: &str = "genset/etcd,genset/nats,genset/otlp";
+
+/// The runtime's features, each of which must do without the others.
+const RUNTIME_FEATURES: [&str; 4] = ["etcd", "nats", "otlp", "tls"];
 
 const STEPS: [Step; 12] = [
     Step {
@@ -34,7 +37,7 @@ const STEPS: [Step; 12] = [
     },
     Step {
         title: "lints",
-        repeat: "cargo clippy --workspace --all-targets --features genset-runtime/etcd,genset-runtime/nats -- -D warnings",
+        repeat: "cargo clippy --workspace --all-targets --features genset/etcd,genset/nats,genset/otlp -- -D warnings",
         perform: |repo, _| {
             let arguments = [
                 "clippy",
@@ -51,7 +54,7 @@ const STEPS: [Step; 12] = [
     },
     Step {
         title: "tests and doc tests",
-        repeat: "cargo test --workspace --features genset-runtime/etcd,genset-runtime/nats",
+        repeat: "cargo test --workspace --features genset/etcd,genset/nats,genset/otlp",
         perform: |repo, _| {
             let arguments = ["test", "--workspace", "--features", FEATURES];
             run_command(cargo(repo.root()).args(arguments))
@@ -64,10 +67,10 @@ const STEPS: [Step; 12] = [
     },
     Step {
         title: "runtime with each of the features alone",
-        repeat: "cargo clippy -p genset-runtime --no-default-features --features genset-runtime/etcd -- -D warnings",
+        repeat: "cargo clippy -p genset-runtime --no-default-features --features etcd -- -D warnings",
         perform: |repo, _| {
-            FEATURES
-                .split(',')
+            RUNTIME_FEATURES
+                .into_iter()
                 .try_for_each(|feature| check_runtime(repo, &["--features", feature]))
         },
     },
@@ -87,7 +90,7 @@ const STEPS: [Step; 12] = [
     },
     Step {
         title: "docs",
-        repeat: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --features genset-runtime/etcd,genset-runtime/nats",
+        repeat: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --features genset/etcd,genset/nats,genset/otlp",
         perform: |repo, _| {
             let mut command = cargo(repo.root());
             run_command(

@@ -110,7 +110,7 @@ impl Victim for Child {
 async fn serve(store: &str) {
     let discovery = connect(store).await;
     let lease = discovery.lease().await.unwrap();
-    println!("{ANSWER}leased");
+    tell("leased");
     let seen = Arc::new(Mutex::new(Seen::default()));
     let mut watching = JoinSet::new();
     let mut commands = BufReader::new(tokio::io::stdin()).lines();
@@ -118,8 +118,14 @@ async fn serve(store: &str) {
         if command == "watch" {
             watching.spawn(watch(Arc::clone(&discovery), Arc::clone(&seen)));
         }
-        println!("{ANSWER}{}", obey(&*lease, &seen, &command).await);
+        tell(&obey(&*lease, &seen, &command).await);
     }
+}
+
+/// Says something to the parent.
+fn tell(answer: &str) {
+    use std::io::Write as _;
+    writeln!(std::io::stdout(), "{ANSWER}{answer}").unwrap();
 }
 
 /// What a watching child has seen.
