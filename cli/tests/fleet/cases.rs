@@ -1,0 +1,71 @@
+//! What holds for every fleet, however its processes meet. Each case gets a fleet of its own.
+
+mod cards;
+mod discovery;
+mod drains;
+mod freezes;
+mod kills;
+#[cfg(feature = "nats")]
+pub(crate) mod nats;
+mod outages;
+mod secrets;
+mod spread;
+mod times;
+
+pub(crate) use self::{
+    cards::*, discovery::*, drains::*, freezes::*, kills::*, outages::*, secrets::*, spread::*,
+    times::*,
+};
+
+/// Makes a module with a test for each case: `fleet_cases!(name, meeting)`; `meeting` may await. With `nats`, those too
+/// that only a fleet with a nats-server can show.
+macro_rules! fleet_cases {
+    ($name:ident, $meeting:expr, nats) => {
+        $crate::cases::fleet_cases!($name, $meeting);
+
+        mod nats_away {
+            $crate::cases::fleet_cases!(@cases $meeting, $crate::cases::nats,
+                requests_work_again_when_nats_is_back,
+            );
+        }
+    };
+    ($name:ident, $meeting:expr) => {
+        mod $name {
+            $crate::cases::fleet_cases!(@cases $meeting, $crate::cases,
+                workers_and_frontend_find_each_other,
+                a_listed_model_is_routable_from_the_first_moment,
+                a_model_goes_with_its_last_worker_and_comes_back,
+                a_frontend_needs_no_files_of_the_model,
+                a_frontend_that_comes_after_a_death_serves_at_once,
+                no_request_fails_after_an_idle_worker_was_killed,
+                what_had_not_begun_moves_when_its_worker_is_killed,
+                what_had_begun_fails_when_its_worker_is_killed,
+                a_killed_frontend_cancels_its_requests,
+                a_draining_worker_finishes_its_streams_and_nothing_fails,
+                a_rolling_restart_fails_nothing,
+                a_draining_frontend_finishes_its_streams,
+                a_second_signal_ends_streams_with_an_error,
+                a_frozen_worker_is_left_out_and_comes_back,
+                a_worker_frozen_past_its_lease_comes_back,
+                traffic_outlives_discovery_that_is_gone,
+                traffic_outlives_discovery_that_is_stuck,
+                a_frontend_with_another_secret_serves_nothing,
+                workers_whose_cards_disagree_are_kept_apart,
+                least_loaded_spreads_load,
+                power_of_two_spreads_load,
+                deaths_and_births_take_a_while,
+            );
+        }
+    };
+    (@cases $meeting:expr, $path:path, $($case:ident,)*) => {
+        use $path as cases;
+
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                cases::$case($crate::fleet::Fleet::new($meeting)).await;
+            }
+        )*
+    };
+}
+pub(crate) use fleet_cases;

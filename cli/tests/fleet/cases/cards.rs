@@ -1,0 +1,45 @@
+//! Workers that publish different cards under one name.
+
+use crate::fleet::{Fleet, LOOK_AGAIN, until_listed};
+use crate::load::burst;
+use crate::meeting::Meeting;
+use crate::support::soon;
+
+pub(crate) async fn workers_whose_cards_disagree_are_kept_apart<M: Meeting>(fleet: Fleet<M>) {
+    let (short, long) = tokio::join!(
+        fleet.worker(&["--context-length=100"]),
+        fleet.worker(&["--context-length=200"])
+    );
+    let mut frontend = fleet.frontend(&[]).await;
+    until_listed(&frontend).await;
+    soon(async {
+        while !frontend.log().contains("card differs") {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    })
+    .await;
+    let before = (short.finished().await, long.finished().await);
+    assert_eq!(burst(&frontend, 40).await, [""; 0]);
+    let (short_did, long_did) = (
+        short.finished().await - before.0,
+        long.finished().await - before.1,
+    );
+    // One card is served, by its worker alone.
+    assert!(short_did.max(long_did) >= 40.0, "{short_did} {long_did}");
+    assert!(short_did.min(long_did) < 2.0, "{short_did} {long_did}");
+    // When that worker goes, the other's card is served.
+    let (served, other) = if short_did > long_did {
+        (short, long)
+    } else {
+        (long, short)
+    };
+    served.stop().await;
+    let before = other.finished().await;
+    soon(async {
+        while !burst(&frontend, 1).await.is_empty() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    })
+    .await;
+    assert!(other.finished().await > before);
+}

@@ -1,0 +1,103 @@
+//! A real etcd on free ports, with a data folder of its own.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+use crate::fleet::LOOK_AGAIN;
+use crate::meeting::{Meeting, Outage};
+use crate::ports::free_ports;
+use crate::support::{Exchange, send_signal, soon};
+
+const MISSING: &str = "cannot start the etcd server, which these tests need: `cargo xtask test` installs it, or run: \
+    sudo apt-get install --yes etcd-server";
+
+/// Etcd and TCP. Dropping it kills the server.
+pub(crate) struct Etcd {
+    folder: TempDir,
+    ports: [u16; 2],
+    child: Child,
+}
+
+impl Etcd {
+    pub(crate) async fn start() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ports = free_ports();
+        let child = spawn(&folder, ports);
+        let mut etcd = Self {
+            folder,
+            ports,
+            child,
+        };
+        etcd.until_ready().await;
+        etcd
+    }
+
+    /// Until it answers; a server that lost the race for its ports gets others.
+    async fn until_ready(&mut self) {
+        soon(async {
+            loop {
+                if self.child.try_wait().expect("a child").is_some() {
+                    self.ports = free_ports();
+                    self.child = spawn(&self.folder, self.ports);
+                }
+                // It says so only once it has a leader.
+                let address = SocketAddr::from(([127, 0, 0, 1], self.ports[0]));
+                let asked = Exchange::try_begin(address, "GET", "/health", "").await;
+                if asked.is_ok_and(|answer| answer.status == 200) {
+                    return;
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        })
+        .await;
+    }
+}
+
+impl Meeting for Etcd {
+    fn flags(&self) -> Vec<String> {
+        vec![
+            "--discovery-backend=etcd".into(),
+            format!("--etcd-endpoints=http://127.0.0.1:{}", self.ports[0]),
+            // Shorter than by default, so that the tests need not wait for it as long.
+            "--etcd-lease-ttl=3".into(),
+        ]
+    }
+
+    async fn interrupt(&mut self, outage: Outage) {
+        match outage {
+            Outage::Gone => self.child.kill().await.expect("it runs"),
+            Outage::Stuck => send_signal(&self.child, Signal::STOP),
+        }
+    }
+
+    async fn resume(&mut self, outage: Outage) {
+        match outage {
+            Outage::Gone => self.child = spawn(&self.folder, self.ports),
+            Outage::Stuck => send_signal(&self.child, Signal::CONT),
+        }
+        self.until_ready().await;
+    }
+}
+
+fn spawn(folder: &TempDir, [client_port, peer_port]: [u16; 2]) -> Child {
+    let client = format!("http://127.0.0.1:{client_port}");
+    let peer = format!("http://127.0.0.1:{peer_port}");
+    Command::new("etcd")
+        .args(["--name", "test", "--log-level", "fatal", "--data-dir"])
+        .arg(folder.path().join("data"))
+        .args(["--listen-client-urls", &client])
+        .args(["--advertise-client-urls", &client])
+        .args(["--listen-peer-urls", &peer])
+        .args(["--initial-advertise-peer-urls", &peer])
+        .args(["--initial-cluster", &format!("test={peer}")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect(MISSING)
+}

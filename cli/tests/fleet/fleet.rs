@@ -1,0 +1,105 @@
+//! A fleet: starts workers and frontends that meet the same way.
+
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use crate::meeting::Meeting;
+use crate::support::{Server, genset, soon};
+use crate::worker::Worker;
+
+/// How often something that must come is looked for.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Silence after which the processes of a test count as dead. Longer than by default: a busy machine is no fault.
+pub(crate) const PEER_TIMEOUT: &str = "--peer-timeout=5";
+
+pub(crate) struct Fleet<M> {
+    pub(crate) meeting: M,
+}
+
+impl<M: Meeting> Fleet<M> {
+    pub(crate) fn new(meeting: M) -> Self {
+        Self { meeting }
+    }
+
+    pub(crate) fn worker_command(&self, words: &[&str]) -> Command {
+        let mut command = genset(&["run", "in=dyn", "out=sample", "--status-port=0"]);
+        command.args(self.meeting.flags()).arg(PEER_TIMEOUT);
+        command.args(words);
+        command
+    }
+
+    pub(crate) fn frontend_command(&self, words: &[&str]) -> Command {
+        let mut command = genset(&["run", "in=http", "out=dyn", "--http-port=0"]);
+        command.args(self.meeting.flags()).arg(PEER_TIMEOUT);
+        command.args(words);
+        command
+    }
+
+    /// Starts a worker of the sample engine and waits until it is ready.
+    pub(crate) async fn worker(&self, words: &[&str]) -> Worker {
+        let worker = Worker::spawn(self.worker_command(words)).await;
+        worker.until_ready().await;
+        worker
+    }
+
+    /// Starts two workers at once.
+    pub(crate) async fn two_workers(&self, words: &[&str]) -> [Worker; 2] {
+        let (one, two) = tokio::join!(self.worker(words), self.worker(words));
+        [one, two]
+    }
+
+    /// Starts a frontend, which may know no model yet.
+    pub(crate) async fn frontend(&self, words: &[&str]) -> Server {
+        Server::spawn(self.frontend_command(words)).await
+    }
+
+    /// Starts a frontend and waits until every worker has answered a request of its.
+    pub(crate) async fn frontend_of(&self, workers: &[&Worker]) -> Server {
+        let frontend = self.frontend(&[]).await;
+        until_listed(&frontend).await;
+        until_all_answer(&frontend, workers).await;
+        frontend
+    }
+}
+
+/// Whether the frontend lists the model.
+pub(crate) async fn is_listed(frontend: &Server) -> bool {
+    frontend
+        .get("/v1/models")
+        .await
+        .body
+        .contains("\"tiny-chat\"")
+}
+
+pub(crate) async fn until_listed(frontend: &Server) {
+    soon(async {
+        while !is_listed(frontend).await {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    })
+    .await;
+}
+
+pub(crate) async fn until_unlisted(frontend: &Server) {
+    soon(async {
+        while is_listed(frontend).await {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    })
+    .await;
+}
+
+/// Sends requests until every worker has answered one.
+pub(crate) async fn until_all_answer(frontend: &Server, workers: &[&Worker]) {
+    soon(async {
+        for worker in workers {
+            let before = worker.finished().await;
+            while worker.finished().await == before {
+                crate::load::ask(frontend.address).await.expect("an answer");
+            }
+        }
+    })
+    .await;
+}

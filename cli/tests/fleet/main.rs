@@ -1,0 +1,35 @@
+//! Fleets of real processes, with faults: workers that die, hang and are replaced, discovery and NATS that go away.
+//!
+//! One list of cases runs over every way processes can meet. `docs/guide/faults.md` is the table of what clients see.
+
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking, also in its helpers"
+)]
+
+mod answers;
+mod cases;
+#[cfg(feature = "etcd")]
+mod etcd;
+mod fleet;
+mod load;
+mod meeting;
+#[cfg(feature = "nats")]
+mod nats;
+#[cfg(any(feature = "etcd", feature = "nats"))]
+mod ports;
+#[path = "../cli/support.rs"]
+#[allow(dead_code, reason = "the other tests of the binary need the rest")]
+mod support;
+mod worker;
+
+use self::cases::fleet_cases;
+
+fleet_cases!(file_and_tcp, crate::meeting::Directory::new());
+
+#[cfg(feature = "etcd")]
+fleet_cases!(etcd_and_tcp, crate::etcd::Etcd::start().await);
+
+#[cfg(all(feature = "etcd", feature = "nats"))]
+fleet_cases!(etcd_and_nats, crate::nats::EtcdAndNats::start().await, nats);

@@ -1,0 +1,135 @@
+//! A running worker, seen through its status port and its log.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use tempfile::NamedTempFile;
+use tokio::process::{Child, Command};
+
+use crate::fleet::LOOK_AGAIN;
+use crate::support::{Exchange, send_signal, soon};
+
+pub(crate) struct Worker {
+    child: Child,
+    log: NamedTempFile,
+    status: SocketAddr,
+}
+
+impl Worker {
+    /// Starts `command` and waits until it says where its status port is.
+    pub(crate) async fn spawn(mut command: Command) -> Self {
+        let log = NamedTempFile::new().expect("a file for the log");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log.reopen().expect("a second handle"));
+        let child = command.spawn().expect("the binary starts");
+        let mut worker = Self {
+            child,
+            log,
+            status: SocketAddr::from(([127, 0, 0, 1], 0)),
+        };
+        worker.status = soon(async {
+            loop {
+                if let Some(address) = status_address(&worker.log()) {
+                    break address;
+                }
+                let ended = worker.child.try_wait().expect("a child");
+                assert_eq!(ended, None, "{}", worker.log());
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        })
+        .await;
+        worker
+    }
+
+    pub(crate) async fn until_ready(&self) {
+        soon(async {
+            while self.get("/ready").await.0 != 200 {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        })
+        .await;
+    }
+
+    /// Status and body.
+    async fn get(&self, path: &str) -> (u16, String) {
+        let exchange = Exchange::begin(self.status, "GET", path, "").await;
+        let response = exchange.response().await;
+        (response.status, response.body)
+    }
+
+    /// The sum of a metric's samples.
+    async fn metric(&self, name: &str) -> f64 {
+        let (_, text) = self.get("/metrics").await;
+        let samples = text.lines().filter(|line| {
+            let rest = line.strip_prefix(name).unwrap_or_default();
+            rest.starts_with(['{', ' '])
+        });
+        let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        values.sum()
+    }
+
+    /// Requests in the engine.
+    pub(crate) async fn running(&self) -> f64 {
+        self.metric("genset_worker_running_requests").await
+    }
+
+    /// Requests that have ended, canaries too.
+    pub(crate) async fn finished(&self) -> f64 {
+        self.metric("genset_worker_requests_total").await
+    }
+
+    /// Waits until this many requests are in the engine.
+    pub(crate) async fn until_running(&self, count: f64) {
+        soon(async {
+            while self.running().await != count {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        })
+        .await;
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.log.path()).expect("a log")
+    }
+
+    /// Waits until the log has this text.
+    pub(crate) async fn until_log(&self, text: &str) {
+        soon(async {
+            while !self.log().contains(text) {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        })
+        .await;
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        send_signal(&self.child, signal);
+    }
+
+    /// Kills it with SIGKILL.
+    pub(crate) async fn kill(mut self) {
+        self.child.kill().await.expect("it runs");
+    }
+
+    /// Sends SIGTERM and expects a clean end.
+    pub(crate) async fn stop(mut self) {
+        self.signal(Signal::TERM);
+        let ended = soon(self.child.wait()).await.expect("it ends");
+        assert_eq!(ended.code(), Some(0), "{}", self.log());
+    }
+
+    /// Waits until it has ended; `None` for a signal's death.
+    pub(crate) async fn exit_code(mut self) -> Option<i32> {
+        soon(self.child.wait()).await.expect("it ends").code()
+    }
+}
+
+/// The address in a whole line of the log.
+fn status_address(log: &str) -> Option<SocketAddr> {
+    let (_, rest) = log.split_once("status on http://")?;
+    let (address, _) = rest.split_once('\n')?;
+    address.trim().parse().ok()
+}
