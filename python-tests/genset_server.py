@@ -15,13 +15,14 @@ STOP_SECONDS = 30
 
 
 class GensetServer:
-    """Serves the `echo_core` engine while the `with` block runs.
+    """Serves the engine `out` while the `with` block runs. `options` are further ones of the command line.
 
     Both output streams are read into `output`, so a full pipe never blocks the server and a failing test can show what
     the server said.
     """
 
-    def __init__(self):
+    def __init__(self, *options, out="echo_core"):
+        self._options = [f"out={out}", "--http-port", "0", *options]
         self.url = None
         self._lines = []
         self._started = threading.Event()
@@ -31,7 +32,7 @@ class GensetServer:
         binary = os.environ.get("GENSET_BIN")
         if not binary:
             raise RuntimeError("GENSET_BIN names no genset binary; run: cargo xtask openai-client-test")
-        command = [binary, "run", "in=http", "out=echo_core", "--http-port", "0"]
+        command = [binary, "run", "in=http", *self._options]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

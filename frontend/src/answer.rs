@@ -1,16 +1,20 @@
 //! [`Answer`]: one choice on its way back: tokens become text, stop strings cut it.
 
+mod logprobs;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
-use genset_backend_common::output::{TokenChunk, Usage};
+use genset_backend_common::output::{Finished, TokenChunk, TokenLogprob, Usage};
 use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, OutputStream, TokenId};
 use tokio::task::coop::poll_proceed;
 
 use crate::markup::{Delta, Message, Splitter};
 use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
+use logprobs::Ratings;
+pub use logprobs::{Candidate, RatedToken};
 
 /// How an answer ended and what it cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +25,8 @@ pub struct AnswerEnd {
     pub usage: Usage,
     /// Whether it is the first answer to its prompt, which pays for the prompt.
     pub pays_for_prompt: bool,
+    /// The stop string that cut it, by its place among the request's.
+    pub stop_string: Option<usize>,
 }
 
 impl AnswerEnd {
@@ -36,6 +42,26 @@ impl AnswerEnd {
             }
         }
     }
+}
+
+/// A whole answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Completed {
+    /// What it says.
+    pub message: Message,
+    /// How it ended and what it cost.
+    pub end: AnswerEnd,
+    /// Its tokens' log probabilities; `None` where they were not asked for.
+    pub rated: Option<Vec<RatedToken>>,
+}
+
+/// The end of an answer that was read piece by piece.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ending {
+    /// Whether it calls tools.
+    pub has_calls: bool,
+    /// Log probabilities that no piece took along.
+    pub rated: Vec<RatedToken>,
 }
 
 /// The call that starts an answer.
@@ -60,6 +86,12 @@ pub struct Answer {
     pays_for_prompt: bool,
     /// Takes the text apart, where there is markup to look for.
     splitter: Option<Box<Splitter>>,
+    /// Keeps log probabilities, where they were asked for.
+    ratings: Option<Box<Ratings>>,
+    /// Bytes of text that passed the stop matcher.
+    given: usize,
+    /// The prompt, where the answer begins with it and it was not given out yet.
+    echo: Option<Arc<str>>,
 }
 
 impl Answer {
@@ -100,7 +132,24 @@ impl Answer {
             completion_tokens: 0,
             pays_for_prompt: true,
             splitter: None,
+            ratings: None,
+            given: 0,
+            echo: None,
         }
+    }
+
+    /// The same answer, which keeps the log probabilities of its tokens and of `top` others in the place of each.
+    #[must_use]
+    pub fn with_logprobs(mut self, tokenizer: Arc<TextTokenizer>, top: u32) -> Self {
+        self.ratings = Some(Box::new(Ratings::new(tokenizer, top)));
+        self
+    }
+
+    /// The same answer, which begins with its prompt. Stop strings are not looked for in that.
+    #[must_use]
+    pub fn with_echo(mut self, prompt: Arc<str>) -> Self {
+        self.echo = Some(prompt);
+        self
     }
 
     /// The same answer, with a splitter for its text. `markers` are the special tokens among its markup, which the text then
@@ -119,10 +168,40 @@ impl Answer {
         self.splitter.as_deref_mut()
     }
 
-    /// Ends the answer but for what takes its text apart.
-    #[must_use]
-    pub fn into_splitter(self) -> Option<Box<Splitter>> {
-        self.splitter
+    /// Hands on `text`, which [`Self::poll_text`] gave: taken apart where there is markup, and with the first piece the log
+    /// probabilities that are ready. Where there is no piece, they go with the next.
+    pub fn deliver(&mut self, text: &str, mut each: impl FnMut(Delta<'_>, &[RatedToken])) {
+        let mut none = Vec::new();
+        let ratings = self.ratings.as_mut();
+        let rated = ratings.map_or(&mut none, |ratings| ratings.ready());
+        match &mut self.splitter {
+            None => {
+                each(Delta::Content(text), rated);
+                rated.clear();
+            }
+            Some(splitter) => splitter.push(text, |delta| {
+                each(delta, rated);
+                rated.clear();
+            }),
+        }
+    }
+
+    /// Hands on what was held back at the end, as [`Self::deliver`] does.
+    pub fn end(mut self, mut each: impl FnMut(Delta<'_>, &[RatedToken])) -> Ending {
+        let ratings = self.ratings.as_mut();
+        let mut rated = ratings.map_or_else(Vec::new, |ratings| std::mem::take(ratings.ready()));
+        let Some(splitter) = &mut self.splitter else {
+            let has_calls = false;
+            return Ending { has_calls, rated };
+        };
+        splitter.finish(|delta| {
+            each(delta, &rated);
+            rated.clear();
+        });
+        Ending {
+            has_calls: splitter.has_calls(),
+            rated,
+        }
     }
 
     /// The same answer, as a further one to a prompt that another pays for.
@@ -149,6 +228,9 @@ impl Answer {
         let turn = ready!(poll_proceed(cx));
         let item = ready!(Pin::new(outputs).poll_next(cx));
         turn.made_progress();
+        if let Some(prompt) = self.echo.take() {
+            out.push_str(&prompt);
+        }
         let end = match item {
             Some(Ok(output)) => self.take(output, out),
             Some(Err(error)) => Err(error),
@@ -202,7 +284,7 @@ impl Answer {
             Output::Tokens(chunk) if self.detokenizer.is_none() && !chunk.is_empty() => Err(
                 EngineError::internal("the engine sent tokens for a text request"),
             ),
-            Output::Tokens(chunk) => Ok(self.take_tokens(&chunk, out)),
+            Output::Tokens(chunk) => self.take_tokens(chunk, out),
             Output::Text(chunk) => {
                 self.completion_tokens = self.completion_tokens.saturating_add(chunk.token_count);
                 self.scratch.push_str(&chunk.text);
@@ -211,52 +293,87 @@ impl Answer {
             Output::Embeddings(_) => Err(EngineError::internal(
                 "the engine sent embeddings for a text request",
             )),
-            Output::Finished(finished) => {
-                if let Some(end) = self.take_tokens(&finished.last, out) {
-                    return Ok(Some(end));
-                }
-                if let Some(detokenizer) = self.detokenizer.as_mut() {
-                    detokenizer.finish(&mut self.scratch);
-                }
-                if let Some(end) = self.match_stops(out) {
-                    return Ok(Some(end));
-                }
-                let reason = match self.stops.finish(out) {
-                    StopOutcome::Continue => finished.reason,
-                    StopOutcome::Stopped { .. } => FinishReason::Stop,
-                };
-                Ok(Some(AnswerEnd {
-                    reason,
-                    usage: finished.usage,
-                    pays_for_prompt: self.pays_for_prompt,
-                }))
-            }
+            Output::Finished(finished) => self.take_end(*finished, out).map(Some),
         }
     }
 
+    fn take_end(&mut self, finished: Finished, out: &mut String) -> Result<AnswerEnd, EngineError> {
+        if let Some(end) = self.take_tokens(finished.last, out)? {
+            return Ok(end);
+        }
+        if let Some(detokenizer) = self.detokenizer.as_mut() {
+            detokenizer.finish(&mut self.scratch);
+        }
+        if let Some(ratings) = &mut self.ratings {
+            ratings.finish(&self.scratch);
+        }
+        if let Some(end) = self.match_stops(out) {
+            return Ok(end);
+        }
+        let before = out.len();
+        let (reason, stop_string) = match self.stops.finish(out) {
+            StopOutcome::Continue => (finished.reason, None),
+            StopOutcome::Stopped { index } => (FinishReason::Stop, Some(index)),
+        };
+        self.give(out.len() - before);
+        Ok(AnswerEnd {
+            reason,
+            usage: finished.usage,
+            pays_for_prompt: self.pays_for_prompt,
+            stop_string,
+        })
+    }
+
     /// Token by token, so that the tokens after a stop string are neither shown nor counted.
-    fn take_tokens(&mut self, chunk: &TokenChunk, out: &mut String) -> Option<AnswerEnd> {
-        for token in &chunk.token_ids {
+    fn take_tokens(
+        &mut self,
+        chunk: TokenChunk,
+        out: &mut String,
+    ) -> Result<Option<AnswerEnd>, EngineError> {
+        let mut logprobs = chunk.logprobs.into_iter();
+        for token in chunk.token_ids {
             self.completion_tokens = self.completion_tokens.saturating_add(1);
             if let Some(detokenizer) = self.detokenizer.as_mut() {
-                detokenizer.push(*token, &mut self.scratch);
+                detokenizer.push(token, &mut self.scratch);
             }
+            self.rate(token, logprobs.next())?;
             if let Some(end) = self.match_stops(out) {
-                return Some(end);
+                return Ok(Some(end));
             }
         }
-        None
+        Ok(None)
+    }
+
+    /// Keeps the log probability of `token`, whose text was just made, where they are kept.
+    fn rate(&mut self, token: TokenId, logprob: Option<TokenLogprob>) -> Result<(), EngineError> {
+        let Some(ratings) = &mut self.ratings else {
+            return Ok(());
+        };
+        let logprob = logprob
+            .ok_or_else(|| EngineError::internal("the engine left out a log probability"))?;
+        ratings.push(token, logprob, &self.scratch);
+        Ok(())
+    }
+
+    /// The next `bytes` of the text were given out.
+    fn give(&mut self, bytes: usize) {
+        self.given += bytes;
+        if let Some(ratings) = &mut self.ratings {
+            ratings.give(self.given);
+        }
     }
 
     fn match_stops(&mut self, out: &mut String) -> Option<AnswerEnd> {
         if self.scratch.is_empty() {
             return None;
         }
+        let before = out.len();
         let outcome = self.stops.push(&self.scratch, out);
         self.scratch.clear();
+        self.give(out.len() - before);
         match outcome {
             StopOutcome::Continue => None,
-            StopOutcome::Stopped { .. } => {
+            StopOutcome::Stopped { index } => {
                 let usage = Usage {
                     prompt_tokens: self.prompt_tokens,
                     completion_tokens: self.completion_tokens,
@@ -266,6 +383,7 @@ impl Answer {
                     reason: FinishReason::Stop,
                     usage,
                     pays_for_prompt: self.pays_for_prompt,
+                    stop_string: Some(index),
                 })
             }
         }
@@ -278,20 +396,29 @@ impl Answer {
     ///
     /// # Cancel safety
     /// Text read so far is lost when the future is dropped.
-    pub async fn collect(mut self) -> Result<(Message, AnswerEnd), EngineError> {
+    pub async fn collect(mut self) -> Result<Completed, EngineError> {
         let mut text = String::new();
         let end = loop {
             if let Some(end) = std::future::poll_fn(|cx| self.poll_text(cx, &mut text)).await? {
                 break end;
             }
         };
-        let Some(splitter) = self.splitter() else {
-            return Ok((Message::from(text), end));
+        let ratings = self.ratings.as_mut();
+        let rated = ratings.map(|ratings| std::mem::take(ratings.ready()));
+        let message = match self.splitter() {
+            None => Message::from(text),
+            Some(splitter) => {
+                let mut message = Message::default();
+                splitter.push(&text, |delta| message.add(delta));
+                splitter.finish(|delta| message.add(delta));
+                message
+            }
         };
-        let mut message = Message::default();
-        splitter.push(&text, |delta| message.add(delta));
-        splitter.finish(|delta| message.add(delta));
-        Ok((message, end))
+        Ok(Completed {
+            message,
+            end,
+            rated,
+        })
     }
 
     /// Waits for the next piece of content, appended to `out`; `Some` is the end. Thoughts and tool calls are left out.

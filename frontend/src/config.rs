@@ -26,6 +26,8 @@ pub struct FrontendConfig {
     pub max_stop_bytes: usize,
     /// The most prompts in one completions request.
     pub max_prompts: usize,
+    /// The most inputs in one embeddings request.
+    pub max_embedding_inputs: usize,
     /// The most tools in one chat request.
     pub max_tools: usize,
     /// The parsers of answers, for every model, in place of what its card names.
@@ -53,6 +55,7 @@ impl Default for FrontendConfig {
             max_stop_strings: 16,
             max_stop_bytes: 1024,
             max_prompts: 256,
+            max_embedding_inputs: 2048,
             max_tools: 128,
             parsers: ParserNames::default(),
             max_connections: 16_384,

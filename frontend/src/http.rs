@@ -1,8 +1,10 @@
 //! The HTTP server: routes, handlers, connections.
 
+mod apis;
 mod body;
 mod connection;
 mod handlers;
+mod messages;
 mod metrics;
 mod server;
 mod stall;

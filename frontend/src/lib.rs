@@ -5,6 +5,7 @@
 //! it on the model's instances ([`model`]); [`answer`] turns tokens into text on the way back, and `http` writes it.
 
 pub mod answer;
+pub mod anthropic;
 mod config;
 mod error;
 mod http;

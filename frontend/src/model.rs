@@ -1,11 +1,14 @@
 //! [`ServedModel`]: a model ready to answer text, and [`Models`]: those that live workers serve, prepared as they appear.
 
+mod matryoshka;
+
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use genset_backend_common::ports::Generate;
-use genset_backend_common::{EngineError, ErrorKind, ModelCard, TokenId};
+use genset_backend_common::{EngineError, ErrorKind, InputKind, ModelCard, TokenId};
 use genset_runtime::{EndpointName, LiveModel, ModelDirectory, Runtime, SelectionMode};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -13,6 +16,8 @@ use serde::Deserialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+pub use matryoshka::Matryoshka;
 
 use crate::config::FrontendConfig;
 use crate::parsers::{ParserNames, Parsers};
@@ -43,6 +48,8 @@ pub struct TextFiles {
     pub template: Option<ChatTemplate>,
     /// The tokens that end a sequence.
     pub eos_token_ids: Vec<TokenId>,
+    /// The lengths its embeddings may be cut to.
+    pub matryoshka: Matryoshka,
 }
 
 impl ServedModel {
@@ -114,12 +121,22 @@ impl TextFiles {
                 .and_then(|source| source.eos_token.as_deref());
             eos_token_ids.extend(eos.and_then(|eos| tokenizer.token_id(eos)));
         }
+        let matryoshka = file("config.json").map(|json| Matryoshka::from_config(&json));
+        let matryoshka = matryoshka.transpose();
+        let matryoshka = matryoshka.map_err(|error| bad_file("config.json", error))?;
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
             template,
             eos_token_ids,
+            matryoshka: matryoshka.unwrap_or_default(),
         })
     }
+}
+
+/// Engines that tokenize prompts by themselves get text; those that only embed never do.
+fn needs_tokenizer(card: &ModelCard) -> bool {
+    let mut inputs = card.capabilities.inputs.iter();
+    card.takes_tokens() || inputs.all(|kind| *kind == InputKind::Embed)
 }
 
 fn bad_file(name: &str, error: impl std::error::Error + Send + Sync + 'static) -> EngineError {
@@ -233,51 +250,71 @@ struct Follower {
     parsers: ParserNames,
 }
 
+/// A model on its way to being ready.
+struct Preparing<'a> {
+    live: LiveModel,
+    ready: Pin<Box<dyn Future<Output = Arc<ServedModel>> + Send + 'a>>,
+}
+
 impl Follower {
     async fn run(self) {
         let mut live = self.directory.subscribe();
-        let mut pause = RETRY_PAUSES.0;
+        // Side by side: a model whose only worker hangs must not keep the others waiting.
+        let mut preparing = BTreeMap::<String, Preparing<'_>>::new();
         loop {
-            let mut has_failed = false;
             let wanted = live.borrow_and_update().clone();
             self.count_left_out(&wanted);
             self.map.send_modify(|map| {
                 Arc::make_mut(map)
                     .retain(|name, known| wanted.get(name).is_some_and(|live| known.is_of(live)));
             });
-            for (name, model) in wanted.iter() {
-                if self.map.borrow().contains_key(name) {
-                    continue;
-                }
-                match self.prepare(model).await {
-                    Ok(ready) => {
-                        tracing::info!(model = name, "model ready");
-                        self.map.send_modify(|map| {
-                            drop(Arc::make_mut(map).insert(name.clone(), ready))
-                        });
-                    }
-                    Err(error) => {
-                        has_failed = true;
-                        tracing::error!(model = name, kind = %error.kind(), %error, "the model cannot be served");
-                    }
+            preparing.retain(|name, known| {
+                wanted
+                    .get(name)
+                    .is_some_and(|live| live.is_same_service(&known.live))
+            });
+            for (name, live) in wanted.iter() {
+                if !self.map.borrow().contains_key(name) && !preparing.contains_key(name) {
+                    preparing.insert(name.clone(), self.begin(live));
                 }
             }
-            let retry = async {
-                if !has_failed {
-                    std::future::pending::<()>().await;
-                }
-                tokio::time::sleep(pause).await;
-            };
             tokio::select! {
                 biased;
-                changed = live.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    pause = RETRY_PAUSES.0;
+                changed = live.changed() => if changed.is_err() {
+                    return;
+                },
+                ready = next_ready(&mut preparing) => {
+                    let name = ready.card.name.clone();
+                    preparing.remove(&name);
+                    tracing::info!(model = name, "model ready");
+                    self.map
+                        .send_modify(|map| drop(Arc::make_mut(map).insert(name, ready)));
                 }
-                () = retry => pause = (pause * 2).min(RETRY_PAUSES.1),
             }
+        }
+    }
+
+    fn begin(&self, live: &LiveModel) -> Preparing<'_> {
+        let wanted = live.clone();
+        Preparing {
+            live: live.clone(),
+            ready: Box::pin(async move { self.prepare_patiently(&wanted).await }),
+        }
+    }
+
+    /// Prepares a model, again and again until it is done.
+    async fn prepare_patiently(&self, live: &LiveModel) -> Arc<ServedModel> {
+        let mut pause = RETRY_PAUSES.0;
+        loop {
+            match self.prepare(live).await {
+                Ok(ready) => return ready,
+                Err(error) => {
+                    let model = &live.card.name;
+                    tracing::error!(model, kind = %error.kind(), %error, "the model cannot be served");
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_PAUSES.1);
         }
     }
 
@@ -297,7 +334,7 @@ impl Follower {
             .directory
             .client(live, self.selection, self.timeout)
             .await?;
-        let text = if live.card.takes_tokens() {
+        let text = if needs_tokenizer(&live.card) {
             Some(self.fetch_text(live).await?)
         } else {
             None
@@ -332,4 +369,15 @@ impl Follower {
                 )
             })
     }
+}
+
+/// The next model that is ready; never, while none is being prepared.
+///
+/// Cancel safe: what is not ready goes on with the next call.
+async fn next_ready(preparing: &mut BTreeMap<String, Preparing<'_>>) -> Arc<ServedModel> {
+    if preparing.is_empty() {
+        return std::future::pending().await;
+    }
+    let all = preparing.values_mut().map(|preparing| &mut preparing.ready);
+    futures_util::future::select_all(all).await.0
 }

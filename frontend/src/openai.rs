@@ -8,17 +8,25 @@
 mod chat;
 mod common;
 mod completions;
+mod embeddings;
 mod fields;
+mod guided;
+mod logprobs;
 mod response;
+mod tokenize;
 mod tools;
 
 pub use chat::ChatRequest;
 pub use common::{CommonParams, RequestLimits};
 pub use completions::{CompletionRequest, Prompt};
+pub use embeddings::{EmbeddingRequest, EncodingFormat, embeddings_json};
 pub use fields::Fields;
+pub use guided::GuidedOptions;
+pub use logprobs::{LogprobOptions, logprobs_json};
 pub use response::{
     Api, ChoiceEnd, ChunkEncoder, ResponseHead, completed_choice, response_json, usage_json,
 };
+pub use tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
 pub(crate) use tools::arguments_as_text;
 pub use tools::{ToolChoice, ToolOptions};
 

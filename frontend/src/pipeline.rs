@@ -1,11 +1,18 @@
 //! From a checked request to running answers: template, tokenize, generate. HTTP and the text chat both use it.
 
+mod embedding;
+mod tokens;
+
 use std::sync::Arc;
 
 use genset_backend_common::{
     ChatInput, EngineError, GenerateRequest, GuidedDecoding, Input, RequestContext, TokenId,
 };
 use serde_json::{Map, Value};
+
+pub use embedding::{EmbedJob, Embedded};
+pub(crate) use tokens::no_tokenizer;
+pub use tokens::{detokenize, token_strings, tokenize_prompt};
 
 use crate::answer::Answer;
 use crate::error::ApiError;
@@ -27,6 +34,8 @@ pub struct Job {
     /// How the answers are taken apart; `None` where all of their text is content.
     splitting: Option<Splitting>,
     guided: Option<GuidedDecoding>,
+    /// What the answers to each input begin with, if with their prompts.
+    echoes: Vec<Arc<str>>,
 }
 
 impl Job {
@@ -36,13 +45,21 @@ impl Job {
     /// A 400 when the template refuses the messages or the model has none, or when the model cannot call tools as asked.
     pub async fn chat(model: Arc<ServedModel>, request: ChatRequest) -> Result<Self, ApiError> {
         let ChatRequest {
-            params,
+            mut params,
             mut messages,
             tools,
             add_generation_prompt,
-            template_args,
+            mut template_args,
+            reasoning_effort,
         } = request;
-        let (mut splitting, guided) = Splitting::plan(&model.card, model.parsers, &tools)?;
+        let (mut splitting, mut guided) = Splitting::plan(&model.card, model.parsers, &tools)?;
+        if let Some(format) = bind(&model, &mut params)? {
+            // It is bound from its first token: there is no markup to look for.
+            (splitting, guided) = (None, Some(format));
+        }
+        if let Some(effort) = reasoning_effort {
+            add_reasoning_effort(&model, effort, &mut template_args)?;
+        }
         if model.text.is_none() {
             refuse_template_options(add_generation_prompt, &template_args)?;
             refuse_token_options(&params)?;
@@ -53,6 +70,7 @@ impl Job {
                 inputs: vec![Input::Chat(ChatInput { messages, tools })],
                 splitting,
                 guided,
+                echoes: Vec::new(),
             });
         }
         let texts = messages.iter().chain(tools.offered());
@@ -81,6 +99,7 @@ impl Job {
             params,
             splitting,
             guided,
+            echoes: Vec::new(),
         })
     }
 
@@ -92,9 +111,18 @@ impl Job {
         model: Arc<ServedModel>,
         request: CompletionRequest,
     ) -> Result<Self, ApiError> {
-        let CompletionRequest { params, prompts } = request;
+        let CompletionRequest {
+            mut params,
+            prompts,
+            echo,
+        } = request;
+        let guided = bind(&model, &mut params)?;
         let mut inputs = Vec::with_capacity(prompts.len());
+        let mut echoes = Vec::new();
         for prompt in prompts {
+            if echo {
+                echoes.push(shown(&prompt, &model)?);
+            }
             inputs.push(match (prompt, &model.text) {
                 (Prompt::Tokens(tokens), Some(_)) => Input::Tokens(tokens),
                 (Prompt::Tokens(_), None) => {
@@ -122,7 +150,8 @@ impl Job {
             params,
             inputs,
             splitting: None,
-            guided: None,
+            guided,
+            echoes,
         })
     }
 
@@ -146,7 +175,7 @@ impl Job {
     pub async fn start(self, ctx: &RequestContext) -> Result<Vec<Answer>, EngineError> {
         let count = self.inputs.len() * usize::try_from(self.params.n).unwrap_or(1);
         let mut answers = Vec::with_capacity(count);
-        for input in &self.inputs {
+        for (prompt, input) in self.inputs.iter().enumerate() {
             for choice in 0..self.params.n {
                 let request = self.request(input.clone(), choice);
                 self.model.card.check(&request)?;
@@ -155,7 +184,11 @@ impl Job {
                 } else {
                     ctx.sibling(answers.len())
                 };
-                answers.push(self.ready(request, ctx, choice == 0));
+                let answer = self.ready(request, ctx, choice == 0);
+                answers.push(match self.echoes.get(prompt) {
+                    Some(prompt) => answer.with_echo(Arc::clone(prompt)),
+                    None => answer,
+                });
             }
         }
         if let Some(first) = answers.first_mut() {
@@ -185,6 +218,9 @@ impl Job {
             let markers = markers.map(|text| splitting.special_tokens(&text.tokenizer));
             answer = answer.with_splitter(splitting.splitter(), markers.unwrap_or_default());
         }
+        if let (Some(logprobs), Some(text)) = (&self.params.logprobs, &self.model.text) {
+            answer = answer.with_logprobs(Arc::clone(&text.tokenizer), logprobs.top);
+        }
         if is_first_choice {
             answer
         } else {
@@ -206,10 +242,59 @@ impl Job {
             .sampling
             .seed
             .map(|seed| seed.wrapping_add(u64::from(choice)));
+        request.output.logprobs = params.logprobs.map(|logprobs| logprobs.top);
         request.guided.clone_from(&self.guided);
         request.priority = params.priority;
         request.annotations.clone_from(&params.annotations);
         request
+    }
+}
+
+/// Checks what the model must be able to do beside generating, and takes out what binds the answers.
+fn bind(
+    model: &ServedModel,
+    params: &mut CommonParams,
+) -> Result<Option<GuidedDecoding>, ApiError> {
+    let can = &model.card.capabilities;
+    if let Some(logprobs) = &params.logprobs {
+        // Text that an engine makes by itself comes without.
+        logprobs.check(can.max_logprobs.filter(|_| model.text.is_some()))?;
+    }
+    let guided = params.guided.take();
+    guided.map(|guided| guided.check(&can.guided)).transpose()
+}
+
+/// Effort is a variable of the template, where it has one.
+fn add_reasoning_effort(
+    model: &ServedModel,
+    effort: String,
+    template_args: &mut Map<String, Value>,
+) -> Result<(), ApiError> {
+    const NAME: &str = "reasoning_effort";
+    let template = model.text.as_ref().and_then(|text| text.template.as_ref());
+    if !template.is_some_and(|template| template.reads(NAME)) {
+        let why = "this model's chat template has no such setting; leave the field out";
+        return Err(ApiError::unsupported(NAME, why));
+    }
+    // The template's own arguments are closer to it.
+    template_args
+        .entry(NAME)
+        .or_insert_with(|| Value::String(effort));
+    Ok(())
+}
+
+/// A prompt as its echo shows it: token ids with all special tokens.
+fn shown(prompt: &Prompt, model: &ServedModel) -> Result<Arc<str>, ApiError> {
+    match (prompt, &model.text) {
+        (Prompt::Text(text), _) => Ok(text.as_str().into()),
+        (Prompt::Tokens(tokens), Some(text)) => match text.tokenizer.decode_all(tokens, false) {
+            Ok(text) => Ok(text.into()),
+            Err(error) => Err(ApiError::invalid(
+                "prompt",
+                format!("cannot be shown as text: {error}"),
+            )),
+        },
+        (Prompt::Tokens(_), None) => Ok(Arc::default()),
     }
 }
 
@@ -254,7 +339,7 @@ fn text_bytes(value: &Value) -> usize {
 }
 
 /// Runs `work` here when it is short, else on a thread for blocking work.
-async fn off_async_threads<T: Send + 'static>(
+pub(crate) async fn off_async_threads<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

@@ -5,6 +5,8 @@ use proptest::prelude::{ProptestConfig, prop_assert_eq, proptest};
 
 use super::*;
 
+mod ratings;
+
 type Item = Result<Output, EngineError>;
 
 fn text(text: &str, token_count: u32) -> Item {
@@ -24,10 +26,15 @@ fn answer(items: Vec<Item>, stops: &[&str]) -> Answer {
     Answer::new(outputs, None, stops, 3)
 }
 
+async fn collected(answer: Answer) -> Result<(Message, AnswerEnd), EngineError> {
+    let Completed { message, end, .. } = answer.collect().await?;
+    Ok((message, end))
+}
+
 #[tokio::test]
 async fn the_text_and_the_engines_own_end_come_through() {
     let items = vec![text("a ", 1), text("b", 2), finished(Finish::length(), 3)];
-    let (read, end) = answer(items, &["never"]).collect().await.unwrap();
+    let (read, end) = collected(answer(items, &["never"])).await.unwrap();
     assert_eq!(
         (read.content.as_str(), end.reason),
         ("a b", FinishReason::Length)
@@ -46,7 +53,7 @@ async fn a_stop_string_ends_the_answer_at_its_token() {
         text(" four", 1),
         finished(Finish::length(), 5),
     ];
-    let (read, end) = answer(items, &["two"]).collect().await.unwrap();
+    let (read, end) = collected(answer(items, &["two"])).await.unwrap();
     assert_eq!(
         (read.content.as_str(), end.reason),
         ("one ", FinishReason::Stop)
@@ -61,7 +68,7 @@ async fn a_stop_string_ends_the_answer_at_its_token() {
 #[tokio::test]
 async fn the_end_gives_out_what_was_held_back() {
     let items = vec![text("one tw", 1), finished(Finish::length(), 1)];
-    let (read, end) = answer(items, &["two"]).collect().await.unwrap();
+    let (read, end) = collected(answer(items, &["two"])).await.unwrap();
     assert_eq!(
         (read.content.as_str(), end.reason),
         ("one tw", FinishReason::Length)
@@ -109,6 +116,7 @@ fn a_prompt_counts_once_however_many_answers() {
         reason: FinishReason::Stop,
         usage,
         pays_for_prompt,
+        stop_string: None,
     };
     let mut sum = Usage::default();
     for pays in [true, false, false, true] {
@@ -134,7 +142,7 @@ proptest! {
         let mut items: Vec<Item> = pieces.iter().map(|piece| text(piece, 1)).collect();
         items.push(finished(Finish::length(), u32::try_from(pieces.len()).unwrap()));
         let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
-        let read = futures_util::FutureExt::now_or_never(answer(items, &stops).collect());
+        let read = futures_util::FutureExt::now_or_never(collected(answer(items, &stops)));
         let (read, end) = read.unwrap().unwrap();
         prop_assert_eq!(read.content.as_str(), whole.get(..cut.unwrap_or(whole.len())).unwrap());
         let reason = if cut.is_some() { FinishReason::Stop } else { FinishReason::Length };
@@ -175,7 +183,7 @@ async fn special_tokens_of_markup_are_read_and_others_skipped() {
             let splitter = Splitter::new(None, Some(parser), dialect.id_style());
             answer = answer.with_splitter(splitter, [3].into());
         }
-        answer.collect().await.unwrap().0
+        answer.collect().await.unwrap().message
     };
     assert_eq!(read(false).await.content, "now{}");
     let message = read(true).await;

@@ -16,7 +16,7 @@ use crate::openai::{ChoiceEnd, ChunkEncoder};
 
 /// Tokens that are ready together leave together, up to about this many bytes: one write, and a bound on what a fast engine
 /// puts in front of a slow client.
-const FRAME_BYTES: usize = 8 << 10;
+pub(super) const FRAME_BYTES: usize = 8 << 10;
 
 /// The events of one request. Dropping it cancels what still runs.
 pub(super) struct EventBody {
@@ -101,12 +101,9 @@ impl EventBody {
             return false;
         };
         if let Some(text) = self.text.get(before..).filter(|text| !text.is_empty()) {
-            match answer.splitter() {
-                None => self.encoder.text(index, text, &mut self.buffer),
-                Some(splitter) => splitter.push(text, |delta| {
-                    self.encoder.delta(index, delta, &mut self.buffer);
-                }),
-            }
+            answer.deliver(text, |delta, rated| {
+                self.encoder.delta(index, delta, rated, &mut self.buffer);
+            });
             self.guard.text();
         }
         match result {
@@ -124,14 +121,15 @@ impl EventBody {
     }
 
     fn end_answer(&mut self, index: usize, end: AnswerEnd) {
-        let answer = self.answers.get_mut(index).and_then(Option::take);
-        let mut has_calls = false;
-        if let Some(splitter) = answer.and_then(Answer::into_splitter).as_deref_mut() {
-            splitter.finish(|delta| self.encoder.delta(index, delta, &mut self.buffer));
-            has_calls = splitter.has_calls();
-        }
-        let reason = ChoiceEnd::new(end.reason, has_calls);
-        self.encoder.finish(index, reason, &mut self.buffer);
+        let Some(answer) = self.answers.get_mut(index).and_then(Option::take) else {
+            return;
+        };
+        let ending = answer.end(|delta, rated| {
+            self.encoder.delta(index, delta, rated, &mut self.buffer);
+        });
+        let reason = ChoiceEnd::new(end.reason, ending.has_calls);
+        self.encoder
+            .finish(index, reason, &ending.rated, &mut self.buffer);
         end.add_to(&mut self.usage);
         self.running -= 1;
         if self.running == 0 {

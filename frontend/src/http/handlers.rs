@@ -1,5 +1,6 @@
 //! The routes and what answers them.
 
+use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,7 +10,7 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
@@ -24,7 +25,9 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use super::apis::{self, Work};
 use super::body::EventBody;
+use super::messages;
 use super::metrics::{HttpMetrics, RequestGuard};
 use crate::answer::Answer;
 use crate::config::FrontendConfig;
@@ -37,7 +40,7 @@ use crate::openai::{
 use crate::pipeline::Job;
 
 /// The header with the request's id, taken from the client or made here, and given back.
-const REQUEST_ID: &str = "x-request-id";
+pub(super) const REQUEST_ID: &str = "x-request-id";
 
 /// The longest request id that is taken from a client, in bytes.
 const MAX_REQUEST_ID_BYTES: usize = 128;
@@ -57,15 +60,44 @@ pub(super) fn router(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
+        .route("/v1/embeddings", openai("embeddings", apis::embeddings))
+        .route("/v1/messages", anthropic("messages", messages::messages))
+        .route(
+            "/v1/messages/count_tokens",
+            anthropic("count_tokens", messages::count_tokens),
+        )
+        .route("/tokenize", openai("tokenize", apis::tokenize))
+        .route("/detokenize", openai("detokenize", apis::detokenize))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*id}", get(get_model))
         .route("/live", get(|| async { "live\n" }))
         .route("/ready", get(ready))
         .route("/health", get(ready))
         .route("/metrics", get(metrics))
+        .route("/openapi.json", get(openapi))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_route)
         .with_state(app)
+}
+
+/// A route with errors in OpenAI's shape; `endpoint` is its name in metrics.
+fn openai(endpoint: &'static str, work: Work) -> MethodRouter<App> {
+    post(
+        move |State(app): State<App>, headers: HeaderMap, body: Body| {
+            apis::answer(app, endpoint, headers, body, work, apis::openai_error)
+        },
+    )
+}
+
+/// A route with errors in Anthropic's shape.
+fn anthropic(endpoint: &'static str, work: Work) -> MethodRouter<App> {
+    post(
+        async move |State(app): State<App>, headers: HeaderMap, body: Body| {
+            let write_error = messages::anthropic_error;
+            let answered = apis::answer(app, endpoint, headers, body, work, write_error);
+            messages::repeat_request_id(answered.await)
+        },
+    )
 }
 
 async fn chat_completions(State(app): State<App>, headers: HeaderMap, body: Body) -> Response {
@@ -177,9 +209,9 @@ async fn answer(
     let answers = try_join_all(answers.into_iter().map(Answer::collect)).await?;
     let mut usage = Usage::default();
     let mut choices = Vec::with_capacity(answers.len());
-    for (index, (message, end)) in answers.iter().enumerate() {
-        choices.push(completed_choice(api, index, message, end.reason));
-        end.add_to(&mut usage);
+    for (index, answer) in answers.iter().enumerate() {
+        choices.push(completed_choice(api, index, answer));
+        answer.end.add_to(&mut usage);
     }
     guard.text();
     guard.usage(&usage);
@@ -188,11 +220,17 @@ async fn answer(
     ))))
 }
 
-fn find_model(app: &App, name: &str, endpoint: EndpointType) -> Result<Arc<ServedModel>, ApiError> {
-    let model = app
-        .models
-        .get(name)
-        .ok_or_else(|| ApiError::model_not_found(name))?;
+pub(super) fn find_any_model(app: &App, name: &str) -> Result<Arc<ServedModel>, ApiError> {
+    let model = app.models.get(name);
+    model.ok_or_else(|| ApiError::model_not_found(name))
+}
+
+pub(super) fn find_model(
+    app: &App,
+    name: &str,
+    endpoint: EndpointType,
+) -> Result<Arc<ServedModel>, ApiError> {
+    let model = find_any_model(app, name)?;
     if model.card.endpoint_types.contains(&endpoint) {
         return Ok(model);
     }
@@ -204,7 +242,7 @@ fn find_model(app: &App, name: &str, endpoint: EndpointType) -> Result<Arc<Serve
 }
 
 /// The client's id, if it is short and printable, else a new one.
-fn request_id(headers: &HeaderMap) -> String {
+pub(super) fn request_id(headers: &HeaderMap) -> String {
     let given = headers
         .get(REQUEST_ID)
         .and_then(|value| value.to_str().ok());
@@ -214,7 +252,7 @@ fn request_id(headers: &HeaderMap) -> String {
     }
 }
 
-fn context(request_id: &str, headers: &HeaderMap) -> RequestContext {
+pub(super) fn context(request_id: &str, headers: &HeaderMap) -> RequestContext {
     let text = |name: &str| {
         headers
             .get(name)
@@ -229,7 +267,7 @@ fn context(request_id: &str, headers: &HeaderMap) -> RequestContext {
     }
 }
 
-async fn read_body(config: &FrontendConfig, body: Body) -> Result<Bytes, ApiError> {
+pub(super) async fn read_body(config: &FrontendConfig, body: Body) -> Result<Bytes, ApiError> {
     let too_large = || {
         let limit = config.max_body_bytes;
         let message = format!("The request body is over this server's limit of {limit} bytes.");
@@ -257,7 +295,10 @@ async fn read_body(config: &FrontendConfig, body: Body) -> Result<Bytes, ApiErro
     }
 }
 
-fn event_response(body: EventBody) -> Response {
+pub(super) fn event_response<B>(body: B) -> Response
+where
+    B: http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
+{
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
     headers.insert(
@@ -282,6 +323,7 @@ fn model_json(model: &ServedModel) -> Value {
         "object": "model",
         "created": model.created,
         "owned_by": "genset",
+        "shutdown_date": null,
         "max_model_len": model.card.context_length_tokens,
     })
 }
@@ -363,7 +405,17 @@ async fn metrics(State(app): State<App>) -> Response {
         .into_response()
 }
 
+/// Every route and its fields, written by hand; a test compares it with the router.
+async fn openapi() -> Response {
+    let document = include_str!("openapi.json");
+    ([(header::CONTENT_TYPE, "application/json")], document).into_response()
+}
+
+/// What a route has no answer for. The router adds the methods that it has.
 async fn wrong_method(method: Method, uri: Uri) -> Response {
+    if method == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
+    }
     let message = format!("{method} is not allowed on {}.", uri.path());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).into_response()
 }

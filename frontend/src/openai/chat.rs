@@ -4,7 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::common::{CommonParams, IGNORED, RequestLimits};
 use super::fields::Fields;
-use super::tools::{ToolOptions, read_calls};
+use super::guided::{self, GuidedOptions};
+use super::logprobs::LogprobOptions;
+use super::tools::{ToolChoice, ToolOptions, read_calls};
 use crate::error::ApiError;
 
 /// A chat completion request, checked but for what the model decides (its template, its context, its capabilities).
@@ -23,6 +25,8 @@ pub struct ChatRequest {
     pub add_generation_prompt: bool,
     /// Further variables of the chat template.
     pub template_args: Map<String, Value>,
+    /// How much the model is to think, for templates that ask.
+    pub reasoning_effort: Option<String>,
 }
 
 impl ChatRequest {
@@ -32,7 +36,10 @@ impl ChatRequest {
     /// A 400 that names the field.
     pub fn parse(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let params = CommonParams::read(&mut fields, limits, None)?;
+        let mut params = CommonParams::read(&mut fields, limits, None)?;
+        params.logprobs = LogprobOptions::read_chat(&mut fields)?;
+        let format = GuidedOptions::read_response_format(&mut fields)?;
+        guided::join(&mut params.guided, format)?;
         let messages = fields.list("messages")?.unwrap_or_default();
         if messages.is_empty() {
             return Err(ApiError::invalid(
@@ -50,10 +57,26 @@ impl ChatRequest {
             tools: ToolOptions::read(&mut fields, limits)?,
             add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
             template_args: read_template_args(&mut fields)?,
+            reasoning_effort: fields.string("reasoning_effort")?,
         };
+        request.refuse_two_formats()?;
         refuse_unsupported(&mut fields)?;
         fields.finish(IGNORED)?;
         Ok(request)
+    }
+}
+
+impl ChatRequest {
+    /// An answer that is bound from its first token cannot call tools, and one that must call tools is bound already.
+    fn refuse_two_formats(&self) -> Result<(), ApiError> {
+        match (&self.params.guided, &self.tools.choice) {
+            (Some(guided), ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_)) => {
+                let problem = "an answer bound to a format cannot call tools; leave out one of them, or send \
+                    \"tool_choice\": \"none\"";
+                Err(ApiError::invalid(guided.field.clone(), problem))
+            }
+            (Some(_), ToolChoice::None) | (None, _) => Ok(()),
+        }
     }
 }
 
@@ -138,11 +161,6 @@ fn join_parts(name: &str, parts: &[Value]) -> Result<String, ApiError> {
 /// What the API has and this server does not (yet).
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse(
-        "response_format",
-        &[json!({"type": "text"})],
-        "only {\"type\": \"text\"} is available",
-    )?;
-    fields.refuse(
         "modalities",
         &[json!(["text"])],
         "only [\"text\"] is available",
@@ -152,13 +170,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         &[json!("medium")],
         "only \"medium\" is available",
     )?;
-    for name in [
-        "audio",
-        "prediction",
-        "reasoning_effort",
-        "web_search_options",
-        "moderation",
-    ] {
+    for name in ["audio", "web_search_options", "moderation"] {
         fields.refuse(name, &[], "it is not available")?;
     }
     Ok(())

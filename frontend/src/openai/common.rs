@@ -7,6 +7,9 @@ use genset_backend_common::{SamplingOptions, StopConditions, TokenId};
 use serde_json::{Value, json};
 
 use super::fields::Fields;
+use super::guided::{self, GuidedOptions};
+use super::logprobs::LogprobOptions;
+use super::response::SERVICE_TIER;
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
 
@@ -15,8 +18,10 @@ pub(super) const IGNORED: &[&str] = &[
     "user",
     "metadata",
     "store",
+    "prediction",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
 ];
 
@@ -64,6 +69,10 @@ pub struct CommonParams {
     pub stop: StopConditions,
     /// How tokens are chosen.
     pub sampling: SamplingOptions,
+    /// The log probabilities it asks for.
+    pub logprobs: Option<LogprobOptions>,
+    /// What binds the answers.
+    pub guided: Option<GuidedOptions>,
     /// Scheduling priority.
     pub priority: i32,
     /// Free values for the engine.
@@ -87,6 +96,8 @@ impl CommonParams {
             stop_strings: read_stop(fields, limits)?,
             stop: StopConditions::default(),
             sampling: read_sampling(fields)?,
+            logprobs: None,
+            guided: None,
             priority: 0,
             annotations: BTreeMap::new(),
         };
@@ -112,7 +123,11 @@ impl CommonParams {
                 inner.finish(&[])?;
             }
         }
-        refuse_unsupported(fields)?;
+        fields.refuse(
+            "service_tier",
+            &[json!("auto"), SERVICE_TIER.into()],
+            "this server has one tier, named \"default\"",
+        )?;
         Ok(params)
     }
 
@@ -136,7 +151,7 @@ impl CommonParams {
             self.priority = i32::try_from(priority)
                 .map_err(|_| ApiError::invalid(fields.full_name("priority"), "must fit 32 bits"))?;
         }
-        Ok(())
+        guided::join(&mut self.guided, GuidedOptions::read_extensions(fields)?)
     }
 
     fn read_annotations(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
@@ -255,35 +270,6 @@ fn read_logit_bias(fields: &mut Fields) -> Result<BTreeMap<TokenId, f32>, ApiErr
         Ok((id, bias))
     };
     biases.into_iter().map(read).collect()
-}
-
-/// What the API has and this server does not (yet): refused by name unless the value asks for nothing.
-fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    let no = json!(false);
-    fields.refuse(
-        "logprobs",
-        std::slice::from_ref(&no),
-        "log probabilities are not available",
-    )?;
-    fields.refuse(
-        "top_logprobs",
-        &[json!(0)],
-        "log probabilities are not available",
-    )?;
-    fields.refuse(
-        "service_tier",
-        &[json!("auto"), json!("default")],
-        "this server has one tier, named \"default\"",
-    )?;
-    for guided in [
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-    ] {
-        fields.refuse(guided, &[], "guided decoding is not available")?;
-    }
-    Ok(())
 }
 
 /// A list of token ids.

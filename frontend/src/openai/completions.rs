@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::common::{CommonParams, IGNORED, RequestLimits, token_ids};
 use super::fields::Fields;
+use super::logprobs::LogprobOptions;
 use crate::error::ApiError;
 
 /// Tokens generated when the request sets no limit, as in OpenAI's API.
@@ -20,6 +21,8 @@ pub struct CompletionRequest {
     pub params: CommonParams,
     /// The prompts, at least one.
     pub prompts: Vec<Prompt>,
+    /// Whether an answer begins with its prompt.
+    pub echo: bool,
 }
 
 /// A prompt of a completion request.
@@ -38,12 +41,17 @@ impl CompletionRequest {
     /// A 400 that names the field.
     pub fn parse(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let params = CommonParams::read(&mut fields, limits, Some(DEFAULT_MAX_TOKENS))?;
+        let mut params = CommonParams::read(&mut fields, limits, Some(DEFAULT_MAX_TOKENS))?;
         let prompt = fields
             .take("prompt")
             .ok_or_else(|| ApiError::invalid("prompt", "you must provide a prompt"))?;
         let prompts = read_prompts(prompt, limits)?;
-        fields.refuse("echo", &[json!(false)], "it is not available")?;
+        params.logprobs = LogprobOptions::read_completion(&mut fields)?;
+        let echo = fields.bool("echo")?.unwrap_or(false);
+        if echo && params.logprobs.is_some() {
+            let why = "log probabilities of the prompt are not available; leave out 'logprobs'";
+            return Err(ApiError::unsupported("echo", why));
+        }
         fields.refuse("suffix", &[json!("")], "this model has no suffix mode")?;
         let n = u64::from(params.n);
         fields.refuse(
@@ -52,7 +60,11 @@ impl CompletionRequest {
             "only a value equal to 'n' is available",
         )?;
         fields.finish(IGNORED)?;
-        Ok(Self { params, prompts })
+        Ok(Self {
+            params,
+            prompts,
+            echo,
+        })
     }
 }
 

@@ -5,11 +5,16 @@ use genset_backend_common::FinishReason;
 use genset_backend_common::output::Usage;
 use serde_json::{Value, json};
 
+use super::logprobs::logprobs_json;
+use crate::answer::{Completed, RatedToken};
 use crate::error::ApiError;
 use crate::markup::{Delta, Message, ToolCall};
 
 /// What the `system_fingerprint` says.
 const FINGERPRINT: &str = concat!("genset-", env!("CARGO_PKG_VERSION"));
+
+/// The one tier there is.
+pub(super) const SERVICE_TIER: &str = "default";
 
 /// Which API an answer is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +96,7 @@ impl From<FinishReason> for ChoiceEnd {
     }
 }
 
-/// The `usage` object.
+/// The `usage` object. What is not counted is 0.
 #[must_use]
 pub fn usage_json(usage: &Usage) -> Value {
     json!({
@@ -100,10 +105,14 @@ pub fn usage_json(usage: &Usage) -> Value {
         "total_tokens": usage.total_tokens(),
         "prompt_tokens_details": {
             "cached_tokens": usage.cached_tokens.unwrap_or(0),
+            "cache_write_tokens": 0,
+            "text_tokens": usage.prompt_tokens,
+            "image_tokens": 0,
             "audio_tokens": 0,
         },
         "completion_tokens_details": {
             "reasoning_tokens": 0,
+            "text_tokens": usage.completion_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -113,28 +122,41 @@ pub fn usage_json(usage: &Usage) -> Value {
 
 /// One whole answer.
 #[must_use]
-pub fn completed_choice(api: Api, index: usize, message: &Message, reason: FinishReason) -> Value {
-    let reason = ChoiceEnd::new(reason, !message.tool_calls.is_empty()).name();
+pub fn completed_choice(api: Api, index: usize, answer: &Completed) -> Value {
+    let Completed {
+        message,
+        end,
+        rated,
+    } = answer;
+    let reason = ChoiceEnd::new(end.reason, !message.tool_calls.is_empty()).name();
+    let logprobs = rated.as_ref().map(|rated| logprobs_json(api, rated));
     match api {
         Api::Chat => json!({
             "index": index,
             "message": message_json(message),
-            "logprobs": null,
+            "logprobs": logprobs,
             "finish_reason": reason,
         }),
-        Api::Completions => {
-            json!({"text": message.content, "index": index, "logprobs": null, "finish_reason": reason})
-        }
+        Api::Completions => json!({
+            "text": message.content,
+            "index": index,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }),
     }
 }
 
-/// The `message` of a choice. Only what an answer has is in it, but for content, which is null in one of nothing but calls.
+/// The `message` of a choice: every field that clients know, and thoughts where there are some. Content is null in one of
+/// nothing but calls.
 fn message_json(message: &Message) -> Value {
     let mut fields = json!({
         "role": "assistant",
         "content": message.content,
         "refusal": null,
         "annotations": [],
+        "audio": null,
+        "function_call": null,
+        "tool_calls": null,
     });
     if message.content.is_empty() && !message.tool_calls.is_empty() {
         fields["content"] = Value::Null;
@@ -169,7 +191,9 @@ pub fn response_json(head: &ResponseHead, choices: Vec<Value>, usage: &Usage) ->
         "system_fingerprint": FINGERPRINT,
     });
     if let (Api::Chat, Some(fields)) = (head.api, response.as_object_mut()) {
-        fields.insert("service_tier".into(), json!("default"));
+        fields.insert("service_tier".into(), SERVICE_TIER.into());
+        fields.insert("metadata".into(), Value::Null);
+        fields.insert("moderation".into(), Value::Null);
     }
     response
 }
@@ -201,13 +225,16 @@ impl ChunkEncoder {
     /// An encoder for one response. `has_usage`: every chunk has a `usage`, null but in the last.
     #[must_use]
     pub fn new(head: &ResponseHead, has_usage: bool) -> Self {
-        let fields = json!({
+        let mut fields = json!({
             "id": head.id,
             "object": head.api.object(true),
             "created": head.created,
             "model": head.model,
             "system_fingerprint": FINGERPRINT,
         });
+        if head.api == Api::Chat {
+            fields["service_tier"] = SERVICE_TIER.into();
+        }
         // An object ends with a brace, which the choices take the place of.
         let fields = fields.to_string();
         let open = fields.strip_suffix('}').unwrap_or(&fields);
@@ -246,61 +273,51 @@ impl ChunkEncoder {
 
     /// A piece of text.
     pub fn text(&self, index: usize, text: &str, out: &mut BytesMut) {
+        self.delta(index, Delta::Content(text), &[], out);
+    }
+
+    /// A piece of an answer, and the log probabilities that come with it. Completions have only content.
+    pub fn delta(&self, index: usize, delta: Delta<'_>, rated: &[RatedToken], out: &mut BytesMut) {
         self.begin(index, out);
-        match self.api {
-            Api::Chat => {
-                out.put_slice(b",\"delta\":{\"content\":");
-                put_json(text, out);
-                out.put_slice(b"},\"logprobs\":null,\"finish_reason\":null}");
-            }
-            Api::Completions => {
+        match (self.api, delta) {
+            (Api::Completions, Delta::Content(text)) => {
                 out.put_slice(b",\"text\":");
                 put_json(text, out);
-                out.put_slice(b",\"logprobs\":null,\"finish_reason\":null}");
+            }
+            (Api::Chat | Api::Completions, delta) => {
+                out.put_slice(b",\"delta\":{");
+                put_delta(delta, out);
+                out.put_slice(b"}");
             }
         }
+        self.put_logprobs(rated, out);
+        out.put_slice(b",\"finish_reason\":null}");
         out.put_slice(self.after_choices);
     }
 
-    /// A piece of a chat's answer that was taken apart.
-    pub fn delta(&self, index: usize, delta: Delta<'_>, out: &mut BytesMut) {
-        if let Delta::Content(text) = delta {
-            return self.text(index, text, out);
+    fn put_logprobs(&self, rated: &[RatedToken], out: &mut BytesMut) {
+        if rated.is_empty() {
+            return out.put_slice(b",\"logprobs\":null");
         }
-        self.begin(index, out);
-        out.put_slice(b",\"delta\":{");
-        match delta {
-            Delta::Content(_) => {}
-            Delta::Reasoning(text) => {
-                out.put_slice(b"\"reasoning_content\":");
-                put_json(text, out);
-            }
-            Delta::ToolCall { index, name, id } => {
-                put_call(index, out);
-                out.put_slice(b",\"id\":");
-                put_json(id, out);
-                out.put_slice(b",\"type\":\"function\",\"function\":{\"name\":");
-                put_json(name, out);
-                out.put_slice(b",\"arguments\":\"\"}}]");
-            }
-            Delta::Arguments { index, text } => {
-                put_call(index, out);
-                out.put_slice(b",\"function\":{\"arguments\":");
-                put_json(text, out);
-                out.put_slice(b"}}]");
-            }
-        }
-        out.put_slice(b"},\"logprobs\":null,\"finish_reason\":null}");
-        out.put_slice(self.after_choices);
+        out.put_slice(b",\"logprobs\":");
+        put_json(&logprobs_json(self.api, rated), out);
     }
 
-    /// The last event of a choice, which says why it ended.
-    pub fn finish(&self, index: usize, reason: impl Into<ChoiceEnd>, out: &mut BytesMut) {
+    /// The last event of a choice, which says why it ended, and brings the log probabilities that no other did.
+    pub fn finish(
+        &self,
+        index: usize,
+        reason: impl Into<ChoiceEnd>,
+        rated: &[RatedToken],
+        out: &mut BytesMut,
+    ) {
         self.begin(index, out);
         out.put_slice(match self.api {
-            Api::Chat => b",\"delta\":{},\"logprobs\":null,\"finish_reason\":\"".as_slice(),
-            Api::Completions => b",\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"",
+            Api::Chat => b",\"delta\":{}".as_slice(),
+            Api::Completions => b",\"text\":\"\"",
         });
+        self.put_logprobs(rated, out);
+        out.put_slice(b",\"finish_reason\":\"");
         out.put_slice(reason.into().name().as_bytes());
         out.put_slice(b"\"}");
         out.put_slice(self.after_choices);
@@ -324,6 +341,33 @@ impl ChunkEncoder {
     /// The end of the stream.
     pub fn done(&self, out: &mut BytesMut) {
         out.put_slice(b"data: [DONE]\n\n");
+    }
+}
+
+fn put_delta(delta: Delta<'_>, out: &mut BytesMut) {
+    match delta {
+        Delta::Content(text) => {
+            out.put_slice(b"\"content\":");
+            put_json(text, out);
+        }
+        Delta::Reasoning(text) => {
+            out.put_slice(b"\"reasoning_content\":");
+            put_json(text, out);
+        }
+        Delta::ToolCall { index, name, id } => {
+            put_call(index, out);
+            out.put_slice(b",\"id\":");
+            put_json(id, out);
+            out.put_slice(b",\"type\":\"function\",\"function\":{\"name\":");
+            put_json(name, out);
+            out.put_slice(b",\"arguments\":\"\"}}]");
+        }
+        Delta::Arguments { index, text } => {
+            put_call(index, out);
+            out.put_slice(b",\"function\":{\"arguments\":");
+            put_json(text, out);
+            out.put_slice(b"}}]");
+        }
     }
 }
 

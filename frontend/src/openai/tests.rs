@@ -1,10 +1,11 @@
 use bytes::BytesMut;
-use genset_backend_common::FinishReason;
 use genset_backend_common::output::Usage;
+use genset_backend_common::{FinishReason, GuidedDecoding};
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::answer::{AnswerEnd, Completed};
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
 use crate::markup::{Message, ToolCall};
@@ -19,6 +20,19 @@ fn parse_chat(further: Value) -> Result<ChatRequest, ApiError> {
         body.extend(further);
     }
     ChatRequest::parse(body.to_string().as_bytes(), &limits())
+}
+
+fn completed(message: Message, reason: FinishReason) -> Completed {
+    Completed {
+        message,
+        end: AnswerEnd {
+            reason,
+            usage: Usage::default(),
+            pays_for_prompt: true,
+            stop_string: None,
+        },
+        rated: None,
+    }
 }
 
 fn param_of(further: Value) -> Option<String> {
@@ -217,7 +231,7 @@ proptest! {
             let mut out = BytesMut::new();
             encoder.start(index, &mut out);
             encoder.text(index, &text, &mut out);
-            encoder.finish(index, FinishReason::Stop, &mut out);
+            encoder.finish(index, FinishReason::Stop, &[], &mut out);
             encoder.usage(&Usage::default(), &mut out);
             let events = events(&out);
             prop_assert_eq!(events.len(), if api == Api::Chat { 4 } else { 3 });
@@ -264,11 +278,12 @@ fn a_whole_answer_and_a_streamed_one_say_the_same() {
             (FinishReason::Cancelled, "length"),
             (FinishReason::ContentFilter, "content_filter"),
         ] {
-            let choice = completed_choice(api, 5, &Message::from("text".to_owned()), reason);
+            let choice =
+                completed_choice(api, 5, &completed(Message::from("text".to_owned()), reason));
             let whole = response_json(&head(api, "m"), vec![choice], &usage);
             let encoder = ChunkEncoder::new(&head(api, "m"), true);
             let mut out = BytesMut::new();
-            encoder.finish(5, reason, &mut out);
+            encoder.finish(5, reason, &[], &mut out);
             encoder.usage(&usage, &mut out);
             let streamed = events(&out);
             for end in [&whole["choices"][0], &streamed[0]["choices"][0]] {
@@ -295,11 +310,12 @@ fn only_a_natural_end_with_calls_is_one_for_calls() {
         tool_calls: vec![call],
         ..Message::default()
     };
-    let choice = |reason| completed_choice(Api::Chat, 0, &message, reason);
+    let choice = |reason| completed_choice(Api::Chat, 0, &completed(message.clone(), reason));
     assert_eq!(choice(FinishReason::Stop)["finish_reason"], "tool_calls");
     assert_eq!(choice(FinishReason::Length)["finish_reason"], "length");
     assert!(choice(FinishReason::Stop)["message"]["content"].is_null());
-    let none = completed_choice(Api::Chat, 0, &Message::default(), FinishReason::Stop);
+    let none = completed(Message::default(), FinishReason::Stop);
+    let none = completed_choice(Api::Chat, 0, &none);
     assert_eq!(
         (&none["finish_reason"], &none["message"]["content"]),
         (&json!("stop"), &json!(""))
@@ -319,4 +335,185 @@ fn arguments_of_calls_reach_the_template_as_objects_where_they_are() {
     assert_eq!(read(" "), json!({}));
     assert_eq!(read("{\"a\": "), json!("{\"a\": "));
     assert_eq!(read("[1]"), json!("[1]"));
+}
+
+#[test]
+fn candidates_are_asked_for_within_their_range() {
+    let asked = |further| parse_chat(further).unwrap().params.logprobs;
+    assert_eq!(asked(json!({"logprobs": false, "top_logprobs": 0})), None);
+    let top = |further| asked(further).map(|logprobs| logprobs.top);
+    assert_eq!(top(json!({"logprobs": true})), Some(0));
+    assert_eq!(top(json!({"logprobs": true, "top_logprobs": 20})), Some(20));
+    for (further, param) in [
+        (json!({"logprobs": 1}), "logprobs"),
+        (json!({"top_logprobs": 1}), "top_logprobs"),
+        (
+            json!({"logprobs": false, "top_logprobs": 1}),
+            "top_logprobs",
+        ),
+        (
+            json!({"logprobs": true, "top_logprobs": 21}),
+            "top_logprobs",
+        ),
+        (
+            json!({"logprobs": true, "top_logprobs": -1}),
+            "top_logprobs",
+        ),
+        (
+            json!({"logprobs": true, "top_logprobs": true}),
+            "top_logprobs",
+        ),
+    ] {
+        assert_eq!(
+            param_of(further.clone()).as_deref(),
+            Some(param),
+            "{further}"
+        );
+    }
+    let completion = |logprobs: Value| {
+        let body = json!({"model": "m", "prompt": "Hi", "logprobs": logprobs}).to_string();
+        CompletionRequest::parse(body.as_bytes(), &limits())
+    };
+    assert_eq!(completion(json!(null)).unwrap().params.logprobs, None);
+    assert_eq!(
+        completion(json!(0)).unwrap().params.logprobs.unwrap().top,
+        0
+    );
+    for bad in [json!(21), json!(true), json!(-1), json!("5")] {
+        let error = completion(bad).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("logprobs"));
+    }
+}
+
+#[test]
+fn a_format_is_read_or_the_field_at_fault_named() {
+    let schema = json!({"type": "object"});
+    let format = |schema: Value| json!({"type": "json_schema", "json_schema": schema});
+    let read = |further| parse_chat(further).unwrap().params.guided;
+    assert_eq!(read(json!({"response_format": {"type": "text"}})), None);
+    for (further, decoding, field) in [
+        (
+            json!({"response_format": {"type": "json_object"}}),
+            GuidedDecoding::JsonObject,
+            "response_format",
+        ),
+        (
+            json!({"response_format": format(json!({"name": "n", "strict": true, "schema": schema}))}),
+            GuidedDecoding::JsonSchema(schema.clone()),
+            "response_format",
+        ),
+        (
+            json!({"guided_json": schema}),
+            GuidedDecoding::JsonSchema(schema.clone()),
+            "guided_json",
+        ),
+        (
+            json!({"genset": {"guided_json": schema.to_string()}}),
+            GuidedDecoding::JsonSchema(schema.clone()),
+            "genset.guided_json",
+        ),
+        (
+            json!({"nvext": {"guided_regex": "a+"}}),
+            GuidedDecoding::Regex("a+".into()),
+            "nvext.guided_regex",
+        ),
+        (
+            json!({"guided_choice": ["a", "b"]}),
+            GuidedDecoding::Choice(vec!["a".into(), "b".into()]),
+            "guided_choice",
+        ),
+        (
+            json!({"guided_grammar": "root ::= x"}),
+            GuidedDecoding::Grammar("root ::= x".into()),
+            "guided_grammar",
+        ),
+    ] {
+        let guided = read(further).unwrap();
+        assert_eq!((guided.decoding, guided.field.as_str()), (decoding, field));
+    }
+    for (further, param) in [
+        (json!({"response_format": "json"}), "response_format"),
+        (json!({"response_format": {}}), "response_format.type"),
+        (
+            json!({"response_format": {"type": "xml"}}),
+            "response_format.type",
+        ),
+        (
+            json!({"response_format": {"type": "json_object", "schema": {}}}),
+            "response_format.schema",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema"}}),
+            "response_format.json_schema",
+        ),
+        (
+            json!({"response_format": format(json!({"schema": {}}))}),
+            "response_format.json_schema.name",
+        ),
+        (
+            json!({"response_format": format(json!({"name": "n"}))}),
+            "response_format.json_schema.schema",
+        ),
+        (
+            json!({"response_format": format(json!({"name": "n", "schema": []}))}),
+            "response_format.json_schema.schema",
+        ),
+        (
+            json!({"response_format": format(json!({"name": "n", "schema": {}, "x": 1}))}),
+            "response_format.json_schema.x",
+        ),
+        (json!({"guided_json": "{"}), "guided_json"),
+        (json!({"guided_json": 1}), "guided_json"),
+        (json!({"guided_regex": ""}), "guided_regex"),
+        (json!({"guided_regex": ["a"]}), "guided_regex"),
+        (json!({"guided_choice": []}), "guided_choice"),
+        (json!({"guided_choice": ["a", 1]}), "guided_choice"),
+        (
+            json!({"genset": {"guided_grammar": 1}}),
+            "genset.guided_grammar",
+        ),
+    ] {
+        assert_eq!(
+            param_of(further.clone()).as_deref(),
+            Some(param),
+            "{further}"
+        );
+    }
+}
+
+#[test]
+fn of_two_formats_the_later_is_named() {
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    for (further, param) in [
+        (
+            json!({"guided_json": {}, "guided_regex": "a"}),
+            "guided_regex",
+        ),
+        (
+            json!({"guided_choice": ["a"], "genset": {"guided_choice": ["a"]}}),
+            "genset.guided_choice",
+        ),
+        (
+            json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),
+            "response_format",
+        ),
+        (
+            json!({"tools": tool, "response_format": {"type": "json_object"}}),
+            "response_format",
+        ),
+        (
+            json!({"tools": tool, "tool_choice": "required", "guided_regex": "a"}),
+            "guided_regex",
+        ),
+    ] {
+        let error = parse_chat(further.clone()).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(param), "{further}");
+    }
+    for fine in [
+        json!({"guided_regex": "a", "response_format": {"type": "text"}}),
+        json!({"tools": tool, "tool_choice": "none", "response_format": {"type": "json_object"}}),
+        json!({"tools": tool, "response_format": {"type": "text"}}),
+    ] {
+        parse_chat(fine).unwrap();
+    }
 }

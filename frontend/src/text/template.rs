@@ -164,6 +164,14 @@ impl ChatTemplate {
         self
     }
 
+    /// Whether a variable of this name makes a difference to the template.
+    #[must_use]
+    pub fn reads(&self, name: &str) -> bool {
+        self.environment
+            .templates()
+            .any(|(_, template)| template.undeclared_variables(false).contains(name))
+    }
+
     /// The prompt for a conversation. It holds special tokens as text: tokenize it without adding more.
     ///
     /// # Errors

@@ -1,11 +1,13 @@
 //! What a request's fields become on their way to the engine.
 
-use genset_backend_common::GenerateRequest;
+use genset_backend_common::{Artifact, GenerateRequest};
 use serde_json::{Value, json};
 
 use crate::client::request;
 use crate::script::Script;
-use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, encode};
+use crate::support::{
+    CHAT, COMPLETIONS, Site, chat, completion, config, echo, echo_text, encode, worker_config,
+};
 
 /// The request the engine gets for a chat with `further` fields.
 async fn seen(further: Value) -> Vec<GenerateRequest> {
@@ -95,7 +97,8 @@ async fn values_that_ask_for_nothing_are_taken() {
         "functions": [], "function_call": "none", "response_format": {"type": "text"}, "modalities": ["text"],
         "verbosity": "medium", "service_tier": "auto", "audio": null, "stop": null, "n": null, "stream": null,
         "stop_token_ids": [], "logit_bias": {}, "chat_template_kwargs": {"enable_thinking": false},
-        "reasoning_effort": null, "genset": {}, "nvext": null, "tpyo": null,
+        "reasoning_effort": null, "genset": {}, "nvext": null, "tpyo": null, "prompt_cache_options": {},
+        "prediction": {"type": "content", "content": "Hi"}, "guided_json": null,
     });
     seen_one(further).await;
     let site = Site::start(Script::tokens(encode("Hi"))).await;
@@ -103,6 +106,76 @@ async fn values_that_ask_for_nothing_are_taken() {
         json!({"echo": false, "suffix": "", "best_of": 2, "n": 2, "user": "u", "logprobs": null});
     let response = site.post(COMPLETIONS, &completion("Hello", further)).await;
     assert_eq!(response.status, 200, "{}", response.text());
+    site.close().await;
+}
+
+/// Effort is a variable of the chat template, where that has one.
+#[tokio::test]
+async fn effort_reaches_a_template_that_reads_it() {
+    let template = "{{ messages[0].content }}{% if reasoning_effort is defined %}, {{ reasoning_effort }}{% endif %}";
+    let mut worker = worker_config();
+    worker.artifacts.push(Artifact::new(
+        "chat_template.jinja",
+        template.as_bytes().to_vec(),
+    ));
+    let engine = Script::tokens(encode("Hi"));
+    let site = Site::with_worker(config(), worker, engine.clone()).await;
+    for (further, expected) in [
+        (json!({}), "Hello"),
+        (json!({"reasoning_effort": "low"}), "Hello, low"),
+        (
+            json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}),
+            "Hello, high",
+        ),
+    ] {
+        let response = site.post(CHAT, &chat("Hello", further)).await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        let request = engine.requests().pop().expect("a request");
+        assert_eq!(request.tokens().expect("tokens"), encode(expected));
+    }
+    site.close().await;
+    for engine in [echo(), echo_text()] {
+        let site = Site::start(engine).await;
+        let asked = chat("Hello", json!({"reasoning_effort": "low"}));
+        let (status, param, code, _) = site.post(CHAT, &asked).await.refusal();
+        assert_eq!((status, param.as_deref()), (400, Some("reasoning_effort")));
+        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+        site.close().await;
+    }
+}
+
+/// A prompt of any kind comes before its answers, whole and streamed, and costs nothing.
+#[tokio::test]
+async fn an_echo_is_the_prompt_and_the_answer() {
+    for (engine, kinds) in [
+        (echo(), vec![json!("one two"), json!(encode("one two"))]),
+        (echo_text(), vec![json!("one two")]),
+    ] {
+        let site = Site::start(engine).await;
+        for prompt in kinds {
+            for stream in [false, true] {
+                // The answer is the prompt once more; it is searched for stop strings, and the echo is not.
+                let further = json!({"echo": true, "stop": "two", "stream": stream});
+                let body = completion(prompt.clone(), further);
+                let response = site.post(COMPLETIONS, &body).await;
+                let text = if stream {
+                    response.streamed(0).0
+                } else {
+                    response.content()
+                };
+                assert_eq!(text, "one twoone ");
+            }
+        }
+        site.close().await;
+    }
+    let site = Site::start(Script::tokens(encode("Yes"))).await;
+    let prompts = json!({"echo": true, "n": 2});
+    let body = completion(vec!["a", "b"], prompts);
+    let json = site.post(COMPLETIONS, &body).await.json();
+    let texts = json["choices"].as_array().into_iter().flatten();
+    let texts: Vec<&Value> = texts.map(|choice| &choice["text"]).collect();
+    assert_eq!(texts, ["aYes", "aYes", "bYes", "bYes"]);
+    assert_eq!(json["usage"]["completion_tokens"], 4 * encode("Yes").len());
     site.close().await;
 }
 

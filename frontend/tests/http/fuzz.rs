@@ -40,6 +40,13 @@ const FIELDS: &[&str] = &[
     "response_format",
     "logprobs",
     "top_logprobs",
+    "json_schema",
+    "schema",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "reasoning_effort",
     "echo",
     "suffix",
     "best_of",
@@ -72,6 +79,8 @@ const STRINGS: &[&str] = &[
     "<|im_end|>",
     "{{ 1 / 0 }}",
     "1",
+    "json_object",
+    "json_schema",
 ];
 
 fn leaf() -> impl Strategy<Value = Value> {

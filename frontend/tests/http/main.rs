@@ -9,6 +9,7 @@
     reason = "a test says what failed by panicking"
 )]
 
+mod apis;
 mod bad_input;
 mod client;
 mod connections;
@@ -16,7 +17,11 @@ mod drain;
 mod fields;
 mod fuzz;
 mod golden;
+mod guided;
 mod instances;
+mod logprobs;
+mod messages;
+mod methods;
 mod script;
 mod stop_strings;
 mod support;

@@ -4,7 +4,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use genset_backend_common::output::{self, Finish, OutputStream, OutputWriter};
+use genset_backend_common::output::{
+    self, Finish, OutputStream, OutputWriter, TokenChunk, TokenLogprob, TopLogprob,
+};
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, GenerateRequest, GuidedKind, LLMEngine,
     RequestContext, SamplingOption, StartContext, async_trait,
@@ -82,11 +84,36 @@ impl Script {
         })
     }
 
-    /// The same engine, with guided decoding declared. It leaves the following of schemas to its script.
+    /// The same engine, with guided decoding by JSON schema declared. It leaves the following of schemas to its script.
     pub(crate) fn declaring_guided(self: Arc<Self>) -> Arc<Self> {
+        self.declaring(|can| can.guided.extend([GuidedKind::JsonSchema]))
+    }
+
+    /// The same engine, with further capabilities.
+    pub(crate) fn declaring(self: Arc<Self>, declare: impl FnOnce(&mut Capabilities)) -> Arc<Self> {
         let mut engine = Arc::into_inner(self).expect("nobody else has it yet");
-        engine.capabilities.guided.insert(GuidedKind::JsonSchema);
+        declare(&mut engine.capabilities);
         Arc::new(engine)
+    }
+
+    /// An engine that answers with these tokens and their log probabilities: that of the token in place `k` is `-k/8`, and the
+    /// other candidates are the next ids, each half less probable.
+    pub(crate) fn rated(tokens: Vec<u32>) -> Arc<Self> {
+        let engine = Self::new(move |request, out| {
+            let tokens = tokens.clone();
+            async move {
+                for (place, token) in (0_u8..).zip(tokens) {
+                    let logprobs = request.output.logprobs.map(|top| rating(place, token, top));
+                    out.tokens(TokenChunk {
+                        token_ids: [token].into_iter().collect(),
+                        logprobs: logprobs.into_iter().collect(),
+                    })
+                    .await?;
+                }
+                Ok(Finish::stop())
+            }
+        });
+        engine.declaring(|can| can.max_logprobs = Some(5))
     }
 
     /// Requests the engine holds.
@@ -131,6 +158,18 @@ impl Script {
     /// From now on every request is refused with `error`; `None` ends that.
     pub(crate) fn refuse(&self, error: Option<EngineError>) {
         *self.refusal.lock() = error;
+    }
+}
+
+fn rating(place: u8, token: u32, top: u32) -> TokenLogprob {
+    let logprob = -f32::from(place) / 8.0;
+    let candidate = |rank: u32| TopLogprob {
+        token_id: (token + rank) % 2048,
+        logprob: logprob - std::f32::consts::LN_2 * rank as f32,
+    };
+    TokenLogprob {
+        logprob,
+        top: (0..top).map(candidate).collect(),
     }
 }
 

@@ -102,6 +102,33 @@ async fn the_earliest_in_the_text_wins_whatever_the_order() {
     site.close().await;
 }
 
+/// Several in one token, one within another, and one that begins in a token and ends in the next.
+#[tokio::test]
+async fn several_in_one_token_cut_at_the_earliest() {
+    let text = "the capital of";
+    let tokens = encode(text);
+    let capital = tokens.iter().map(|token| tokenizer().token_text(*token));
+    assert!(capital.into_iter().any(|token| token == " capital"));
+    let site = Site::start(Script::tokens(tokens)).await;
+    for (stops, shown) in [
+        (["tal", "pit"], "the ca"),
+        (["pit", "tal"], "the ca"),
+        (["apit", "pi"], "the c"),
+        (["pi", "apit"], "the c"),
+        (["al of", "tal"], "the capi"),
+        (["pital ox", "ital"], "the cap"),
+        (["e capital", "p"], "th"),
+    ] {
+        let (text, reason, _) = both_ways(&site, json!(stops)).await;
+        assert_eq!(
+            (text.as_str(), reason.as_str()),
+            (shown, "stop"),
+            "{stops:?}"
+        );
+    }
+    site.close().await;
+}
+
 #[tokio::test]
 async fn half_a_stop_string_at_the_end_is_text() {
     let text = "one two three";

@@ -1,0 +1,166 @@
+//! The fields of a request beside its messages, as a chat's fields: tools, thinking, the output's format.
+
+use serde_json::{Map, Value, json};
+
+use super::block::Block;
+use crate::error::ApiError;
+use crate::openai::Fields;
+
+/// Fields of a tool that are hints, or say nothing to a model.
+const TOOL_IGNORED: [&str; 3] = ["cache_control", "eager_input_streaming", "input_examples"];
+
+/// The least `budget_tokens`, as in Anthropic's API.
+const MIN_THINKING_TOKENS: u64 = 1024;
+
+/// Puts `tools` and `tool_choice` into a chat.
+pub(super) fn read_tools(
+    fields: &mut Fields,
+    chat: &mut Map<String, Value>,
+) -> Result<(), ApiError> {
+    if let Some(tools) = fields.list("tools")? {
+        let tools = tools.into_iter().enumerate();
+        let tools = tools.map(|(index, tool)| read_tool(format!("tools[{index}]"), tool));
+        let tools = tools.collect::<Result<Vec<Value>, ApiError>>()?;
+        chat.insert("tools".into(), tools.into());
+    }
+    let Some(choice) = fields.take("tool_choice") else {
+        return Ok(());
+    };
+    let mut choice = Block::new("tool_choice".into(), choice)?;
+    let kind = choice.required_string("type")?;
+    let choice_of_chat = match kind.as_str() {
+        "auto" | "none" => json!(kind),
+        "any" => json!("required"),
+        "tool" => {
+            let name = choice.required_string("name")?;
+            json!({"type": "function", "function": {"name": name}})
+        }
+        other => {
+            let problem =
+                format!("expected \"auto\", \"any\", \"tool\" or \"none\", got {other:?}");
+            return Err(ApiError::invalid(choice.path("type"), problem));
+        }
+    };
+    chat.insert("tool_choice".into(), choice_of_chat);
+    if choice.flag("disable_parallel_tool_use")? {
+        chat.insert("parallel_tool_calls".into(), json!(false));
+    }
+    choice.finish(&[])
+}
+
+fn read_tool(at: String, tool: Value) -> Result<Value, ApiError> {
+    let mut tool = Block::new(at, tool)?;
+    match tool.string("type")?.as_deref() {
+        None | Some("custom") => {}
+        Some(other) => {
+            let why =
+                format!("tools of type {other:?} run at Anthropic's; only \"custom\" is available");
+            return Err(ApiError::unsupported(tool.path("type"), why));
+        }
+    }
+    let mut function = Map::new();
+    function.insert("name".into(), tool.required_string("name")?.into());
+    if let Some(description) = tool.string("description")? {
+        function.insert("description".into(), description.into());
+    }
+    let schema = tool.object("input_schema")?;
+    let schema = schema.ok_or_else(|| {
+        ApiError::invalid(
+            tool.path("input_schema"),
+            "expected an object, a JSON schema",
+        )
+    })?;
+    function.insert("parameters".into(), schema);
+    if tool.flag("strict")? {
+        function.insert("strict".into(), json!(true));
+    }
+    tool.refuse("defer_loading", &[json!(false)])?;
+    tool.refuse("allowed_callers", &[json!([]), json!(["direct"])])?;
+    tool.finish(&TOOL_IGNORED)?;
+    Ok(json!({"type": "function", "function": function}))
+}
+
+/// Whether the answer's thoughts are shown.
+pub(super) fn read_thinking(
+    fields: &mut Fields,
+    max_tokens: Option<u32>,
+) -> Result<bool, ApiError> {
+    let Some(thinking) = fields.take("thinking") else {
+        return Ok(false);
+    };
+    let mut thinking = Block::new("thinking".into(), thinking)?;
+    let shows = match thinking.required_string("type")?.as_str() {
+        "disabled" => false,
+        "enabled" => {
+            check_budget(thinking.take("budget_tokens"), max_tokens)?;
+            true
+        }
+        "adaptive" => true,
+        other => {
+            let why = format!(
+                "{other:?} is not available; send \"enabled\", \"adaptive\" or \"disabled\""
+            );
+            return Err(ApiError::unsupported("thinking.type", why));
+        }
+    };
+    let display = thinking.string("display")?;
+    let is_omitted = match display.as_deref() {
+        None | Some("summarized") => false,
+        Some("omitted") => true,
+        Some(other) => {
+            let problem = format!("expected \"summarized\" or \"omitted\", got {other:?}");
+            return Err(ApiError::invalid("thinking.display", problem));
+        }
+    };
+    thinking.finish(&[])?;
+    Ok(shows && !is_omitted)
+}
+
+fn check_budget(budget: Option<Value>, max_tokens: Option<u32>) -> Result<(), ApiError> {
+    let name = "thinking.budget_tokens";
+    match budget.as_ref().and_then(Value::as_u64) {
+        Some(budget) if budget < MIN_THINKING_TOKENS => Err(ApiError::invalid(
+            name,
+            format!("must be at least {MIN_THINKING_TOKENS}, got {budget}"),
+        )),
+        Some(budget) if max_tokens.is_some_and(|max| budget >= u64::from(max)) => {
+            Err(ApiError::invalid(
+                name,
+                format!("must be less than 'max_tokens', got {budget}"),
+            ))
+        }
+        Some(_) => Ok(()),
+        None => Err(ApiError::invalid(name, "expected a number of tokens")),
+    }
+}
+
+/// Puts `output_config` into a chat.
+pub(super) fn read_output_config(
+    fields: &mut Fields,
+    chat: &mut Map<String, Value>,
+) -> Result<(), ApiError> {
+    let Some(config) = fields.take("output_config") else {
+        return Ok(());
+    };
+    let mut config = Block::new("output_config".into(), config)?;
+    if let Some(effort) = config.string("effort")? {
+        chat.insert("reasoning_effort".into(), effort.into());
+    }
+    if let Some(format) = config.object("format")? {
+        let mut format = Block::new(config.path("format"), format)?;
+        let kind = format.required_string("type")?;
+        if kind != "json_schema" {
+            let why = format!("{kind:?} is not available, only \"json_schema\"");
+            return Err(ApiError::unsupported(format.path("type"), why));
+        }
+        let schema = format.object("schema")?;
+        let schema = schema.ok_or_else(|| {
+            ApiError::invalid(format.path("schema"), "expected an object, a JSON schema")
+        })?;
+        format.finish(&[])?;
+        let named = json!({"name": "output", "schema": schema, "strict": true});
+        let format = json!({"type": "json_schema", "json_schema": named});
+        chat.insert("response_format".into(), format);
+    }
+    config.finish(&[])
+}

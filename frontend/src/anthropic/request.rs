@@ -1,0 +1,112 @@
+//! The request of `/v1/messages` and of `/v1/messages/count_tokens`.
+
+use serde_json::{Map, Value, json};
+
+use super::content::chat_messages;
+use super::error::in_our_words;
+use super::options::{read_output_config, read_thinking, read_tools};
+use crate::error::ApiError;
+use crate::openai::{ChatRequest, Fields, RequestLimits};
+
+/// Fields that a chat has by the same name.
+const SAME: [&str; 5] = ["model", "stream", "temperature", "top_p", "top_k"];
+
+/// What the API has and this server does not.
+const REFUSED: [&str; 9] = [
+    "container",
+    "context_management",
+    "diagnostics",
+    "fallbacks",
+    "inference_geo",
+    "mcp_servers",
+    "output_format",
+    "user_profile_id",
+    "workspace_id",
+];
+
+/// A Messages request: the chat that it asks for, and what only this API has.
+///
+/// # Source
+/// <https://docs.anthropic.com/en/api/messages>
+#[derive(Debug, Clone, PartialEq)]
+pub struct MessagesRequest {
+    /// The same in a chat's words.
+    pub chat: ChatRequest,
+    /// Whether the answer's thoughts are shown.
+    pub shows_thinking: bool,
+}
+
+impl MessagesRequest {
+    /// Reads the body of a request for an answer.
+    ///
+    /// # Errors
+    /// A 400 that names the field as this API calls it.
+    pub fn parse(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let max_tokens = fields.u32("max_tokens")?;
+        let max_tokens = max_tokens.ok_or_else(|| {
+            ApiError::invalid(
+                "max_tokens",
+                "you must say how many tokens the answer may have",
+            )
+        })?;
+        let mut chat = Map::new();
+        chat.insert("max_tokens".into(), max_tokens.into());
+        for name in SAME {
+            copy(&mut fields, name, &mut chat, name);
+        }
+        copy(&mut fields, "stop_sequences", &mut chat, "stop");
+        if let Some(Value::String(_)) = chat.get("stop") {
+            let problem = "expected a list of strings, got a string";
+            return Err(ApiError::invalid("stop_sequences", problem));
+        }
+        fields.object("metadata", "metadata.")?;
+        let tiers = [json!("auto"), json!("standard_only")];
+        fields.refuse("service_tier", &tiers, "this server has one tier")?;
+        fields.refuse("speed", &[json!("standard")], "this server has one speed")?;
+        for name in REFUSED {
+            fields.refuse(name, &[json!([])], "it is not available")?;
+        }
+        Self::read(fields, chat, Some(max_tokens), limits)
+    }
+
+    /// Reads the body of a request to count a prompt's tokens.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_to_count(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let mut chat = Map::new();
+        copy(&mut fields, "model", &mut chat, "model");
+        Self::read(fields, chat, None, limits)
+    }
+
+    /// Reads what both have: everything that decides the prompt.
+    fn read(
+        mut fields: Fields,
+        mut chat: Map<String, Value>,
+        max_tokens: Option<u32>,
+        limits: &RequestLimits,
+    ) -> Result<Self, ApiError> {
+        let system = fields.take("system");
+        let messages = fields.list("messages")?.unwrap_or_default();
+        let messages = chat_messages(system, messages)?;
+        chat.insert("messages".into(), messages.into());
+        read_tools(&mut fields, &mut chat)?;
+        read_output_config(&mut fields, &mut chat)?;
+        let shows_thinking = read_thinking(&mut fields, max_tokens)?;
+        fields.finish(&["cache_control"])?;
+        let chat = ChatRequest::parse(Value::Object(chat).to_string().as_bytes(), limits);
+        Ok(Self {
+            chat: chat.map_err(in_our_words)?,
+            shows_thinking,
+        })
+    }
+}
+
+/// Hands a field on.
+fn copy(fields: &mut Fields, name: &str, chat: &mut Map<String, Value>, name_there: &str) {
+    if let Some(value) = fields.take(name) {
+        chat.insert(name_there.into(), value);
+    }
+}

@@ -1,0 +1,205 @@
+//! A whole message.
+
+use std::sync::Arc;
+
+use genset_backend_common::FinishReason;
+use genset_backend_common::output::Usage;
+use serde_json::{Map, Value, json};
+
+use crate::answer::AnswerEnd;
+use crate::markup::{Delta, ToolCall};
+
+/// What every message and event of one request repeats.
+#[derive(Debug, Clone)]
+pub struct MessageHead {
+    /// The message's id.
+    pub id: String,
+    /// The model's name, as the client wrote it.
+    pub model: String,
+    /// Whether the answer's thoughts are shown.
+    pub shows_thinking: bool,
+    /// The request's `stop_sequences`.
+    pub stop_sequences: Arc<[String]>,
+}
+
+impl MessageHead {
+    /// The stop sequence that cut the answer.
+    pub(super) fn stop_sequence(&self, end: &AnswerEnd) -> Option<&str> {
+        let sequence = end
+            .stop_string
+            .and_then(|index| self.stop_sequences.get(index));
+        sequence.map(String::as_str)
+    }
+
+    /// A message without content, of an answer that has just begun.
+    pub(super) fn begun(&self, usage: &Usage) -> Value {
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": usage_json(usage),
+        })
+    }
+}
+
+/// Why a message ended, in Anthropic's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// A natural end.
+    EndTurn,
+    /// `max_tokens`, or the end of the context.
+    MaxTokens,
+    /// One of the `stop_sequences`.
+    StopSequence,
+    /// To have its tools called.
+    ToolUse,
+    /// A content filter.
+    Refusal,
+}
+
+impl StopReason {
+    /// The reason of an answer that ended so. One that was cut short says so, whatever it called before.
+    #[must_use]
+    pub fn new(end: &AnswerEnd, has_calls: bool) -> Self {
+        match end.reason {
+            FinishReason::Stop if end.stop_string.is_some() => Self::StopSequence,
+            FinishReason::Stop if has_calls => Self::ToolUse,
+            FinishReason::Stop => Self::EndTurn,
+            // A cancelled answer is read by nobody; should one be, it was cut short.
+            FinishReason::Length | FinishReason::Cancelled => Self::MaxTokens,
+            FinishReason::ContentFilter => Self::Refusal,
+        }
+    }
+
+    /// The name in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::EndTurn => "end_turn",
+            Self::MaxTokens => "max_tokens",
+            Self::StopSequence => "stop_sequence",
+            Self::ToolUse => "tool_use",
+            Self::Refusal => "refusal",
+        }
+    }
+}
+
+/// The `usage` object. Anthropic counts the tokens that came from a cache apart from the rest of the input.
+pub(super) fn usage_json(usage: &Usage) -> Value {
+    let cached = usage.cached_tokens.unwrap_or(0);
+    json!({
+        "input_tokens": usage.prompt_tokens.saturating_sub(cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+        "service_tier": "standard",
+    })
+}
+
+/// The blocks of a message, put together from an answer's pieces in their order.
+///
+/// # Examples
+/// ```
+/// use genset_frontend::anthropic::Blocks;
+/// use genset_frontend::markup::Delta;
+///
+/// let mut blocks = Blocks::new(false);
+/// blocks.add(Delta::Reasoning("Hm."));
+/// blocks.add(Delta::Content("Good "));
+/// blocks.add(Delta::Content("day"));
+/// let content = blocks.into_content();
+/// assert_eq!(content.len(), 1);
+/// assert_eq!(content[0]["text"], "Good day");
+/// ```
+#[derive(Debug, Default)]
+pub struct Blocks {
+    shows_thinking: bool,
+    blocks: Vec<Block>,
+}
+
+#[derive(Debug)]
+enum Block {
+    Thinking(String),
+    Text(String),
+    Call(ToolCall),
+}
+
+impl Blocks {
+    /// No blocks yet. Thoughts are left out unless they are shown.
+    #[must_use]
+    pub fn new(shows_thinking: bool) -> Self {
+        Self {
+            shows_thinking,
+            blocks: Vec::new(),
+        }
+    }
+
+    /// Adds a piece.
+    pub fn add(&mut self, delta: Delta<'_>) {
+        match (delta, self.blocks.last_mut()) {
+            (Delta::Reasoning(_), _) if !self.shows_thinking => {}
+            (Delta::Reasoning(text), Some(Block::Thinking(thinking))) => thinking.push_str(text),
+            (Delta::Reasoning(text), _) => self.blocks.push(Block::Thinking(text.to_owned())),
+            (Delta::Content(text), Some(Block::Text(content))) => content.push_str(text),
+            (Delta::Content(text), _) => self.blocks.push(Block::Text(text.to_owned())),
+            (Delta::ToolCall { name, id, .. }, _) => self.blocks.push(Block::Call(ToolCall {
+                id: id.to_owned(),
+                name: name.to_owned(),
+                arguments: String::new(),
+            })),
+            (Delta::Arguments { text, .. }, Some(Block::Call(call))) => {
+                call.arguments.push_str(text);
+            }
+            // Arguments follow their call.
+            (Delta::Arguments { .. }, _) => {}
+        }
+    }
+
+    /// The message's `content`.
+    #[must_use]
+    pub fn into_content(self) -> Vec<Value> {
+        self.blocks.into_iter().map(Block::into_json).collect()
+    }
+}
+
+impl Block {
+    fn into_json(self) -> Value {
+        match self {
+            Self::Thinking(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+            Self::Text(text) => json!({"type": "text", "text": text, "citations": null}),
+            Self::Call(call) => json!({
+                "type": "tool_use",
+                "id": call.id,
+                "name": call.name,
+                "input": input_of(&call.arguments),
+            }),
+        }
+    }
+}
+
+/// A whole message with these blocks.
+#[must_use]
+pub fn message_json(head: &MessageHead, blocks: Blocks, end: &AnswerEnd, has_calls: bool) -> Value {
+    let mut usage = Usage::default();
+    end.add_to(&mut usage);
+    let mut response = head.begun(&usage);
+    response["content"] = blocks.into_content().into();
+    response["stop_reason"] = StopReason::new(end, has_calls).name().into();
+    response["stop_sequence"] = head.stop_sequence(end).into();
+    response
+}
+
+/// The arguments as the object they must be. What a model wrote wrongly, or could not end, is kept under a name that says so.
+fn input_of(arguments: &str) -> Value {
+    if arguments.trim().is_empty() {
+        return json!({});
+    }
+    match serde_json::from_str::<Map<String, Value>>(arguments) {
+        Ok(input) => Value::Object(input),
+        Err(_) => json!({"INVALID_JSON": arguments}),
+    }
+}

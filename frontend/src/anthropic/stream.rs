@@ -1,0 +1,168 @@
+//! [`EventEncoder`]: the events of one streamed message, written straight into a buffer.
+
+use bytes::{BufMut, BytesMut};
+use genset_backend_common::output::Usage;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::error::{error_json, in_our_words};
+use super::response::{MessageHead, StopReason, usage_json};
+use crate::answer::AnswerEnd;
+use crate::error::ApiError;
+use crate::markup::Delta;
+
+/// Writes the events of one message in their order: `message_start`, `ping`, the blocks one after the other, each with its
+/// start, deltas and stop, then `message_delta` and `message_stop`.
+///
+/// # Source
+/// <https://docs.anthropic.com/en/docs/build-with-claude/streaming>
+///
+/// # Examples
+/// ```
+/// use bytes::BytesMut;
+/// use genset_frontend::anthropic::{EventEncoder, MessageHead};
+/// use genset_frontend::markup::Delta;
+///
+/// let head = MessageHead { id: "msg_1".into(), model: "m".into(), shows_thinking: false, stop_sequences: [].into() };
+/// let mut encoder = EventEncoder::new(head);
+/// let mut out = BytesMut::new();
+/// encoder.delta(Delta::Reasoning("Hm."), &mut out);
+/// assert!(out.is_empty(), "thoughts are not shown");
+/// encoder.delta(Delta::Content("Hi"), &mut out);
+/// assert!(out.starts_with(b"event: content_block_start\ndata: {"));
+/// ```
+#[derive(Debug)]
+pub struct EventEncoder {
+    head: MessageHead,
+    /// The block that is open, if one is.
+    open: Option<BlockKind>,
+    /// Its index, or the next one's.
+    index: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BlockKind {
+    Text,
+    Thinking,
+    ToolUse,
+}
+
+impl EventEncoder {
+    /// An encoder for one message.
+    #[must_use]
+    pub fn new(head: MessageHead) -> Self {
+        Self {
+            head,
+            open: None,
+            index: 0,
+        }
+    }
+
+    /// The first events. `prompt_tokens` is 0 where only the engine will know.
+    pub fn start(&self, prompt_tokens: u32, out: &mut BytesMut) {
+        let usage = Usage {
+            prompt_tokens,
+            ..Usage::default()
+        };
+        let message = self.head.begun(&usage);
+        let start = json!({"type": "message_start", "message": message});
+        put_event("message_start", &start, out);
+        put_event("ping", &json!({"type": "ping"}), out);
+    }
+
+    /// A piece of the answer; opens its block and closes the one before.
+    pub fn delta(&mut self, delta: Delta<'_>, out: &mut BytesMut) {
+        match delta {
+            Delta::Content(text) => {
+                let block = || json!({"type": "text", "text": "", "citations": null});
+                self.open(BlockKind::Text, block, out);
+                self.put_delta("text_delta", "text", text, out);
+            }
+            Delta::Reasoning(_) if !self.head.shows_thinking => {}
+            Delta::Reasoning(text) => {
+                let block = || json!({"type": "thinking", "thinking": "", "signature": ""});
+                self.open(BlockKind::Thinking, block, out);
+                self.put_delta("thinking_delta", "thinking", text, out);
+            }
+            Delta::ToolCall { name, id, .. } => {
+                self.close(out);
+                let block = || json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+                self.open(BlockKind::ToolUse, block, out);
+            }
+            Delta::Arguments { text, .. } => {
+                self.put_delta("input_json_delta", "partial_json", text, out);
+            }
+        }
+    }
+
+    /// The last events.
+    pub fn finish(&mut self, end: &AnswerEnd, has_calls: bool, out: &mut BytesMut) {
+        self.close(out);
+        let reason = StopReason::new(end, has_calls).name();
+        let mut usage = Usage::default();
+        end.add_to(&mut usage);
+        let delta = json!({
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": self.head.stop_sequence(end)},
+            "usage": usage_json(&usage),
+        });
+        put_event("message_delta", &delta, out);
+        put_event("message_stop", &json!({"type": "message_stop"}), out);
+    }
+
+    /// An error after the first byte, which ends the stream.
+    pub fn error(&self, error: ApiError, request_id: &str, out: &mut BytesMut) {
+        put_event("error", &error_json(&in_our_words(error), request_id), out);
+    }
+
+    fn open(&mut self, kind: BlockKind, block: impl FnOnce() -> Value, out: &mut BytesMut) {
+        if self.open == Some(kind) && kind != BlockKind::ToolUse {
+            return;
+        }
+        self.close(out);
+        let start = json!({
+            "type": "content_block_start",
+            "index": self.index,
+            "content_block": block(),
+        });
+        put_event("content_block_start", &start, out);
+        self.open = Some(kind);
+    }
+
+    fn close(&mut self, out: &mut BytesMut) {
+        if self.open.take().is_some() {
+            let stop = json!({"type": "content_block_stop", "index": self.index});
+            put_event("content_block_stop", &stop, out);
+            self.index += 1;
+        }
+    }
+
+    /// A piece of the open block's text. This is the path of every token: no value is made of it.
+    fn put_delta(&self, kind: &str, field: &str, text: &str, out: &mut BytesMut) {
+        out.put_slice(
+            b"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":",
+        );
+        put_json(&self.index, out);
+        for part in [",\"delta\":{\"type\":\"", kind, "\",\"", field, "\":"] {
+            out.put_slice(part.as_bytes());
+        }
+        put_json(text, out);
+        out.put_slice(b"}}\n\n");
+    }
+}
+
+fn put_event(name: &str, data: &Value, out: &mut BytesMut) {
+    for part in ["event: ", name, "\ndata: "] {
+        out.put_slice(part.as_bytes());
+    }
+    put_json(data, out);
+    out.put_slice(b"\n\n");
+}
+
+fn put_json<T: Serialize + ?Sized>(value: &T, out: &mut BytesMut) {
+    let written = serde_json::to_writer(out.writer(), value);
+    debug_assert!(
+        written.is_ok(),
+        "a buffer takes whatever is written, and these values are JSON"
+    );
+}

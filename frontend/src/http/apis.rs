@@ -1,0 +1,187 @@
+//! What every route that takes a JSON body shares: reading it, answering whatever happens, and the APIs whose answers come
+//! in one piece. Chat and completions have a path of their own in `handlers`, for their many choices.
+
+use std::panic::AssertUnwindSafe;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use genset_backend_common::output::Usage;
+use genset_backend_common::{EndpointType, EngineError, RequestContext};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use serde_json::json;
+
+use super::handlers::{
+    App, REQUEST_ID, context, find_any_model, find_model, read_body, request_id,
+};
+use super::metrics::RequestGuard;
+use crate::error::ApiError;
+use crate::openai::{
+    DetokenizeRequest, EmbeddingRequest, RequestLimits, TokenizeInput, TokenizeRequest,
+    embeddings_json,
+};
+use crate::pipeline::{self, EmbedJob, Job};
+
+/// One request on its way.
+pub(super) struct Call {
+    pub(super) app: App,
+    pub(super) request_id: String,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+    pub(super) guard: RequestGuard,
+}
+
+impl Call {
+    /// What its engine is told of it; opens its span.
+    pub(super) fn context(&mut self) -> RequestContext {
+        let ctx = context(&self.request_id, &self.headers);
+        self.guard.trace(ctx)
+    }
+
+    pub(super) fn limits(&self) -> RequestLimits {
+        RequestLimits::from(&*self.app.config)
+    }
+}
+
+/// A good answer.
+pub(super) enum Reply {
+    /// JSON, whole.
+    Json(String),
+    /// A body that is yet to be written. It counts the request from here on.
+    Streamed(Box<dyn FnOnce(RequestGuard) -> Response + Send>),
+}
+
+/// What answers a request.
+pub(super) type Work = for<'a> fn(&'a mut Call) -> BoxFuture<'a, Result<Reply, ApiError>>;
+
+/// How an API writes its errors.
+pub(super) type WriteError = fn(&ApiError, &str) -> Response;
+
+/// Answers a request, whatever happens on the way.
+pub(super) async fn answer(
+    app: App,
+    endpoint: &'static str,
+    headers: HeaderMap,
+    body: Body,
+    work: Work,
+    write_error: WriteError,
+) -> Response {
+    let mut call = Call {
+        request_id: request_id(&headers),
+        guard: app.metrics.request(endpoint),
+        app,
+        headers,
+        body: Bytes::new(),
+    };
+    let answered = AssertUnwindSafe(read_and_work(&mut call, body, work))
+        .catch_unwind()
+        .await
+        .unwrap_or_else(|_panic| {
+            tracing::error!(request_id = call.request_id, "a handler panicked");
+            Err(EngineError::internal("the server failed on this request").into())
+        });
+    let Call {
+        request_id,
+        mut guard,
+        ..
+    } = call;
+    let mut response = match answered {
+        Ok(Reply::Json(json)) => {
+            guard.set_status(StatusCode::OK);
+            ([(header::CONTENT_TYPE, "application/json")], json).into_response()
+        }
+        Ok(Reply::Streamed(write)) => write(guard),
+        Err(error) => {
+            guard.set_status(error.status);
+            let (status, message) = (error.status.as_u16(), &error.message);
+            tracing::debug!(request_id, status, message, "refused");
+            write_error(&error, &request_id)
+        }
+    };
+    if let Ok(value) = HeaderValue::from_str(&request_id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+async fn read_and_work(call: &mut Call, body: Body, work: Work) -> Result<Reply, ApiError> {
+    call.body = read_body(&call.app.config, body).await?;
+    call.guard.body_read();
+    if call.app.draining.is_cancelled() {
+        return Err(ApiError::draining());
+    }
+    work(call).await
+}
+
+/// Errors as OpenAI's API has them.
+pub(super) fn openai_error(error: &ApiError, _request_id: &str) -> Response {
+    error.clone().into_response()
+}
+
+pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
+    async move {
+        let max_inputs = call.app.config.max_embedding_inputs;
+        let request = EmbeddingRequest::parse(&call.body, max_inputs)?;
+        let model = find_model(&call.app, &request.model, EndpointType::Embeddings)?;
+        let (name, encoding) = (request.model.clone(), request.encoding);
+        let job = EmbedJob::prepare(model, request).await?;
+        let ctx = call.context();
+        let embedded = job.run(&ctx).await?;
+        call.guard.usage(&Usage {
+            prompt_tokens: embedded.prompt_tokens,
+            ..Usage::default()
+        });
+        let numbers = embedded.embeddings.iter().map(Vec::len).sum::<usize>();
+        // A number takes about ten bytes.
+        let json = pipeline::off_async_threads(numbers.saturating_mul(10), move || {
+            let (embeddings, tokens) = (&embedded.embeddings, embedded.prompt_tokens);
+            Ok(embeddings_json(&name, embeddings, encoding, tokens))
+        });
+        Ok(Reply::Json(json.await?))
+    }
+    .boxed()
+}
+
+pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
+    async move {
+        let request = TokenizeRequest::parse(&call.body, &call.limits())?;
+        let model = find_any_model(&call.app, &request.model)?;
+        let tokens = match request.input {
+            TokenizeInput::Prompt {
+                text,
+                add_special_tokens,
+            } => pipeline::tokenize_prompt(model.clone(), text, add_special_tokens).await?,
+            TokenizeInput::Chat(chat) => {
+                let job = Job::chat(model.clone(), *chat).await?;
+                let prompt = job.prompt().map(<[_]>::to_vec);
+                prompt.ok_or_else(|| pipeline::no_tokenizer(&model))?
+            }
+        };
+        let shows_strings = request.return_token_strs;
+        // A token takes about ten bytes.
+        let reply = pipeline::off_async_threads(tokens.len().saturating_mul(10), move || {
+            let strings = shows_strings.then(|| pipeline::token_strings(&model, &tokens));
+            let reply = json!({
+                "count": tokens.len(),
+                "max_model_len": model.card.context_length_tokens,
+                "tokens": tokens,
+                "token_strs": strings.transpose()?,
+            });
+            Ok(reply.to_string())
+        });
+        Ok(Reply::Json(reply.await?))
+    }
+    .boxed()
+}
+
+pub(super) fn detokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
+    async move {
+        let request = DetokenizeRequest::parse(&call.body)?;
+        let model = find_any_model(&call.app, &request.model)?;
+        let prompt = pipeline::detokenize(model, request.tokens).await?;
+        Ok(Reply::Json(json!({"prompt": prompt}).to_string()))
+    }
+    .boxed()
+}

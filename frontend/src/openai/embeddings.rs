@@ -1,0 +1,203 @@
+//! `/v1/embeddings`: its request read, its response written.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::common::token_ids;
+use super::completions::Prompt;
+use super::fields::Fields;
+use crate::error::ApiError;
+
+/// An embeddings request, checked but for what the model decides.
+///
+/// # Source
+/// <https://platform.openai.com/docs/api-reference/embeddings/create>
+///
+/// # Examples
+/// ```
+/// use genset_frontend::openai::{EmbeddingRequest, EncodingFormat, Prompt};
+///
+/// let body = br#"{"model": "m", "input": ["one", "two"], "encoding_format": "base64"}"#;
+/// let request = EmbeddingRequest::parse(body, 2048)?;
+/// assert_eq!(request.inputs[1], Prompt::Text("two".into()));
+/// assert_eq!(request.encoding, EncodingFormat::Base64);
+/// let error = EmbeddingRequest::parse(body, 1).unwrap_err();
+/// assert_eq!(error.param.as_deref(), Some("input"));
+/// # Ok::<(), genset_frontend::ApiError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmbeddingRequest {
+    /// The model's name or alias.
+    pub model: String,
+    /// What to embed, at least one.
+    pub inputs: Vec<Prompt>,
+    /// How the numbers are written.
+    pub encoding: EncodingFormat,
+    /// The length the embeddings are cut to, at least 1; `None` for the model's own.
+    pub dimensions: Option<u32>,
+}
+
+/// How an embedding is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EncodingFormat {
+    /// A list of numbers.
+    #[default]
+    Float,
+    /// Base64 of little-endian `f32`.
+    Base64,
+}
+
+impl EmbeddingRequest {
+    /// Reads a request body with at most `max_inputs` inputs.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn parse(body: &[u8], max_inputs: usize) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let model = fields.string("model")?;
+        let model = model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))?;
+        let input = fields.take("input");
+        let input =
+            input.ok_or_else(|| ApiError::invalid("input", "you must provide what to embed"))?;
+        let request = Self {
+            model,
+            inputs: read_inputs(input, max_inputs)?,
+            encoding: read_encoding(&mut fields)?,
+            dimensions: fields.u32("dimensions")?,
+        };
+        if request.dimensions == Some(0) {
+            return Err(ApiError::invalid("dimensions", "must be at least 1"));
+        }
+        fields.finish(&["user"])?;
+        Ok(request)
+    }
+}
+
+fn read_encoding(fields: &mut Fields) -> Result<EncodingFormat, ApiError> {
+    match fields.string("encoding_format")?.as_deref() {
+        None | Some("float") => Ok(EncodingFormat::Float),
+        Some("base64") => Ok(EncodingFormat::Base64),
+        Some(other) => Err(ApiError::invalid(
+            "encoding_format",
+            format!("expected \"float\" or \"base64\", got {other:?}"),
+        )),
+    }
+}
+
+fn read_inputs(input: Value, max_inputs: usize) -> Result<Vec<Prompt>, ApiError> {
+    let list = match input {
+        Value::String(_) => return Ok(vec![read_input("input", input)?]),
+        Value::Array(ref list) if list.first().is_some_and(Value::is_number) => {
+            return Ok(vec![read_input("input", input)?]);
+        }
+        Value::Array(list) if !list.is_empty() => list,
+        _ => {
+            let problem =
+                "expected a string, a list of strings, a list of token ids or a list of such lists";
+            return Err(ApiError::invalid("input", problem));
+        }
+    };
+    if list.len() > max_inputs {
+        let problem = format!("at most {max_inputs} inputs, got {}", list.len());
+        return Err(ApiError::invalid("input", problem));
+    }
+    list.into_iter()
+        .enumerate()
+        .map(|(index, input)| read_input(&format!("input[{index}]"), input))
+        .collect()
+}
+
+fn read_input(name: &str, input: Value) -> Result<Prompt, ApiError> {
+    match input {
+        Value::String(text) if text.is_empty() => Err(ApiError::invalid(name, "must not be empty")),
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(ids) if !ids.is_empty() => Ok(Prompt::Tokens(token_ids(name, &ids)?)),
+        _ => Err(ApiError::invalid(
+            name,
+            "expected a string or a list of token ids, as the others",
+        )),
+    }
+}
+
+/// The response's body. Numbers are written as the `f32` they are, never widened.
+///
+/// # Examples
+/// ```
+/// use genset_frontend::openai::{EncodingFormat, embeddings_json};
+///
+/// let body = embeddings_json("m", &[vec![1.0, -0.1]], EncodingFormat::Base64, 3);
+/// assert!(body.contains(r#""embedding":"AACAP83MzL0=""#));
+/// let body = embeddings_json("m", &[vec![1.0, -0.1]], EncodingFormat::Float, 3);
+/// assert!(body.contains(r#""embedding":[1.0,-0.1]"#));
+/// ```
+#[must_use]
+pub fn embeddings_json(
+    model: &str,
+    embeddings: &[Vec<f32>],
+    encoding: EncodingFormat,
+    prompt_tokens: u32,
+) -> String {
+    let item = |(index, numbers): (usize, _)| Item {
+        object: "embedding",
+        index,
+        embedding: match encoding {
+            EncodingFormat::Float => Numbers::Float(numbers),
+            EncodingFormat::Base64 => Numbers::Base64(base64_of(numbers)),
+        },
+    };
+    let body = Body {
+        object: "list",
+        data: embeddings
+            .iter()
+            .map(Vec::as_slice)
+            .enumerate()
+            .map(item)
+            .collect(),
+        model,
+        usage: EmbeddingUsage {
+            prompt_tokens,
+            total_tokens: prompt_tokens,
+        },
+    };
+    let written = serde_json::to_string(&body);
+    debug_assert!(written.is_ok(), "strings and numbers are JSON");
+    written.unwrap_or_default()
+}
+
+fn base64_of(numbers: &[f32]) -> String {
+    let bytes: Vec<u8> = numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect();
+    STANDARD.encode(bytes)
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    object: &'static str,
+    data: Vec<Item<'a>>,
+    model: &'a str,
+    usage: EmbeddingUsage,
+}
+
+#[derive(Serialize)]
+struct Item<'a> {
+    object: &'static str,
+    index: usize,
+    embedding: Numbers<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Numbers<'a> {
+    Float(&'a [f32]),
+    Base64(String),
+}
+
+#[derive(Serialize)]
+struct EmbeddingUsage {
+    prompt_tokens: u32,
+    total_tokens: u32,
+}

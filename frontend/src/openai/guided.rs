@@ -1,0 +1,181 @@
+//! What binds an answer: `response_format`, and the `guided_*` fields beyond OpenAI's.
+
+use std::collections::BTreeSet;
+
+use genset_backend_common::{GuidedDecoding, GuidedKind};
+use serde_json::{Value, json};
+
+use super::fields::Fields;
+use crate::error::ApiError;
+
+/// A language that the answer must belong to, and the field that asks for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GuidedOptions {
+    /// The language.
+    pub decoding: GuidedDecoding,
+    /// The field, with its path.
+    pub field: String,
+}
+
+impl GuidedOptions {
+    /// The `response_format` of a chat; `None` for plain text.
+    pub(super) fn read_response_format(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+        let Some(mut format) = fields.object("response_format", "response_format.")? else {
+            return Ok(None);
+        };
+        let kind = format.string("type")?;
+        let decoding = match kind.as_deref() {
+            Some("text") => None,
+            Some("json_object") => Some(GuidedDecoding::JsonObject),
+            Some("json_schema") => Some(GuidedDecoding::JsonSchema(read_schema(&mut format)?)),
+            _ => {
+                let problem = "expected \"text\", \"json_object\" or \"json_schema\"";
+                return Err(ApiError::invalid("response_format.type", problem));
+            }
+        };
+        format.finish(&[])?;
+        Ok(decoding.map(|decoding| Self {
+            decoding,
+            field: "response_format".into(),
+        }))
+    }
+
+    /// The `guided_*` fields of a request or of an extension in it.
+    pub(super) fn read_extensions(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+        let mut found = None;
+        for (name, read) in READERS {
+            if let Some(value) = fields.take(name) {
+                let field = fields.full_name(name);
+                let decoding = read(&field, value)?;
+                join(&mut found, Some(Self { decoding, field }))?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Binds the engine, if it can be bound so.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn check(self, declared: &BTreeSet<GuidedKind>) -> Result<GuidedDecoding, ApiError> {
+        if declared.contains(&kind(&self.decoding)) {
+            return Ok(self.decoding);
+        }
+        // Any object is what a schema can say too.
+        if self.decoding == GuidedDecoding::JsonObject && declared.contains(&GuidedKind::JsonSchema)
+        {
+            return Ok(GuidedDecoding::JsonSchema(json!({"type": "object"})));
+        }
+        let why = "this model's engine does not support this kind of guided decoding; leave the field out";
+        Err(ApiError::unsupported(self.field, why))
+    }
+}
+
+/// Takes `other` where nothing binds the answer yet.
+///
+/// # Errors
+/// A 400 that names the later of two.
+pub(super) fn join(
+    found: &mut Option<GuidedOptions>,
+    other: Option<GuidedOptions>,
+) -> Result<(), ApiError> {
+    match (&*found, other) {
+        (_, None) => Ok(()),
+        (None, other) => {
+            *found = other;
+            Ok(())
+        }
+        (Some(first), Some(second)) => {
+            let problem = format!(
+                "'{}' binds the answer already; leave one of them out",
+                first.field
+            );
+            Err(ApiError::invalid(second.field, problem))
+        }
+    }
+}
+
+fn kind(decoding: &GuidedDecoding) -> GuidedKind {
+    match decoding {
+        GuidedDecoding::JsonObject => GuidedKind::JsonObject,
+        GuidedDecoding::JsonSchema(_) => GuidedKind::JsonSchema,
+        GuidedDecoding::Regex(_) => GuidedKind::Regex,
+        GuidedDecoding::Choice(_) => GuidedKind::Choice,
+        GuidedDecoding::Grammar(_) => GuidedKind::Grammar,
+    }
+}
+
+/// The schema in a `response_format`. Its name and description are for the reader.
+fn read_schema(format: &mut Fields) -> Result<Value, ApiError> {
+    let prefix = "response_format.json_schema.";
+    let inner = format.object("json_schema", prefix)?;
+    let mut inner = inner.ok_or_else(|| {
+        let problem = "expected an object with a name and a schema";
+        ApiError::invalid("response_format.json_schema", problem)
+    })?;
+    if inner.string("name")?.is_none_or(|name| name.is_empty()) {
+        return Err(ApiError::invalid(
+            inner.full_name("name"),
+            "expected a name",
+        ));
+    }
+    inner.string("description")?;
+    inner.bool("strict")?;
+    let schema = inner.take("schema");
+    let schema = schema
+        .ok_or_else(|| ApiError::invalid(inner.full_name("schema"), "you must provide a schema"))?;
+    check_schema(&inner.full_name("schema"), &schema)?;
+    inner.finish(&[])?;
+    Ok(schema)
+}
+
+type Reader = fn(&str, Value) -> Result<GuidedDecoding, ApiError>;
+
+const READERS: [(&str, Reader); 4] = [
+    ("guided_json", |field, value| {
+        let schema = match value {
+            Value::String(text) => serde_json::from_str(&text).map_err(|error| {
+                ApiError::invalid(field, format!("the text is not JSON: {error}"))
+            })?,
+            other => other,
+        };
+        check_schema(field, &schema)?;
+        Ok(GuidedDecoding::JsonSchema(schema))
+    }),
+    ("guided_regex", |field, value| {
+        text(field, value).map(GuidedDecoding::Regex)
+    }),
+    ("guided_choice", |field, value| {
+        let Value::Array(choices) = value else {
+            return Err(ApiError::invalid(field, "expected a list of strings"));
+        };
+        if choices.is_empty() {
+            return Err(ApiError::invalid(field, "must hold at least one choice"));
+        }
+        let choices = choices.into_iter().map(|choice| text(field, choice));
+        choices
+            .collect::<Result<_, _>>()
+            .map(GuidedDecoding::Choice)
+    }),
+    ("guided_grammar", |field, value| {
+        text(field, value).map(GuidedDecoding::Grammar)
+    }),
+];
+
+fn text(field: &str, value: Value) -> Result<String, ApiError> {
+    match value {
+        Value::String(text) if !text.is_empty() => Ok(text),
+        _ => Err(ApiError::invalid(field, "expected text that is not empty")),
+    }
+}
+
+/// A schema is an object, or `true` for anything at all. `false` allows nothing, which no answer can be.
+fn check_schema(field: &str, schema: &Value) -> Result<(), ApiError> {
+    match schema {
+        Value::Object(_) | Value::Bool(true) => Ok(()),
+        _ => Err(ApiError::invalid(
+            field,
+            "expected a JSON schema: an object",
+        )),
+    }
+}

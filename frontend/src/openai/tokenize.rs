@@ -1,0 +1,131 @@
+//! `/tokenize` and `/detokenize`, which OpenAI's API has not; the fields are vLLM's.
+
+use genset_backend_common::TokenId;
+use serde_json::{Map, Value, json};
+
+use super::chat::ChatRequest;
+use super::common::{RequestLimits, token_ids};
+use super::fields::Fields;
+use crate::error::ApiError;
+
+/// The fields of a chat that decide its prompt.
+const CHAT_FIELDS: [&str; 4] = [
+    "tools",
+    "tool_choice",
+    "add_generation_prompt",
+    "chat_template_kwargs",
+];
+
+/// A request of `/tokenize`.
+///
+/// # Source
+/// <https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#tokenizer-api>
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenizeRequest {
+    /// The model's name or alias.
+    pub model: String,
+    /// What to tokenize.
+    pub input: TokenizeInput,
+    /// Whether the tokens are also given as they stand in the vocabulary.
+    pub return_token_strs: bool,
+}
+
+/// What is tokenized.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TokenizeInput {
+    /// Text, as a completion's prompt.
+    Prompt {
+        /// The text.
+        text: String,
+        /// Whether the tokenizer adds what the model expects around a prompt.
+        add_special_tokens: bool,
+    },
+    /// Messages, as a chat's, through the model's template.
+    Chat(Box<ChatRequest>),
+}
+
+impl TokenizeRequest {
+    /// Reads a request body.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn parse(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let model = read_model(&mut fields)?;
+        let return_token_strs = fields.bool("return_token_strs")?.unwrap_or(false);
+        let input = match (fields.string("prompt")?, fields.take("messages")) {
+            (Some(text), None) => TokenizeInput::Prompt {
+                text,
+                add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(true),
+            },
+            (None, Some(messages)) => {
+                let chat = read_chat(&mut fields, &model, messages, limits)?;
+                TokenizeInput::Chat(Box::new(chat))
+            }
+            _ => {
+                let problem = "give either 'prompt' or 'messages'";
+                return Err(ApiError::invalid("prompt", problem));
+            }
+        };
+        fields.finish(&[])?;
+        Ok(Self {
+            model,
+            input,
+            return_token_strs,
+        })
+    }
+}
+
+fn read_model(fields: &mut Fields) -> Result<String, ApiError> {
+    let model = fields.string("model")?;
+    model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))
+}
+
+/// The chat whose prompt is asked for.
+fn read_chat(
+    fields: &mut Fields,
+    model: &str,
+    messages: Value,
+    limits: &RequestLimits,
+) -> Result<ChatRequest, ApiError> {
+    let no = [json!(false)];
+    let why = "the chat template writes the special tokens";
+    fields.refuse("add_special_tokens", &no, why)?;
+    fields.refuse("continue_final_message", &no, "it is not available")?;
+    fields.refuse("chat_template", &[], "only the model's own is available")?;
+    let mut chat = Map::new();
+    chat.insert("model".into(), model.into());
+    chat.insert("messages".into(), messages);
+    for name in CHAT_FIELDS {
+        if let Some(value) = fields.take(name) {
+            chat.insert(name.into(), value);
+        }
+    }
+    ChatRequest::parse(Value::Object(chat).to_string().as_bytes(), limits)
+}
+
+/// A request of `/detokenize`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DetokenizeRequest {
+    /// The model's name or alias.
+    pub model: String,
+    /// The tokens.
+    pub tokens: Vec<TokenId>,
+}
+
+impl DetokenizeRequest {
+    /// Reads a request body.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let model = read_model(&mut fields)?;
+        let tokens = fields.list("tokens")?;
+        let tokens =
+            tokens.ok_or_else(|| ApiError::invalid("tokens", "expected a list of token ids"))?;
+        let tokens = token_ids("tokens", &tokens)?;
+        fields.finish(&[])?;
+        Ok(Self { model, tokens })
+    }
+}

@@ -1,0 +1,275 @@
+//! [`EmbedJob`]: from a checked embeddings request to its numbers.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use genset_backend_common::{
+    EngineError, ErrorKind, GenerateRequest, Input, InputKind, Output, RequestContext, TokenId,
+};
+use http::StatusCode;
+
+use super::{off_async_threads, tokenize};
+use crate::error::ApiError;
+use crate::model::{Matryoshka, ServedModel};
+use crate::openai::{EmbeddingRequest, Prompt};
+
+/// The most inputs that go to the engine together: an answer must fit one frame of the request plane, also with embeddings
+/// of tens of thousands of numbers, and several instances may share a large batch.
+const INPUTS_PER_CALL: usize = 64;
+
+/// Calls of one request that run at once.
+const CALLS_AT_ONCE: usize = 4;
+
+/// The work of one embeddings request.
+#[derive(Debug)]
+pub struct EmbedJob {
+    model: Arc<ServedModel>,
+    inputs: Vec<Vec<TokenId>>,
+    dimensions: Option<u32>,
+}
+
+/// What an [`EmbedJob`] gives.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Embedded {
+    /// One embedding for each input, in order, all of one length.
+    pub embeddings: Vec<Vec<f32>>,
+    /// Tokens of all inputs.
+    pub prompt_tokens: u32,
+}
+
+impl EmbedJob {
+    /// Tokenizes the inputs.
+    ///
+    /// # Errors
+    /// A 400 that names the field: text for a model without a tokenizer, an input over the context, a length the model's
+    /// embeddings cannot be cut to.
+    pub async fn prepare(
+        model: Arc<ServedModel>,
+        request: EmbeddingRequest,
+    ) -> Result<Self, ApiError> {
+        let EmbeddingRequest {
+            inputs, dimensions, ..
+        } = request;
+        if !model.card.capabilities.inputs.contains(&InputKind::Embed) {
+            let problem = format!("the model '{}' does not embed", model.card.name);
+            return Err(ApiError::invalid("model", problem));
+        }
+        if let Some(dimensions) = dimensions {
+            check_dimensions(&model, dimensions)?;
+        }
+        let bytes = inputs.iter().map(text_bytes).sum();
+        let with_model = Arc::clone(&model);
+        let inputs = off_async_threads(bytes, move || {
+            let tokens = |(index, input)| tokens_of(&with_model, index, input);
+            inputs.into_iter().enumerate().map(tokens).collect()
+        });
+        let job = Self {
+            inputs: inputs.await?,
+            model,
+            dimensions,
+        };
+        job.check_inputs()?;
+        Ok(job)
+    }
+
+    fn check_inputs(&self) -> Result<(), ApiError> {
+        let card = &self.model.card;
+        let context = usize::try_from(card.context_length_tokens).unwrap_or(usize::MAX);
+        for (index, tokens) in self.inputs.iter().enumerate() {
+            let name = format!("input[{index}]");
+            // An input may fill the context: nothing is generated.
+            if tokens.len() > context {
+                return Err(too_long(name, tokens.len(), context));
+            }
+            let is_unknown =
+                |token: &&TokenId| card.vocab_size.is_some_and(|size| **token >= size.get());
+            if let Some(token) = tokens.iter().find(is_unknown) {
+                let problem = format!("token id {token} is not in the model's vocabulary");
+                return Err(ApiError::invalid(name, problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// Embeds the inputs.
+    ///
+    /// # Errors
+    /// What the model's card or an engine refuses; `Internal` when an engine gives other than one embedding of finite
+    /// numbers for each input.
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels what runs.
+    pub async fn run(self, ctx: &RequestContext) -> Result<Embedded, ApiError> {
+        let calls = self.inputs.chunks(INPUTS_PER_CALL).map(<[_]>::to_vec);
+        let calls: Vec<_> = calls
+            .enumerate()
+            .map(|(index, inputs)| self.call(inputs, ctx.sibling(index)))
+            .collect();
+        let parts: Vec<Embedded> = stream::iter(calls)
+            .buffered(CALLS_AT_ONCE)
+            .try_collect()
+            .await?;
+        let mut all = Embedded::default();
+        for part in parts {
+            all.embeddings.extend(part.embeddings);
+            all.prompt_tokens = all.prompt_tokens.saturating_add(part.prompt_tokens);
+        }
+        if let Some(dimensions) = self.dimensions {
+            cut(&mut all.embeddings, dimensions)?;
+        }
+        Ok(all)
+    }
+
+    async fn call(
+        &self,
+        inputs: Vec<Vec<TokenId>>,
+        ctx: RequestContext,
+    ) -> Result<Embedded, EngineError> {
+        let expected = inputs.len();
+        let mut request = GenerateRequest::from_tokens(self.model.card.name.clone(), Vec::new());
+        request.input = Input::Embed(inputs);
+        let in_our_words = |error: EngineError| match error.details().field.as_deref() {
+            Some("prompt") => error.with_field("input"),
+            _ => error,
+        };
+        self.model.card.check(&request).map_err(in_our_words)?;
+        let mut outputs = self.model.engine.generate(request, ctx).await;
+        let outputs = outputs.as_mut().map_err(|error| error.clone())?;
+        let mut embedded = Embedded::default();
+        while let Some(output) = outputs.next().await {
+            match output.map_err(in_our_words)? {
+                Output::Embeddings(embeddings) => embedded.embeddings.extend(embeddings),
+                Output::Finished(finished) => embedded.prompt_tokens = finished.usage.prompt_tokens,
+                Output::Tokens(_) | Output::Text(_) => {
+                    let problem = "the engine generated where it was to embed";
+                    return Err(EngineError::internal(problem));
+                }
+            }
+        }
+        check_embeddings(&embedded.embeddings, expected)?;
+        Ok(embedded)
+    }
+}
+
+fn too_long(name: String, tokens: usize, context: usize) -> ApiError {
+    let message =
+        format!("{name} has {tokens} tokens, but the model's context holds {context}; shorten it");
+    ApiError {
+        param: Some(name),
+        code: Some("context_length_exceeded"),
+        ..ApiError::new(StatusCode::BAD_REQUEST, message)
+    }
+}
+
+fn text_bytes(input: &Prompt) -> usize {
+    match input {
+        Prompt::Text(text) => text.len(),
+        Prompt::Tokens(_) => 0,
+    }
+}
+
+fn tokens_of(model: &ServedModel, index: usize, input: Prompt) -> Result<Vec<TokenId>, ApiError> {
+    let name = format!("input[{index}]");
+    let tokens = match (input, &model.text) {
+        (Prompt::Tokens(tokens), _) => tokens,
+        (Prompt::Text(text), Some(files)) => tokenize(files, &text, true, &name)?,
+        (Prompt::Text(_), None) => {
+            let why = "this server has no tokenizer for the model; send token ids";
+            return Err(ApiError::unsupported(name, why));
+        }
+    };
+    if tokens.is_empty() {
+        return Err(ApiError::invalid(name, "has no tokens"));
+    }
+    Ok(tokens)
+}
+
+fn check_dimensions(model: &ServedModel, dimensions: u32) -> Result<(), ApiError> {
+    let allowed = model.text.as_ref().map(|text| &text.matryoshka);
+    match allowed {
+        Some(Matryoshka::Any) => Ok(()),
+        Some(Matryoshka::Lengths(lengths)) if lengths.contains(&dimensions) => Ok(()),
+        Some(Matryoshka::Lengths(lengths)) => Err(ApiError::invalid(
+            "dimensions",
+            format!("expected one of {lengths:?}, got {dimensions}"),
+        )),
+        Some(Matryoshka::No) | None => Err(ApiError::unsupported(
+            "dimensions",
+            "the model's config.json does not say that its embeddings may be cut; leave the field out",
+        )),
+    }
+}
+
+fn check_embeddings(embeddings: &[Vec<f32>], expected: usize) -> Result<(), EngineError> {
+    let problem = |problem: String| Err(EngineError::new(ErrorKind::Internal, problem));
+    if embeddings.len() != expected {
+        let got = embeddings.len();
+        return problem(format!(
+            "the engine gave {got} embeddings for {expected} inputs"
+        ));
+    }
+    let length = embeddings.first().map_or(0, Vec::len);
+    if length == 0 || embeddings.iter().any(|numbers| numbers.len() != length) {
+        return problem("the engine gave embeddings that are empty or differ in length".into());
+    }
+    if embeddings
+        .iter()
+        .flatten()
+        .any(|number| !number.is_finite())
+    {
+        return problem("the engine gave embeddings with numbers that are not finite".into());
+    }
+    Ok(())
+}
+
+/// Cuts each embedding and gives it the length 1 again.
+fn cut(embeddings: &mut [Vec<f32>], dimensions: u32) -> Result<(), ApiError> {
+    let length = usize::try_from(dimensions).unwrap_or(usize::MAX);
+    for numbers in embeddings {
+        if length > numbers.len() {
+            let problem = format!("the model's embeddings have {} numbers", numbers.len());
+            return Err(ApiError::invalid("dimensions", problem));
+        }
+        if length == numbers.len() {
+            continue;
+        }
+        numbers.truncate(length);
+        let norm = numbers.iter().map(|number| number * number).sum::<f32>();
+        let norm = norm.sqrt();
+        if norm > 0.0 {
+            numbers.iter_mut().for_each(|number| *number /= norm);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_embedding_has_length_one_and_a_whole_one_is_left_alone() {
+        let mut embeddings = vec![vec![3.0, 4.0, 12.0], vec![0.0, 0.0, 1.0]];
+        cut(&mut embeddings, 2).unwrap();
+        assert_eq!(embeddings, [[0.6, 0.8], [0.0, 0.0]]);
+        let mut embeddings = vec![vec![3.0, 4.0]];
+        cut(&mut embeddings, 2).unwrap();
+        assert_eq!(embeddings, [[3.0, 4.0]]);
+        let error = cut(&mut embeddings, 3).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("dimensions"));
+    }
+
+    #[test]
+    fn what_is_not_one_finite_embedding_each_is_the_engines_fault() {
+        assert!(check_embeddings(&[vec![1.0], vec![2.0]], 2).is_ok());
+        for bad in [
+            vec![vec![1.0]],
+            vec![vec![], vec![]],
+            vec![vec![1.0], vec![1.0, 2.0]],
+            vec![vec![1.0], vec![f32::NAN]],
+        ] {
+            let error = check_embeddings(&bad, 2).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Internal, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Structured output: passed to engines that declare it, refused by others.
+
+use genset_backend_common::output::Finish;
+use genset_backend_common::worker::WorkerConfig;
+use genset_backend_common::{GuidedDecoding, GuidedKind};
+use serde_json::{Value, json};
+
+use crate::script::Script;
+use crate::support::{
+    CHAT, COMPLETIONS, Site, chat, completion, config, echo, encode, worker_config,
+};
+
+/// Each way to ask, the field at fault where it cannot be had, and what the engine is told.
+fn ways() -> Vec<(Value, &'static str, GuidedDecoding)> {
+    let schema = json!({"type": "object", "required": ["a"]});
+    let named = json!({"name": "answer", "strict": true, "schema": schema});
+    vec![
+        (
+            json!({"response_format": {"type": "json_object"}}),
+            "response_format",
+            GuidedDecoding::JsonObject,
+        ),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": named}}),
+            "response_format",
+            GuidedDecoding::JsonSchema(schema.clone()),
+        ),
+        (
+            json!({"guided_json": schema}),
+            "guided_json",
+            GuidedDecoding::JsonSchema(schema.clone()),
+        ),
+        (
+            json!({"genset": {"guided_regex": "[a-z]+"}}),
+            "genset.guided_regex",
+            GuidedDecoding::Regex("[a-z]+".into()),
+        ),
+        (
+            json!({"nvext": {"guided_choice": ["yes", "no"]}}),
+            "nvext.guided_choice",
+            GuidedDecoding::Choice(vec!["yes".into(), "no".into()]),
+        ),
+        (
+            json!({"guided_grammar": "root ::= \"a\""}),
+            "guided_grammar",
+            GuidedDecoding::Grammar("root ::= \"a\"".into()),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn an_engine_that_declares_it_is_told() {
+    use GuidedKind::{Choice, Grammar, JsonObject, JsonSchema, Regex};
+    let kinds = [JsonObject, JsonSchema, Regex, Choice, Grammar];
+    let engine = Script::tokens(encode("{}")).declaring(|can| can.guided.extend(kinds));
+    let site = Site::start(engine.clone()).await;
+    for (further, _, expected) in ways() {
+        let response = site.post(CHAT, &chat("Hi", further.clone())).await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        let told = engine.requests().pop().and_then(|request| request.guided);
+        assert_eq!(told.as_ref(), Some(&expected), "{further}");
+        if further.get("response_format").is_none() {
+            let response = site.post(COMPLETIONS, &completion("Hi", further)).await;
+            assert_eq!(response.status, 200, "{}", response.text());
+            let told = engine.requests().pop().and_then(|request| request.guided);
+            assert_eq!(told, Some(expected));
+        }
+    }
+    let plain = json!({"response_format": {"type": "text"}});
+    site.post(CHAT, &chat("Hi", plain)).await;
+    assert_eq!(engine.requests().pop().expect("a request").guided, None);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_does_not_refuses_by_name() {
+    let site = Site::start(echo()).await;
+    for (further, field, _) in ways() {
+        let (status, param, code, _) = site.post(CHAT, &chat("Hi", further)).await.refusal();
+        assert_eq!((status, param.as_deref()), (400, Some(field)));
+        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+    }
+    let format = json!({"response_format": {"type": "text"}});
+    let refusal = site
+        .post(COMPLETIONS, &completion("Hi", format))
+        .await
+        .refusal();
+    assert_eq!(refusal.1.as_deref(), Some("response_format"));
+    site.close().await;
+}
+
+#[tokio::test]
+async fn any_object_is_a_schema_too() {
+    let engine = Script::tokens(encode("{}")).declaring_guided();
+    let site = Site::start(engine.clone()).await;
+    let format = json!({"response_format": {"type": "json_object"}});
+    site.post(CHAT, &chat("Hi", format)).await;
+    let told = engine.requests().pop().and_then(|request| request.guided);
+    let object = GuidedDecoding::JsonSchema(json!({"type": "object"}));
+    assert_eq!(told, Some(object));
+    site.close().await;
+}
+
+/// Of a model that thinks, what is bound from its first token is content and no thought.
+#[tokio::test]
+async fn a_bound_answer_is_all_content() {
+    let engine = Script::new(|request, out| async move {
+        let text = if request.guided.is_some() {
+            "{\"a\": 1}"
+        } else {
+            "hm</think>Yes"
+        };
+        for token in encode(text) {
+            out.token(token).await?;
+        }
+        Ok(Finish::stop())
+    });
+    let worker = WorkerConfig {
+        tool_parser: Some("hermes".into()),
+        reasoning_parser: Some("deepseek_r1".into()),
+        ..worker_config()
+    };
+    let site = Site::with_worker(config(), worker, engine.declaring_guided()).await;
+    let free = site.post(CHAT, &chat("Hi", json!({}))).await.json();
+    let message = &free["choices"][0]["message"];
+    assert_eq!(
+        (&message["reasoning_content"], &message["content"]),
+        (&json!("hm"), &json!("Yes"))
+    );
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let further = json!({"guided_json": {}, "tools": tools, "tool_choice": "none"});
+    let bound = site.post(CHAT, &chat("Hi", further)).await.json();
+    let message = &bound["choices"][0]["message"];
+    assert_eq!(message["content"], "{\"a\": 1}");
+    assert!(message["reasoning_content"].is_null());
+    let further = json!({"guided_json": {}, "tools": tools});
+    let (status, param, _, message) = site.post(CHAT, &chat("Hi", further)).await.refusal();
+    assert_eq!(
+        (status, param.as_deref()),
+        (400, Some("guided_json")),
+        "{message}"
+    );
+    site.close().await;
+}

@@ -1,0 +1,69 @@
+//! Every method on every kind of route.
+
+use crate::client::request;
+use crate::support::{CHAT, COMPLETIONS, Site, echo};
+
+const METHODS: [&str; 9] = [
+    "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW",
+];
+
+#[tokio::test]
+async fn each_is_answered_or_told_which_there_are() {
+    let site = Site::start(echo()).await;
+    for (path, allowed) in [
+        (CHAT, &["POST"][..]),
+        (COMPLETIONS, &["POST"]),
+        ("/v1/models", &["GET", "HEAD"]),
+        ("/v1/models/tiny", &["GET", "HEAD"]),
+        ("/health", &["GET", "HEAD"]),
+        ("/metrics", &["GET", "HEAD"]),
+    ] {
+        for method in METHODS.iter().filter(|method| !allowed.contains(method)) {
+            let mut client = site.connect().await;
+            client.send(request(method, path, "", "")).await;
+            let response = client.response_to(method).await.expect("an answer");
+            let expected = if *method == "OPTIONS" { 204 } else { 405 };
+            assert_eq!(response.status, expected, "{method} {path}");
+            let allow = response.header("allow").expect("a list of methods");
+            let allow: Vec<&str> = allow.split(',').map(str::trim).collect();
+            assert_eq!(allow, allowed, "{method} {path}");
+            if matches!(*method, "HEAD" | "OPTIONS") {
+                assert!(response.body.is_empty());
+            } else {
+                let (_, param, code, message) = response.refusal();
+                assert!(message.contains(method), "{message}");
+                assert_eq!((param, code), (None, None));
+            }
+        }
+    }
+    site.close().await;
+}
+
+/// A HEAD says of an answer what a GET does, and sends none; the connection goes on.
+#[tokio::test]
+async fn a_head_is_a_get_without_its_body() {
+    let site = Site::start(echo()).await;
+    for path in [
+        "/v1/models",
+        "/v1/models/tiny",
+        "/health",
+        "/live",
+        "/v1/nothing",
+    ] {
+        let got = site.get(path).await;
+        let mut client = site.connect().await;
+        for _ in 0..2 {
+            client.send(request("HEAD", path, "", "")).await;
+            let head = client.response_to("HEAD").await.expect("an answer");
+            assert_eq!((head.status, head.body.len()), (got.status, 0), "{path}");
+            assert_eq!(head.header("content-type"), got.header("content-type"));
+            let length = head
+                .header("content-length")
+                .and_then(|length| length.parse().ok());
+            if got.status == 200 {
+                assert_eq!(length, Some(got.body.len()), "{path}");
+            }
+        }
+    }
+    site.close().await;
+}

@@ -1,0 +1,214 @@
+"""Every field of the official client's types: sent, it does what docs/guide/openai-api.md says; expected, it is there."""
+
+import json
+import re
+import typing
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from openai.types import Completion, Model, completion_create_params
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
+
+from genset_server import GensetServer
+
+GUIDE = Path(__file__).parent.parent / "docs" / "guide" / "openai-api.md"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+CHAT = {"model": "tiny-chat", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+COMPLETION = {"model": "tiny-chat", "prompt": "Hello", "max_tokens": 4}
+ROUTES = {
+    "chat": ("/v1/chat/completions", CHAT, chat_create_params.CompletionCreateParamsStreaming),
+    "completions": ("/v1/completions", COMPLETION, completion_create_params.CompletionCreateParamsStreaming),
+}
+SECTIONS = {
+    "chat": ("Chat completions and completions", "Chat completions only"),
+    "completions": ("Chat completions and completions", "Completions only"),
+}
+
+# A value that asks for something, for each field; where the APIs differ, one for each.
+ASKING = {
+    "audio": {"voice": "alloy", "format": "wav"},
+    "best_of": 2,
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "function_call": {"name": "f"},
+    "functions": [{"name": "f"}],
+    "logit_bias": {"5": 1},
+    "logprobs": {"chat": True, "completions": 1},
+    "max_completion_tokens": 3,
+    "max_tokens": 3,
+    "messages": [{"role": "user", "content": "Hi"}],
+    "metadata": {"a": "b"},
+    "modalities": ["text", "audio"],
+    "model": "tiny-chat",
+    "moderation": {"model": "omni-moderation-latest"},
+    "n": 2,
+    "parallel_tool_calls": False,
+    "prediction": {"type": "content", "content": "Hi"},
+    "presence_penalty": 0.5,
+    "prompt": ["Hello", "Hi"],
+    "prompt_cache_key": "a",
+    "prompt_cache_options": {"mode": "explicit"},
+    "prompt_cache_retention": "24h",
+    "reasoning_effort": "low",
+    "response_format": {"type": "json_object"},
+    "safety_identifier": "a",
+    "seed": 7,
+    "service_tier": "flex",
+    "stop": ["x"],
+    "store": True,
+    "stream": True,
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
+    "suffix": "x",
+    "temperature": 0.5,
+    "tool_choice": "none",
+    "tools": [TOOL],
+    "top_logprobs": 2,
+    "top_p": 0.5,
+    "user": "a",
+    "verbosity": "low",
+    "web_search_options": {"search_context_size": "low"},
+}
+
+# What a field needs beside it.
+WITH = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
+
+# What a refusal may name instead: the field that asks, where it is refused already.
+NAMED = {"top_logprobs": "logprobs"}
+
+
+def fields_of(params):
+    return sorted(typing.get_type_hints(params))
+
+
+def documented(api):
+    """The fields of an API's tables, each with its fate."""
+    text = GUIDE.read_text()
+    fates = {}
+    for section in SECTIONS[api]:
+        body = text.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+        for row in re.findall(r"^\| (`.*?) \| (\w+) \|", body, re.MULTILINE):
+            for name in re.findall(r"`([^`]+)`", row[0]):
+                assert fates.setdefault(name, row[1]) == row[1], f"{name} is listed twice"
+    assert set(fates.values()) == {"honoured", "refused", "ignored", "engine"}
+    return fates
+
+
+@pytest.fixture(scope="module")
+def url():
+    with GensetServer("--tool-parser", "hermes") as server:
+        yield server.url
+        assert server.stop() == 0, server.output
+
+
+def ask(url, api, further):
+    """The status and body of a request as it is, past the client's own checks."""
+    path, body, _ = ROUTES[api]
+    data = json.dumps({**body, **further}).encode()
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def answer(url, api, further):
+    status, body = ask(url, api, further)
+    assert status == 200, body
+    return json.loads(body)
+
+
+CASES = [(api, field) for api, (_, _, params) in ROUTES.items() for field in fields_of(params)]
+
+
+@pytest.mark.parametrize(("api", "field"), CASES)
+def test_a_field_of_the_client_has_the_fate_that_is_documented(url, api, field):
+    fates = documented(api)
+    assert field in fates, f"docs/guide/openai-api.md does not say what becomes of {field}"
+    assert field in ASKING, f"there is no value to try {field} with"
+    value = ASKING[field]
+    if isinstance(value, dict) and api in value:
+        value = value[api]
+    status, body = ask(url, api, {**WITH.get(field, {}), field: value})
+    fate = fates[field]
+    if fate in ("honoured", "ignored"):
+        assert status == 200, body
+    elif fate == "refused" or status != 200:
+        error = json.loads(body)["error"]
+        assert (status, error["param"]) == (400, NAMED.get(field, field)), error
+        assert error["code"] == "unsupported_parameter", error
+    if fate == "ignored":
+        assert json.loads(body)["choices"] == answer(url, api, {})["choices"]
+
+
+@pytest.mark.parametrize("api", ROUTES)
+def test_a_field_of_nobody_is_unknown(url, api):
+    error = json.loads(ask(url, api, {"temprature": 1})[1])["error"]
+    assert (error["param"], error["code"]) == ("temprature", "unknown_parameter")
+
+
+def test_every_stream_option_is_documented():
+    fates = documented("chat")
+    for option in fields_of(ChatCompletionStreamOptionsParam):
+        assert f"stream_options.{option}" in fates
+
+
+def test_every_value_tried_is_of_a_field_that_exists():
+    known = {field for _, _, params in ROUTES.values() for field in fields_of(params)}
+    assert set(ASKING) == known
+
+
+def missing(model, value, path=""):
+    """Names of the fields that `model` declares and `value` does not have, at any depth of what it has."""
+    for name, field in model.model_fields.items():
+        at = f"{path}{name}"
+        if name not in value:
+            yield at
+        for part in value.get(name) if isinstance(value.get(name), list) else [value.get(name)]:
+            for inner in models_in(field.annotation):
+                if isinstance(part, dict):
+                    yield from missing(inner, part, f"{at}.")
+
+
+def models_in(annotation):
+    if hasattr(annotation, "model_fields"):
+        return [annotation]
+    return [model for part in typing.get_args(annotation) for model in models_in(part)]
+
+
+def test_a_whole_chat_answer_has_every_field(url):
+    assert list(missing(ChatCompletion, answer(url, "chat", {"n": 2}))) == []
+
+
+def test_a_whole_completion_has_every_field(url):
+    assert list(missing(Completion, answer(url, "completions", {"n": 2}))) == []
+
+
+def test_a_model_has_every_field(url):
+    with urllib.request.urlopen(f"{url}/v1/models/tiny-chat", timeout=30) as response:
+        assert list(missing(Model, json.load(response))) == []
+
+
+# A delta has what is new, these are for later OpenAI features, and usage is in a chunk if it was asked for.
+NOT_IN_CHUNKS = {"moderation", "obfuscation"}
+NOT_IN_DELTAS = {f"choices.delta.{name}" for name in ("audio", "content", "function_call", "refusal", "role", "tool_calls")}
+
+
+def test_every_chunk_has_every_field(url):
+    status, body = ask(url, "chat", {"stream": True, "stream_options": {"include_usage": True}})
+    assert status == 200, body
+    data = [line.removeprefix("data: ") for line in body.splitlines() if line]
+    assert data.pop() == "[DONE]"
+    chunks = [json.loads(line) for line in data]
+    for chunk in chunks:
+        assert set(missing(ChatCompletionChunk, chunk)) <= NOT_IN_CHUNKS | NOT_IN_DELTAS, chunk
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    assert reasons[-1] is not None and set(reasons[:-1]) == {None}
+    assert chunks[-1]["choices"] == [] and set(chunk["usage"] is None for chunk in chunks[:-1]) == {True}
