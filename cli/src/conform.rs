@@ -107,6 +107,9 @@ pub(crate) struct RunArgs {
     /// Only checks whose ids start with one of these
     #[arg(long, value_delimiter = ',', value_name = "IDS")]
     only: Vec<String>,
+    /// Varies the prompts
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
     /// File with the failures the engine's authors know of
     #[arg(long, value_name = "FILE")]
     waivers: Option<PathBuf>,
@@ -230,6 +233,7 @@ fn explain(id: &str) -> Result<String, EngineError> {
         check.id,
         check.title,
         match check.level {
+            Level::Info => "a measurement: recorded, never judged",
             Level::Core => "1: required for the word \"conformant\"",
             Level::Strict => "2: an engine should",
             Level::Soak => "3: soak",

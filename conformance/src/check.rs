@@ -11,6 +11,8 @@ use crate::trial::Trial;
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
+    /// A measurement: recorded, never judged.
+    Info,
     /// MUST: required for the word "conformant".
     Core,
     /// SHOULD.
@@ -20,10 +22,11 @@ pub enum Level {
 }
 
 impl Level {
-    /// The number in the catalogue.
+    /// The number in the catalogue; 0 for what has no verdict.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
+            Self::Info => 0,
             Self::Core => 1,
             Self::Strict => 2,
             Self::Soak => 3,
@@ -92,6 +95,8 @@ pub enum SkipReason {
     Level,
     /// The check was left out by name.
     Filtered,
+    /// A measurement that was not asked for, or that the engine did not answer as it needs.
+    NotMeasured,
 }
 
 /// How a check ends early.

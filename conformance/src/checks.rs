@@ -6,11 +6,13 @@ mod disaggregated;
 mod errors;
 mod finish;
 mod foretold;
+mod growth;
 mod guided;
 mod kv_events;
 mod leaks;
 mod lifecycle;
 mod metrics;
+mod performance;
 mod pressure;
 mod resume;
 mod sampling;
@@ -46,4 +48,5 @@ const GROUPS: &[&[Check]] = &[
     kv_events::CHECKS,
     disaggregated::CHECKS,
     resume::CHECKS,
+    performance::CHECKS,
 ];

@@ -12,7 +12,8 @@
 //! - [`Subject`], [`Factory`], [`Probe`]: what is tested, and how the kit gets at it.
 //! - [`Trial`], [`Live`], [`Answer`]: what a check works with.
 //! - [`run_sequences`], [`replay_sequence`], [`Sequence`]: random sequences of operations, compared with a reference model.
-//! - [`run_conformance`], [`run_conformance_with`], [`run_check`], [`Report`]: running, and what came out.
+//! - [`run_conformance`], [`run_conformance_with`], [`run_check`], [`Report`]: running, and what came out; [`Transcript`]:
+//!   what a failed check asked and what came back.
 //!
 //! Every check runs on a fresh engine, on a thread and an async runtime of its own: an engine that hangs, panics or
 //! blocks its thread fails the check and stops nothing else.
@@ -27,14 +28,15 @@ mod runner;
 mod state_machine;
 mod subject;
 mod suite;
+mod transcript;
 mod trial;
 
 pub use check::{Check, CheckFuture, CheckResult, Level, Profile, SkipReason, Stop};
 pub use checks::{catalogue, find};
 pub use limits::Limits;
 pub use report::{
-    CheckReport, EngineReport, Evidence, HostReport, JSON_SCHEMA, ProfileReport, Report, SCHEMA,
-    Verdict, WaiverProblem, Waivers, matrix,
+    CheckReport, EngineReport, Evidence, HostReport, JSON_SCHEMA, ProfileReport, ReadReportError,
+    Report, SCHEMA, Verdict, WaiverProblem, Waivers, matrix,
 };
 pub use runner::{Options, run_check, run_conformance, run_conformance_with};
 pub use state_machine::{
@@ -43,4 +45,5 @@ pub use state_machine::{
 };
 pub use subject::{Detokenize, Factory, Probe, Scenario, Subject};
 pub use suite::assert_check;
+pub use transcript::{Transcript, TranscriptEvent};
 pub use trial::{Answer, Live, Running, Trial};

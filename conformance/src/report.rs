@@ -2,22 +2,28 @@
 
 mod junit;
 mod markdown;
+mod read;
 mod terminal;
 mod waivers;
+
+use std::collections::BTreeMap;
 
 use genset_backend_common::Capabilities;
 use serde::{Deserialize, Serialize};
 
 pub use markdown::matrix;
+pub use read::ReadReportError;
 pub use waivers::{WaiverProblem, Waivers};
 
 use crate::check::{Level, Profile, SkipReason};
+use crate::runner::Options;
+use crate::transcript::Transcript;
 
 /// The version of the JSON form; a change that a reader could trip over raises it.
-pub const SCHEMA: &str = "genset-conformance/1";
+pub const SCHEMA: &str = "genset-conformance/2";
 
 /// The JSON Schema of the JSON form.
-pub const JSON_SCHEMA: &str = include_str!("../schema/report-1.json");
+pub const JSON_SCHEMA: &str = include_str!("../schema/report-2.json");
 
 /// How a check ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +55,11 @@ pub enum Verdict {
         /// The waiver.
         waiver: String,
     },
+    /// It was measured, not judged.
+    Measured {
+        /// What was measured, by names that end with their units: `first_token_us`.
+        measurements: BTreeMap<String, u64>,
+    },
 }
 
 /// Where the evidence comes from.
@@ -77,6 +88,9 @@ pub struct CheckReport {
     pub evidence: Evidence,
     /// Wall time, in microseconds.
     pub duration_us: u64,
+    /// What the check asked and what came back, for one that failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transcript: Option<Transcript>,
 }
 
 impl CheckReport {
@@ -91,7 +105,10 @@ impl CheckReport {
     pub fn is_bad(&self) -> bool {
         match self.verdict {
             Verdict::Fail { .. } | Verdict::UnexpectedPass { .. } => true,
-            Verdict::Pass | Verdict::Skip { .. } | Verdict::ExpectedFail { .. } => false,
+            Verdict::Pass
+            | Verdict::Skip { .. }
+            | Verdict::ExpectedFail { .. }
+            | Verdict::Measured { .. } => false,
         }
     }
 }
@@ -157,8 +174,11 @@ pub struct Report {
     pub host: HostReport,
     /// The highest level that was run.
     pub level: Level,
-    /// How a run of one check begins, for the replay line: a command that takes `--only ID`.
+    /// How a run of one check begins, for the replay line: a command that takes `--only ID`, `--level LEVEL` and `--seed N`.
     pub replay: String,
+    /// What varied the prompts.
+    #[serde(default)]
+    pub seed: u64,
     /// The profiles.
     pub profiles: Vec<ProfileReport>,
     /// What is wrong with the waivers; any problem makes the run bad.
@@ -169,19 +189,15 @@ pub struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(
-        engine: EngineReport,
-        level: Level,
-        replay: String,
-        checks: Vec<CheckReport>,
-    ) -> Self {
+    pub(crate) fn new(engine: EngineReport, options: &Options, checks: Vec<CheckReport>) -> Self {
         let mut report = Self {
             schema: SCHEMA.to_owned(),
             kit_version: env!("CARGO_PKG_VERSION").to_owned(),
             engine,
             host: HostReport::here(),
-            level,
-            replay,
+            level: options.level,
+            replay: options.replay.clone(),
+            seed: options.seed,
             profiles: Vec::new(),
             waiver_problems: Vec::new(),
             checks,
@@ -204,6 +220,19 @@ impl Report {
             .into_iter()
             .map(|profile| count(profile, &self.checks))
             .collect();
+    }
+
+    /// The command that runs a check again as it was run.
+    #[must_use]
+    pub fn replay_of(&self, check: &CheckReport) -> String {
+        let mut command = format!("{} --only {}", self.replay, check.id);
+        if check.level == Level::Soak {
+            command.push_str(" --level soak");
+        }
+        if self.seed != 0 {
+            command.push_str(&format!(" --seed {}", self.seed));
+        }
+        command
     }
 
     fn seconds(&self) -> f64 {
@@ -258,8 +287,10 @@ impl Report {
 fn count(profile: Profile, checks: &[CheckReport]) -> ProfileReport {
     let (mut passed, mut failed, mut skipped, mut expected_failures, mut undeclared) =
         (0, 0, 0, 0, 0);
-    for check in checks.iter().filter(|check| check.profile == profile) {
+    let is_judged = |check: &&CheckReport| check.profile == profile && check.level != Level::Info;
+    for check in checks.iter().filter(is_judged) {
         match check.verdict {
+            Verdict::Measured { .. } => {}
             Verdict::Pass => passed += 1,
             Verdict::Fail { .. } | Verdict::UnexpectedPass { .. } => failed += 1,
             Verdict::ExpectedFail { .. } => expected_failures += 1,
@@ -287,4 +318,13 @@ fn count(profile: Profile, checks: &[CheckReport]) -> ProfileReport {
         skipped,
         expected_failures,
     }
+}
+
+/// Measurements on one line.
+fn listed(measurements: &BTreeMap<String, u64>) -> String {
+    let parts: Vec<String> = measurements
+        .iter()
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    parts.join(", ")
 }

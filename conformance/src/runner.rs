@@ -1,6 +1,7 @@
 //! Runs checks: each on a fresh engine, a thread and an async runtime of its own, under a watch on the wall clock.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
@@ -15,17 +16,25 @@ use crate::checks::catalogue;
 use crate::limits::Limits;
 use crate::report::{CheckReport, EngineReport, Evidence, Report, Verdict};
 use crate::subject::Factory;
-use crate::trial::Trial;
+use crate::transcript::Transcript;
+use crate::trial::{Trial, Variation};
 
 /// What to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The highest level to run.
+    /// The highest level to run, [`Level::Core`] or above.
     pub level: Level,
     /// Only checks whose ids start with one of these; empty for all.
     pub only: Vec<String>,
-    /// How the run of one check begins, for the report's replay line: a command that takes `--only ID`.
+    /// How the run of one check begins, for the report's replay line: a command that takes `--only ID`, `--level LEVEL` and
+    /// `--seed N`.
     pub replay: String,
+    /// Varies the prompts of every check; a run with the same seed sends the same ones.
+    pub seed: u64,
+    /// Whether the measurements (level [`Level::Info`]) are taken. They cost about a second, and are never judged.
+    pub is_measuring: bool,
+    /// The events that the transcript of a failed check keeps, the last ones; 0 for no transcripts.
+    pub max_transcript_events: usize,
 }
 
 impl Default for Options {
@@ -34,6 +43,9 @@ impl Default for Options {
             level: Level::Strict,
             only: Vec::new(),
             replay: "genset conform run".to_owned(),
+            seed: 0,
+            is_measuring: true,
+            max_transcript_events: 200,
         }
     }
 }
@@ -61,7 +73,7 @@ pub fn run_conformance_with(factory: impl Factory, options: &Options) -> Report 
     let checks = catalogue()
         .map(|check| run_one(check, &factory, &known, options))
         .collect();
-    Report::new(known.engine, options.level, options.replay.clone(), checks)
+    Report::new(known.engine, options, checks)
 }
 
 /// Runs one check. Blocks the calling thread.
@@ -82,43 +94,86 @@ fn run_one(
     known: &Acquaintance,
     options: &Options,
 ) -> CheckReport {
-    let is_wanted = options.only.is_empty()
-        || options
-            .only
-            .iter()
-            .any(|prefix| check.id.starts_with(prefix.as_str()));
-    let skip = if !is_wanted {
-        Some((SkipReason::Filtered, "left out by name".to_owned()))
-    } else if check.level > options.level {
-        Some((
-            SkipReason::Level,
-            format!("level {} was not asked for", check.level.number()),
-        ))
-    } else if !known.profiles.contains(&check.profile) {
-        Some((
-            SkipReason::NotDeclared,
-            format!("the engine does not declare {}", check.profile.name()),
-        ))
-    } else {
-        None
-    };
     let started = Instant::now();
-    let (result, evidence) = match skip {
-        Some((code, reason)) => (Err(Stop::Skip(code, reason)), Evidence::Direct),
-        None => on_own_thread(*check, Arc::clone(factory), known),
+    let tried = match reason_to_skip(check, known, options) {
+        Some(skip) => Tried::untried(skip),
+        None => on_own_thread(*check, Arc::clone(factory), known, options),
     };
-    let verdict = match result {
-        Ok(()) => Verdict::Pass,
-        Err(Stop::Fail(reason)) => Verdict::Fail { reason },
-        Err(Stop::Skip(code, reason)) => Verdict::Skip { code, reason },
-    };
+    let verdict = tried.verdict(check.level);
+    let is_failed = matches!(verdict, Verdict::Fail { .. });
     CheckReport {
         id: check.id.to_owned(),
         level: check.level,
         profile: check.profile,
         verdict,
-        evidence,
+        evidence: tried.evidence,
         duration_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+        transcript: is_failed.then_some(tried.transcript),
+    }
+}
+
+/// Why a check is not run, if it is not.
+fn reason_to_skip(check: &Check, known: &Acquaintance, options: &Options) -> Option<Stop> {
+    let is_wanted = options.only.is_empty()
+        || options
+            .only
+            .iter()
+            .any(|prefix| check.id.starts_with(prefix.as_str()));
+    let (code, reason) = if !is_wanted {
+        (SkipReason::Filtered, "left out by name".to_owned())
+    } else if check.level > options.level {
+        let number = check.level.number();
+        (
+            SkipReason::Level,
+            format!("level {number} was not asked for"),
+        )
+    } else if check.level == Level::Info && !options.is_measuring {
+        let reason = "measurements were not asked for".to_owned();
+        (SkipReason::NotMeasured, reason)
+    } else if !known.profiles.contains(&check.profile) {
+        let profile = check.profile.name();
+        let reason = format!("the engine does not declare {profile}");
+        (SkipReason::NotDeclared, reason)
+    } else {
+        return None;
+    };
+    Some(Stop::Skip(code, reason))
+}
+
+/// What came out of a check.
+struct Tried {
+    result: CheckResult,
+    evidence: Evidence,
+    measurements: BTreeMap<String, u64>,
+    transcript: Transcript,
+}
+
+impl Tried {
+    fn untried(skip: Stop) -> Self {
+        Self {
+            result: Err(skip),
+            evidence: Evidence::Direct,
+            measurements: BTreeMap::new(),
+            transcript: Transcript::default(),
+        }
+    }
+
+    /// A measurement is never judged: one that the engine spoils is not taken.
+    fn verdict(&self, level: Level) -> Verdict {
+        match (self.result.clone(), level) {
+            (Ok(()), Level::Info) => Verdict::Measured {
+                measurements: self.measurements.clone(),
+            },
+            (Ok(()), Level::Core | Level::Strict | Level::Soak) => Verdict::Pass,
+            (Err(Stop::Fail(reason)), Level::Info) => Verdict::Skip {
+                code: SkipReason::NotMeasured,
+                reason,
+            },
+            (Err(Stop::Fail(reason)), Level::Core | Level::Strict | Level::Soak) => {
+                Verdict::Fail { reason }
+            }
+            (Err(Stop::Skip(code, reason)), _) => Verdict::Skip { code, reason },
+        }
     }
 }
 
@@ -133,7 +188,8 @@ fn on_own_thread(
     check: Check,
     factory: Arc<dyn Factory>,
     known: &Acquaintance,
-) -> (CheckResult, Evidence) {
+    options: &Options,
+) -> Tried {
     // The limits of virtual time are for a paused clock, which several threads cannot share.
     let limits = if check.is_multi_thread && known.is_virtual_time {
         Limits::default()
@@ -141,19 +197,28 @@ fn on_own_thread(
         known.limits
     };
     let is_paused = known.is_virtual_time && !check.is_multi_thread;
-    let trial = Trial::new(factory, check.id, limits);
+    let variation = Variation {
+        seed: options.seed,
+        transcript_events: options.max_transcript_events,
+    };
+    let trial = Trial::new(factory, check.id, limits, variation);
     let watched = trial.clone();
     let _alone = check.is_alone.then(|| BESIDE.write());
     let _beside = (!check.is_alone).then(|| BESIDE.read());
     let wall = match check.level {
-        Level::Core | Level::Strict => limits.wall,
+        Level::Info | Level::Core | Level::Strict => limits.wall,
         Level::Soak => limits.wall * SOAK_WALL,
     };
     let result = watch(wall, move || {
         let runtime = runtime(check.is_multi_thread, is_paused)?;
         try_out(runtime, &trial, (check.run)(trial.clone()))
     });
-    (result, watched.evidence())
+    Tried {
+        result,
+        evidence: watched.evidence(),
+        measurements: watched.measurements(),
+        transcript: watched.transcript(),
+    }
 }
 
 /// As a check is run: beside others, on a thread and a current-thread runtime of its own, for at most `wall`.
@@ -252,7 +317,9 @@ pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
     let _beside = BESIDE.read();
     let _ = watch(Limits::default().start, move || {
         let runtime = runtime(false, false)?;
-        let known = runtime.block_on(meet(&Trial::new(factory, "warm-up", Limits::default())));
+        let limits = Limits::default();
+        let trial = Trial::new(factory, "warm-up", limits, Variation::default());
+        let known = runtime.block_on(meet(&trial));
         if let Ok(known) = known {
             let _ = sender.send(known);
         }

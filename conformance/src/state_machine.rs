@@ -33,7 +33,7 @@ pub use operation::{ParseSequenceError, Sequence};
 use crate::check::Stop;
 use crate::runner::{Acquaintance, acquaint, run_beside};
 use crate::subject::Factory;
-use crate::trial::Trial;
+use crate::trial::{Trial, Variation};
 
 /// Which sequences to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -319,7 +319,8 @@ impl Bench {
         } else {
             limits.wall * REAL_TIME_WALL
         };
-        let trial = Trial::new(Arc::clone(&self.factory), "sequence", limits);
+        let factory = Arc::clone(&self.factory);
+        let trial = Trial::new(factory, "sequence", limits, Variation::default());
         let progress = driver::Progress::default();
         let (ours, theirs) = (sequence.clone(), Arc::clone(&progress));
         let started = Instant::now();

@@ -1,6 +1,7 @@
 //! What a check works with: a [`Trial`] builds engines, a [`Live`] one is started, a [`Running`] request is read, an
 //! [`Answer`] is what was read. Every wait has a limit; whoever passes it fails the check by name.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::check::{Stop, fail};
 use crate::limits::Limits;
 use crate::report::Evidence;
 use crate::subject::{Factory, Scenario, Subject};
+use crate::transcript::{self, Recorder, Transcript};
 
 /// One check's go at an engine. Clones share.
 #[derive(Clone)]
@@ -32,10 +34,27 @@ struct Shared {
     /// Engines to clean up when the check is over.
     built: Mutex<Vec<Arc<dyn LLMEngine>>>,
     requests: std::sync::atomic::AtomicU64,
+    seed: u64,
+    measurements: Mutex<BTreeMap<String, u64>>,
+    recorder: Recorder,
+}
+
+/// What varies from run to run.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Variation {
+    /// Varies the prompts.
+    pub(crate) seed: u64,
+    /// The events that a transcript keeps.
+    pub(crate) transcript_events: usize,
 }
 
 impl Trial {
-    pub(crate) fn new(factory: Arc<dyn Factory>, check: &'static str, limits: Limits) -> Self {
+    pub(crate) fn new(
+        factory: Arc<dyn Factory>,
+        check: &'static str,
+        limits: Limits,
+        variation: Variation,
+    ) -> Self {
         let shared = Shared {
             factory,
             check,
@@ -43,6 +62,9 @@ impl Trial {
             evidence: Mutex::new(Evidence::Direct),
             built: Mutex::default(),
             requests: std::sync::atomic::AtomicU64::new(0),
+            seed: variation.seed,
+            measurements: Mutex::default(),
+            recorder: Recorder::new(variation.transcript_events),
         };
         Self {
             shared: Arc::new(shared),
@@ -62,6 +84,19 @@ impl Trial {
 
     pub(crate) fn evidence(&self) -> Evidence {
         *self.shared.evidence.lock()
+    }
+
+    /// Notes what was measured. `name` ends with its unit: `first_token_us`.
+    pub fn measured(&self, name: impl Into<String>, value: u64) {
+        self.shared.measurements.lock().insert(name.into(), value);
+    }
+
+    pub(crate) fn measurements(&self) -> BTreeMap<String, u64> {
+        self.shared.measurements.lock().clone()
+    }
+
+    pub(crate) fn transcript(&self) -> Transcript {
+        self.shared.recorder.transcript()
     }
 
     /// A fresh engine, not started.
@@ -107,6 +142,10 @@ impl Trial {
                 subject.engine.start(ctx.clone()),
             )
             .await?;
+        self.shared.recorder.note(None, || match &started {
+            Ok(_) => format!("started as {role:?}"),
+            Err(error) => format!("start failed: {}", error.kind()),
+        });
         match started {
             Ok(config) => Ok(Live {
                 trial: self.clone(),
@@ -130,7 +169,11 @@ impl Trial {
     ) -> Result<T, Stop> {
         match tokio::time::timeout(limit, future).await {
             Ok(value) => Ok(value),
-            Err(_) => fail!("{what} was not done within {} s", limit.as_secs_f64()),
+            Err(_) => {
+                let late = format!("{what} was not done within {} s", limit.as_secs_f64());
+                self.shared.recorder.note(None, || late.clone());
+                Err(Stop::Fail(late))
+            }
         }
     }
 
@@ -198,6 +241,7 @@ impl Live {
                 .vocab_size
                 .map_or(100, std::num::NonZeroU32::get),
         );
+        let seed = seed.wrapping_add(self.trial.shared.seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
         u32::try_from(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % vocab_size).unwrap_or(0)
     }
 
@@ -251,9 +295,14 @@ impl Live {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<Result<Running, EngineError>, Stop> {
+        let recorder = &self.trial.shared.recorder;
+        recorder.note(Some(ctx.id()), || transcript::summary(&request));
         if !self.subject.checks_itself
             && let Err(refusal) = self.config.check(&request)
         {
+            recorder.note(Some(ctx.id()), || {
+                format!("refused by the declaration: {}", refusal.kind())
+            });
             return Ok(Err(refusal));
         }
         let generated = self
@@ -263,6 +312,11 @@ impl Live {
                 self.subject.engine.generate(request, ctx.clone()),
             )
             .await?;
+        if let Err(refusal) = &generated {
+            recorder.note(Some(ctx.id()), || {
+                format!("refused by the engine: {}", refusal.kind())
+            });
+        }
         Ok(generated.map(|outputs| Running::new(self.trial.clone(), ctx, outputs)))
     }
 
@@ -369,9 +423,12 @@ impl Running {
     /// # Errors
     /// A failure when none comes in time.
     pub async fn next(&mut self) -> Result<Option<Result<Output, EngineError>>, Stop> {
-        self.trial
+        let item = self
+            .trial
             .call("the next item of the stream", self.outputs.next())
-            .await
+            .await?;
+        self.trial.shared.recorder.item(&self.ctx, item.as_ref());
+        Ok(item)
     }
 
     /// Reads until at least `count` tokens came; returns them.
@@ -412,6 +469,7 @@ impl Running {
             .within("the next item of the stream", limit, self.outputs.next())
             .await?
         {
+            trial.shared.recorder.item(&self.ctx, Some(&item));
             items.push(item);
         }
         let is_fused = trial

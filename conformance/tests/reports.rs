@@ -6,12 +6,18 @@
     reason = "a test fails by panicking"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use genset_backend_common::{
+    EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
+    StartContext, async_trait,
+};
+use genset_conformance::mutants::capable::capable;
 use genset_conformance::mutants::{Clean, corpus};
 use genset_conformance::{
-    JSON_SCHEMA, Level, Options, Report, Scenario, Verdict, Waivers, matrix, run_conformance_with,
+    JSON_SCHEMA, Level, Options, Report, SCHEMA, Scenario, SkipReason, Verdict, Waivers, matrix,
+    run_conformance_with,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use serde_json::Value;
@@ -27,8 +33,10 @@ fn clean() -> Clean {
 fn options() -> Options {
     Options {
         level: Level::Core,
-        only: vec!["ST".into(), "US".into()],
+        only: vec!["ST".into(), "US".into(), "PF01".into()],
         replay: "genset conform run --engine broken".into(),
+        seed: 3,
+        ..Options::default()
     }
 }
 
@@ -45,11 +53,14 @@ fn a_failure_is_told_with_what_it_breaks_and_how_to_replay_it() {
     let report = broken();
     let text = report.to_terminal(false);
     for part in [
+        " of sample, level 1, seed 3\n",
         "FAILED ST01",
         "\n  seen    ",
         "\n  breaks  ",
         "\n  clause  ",
-        "replay  genset conform run --engine broken --only ST01",
+        "replay  genset conform run --engine broken --only ST01 --seed 3\n",
+        "measured  PF01 between_tokens_us ",
+        ", first_token_us ",
         "NOT CONFORMANT",
     ] {
         assert!(text.contains(part), "{part:?} is not in:\n{text}");
@@ -86,12 +97,35 @@ fn the_json_form_is_what_its_schema_says_and_reads_back() {
         let kind = kinds
             .iter()
             .find(|kind| kind["properties"]["verdict"]["const"] == result["verdict"]);
-        let known: BTreeSet<String> =
+        let mut known: BTreeSet<String> =
             &names(&check["required"]) | &names(&kind.unwrap()["required"]);
+        if result["verdict"] == "fail" {
+            known.insert("transcript".into());
+        }
         assert_eq!(keys(result), known);
+        if let Some(code) = result.get("code") {
+            assert!(allows(&kind.unwrap()["properties"]["code"], code));
+        }
+        if let Some(transcript) = result.get("transcript") {
+            ensure_transcript(&schema["$defs"]["transcript"], transcript);
+        }
         for (field, kind) in [("level", "level"), ("profile", "profile")] {
             assert!(allows(&schema["$defs"][kind], &result[field]), "{result}");
         }
+    }
+}
+
+fn ensure_transcript(schema: &Value, transcript: &Value) {
+    assert_eq!(keys(transcript), names(&schema["required"]));
+    let event = &schema["properties"]["events"]["items"];
+    let told = transcript["events"].as_array().unwrap();
+    assert!(!told.is_empty());
+    for told in told {
+        assert!(
+            names(&event["required"]).is_subset(&keys(told))
+                && keys(told).is_subset(&keys(&event["properties"])),
+            "{told}"
+        );
     }
 }
 
@@ -122,7 +156,7 @@ fn the_junit_form_counts_and_escapes() {
         xml.matches("<testcase ").count(),
         xml.matches("</testcase>").count()
     );
-    assert!(xml.contains("genset conform run --engine broken --only ST01</system-out>"));
+    assert!(xml.contains("genset conform run --engine broken --only ST01 --seed 3</system-out>"));
 }
 
 #[test]
@@ -175,4 +209,147 @@ fn a_waiver_makes_a_failure_an_expected_one_but_no_core_check_conformant() {
                 .to_terminal(false)
                 .contains("the waiver ended on 2001-12-31")
     );
+}
+
+#[test]
+fn a_report_of_the_first_version_is_read_as_one_of_this() {
+    let old = include_str!("reports/version-1.json");
+    let schema: Value = serde_json::from_str(include_str!("../schema/report-1.json")).unwrap();
+    assert_eq!(
+        keys(&serde_json::from_str(old).unwrap()),
+        names(&schema["required"])
+    );
+    let report = Report::from_json(old).unwrap();
+    assert_eq!((report.schema.as_str(), report.seed), (SCHEMA, 0));
+    let failed: Vec<&str> = report.failures().map(|check| check.id.as_str()).collect();
+    assert_eq!(failed, ["ST01"]);
+    // Written again, it is one of this version, and says the same.
+    assert_eq!(
+        Report::from_json(&report.to_json().unwrap()).unwrap(),
+        report
+    );
+    assert!(Report::from_json(&old.replace("conformance/1", "conformance/99")).is_err());
+}
+
+#[test]
+fn a_failure_has_a_transcript_as_long_as_the_options_allow() {
+    let of = |events: usize| {
+        let mutant = corpus()
+            .find(|mutant| mutant.name == "silent-on-a-whole-chunk")
+            .unwrap();
+        let options = Options {
+            max_transcript_events: events,
+            only: vec!["ST01".into()],
+            ..options()
+        };
+        let report = run_conformance_with(mutant.factory(clean()), &options);
+        let failed = report.failures().next().unwrap().clone();
+        failed.transcript.unwrap()
+    };
+    let whole = of(200);
+    let told: Vec<&str> = whole.events.iter().map(|e| e.event.as_str()).collect();
+    assert_eq!(told[0], "started as Aggregated", "{told:?}");
+    assert!(told[1].starts_with("generate: prompt of "), "{told:?}");
+    let last = of(1);
+    assert_eq!(last.events.len(), 1);
+    assert_eq!(
+        last.left_out,
+        whole.left_out + u64::try_from(whole.events.len()).unwrap() - 1
+    );
+    assert!(of(0).events.is_empty());
+}
+
+/// What the clean engine says of the measurements.
+fn measured(is_measuring: bool) -> BTreeMap<String, Verdict> {
+    let clean = clean();
+    let options = Options {
+        only: vec!["PF".into()],
+        is_measuring,
+        ..Options::default()
+    };
+    let report = run_conformance_with(move |scenario: &Scenario| clean.build(scenario), &options);
+    assert!(report.is_conformant());
+    let checks = report.checks.into_iter();
+    checks
+        .filter(|check| check.level == Level::Info && check.id.starts_with("PF"))
+        .map(|check| (check.id, check.verdict))
+        .collect()
+}
+
+#[test]
+fn measurements_have_numbers_and_no_verdict() {
+    let all = measured(true);
+    let names = |id: &str| {
+        let Verdict::Measured { measurements } = &all[id] else {
+            panic!("{id}: {:?}", all[id]);
+        };
+        measurements.keys().cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(names("PF01"), ["between_tokens_us", "first_token_us"]);
+    let at = |count| format!("at_{count}_tokens_per_s");
+    assert_eq!(names("PF02"), ["01", "04", "16", "32"].map(at));
+    assert_eq!(names("PF03"), ["first_token_ns", "per_token_ns"]);
+    for verdict in measured(false).values() {
+        assert!(matches!(
+            verdict,
+            Verdict::Skip {
+                code: SkipReason::NotMeasured,
+                ..
+            }
+        ));
+    }
+}
+
+/// An engine without a device: it starts, and refuses whatever it is asked.
+struct Refuses;
+
+#[async_trait]
+impl LLMEngine for Refuses {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        Ok(EngineConfig::new("refuses", 4096))
+    }
+
+    async fn generate(
+        &self,
+        _request: GenerateRequest,
+        _ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        Err(EngineError::internal("the device is gone"))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_measurement_that_the_engine_spoils_is_not_taken_and_fails_nothing() {
+    let options = Options {
+        only: vec!["PF01".into()],
+        ..Options::default()
+    };
+    let report = run_conformance_with(|_: &Scenario| Refuses, &options);
+    let row = report.checks.iter().find(|row| row.id == "PF01").unwrap();
+    let code = SkipReason::NotMeasured;
+    assert!(
+        matches!(&row.verdict, Verdict::Skip { code: is, .. } if *is == code),
+        "{row:?}"
+    );
+    assert!(report.is_good());
+}
+
+/// The seed varies what is sent and not what an engine must do.
+#[test]
+fn the_clean_engines_pass_with_any_seed() {
+    for seed in [1, 42, u64::MAX] {
+        let options = Options {
+            seed,
+            is_measuring: false,
+            ..Options::default()
+        };
+        let clean = clean();
+        run_conformance_with(move |scenario: &Scenario| clean.build(scenario), &options)
+            .assert_conformant();
+        run_conformance_with(capable, &options).assert_conformant();
+    }
 }

@@ -13,6 +13,8 @@ pub(super) fn diff(old: &Report, new: &Report) -> (String, bool) {
         if was != is {
             let _ = writeln!(text, "{}  {was} -> {is}", check.id);
             is_worse |= check.is_bad();
+        } else if let Some(before) = before {
+            write_measurements(before, check, &mut text);
         }
     }
     for gone in old
@@ -28,6 +30,25 @@ pub(super) fn diff(old: &Report, new: &Report) -> (String, bool) {
     (text, is_worse)
 }
 
+/// Changes of a measurement below this are noise, in per cent.
+const NOISE_PERCENT: u64 = 20;
+
+/// A measurement that changed is told, and no worse for it: what is slow is for people to say.
+fn write_measurements(old: &CheckReport, new: &CheckReport, text: &mut String) {
+    let (Verdict::Measured { measurements: old }, Verdict::Measured { measurements }) =
+        (&old.verdict, &new.verdict)
+    else {
+        return;
+    };
+    for (name, is) in measurements {
+        let Some(was) = old.get(name) else { continue };
+        let change = was.abs_diff(*is).saturating_mul(100);
+        if change > was.saturating_mul(NOISE_PERCENT) {
+            let _ = writeln!(text, "{}  {name} {was} -> {is}", new.id);
+        }
+    }
+}
+
 fn word(check: &CheckReport) -> &'static str {
     match check.verdict {
         Verdict::Pass => "pass",
@@ -35,5 +56,6 @@ fn word(check: &CheckReport) -> &'static str {
         Verdict::Skip { .. } => "skip",
         Verdict::ExpectedFail { .. } => "expected fail",
         Verdict::UnexpectedPass { .. } => "UNEXPECTED PASS",
+        Verdict::Measured { .. } => "measured",
     }
 }

@@ -139,6 +139,8 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
         level: args.level.into(),
         only: args.only.clone(),
         replay,
+        seed: args.seed,
+        ..Options::default()
     };
     let mut report = run_conformance_with(factory(&args.subject)?, &options);
     if let Some(waivers) = &waivers {
@@ -170,7 +172,7 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
         Verdict::Fail { .. } | Verdict::UnexpectedPass { .. } | Verdict::ExpectedFail { .. } => {
             true
         }
-        Verdict::Pass | Verdict::Skip { .. } => false,
+        Verdict::Pass | Verdict::Skip { .. } | Verdict::Measured { .. } => false,
     };
     let failed: Vec<String> = old
         .checks
@@ -186,6 +188,8 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
         level: genset_conformance::Level::Soak,
         only: failed,
         replay: replay_line(subject),
+        seed: old.seed,
+        ..Options::default()
     };
     let report = run_conformance_with(factory(subject)?, &options);
     print(&report.to_terminal(std::io::stdout().is_terminal()));
@@ -240,15 +244,7 @@ pub(super) fn read_report(path: &Path) -> Result<Report, EngineError> {
         EngineError::invalid_argument("report", format!("{}: {error}", path.display()))
     };
     let text = std::fs::read_to_string(path).map_err(|error| problem(&error))?;
-    let report: Report = serde_json::from_str(&text).map_err(|error| problem(&error))?;
-    if report.schema == genset_conformance::SCHEMA {
-        return Ok(report);
-    }
-    Err(problem(&format!(
-        "has the schema {:?}, this build reads {:?}",
-        report.schema,
-        genset_conformance::SCHEMA
-    )))
+    Report::from_json(&text).map_err(|error| problem(&error))
 }
 
 fn read_waivers(path: &Path) -> Result<Waivers, EngineError> {

@@ -52,7 +52,7 @@ async fn a_run_reports_to_people_and_to_programs() {
             .contains("<testsuite ")
     );
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
-    assert_eq!(report["schema"], "genset-conformance/1");
+    assert_eq!(report["schema"], "genset-conformance/2");
 
     let matrix = conform(&["matrix", &json]).await;
     assert!(matrix.stdout.contains("| ST01 | 1 |"), "{}", matrix.stdout);
@@ -88,6 +88,49 @@ async fn a_run_reports_to_people_and_to_programs() {
         "{}",
         again.stdout
     );
+}
+
+#[tokio::test]
+async fn measurements_are_compared_and_a_seed_is_replayed() {
+    let dir = TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, slow) = (path("report.json"), path("slow.json"));
+    let words = [
+        "run",
+        "--engine",
+        "sample",
+        "--only",
+        "PF01,ST01",
+        "--seed",
+        "9",
+        "--json",
+        &json,
+    ];
+    let ran = conform(&words).await;
+    assert!(
+        ran.stdout.contains("measured  PF01 between_tokens_us "),
+        "{}",
+        ran.stdout
+    );
+    let text = std::fs::read_to_string(&json).unwrap();
+    let mut report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["seed"], 9);
+    let rows = report["checks"].as_array_mut().unwrap();
+    let row = rows.iter_mut().find(|row| row["id"] == "PF01").unwrap();
+    let was = row["measurements"]["first_token_us"].as_u64().unwrap();
+    row["measurements"]["first_token_us"] = (was * 2 + 1).into();
+    let first = rows.iter_mut().find(|row| row["id"] == "ST01").unwrap();
+    first["verdict"] = "fail".into();
+    first["reason"] = "seen".into();
+    std::fs::write(&slow, report.to_string()).unwrap();
+    let compared = conform(&["diff", &json, &slow]).await;
+    let expected = format!(
+        "ST01  pass -> FAIL\nPF01  first_token_us {was} -> {}\n",
+        was * 2 + 1
+    );
+    assert_eq!((compared.code, compared.stdout), (Some(1), expected));
+    let replayed = conform(&["replay", &slow, "--engine", "sample"]).await;
+    assert!(replayed.stdout.contains("1 passed, 0 failed"));
 }
 
 #[tokio::test]

@@ -234,7 +234,7 @@ impl Exchange {
     }
 
     /// The next piece of the body; `None` at its end. Our server sends streams in chunks and all else in one piece.
-    pub(crate) async fn piece(&mut self) -> Option<String> {
+    async fn piece(&mut self) -> Option<String> {
         let mut piece = Vec::new();
         if self.head.contains("transfer-encoding: chunked") {
             let mut size = String::new();

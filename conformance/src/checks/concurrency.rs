@@ -1,7 +1,7 @@
 //! CC: concurrency and isolation.
 //!
-//! The catalogue's CC11 is a measurement with one rule in it. A check has a verdict and no room for numbers, so that rule
-//! is what is checked here, at level 2; the numbers are a benchmark's.
+//! The catalogue's CC11 is a measurement with one rule in it. The rule is what is checked here, at level 2; the numbers are
+//! PF02's.
 
 mod capacity;
 mod heartbeat;

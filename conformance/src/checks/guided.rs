@@ -1,10 +1,16 @@
 //! GD: guided decoding. The checks read text, so the subject must say how: [`Subject::with_text`](crate::Subject::with_text).
+//!
+//! Changed from the catalogue, with the reason:
+//! - GD07: from outside, the time of a mask is what a token takes with a grammar and not without.
 
 mod schema;
 
 use genset_backend_common::{FinishReason, GenerateRequest, GuidedDecoding, GuidedKind};
 use serde_json::{Value, json};
 
+use tokio::time::Instant;
+
+use super::performance::{Times, median, ns};
 use crate::check::{Check, CheckResult, Stop, check, ensure, skip};
 use crate::subject::Detokenize;
 use crate::trial::{Answer, Live, Trial};
@@ -28,6 +34,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("GD06", Strict, Guided, "the end of the grammar, stop tokens and ignore_eos agree",
         clause: "StopConditions",
         breaks: "answers padded after their end, or stops that do not stop", ends_agree),
+    check!(multi_thread "GD07", Info, Guided, "the time that a grammar adds to each token",
+        clause: "GuidedDecoding",
+        breaks: "nothing by itself: a growth between two reports is what structured output costs every request", mask_time),
 ];
 
 /// Enough for every grammar of the group in single characters, with white space.
@@ -279,6 +288,29 @@ async fn own_grammar_each(trial: Trial) -> CheckResult {
             .any(|answer| answer.reason() == Some(FinishReason::Stop)),
         "no guided answer came to its end"
     );
+    Ok(())
+}
+
+async fn mask_time(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let case = declared(&live, long_texts())?.remove(0);
+    let (begun, mut guided, mut plain) = (Instant::now(), Times::default(), Times::default());
+    for seed in 0.. {
+        if !guided.wants_more(begun) {
+            break;
+        }
+        // In turns, so that both see the same noise.
+        guided
+            .take(&live, request(&live, case.guided.clone(), seed))
+            .await?;
+        plain
+            .take(&live, live.greedy(live.prompt(6, seed), 48))
+            .await?;
+    }
+    let (guided, plain) = (ns(median(guided.between)), ns(median(plain.between)));
+    trial.measured("guided_between_tokens_ns", guided);
+    trial.measured("plain_between_tokens_ns", plain);
+    trial.measured("mask_ns", guided.saturating_sub(plain));
     Ok(())
 }
 

@@ -2,6 +2,11 @@
 //!
 //! Event ids are given by the publisher, in order; what is left for KV05 is that the engine publishes changes, few enough
 //! for a subscriber to follow.
+//!
+//! Changed from the catalogue, with the reason:
+//! - KV11: an engine has no list of its blocks to show. Its own view of the cache is what prompts reuse, which it counts.
+
+mod soak;
 
 use std::collections::BTreeMap;
 
@@ -45,6 +50,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("KV10", Strict, KvEvents, "blocks are published before a request that reuses them has its first token",
         clause: "StartContext::kv_events",
         breaks: "bursts on one prompt that are spread over instances without it", visible_in_time),
+    check!("KV11", Soak, KvEvents, "after a long random workload the index built from events is what the cache is",
+        clause: "StartContext::kv_events",
+        breaks: "indexes that drift by a block in a thousand requests: after a day the router is guessing", soak::index_is_the_cache),
 ];
 
 /// A router's view: the live blocks and their parents, kept from a snapshot and the changes after it.

@@ -6,7 +6,7 @@
 //! - LC07: options are the engine's own constructor's, which a factory hides. The one option that the kit can choose is
 //!   the role; an engine that starts in every role shows no refusal to judge.
 //! - LC08: the Worker's deadline drops the future of `start`, so what an engine owes is that its `start` never holds the
-//!   thread for long, and ends.
+//!   thread for long, also where another engine has the device, and ends where it is alone.
 
 use std::num::NonZeroU32;
 use std::sync::mpsc::sync_channel;
@@ -42,7 +42,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("LC07", Strict, Tokens, "a start that an option makes impossible is refused as the operator's mistake",
         clause: "ErrorKind",
         breaks: "operators cannot tell a wrong flag from a crash", impossible_role),
-    check!("LC08", Strict, Tokens, "start never holds the thread for long, and ends",
+    check!("LC08", Strict, Tokens, "start never holds the thread for long, alone or beside another engine, and ends",
         clause: "LLMEngine::start, Cancel safety",
         breaks: "a load that hangs cannot be given up, and blocks the rollout", start_yields),
 ];
@@ -244,13 +244,25 @@ async fn impossible_role(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Every poll of start is watched from another thread, in real time: on the check's own thread nothing could.
+/// Alone, and beside an engine that has what there may be only one of: a device, a port, a lock file. A second engine may
+/// then be refused or wait, but not with its thread.
 async fn start_yields(trial: Trial) -> CheckResult {
-    let subject = trial.build();
+    let (first, second) = (trial.build(), trial.build());
+    let start = watched_start(&trial, &first, "start");
+    trial.within("start", trial.limits().start, start).await??;
+    let beside = watched_start(&trial, &second, "start beside a running engine");
+    match tokio::time::timeout(trial.limits().call, beside).await {
+        Ok(watched) => watched,
+        Err(_still_waiting) => Ok(()),
+    }
+}
+
+/// Every poll of start is watched from another thread, in real time: on the check's own thread nothing could.
+async fn watched_start(trial: &Trial, subject: &Subject, what: &str) -> CheckResult {
     let mut start = subject.engine.start(StartContext::detached(1));
-    // A quarter of what ends the whole check, so that the failure has this name.
-    let limit = trial.limits().wall / 4;
-    let polled = std::future::poll_fn(|cx| {
+    // A small part of what ends the whole check, so that the failure has this name.
+    let limit = trial.limits().wall / 10;
+    let is_soon = std::future::poll_fn(|cx| {
         let (done, is_done) = sync_channel::<()>(1);
         let watch = std::thread::Builder::new()
             .name("conformance-watch".into())
@@ -259,15 +271,15 @@ async fn start_yields(trial: Trial) -> CheckResult {
         let _ = done.send(());
         let is_soon = watch.is_ok_and(|watch| watch.join().unwrap_or(false));
         match poll {
-            _ if !is_soon => Poll::Ready(Err(())),
-            Poll::Ready(_started) => Poll::Ready(Ok(())),
+            _ if !is_soon => Poll::Ready(false),
+            Poll::Ready(_started) => Poll::Ready(true),
             Poll::Pending => Poll::Pending,
         }
-    });
-    let polled = trial.within("start", trial.limits().start, polled).await?;
+    })
+    .await;
     ensure!(
-        polled.is_ok(),
-        "start held its thread for {} s of real time",
+        is_soon,
+        "{what} held its thread for {} s of real time",
         limit.as_secs_f64()
     );
     Ok(())

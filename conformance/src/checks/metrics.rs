@@ -9,8 +9,8 @@
 //! - MT05: serving is the Worker's word; an engine's only word on health is that it is dead, and it must not say so while
 //!   it lives, nor when it is stopped in order. ER03 has the other side.
 //! - MT06: what asks an engine for its health is the Worker's canary, a small request.
-//! - MT07 (the gauges of a model server): has no subject yet, since no engine can declare that profile. Capabilities
-//!   would have to name it first.
+//! - MT07 (the gauges of a model server): the Worker makes those gauges, with the right names and types, out of the load
+//!   that its engine publishes. So there is no profile for an engine to declare; what it owes is a load that is true.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::sync_channel;
@@ -18,10 +18,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use genset_backend_common::{
-    CancelReason, DrainContext, ErrorKind, GenerateRequest, MetricsRegistry, Output,
+    CancelReason, DrainContext, ErrorKind, GenerateRequest, Load, MetricsRegistry, Output,
 };
 
 use super::lifecycle::config_of_a_start;
+use super::pressure::long_request;
 use crate::check::{Check, CheckResult, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
@@ -44,6 +45,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("MT06", Strict, Tokens, "a saturated engine answers the canary, or refuses it as overloaded",
         clause: "EngineConfig::canary",
         breaks: "a busy worker is taken for a dead one and killed", canary_under_load),
+    check!("MT07", Core, Tokens, "the published load counts every request, within what the engine has",
+        clause: "LoadPublisher; Load",
+        breaks: "routers and autoscalers act on gauges that are not so: full workers get more, busy ones are stopped", true_load),
 ];
 
 /// What a scrape may take, in real time; far above what encoding takes, far below what a step of an engine takes.
@@ -132,6 +136,58 @@ async fn load_returns(trial: Trial) -> CheckResult {
         last.running_requests,
         last.waiting_requests
     );
+    Ok(())
+}
+
+/// Requests that must all be counted; a flag for "busy" counts one.
+const COUNTED: u32 = 3;
+
+async fn true_load(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut load = live.start.load.subscribe();
+    let mut all = Vec::new();
+    for seed in 0..COUNTED {
+        all.push(live.generate(long_request(&live, u64::from(seed))).await?);
+    }
+    let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
+    if !matches!(is_published, Ok(Ok(()))) {
+        skip!(NotDeclared, "the engine publishes no load");
+    }
+    // More are no fault: a live worker may have other clients.
+    let counted = load
+        .wait_for(|load| load.running_requests.saturating_add(load.waiting_requests) >= COUNTED);
+    let is_counted = tokio::time::timeout(trial.limits().cancel, counted)
+        .await
+        .is_ok();
+    let last = *load.borrow();
+    ensure!(
+        is_counted,
+        "{COUNTED} requests run or wait, and the published load is {} running, {} waiting",
+        last.running_requests,
+        last.waiting_requests
+    );
+    within_limits(&live, last)
+}
+
+fn within_limits(live: &Live, load: Load) -> CheckResult {
+    if let Some(most) = live.config.max_num_seqs {
+        ensure!(
+            load.running_requests <= most,
+            "the published load is {} running, of {most} sequences that the engine runs at once",
+            load.running_requests
+        );
+    }
+    let (used, total) = (load.kv_used_blocks, load.kv_total_blocks);
+    ensure!(
+        used <= total,
+        "the published load is {used} KV blocks of {total}"
+    );
+    if let Some(declared) = live.config.kv_total_blocks.filter(|_| total > 0) {
+        ensure!(
+            total == declared,
+            "the published load says {total} KV blocks in all, the config {declared}"
+        );
+    }
     Ok(())
 }
 

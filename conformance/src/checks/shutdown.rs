@@ -14,6 +14,7 @@ use genset_backend_common::{
     DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest, StartContext,
 };
 
+use super::growth::{Holdings, Slack};
 use super::leaks;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
 use crate::subject::Subject;
@@ -56,6 +57,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("SH12", Core, Tokens, "dropping a started engine without cleanup returns soon",
         clause: "LLMEngine::cleanup; Drop never blocks",
         breaks: "a panic in a worker becomes a process that never exits", drop_without_cleanup),
+    check!(alone "SH13", Soak, Tokens, "fifty engines, started, used and stopped one after the other, leave memory flat",
+        clause: "LLMEngine::cleanup",
+        breaks: "a process that swaps models grows until it is killed", fifty_lives),
 ];
 
 /// A cleanup that must succeed.
@@ -215,6 +219,41 @@ async fn use_up(trial: Trial) -> CheckResult {
     drop(live.answer(live.request(4, 4)).await?);
     drop(in_flight(&live, 1).await?);
     live.put_away().await?;
+    Ok(())
+}
+
+/// Lives before the first look: caches fill, pools grow.
+const WARM_LIVES: u32 = 10;
+const LIVES: u32 = 40;
+/// Rounds of lives that must all grow: another test in this process does not grow three times.
+const ROUNDS: usize = 3;
+/// One thing leaked a life is forty, a mebibyte a life forty mebibytes.
+const LIVES_SLACK: Slack = Slack {
+    things: 20,
+    memory_kib: 24 * 1024,
+};
+
+async fn fifty_lives(trial: Trial) -> CheckResult {
+    live_and_die(&trial, WARM_LIVES).await?;
+    let mut leaks = Vec::new();
+    for _ in 0..ROUNDS {
+        let before = Holdings::now();
+        live_and_die(&trial, LIVES).await?;
+        leaks = Holdings::now().leaks_since(&before, LIVES_SLACK);
+        if leaks.is_empty() {
+            return Ok(());
+        }
+    }
+    fail!(
+        "{LIVES} engines one after the other left, every time: {}",
+        leaks.join(", ")
+    )
+}
+
+async fn live_and_die(trial: &Trial, times: u32) -> CheckResult {
+    for _ in 0..times {
+        use_up(trial.clone()).await?;
+    }
     Ok(())
 }
 

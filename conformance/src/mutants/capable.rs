@@ -79,6 +79,7 @@ pub(super) enum Flaw {
     OtherBlockSize,
     CachedNotCounted,
     SilentEviction,
+    AbandonedFreedSilently,
     LateEvents,
     // Prefill and decode.
     WrongSource,

@@ -64,4 +64,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killed_by: &["KV10"],
         build: |_, _| with_flaw(Flaw::LateEvents),
     },
+    Mutant {
+        name: "abandoned-freed-silently",
+        stands_for: "an abort path that frees a request's blocks itself, past the code that publishes",
+        killed_by: &["KV11"],
+        build: |_, _| with_flaw(Flaw::AbandonedFreedSilently),
+    },
 ];

@@ -8,7 +8,7 @@ use genset_backend_common::{
     EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext, Role,
     StartContext, async_trait,
 };
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use tokio::task::JoinSet;
 
 use super::Mutant;
@@ -76,6 +76,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "every failure of start reported alike, so that a wrong flag restarts the worker for ever",
         killed_by: &["LC07"],
         build: |clean, scenario| with_fault(clean, scenario, InternalForRoles),
+    },
+    Mutant {
+        name: "waits-for-the-device-with-its-thread",
+        stands_for: "a lock file taken with a blocking call: the new worker of a rollout hangs, deaf to its own stop signal, until the old one is gone",
+        killed_by: &["LC08"],
+        build: |clean, scenario| with_fault(clean, scenario, TakesTheDevice::default()),
     },
 ];
 
@@ -189,5 +195,60 @@ impl Fault for InternalForRoles {
             return Err(EngineError::internal("the engine failed to start"));
         }
         inner.start(ctx).await
+    }
+}
+
+/// How long the blocking call waits before it gives the thread back, so that the kit's own runs end.
+const DEVICE_PATIENCE: Duration = Duration::from_secs(3);
+
+/// The one device there is, and the notice that it is free.
+static DEVICE: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+/// Waits for the device in a call that blocks.
+#[derive(Default)]
+struct TakesTheDevice {
+    has_device: AtomicBool,
+}
+
+impl TakesTheDevice {
+    fn take(&self) {
+        let (is_taken, freed) = &DEVICE;
+        let mut is_taken = is_taken.lock();
+        freed.wait_while_for(&mut is_taken, |taken| *taken, DEVICE_PATIENCE);
+        if !std::mem::replace(&mut is_taken, true) {
+            self.has_device.store(true, Ordering::Release);
+        }
+    }
+
+    fn give_back(&self) {
+        if self.has_device.swap(false, Ordering::AcqRel) {
+            *DEVICE.0.lock() = false;
+            DEVICE.1.notify_one();
+        }
+    }
+}
+
+impl Drop for TakesTheDevice {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+#[async_trait]
+impl Fault for TakesTheDevice {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        if !self.has_device.load(Ordering::Acquire) {
+            self.take();
+        }
+        inner.start(ctx).await
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        self.give_back();
+        inner.cleanup().await
     }
 }

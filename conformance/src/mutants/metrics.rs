@@ -34,6 +34,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::LoadLeaks)),
     },
     Mutant {
+        name: "load-is-a-flag",
+        stands_for: "a gauge that says whether the engine is busy under a name that says how busy",
+        killed_by: &["MT07"],
+        build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::LoadIsAFlag)),
+    },
+    Mutant {
+        name: "blocks-in-tokens",
+        stands_for: "KV usage counted in tokens beside a total in blocks: a tenth full, and the gauge is over one",
+        killed_by: &["MT07"],
+        build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::BlocksInTokens)),
+    },
+    Mutant {
         name: "counter-resets",
         stands_for: "statistics that are read and cleared, under the name of a counter",
         killed_by: &["MT03"],
@@ -67,13 +79,21 @@ pub(super) const CONTROLS: &[Mutant] = &[Mutant {
     build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::None)),
 }];
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
+    #[default]
     None,
     SlowScrape,
     LoadLeaks,
+    LoadIsAFlag,
+    BlocksInTokens,
     CounterResets,
 }
+
+/// KV blocks in all, the blocks that a request is published to use, and the tokens of each.
+const BLOCKS: u64 = 4096;
+const REQUEST_BLOCKS: u64 = 128;
+const BLOCK_TOKENS: u64 = 16;
 
 /// A counter of requests and a load, wrong in one way.
 struct Publishes {
@@ -87,6 +107,7 @@ struct Publishes {
 struct Running {
     requests: Mutex<u32>,
     load: Mutex<LoadPublisher>,
+    flaw: Flaw,
 }
 
 impl Publishes {
@@ -94,7 +115,10 @@ impl Publishes {
         Self {
             flaw,
             requests: Counter::default(),
-            running: Arc::default(),
+            running: Arc::new(Running {
+                flaw,
+                ..Running::default()
+            }),
         }
     }
 }
@@ -103,8 +127,17 @@ impl Running {
     fn change(&self, change: impl Fn(u32) -> u32) {
         let mut requests = self.requests.lock();
         *requests = change(*requests);
+        let is_flag = self.flaw == Flaw::LoadIsAFlag;
+        let is_in_tokens = self.flaw == Flaw::BlocksInTokens;
+        let block_unit = if is_in_tokens { BLOCK_TOKENS } else { 1 };
         self.load.lock().publish(Load {
-            running_requests: *requests,
+            running_requests: if is_flag {
+                (*requests).min(1)
+            } else {
+                *requests
+            },
+            kv_used_blocks: u64::from(*requests) * REQUEST_BLOCKS * block_unit,
+            kv_total_blocks: BLOCKS,
             ..Load::default()
         });
     }
@@ -113,13 +146,12 @@ impl Running {
 /// A request's place in the load.
 struct Place {
     running: Arc<Running>,
-    flaw: Flaw,
     is_finished: AtomicBool,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.flaw != Flaw::LoadLeaks || self.is_finished.load(Ordering::Acquire) {
+        if self.running.flaw != Flaw::LoadLeaks || self.is_finished.load(Ordering::Acquire) {
             self.running.change(|requests| requests.saturating_sub(1));
         }
     }
@@ -157,7 +189,6 @@ impl Fault for Publishes {
         self.running.change(|requests| requests + 1);
         let place = Place {
             running: Arc::clone(&self.running),
-            flaw: self.flaw,
             is_finished: AtomicBool::new(false),
         };
         let placed = outputs.inspect(move |item| {

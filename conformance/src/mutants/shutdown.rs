@@ -11,6 +11,7 @@ use genset_backend_common::{
     DrainContext, EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream,
     RequestContext, StartContext, async_trait,
 };
+use parking_lot::Mutex;
 use tokio::sync::{Barrier, watch};
 
 use super::Mutant;
@@ -101,6 +102,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a destructor that joins a thread nobody told to stop: a panic becomes a process that never exits",
         killed_by: &["SH12"],
         build: |clean, scenario| with_fault(clean, scenario, BlocksOnDrop::default()),
+    },
+    Mutant {
+        name: "weights-stay",
+        stands_for: "a registry of loaded models that is never emptied: each swap of models keeps the old one's buffers",
+        killed_by: &["SH13"],
+        build: |clean, scenario| with_fault(clean, scenario, KeepsWeights),
     },
 ];
 
@@ -392,5 +399,24 @@ impl Drop for BlocksOnDrop {
             let (_sender, never) = sync_channel::<()>(0);
             let _ = never.recv_timeout(Duration::from_secs(30));
         }
+    }
+}
+
+/// One engine's buffers: little beside a model, enough to be seen.
+const WEIGHTS_BYTES: usize = 1024 * 1024;
+
+struct KeepsWeights;
+
+#[async_trait]
+impl Fault for KeepsWeights {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        static REGISTRY: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+        // Written to, or the pages would not be there.
+        REGISTRY.lock().push(vec![1; WEIGHTS_BYTES]);
+        inner.start(ctx).await
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::{Report, Verdict};
+use super::{CheckReport, Report, Verdict, listed};
 
 impl Report {
     /// The report as JUnit XML.
@@ -36,7 +36,7 @@ impl Report {
                 check.seconds(),
             );
             let _ = match &check.verdict {
-                Verdict::Pass => Ok(()),
+                Verdict::Pass | Verdict::Measured { .. } => Ok(()),
                 Verdict::Fail { reason } => {
                     writeln!(out, "    <failure message=\"{}\"/>", escape(reason))
                 }
@@ -61,14 +61,28 @@ impl Report {
             };
             let _ = writeln!(
                 out,
-                "    <system-out>{} --only {}</system-out>",
-                escape(&self.replay),
-                check.id
+                "    <system-out>{}</system-out>",
+                escape(&self.output_of(check))
             );
             out.push_str("  </testcase>\n");
         }
         out.push_str("</testsuite>\n");
         out
+    }
+}
+
+impl Report {
+    /// The replay line, after what was measured.
+    fn output_of(&self, check: &CheckReport) -> String {
+        let replay = self.replay_of(check);
+        match &check.verdict {
+            Verdict::Measured { measurements } => format!("{}; {replay}", listed(measurements)),
+            Verdict::Pass
+            | Verdict::Fail { .. }
+            | Verdict::Skip { .. }
+            | Verdict::ExpectedFail { .. }
+            | Verdict::UnexpectedPass { .. } => replay,
+        }
     }
 }
 

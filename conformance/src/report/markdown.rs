@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Report, Verdict};
+use super::{Report, Verdict, listed};
 use crate::checks::catalogue;
 
 /// A table with a row a check and a column a report.
@@ -28,7 +28,7 @@ pub fn matrix(reports: &[Report]) -> String {
             let _ = write!(
                 out,
                 " {} |",
-                found.map_or("", |result| word(&result.verdict))
+                found.map_or(String::new(), |result| word(&result.verdict))
             );
         }
         out.push('\n');
@@ -41,12 +41,14 @@ fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
 
-fn word(verdict: &Verdict) -> &'static str {
-    match verdict {
+fn word(verdict: &Verdict) -> String {
+    let word = match verdict {
         Verdict::Pass => "pass",
         Verdict::Fail { .. } => "**FAIL**",
         Verdict::Skip { .. } => "skip",
         Verdict::ExpectedFail { .. } => "expected fail",
         Verdict::UnexpectedPass { .. } => "**unexpected pass**",
-    }
+        Verdict::Measured { measurements } => return listed(measurements),
+    };
+    word.to_owned()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{CheckReport, Evidence, Report, Verdict};
+use super::{CheckReport, Evidence, Report, Verdict, listed};
 use crate::check::SkipReason;
 
 /// The groups of the catalogue, by the first two letters of their ids.
@@ -22,6 +22,7 @@ const GROUPS: &[(&str, &str)] = &[
     ("KV", "KV events"),
     ("DG", "prefill and decode"),
     ("MG", "resume and migration"),
+    ("PF", "measurements"),
 ];
 
 /// Escape codes, or nothing.
@@ -57,6 +58,7 @@ struct Tally {
     failed: usize,
     expected: usize,
     skipped: usize,
+    measured: usize,
     indirect: usize,
 }
 
@@ -69,6 +71,7 @@ impl Tally {
                 Verdict::Fail { .. } | Verdict::UnexpectedPass { .. } => tally.failed += 1,
                 Verdict::ExpectedFail { .. } => tally.expected += 1,
                 Verdict::Skip { .. } => tally.skipped += 1,
+                Verdict::Measured { .. } => tally.measured += 1,
             }
             let ran = !matches!(check.verdict, Verdict::Skip { .. });
             tally.indirect += usize::from(ran && check.evidence == Evidence::Indirect);
@@ -91,14 +94,16 @@ impl Report {
         line(
             &mut out,
             format_args!(
-                "Genset conformance {} of {name}, level {}\n",
+                "Genset conformance {} of {name}, level {}, seed {}\n",
                 self.kit_version,
-                self.level.number()
+                self.level.number(),
+                self.seed
             ),
         );
         for (prefix, title) in GROUPS {
             self.write_group(prefix, title, &paint, &mut out);
         }
+        self.write_measurements(&mut out);
         for check in self.failures() {
             self.write_failure(check, &paint, &mut out);
         }
@@ -126,7 +131,7 @@ impl Report {
                 .iter()
                 .filter(|check| check.id.starts_with(prefix)),
         );
-        let ran = tally.passed + tally.failed + tally.expected;
+        let ran = tally.passed + tally.failed + tally.expected + tally.measured;
         if ran + tally.skipped == 0 {
             return;
         }
@@ -140,6 +145,9 @@ impl Report {
         if tally.expected > 0 {
             parts.push(format!("{} expected to fail", tally.expected));
         }
+        if tally.measured > 0 {
+            parts.push(format!("{} measured", tally.measured));
+        }
         if tally.skipped > 0 {
             parts.push(paint.dim(&format!("{} skipped", tally.skipped)));
         }
@@ -152,13 +160,34 @@ impl Report {
         );
     }
 
+    fn write_measurements(&self, out: &mut String) {
+        let mut is_first = true;
+        for check in &self.checks {
+            if let Verdict::Measured { measurements } = &check.verdict {
+                let break_before = if std::mem::take(&mut is_first) {
+                    "\n"
+                } else {
+                    ""
+                };
+                let measured = listed(measurements);
+                line(
+                    out,
+                    format_args!("{break_before}measured  {} {measured}", check.id),
+                );
+            }
+        }
+    }
+
     fn write_failure(&self, check: &CheckReport, paint: &Paint, out: &mut String) {
         let seen = match &check.verdict {
             Verdict::Fail { reason } => reason.clone(),
             Verdict::UnexpectedPass { waiver } => {
                 format!("it passes; remove the waiver ({waiver})")
             }
-            Verdict::Pass | Verdict::Skip { .. } | Verdict::ExpectedFail { .. } => return,
+            Verdict::Pass
+            | Verdict::Skip { .. }
+            | Verdict::ExpectedFail { .. }
+            | Verdict::Measured { .. } => return,
         };
         let known = crate::find(&check.id);
         let title = known.map_or("", |known| known.title);
@@ -171,10 +200,7 @@ impl Report {
             line(out, format_args!("  breaks  {}", known.breaks));
             line(out, format_args!("  clause  {}", known.clause));
         }
-        line(
-            out,
-            format_args!("  replay  {} --only {}", self.replay, check.id),
-        );
+        line(out, format_args!("  replay  {}", self.replay_of(check)));
     }
 
     fn write_summary(&self, paint: &Paint, out: &mut String) {
@@ -216,6 +242,7 @@ fn skip_words(code: SkipReason) -> &'static str {
         SkipReason::NoProbe => "without a probe",
         SkipReason::Level => "above the level",
         SkipReason::Filtered => "left out by name",
+        SkipReason::NotMeasured => "not measured",
     }
 }
 

@@ -64,6 +64,12 @@ pub enum WaiverProblem {
         /// The id.
         id: String,
     },
+    /// The check is a measurement.
+    #[error("{id}: a measurement is never judged, so there is nothing to waive")]
+    NotJudged {
+        /// The id.
+        id: String,
+    },
     /// Two waivers for one check.
     #[error("{id}: waived twice")]
     Twice {
@@ -166,8 +172,12 @@ impl Waivers {
     fn problems_of(&self, waiver: &Waiver) -> Vec<WaiverProblem> {
         let id = || waiver.id.clone();
         let mut problems = Vec::new();
-        if find(&waiver.id).is_none() {
-            problems.push(WaiverProblem::UnknownId { id: id() });
+        match find(&waiver.id) {
+            None => problems.push(WaiverProblem::UnknownId { id: id() }),
+            Some(check) if check.level == Level::Info => {
+                problems.push(WaiverProblem::NotJudged { id: id() });
+            }
+            Some(_) => {}
         }
         let fields = [
             ("reason", &waiver.reason),
@@ -271,6 +281,7 @@ mod tests {
             verdict,
             evidence: Evidence::Direct,
             duration_us: 0,
+            transcript: None,
         }
     }
 
@@ -307,6 +318,8 @@ mod tests {
             odd.iter()
                 .any(|problem| matches!(problem, WaiverProblem::BadDate { .. }))
         );
+        let measurement = problems(&text("PF01", "2999-12-31"));
+        assert!(measurement.contains(&WaiverProblem::NotJudged { id: "PF01".into() }));
         assert!(Waivers::parse("[[check]]\nid = 3").is_err());
     }
 

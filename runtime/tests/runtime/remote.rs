@@ -52,6 +52,7 @@ fn assert_conformant_over(plane: MakePlane) {
         let verdict = match check.verdict {
             Verdict::Pass => "pass",
             Verdict::Skip { .. } => "skip",
+            Verdict::Measured { .. } => "measured",
             Verdict::Fail { .. }
             | Verdict::ExpectedFail { .. }
             | Verdict::UnexpectedPass { .. } => "fail",

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use genset_backend_common::CancelReason;
-use tokio::runtime::Handle;
 
 use crate::check::{CheckResult, Stop, ensure};
+use crate::checks::growth::{Holdings, Slack};
 use crate::checks::pressure::{
     end_of_cancelled, ensure_nothing_held, long_request, pace, patience, serve_first_token,
 };
@@ -16,56 +16,11 @@ const CYCLES: u64 = 1000;
 /// Cycles before the first look: caches fill, pools grow.
 const WARM_CYCLES: u64 = 100;
 
-/// What may come and go by itself; one leaked a cycle is nine hundred.
-const SLACK: u64 = 200;
-
-/// Growth of resident memory that is not called a leak: the allocator's own.
-const SLACK_KIB: u64 = 64 * 1024;
-
-/// What the process holds. Threads, files and memory are known on Linux only.
-#[derive(Debug, Clone, Copy)]
-struct Holdings {
-    tasks: u64,
-    threads: Option<u64>,
-    files: Option<u64>,
-    memory_kib: Option<u64>,
-}
-
-impl Holdings {
-    fn now() -> Self {
-        let tasks = Handle::current().metrics().num_alive_tasks();
-        let files = std::fs::read_dir("/proc/self/fd").ok();
-        Self {
-            tasks: u64::try_from(tasks).unwrap_or(u64::MAX),
-            threads: status_field("Threads:"),
-            files: files.and_then(|files| u64::try_from(files.count()).ok()),
-            memory_kib: status_field("VmRSS:"),
-        }
-    }
-
-    /// What grew by more than its slack.
-    fn leaks_since(&self, before: &Self) -> Vec<String> {
-        let rows = [
-            ("tasks", Some(before.tasks), Some(self.tasks), SLACK),
-            ("threads", before.threads, self.threads, SLACK),
-            ("open files", before.files, self.files, SLACK),
-            ("KiB", before.memory_kib, self.memory_kib, SLACK_KIB),
-        ];
-        rows.into_iter()
-            .filter_map(|(what, before, after, slack)| {
-                let (before, after) = (before?, after?);
-                let has_leaked = after > before.saturating_add(slack);
-                has_leaked.then(|| format!("{before} {what} became {after}"))
-            })
-            .collect()
-    }
-}
-
-fn status_field(name: &str) -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse().ok()
-}
+/// One thing leaked a cycle is nine hundred.
+const SLACK: Slack = Slack {
+    things: 200,
+    memory_kib: 64 * 1024,
+};
 
 /// The best of a few, which noise does not touch.
 async fn best_pace(live: &Live) -> Result<Duration, Stop> {
@@ -87,7 +42,7 @@ pub(super) async fn thousand_cycles(trial: Trial) -> CheckResult {
         abandon(&live, cycle, pace_before).await?;
     }
     ensure_nothing_held(&live, None).await?;
-    let leaks = Holdings::now().leaks_since(&before);
+    let leaks = Holdings::now().leaks_since(&before, SLACK);
     ensure!(leaks.is_empty(), "leaked: {}", leaks.join(", "));
     let pace_after = best_pace(&live).await?;
     // The grain of timers and schedulers comes on top.

@@ -155,6 +155,20 @@ impl PrefixCache {
         wanted.min(self.capacity.saturating_sub(self.entries.len()))
     }
 
+    /// Drops the last of the blocks that nobody uses, as [`Flaw::AbandonedFreedSilently`] does.
+    fn forget(&mut self, blocks: &[BlockHash]) {
+        for hash in blocks.iter().rev() {
+            let is_free = |entry: &Entry| entry.children == 0 && entry.users == 0;
+            if !self.entries.get(hash).is_some_and(is_free) {
+                return;
+            }
+            let parent = self.entries.remove(hash).and_then(|entry| entry.parent);
+            if let Some(parent) = parent.and_then(|parent| self.entries.get_mut(&parent)) {
+                parent.children -= 1;
+            }
+        }
+    }
+
     /// Drops every block.
     pub(super) fn clear(&mut self) {
         self.epoch += 1;
@@ -180,6 +194,8 @@ pub(super) struct Lease {
     pinned: Vec<BlockHash>,
     /// Whether every block so far was stored, so that the next has its parent.
     is_whole: bool,
+    /// Whether the request came to its end.
+    is_finished: bool,
 }
 
 impl Lease {
@@ -190,8 +206,14 @@ impl Lease {
             cache: Arc::clone(cache),
             epoch: locked.epoch,
             is_whole: pinned.len() == chain.len(),
+            is_finished: false,
             pinned,
         }
+    }
+
+    /// The request has come to its end.
+    pub(super) fn finished(&mut self) {
+        self.is_finished = true;
     }
 
     /// The sequence has filled one more block.
@@ -214,6 +236,9 @@ impl Drop for Lease {
                 if let Some(entry) = cache.entries.get_mut(hash) {
                     entry.users -= 1;
                 }
+            }
+            if cache.flaw == Flaw::AbandonedFreedSilently && !self.is_finished {
+                cache.forget(&self.pinned);
             }
         }
     }

@@ -136,6 +136,7 @@ impl Decoder {
     pub(super) fn prefill(&mut self, running: &Running, id: &str) -> Finish {
         match self.step(running) {
             Ok(chunk) => {
+                self.lease.finished();
                 let blocks = self.seat.blocks.load(Ordering::Acquire);
                 Finish::length()
                     .with_last(chunk)
@@ -146,7 +147,8 @@ impl Decoder {
         }
     }
 
-    fn end(&self, finish: Finish) -> Box<Finish> {
+    fn end(&mut self, finish: Finish) -> Box<Finish> {
+        self.lease.finished();
         Box::new(finish.with_cached_tokens(self.cached_tokens))
     }
 

@@ -1,0 +1,180 @@
+//! A long random workload, after which the index that routers keep must still be what the cache is.
+
+use futures_util::future::join_all;
+use genset_backend_common::{CancelReason, TokenId};
+
+use super::{GENERATED, Index, block_size, chain, send};
+use crate::check::{CheckResult, Stop, ensure, skip};
+use crate::trial::{Live, Trial};
+
+/// Bursts of requests, and how often the index is compared.
+const BURSTS: u64 = 120;
+const COMPARE_EVERY: u64 = 20;
+/// Prompts that are sent for each comparison.
+const COMPARED: u64 = 12;
+/// Requests at once, at most.
+const BURST: u64 = 5;
+/// Prompts there are, at most: twice what the cache holds, for caches up to a size.
+const MOST_PROMPTS: u64 = 512;
+/// Blocks of each of a prompt's three parts, at most.
+const PART_BLOCKS: usize = 4;
+
+/// Prompts that share their beginnings, as conversations do: a few roots, each with a few branches, each with its leaves.
+struct Prompts {
+    part_tokens: usize,
+    count: u64,
+}
+
+impl Prompts {
+    fn of(live: &Live) -> Result<Self, Stop> {
+        let size = block_size(live)?;
+        let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
+        let part_blocks = (context / 2 / size / 3).clamp(1, PART_BLOCKS);
+        let prompt_blocks = u64::try_from(3 * part_blocks).unwrap_or(u64::MAX);
+        let total = live.config.kv_total_blocks.unwrap_or(u64::MAX);
+        if total < 2 * prompt_blocks {
+            skip!(
+                NotDeclared,
+                "a cache of {total} blocks is too small for prompts of {prompt_blocks}"
+            );
+        }
+        // Each leaf has a part of its own.
+        let leaves = total.saturating_mul(2) / (prompt_blocks / 3);
+        Ok(Self {
+            part_tokens: part_blocks * size,
+            count: leaves.clamp(16, MOST_PROMPTS),
+        })
+    }
+
+    fn prompt(&self, live: &Live, number: u64) -> Vec<TokenId> {
+        let leaf = number % self.count;
+        let parts = [1 + leaf % 4, 1000 + leaf % 16, 100_000 + leaf];
+        let mut prompt = parts
+            .map(|seed| live.prompt(self.part_tokens, seed))
+            .concat();
+        // The last token is computed in any case; with one more, every block can be reused.
+        prompt.push(live.token(leaf));
+        prompt
+    }
+}
+
+/// Numbers that look random and are the same in every run.
+///
+/// # Source
+/// G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", 2014 (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+pub(super) async fn index_is_the_cache(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let prompts = Prompts::of(&live)?;
+    let mut index = Index::of(&live);
+    let mut random = Random(1);
+    for burst in 1..=BURSTS {
+        let requests: Vec<_> = (0..=random.next() % BURST)
+            .map(|_| serve(&live, prompts.prompt(&live, random.next()), random.next()))
+            .collect();
+        for served in join_all(requests).await {
+            served?;
+        }
+        index.read()?;
+        if burst.is_multiple_of(COMPARE_EVERY) {
+            compare(&live, &prompts, &mut index, &mut random).await?;
+        }
+    }
+    ensure_sound(&live, &index)
+}
+
+/// One request: read to its end, cancelled, or left by its client.
+async fn serve(live: &Live, prompt: Vec<TokenId>, way: u64) -> CheckResult {
+    let most = GENERATED + 16;
+    let mut running = live.generate(live.greedy(prompt, most)).await?;
+    match way % 4 {
+        0 => drop(running),
+        1 => {
+            running.read_tokens(1).await?;
+            drop(running);
+        }
+        2 => {
+            running.read_tokens(1).await?;
+            running.ctx.cancel(CancelReason::Client);
+            drop(running.finish().await?);
+        }
+        _ => drop(running.finish().await?),
+    }
+    Ok(())
+}
+
+/// While nothing runs, a router that has listened all along, one that comes just now, and the cache must agree.
+async fn compare(
+    live: &Live,
+    prompts: &Prompts,
+    index: &mut Index,
+    random: &mut Random,
+) -> CheckResult {
+    let is_idle = live
+        .await_probe("the end of abandoned requests", |probe| {
+            probe.active_requests().map(|active| active == 0)
+        })
+        .await?;
+    if !is_idle {
+        tokio::time::sleep(live.trial.limits().cancel / 4).await;
+    }
+    let newcomer = Index::of(live).live;
+    index
+        .until(live, "agreement of the changes with a snapshot", |index| {
+            index.live == newcomer
+        })
+        .await?;
+    for _ in 0..COMPARED {
+        compare_one(live, &prompts.prompt(live, random.next()), index).await?;
+    }
+    Ok(())
+}
+
+async fn compare_one(live: &Live, prompt: &[TokenId], index: &mut Index) -> CheckResult {
+    index.read()?;
+    let blocks = chain(live, prompt);
+    let known = blocks
+        .iter()
+        .take_while(|block| index.live.contains_key(block))
+        .count();
+    let (_, cached) = send(live, prompt).await?;
+    let Some(cached) = cached else {
+        skip!(NoProbe, "the engine does not count cached tokens");
+    };
+    ensure!(
+        usize::try_from(cached) == Ok(known * block_size(live)?),
+        "by the events {known} blocks of a prompt are there, but {cached} tokens were reused"
+    );
+    index.until_live(live, &blocks).await
+}
+
+fn ensure_sound(live: &Live, index: &Index) -> CheckResult {
+    ensure!(
+        index.orphans.is_empty(),
+        "{} blocks were stored after parents that are not there",
+        index.orphans.len()
+    );
+    ensure!(
+        index.unknown_removals.is_empty(),
+        "{} blocks were removed that were not there",
+        index.unknown_removals.len()
+    );
+    let total = live.config.kv_total_blocks.unwrap_or(u64::MAX);
+    ensure!(
+        u64::try_from(index.peak).is_ok_and(|peak| peak <= total),
+        "{} blocks were live by the events, of {total} that there are",
+        index.peak
+    );
+    Ok(())
+}
