@@ -131,8 +131,7 @@ impl ModelDirectory {
         workers.wait_for_instances(timeout).await?;
         let client: Client<ArtifactRequest, bytes::Bytes> = self.runtime.endpoint(name).client();
         client.wait_for_instances(timeout).await?;
-        let mut failure =
-            EngineError::new(ErrorKind::Unavailable, "the model's workers have gone");
+        let mut failure = EngineError::new(ErrorKind::Unavailable, "the model's workers have gone");
         // One that died is listed until its lease ends.
         for worker in workers.instances() {
             match fetch_from(&client, worker.instance, artifact).await {

@@ -335,10 +335,12 @@ pub async fn run_worker(
 }
 
 async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {
+    // One for all turns of the loop: a new one would tell of the start again.
+    let mut progress = std::pin::pin!(log_progress(&handle));
     let report = loop {
         tokio::select! {
             report = handle.join() => break report,
-            () = log_progress(&handle) => {}
+            never = &mut progress => match never {},
             name = signals.next() => {
                 tracing::info!("{name}: draining; a second signal stops at once");
                 handle.stop();
@@ -350,7 +352,7 @@ async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {
 }
 
 /// Says how far a long start is, at most a line a second.
-async fn log_progress(handle: &WorkerHandle) {
+async fn log_progress(handle: &WorkerHandle) -> std::convert::Infallible {
     let mut progress = handle.progress();
     while progress.changed().await.is_ok() {
         let now = progress.borrow_and_update().clone();

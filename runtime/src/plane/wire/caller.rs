@@ -284,7 +284,8 @@ struct Response {
     slot: Arc<Slot>,
     caller: Arc<Caller>,
     ctx: RequestContext,
-    /// Asked only while nothing is there to read; `None` once the callee was told.
+    /// Asked only while nothing is there to read; `None` once the callee was told, or has ended the stream. A request's own
+    /// end cancels its context: whoever still listened then would be woken for nothing.
     cancelled: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     /// Items read for which the callee has no new credit yet.
     unacknowledged: u32,
@@ -338,7 +339,9 @@ impl Response {
         if let Some(item) = inbox.items.pop_front() {
             let has_ended = inbox.end.is_some();
             drop(inbox);
-            if !has_ended {
+            if has_ended {
+                self.cancelled = None;
+            } else {
                 self.acknowledge();
             }
             return Poll::Ready(Some(Ok(item)));
@@ -346,6 +349,7 @@ impl Response {
         if let Some(end) = inbox.end.take() {
             drop(inbox);
             self.is_done = true;
+            self.cancelled = None;
             return Poll::Ready(end.err().map(Err));
         }
         if self.is_done {

@@ -125,7 +125,8 @@ async fn serve(store: &str) {
 /// Says something to the parent.
 fn tell(answer: &str) {
     use std::io::Write as _;
-    writeln!(std::io::stdout(), "{ANSWER}{answer}").unwrap();
+    let mut parent = std::io::stdout().lock();
+    writeln!(parent, "{ANSWER}{answer}").unwrap();
 }
 
 /// What a watching child has seen.

@@ -59,6 +59,7 @@ macro_rules! plane_suite {
                 two_processes_call_each_other,
                 nothing_stays_open_after_the_last_response,
                 cancelling_reaches_the_handler_of_a_stream_that_has_unread_items,
+                a_response_that_ended_listens_to_no_cancellation,
             );
         }
     };

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{CancelReason, EngineError, RequestContext};
@@ -114,4 +115,62 @@ pub(crate) async fn cancelling_reaches_the_handler_of_a_stream_that_has_unread_i
     ctx.cancel(CancelReason::Client);
     assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
     until(|| seen.get().is_some_and(RequestContext::is_cancelled)).await;
+}
+
+/// Counts how often a task would have run.
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Whoever has read a response to its end cancels its request, to free what it held: that must not run the reader again.
+pub(crate) async fn a_response_that_ended_listens_to_no_cancellation(kind: &dyn PlaneKind) {
+    let pair = Pair::of(kind).await;
+    let gate = Arc::new(Notify::new());
+    let opened = Arc::clone(&gate);
+    let served = pair
+        .serve(move |(): (), _ctx: RequestContext| {
+            let gate = Arc::clone(&gate);
+            async move {
+                let last = stream::once(async move {
+                    gate.notified().await;
+                    Ok(1)
+                });
+                let items: ResponseStream<u32> = Box::pin(stream::iter([Ok(0)]).chain(last));
+                Ok(items)
+            }
+        })
+        .await;
+    let (endpoint, request) = (name("generate"), ctx());
+    let called = call::<(), u32>(
+        &*pair.caller,
+        &served.address,
+        &endpoint,
+        (),
+        request.clone(),
+    );
+    let mut response = called.await.unwrap();
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut cx = Context::from_waker(&waker);
+    assert!(response.poll_next_unpin(&mut cx).is_ready());
+    assert!(response.poll_next_unpin(&mut cx).is_pending());
+    opened.notify_one();
+    soon(async {
+        loop {
+            match response.poll_next_unpin(&mut cx) {
+                Poll::Ready(Some(item)) => assert_eq!(item.unwrap(), 1),
+                Poll::Ready(None) => break,
+                Poll::Pending => tokio::task::yield_now().await,
+            }
+        }
+    })
+    .await;
+    let before = wakes.0.load(Ordering::SeqCst);
+    request.cancel(CancelReason::Client);
+    assert_eq!(wakes.0.load(Ordering::SeqCst), before);
 }
