@@ -6,6 +6,7 @@ mod connection;
 mod handlers;
 mod messages;
 mod metrics;
+mod poll_again;
 mod server;
 mod stall;
 

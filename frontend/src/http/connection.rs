@@ -1,5 +1,6 @@
 //! Connections: accepted up to a limit, each on a task of its own, closed gracefully.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::metrics::{ConnectionGuard, HttpMetrics};
+use super::poll_again::PollAgain;
 use super::stall::StallGuard;
 use crate::config::FrontendConfig;
 
@@ -95,14 +97,15 @@ impl Connection {
             .header_read_timeout(self.config.header_timeout)
             .serve_connection(io, service);
         let mut serving = pin!(serving);
+        let again = PollAgain::new();
         let ended = tokio::select! {
             biased;
-            ended = serving.as_mut() => ended,
+            ended = poll_fn(|cx| again.poll(serving.as_mut(), cx)) => ended,
             () = self.closing.cancelled() => {
                 serving.as_mut().graceful_shutdown();
                 tokio::select! {
                     biased;
-                    ended = serving.as_mut() => ended,
+                    ended = poll_fn(|cx| again.poll(serving.as_mut(), cx)) => ended,
                     () = self.aborting.cancelled() => Ok(()),
                 }
             }
