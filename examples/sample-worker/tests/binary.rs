@@ -136,8 +136,8 @@ async fn help_lists_the_flags_every_worker_has() {
 #[tokio::test]
 async fn what_cannot_be_set_up_ends_with_code_2_and_names_the_flag() {
     for (flag, value) in [
-        ("--discovery-backend", "etcd"),
-        ("--request-plane", "nats"),
+        ("--discovery-backend", "zookeeper"),
+        ("--request-plane", "udp"),
         ("--namespace", "a b"),
         ("--model-path", "/no/such/folder"),
         ("--endpoint-types", "images"),
