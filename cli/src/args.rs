@@ -17,6 +17,7 @@ use genset_runtime::{EndpointName, SelectionMode, WorkerArgs};
 use crate::conform::{self, ConformCommand};
 use crate::layers;
 
+use words::command_in;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
 
 const RUN_HELP: &str = "\
@@ -29,6 +30,7 @@ Words:
   out=echo_full  answer with the prompt's text
   out=sample     answer with rotating tokens
   out=scripted   answer what a script says (--script), as text; with a MODEL, as its tokens
+  out=cmd:COMMAND  answer with an engine in a process of its own, in any language: 'out=cmd:python3 my_engine.py'
   out=dyn        send requests to the workers there are; out=dyn://NAME to those of that name
   MODEL      folder of a local model checkout [default: the built-in tiny-chat]
 
@@ -157,6 +159,9 @@ pub(crate) struct EngineArgs {
     /// TOML file with the replies of out=scripted
     #[arg(long, env = "GENSET_SCRIPT", value_name = "FILE")]
     pub(crate) script: Option<PathBuf>,
+    /// Command that starts the engine of out=cmd; out=cmd:COMMAND says the same
+    #[arg(long, env = "GENSET_ENGINE_CMD", value_name = "COMMAND")]
+    pub(crate) engine_cmd: Option<String>,
     /// Jinja file with a chat template, in place of the model's own
     #[arg(long, env = "GENSET_CHAT_TEMPLATE", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
@@ -305,10 +310,13 @@ fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
         input,
         output,
         http,
-        engine: engine_args,
+        engine: mut engine_args,
         worker,
         ..
     } = args;
+    if let Some(command) = command_in(&output) {
+        engine_args.engine_cmd = Some(command.to_owned());
+    }
     let (input, output): (InputKind, OutputKind) = (input.parse()?, output.parse()?);
     check_words(&input, &output, &worker)?;
     check_engine(&output, &engine_args, &worker)?;
@@ -380,6 +388,9 @@ fn check_engine(
     if output.is(EngineKind::Scripted) {
         required_script(engine.script.as_deref())?;
     }
+    if output.is(EngineKind::Cmd) {
+        required_command(engine.engine_cmd.as_deref())?;
+    }
     if engine.chat_template.is_none() {
         return Ok(());
     }
@@ -391,7 +402,12 @@ fn check_engine(
         OutputKind::Engine(EngineKind::Scripted) if worker.model_path.is_none() => {
             "without a MODEL, scripted takes text and applies no template"
         }
-        OutputKind::Engine(EngineKind::EchoCore | EngineKind::Sample | EngineKind::Scripted) => {
+        OutputKind::Engine(EngineKind::Cmd) if worker.model_path.is_none() => {
+            "without a MODEL there is no tokenizer to go with it; name the model's folder"
+        }
+        OutputKind::Engine(
+            EngineKind::EchoCore | EngineKind::Sample | EngineKind::Scripted | EngineKind::Cmd,
+        ) => {
             return Ok(());
         }
     };
@@ -406,6 +422,17 @@ pub(crate) fn required_script(given: Option<&Path>) -> Result<&Path, EngineError
     given.ok_or_else(|| {
         let problem = "the scripted engine answers what a script says; name its TOML file";
         EngineError::invalid_argument("--script", problem)
+    })
+}
+
+/// The command that the engine in a process of its own needs.
+///
+/// # Errors
+/// `InvalidArgument`, naming the flag, when there is none.
+pub(crate) fn required_command(given: Option<&str>) -> Result<&str, EngineError> {
+    given.ok_or_else(|| {
+        let problem = "an engine in a process of its own needs the command that starts it, as out=cmd:COMMAND";
+        EngineError::invalid_argument("--engine-cmd", problem)
     })
 }
 

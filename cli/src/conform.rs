@@ -21,6 +21,7 @@ Examples:
   genset conform run --engine sample --only CN,ST --json report.json --junit report.xml
   genset conform sequences --engine sample --cases 1000
   genset conform run --endpoint dyn://llama.backend.generate
+  genset conform run --engine-cmd 'python3 my_engine.py'
   genset conform replay report.json --engine sample
   genset conform replay --sequence 'start; generate#0 len=3 max=5; drop#0' --engine sample
   genset conform diff old.json new.json

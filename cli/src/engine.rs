@@ -10,9 +10,10 @@ use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{EngineError, LLMEngine};
 use genset_engine_echo::{EchoCore, EchoFull};
 use genset_engine_sample::{CONTEXT_LENGTH, SampleArgs, SampleEngine};
+use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
 use genset_runtime::ModelFolder;
 
-use crate::args::{EngineKind, RunConfig, required_script};
+use crate::args::{EngineKind, RunConfig, required_command, required_script};
 
 /// Context of a model whose `config.json` names none, in tokens.
 const DEFAULT_CONTEXT_LENGTH: u32 = 2048;
@@ -52,6 +53,7 @@ pub(crate) fn build(
             let parts = scripted::Parts::of_text(script)?;
             Ok((Arc::new(parts.engine()), config.worker.worker_config(None)?))
         }
+        EngineKind::Cmd => in_a_process(config),
         EngineKind::EchoCore | EngineKind::Sample | EngineKind::Scripted => of_tokens(kind, config),
     }
 }
@@ -63,6 +65,28 @@ fn echo_full(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), E
     }
     let engine = EchoFull::from_args(&config.engine_args.echo);
     Ok((Arc::new(engine), config.worker.worker_config(None)?))
+}
+
+/// An engine in a process of its own. What it takes, it says when it starts; for tokens it needs the model's folder.
+fn in_a_process(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
+    let command = required_command(config.engine_args.engine_cmd.as_deref())?;
+    let engine = SubprocessEngine::new(subprocess(command)?);
+    let folder = match config.worker.model_path {
+        Some(_) => Some(model_folder(config)?),
+        None => None,
+    };
+    Ok((Arc::new(engine), config.worker.worker_config(folder)?))
+}
+
+/// What a command line starts.
+///
+/// # Errors
+/// `InvalidArgument`, naming the flag.
+pub(crate) fn subprocess(command: &str) -> Result<SubprocessConfig, EngineError> {
+    let config = SubprocessConfig::try_from_command_line(command)
+        .map_err(|error| EngineError::invalid_argument("--engine-cmd", error.message()))?;
+    config.validate()?;
+    Ok(config)
 }
 
 /// An engine that takes the tokens of a model.
@@ -83,7 +107,7 @@ fn of_tokens(
             let parts = scripted::Parts::of_tokens(script, &folder, context)?;
             Arc::new(parts.engine())
         }
-        EngineKind::EchoCore | EngineKind::EchoFull => {
+        EngineKind::EchoCore | EngineKind::EchoFull | EngineKind::Cmd => {
             let vocab_size = vocab_size(&folder)?;
             Arc::new(EchoCore::from_args(&args.echo, vocab_size, context))
         }

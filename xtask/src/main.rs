@@ -8,6 +8,7 @@ mod deny;
 mod openai_client;
 mod process;
 mod python;
+mod python_package;
 mod readme;
 mod repo;
 mod stopwatch;
@@ -35,8 +36,8 @@ struct Cli {
 enum Task {
     /// Run everything CI runs, in CI's order, and stop at the first failure
     ///
-    /// Format, lints, tests, docs, licences, the engine author's package count, the Python OpenAI
-    /// client and a Python client of the wire protocol. What a step needs and the machine lacks is
+    /// Format, lints, the Python package, tests, docs, licences, the engine author's package count, the
+    /// Python OpenAI client and a Python client of the wire protocol. What a step needs and the machine lacks is
     /// installed: under target/ (cargo-deny, Python venvs), or with apt-get (protoc, etcd and
     /// nats-server; as root, or through a sudo that asks no password).
     Test {
@@ -66,6 +67,8 @@ enum Task {
     OpenaiClientTest,
     /// Run examples/python-wire-client/: a client written from docs/wire-protocol.md against a real worker
     WireClientTest,
+    /// Check python/: the package's types with mypy, and its tests
+    PythonPackageTest,
     /// Install protoc, etcd and nats-server with apt-get, where they are missing
     InstallPrograms,
     /// Check licences, banned crates and sources with cargo-deny
@@ -113,6 +116,7 @@ fn run(task: &Task) -> anyhow::Result<()> {
         }
         Task::OpenaiClientTest => openai_client::run(&repo),
         Task::WireClientTest => wire_client::run(&repo),
+        Task::PythonPackageTest => python_package::run(&repo),
         Task::InstallPrograms => system_packages::ensure_programs(),
         Task::Deny { advisories } => deny::run(&repo, deny::Advisories::from_flag(*advisories)),
     }

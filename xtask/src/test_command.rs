@@ -9,7 +9,7 @@ use crate::deny::{self, Advisories};
 use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
 use crate::stopwatch::Stopwatch;
-use crate::{author_crate, openai_client, system_packages, wire_client};
+use crate::{author_crate, openai_client, python_package, system_packages, wire_client};
 
 /// One line of the run: its headline, the command that repeats it alone, and what it does.
 struct Step {
@@ -24,7 +24,7 @@ pub(crate) const FEATURES: &str = "genset/etcd,genset/nats,genset/otlp";
 /// The runtime's features, each of which must do without the others.
 const RUNTIME_FEATURES: [&str; 4] = ["etcd", "nats", "otlp", "tls"];
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     Step {
         title: "format",
         repeat: "cargo fmt --all --check",
@@ -51,6 +51,12 @@ const STEPS: [Step; 12] = [
             ];
             run_command(cargo(repo.root()).args(arguments))
         },
+    },
+    // Before the Rust tests: those of engines in Python use its virtual environment.
+    Step {
+        title: "Python package",
+        repeat: "cargo xtask python-package-test",
+        perform: |repo, _| python_package::run(repo),
     },
     Step {
         title: "tests and doc tests",
@@ -164,7 +170,7 @@ mod tests {
                 continue;
             };
             let features = rest.split(' ').next().unwrap_or_default();
-            let is_one = FEATURES.split(',').any(|feature| feature == features);
+            let is_one = RUNTIME_FEATURES.contains(&features);
             assert!(features == FEATURES || is_one, "{}", step.repeat);
             named += 1;
         }

@@ -93,8 +93,16 @@ impl FromStr for OutputKind {
         if is_dyn(text) {
             return Ok(Self::Dyn(dyn_name("out", text)?));
         }
+        if command_in(text).is_some() {
+            return Ok(Self::Engine(EngineKind::Cmd));
+        }
         text.parse().map(Self::Engine)
     }
+}
+
+/// The command in `cmd:COMMAND`.
+pub(crate) fn command_in(output: &str) -> Option<&str> {
+    output.strip_prefix("cmd:")
 }
 
 /// Which engine answers.
@@ -104,6 +112,8 @@ pub(crate) enum EngineKind {
     EchoFull,
     Sample,
     Scripted,
+    /// A process of its own, started by a command.
+    Cmd,
 }
 
 impl EngineKind {
@@ -113,6 +123,7 @@ impl EngineKind {
             Self::EchoFull => "echo_full",
             Self::Sample => "sample",
             Self::Scripted => "scripted",
+            Self::Cmd => "cmd",
         }
     }
 }
@@ -132,7 +143,13 @@ impl FromStr for EngineKind {
     type Err = EngineError;
 
     fn from_str(text: &str) -> Result<Self, EngineError> {
-        let known = [Self::EchoCore, Self::EchoFull, Self::Sample, Self::Scripted];
+        let known = [
+            Self::EchoCore,
+            Self::EchoFull,
+            Self::Sample,
+            Self::Scripted,
+            Self::Cmd,
+        ];
         let names = known.map(Self::name).join(", ");
         match known.into_iter().find(|kind| kind.name() == text) {
             Some(kind) => Ok(kind),

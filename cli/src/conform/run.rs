@@ -10,6 +10,7 @@ use genset_conformance::{
     replay_sequence, run_conformance_with, run_sequences,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
+use genset_engine_subprocess::SubprocessEngine;
 use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine};
 
 use super::{RunArgs, SequencesArgs, SubjectArgs};
@@ -29,17 +30,24 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
         return live_worker(subject, endpoint);
     }
     if let Some(command) = &subject.engine_cmd {
-        let problem = format!(
-            "{command}: engines in child processes cannot be tested in this build; use --engine or --endpoint"
-        );
-        return Err(EngineError::unsupported("--engine-cmd", problem));
+        let config = engine::subprocess(command)?;
+        return Ok(Box::new(move |_| {
+            Subject::new(SubprocessEngine::new(config.clone()))
+        }));
     }
     let kind = subject.engine.ok_or_else(|| {
-        EngineError::invalid_argument("--engine, --endpoint", "say which engine to test")
+        EngineError::invalid_argument(
+            "--engine, --endpoint, --engine-cmd",
+            "say which engine to test",
+        )
     })?;
     match kind {
         EngineKind::Sample => Ok(sample()),
         EngineKind::Scripted => scripted(subject),
+        EngineKind::Cmd => Err(EngineError::invalid_argument(
+            "--engine",
+            "an engine in a process of its own is tested with --engine-cmd COMMAND",
+        )),
         EngineKind::EchoCore | EngineKind::EchoFull => {
             let problem = format!(
                 "{} ends where its prompt does, whatever is asked of it, so it cannot keep the contract; use sample",
@@ -110,7 +118,11 @@ fn replay_line(subject: &SubjectArgs) -> String {
         .endpoint
         .as_ref()
         .map(|endpoint| format!(" --endpoint dyn://{endpoint}"));
-    let subject = engine.or(endpoint).unwrap_or_default();
+    let command = subject
+        .engine_cmd
+        .as_ref()
+        .map(|command| format!(" --engine-cmd '{command}'"));
+    let subject = engine.or(endpoint).or(command).unwrap_or_default();
     format!("genset conform run{subject}")
 }
 

@@ -19,6 +19,7 @@ mod otlp;
 mod scripted;
 mod stdin;
 mod stop;
+mod subprocess;
 mod support;
 mod terminal;
 mod text;

@@ -1,0 +1,116 @@
+//! [`Call`]: one stream, from the reader's side.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use genset_backend_common::wire::{Credit, FrameKind, decode_payload};
+use genset_backend_common::{CancelReason, EngineError};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+use crate::link::{Arrival, Link};
+
+/// A question to the process. Dropped before its end, it is cancelled.
+pub(crate) struct Call {
+    link: Arc<Link>,
+    id: u32,
+    arrivals: mpsc::Receiver<Arrival>,
+    window: u32,
+    /// Items read since credit was last granted.
+    read: u32,
+    is_over: bool,
+}
+
+impl Call {
+    pub(crate) fn new(
+        link: Arc<Link>,
+        id: u32,
+        arrivals: mpsc::Receiver<Arrival>,
+        window: u32,
+    ) -> Self {
+        Self {
+            link,
+            id,
+            arrivals,
+            window,
+            read: 0,
+            is_over: false,
+        }
+    }
+
+    /// The next item, undecoded; `None` at the end.
+    pub(crate) fn poll_item(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Bytes>, EngineError>> {
+        if self.is_over {
+            return Poll::Ready(Ok(None));
+        }
+        let arrival = ready!(self.arrivals.poll_recv(cx));
+        if let Some(Arrival::Item(item)) = arrival {
+            self.grant();
+            return Poll::Ready(Ok(Some(item)));
+        }
+        self.is_over = true;
+        Poll::Ready(match arrival {
+            Some(Arrival::Item(item)) => Ok(Some(item)),
+            Some(Arrival::End) => Ok(None),
+            Some(Arrival::Error(error)) => Err(error),
+            None => Err(self.link.over()),
+        })
+    }
+
+    /// The next item; `None` at the end.
+    ///
+    /// # Cancel safety
+    /// If another branch wins, nothing was read.
+    pub(crate) async fn item<T: DeserializeOwned>(&mut self) -> Result<Option<T>, EngineError> {
+        let bytes = std::future::poll_fn(|cx| self.poll_item(cx)).await?;
+        let item = bytes.map(|bytes| decode_payload(&bytes)).transpose();
+        item.map_err(|error| {
+            EngineError::internal("the engine's process answered what is not expected here")
+                .with_source(error)
+        })
+    }
+
+    /// The one item of an answer that has at most one.
+    pub(crate) async fn only<T: DeserializeOwned>(mut self) -> Result<Option<T>, EngineError> {
+        let first = self.item().await?;
+        if first.is_some() && self.item::<T>().await?.is_some() {
+            return Err(EngineError::internal(
+                "the engine's process answered twice where one answer is due",
+            ));
+        }
+        Ok(first)
+    }
+
+    /// Ends the call for the reader; the process is told why.
+    pub(crate) fn cancel(mut self, reason: CancelReason) {
+        self.is_over = true;
+        self.link.cancel(self.id, reason);
+    }
+
+    /// Lets go of a call that was never made.
+    pub(crate) fn forget(mut self) {
+        self.is_over = true;
+    }
+
+    /// Gives back the credit of what was read, half a window at a time.
+    fn grant(&mut self) {
+        self.read += 1;
+        if self.read >= (self.window / 2).max(1) {
+            let items = std::mem::take(&mut self.read);
+            self.link
+                .send(FrameKind::Credit, self.id, &Credit { items });
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.link.cancel(self.id, CancelReason::Client);
+        }
+    }
+}

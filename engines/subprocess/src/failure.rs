@@ -1,0 +1,109 @@
+//! [`ChildFailure`]: how a process can fail, told apart by what was seen.
+
+use std::time::Duration;
+
+use genset_backend_common::{EngineError, ErrorKind};
+
+/// Why the engine's process is of no more use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChildFailure {
+    /// It ended by itself with a code, 0 included: nobody had asked it to.
+    #[error("the engine's process exited with code {code} while it was needed")]
+    Exited {
+        /// The exit code.
+        code: i32,
+    },
+    /// A signal that a fault raises ended it: a segmentation fault, an abort.
+    #[error("the engine's process crashed: signal {signal} ({name})")]
+    Crashed {
+        /// The signal's number.
+        signal: i32,
+        /// The signal's name.
+        name: &'static str,
+    },
+    /// The kernel killed in its control group because memory ran out, and the process ended by SIGKILL.
+    #[error(
+        "the engine's process was killed because memory ran out: its control group counts an out-of-memory kill; raise the \
+         memory limit, or have the engine use less"
+    )]
+    OutOfMemory,
+    /// SIGKILL ended it; it was not ours, and nobody says whose.
+    #[error(
+        "the engine's process was killed (SIGKILL), and not by this worker: most often the kernel does that when memory \
+         runs out; look for oom-kill in the kernel's log"
+    )]
+    Killed,
+    /// It answered no heartbeat.
+    #[error(
+        "the engine's process hung: it answered nothing for {} s, and was killed",
+        silent_for.as_secs_f64()
+    )]
+    Hung {
+        /// How long nothing was heard.
+        silent_for: Duration,
+    },
+    /// It closed its socket and went on.
+    #[error("the engine's process closed its socket and did not exit; it was killed")]
+    ClosedSocket,
+    /// It ended in the middle of a frame.
+    #[error("the engine's process broke off in the middle of a frame")]
+    HalfFrame,
+    /// It broke the protocol.
+    #[error("the engine's process broke the protocol and was killed: {what}")]
+    Protocol {
+        /// The rule that was broken.
+        what: String,
+    },
+    /// It speaks another version of the protocol.
+    #[error("the engine's process cannot be understood: {what}")]
+    Version {
+        /// Both versions.
+        what: String,
+    },
+    /// It did not do in time what it was asked.
+    #[error("the engine's process did not {what} within {} s, and was killed", limit.as_secs_f64())]
+    TooLate {
+        /// What was waited for.
+        what: &'static str,
+        /// The time it had.
+        limit: Duration,
+    },
+    /// The worker stopped it.
+    #[error("the engine was stopped")]
+    Stopped,
+}
+
+impl ChildFailure {
+    pub(crate) fn protocol(what: impl Into<String>) -> Self {
+        Self::Protocol { what: what.into() }
+    }
+
+    /// What the failure means to a request, and to whoever called `start`.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Exited { .. }
+            | Self::Crashed { .. }
+            | Self::OutOfMemory
+            | Self::Killed
+            | Self::Hung { .. }
+            | Self::ClosedSocket
+            | Self::HalfFrame
+            | Self::Protocol { .. } => ErrorKind::Disconnected,
+            Self::Version { .. } => ErrorKind::CannotConnect,
+            Self::TooLate { .. } => ErrorKind::DeadlineExceeded,
+            Self::Stopped => ErrorKind::EngineShutdown,
+        }
+    }
+
+    /// The error with the last lines that the process wrote to standard error, if any.
+    pub(crate) fn to_error(&self, stderr: &[String]) -> EngineError {
+        let mut message = self.to_string();
+        if !stderr.is_empty() {
+            message.push_str("; its last lines on stderr:\n");
+            message.push_str(&stderr.join("\n"));
+        }
+        EngineError::new(self.kind(), message).with_source(self.clone())
+    }
+}

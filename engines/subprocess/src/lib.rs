@@ -1,0 +1,25 @@
+//! An engine in a process of its own, in any language: [`SubprocessEngine`] starts the process, speaks frames with it over a
+//! socket, and makes it an `LLMEngine`. `docs/subprocess-protocol.md` says what the process has to do; the Python package
+//! `genset` does it for engines in Python.
+//!
+//! - [`SubprocessConfig`]: the program, and how long it may take for what.
+//! - [`ChildFailure`]: how a process can fail; the source of the errors that its requests end with.
+
+mod batch;
+mod call;
+mod config;
+mod engine;
+mod events;
+mod failure;
+mod lines;
+mod link;
+mod oom;
+mod outbox;
+mod outputs;
+mod process;
+mod supervisor;
+mod tasks;
+
+pub use config::SubprocessConfig;
+pub use engine::SubprocessEngine;
+pub use failure::ChildFailure;

@@ -1,0 +1,365 @@
+//! [`Link`]: the connection with the process: who is asked what, and what is answered.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use genset_backend_common::wire::{
+    Cancel, Frame, FrameKind, GoAway, GoAwayCode, RequestHead, WireError, decode_payload,
+    encode_payload, encode_request,
+};
+use genset_backend_common::{CancelReason, EngineError};
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::batch::Batch;
+use crate::call::Call;
+use crate::config::MIN_FRAME_BYTES;
+use crate::failure::ChildFailure;
+use crate::outbox::Outbox;
+
+/// What arrives for one call.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    Item(Bytes),
+    End,
+    Error(EngineError),
+}
+
+/// The connection, shared by the calls and the tasks that keep it.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) outbox: Outbox,
+    /// The process's limit on a payload, once it has said so.
+    max_frame_bytes: OnceLock<u32>,
+    streams: Mutex<Streams>,
+    heard: Mutex<Instant>,
+    trouble: Mutex<Option<ChildFailure>>,
+    troubled: CancellationToken,
+    /// Cancelled when nothing more will come.
+    pub(crate) closed: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct Streams {
+    last_id: u32,
+    /// Every stream that the process has not ended. Without an inbox, nobody reads it any more.
+    open: HashMap<u32, Option<mpsc::Sender<Arrival>>>,
+    /// What readers are told whose inbox was taken away.
+    over: Option<EngineError>,
+    is_dead: bool,
+}
+
+impl Link {
+    pub(crate) fn new() -> Self {
+        Self {
+            outbox: Outbox::default(),
+            max_frame_bytes: OnceLock::new(),
+            streams: Mutex::default(),
+            heard: Mutex::new(Instant::now()),
+            trouble: Mutex::default(),
+            troubled: CancellationToken::new(),
+            closed: CancellationToken::new(),
+        }
+    }
+
+    /// Keeps the limit that the process has greeted with.
+    pub(crate) fn set_max_frame_bytes(&self, limit: u32) {
+        self.max_frame_bytes.get_or_init(|| limit);
+    }
+
+    /// Opens a stream. `window`: items that may be unread.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the request is larger than a frame may be; how the process ended, if it has.
+    ///
+    /// # Cancel safety
+    /// Dropped before it returned, nothing was asked.
+    pub(crate) async fn call<T: Serialize>(
+        self: &Arc<Self>,
+        head: RequestHead,
+        body: &T,
+        window: u32,
+    ) -> Result<Call, EngineError> {
+        let head = RequestHead {
+            credit: window,
+            ..head
+        };
+        let encoded = encode_payload(body).and_then(|body| encode_request(&head, &body));
+        let payload = encoded.map_err(|error| {
+            EngineError::internal("the request cannot be written as MessagePack").with_source(error)
+        })?;
+        self.outbox.room().await;
+        // One more, for the end.
+        let room = usize::try_from(window)
+            .unwrap_or(usize::MAX)
+            .saturating_add(1);
+        let (inbox, arrivals) = mpsc::channel(room);
+        let id = self.streams.lock().open(inbox)?;
+        let call = Call::new(Arc::clone(self), id, arrivals, window);
+        if let Err(error) = self.push(FrameKind::Request, id, &payload) {
+            self.streams.lock().open.remove(&id);
+            call.forget();
+            return Err(EngineError::invalid_argument("request", error));
+        }
+        Ok(call)
+    }
+
+    /// Says that nobody reads the stream any more. It stays known until the process has ended it.
+    pub(crate) fn cancel(&self, id: u32, reason: CancelReason) {
+        let is_open = match self.streams.lock().open.get_mut(&id) {
+            Some(inbox) => inbox.take().is_some(),
+            None => false,
+        };
+        if is_open {
+            let discard = false;
+            self.send(FrameKind::Cancel, id, &Cancel { reason, discard });
+        }
+    }
+
+    /// Ends every call under way with `error`; the connection stays.
+    pub(crate) fn end_calls(&self, error: EngineError) {
+        let ids: Vec<u32> = {
+            let mut streams = self.streams.lock();
+            streams.over.get_or_insert(error);
+            streams.open.keys().copied().collect()
+        };
+        for id in ids {
+            self.cancel(id, CancelReason::Shutdown);
+        }
+    }
+
+    /// Ends every call under way, and all that are to come, with `error`.
+    pub(crate) fn fail(&self, error: EngineError) {
+        let open = {
+            let mut streams = self.streams.lock();
+            if !streams.is_dead {
+                (streams.is_dead, streams.over) = (true, Some(error));
+            }
+            std::mem::take(&mut streams.open)
+        };
+        drop(open);
+        self.closed.cancel();
+    }
+
+    /// The error of a call whose inbox was taken away.
+    pub(crate) fn over(&self) -> EngineError {
+        let over = self.streams.lock().over.clone();
+        over.unwrap_or_else(|| EngineError::internal("a call lost its inbox and nobody said why"))
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.streams.lock().is_dead
+    }
+
+    /// Sends a small frame that must fit.
+    pub(crate) fn send<T: Serialize>(&self, kind: FrameKind, stream: u32, payload: &T) {
+        if let Ok(payload) = encode_payload(payload)
+            && let Err(error) = self.push(kind, stream, &payload)
+        {
+            tracing::error!(?kind, stream, %error, "a frame was not sent");
+        }
+    }
+
+    pub(crate) fn go_away(&self, code: GoAwayCode, reason: impl Into<String>) {
+        let reason = reason.into();
+        self.send(FrameKind::GoAway, 0, &GoAway { code, reason });
+    }
+
+    fn push(
+        &self,
+        kind: FrameKind,
+        stream: u32,
+        payload: &[u8],
+    ) -> Result<(), genset_backend_common::wire::FrameError> {
+        let limit = *self.max_frame_bytes.get().unwrap_or(&MIN_FRAME_BYTES);
+        self.outbox.push(kind, stream, payload, limit)
+    }
+
+    pub(crate) fn ping(&self) {
+        if self.push(FrameKind::Ping, 0, b"").is_err() {
+            tracing::error!("an empty frame is over the process's limit");
+        }
+    }
+
+    /// How long nothing was heard.
+    pub(crate) fn silent_for(&self) -> Duration {
+        self.heard.lock().elapsed()
+    }
+
+    pub(crate) fn hear(&self) {
+        *self.heard.lock() = Instant::now();
+    }
+
+    /// Notes what is wrong with the process; the first counts.
+    pub(crate) fn report(&self, failure: ChildFailure) {
+        self.trouble.lock().get_or_insert(failure);
+        self.troubled.cancel();
+    }
+
+    /// Waits until something is wrong with the process.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub(crate) async fn trouble(&self) -> ChildFailure {
+        self.troubled.cancelled().await;
+        self.trouble
+            .lock()
+            .clone()
+            .unwrap_or(ChildFailure::ClosedSocket)
+    }
+
+    /// Takes a frame from the process.
+    ///
+    /// # Errors
+    /// The rule it breaks.
+    pub(crate) fn arrived(&self, frame: Frame) -> Result<(), ChildFailure> {
+        let Frame {
+            kind,
+            stream,
+            payload,
+        } = frame;
+        match kind {
+            FrameKind::Item if stream == 0 => self.arrived_batch(payload),
+            FrameKind::Item => self.streams.lock().deliver(stream, Arrival::Item(payload)),
+            FrameKind::End => self.streams.lock().deliver(stream, Arrival::End),
+            FrameKind::Error => {
+                let error: WireError = decode_payload(&payload)
+                    .map_err(|error| ChildFailure::protocol(format!("Error frame: {error}")))?;
+                let error = Arrival::Error(error.into());
+                self.streams.lock().deliver(stream, error)
+            }
+            FrameKind::Ping => self
+                .push(FrameKind::Pong, 0, &payload)
+                .map_err(|error| ChildFailure::protocol(format!("Ping frame: {error}"))),
+            FrameKind::Pong | FrameKind::Unknown(_) => Ok(()),
+            FrameKind::GoAway => {
+                let reason = decode_payload(&payload).map(|go_away: GoAway| go_away.reason);
+                tracing::info!(reason = reason.ok(), "the engine's process is going away");
+                Ok(())
+            }
+            FrameKind::Hello
+            | FrameKind::Request
+            | FrameKind::Cancel
+            | FrameKind::Credit
+            | FrameKind::Auth => Err(ChildFailure::protocol(format!(
+                "it sent a {kind:?} frame, which is the worker's to send"
+            ))),
+        }
+    }
+
+    fn arrived_batch(&self, payload: Bytes) -> Result<(), ChildFailure> {
+        let malformed =
+            |_| ChildFailure::protocol("a batch that is no list of [stream, item] pairs");
+        let batch = Batch::try_new(payload).map_err(malformed)?;
+        let mut streams = self.streams.lock();
+        for pair in batch {
+            let (stream, item) = pair.map_err(malformed)?;
+            streams.deliver(stream, item.map_or(Arrival::End, Arrival::Item))?;
+        }
+        Ok(())
+    }
+}
+
+impl Streams {
+    fn open(&mut self, inbox: mpsc::Sender<Arrival>) -> Result<u32, EngineError> {
+        if self.is_dead {
+            let over = self.over.clone();
+            return Err(
+                over.unwrap_or_else(|| EngineError::engine_shutdown("the engine has stopped"))
+            );
+        }
+        // Ids come round after 2^32 requests; those still open are passed over.
+        loop {
+            self.last_id = self.last_id.wrapping_add(1).max(1);
+            if !self.open.contains_key(&self.last_id) {
+                self.open.insert(self.last_id, Some(inbox));
+                return Ok(self.last_id);
+            }
+        }
+    }
+
+    fn deliver(&mut self, stream: u32, arrival: Arrival) -> Result<(), ChildFailure> {
+        let is_end = !matches!(arrival, Arrival::Item(_));
+        let inbox = match self.open.get(&stream) {
+            Some(inbox) => inbox.as_ref(),
+            None if self.is_dead => return Ok(()),
+            None => {
+                return Err(ChildFailure::protocol(format!(
+                    "a frame for stream {stream}, which is not open"
+                )));
+            }
+        };
+        let sent = inbox.map_or(Ok(()), |inbox| inbox.try_send(arrival));
+        if is_end {
+            self.open.remove(&stream);
+        }
+        match sent {
+            // Nobody reads it any more: the reader's Cancel is on its way.
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(ChildFailure::protocol(format!(
+                "an item without credit on stream {stream}"
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn open(link: &Arc<Link>) -> Call {
+        link.call(RequestHead::default(), &(), 2).await.unwrap()
+    }
+
+    fn item(stream: u32) -> Frame {
+        let payload = Bytes::from_static(&[1]);
+        Frame {
+            kind: FrameKind::Item,
+            stream,
+            payload,
+        }
+    }
+
+    #[tokio::test]
+    async fn frames_for_streams_that_are_not_open_break_the_protocol() {
+        let link = Arc::new(Link::new());
+        assert!(link.arrived(item(1)).is_err());
+        let call = open(&link).await;
+        link.arrived(item(1)).unwrap();
+        drop(call);
+        link.arrived(item(1)).unwrap();
+        let end = Frame {
+            kind: FrameKind::End,
+            ..item(1)
+        };
+        link.arrived(end.clone()).unwrap();
+        assert!(link.arrived(end).is_err());
+    }
+
+    #[tokio::test]
+    async fn more_items_than_credit_break_the_protocol() {
+        let link = Arc::new(Link::new());
+        let _call = open(&link).await;
+        let failed = (0..5).find_map(|_| link.arrived(item(1)).err());
+        assert!(failed.is_some_and(|failure| failure.to_string().contains("without credit")));
+    }
+
+    #[tokio::test]
+    async fn a_request_over_the_limit_is_refused_and_leaves_no_stream() {
+        let link = Arc::new(Link::new());
+        let refused = link
+            .call(RequestHead::default(), &vec![u64::MAX; 10_000], 2)
+            .await;
+        assert_eq!(
+            refused
+                .err()
+                .and_then(|error| error.details().field.clone()),
+            Some("request".to_owned())
+        );
+        assert!(link.streams.lock().open.is_empty());
+    }
+}

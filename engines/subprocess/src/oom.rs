@@ -1,0 +1,83 @@
+//! [`OomKills`]: whether the kernel killed for want of memory in the process's control group. SIGKILL alone does not say who
+//! sent it; the group's counter does. Linux with control groups of version 2; elsewhere nothing is known.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The counter of a control group's out-of-memory kills, as it stood when the process was started.
+#[derive(Debug)]
+pub(crate) struct OomKills {
+    file: PathBuf,
+    at_start: u64,
+}
+
+impl OomKills {
+    /// The counter of the group that process `pid` is in; `None` where there is none.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        Self::read(
+            &PathBuf::from(format!("/proc/{pid}/cgroup")),
+            Path::new("/sys/fs/cgroup"),
+        )
+    }
+
+    fn read(membership: &Path, root: &Path) -> Option<Self> {
+        let membership = fs::read_to_string(membership).ok()?;
+        // The line of version 2; those of version 1 have a number or names here.
+        let group = membership
+            .lines()
+            .find_map(|line| line.strip_prefix("0::/"))?;
+        let file = root.join(group).join("memory.events");
+        let at_start = count(&file)?;
+        Some(Self { file, at_start })
+    }
+
+    /// Whether there were kills since.
+    pub(crate) fn have_grown(&self) -> bool {
+        count(&self.file).is_some_and(|now| now > self.at_start)
+    }
+}
+
+fn count(file: &Path) -> Option<u64> {
+    let events = fs::read_to_string(file).ok()?;
+    let line = events
+        .lines()
+        .find_map(|line| line.strip_prefix("oom_kill "))?;
+    line.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write_events(folder: &Path, kills: u64) {
+        let events = format!("low 0\nhigh 0\nmax 7\noom 3\noom_kill {kills}\noom_group_kill 9\n");
+        fs::write(folder.join("memory.events"), events).unwrap();
+    }
+
+    #[test]
+    fn kills_since_the_start_are_seen() {
+        let root = tempfile::tempdir().unwrap();
+        let group = root.path().join("pod/engine");
+        fs::create_dir_all(&group).unwrap();
+        write_events(&group, 2);
+        let membership = root.path().join("cgroup");
+        fs::write(&membership, "1:name=systemd:/other\n0::/pod/engine\n").unwrap();
+        let kills = OomKills::read(&membership, root.path()).unwrap();
+        assert!(!kills.have_grown());
+        write_events(&group, 3);
+        assert!(kills.have_grown());
+        fs::remove_dir_all(&group).unwrap();
+        assert!(!kills.have_grown());
+    }
+
+    #[test]
+    fn without_a_group_of_version_2_nothing_is_known() {
+        let root = tempfile::tempdir().unwrap();
+        let membership = root.path().join("cgroup");
+        assert!(OomKills::read(&membership, root.path()).is_none());
+        fs::write(&membership, "4:memory:/engine\n").unwrap();
+        assert!(OomKills::read(&membership, root.path()).is_none());
+        fs::write(&membership, "0::/engine\n").unwrap();
+        assert!(OomKills::read(&membership, root.path()).is_none());
+    }
+}

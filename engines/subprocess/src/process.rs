@@ -1,0 +1,190 @@
+//! The process itself: started with one end of a socket pair, in a process group of its own, and ended with all of it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{ExitStatus, Stdio};
+
+use command_fds::{CommandFdExt as _, FdMapping};
+use genset_backend_common::{EngineError, ErrorKind};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::net::UnixStream;
+use tokio::process::Child;
+
+use crate::config::SubprocessConfig;
+use crate::failure::ChildFailure;
+
+/// Names the descriptor of the socket to the process.
+pub(crate) const FD_VARIABLE: &str = "GENSET_ENGINE_FD";
+/// Names the log level to the process: one of error, warning, info, debug.
+pub(crate) const LOG_VARIABLE: &str = "GENSET_ENGINE_LOG";
+/// The socket's descriptor in the process: the first after the standard ones.
+const CHILD_FD: i32 = 3;
+
+/// A process that runs, and our end of its socket.
+pub(crate) struct Process {
+    /// Dropped before the child: the group's id is the child's until that is reaped.
+    pub(crate) group: Group,
+    pub(crate) child: Child,
+    pub(crate) socket: UnixStream,
+    pub(crate) pid: u32,
+}
+
+impl Process {
+    /// Starts the program.
+    ///
+    /// # Errors
+    /// `NotFound` or `InvalidArgument` when there is no such program or directory, else `Internal`.
+    pub(crate) fn spawn(config: &SubprocessConfig) -> Result<Self, EngineError> {
+        Self::try_spawn(config).map_err(|error| spawn_error(config, error))
+    }
+
+    fn try_spawn(config: &SubprocessConfig) -> io::Result<Self> {
+        let (ours, theirs) = StdUnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let socket = UnixStream::from_std(ours)?;
+        let mut command = command(config);
+        let mapping = FdMapping {
+            parent_fd: OwnedFd::from(theirs),
+            child_fd: CHILD_FD,
+        };
+        command
+            .fd_mappings(vec![mapping])
+            .map_err(io::Error::other)?;
+        let mut command = tokio::process::Command::from(command);
+        command.kill_on_drop(true);
+        let child = command.spawn()?;
+        let pid = child
+            .id()
+            .ok_or_else(|| io::Error::other("the process ended before it was seen"))?;
+        Ok(Self {
+            group: Group::new(pid),
+            child,
+            socket,
+            pid,
+        })
+    }
+}
+
+fn command(config: &SubprocessConfig) -> std::process::Command {
+    let mut command = std::process::Command::new(&config.program);
+    command
+        .args(&config.args)
+        .envs(&config.env)
+        .env(FD_VARIABLE, CHILD_FD.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // A signal for the terminal's foreground group is the worker's: it drains first.
+        .process_group(0);
+    if !config.env.contains_key(LOG_VARIABLE) {
+        command.env(LOG_VARIABLE, log_level());
+    }
+    if let Some(cwd) = &config.cwd {
+        command.current_dir(cwd);
+    }
+    command
+}
+
+/// The most detailed level that this process logs at, as the process is told it.
+fn log_level() -> &'static str {
+    use tracing::level_filters::LevelFilter;
+    match LevelFilter::current() {
+        LevelFilter::OFF | LevelFilter::ERROR => "error",
+        LevelFilter::WARN => "warning",
+        LevelFilter::INFO => "info",
+        _ => "debug",
+    }
+}
+
+fn spawn_error(config: &SubprocessConfig, error: io::Error) -> EngineError {
+    let line = config.command_line();
+    if let Some(cwd) = config.cwd.as_ref().filter(|cwd| !cwd.is_dir()) {
+        return EngineError::invalid_argument(
+            "cwd",
+            format!("{} is no directory that can be entered", cwd.display()),
+        );
+    }
+    let program = config.program.display();
+    let built = if error.kind() == io::ErrorKind::NotFound {
+        let message = format!(
+            "there is no program `{program}` to run the engine with (the command is: {line}); install it or give its path"
+        );
+        EngineError::new(ErrorKind::NotFound, message).with_field("program")
+    } else if error.kind() == io::ErrorKind::PermissionDenied {
+        EngineError::invalid_argument(
+            "program",
+            format!("{program} may not be executed; chmod +x it"),
+        )
+    } else {
+        EngineError::internal(format!(
+            "the engine's process could not be started with: {line}"
+        ))
+    };
+    built.with_source(error)
+}
+
+/// The process group of a child: the child and what it started. Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Group(Option<Pid>);
+
+impl Group {
+    fn new(pid: u32) -> Self {
+        Self(i32::try_from(pid).ok().and_then(Pid::from_raw))
+    }
+
+    /// Kills whoever is left of the group.
+    pub(crate) fn kill(&self) {
+        // Nobody is left: the usual case at an orderly end.
+        if let Some(pid) = self.0 {
+            kill_process_group(pid, Signal::KILL).unwrap_or_default();
+        }
+    }
+
+    /// Kills for the last time; the id may belong to others soon.
+    pub(crate) fn finish(&mut self) {
+        self.kill();
+        self.0 = None;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What an end that nobody asked for says.
+pub(crate) fn classify(status: ExitStatus) -> ChildFailure {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => ChildFailure::Exited { code },
+        (None, Some(9)) => ChildFailure::Killed,
+        (None, signal) => {
+            let signal = signal.unwrap_or_default();
+            ChildFailure::Crashed {
+                signal,
+                name: signal_name(signal),
+            }
+        }
+    }
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        14 => "SIGALRM",
+        15 => "SIGTERM",
+        24 => "SIGXCPU",
+        31 => "SIGSYS",
+        _ => "no common one",
+    }
+}

@@ -1,0 +1,174 @@
+//! The tasks that keep a [`Link`]: the greeting, the reader, the writer and the heartbeat.
+
+use bytes::{Bytes, BytesMut};
+use genset_backend_common::wire::{
+    Frame, FrameDecoder, FrameKind, GoAway, Hello, PROTOCOL_VERSION, decode_payload, encode_frame,
+    encode_payload,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{MIN_FRAME_BYTES, SubprocessConfig};
+use crate::failure::ChildFailure;
+use crate::link::Link;
+
+/// The largest payload while greeting.
+const MAX_HELLO_BYTES: usize = 4096;
+/// Bytes read from the socket at once, at least.
+const READ_BYTES: usize = 64 << 10;
+
+/// Says Hello and waits for the process's. Returns its limit on a payload, and the decoder with what came behind.
+///
+/// # Errors
+/// How the process failed: it closed its socket, sent something else, or speaks another version.
+pub(crate) async fn greet(
+    socket: &mut UnixStream,
+    max_frame_bytes: u32,
+) -> Result<(u32, FrameDecoder), ChildFailure> {
+    let ours = Hello {
+        version: PROTOCOL_VERSION,
+        min_version: PROTOCOL_VERSION,
+        max_frame_bytes,
+        has_secret: false,
+        nonce: Bytes::new(),
+    };
+    let mut bytes = BytesMut::new();
+    let payload = encode_payload(&ours).unwrap_or_default();
+    encode_frame(FrameKind::Hello, 0, &payload, &mut bytes)
+        .map_err(|error| ChildFailure::protocol(error.to_string()))?;
+    if socket.write_all(&bytes).await.is_err() {
+        return Err(ChildFailure::ClosedSocket);
+    }
+    let mut decoder = FrameDecoder::with_limit(MAX_HELLO_BYTES);
+    let theirs = loop {
+        let frame = next_frame(socket, &mut decoder).await?;
+        if frame.kind == FrameKind::Hello {
+            break hello(&frame)?;
+        }
+        if frame.kind == FrameKind::GoAway {
+            return Err(refused(&frame));
+        }
+        if !matches!(frame.kind, FrameKind::Unknown(_)) {
+            let what = format!("it sent {:?} where Hello was due", frame.kind);
+            return Err(ChildFailure::protocol(what));
+        }
+    };
+    ours.agree(&theirs).map_err(|error| ChildFailure::Version {
+        what: error.message().to_owned(),
+    })?;
+    if theirs.max_frame_bytes < MIN_FRAME_BYTES {
+        let what = "Hello: max_frame_bytes must be at least 65536";
+        return Err(ChildFailure::protocol(what));
+    }
+    decoder.set_limit(usize::try_from(max_frame_bytes).unwrap_or(usize::MAX));
+    Ok((theirs.max_frame_bytes, decoder))
+}
+
+fn hello(frame: &Frame) -> Result<Hello, ChildFailure> {
+    decode_payload(&frame.payload)
+        .map_err(|error| ChildFailure::protocol(format!("Hello frame: {error}")))
+}
+
+fn refused(frame: &Frame) -> ChildFailure {
+    match decode_payload::<GoAway>(&frame.payload) {
+        Ok(go_away) => ChildFailure::Version {
+            what: go_away.reason,
+        },
+        Err(error) => ChildFailure::protocol(format!("GoAway frame: {error}")),
+    }
+}
+
+async fn next_frame(
+    socket: &mut UnixStream,
+    decoder: &mut FrameDecoder,
+) -> Result<Frame, ChildFailure> {
+    loop {
+        let frame = decoder.next_frame();
+        if let Some(frame) = frame.map_err(|error| ChildFailure::protocol(error.to_string()))? {
+            return Ok(frame);
+        }
+        match socket.read_buf(decoder.buffer_mut()).await {
+            Ok(0) | Err(_) if decoder.buffered() > 0 => return Err(ChildFailure::HalfFrame),
+            Ok(0) | Err(_) => return Err(ChildFailure::ClosedSocket),
+            Ok(_) => {}
+        }
+    }
+}
+
+/// Reads frames until the process closes its end or breaks the protocol, and reports which.
+pub(crate) async fn read(link: &Link, mut socket: OwnedReadHalf, mut decoder: FrameDecoder) {
+    let failure = loop {
+        if let Err(failure) = take_frames(link, &mut decoder) {
+            break failure;
+        }
+        decoder.buffer_mut().reserve(READ_BYTES);
+        let read = tokio::select! {
+            biased;
+            () = link.closed.cancelled() => return,
+            read = socket.read_buf(decoder.buffer_mut()) => read,
+        };
+        match read {
+            Ok(0) | Err(_) if decoder.buffered() > 0 => break ChildFailure::HalfFrame,
+            Ok(0) | Err(_) => break ChildFailure::ClosedSocket,
+            Ok(_) => link.hear(),
+        }
+    };
+    link.report(failure);
+}
+
+fn take_frames(link: &Link, decoder: &mut FrameDecoder) -> Result<(), ChildFailure> {
+    loop {
+        let frame = decoder.next_frame();
+        match frame.map_err(|error| ChildFailure::protocol(error.to_string()))? {
+            Some(frame) => link.arrived(frame)?,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Writes what the outbox holds until the connection is closed; on `leave`, closes our direction behind what is written.
+pub(crate) async fn write(link: &Link, mut socket: OwnedWriteHalf, leave: &CancellationToken) {
+    loop {
+        let bytes = tokio::select! {
+            biased;
+            () = link.closed.cancelled() => return,
+            bytes = link.outbox.take() => bytes,
+            () = leave.cancelled() => break,
+        };
+        let written = tokio::select! {
+            biased;
+            () = link.closed.cancelled() => return,
+            written = socket.write_all(&bytes) => written,
+        };
+        // The reader sees the same end, and says so.
+        if written.is_err() {
+            return;
+        }
+    }
+    drop(socket.shutdown().await);
+}
+
+/// Asks now and then whether the process is there, and reports it hung when nothing at all is heard for too long.
+pub(crate) async fn watch(link: &Link, config: &SubprocessConfig) {
+    link.hear();
+    let mut ticks = tokio::time::interval(config.heartbeat_interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = link.closed.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        let silent_for = link.silent_for();
+        if silent_for >= config.heartbeat_timeout {
+            let silent_for =
+                Duration::from_millis(u64::try_from(silent_for.as_millis()).unwrap_or(u64::MAX));
+            link.report(ChildFailure::Hung { silent_for });
+            return;
+        }
+        link.ping();
+    }
+}

@@ -1,0 +1,55 @@
+//! Python for the tests: the interpreter with `msgpack`, and the package of this repository.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use genset_engine_subprocess::SubprocessConfig;
+
+/// Names another interpreter than the one of `target/venv-engine`.
+const PYTHON_VARIABLE: &str = "GENSET_TEST_PYTHON";
+
+/// The folder of the Python package.
+pub fn package() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python")
+}
+
+/// An interpreter that has `msgpack`.
+///
+/// # Panics
+/// When there is none, with how to get one.
+pub fn python() -> &'static Path {
+    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
+    PYTHON.get_or_init(|| {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+        let candidates = [
+            std::env::var_os(PYTHON_VARIABLE).map(PathBuf::from),
+            Some(target.join("venv-engine/bin/python")),
+            Some(PathBuf::from("python3")),
+        ];
+        let found = candidates.into_iter().flatten().find(|python| has_msgpack(python));
+        found.unwrap_or_else(|| {
+            panic!(
+                "these tests need Python 3.10 or newer with msgpack. Run `cargo xtask python-package-test`, which installs it \
+                 in target/venv-engine, or name an interpreter that has it in {PYTHON_VARIABLE}"
+            )
+        })
+    })
+}
+
+fn has_msgpack(python: &Path) -> bool {
+    let mut check = Command::new(python);
+    check.args([
+        "-c",
+        "import msgpack, sys; assert sys.version_info >= (3, 10)",
+    ]);
+    let silent = check.stdout(Stdio::null()).stderr(Stdio::null());
+    silent.status().is_ok_and(|status| status.success())
+}
+
+/// The Python program at `path`, with the package in its path.
+pub fn program(path: &Path) -> SubprocessConfig {
+    SubprocessConfig::new(python())
+        .with_args(["-B".to_owned(), path.display().to_string()])
+        .with_env("PYTHONPATH", package().join("src").display().to_string())
+}

@@ -1,0 +1,339 @@
+"""The process that a worker started: serves an engine over the socket it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+from genset._channel import Channel, kill_group
+from genset._convert import Answer, request_from_wire
+from genset._frames import (
+    MAX_FRAME_BYTES,
+    PROTOCOL_VERSION,
+    Frame,
+    Kind,
+    ProtocolError,
+    encode,
+    encode_batch,
+    pack,
+    unpack,
+    unpack_request,
+)
+from genset.engine import Context, LLMEngine, WorkerHandle
+from genset.exceptions import EngineError, Internal, NotFound
+
+logger = logging.getLogger(__name__)
+
+CANCEL_GRACE_S = 1.0
+"""How long a stopped request may take to end by itself before it is cancelled where it waits."""
+
+_BATCH_BYTES = 256 << 10
+_EVENTS_KEPT = 4096
+_NIL = b"\xc0"
+
+
+class Stream:
+    """One request of the worker's."""
+
+    def __init__(self, stream_id: int, head: dict[str, Any]) -> None:
+        self.prefix = b"\x92" + pack(stream_id)
+        self.id = stream_id
+        self.is_generate: bool = head["endpoint"] == "generate"
+        self.credit: int = head.get("credit", 0)
+        self.context = Context(
+            head.get("id", ""),
+            headers=head.get("headers"),
+            traceparent=head.get("traceparent", ""),
+            tracestate=head.get("tracestate", ""),
+            deadline_ms=head.get("deadline_ms"),
+        )
+        self.task: asyncio.Task[None] | None = None
+        self._more = asyncio.Event()
+
+    def grant(self, items: int) -> None:
+        """The worker has room for more items."""
+        self.credit += items
+        self._more.set()
+
+    def stop(self, reason: str) -> None:
+        """The worker wants no more."""
+        self.context.stop(reason)
+        self._more.set()
+
+    def take_credit_now(self) -> bool:
+        """Whether an item may be sent; takes its credit."""
+        if self.credit <= 0 or self.context.is_stopped():
+            return False
+        self.credit -= 1
+        return True
+
+    async def take_credit(self) -> bool:
+        """Waits until an item may be sent; False when none is wanted any more."""
+        while not self.take_credit_now():
+            if self.context.is_stopped():
+                return False
+            self._more.clear()
+            await self._more.wait()
+        return True
+
+
+class Child:
+    """Serves one engine until the worker lets it go."""
+
+    def __init__(self, engine: LLMEngine, sock: socket.socket) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._channel = Channel(sock, self._loop, self._on_frames, self._on_end)
+        self._streams: dict[int, Stream] = {}
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_EVENTS_KEPT)
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._background: set[asyncio.Task[None]] = set()
+        self._peer_limit = 4096
+        self._is_greeted = False
+        self._is_told_to_go = False
+        self._endpoints = {
+            "start": self._start,
+            "generate": self._generate,
+            "drain": self._drain,
+            "cleanup": self._cleanup,
+            "control": self._control,
+            "events": self._publish,
+        }
+
+    async def serve(self) -> None:
+        """Returns when the worker lets go; raises when it broke the protocol."""
+        hello = {"version": PROTOCOL_VERSION, "min_version": PROTOCOL_VERSION, "max_frame_bytes": MAX_FRAME_BYTES}
+        self._channel.write(encode(Kind.HELLO, 0, pack(hello)))
+        self._channel.open()
+        try:
+            await self._over
+        finally:
+            self._channel.close()
+
+    # What arrives.
+
+    def _on_frames(self, frames: list[Frame]) -> None:
+        try:
+            for kind, stream, payload in frames:
+                self._on_frame(kind, stream, payload)
+        except ProtocolError as error:
+            go_away = {"code": "protocol", "reason": str(error)}
+            self._send(Kind.GO_AWAY, 0, pack(go_away))
+            self._finish(error)
+
+    def _on_frame(self, kind: int, stream: int, payload: bytes) -> None:
+        if not self._is_greeted:
+            self._greet(kind, payload)
+        elif kind == Kind.REQUEST:
+            self._on_request(stream, payload)
+        elif kind == Kind.CREDIT and stream in self._streams:
+            self._streams[stream].grant(unpack(payload)["items"])
+        elif kind == Kind.CANCEL and stream in self._streams:
+            self._cancel(self._streams[stream], unpack(payload).get("reason", "client"))
+        elif kind == Kind.PING:
+            self._send(Kind.PONG, 0, payload)
+        elif kind == Kind.GO_AWAY:
+            self._is_told_to_go = True
+            self._channel.expect_end()
+
+    def _greet(self, kind: int, payload: bytes) -> None:
+        if kind != Kind.HELLO:
+            raise ProtocolError(f"a frame of kind {kind} where Hello was due")
+        hello = unpack(payload)
+        if not hello["min_version"] <= PROTOCOL_VERSION <= hello["version"]:
+            reason = (
+                f"the package genset speaks version {PROTOCOL_VERSION} of the protocol, "
+                f"the worker {hello['min_version']} to {hello['version']}; install versions that fit"
+            )
+            self._send(Kind.GO_AWAY, 0, pack({"code": "version", "reason": reason}))
+            raise ProtocolError(reason)
+        self._peer_limit = hello["max_frame_bytes"]
+        self._is_greeted = True
+
+    def _on_request(self, stream_id: int, payload: bytes) -> None:
+        if stream_id == 0 or stream_id in self._streams:
+            raise ProtocolError(f"a Request on stream {stream_id}, which is not free")
+        head, body = unpack_request(payload)
+        stream = self._streams[stream_id] = Stream(stream_id, head)
+        handler = self._endpoints.get(head["endpoint"])
+        if handler is None:
+            self._fail(stream, NotFound(f"there is no endpoint {head['endpoint']!r}", field="endpoint"))
+            return
+        stream.task = self._loop.create_task(self._answer(stream, handler(stream, body)))
+
+    def _cancel(self, stream: Stream, reason: str) -> None:
+        stream.stop(reason)
+        if stream.task is not None:
+            self._loop.call_later(CANCEL_GRACE_S, stream.task.cancel)
+        if stream.is_generate:
+            self._in_background(self._abort(stream.context))
+
+    async def _abort(self, context: Context) -> None:
+        try:
+            await self._engine.abort(context)
+        except Exception:
+            logger.exception("abort of request %s failed", context.id())
+
+    def _on_end(self, problem: Exception | None) -> None:
+        if self._is_told_to_go:
+            self._finish(None)
+        else:
+            logger.error("the worker is gone (%s); the engine ends too", problem or "its end of the socket is closed")
+            self._in_background(self._clean_up_alone())
+
+    async def _clean_up_alone(self) -> None:
+        try:
+            await self._engine.cleanup()
+        except Exception:
+            logger.exception("cleanup failed")
+        # The engine may have started processes of its own.
+        kill_group()
+
+    def _finish(self, error: Exception | None) -> None:
+        if not self._over.done():
+            if error is None:
+                self._over.set_result(None)
+            else:
+                self._over.set_exception(error)
+
+    def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # What is sent.
+
+    def _send(self, kind: Kind, stream: int, payload: bytes = b"") -> None:
+        self._flush()
+        self._channel.write(encode(kind, stream, payload))
+
+    def _batch(self, stream: Stream, item: bytes) -> None:
+        """Sends an item with all others of this turn of the event loop, in one frame."""
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        pair = stream.prefix + item
+        self._pending.append(pair)
+        self._pending_bytes += len(pair)
+        if self._pending_bytes > min(_BATCH_BYTES, self._peer_limit // 2):
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            pairs, self._pending, self._pending_bytes = self._pending, [], 0
+            self._channel.write(encode_batch(pairs))
+
+    async def _item(self, stream: Stream, value: Any) -> None:
+        packed = pack(value)
+        if await stream.take_credit():
+            self._batch(stream, packed)
+
+    def _end(self, stream: Stream) -> None:
+        if self._streams.pop(stream.id, None) is not None:
+            self._batch(stream, _NIL)
+
+    def _fail(self, stream: Stream, error: EngineError) -> None:
+        if self._streams.pop(stream.id, None) is not None:
+            self._send(Kind.ERROR, stream.id, pack(error.to_wire()))
+
+    async def _answer(self, stream: Stream, handler: Coroutine[Any, Any, None]) -> None:
+        try:
+            await handler
+        except EngineError as error:
+            self._fail(stream, error)
+        except asyncio.CancelledError:
+            self._end(stream)
+        except Exception as error:
+            logger.exception("an exception that is no genset error")
+            self._fail(stream, Internal(f"{type(error).__name__}: {error}"))
+        else:
+            self._end(stream)
+
+    # The endpoints.
+
+    async def _start(self, stream: Stream, body: dict[str, Any]) -> None:
+        def progress(stage: str, fraction: float | None) -> None:
+            self._on_loop(lambda: self._progress(stream, stage, fraction))
+
+        self._engine.worker = WorkerHandle(self._queue_event, progress, body.get("role", "aggregated"))
+        config = await self._engine.start(body["worker_id"])
+        await self._item(stream, {"config": config.to_wire()})
+        logger.info("engine started: %s", config.model)
+
+    def _progress(self, stream: Stream, stage: str, fraction: float | None) -> None:
+        # One place is kept for the config. A stage nobody has room for is no loss.
+        if stream.credit > 1 and stream.id in self._streams:
+            stream.credit -= 1
+            self._batch(stream, pack({"progress": {"stage": stage, "fraction": fraction}}))
+
+    async def _generate(self, stream: Stream, body: dict[str, Any]) -> None:
+        request = request_from_wire(body)
+        answer = Answer(request)
+        chunks = self._engine.generate(request, stream.context)
+        try:
+            async for chunk in chunks:
+                for item in answer.items(chunk):
+                    # Mostly there is credit, and no need to go by the event loop.
+                    if not stream.take_credit_now() and not await stream.take_credit():
+                        return
+                    self._batch(stream, item)
+                if answer.is_finished:
+                    self._end(stream)
+                    return
+        finally:
+            await chunks.aclose()
+        # Ending without a terminal is the worker's to report: it knows the stream.
+
+    async def _drain(self, stream: Stream, body: Any) -> None:
+        await self._engine.drain()
+
+    async def _cleanup(self, stream: Stream, body: Any) -> None:
+        await self._engine.cleanup()
+        logger.info("engine cleaned up")
+
+    async def _control(self, stream: Stream, body: dict[str, Any]) -> None:
+        arguments = dict(body)
+        reply = await self._engine.control(arguments.pop("op"), arguments)
+        await self._item(stream, _control_reply(reply))
+
+    async def _publish(self, stream: Stream, body: Any) -> None:
+        while True:
+            await self._item(stream, await self._events.get())
+
+    def _queue_event(self, event: dict[str, Any]) -> None:
+        pack(event)  # What cannot be packed is the caller's error.
+        self._on_loop(lambda: self._keep_event(event))
+
+    def _keep_event(self, event: dict[str, Any]) -> None:
+        if self._events.full():
+            # The worker is far behind. KV events must not be missed one by one: without any, none of the blocks counts as
+            # reusable, which is safe. Of load and metrics the next values count.
+            logger.warning("the worker is %d events behind; they are dropped, with the KV blocks they told of", _EVENTS_KEPT)
+            while not self._events.empty():
+                self._events.get_nowait()
+            self._events.put_nowait({"kv": "cleared"})
+        self._events.put_nowait(event)
+
+    def _on_loop(self, call: Any) -> None:
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop:
+            call()
+        else:
+            self._loop.call_soon_threadsafe(call)
+
+
+def _control_reply(reply: dict[str, Any] | None) -> dict[str, Any]:
+    if reply is None:
+        return {"result": "done"}
+    if "adapters" in reply:
+        return {"result": "adapters", **reply}
+    if "location" in reply:
+        return {"result": "profile", **reply}
+    raise Internal("control must return None, adapters or a location")

@@ -1,0 +1,122 @@
+"""Between the worker's maps and the dictionaries that engines see."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgpack
+
+from genset._frames import pack
+from genset.exceptions import Internal
+from genset.types import GenerateChunk, GenerateRequest, OutputOptions, SamplingOptions, StopConditions
+
+_REASONS = {
+    "stop": "stop",
+    "eos": "stop",
+    "length": "length",
+    "cancelled": "cancelled",
+    "canceled": "cancelled",
+    "abort": "cancelled",
+    "aborted": "cancelled",
+    "content_filter": "content_filter",
+}
+
+
+_PLAIN_KEYS = frozenset(["token_ids", "index"])
+_TOKENS_PREFIX = b"\x81\xa6tokens\x81\xa9token_ids"  # {"tokens": {"token_ids": ...}}
+_PACKER = msgpack.Packer()
+"""Of the event loop's thread alone; made once, since making one costs more than packing a token."""
+
+
+def request_from_wire(wire: dict[str, Any]) -> GenerateRequest:
+    """The request as an engine sees it."""
+    request: GenerateRequest = {
+        "model": wire["model"],
+        "stop_conditions": cast(StopConditions, wire.get("stop") or {}),
+        "sampling_options": cast(SamplingOptions, wire.get("sampling") or {}),
+        "output_options": cast(OutputOptions, wire.get("output") or {}),
+        "guided_decoding": _guided(wire.get("guided")),
+        "priority": wire.get("priority", 0),
+        "adapter": wire.get("adapter"),
+        "transfer": wire.get("transfer"),
+        "resumed_tokens": wire.get("resumed_tokens", 0),
+        "annotations": wire.get("annotations") or {},
+    }
+    ((kind, value),) = wire["input"].items()
+    if kind == "tokens":
+        request["token_ids"] = value
+    elif kind == "text":
+        request["text"] = value
+    elif kind == "chat":
+        request["messages"], request["tools"] = value.get("messages", []), value.get("tools", [])
+    elif kind == "embed":
+        request["embed"] = value
+    else:
+        raise Internal(f"an input of the kind {kind!r}, which this version of the package does not know")
+    return request
+
+
+def _guided(guided: Any) -> dict[str, Any] | None:
+    # An enum's variant without data is a string.
+    return {guided: True} if isinstance(guided, str) else guided
+
+
+class Answer:
+    """Makes the items of one answer, and counts its tokens."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._prompt_tokens = len(request.get("token_ids") or ()) + sum(map(len, request.get("embed") or ()))
+        self._completion_tokens = 0
+        self.is_finished = False
+
+    def items(self, chunk: GenerateChunk) -> list[bytes]:
+        """The packed items of a chunk; none for an empty one."""
+        if chunk.keys() <= _PLAIN_KEYS and chunk.get("token_ids"):
+            # Almost every chunk of almost every answer.
+            self._completion_tokens += len(chunk["token_ids"])
+            return [_TOKENS_PREFIX + _PACKER.pack(chunk["token_ids"])]
+        return [pack(item) for item in self._maps(chunk)]
+
+    def _maps(self, chunk: GenerateChunk) -> list[dict[str, Any]]:
+        reason = chunk.get("finish_reason")
+        items: list[dict[str, Any]] = []
+        if "text" in chunk:
+            count = chunk.get("token_count", 1 if chunk["text"] else 0)
+            self._completion_tokens += count
+            if chunk["text"] or count:
+                items.append({"text": {"text": chunk["text"], "token_count": count}})
+        if "embeddings" in chunk:
+            items.append({"embeddings": chunk["embeddings"]})
+        token_ids = chunk.get("token_ids")
+        tokens: dict[str, Any] = {}
+        if token_ids:
+            self._completion_tokens += len(token_ids)
+            tokens["token_ids"] = token_ids
+            if chunk.get("logprobs"):
+                tokens["logprobs"] = chunk["logprobs"]
+        if reason is not None:
+            items.append({"finished": self._finished(chunk, reason, tokens)})
+        elif tokens:
+            items.append({"tokens": tokens})
+        return items
+
+    def _finished(self, chunk: GenerateChunk, reason: str, last: dict[str, Any]) -> dict[str, Any]:
+        known = _REASONS.get(reason.lower())
+        if known is None:
+            raise Internal(f"finish_reason {reason!r} is none of {', '.join(sorted(set(_REASONS.values())))}")
+        usage = chunk.get("completion_usage") or {}
+        self.is_finished = True
+        finished: dict[str, Any] = {
+            "reason": known,
+            "usage": {
+                "prompt_tokens": usage.get("prompt_tokens", self._prompt_tokens),
+                "completion_tokens": usage.get("completion_tokens", self._completion_tokens),
+                "cached_tokens": usage.get("cached_tokens"),
+            },
+            "last": last,
+        }
+        if "stop_token" in chunk:
+            finished["stop_token"] = chunk["stop_token"]
+        if "transfer" in chunk:
+            finished["transfer"] = chunk["transfer"]
+        return finished

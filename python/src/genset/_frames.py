@@ -1,0 +1,102 @@
+"""Frames of `docs/wire-protocol.md`, without I/O."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Any
+
+import msgpack
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 16 << 20
+_HEADER = struct.Struct(">IBBI")  # length of the rest, kind, flags, stream
+_HEADER_REST = 6
+
+
+class ProtocolError(Exception):
+    """The worker broke the protocol, or speaks another version."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame says."""
+
+    HELLO = 0
+    REQUEST = 1
+    ITEM = 2
+    END = 3
+    ERROR = 4
+    CANCEL = 5
+    CREDIT = 6
+    PING = 7
+    PONG = 8
+    GO_AWAY = 9
+
+
+Frame = tuple[int, int, bytes]
+"""Kind, stream and payload."""
+
+
+def pack(value: Any) -> bytes:
+    """One MessagePack value."""
+    packed = msgpack.packb(value)
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def unpack(payload: bytes) -> Any:
+    """The one value of a payload."""
+    try:
+        return msgpack.unpackb(payload, strict_map_key=False)
+    except ValueError as error:
+        raise ProtocolError("a payload that is not one MessagePack value") from error
+
+
+def unpack_request(payload: bytes) -> tuple[Any, Any]:
+    """The two values of a Request: head and request."""
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=MAX_FRAME_BYTES)
+    unpacker.feed(payload)
+    try:
+        return unpacker.unpack(), unpacker.unpack()
+    except (ValueError, msgpack.OutOfData) as error:
+        raise ProtocolError("a Request that is not two MessagePack values") from error
+
+
+def encode(kind: int, stream: int, payload: bytes = b"") -> bytes:
+    """A whole frame."""
+    return _HEADER.pack(_HEADER_REST + len(payload), kind, 0, stream) + payload
+
+
+_ARRAY = msgpack.Packer()
+
+
+def encode_batch(pairs: list[bytes]) -> bytes:
+    """A frame on stream 0 with pairs that are packed already."""
+    header: bytes = _ARRAY.pack_array_header(len(pairs))
+    return encode(Kind.ITEM, 0, b"".join((header, *pairs)))
+
+
+class Decoder:
+    """Turns bytes, in whatever pieces they arrive, into frames."""
+
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self._buffer = bytearray()
+        self._limit = limit
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are whole now."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[Frame] = []
+        start = 0
+        while len(buffer) - start >= _HEADER.size:
+            length, kind, _flags, stream = _HEADER.unpack_from(buffer, start)
+            if not _HEADER_REST <= length <= _HEADER_REST + self._limit:
+                raise ProtocolError(f"a frame of length {length}; payloads may have {self._limit} bytes")
+            end = start + 4 + length
+            if end > len(buffer):
+                break
+            frames.append((kind, stream, bytes(buffer[start + _HEADER.size : end])))
+            start = end
+        del buffer[:start]
+        return frames

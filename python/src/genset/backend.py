@@ -1,0 +1,92 @@
+"""`run`: the main function of a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from genset import _logging
+from genset._child import Child
+from genset.engine import LLMEngine, WorkerConfig
+
+FD_VARIABLE = "GENSET_ENGINE_FD"
+"""Names the socket, in a process that a worker started."""
+BINARY_VARIABLE = "GENSET_BIN"
+"""The `genset` binary, where it is not in PATH."""
+
+
+def run(engine_class: type[LLMEngine], argv: list[str] | None = None) -> None:
+    """Serves the engine.
+
+    Started by a worker, the process serves it over the socket it was given. Started by a person, it becomes the worker: it
+    replaces itself with `genset`, which starts the same command again for the engine. Signals, exit code and logs are so
+    those of one program.
+    """
+    if FD_VARIABLE in os.environ:
+        fd = int(os.environ.pop(FD_VARIABLE))
+        _logging.configure()
+        asyncio.run(_serve(engine_class, argv, fd))
+        return
+    _, config = asyncio.run(_from_args(engine_class, argv))
+    command = worker_command(config, engine_command(argv))
+    os.execv(command[0], command)
+
+
+async def _from_args(engine_class: type[LLMEngine], argv: list[str] | None) -> tuple[LLMEngine, WorkerConfig]:
+    return await engine_class.from_args(argv)
+
+
+async def _serve(engine_class: type[LLMEngine], argv: list[str] | None, fd: int) -> None:
+    sock = socket.socket(fileno=fd)
+    # What the engine starts must not hold the socket open.
+    sock.set_inheritable(False)
+    engine, _ = await engine_class.from_args(argv)
+    await Child(engine, sock).serve()
+
+
+def engine_command(argv: list[str] | None = None) -> list[str]:
+    """The command that starts this program again."""
+    arguments = sys.argv[1:] if argv is None else argv
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        module = spec.name.removesuffix(".__main__")
+        return [sys.executable, "-m", module, *arguments]
+    return [sys.executable, str(Path(sys.argv[0]).resolve()), *arguments]
+
+
+def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
+    """The command that serves `engine`, a command itself, as `config` says."""
+    endpoint = f"{config.namespace}.{config.component}.{config.endpoint}"
+    command = [find_binary(), "run", f"in=dyn://{endpoint}", f"out=cmd:{shlex.join(engine)}"]
+    model = config.model_path or config.model_name
+    if model:
+        command.append(model)
+    options = {
+        "--model-name": config.served_model_name or config.model_name or None,
+        "--discovery-backend": config.discovery_backend,
+        "--request-plane": config.request_plane,
+        "--endpoint-types": config.endpoint_types,
+        "--chat-template": config.custom_jinja_template,
+    }
+    for flag, value in options.items():
+        if value is not None:
+            command += [flag, value]
+    return command + config.extra_args
+
+
+def find_binary() -> str:
+    """The `genset` binary: of `GENSET_BIN`, else in PATH."""
+    named = os.environ.get(BINARY_VARIABLE)
+    found = shutil.which(named or "genset")
+    if found is None:
+        where = f"{BINARY_VARIABLE}={named} is no program" if named else "there is no `genset` in PATH"
+        raise SystemExit(
+            f"{where}. Build it with `cargo build --release -p genset` and put it into PATH, or name it in {BINARY_VARIABLE}."
+        )
+    return found

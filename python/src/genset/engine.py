@@ -1,0 +1,235 @@
+"""What an engine author writes: a subclass of `LLMEngine`."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+from genset.exceptions import InvalidArgument, Unsupported
+from genset.types import GenerateChunk, GenerateRequest, Load, Metric
+
+
+class Context:
+    """What travels beside a request."""
+
+    def __init__(
+        self,
+        request_id: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        traceparent: str = "",
+        tracestate: str = "",
+        deadline_ms: int | None = None,
+    ) -> None:
+        self._id = request_id
+        self._stopped = asyncio.Event()
+        self._reason: str | None = None
+        self.headers: Mapping[str, str] = headers or {}
+        self.traceparent = traceparent
+        """W3C trace context, empty when there is none."""
+        self.tracestate = tracestate
+        self.deadline_ms = deadline_ms
+        """Milliseconds that were left when the request arrived; None for no deadline."""
+
+    def id(self) -> str:
+        """The request's id, unique among those in flight."""
+        return self._id
+
+    def is_stopped(self) -> bool:
+        """Whether nobody waits for the answer any more. Any thread may ask."""
+        return self._reason is not None
+
+    def stop_reason(self) -> str | None:
+        """`client`, `deadline`, `shutdown` or `engine_dead`, once stopped."""
+        return self._reason
+
+    async def stopped(self) -> None:
+        """Waits until the request is stopped."""
+        await self._stopped.wait()
+
+    def stop(self, reason: str = "client") -> None:
+        """Stops the request; the first reason stays. Called by the package, and by tests."""
+        if self._reason is None:
+            self._reason = reason
+            self._stopped.set()
+
+
+@dataclasses.dataclass
+class EngineConfig:
+    """What an engine says about itself when it has started. What is not declared is refused before it reaches the engine."""
+
+    model: str
+    served_model_name: str | None = None
+    context_length: int | None = None
+    """The most tokens of prompt and answer together. Needed: requests are checked against it."""
+    vocab_size: int | None = None
+    kv_cache_block_size: int | None = None
+    total_kv_blocks: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    data_parallel_size: int = 1
+    inputs: tuple[str, ...] = ("tokens",)
+    """Of `tokens`, `text`, `chat`, `embed`."""
+    sampling: tuple[str, ...] = ()
+    """The names of the sampling options that are honoured."""
+    max_logprobs: int | None = None
+    prompt_logprobs: bool = False
+    guided: tuple[str, ...] = ()
+    """Of `json_object`, `json_schema`, `regex`, `choice`, `grammar`."""
+    priority: bool = False
+    adapters: bool = False
+    kv_events: bool = False
+    resume: bool = False
+    """Whether an answer may go on from another instance's tokens with the same result."""
+    roles: tuple[str, ...] = ()
+    """Of `aggregated`, `prefill`, `decode`; empty for `aggregated` only."""
+
+    def to_wire(self) -> dict[str, Any]:
+        """The config as the worker reads it."""
+        if self.context_length is None:
+            raise InvalidArgument(
+                "EngineConfig.context_length is needed: the most tokens of prompt and answer together",
+                field="context_length",
+            )
+        return {
+            "model": self.served_model_name or self.model,
+            "context_length_tokens": self.context_length,
+            "vocab_size": self.vocab_size,
+            "kv_block_size": self.kv_cache_block_size,
+            "kv_total_blocks": self.total_kv_blocks,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "data_parallel_size": self.data_parallel_size,
+            "capabilities": {
+                "inputs": list(self.inputs),
+                "sampling": list(self.sampling),
+                "max_logprobs": self.max_logprobs,
+                "prompt_logprobs": self.prompt_logprobs,
+                "guided": list(self.guided),
+                "priority": self.priority,
+                "adapters": self.adapters,
+                "kv_events": self.kv_events,
+                "resume": self.resume,
+                "roles": list(self.roles),
+            },
+            "canary": None,
+        }
+
+
+@dataclasses.dataclass
+class WorkerConfig:
+    """How the worker around the engine presents itself. Used where the program starts the worker, not where the worker
+    started the program."""
+
+    namespace: str = "genset"
+    component: str = "backend"
+    endpoint: str = "generate"
+    model_name: str = ""
+    served_model_name: str | None = None
+    model_path: str | None = None
+    """Folder with the tokenizer; `model_name` when it is absent."""
+    endpoint_types: str | None = None
+    """Of `chat`, `completions`, `embeddings`, with commas; None for all that the engine can."""
+    discovery_backend: str | None = None
+    request_plane: str | None = None
+    event_plane: str | None = None
+    """Accepted and without effect: events travel over the request plane."""
+    custom_jinja_template: str | None = None
+    extra_args: list[str] = dataclasses.field(default_factory=list)
+    """Further arguments for `genset run`, passed on unchanged."""
+
+    @classmethod
+    def from_runtime_config(cls, runtime_config: object, **overrides: Any) -> WorkerConfig:
+        """Takes the fields that `runtime_config` has by the same names; `overrides` win."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        values = {name: getattr(runtime_config, name) for name in names if hasattr(runtime_config, name)}
+        return cls(**{**values, **overrides})
+
+
+Event = dict[str, Any]
+
+
+class WorkerHandle:
+    """Where an engine publishes. `LLMEngine.worker` is one, from before `start`. Any thread may call its methods; without a
+    worker they lead nowhere."""
+
+    def __init__(
+        self,
+        publish: Callable[[Event], None] | None = None,
+        progress: Callable[[str, float | None], None] | None = None,
+        role: str = "aggregated",
+    ) -> None:
+        self._publish: Callable[[Event], None] = publish or (lambda event: None)
+        self._progress: Callable[[str, float | None], None] = progress or (lambda stage, fraction: None)
+        self.role = role
+        """`aggregated`, `prefill` or `decode`."""
+
+    def report_progress(self, stage: str, fraction: float | None = None) -> None:
+        """Says how far `start` is; `fraction` is from 0 to 1."""
+        self._progress(stage, fraction)
+
+    def publish_load(self, load: Load) -> None:
+        """Says how busy the engine is; the last value counts."""
+        self._publish({"load": load})
+
+    def publish_metrics(self, metrics: list[Metric]) -> None:
+        """Sets series of the worker's `/metrics`; the last value of each counts."""
+        self._publish({"metrics": metrics})
+
+    def publish_kv_stored(self, blocks: list[int], parent: int | None = None) -> None:
+        """Blocks, each the child of the one before, became reusable. Hashes are unsigned 64-bit."""
+        self._publish({"kv": {"stored": {"parent": parent, "blocks": blocks}}})
+
+    def publish_kv_removed(self, blocks: list[int]) -> None:
+        """Blocks are reusable no more."""
+        self._publish({"kv": {"removed": {"blocks": blocks}}})
+
+    def publish_kv_cleared(self) -> None:
+        """No block is reusable any more."""
+        self._publish({"kv": "cleared"})
+
+    def report_dead(self, reason: str) -> None:
+        """The engine can go on no more: the worker unlists it and ends its requests."""
+        self._publish({"dead": {"reason": reason}})
+
+
+class LLMEngine(abc.ABC):
+    """An inference engine. `from_args`, `start`, `generate` and `cleanup` are required."""
+
+    worker: WorkerHandle = WorkerHandle()
+
+    @classmethod
+    @abc.abstractmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[LLMEngine, WorkerConfig]:
+        """Parses the command line and builds the engine, without side effects."""
+
+    @abc.abstractmethod
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Loads the model. Called once; when it returns, `generate` is ready for concurrent calls."""
+
+    @abc.abstractmethod
+    def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        """Answers one request: an `async def` with `yield`. The last chunk has `finish_reason`.
+
+        Poll `context.is_stopped()` between chunks and end with `finish_reason="cancelled"`. A generator that does not end by
+        itself within `CANCEL_GRACE_S` after that is cancelled where it waits.
+        """
+
+    async def abort(self, context: Context) -> None:
+        """The request was stopped: free what it holds elsewhere. `generate` is told by its context as well."""
+
+    async def drain(self) -> None:
+        """What must be done before the shutdown while peers can still reach this process."""
+
+    @abc.abstractmethod
+    async def cleanup(self) -> None:
+        """Frees everything. Harmless when called twice, or after a `start` that failed half-way."""
+
+    async def control(self, op: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        """An operator's request: `sleep`, `wake`, `clear_prefix_cache`, `load_adapter`, `unload_adapter`, `list_adapters`,
+        `update_weights`, `start_profile`, `stop_profile`. Returns None when done; `{"adapters": [...]}` or
+        `{"location": ...}` where the operation has an answer."""
+        raise Unsupported(f"this engine does not support {op}", field="op")

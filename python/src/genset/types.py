@@ -1,0 +1,132 @@
+"""What an engine is asked and what it answers, as dictionaries."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class StopConditions(TypedDict, total=False):
+    """When to stop. A key that is absent asks for nothing."""
+
+    max_tokens: int | None
+    min_tokens: int
+    stop_token_ids: list[int]
+    """End the answer, and are not part of it."""
+    eos_token_ids: list[int]
+    """The same, unless `ignore_eos`."""
+    ignore_eos: bool
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How to choose tokens. None leaves the engine's default."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: dict[int, float]
+    seed: int | None
+
+
+class OutputOptions(TypedDict, total=False):
+    """What to send beside the tokens: how many most probable tokens at each position."""
+
+    logprobs: int | None
+    prompt_logprobs: int | None
+
+
+class TransferParams(TypedDict):
+    """Where a decode engine finds the KV blocks of a prefill engine."""
+
+    source_worker_id: int
+    data: Any
+
+
+class GenerateRequest(TypedDict, total=False):
+    """One sequence to generate, or one batch of inputs to embed.
+
+    One of `token_ids`, `text`, `messages` and `embed` is there: the kinds of input that the engine's config declares.
+    """
+
+    model: str
+    token_ids: list[int]
+    text: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    embed: list[list[int]]
+    stop_conditions: StopConditions
+    sampling_options: SamplingOptions
+    output_options: OutputOptions
+    guided_decoding: dict[str, Any] | None
+    """One of `json_object` (True), `json_schema`, `regex`, `choice`, `grammar`."""
+    priority: int
+    adapter: str | None
+    transfer: TransferParams | None
+    resumed_tokens: int
+    annotations: dict[str, Any]
+
+
+class TopLogprob(TypedDict):
+    """A candidate and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprob(TypedDict, total=False):
+    """The log probabilities of one position; `top` best first."""
+
+    logprob: float
+    top: list[TopLogprob]
+
+
+class CompletionUsage(TypedDict, total=False):
+    """Tokens counted for billing. The total is computed from the others."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int | None
+
+
+class GenerateChunk(TypedDict, total=False):
+    """A piece of an answer. The last one has `finish_reason`; nothing may follow it."""
+
+    token_ids: list[int]
+    index: int
+    """The choice, always 0: a request is one sequence."""
+    logprobs: list[TokenLogprob]
+    """One entry a token, when they were asked for."""
+    text: str
+    """From engines that detokenize; with `token_count`."""
+    token_count: int
+    embeddings: list[list[float]]
+    finish_reason: str | None
+    """`stop`, `length`, `cancelled` or `content_filter`; `eos` and `abort` are understood."""
+    completion_usage: CompletionUsage
+    """Counted from the chunks where it is absent."""
+    stop_token: int
+    """The token that ended the answer and is no part of it."""
+    transfer: TransferParams
+
+
+class Load(TypedDict, total=False):
+    """How busy the engine is; what is absent is 0."""
+
+    running_requests: int
+    waiting_requests: int
+    kv_used_blocks: int
+    kv_total_blocks: int
+
+
+class Metric(TypedDict, total=False):
+    """The value of one series. `kind` is `gauge` or `counter`."""
+
+    name: str
+    help: str
+    kind: str
+    labels: dict[str, str]
+    value: float

@@ -1,0 +1,121 @@
+"""The parts of the package that need no worker."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions
+from genset._convert import Answer, request_from_wire
+from genset._frames import Decoder, Kind, ProtocolError, encode, encode_batch, pack, unpack_request
+from genset.backend import BINARY_VARIABLE, engine_command, find_binary, worker_command
+
+
+def test_any_chunking_gives_the_same_frames() -> None:
+    frames = [(Kind.ITEM, 7, b"abc"), (Kind.END, 70_000, b""), (Kind.PING, 0, b"x" * 1000)]
+    data = b"".join(encode(*frame) for frame in frames)
+    for size in (1, 2, 7, len(data)):
+        decoder = Decoder()
+        decoded = [frame for at in range(0, len(data), size) for frame in decoder.feed(data[at : at + size])]
+        assert decoded == frames
+
+
+def test_bad_lengths_are_refused() -> None:
+    for data in (b"\0\0\0\1" + b"\0" * 6, b"\xff\xff\xff\xff" + b"\0" * 6):
+        with pytest.raises(ProtocolError):
+            Decoder().feed(data)
+
+
+def test_a_batch_is_a_list_of_pairs() -> None:
+    pairs = [b"\x92" + pack(stream) + pack("item") for stream in range(20)]
+    ((kind, stream, payload),) = Decoder().feed(encode_batch(pairs))
+    assert (kind, stream) == (Kind.ITEM, 0)
+    assert msgpack.unpackb(payload) == [[stream, "item"] for stream in range(20)]
+
+
+def test_a_request_is_two_values() -> None:
+    assert unpack_request(pack({"endpoint": "e"}) + pack([1])) == ({"endpoint": "e"}, [1])
+    with pytest.raises(ProtocolError):
+        unpack_request(pack({}))
+
+
+def answer(request: GenerateRequest, *chunks: Any) -> list[Any]:
+    made = Answer(request)
+    return [msgpack.unpackb(item) for chunk in chunks for item in made.items(chunk)]
+
+
+def test_usage_is_counted_where_the_engine_gives_none() -> None:
+    request: GenerateRequest = {"token_ids": [1, 2, 3]}
+    items = answer(request, {"token_ids": [5, 6]}, {"token_ids": []}, {"token_ids": [7], "finish_reason": "eos"})
+    assert items[0] == {"tokens": {"token_ids": [5, 6]}}
+    finished = items[1]["finished"]
+    assert (finished["reason"], finished["last"]) == ("stop", {"token_ids": [7]})
+    assert finished["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": None}
+
+
+def test_the_engines_own_usage_wins() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17, "cached_tokens": 4}
+    (item,) = answer({}, {"finish_reason": "abort", "completion_usage": usage})
+    assert item["finished"]["reason"] == "cancelled"
+    assert item["finished"]["usage"] == {"prompt_tokens": 9, "completion_tokens": 8, "cached_tokens": 4}
+
+
+def test_a_reason_nobody_knows_is_an_error() -> None:
+    with pytest.raises(exceptions.Internal, match="because"):
+        answer({}, {"finish_reason": "because"})
+
+
+def test_requests_have_the_keys_of_their_input() -> None:
+    request = request_from_wire({"model": "m", "input": {"tokens": [1]}, "guided": "json_object"})
+    assert (request["token_ids"], request["guided_decoding"]) == ([1], {"json_object": True})
+    chat = request_from_wire({"model": "m", "input": {"chat": {"messages": [{"role": "user"}]}}})
+    assert chat["messages"] == [{"role": "user"}]
+    assert "token_ids" not in chat
+
+
+def test_every_exception_has_its_own_kind() -> None:
+    classes = exceptions.EngineError.__subclasses__()
+    assert len({cls.kind for cls in classes}) == len(classes) == 13
+    wire = exceptions.Overloaded("later", field="f", retry_after=1.5).to_wire()
+    assert wire["details"] == {"field": "f", "retry_after": {"secs": 1, "nanos": 500_000_000}}
+
+
+def test_a_config_without_a_context_length_names_the_field() -> None:
+    with pytest.raises(exceptions.InvalidArgument) as refused:
+        EngineConfig(model="m").to_wire()
+    assert refused.value.field == "context_length"
+
+
+def test_a_runtime_config_gives_the_fields_it_has() -> None:
+    runtime = types.SimpleNamespace(namespace="ns", request_plane="nats", unrelated=1)
+    config = WorkerConfig.from_runtime_config(runtime, model_name="m")
+    assert (config.namespace, config.request_plane, config.model_name) == ("ns", "nats", "m")
+
+
+def test_the_worker_is_told_how_to_start_the_program_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = tmp_path / "genset"
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    monkeypatch.setenv(BINARY_VARIABLE, str(binary))
+    config = WorkerConfig(namespace="ns", model_name="m", model_path="/models/m", request_plane="tcp")
+    command = worker_command(config, ["python", "my engine.py", "--x"])
+    assert command == [
+        *[str(binary), "run", "in=dyn://ns.backend.generate", "out=cmd:python 'my engine.py' --x", "/models/m"],
+        *["--model-name", "m", "--request-plane", "tcp"],
+    ]
+
+
+def test_a_missing_binary_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BINARY_VARIABLE, "/no/such/genset")
+    with pytest.raises(SystemExit, match="GENSET_BIN=/no/such/genset is no program"):
+        find_binary()
+
+
+def test_the_command_of_a_script_is_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["my_engine.py", "--a"])
+    monkeypatch.setattr("sys.modules", {"__main__": types.ModuleType("__main__")})
+    assert engine_command()[1:] == [str(Path("my_engine.py").resolve()), "--a"]

@@ -1,0 +1,104 @@
+"""The process of an engine, with a worker's side that is not the real worker's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgpack
+
+from genset._frames import Kind
+from worker_stub import HELLO, WorkerStub
+
+SAMPLE = str(Path(__file__).parent.parent / "sample_engine.py")
+STUB = str(Path(__file__).parent / "worker_stub.py")
+ORPHAN = str(Path(__file__).parent / "orphan_engine.py")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists that is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return not stat.rpartition(")")[2].lstrip().startswith("Z")
+
+
+def assert_ends(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while is_alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} lives on"
+        time.sleep(0.02)
+
+
+def pids_of_killed_worker(*command: str, lines: int) -> dict[str, int]:
+    """Starts a worker with an engine, reads what they print, and kills the worker with SIGKILL."""
+    worker = subprocess.Popen(
+        [sys.executable, STUB, *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stdout is not None
+    printed = (worker.stdout.readline().split() for _ in range(lines))
+    pids = {what: int(pid) for what, pid in printed}
+    assert all(is_alive(pid) for pid in pids.values())
+    worker.kill()
+    worker.wait()
+    return pids
+
+
+def test_the_engine_ends_when_its_worker_is_killed() -> None:
+    assert_ends(pids_of_killed_worker(SAMPLE, lines=1)["engine"])
+
+
+def test_an_engine_whose_loop_is_blocked_ends_too_with_what_it_started() -> None:
+    pids = pids_of_killed_worker(ORPHAN, lines=2)
+    assert_ends(pids["engine"])
+    assert_ends(pids["started"])
+
+
+def test_requests_of_one_turn_share_a_frame_and_the_process_exits_with_0() -> None:
+    worker = WorkerStub(SAMPLE)
+    worker.start()
+    body = {"model": "m", "input": {"tokens": [1]}, "stop": {"max_tokens": 5}}
+    for stream in range(2, 10):
+        worker.request(stream, "generate", body)
+    ended: set[int] = set()
+    frames = 0
+    while len(ended) < 8:
+        kind, stream, payload = worker.frame()
+        assert (kind, stream) == (Kind.ITEM, 0)
+        frames += 1
+        ended |= {stream for stream, item in msgpack.unpackb(payload) if item is None}
+    # 8 requests of 5 tokens each.
+    assert frames < 20
+    worker.request(20, "cleanup", None)
+    assert worker.frame()[0] == Kind.ITEM
+    worker.send(Kind.GO_AWAY, 0, {"code": "shutdown", "reason": "done"})
+    worker.sock.close()
+    assert worker.process.wait(30) == 0
+
+
+def test_an_endpoint_nobody_knows_is_not_found() -> None:
+    worker = WorkerStub(SAMPLE)
+    worker.start()
+    worker.request(2, "dance", None)
+    kind, stream, payload = worker.frame()
+    assert (kind, stream, msgpack.unpackb(payload)["kind"]) == (Kind.ERROR, 2, "not_found")
+    worker.process.send_signal(signal.SIGKILL)
+    worker.process.wait(30)
+
+
+def test_a_worker_of_another_version_is_refused_in_words() -> None:
+    worker = WorkerStub(SAMPLE)
+    worker.send(Kind.HELLO, 0, {**HELLO, "version": 9, "min_version": 8})
+    assert worker.frame()[0] == Kind.HELLO
+    kind, _, payload = worker.frame()
+    assert kind == Kind.GO_AWAY
+    assert msgpack.unpackb(payload)["code"] == "version"
+    assert worker.process.wait(30) != 0
