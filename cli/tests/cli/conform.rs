@@ -173,7 +173,7 @@ async fn what_cannot_be_run_is_refused_by_name() {
             "cannot keep the contract",
         ),
         (&["run", "--endpoint", "dyn://a.b.c.d"], "--endpoint"),
-        (&["run", "--engine-cmd", "python x.py"], "--engine-cmd"),
+        (&["run", "--engine-cmd", "python 'open"], "--engine-cmd"),
         (
             &["run", "--engine", "sample", "--waivers", "nowhere.toml"],
             "nowhere.toml",
