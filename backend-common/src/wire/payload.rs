@@ -369,28 +369,6 @@ mod tests {
     }
 
     #[test]
-    fn names_of_tomorrow_are_read_as_the_nearest_of_today() {
-        #[derive(Serialize)]
-        struct Newer {
-            kind: &'static str,
-            reason: &'static str,
-            message: &'static str,
-            discard: bool,
-        }
-        let newer = encode_payload(&Newer {
-            kind: "quota_spent",
-            reason: "quota",
-            message: "m",
-            discard: false,
-        })
-        .unwrap();
-        let error: WireError = decode_payload(&newer).unwrap();
-        assert_eq!(error.kind, ErrorKind::Internal);
-        let cancel: Cancel = decode_payload(&newer).unwrap();
-        assert_eq!(cancel.reason, CancelReason::Client);
-    }
-
-    #[test]
     fn bytes_after_the_value_are_refused() {
         let mut bytes = encode_payload(&Credit { items: 1 }).unwrap();
         bytes.push(0);

@@ -7,6 +7,8 @@
     reason = "a test fails by panicking, also in its helpers"
 )]
 
+#[cfg(any(feature = "etcd", feature = "nats"))]
+mod certificates;
 mod clients;
 mod component;
 mod discovery;

@@ -9,10 +9,10 @@ use genset_backend_common::ErrorKind;
 use genset_runtime::discovery::{
     Change, Discovery, EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdIdentity, EtcdTls,
 };
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
 use super::TTL;
 use super::server::EtcdServer;
+use crate::certificates::Certificates;
 use crate::discovery::suite::{Follower, entry, everything};
 use crate::support::soon;
 
@@ -87,37 +87,7 @@ async fn what_a_user_may_not_do_is_an_error_that_says_so_without_the_password() 
     assert!(!texts.contains("not-in-any-log"), "{texts}");
 }
 
-/// An authority and what it signed, as PEM.
-struct Certificates {
-    ca: String,
-    server: (String, String),
-    client: (String, String),
-}
-
 impl Certificates {
-    fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let ca = params.self_signed(&key).unwrap();
-        let issuer = Issuer::new(params, key);
-        let sign = |name: &str| {
-            let key = KeyPair::generate().unwrap();
-            let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-            params.extended_key_usages = vec![
-                ExtendedKeyUsagePurpose::ServerAuth,
-                ExtendedKeyUsagePurpose::ClientAuth,
-            ];
-            let certificate = params.signed_by(&key, &issuer).unwrap();
-            (certificate.pem(), key.serialize_pem())
-        };
-        Self {
-            ca: ca.pem(),
-            server: sign("127.0.0.1"),
-            client: sign("worker"),
-        }
-    }
-
     /// The server's options, with the certificates in `folder`.
     fn server_options(&self, folder: &Path) -> Vec<String> {
         let file = |name: &str, content: &str| {

@@ -8,9 +8,9 @@ use genset_runtime::InstanceId;
 use genset_runtime::plane::{
     NatsConfig, NatsCredentials, NatsIdentity, NatsTls, RequestPlane, Served, WireConfig, WirePlane,
 };
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
 use super::server::{NatsServer, plane};
+use crate::certificates::Certificates;
 use crate::plane::suite::border::deaf;
 use crate::plane::suite::{Pair, count, erased, name};
 use crate::support::soon;
@@ -127,37 +127,7 @@ async fn a_creds_file_gets_in() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
-/// An authority and what it signed, as PEM.
-struct Certificates {
-    ca: String,
-    server: (String, String),
-    client: (String, String),
-}
-
 impl Certificates {
-    fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let ca = params.self_signed(&key).unwrap();
-        let issuer = Issuer::new(params, key);
-        let sign = |name: &str| {
-            let key = KeyPair::generate().unwrap();
-            let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-            params.extended_key_usages = vec![
-                ExtendedKeyUsagePurpose::ServerAuth,
-                ExtendedKeyUsagePurpose::ClientAuth,
-            ];
-            let certificate = params.signed_by(&key, &issuer).unwrap();
-            (certificate.pem(), key.serialize_pem())
-        };
-        Self {
-            ca: ca.pem(),
-            server: sign("127.0.0.1"),
-            client: sign("worker"),
-        }
-    }
-
     /// Lines of a server's configuration, with the certificates in `folder`.
     fn settings(&self, folder: &Path) -> String {
         let file = |name: &str, content: &str| {
