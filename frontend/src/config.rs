@@ -30,6 +30,10 @@ pub struct FrontendConfig {
     pub max_embedding_inputs: usize,
     /// The most tools in one chat request.
     pub max_tools: usize,
+    /// The most responses of `/v1/responses` that are kept for later ones to go on from; 0 keeps none.
+    pub max_stored_responses: usize,
+    /// The most memory they may take, in bytes.
+    pub max_stored_bytes: usize,
     /// The parsers of answers, for every model, in place of what its card names.
     pub parsers: ParserNames,
     /// Connections at once; more wait to be accepted.
@@ -57,6 +61,8 @@ impl Default for FrontendConfig {
             max_prompts: 256,
             max_embedding_inputs: 2048,
             max_tools: 128,
+            max_stored_responses: 1024,
+            max_stored_bytes: 64 << 20,
             parsers: ParserNames::default(),
             max_connections: 16_384,
             header_timeout: Duration::from_secs(60),

@@ -99,6 +99,22 @@ impl ApiError {
         self
     }
 
+    /// The error with another name of its field, in `param` and in the message: an API's own for what another calls
+    /// otherwise.
+    #[must_use]
+    pub(crate) fn renamed(mut self, name: impl FnOnce(&str) -> String) -> Self {
+        let Some(field) = &self.param else {
+            return self;
+        };
+        let renamed = name(field);
+        if renamed != *field {
+            let (before, after) = (format!("'{field}'"), format!("'{renamed}'"));
+            self.message = self.message.replace(&before, &after);
+            self.param = Some(renamed);
+        }
+        self
+    }
+
     /// OpenAI's `type` for the status.
     #[must_use]
     pub fn kind(&self) -> &'static str {

@@ -7,6 +7,7 @@ mod handlers;
 mod messages;
 mod metrics;
 mod poll_again;
+mod responses;
 mod server;
 mod stall;
 

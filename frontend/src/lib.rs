@@ -6,6 +6,7 @@
 
 pub mod answer;
 pub mod anthropic;
+mod block;
 mod config;
 mod error;
 mod http;
@@ -15,8 +16,10 @@ pub mod openai;
 mod parsers;
 pub mod pipeline;
 pub mod reasoning;
+pub mod responses;
 pub mod text;
 pub mod tools;
+mod turns;
 
 pub use config::FrontendConfig;
 pub use error::ApiError;

@@ -1,97 +1,10 @@
-//! [`Block`]: a JSON object somewhere in a request, read field by field, so that every error names its path.
+//! Blocks of text in a Messages request.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+pub(super) use crate::block::Block;
 use crate::error::ApiError;
-
-/// The fields of an object that were not read yet, and where it stands.
-#[derive(Debug)]
-pub(super) struct Block {
-    at: String,
-    fields: Map<String, Value>,
-}
-
-impl Block {
-    /// Takes a value that must be an object.
-    pub(super) fn new(at: String, value: Value) -> Result<Self, ApiError> {
-        match value {
-            Value::Object(fields) => Ok(Self { at, fields }),
-            Value::Null
-            | Value::Bool(_)
-            | Value::Number(_)
-            | Value::String(_)
-            | Value::Array(_) => Err(ApiError::invalid(at, "expected an object")),
-        }
-    }
-
-    /// The path of one of its fields.
-    pub(super) fn path(&self, name: &str) -> String {
-        format!("{}.{name}", self.at)
-    }
-
-    /// Takes a field; `null` counts as absent.
-    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
-        let value = self.fields.shift_remove(name);
-        value.filter(|value| !value.is_null())
-    }
-
-    /// Takes a string that may be absent.
-    pub(super) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(ApiError::invalid(self.path(name), "expected a string")),
-        }
-    }
-
-    /// Takes a string that must be there.
-    pub(super) fn required_string(&mut self, name: &str) -> Result<String, ApiError> {
-        let text = self.string(name)?;
-        text.ok_or_else(|| ApiError::invalid(self.path(name), "expected a string"))
-    }
-
-    /// Takes a boolean; absent is `false`.
-    pub(super) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
-        match self.take(name) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(flag),
-            Some(_) => Err(ApiError::invalid(self.path(name), "expected a boolean")),
-        }
-    }
-
-    /// Takes an object that may be absent.
-    pub(super) fn object(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(object @ Value::Object(_)) => Ok(Some(object)),
-            Some(_) => Err(ApiError::invalid(self.path(name), "expected an object")),
-        }
-    }
-
-    /// Refuses a field that is there and not one of the values that ask for nothing.
-    pub(super) fn refuse(&mut self, name: &str, neutral: &[Value]) -> Result<(), ApiError> {
-        match self.take(name) {
-            Some(value) if !neutral.contains(&value) => Err(ApiError::unsupported(
-                self.path(name),
-                "it is not available",
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses whatever was not read, but for the names in `ignored`.
-    pub(super) fn finish(mut self, ignored: &[&str]) -> Result<(), ApiError> {
-        self.fields
-            .retain(|name, value| !value.is_null() && !ignored.contains(&name.as_str()));
-        match self.fields.keys().next() {
-            None => Ok(()),
-            Some(name) => {
-                let path = format!("{}.{name}", self.at);
-                Err(ApiError::unsupported(path, "this server does not know it"))
-            }
-        }
-    }
-}
+use crate::turns::join;
 
 /// Takes a value that is text: a string, or a list of text blocks, joined as paragraphs.
 pub(super) fn text(at: &str, value: Value) -> Result<String, ApiError> {
@@ -120,14 +33,6 @@ pub(super) fn text_block(mut block: Block) -> Result<String, ApiError> {
     block.refuse("citations", &[Value::Array(Vec::new())])?;
     block.finish(&["cache_control"])?;
     Ok(text)
-}
-
-/// Adds a paragraph.
-pub(super) fn join(text: &mut String, more: &str) {
-    if !text.is_empty() && !more.is_empty() {
-        text.push_str("\n\n");
-    }
-    text.push_str(more);
 }
 
 /// The 400 of a block of a type that is not taken here.

@@ -1,27 +1,13 @@
 //! Messages of content blocks as a chat's messages: turns of one role joined, results of tools messages of their own.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::block::{Block, join, no_block, text, text_block};
+use super::block::{Block, no_block, text, text_block};
 use crate::error::ApiError;
+use crate::turns::{Turns, join};
 
 /// Fields of calls and results that say nothing to a model.
 const IGNORED: [&str; 3] = ["cache_control", "caller", "toolset_name"];
-
-/// A chat's message in the making.
-#[derive(Debug, PartialEq)]
-enum Turn {
-    User(String),
-    Assistant {
-        text: String,
-        thinking: String,
-        calls: Vec<Value>,
-    },
-    Result {
-        id: String,
-        text: String,
-    },
-}
 
 /// The chat's messages.
 ///
@@ -35,23 +21,25 @@ pub(super) fn chat_messages(
         let problem = "must hold at least one message";
         return Err(ApiError::invalid("messages", problem));
     }
-    let mut turns = Vec::new();
+    let mut turns = Turns::default();
+    if let Some(system) = system {
+        let system = text("system", system)?;
+        if !system.is_empty() {
+            turns.system(&system);
+        }
+    }
     for (index, message) in messages.into_iter().enumerate() {
         read_message(format!("messages[{index}]"), message, &mut turns)?;
     }
-    if let Some(Turn::Assistant { .. }) = turns.last() {
+    if turns.is_assistants() {
         let why =
             "an answer cannot be begun by the client here; the last message must be the user's";
         return Err(ApiError::unsupported("messages", why));
     }
-    let system = system.map(|system| text("system", system)).transpose()?;
-    let system = system.filter(|system| !system.is_empty());
-    let system = system.map(|text| json!({"role": "system", "content": text}));
-    let turns = turns.into_iter().map(Turn::into_message);
-    Ok(system.into_iter().chain(turns).collect())
+    Ok(turns.into_messages())
 }
 
-fn read_message(at: String, message: Value, turns: &mut Vec<Turn>) -> Result<(), ApiError> {
+fn read_message(at: String, message: Value, turns: &mut Turns) -> Result<(), ApiError> {
     let mut message = Block::new(at, message)?;
     let role = message.required_string("role")?;
     let at = message.path("content");
@@ -81,22 +69,16 @@ fn read_message(at: String, message: Value, turns: &mut Vec<Turn>) -> Result<(),
     Ok(())
 }
 
-fn read_user_block(mut block: Block, turns: &mut Vec<Turn>) -> Result<(), ApiError> {
+fn read_user_block(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> {
     match block.required_string("type")?.as_str() {
-        "text" => {
-            let more = text_block(block)?;
-            match turns.last_mut() {
-                Some(Turn::User(text)) => join(text, &more),
-                _ => turns.push(Turn::User(more)),
-            }
-        }
-        "tool_result" => turns.push(read_result(block)?),
+        "text" => join(turns.user(), &text_block(block)?),
+        "tool_result" => read_result(block, turns)?,
         other => return Err(no_block(&block, other)),
     }
     Ok(())
 }
 
-fn read_result(mut block: Block) -> Result<Turn, ApiError> {
+fn read_result(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> {
     let id = block.required_string("tool_use_id")?;
     let at = block.path("content");
     let content = block.take("content").map(|content| text(&at, content));
@@ -106,32 +88,19 @@ fn read_result(mut block: Block) -> Result<Turn, ApiError> {
         content.insert_str(0, "Error: ");
     }
     block.finish(&IGNORED)?;
-    Ok(Turn::Result { id, text: content })
+    turns.result(&id, &content);
+    Ok(())
 }
 
-fn read_assistant_block(mut block: Block, turns: &mut Vec<Turn>) -> Result<(), ApiError> {
-    if !matches!(turns.last(), Some(Turn::Assistant { .. })) {
-        turns.push(Turn::Assistant {
-            text: String::new(),
-            thinking: String::new(),
-            calls: Vec::new(),
-        });
-    }
-    let Some(Turn::Assistant {
-        text,
-        thinking,
-        calls,
-    }) = turns.last_mut()
-    else {
-        return Ok(());
-    };
+fn read_assistant_block(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> {
+    let turn = turns.assistant();
     match block.required_string("type")?.as_str() {
-        "text" => join(text, &text_block(block)?),
+        "text" => join(&mut turn.text, &text_block(block)?),
         "thinking" => {
-            join(thinking, &block.required_string("thinking")?);
+            join(&mut turn.thinking, &block.required_string("thinking")?);
             block.finish(&["signature"])?;
         }
-        "tool_use" => calls.push(read_call(block)?),
+        "tool_use" => turn.calls.push(read_call(block)?),
         other => return Err(no_block(&block, other)),
     }
     Ok(())
@@ -145,32 +114,4 @@ fn read_call(mut block: Block) -> Result<Value, ApiError> {
     block.finish(&IGNORED)?;
     let function = json!({"name": name, "arguments": input.to_string()});
     Ok(json!({"id": id, "type": "function", "function": function}))
-}
-
-impl Turn {
-    fn into_message(self) -> Value {
-        match self {
-            Self::User(text) => json!({"role": "user", "content": text}),
-            Self::Result { id, text } => {
-                json!({"role": "tool", "tool_call_id": id, "content": text})
-            }
-            Self::Assistant {
-                text,
-                thinking,
-                calls,
-            } => {
-                let mut message = Map::new();
-                message.insert("role".into(), "assistant".into());
-                message.insert("content".into(), text.into());
-                // Templates take a key for its presence.
-                if !thinking.is_empty() {
-                    message.insert("reasoning_content".into(), thinking.into());
-                }
-                if !calls.is_empty() {
-                    message.insert("tool_calls".into(), calls.into());
-                }
-                Value::Object(message)
-            }
-        }
-    }
 }

@@ -24,17 +24,8 @@ const NAMES: [(&str, &str); 7] = [
 
 /// The error as a client of the Messages API finds it: a chat's field has this API's name, in `param` and in the message.
 #[must_use]
-pub fn in_our_words(mut error: ApiError) -> ApiError {
-    let Some(field) = &error.param else {
-        return error;
-    };
-    let ours = our_name(field);
-    if ours != *field {
-        let (theirs, quoted) = (format!("'{field}'"), format!("'{ours}'"));
-        error.message = error.message.replace(&theirs, &quoted);
-        error.param = Some(ours);
-    }
-    error
+pub fn in_our_words(error: ApiError) -> ApiError {
+    error.renamed(our_name)
 }
 
 fn our_name(field: &str) -> String {

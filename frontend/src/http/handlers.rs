@@ -29,6 +29,7 @@ use super::apis::{self, Work};
 use super::body::EventBody;
 use super::messages;
 use super::metrics::{HttpMetrics, RequestGuard};
+use super::responses;
 use crate::answer::Answer;
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
@@ -38,6 +39,7 @@ use crate::openai::{
     completed_choice, response_json,
 };
 use crate::pipeline::Job;
+use crate::responses::ResponseStore;
 
 /// The header with the request's id, taken from the client or made here, and given back.
 pub(super) const REQUEST_ID: &str = "x-request-id";
@@ -52,6 +54,7 @@ pub(super) struct App {
     pub(super) config: Arc<FrontendConfig>,
     pub(super) metrics: HttpMetrics,
     pub(super) registry: MetricsRegistry,
+    pub(super) responses: Arc<ResponseStore>,
     pub(super) draining: CancellationToken,
 }
 
@@ -61,6 +64,16 @@ pub(super) fn router(app: App) -> Router {
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/embeddings", openai("embeddings", apis::embeddings))
+        .route("/v1/responses", openai("responses", responses::create))
+        .route(
+            "/v1/responses/{id}",
+            get(responses::retrieve).delete(responses::delete),
+        )
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route(
+            "/v1/responses/{id}/input_items",
+            get(responses::input_items),
+        )
         .route("/v1/messages", anthropic("messages", messages::messages))
         .route(
             "/v1/messages/count_tokens",
@@ -309,7 +322,7 @@ where
     response
 }
 
-fn json_response(value: &Value) -> Response {
+pub(super) fn json_response(value: &Value) -> Response {
     (
         [(header::CONTENT_TYPE, "application/json")],
         value.to_string(),

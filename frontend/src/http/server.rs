@@ -14,6 +14,7 @@ use super::handlers::{App, router};
 use super::metrics::HttpMetrics;
 use crate::config::FrontendConfig;
 use crate::model::Models;
+use crate::responses::ResponseStore;
 
 /// The OpenAI-compatible server. It serves whatever models live workers of its runtime serve.
 ///
@@ -67,6 +68,10 @@ impl FrontendServer {
             config: Arc::clone(&config),
             metrics: metrics.clone(),
             registry: runtime.metrics().clone(),
+            responses: Arc::new(ResponseStore::new(
+                config.max_stored_responses,
+                config.max_stored_bytes,
+            )),
             draining: server.draining.clone(),
         };
         let acceptor = Acceptor {

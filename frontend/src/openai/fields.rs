@@ -53,6 +53,12 @@ impl Fields {
         }
     }
 
+    /// Looks at a field and leaves it to be read.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.object.get(name)
+    }
+
     /// Takes a field as it is; `null` counts as absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.object

@@ -22,6 +22,7 @@ mod instances;
 mod logprobs;
 mod messages;
 mod methods;
+mod responses;
 mod script;
 mod stop_strings;
 mod support;

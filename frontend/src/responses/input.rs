@@ -1,0 +1,150 @@
+//! The `input` of a request as items.
+
+use serde_json::Value;
+
+use super::item::{Item, Speaker, new_id};
+use crate::block::Block;
+use crate::error::ApiError;
+
+/// Reads `input`: a text, which is the user's message, or a list of items.
+///
+/// # Errors
+/// A 400 that names the item and its field.
+pub(super) fn read_input(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
+    match input {
+        Some(Value::String(text)) => Ok(vec![Item::Message {
+            id: new_id("msg"),
+            speaker: Speaker::User,
+            parts: vec![text],
+        }]),
+        Some(Value::Array(items)) if !items.is_empty() => {
+            let items = items.into_iter().enumerate();
+            let items = items.map(|(index, item)| read_item(format!("input[{index}]"), item));
+            items.collect()
+        }
+        Some(Value::Array(_)) => Err(ApiError::invalid("input", "must hold at least one item")),
+        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) => Err(
+            ApiError::invalid("input", "expected a string or a list of items"),
+        ),
+        None => Err(ApiError::invalid("input", "you must provide an input")),
+    }
+}
+
+fn read_item(at: String, item: Value) -> Result<Item, ApiError> {
+    let mut item = Block::new(at, item)?;
+    // A message may leave its type out.
+    let kind = item.string("type")?;
+    let read = match kind.as_deref() {
+        None | Some("message") => read_message,
+        Some("function_call") => read_call,
+        Some("function_call_output") => read_call_output,
+        Some("reasoning") => read_reasoning,
+        Some(other) => {
+            let why = format!(
+                "items of type {other:?} are not available, only \"message\", \"function_call\", \
+                 \"function_call_output\" and \"reasoning\""
+            );
+            return Err(ApiError::unsupported(item.path("type"), why));
+        }
+    };
+    read(item)
+}
+
+/// The item's own id, or a new one.
+fn id(item: &mut Block, prefix: &str) -> Result<String, ApiError> {
+    Ok(item.string("id")?.unwrap_or_else(|| new_id(prefix)))
+}
+
+fn read_message(mut item: Block) -> Result<Item, ApiError> {
+    let speaker = match item.required_string("role")?.as_str() {
+        "user" => Speaker::User,
+        "assistant" => Speaker::Assistant,
+        "system" | "developer" => Speaker::System,
+        other => {
+            let problem = format!(
+                "expected \"user\", \"assistant\", \"system\" or \"developer\", got {other:?}"
+            );
+            return Err(ApiError::invalid(item.path("role"), problem));
+        }
+    };
+    let at = item.path("content");
+    let parts = match item.take("content") {
+        Some(Value::String(text)) => vec![text],
+        Some(Value::Array(parts)) if !parts.is_empty() => read_parts(&at, parts)?,
+        _ => {
+            let problem = "expected a string or a list of parts";
+            return Err(ApiError::invalid(at, problem));
+        }
+    };
+    let id = id(&mut item, "msg")?;
+    item.finish(&["status", "phase"])?;
+    Ok(Item::Message { id, speaker, parts })
+}
+
+fn read_parts(at: &str, parts: Vec<Value>) -> Result<Vec<String>, ApiError> {
+    let parts = parts.into_iter().enumerate().map(|(index, part)| {
+        let mut part = Block::new(format!("{at}[{index}]"), part)?;
+        let (field, ignored): (_, &[&str]) = match part.required_string("type")?.as_str() {
+            "input_text" | "text" => ("text", &["prompt_cache_breakpoint"]),
+            "output_text" => ("text", &["annotations", "logprobs"]),
+            "refusal" => ("refusal", &[]),
+            other => {
+                let why = format!("parts of type {other:?} are not available, only text");
+                return Err(ApiError::unsupported(part.path("type"), why));
+            }
+        };
+        let text = part.required_string(field)?;
+        part.finish(ignored)?;
+        Ok(text)
+    });
+    parts.collect()
+}
+
+fn read_call(mut item: Block) -> Result<Item, ApiError> {
+    let call = Item::Call {
+        call_id: item.required_string("call_id")?,
+        name: item.required_string("name")?,
+        arguments: item.required_string("arguments")?,
+        id: id(&mut item, "fc")?,
+    };
+    item.finish(&["status"])?;
+    Ok(call)
+}
+
+fn read_call_output(mut item: Block) -> Result<Item, ApiError> {
+    let at = item.path("output");
+    let output = match item.take("output") {
+        Some(Value::String(text)) => text,
+        Some(Value::Array(parts)) => read_parts(&at, parts)?.concat(),
+        _ => {
+            let problem = "expected a string or a list of text parts";
+            return Err(ApiError::invalid(at, problem));
+        }
+    };
+    let call = Item::CallOutput {
+        call_id: item.required_string("call_id")?,
+        output,
+        id: id(&mut item, "fco")?,
+    };
+    item.finish(&["status"])?;
+    Ok(call)
+}
+
+/// Thoughts are what this server gave in `content`; summaries and encrypted ones it never made.
+fn read_reasoning(mut item: Block) -> Result<Item, ApiError> {
+    let mut text = String::new();
+    let at = item.path("content");
+    if let Some(content) = item.take("content") {
+        let Value::Array(parts) = content else {
+            return Err(ApiError::invalid(at, "expected a list of parts"));
+        };
+        for (index, part) in parts.into_iter().enumerate() {
+            let mut part = Block::new(format!("{at}[{index}]"), part)?;
+            text.push_str(&part.required_string("text")?);
+            part.finish(&["type"])?;
+        }
+    }
+    let id = id(&mut item, "rs")?;
+    item.finish(&["status", "summary", "encrypted_content"])?;
+    Ok(Item::Reasoning { id, text })
+}

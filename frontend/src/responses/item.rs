@@ -1,0 +1,195 @@
+//! [`Item`]: what a conversation is made of in this API, from either side.
+
+use serde_json::{Value, json};
+
+use crate::turns::{Turns, join};
+
+/// One item of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Item {
+    /// Something said.
+    Message {
+        /// The item's id.
+        id: String,
+        /// By whom.
+        speaker: Speaker,
+        /// The text of its parts.
+        parts: Vec<String>,
+    },
+    /// What the model thought before it answered.
+    Reasoning {
+        /// The item's id.
+        id: String,
+        /// The thoughts.
+        text: String,
+    },
+    /// The model calls a tool.
+    Call {
+        /// The item's id.
+        id: String,
+        /// The id that the call's output refers to.
+        call_id: String,
+        /// The tool.
+        name: String,
+        /// The arguments, which are to be a JSON object.
+        arguments: String,
+    },
+    /// What a call came to.
+    CallOutput {
+        /// The item's id.
+        id: String,
+        /// The call.
+        call_id: String,
+        /// The tool's answer.
+        output: String,
+    },
+}
+
+/// Who says a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speaker {
+    /// Who sets the rules: `system` and `developer`.
+    System,
+    /// Who asks.
+    User,
+    /// Who answers.
+    Assistant,
+}
+
+impl Speaker {
+    /// The speaker's name in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+        }
+    }
+}
+
+/// A new id of an item, in OpenAI's form.
+pub(super) fn new_id(prefix: &str) -> String {
+    format!("{prefix}_{:032x}", rand::random::<u128>())
+}
+
+impl Item {
+    /// The item's id.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        match self {
+            Self::Message { id, .. }
+            | Self::Reasoning { id, .. }
+            | Self::Call { id, .. }
+            | Self::CallOutput { id, .. } => id,
+        }
+    }
+
+    /// The item in JSON. `status` is `in_progress`, `completed` or `incomplete`.
+    #[must_use]
+    pub fn to_json(&self, status: &str) -> Value {
+        match self {
+            Self::Message { id, speaker, parts } => json!({
+                "id": id,
+                "type": "message",
+                "role": speaker.name(),
+                "status": status,
+                "content": parts.iter().map(|text| part_json(*speaker, text)).collect::<Vec<_>>(),
+            }),
+            Self::Reasoning { id, text } => json!({
+                "id": id,
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": text}],
+                "encrypted_content": null,
+                "status": status,
+            }),
+            Self::Call {
+                id,
+                call_id,
+                name,
+                arguments,
+            } => json!({
+                "id": id,
+                "type": "function_call",
+                "call_id": call_id,
+                "name": name,
+                "arguments": arguments,
+                "status": status,
+            }),
+            Self::CallOutput {
+                id,
+                call_id,
+                output,
+            } => json!({
+                "id": id,
+                "type": "function_call_output",
+                "call_id": call_id,
+                "output": output,
+                "status": status,
+            }),
+        }
+    }
+
+    /// Says it in a chat.
+    pub(super) fn add_to(&self, turns: &mut Turns) {
+        match self {
+            Self::Message { speaker, parts, .. } => {
+                let text = parts.concat();
+                match speaker {
+                    Speaker::System => turns.system(&text),
+                    Speaker::User => join(turns.user(), &text),
+                    Speaker::Assistant => join(&mut turns.assistant().text, &text),
+                }
+            }
+            Self::Reasoning { text, .. } => join(&mut turns.assistant().thinking, text),
+            Self::Call {
+                call_id,
+                name,
+                arguments,
+                ..
+            } => {
+                let function = json!({"name": name, "arguments": arguments});
+                let call = json!({"id": call_id, "type": "function", "function": function});
+                turns.assistant().calls.push(call);
+            }
+            Self::CallOutput {
+                call_id, output, ..
+            } => turns.result(call_id, output),
+        }
+    }
+
+    /// About how much memory it takes, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let text = match self {
+            Self::Message { id, parts, .. } => {
+                id.len() + parts.iter().map(|part| part.len() + 24).sum::<usize>()
+            }
+            Self::Reasoning { id, text } => id.len() + text.len(),
+            Self::Call {
+                id,
+                call_id,
+                name,
+                arguments,
+            } => id.len() + call_id.len() + name.len() + arguments.len(),
+            Self::CallOutput {
+                id,
+                call_id,
+                output,
+            } => id.len() + call_id.len() + output.len(),
+        };
+        text + size_of::<Self>()
+    }
+}
+
+fn part_json(speaker: Speaker, text: &str) -> Value {
+    match speaker {
+        Speaker::Assistant => text_part(text, Value::Array(Vec::new())),
+        Speaker::System | Speaker::User => json!({"type": "input_text", "text": text}),
+    }
+}
+
+/// A part of an assistant's message.
+pub(super) fn text_part(text: &str, logprobs: Value) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
+}

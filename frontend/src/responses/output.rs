@@ -1,0 +1,200 @@
+//! [`Output`]: an answer's pieces put together to items.
+
+use serde_json::Value;
+
+use super::item::{Item, Speaker, new_id, text_part};
+use crate::answer::RatedToken;
+use crate::markup::Delta;
+use crate::openai::{Api, logprobs_json};
+
+/// The items of an answer, in their order. The last is the one in the making.
+///
+/// # Examples
+/// ```
+/// use genset_frontend::markup::Delta;
+/// use genset_frontend::responses::Output;
+///
+/// let mut output = Output::default();
+/// output.add(Delta::Reasoning("Hm."), &[]);
+/// output.add(Delta::Content("Good "), &[]);
+/// output.add(Delta::Content("day"), &[]);
+/// let items = output.to_json("completed");
+/// assert_eq!(items.len(), 2);
+/// assert_eq!(items[1]["content"][0]["text"], "Good day");
+/// ```
+#[derive(Debug, Default)]
+pub struct Output {
+    items: Vec<Made>,
+}
+
+/// An item, and the log probabilities of its text.
+#[derive(Debug)]
+struct Made {
+    item: Item,
+    logprobs: Vec<Value>,
+}
+
+impl Output {
+    /// Whether this piece begins an item.
+    #[must_use]
+    pub fn begins_item(&self, delta: Delta<'_>) -> bool {
+        match (delta, self.last()) {
+            (Delta::Content(_), Some(Item::Message { .. }))
+            | (Delta::Reasoning(_), Some(Item::Reasoning { .. }))
+            | (Delta::Arguments { .. }, _) => false,
+            (Delta::Content(_) | Delta::Reasoning(_) | Delta::ToolCall { .. }, _) => true,
+        }
+    }
+
+    /// Adds a piece, and the log probabilities that come with it.
+    pub fn add(&mut self, delta: Delta<'_>, rated: &[RatedToken]) {
+        if self.begins_item(delta) {
+            self.begin(delta);
+        }
+        self.append(delta, rated);
+    }
+
+    /// Adds a piece to the item that it belongs to, which has begun.
+    pub(super) fn append(&mut self, delta: Delta<'_>, rated: &[RatedToken]) {
+        let Some(made) = self.items.last_mut() else {
+            return;
+        };
+        match (delta, &mut made.item) {
+            (Delta::Content(more), Item::Message { parts, .. }) => {
+                if let Some(text) = parts.last_mut() {
+                    text.push_str(more);
+                }
+                made.logprobs.extend(logprobs(rated));
+            }
+            (Delta::Reasoning(more), Item::Reasoning { text, .. })
+            | (
+                Delta::Arguments { text: more, .. },
+                Item::Call {
+                    arguments: text, ..
+                },
+            ) => text.push_str(more),
+            // A call's beginning has no more in it, and arguments follow their call.
+            (
+                Delta::Content(_)
+                | Delta::Reasoning(_)
+                | Delta::ToolCall { .. }
+                | Delta::Arguments { .. },
+                _,
+            ) => {}
+        }
+    }
+
+    /// Log probabilities that no piece took along.
+    pub fn add_rated(&mut self, rated: &[RatedToken]) {
+        let message = self.items.iter_mut().rev();
+        let mut message = message.filter(|made| matches!(made.item, Item::Message { .. }));
+        if let Some(made) = message.next() {
+            made.logprobs.extend(logprobs(rated));
+        }
+    }
+
+    /// Begins the item of a piece, still empty.
+    pub(super) fn begin(&mut self, delta: Delta<'_>) {
+        let item = match delta {
+            Delta::Content(_) => Item::Message {
+                id: new_id("msg"),
+                speaker: Speaker::Assistant,
+                parts: vec![String::new()],
+            },
+            Delta::Reasoning(_) => Item::Reasoning {
+                id: new_id("rs"),
+                text: String::new(),
+            },
+            Delta::ToolCall { name, id, .. } => Item::Call {
+                id: new_id("fc"),
+                call_id: id.to_owned(),
+                name: name.to_owned(),
+                arguments: String::new(),
+            },
+            Delta::Arguments { .. } => return,
+        };
+        self.items.push(Made {
+            item,
+            logprobs: Vec::new(),
+        });
+    }
+
+    /// An answer without any item has an empty message.
+    pub fn ensure_item(&mut self) {
+        if self.is_empty() {
+            self.begin(Delta::Content(""));
+        }
+    }
+
+    /// The item in the making.
+    #[must_use]
+    pub fn last(&self) -> Option<&Item> {
+        self.items.last().map(|made| &made.item)
+    }
+
+    /// How many items there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// The last item in JSON.
+    #[must_use]
+    pub fn last_json(&self, status: &str) -> Option<Value> {
+        self.items.last().map(|made| made.to_json(status))
+    }
+
+    /// The log probabilities of the last item.
+    pub(super) fn last_logprobs(&self) -> &[Value] {
+        self.items.last().map_or(&[], |made| &made.logprobs)
+    }
+
+    /// Every item in JSON; `status` is the last one's.
+    #[must_use]
+    pub fn to_json(&self, status: &str) -> Vec<Value> {
+        let last = self.items.len().saturating_sub(1);
+        let items = self.items.iter().enumerate().map(|(index, made)| {
+            let status = if index == last { status } else { "completed" };
+            made.to_json(status)
+        });
+        items.collect()
+    }
+
+    /// The items themselves.
+    #[must_use]
+    pub fn into_items(self) -> Vec<Item> {
+        self.items.into_iter().map(|made| made.item).collect()
+    }
+}
+
+impl Made {
+    fn to_json(&self, status: &str) -> Value {
+        let mut json = self.item.to_json(status);
+        if let (Item::Message { parts, .. }, false) = (&self.item, self.logprobs.is_empty()) {
+            json["content"] = Value::Array(vec![text_part(
+                &parts.concat(),
+                Value::Array(self.logprobs.clone()),
+            )]);
+        }
+        json
+    }
+}
+
+/// A token as a chat's `logprobs.content` has it.
+pub(super) fn logprobs(rated: &[RatedToken]) -> Vec<Value> {
+    if rated.is_empty() {
+        return Vec::new();
+    }
+    match logprobs_json(Api::Chat, rated)["content"].take() {
+        Value::Array(tokens) => tokens,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {
+            Vec::new()
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! The request of `/v1/responses`.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::error::in_our_words;
+use super::input::read_input;
+use super::item::Item;
+use super::response::Repeated;
+use crate::block::Block;
+use crate::error::ApiError;
+use crate::openai::{ChatRequest, Fields, RequestLimits};
+use crate::turns::Turns;
+
+/// Fields that a chat has by the same name.
+const SAME: [&str; 8] = [
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "parallel_tool_calls",
+    "service_tier",
+    "genset",
+    "nvext",
+];
+
+/// Fields that are accepted and have no effect here; `docs/guide/openai-api.md` lists them.
+const IGNORED: [&str; 6] = [
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "max_tool_calls",
+];
+
+/// What the API has and this server does not, and the values that ask for nothing.
+fn refused() -> [(&'static str, Vec<Value>); 8] {
+    [
+        ("background", vec![json!(false)]),
+        ("conversation", vec![]),
+        ("context_management", vec![json!([])]),
+        ("prompt", vec![]),
+        ("truncation", vec![json!("disabled")]),
+        ("moderation", vec![]),
+        ("access_programs", vec![]),
+        ("image", vec![]),
+    ]
+}
+
+/// What a response may `include`. The first is honoured; the second has nothing to add here, for thoughts are never
+/// encrypted.
+const INCLUDES: [&str; 2] = [
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+];
+
+/// A request for a response, checked but for what the model and the store decide.
+///
+/// # Source
+/// <https://platform.openai.com/docs/api-reference/responses/create>
+#[derive(Debug, Clone)]
+pub struct ResponsesRequest {
+    /// The response to go on from.
+    pub previous_response_id: Option<String>,
+    /// Whether the response is kept for later ones to go on from.
+    pub store: bool,
+    /// Whether it is streamed.
+    pub is_stream: bool,
+    /// The items that are new.
+    pub input: Vec<Item>,
+    /// What the response repeats.
+    pub repeated: Repeated,
+    instructions: Option<String>,
+    /// A chat's fields, without its messages.
+    chat: Map<String, Value>,
+}
+
+impl ResponsesRequest {
+    /// Reads a request body.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let mut repeated = Repeated::take_from(&fields);
+        let mut chat = Map::new();
+        for name in SAME {
+            copy(&mut fields, name, &mut chat, name);
+        }
+        let is_stream = chat.get("stream") == Some(&json!(true));
+        copy(
+            &mut fields,
+            "max_output_tokens",
+            &mut chat,
+            "max_completion_tokens",
+        );
+        read_logprobs(&mut fields, &mut chat, &mut repeated)?;
+        read_text(&mut fields, &mut chat)?;
+        read_reasoning(&mut fields, &mut chat)?;
+        read_tools(&mut fields, &mut chat)?;
+        read_stream_options(&mut fields, is_stream)?;
+        check_metadata(&mut fields)?;
+        for (name, neutral) in refused() {
+            fields.refuse(name, &neutral, "it is not available")?;
+        }
+        let request = Self {
+            previous_response_id: fields.string("previous_response_id")?,
+            store: fields.bool("store")?.unwrap_or(true),
+            is_stream,
+            input: read_input(fields.take("input"))?,
+            repeated,
+            instructions: fields.string("instructions")?,
+            chat,
+        };
+        fields.finish(&IGNORED)?;
+        Ok(request)
+    }
+
+    /// The chat it asks for, after the items in `history`. Instructions come first and hold for this request alone.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn to_chat(
+        &self,
+        history: &[Arc<Item>],
+        limits: &RequestLimits,
+    ) -> Result<ChatRequest, ApiError> {
+        let mut turns = Turns::default();
+        if let Some(instructions) = &self.instructions {
+            turns.system(instructions);
+        }
+        let items = history.iter().map(Arc::as_ref).chain(&self.input);
+        items.for_each(|item| item.add_to(&mut turns));
+        let mut chat = self.chat.clone();
+        chat.insert("messages".into(), turns.into_messages().into());
+        let body = Value::Object(chat).to_string();
+        ChatRequest::parse(body.as_bytes(), limits).map_err(in_our_words)
+    }
+}
+
+/// Hands a field on.
+fn copy(fields: &mut Fields, name: &str, chat: &mut Map<String, Value>, name_there: &str) {
+    if let Some(value) = fields.take(name) {
+        chat.insert(name_there.into(), value);
+    }
+}
+
+/// `include` and `top_logprobs`: log probabilities are given where either asks for them.
+fn read_logprobs(
+    fields: &mut Fields,
+    chat: &mut Map<String, Value>,
+    repeated: &mut Repeated,
+) -> Result<(), ApiError> {
+    let [logprobs, _] = INCLUDES;
+    for (index, include) in fields
+        .list("include")?
+        .unwrap_or_default()
+        .iter()
+        .enumerate()
+    {
+        match include.as_str() {
+            Some(include) if include == logprobs => repeated.has_logprobs = true,
+            Some(include) if INCLUDES.contains(&include) => {}
+            Some(other) => {
+                let why = format!("{other:?} is not available");
+                return Err(ApiError::unsupported(format!("include[{index}]"), why));
+            }
+            None => {
+                let at = format!("include[{index}]");
+                return Err(ApiError::invalid(at, "expected a string"));
+            }
+        }
+    }
+    let top = fields.u32("top_logprobs")?.unwrap_or(0);
+    repeated.has_logprobs |= top > 0;
+    if repeated.has_logprobs {
+        chat.insert("logprobs".into(), json!(true));
+        chat.insert("top_logprobs".into(), top.into());
+    }
+    Ok(())
+}
+
+/// `text`: the answer's format.
+fn read_text(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let Some(mut text) = fields.object("text", "text.")? else {
+        return Ok(());
+    };
+    copy(&mut text, "verbosity", chat, "verbosity");
+    if let Some(format) = text.take("format") {
+        let mut format = Block::new("text.format".into(), format)?;
+        let format = match format.required_string("type")?.as_str() {
+            "json_schema" => {
+                let mut named = Map::new();
+                for name in ["name", "description", "schema", "strict"] {
+                    if let Some(value) = format.take(name) {
+                        named.insert(name.into(), value);
+                    }
+                }
+                format.finish(&[])?;
+                json!({"type": "json_schema", "json_schema": named})
+            }
+            kind @ ("text" | "json_object") => {
+                let format_of_chat = json!({"type": kind});
+                format.finish(&[])?;
+                format_of_chat
+            }
+            other => {
+                let problem =
+                    format!("expected \"text\", \"json_object\" or \"json_schema\", got {other:?}");
+                return Err(ApiError::invalid("text.format.type", problem));
+            }
+        };
+        chat.insert("response_format".into(), format);
+    }
+    text.finish(&[])
+}
+
+/// `reasoning`: how much the model is to think. Summaries of it are not made; the thoughts themselves are given.
+fn read_reasoning(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let Some(mut reasoning) = fields.object("reasoning", "reasoning.")? else {
+        return Ok(());
+    };
+    copy(&mut reasoning, "effort", chat, "reasoning_effort");
+    reasoning.finish(&["summary", "generate_summary"])
+}
+
+/// `tools` and `tool_choice`, whose functions lie a level higher than a chat's.
+fn read_tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    if let Some(tools) = fields.list("tools")? {
+        let tools = tools.into_iter().enumerate();
+        let tools = tools.map(|(index, tool)| read_tool(format!("tools[{index}]"), tool));
+        let tools = tools.collect::<Result<Vec<_>, _>>()?;
+        chat.insert("tools".into(), tools.into());
+    }
+    match fields.take("tool_choice") {
+        None => {}
+        Some(choice @ Value::Object(_)) => {
+            let mut choice = Block::new("tool_choice".into(), choice)?;
+            let kind = choice.required_string("type")?;
+            if kind != "function" {
+                let why = format!("{kind:?} is not available, only \"function\"");
+                return Err(ApiError::unsupported("tool_choice.type", why));
+            }
+            let name = choice.required_string("name")?;
+            choice.finish(&[])?;
+            let choice = json!({"type": "function", "function": {"name": name}});
+            chat.insert("tool_choice".into(), choice);
+        }
+        Some(other) => {
+            chat.insert("tool_choice".into(), other);
+        }
+    }
+    Ok(())
+}
+
+fn read_tool(at: String, tool: Value) -> Result<Value, ApiError> {
+    let mut tool = Block::new(at, tool)?;
+    let kind = tool.required_string("type")?;
+    if kind != "function" {
+        let why = format!("tools of type {kind:?} run at OpenAI's; only \"function\" is available");
+        return Err(ApiError::unsupported(tool.path("type"), why));
+    }
+    let mut function = Map::new();
+    for name in ["name", "description", "parameters", "strict"] {
+        if let Some(value) = tool.take(name) {
+            function.insert(name.into(), value);
+        }
+    }
+    tool.refuse("defer_loading", &[json!(false)])?;
+    tool.finish(&[])?;
+    Ok(json!({"type": "function", "function": function}))
+}
+
+fn read_stream_options(fields: &mut Fields, is_stream: bool) -> Result<(), ApiError> {
+    let Some(mut options) = fields.object("stream_options", "stream_options.")? else {
+        return Ok(());
+    };
+    if !is_stream {
+        let problem = "only allowed when 'stream' is true";
+        return Err(ApiError::invalid("stream_options", problem));
+    }
+    options.bool("include_obfuscation")?;
+    options.finish(&[])
+}
+
+/// `metadata` is repeated in the response; [`Repeated`] has it.
+fn check_metadata(fields: &mut Fields) -> Result<(), ApiError> {
+    match fields.take("metadata") {
+        None => Ok(()),
+        Some(Value::Object(values)) if values.values().all(Value::is_string) => Ok(()),
+        Some(_) => Err(ApiError::invalid(
+            "metadata",
+            "expected an object of strings",
+        )),
+    }
+}

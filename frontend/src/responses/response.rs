@@ -1,0 +1,202 @@
+//! The `response` object: its head, what it repeats of the request, and how it ended.
+
+use std::sync::Arc;
+
+use genset_backend_common::FinishReason;
+use genset_backend_common::output::Usage;
+use serde_json::{Map, Value, json};
+
+use crate::answer::AnswerEnd;
+use crate::error::ApiError;
+use crate::openai::Fields;
+
+/// Fields that a response repeats as they came, and what it says where they did not.
+fn repeated_fields() -> [(&'static str, Value); 19] {
+    [
+        ("background", json!(false)),
+        ("instructions", Value::Null),
+        ("max_output_tokens", Value::Null),
+        ("max_tool_calls", Value::Null),
+        ("metadata", json!({})),
+        ("parallel_tool_calls", json!(true)),
+        ("previous_response_id", Value::Null),
+        ("prompt_cache_key", Value::Null),
+        ("prompt_cache_options", Value::Null),
+        ("prompt_cache_retention", Value::Null),
+        ("reasoning", json!({"effort": null, "summary": null})),
+        ("safety_identifier", Value::Null),
+        ("temperature", json!(1.0)),
+        ("text", json!({"format": {"type": "text"}})),
+        ("tool_choice", json!("auto")),
+        ("tools", json!([])),
+        ("top_logprobs", json!(0)),
+        ("top_p", json!(1.0)),
+        ("user", Value::Null),
+    ]
+}
+
+/// What a response repeats of its request.
+#[derive(Debug, Clone)]
+pub struct Repeated {
+    fields: Map<String, Value>,
+    /// Whether text comes with log probabilities.
+    pub(super) has_logprobs: bool,
+}
+
+impl Repeated {
+    pub(super) fn take_from(fields: &Fields) -> Self {
+        let values = repeated_fields().map(|(name, default)| {
+            let value = fields.get(name).filter(|value| !value.is_null());
+            (name.to_owned(), value.cloned().unwrap_or(default))
+        });
+        Self {
+            fields: values.into_iter().collect(),
+            has_logprobs: false,
+        }
+    }
+}
+
+/// What every `response` object of one request has in it.
+#[derive(Debug, Clone)]
+pub struct ResponseHead {
+    /// The response's id.
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The model's name, as the client wrote it.
+    pub model: String,
+    /// Whether it is kept.
+    pub store: bool,
+    /// The rest.
+    pub repeated: Arc<Repeated>,
+}
+
+/// How a response ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ResponseEnd {
+    /// It is whole.
+    Completed(Usage),
+    /// It was cut short.
+    Incomplete(Usage, &'static str),
+    /// It failed after it had begun.
+    Failed(Box<ApiError>),
+}
+
+impl ResponseEnd {
+    /// The end of an answer that ended so.
+    #[must_use]
+    pub fn new(end: &AnswerEnd) -> Self {
+        let mut usage = Usage::default();
+        end.add_to(&mut usage);
+        match end.reason {
+            FinishReason::Stop => Self::Completed(usage),
+            // A cancelled answer is read by nobody; should one be, it was cut short.
+            FinishReason::Length | FinishReason::Cancelled => {
+                Self::Incomplete(usage, "max_output_tokens")
+            }
+            FinishReason::ContentFilter => Self::Incomplete(usage, "content_filter"),
+        }
+    }
+
+    /// The response's `status`.
+    #[must_use]
+    pub const fn status(&self) -> &'static str {
+        match self {
+            Self::Completed(_) => "completed",
+            Self::Incomplete(..) => "incomplete",
+            Self::Failed(_) => "failed",
+        }
+    }
+
+    /// The status of the last item.
+    #[must_use]
+    pub const fn last_item_status(&self) -> &'static str {
+        match self {
+            Self::Completed(_) => "completed",
+            Self::Incomplete(..) | Self::Failed(_) => "incomplete",
+        }
+    }
+}
+
+impl ResponseHead {
+    /// Whether text comes with log probabilities.
+    #[must_use]
+    pub fn has_logprobs(&self) -> bool {
+        self.repeated.has_logprobs
+    }
+
+    /// A response that has just begun.
+    #[must_use]
+    pub fn begun(&self) -> Value {
+        self.object("in_progress", Vec::new())
+    }
+
+    /// A response that has ended.
+    #[must_use]
+    pub fn ended(&self, output: Vec<Value>, end: &ResponseEnd) -> Value {
+        let mut response = self.object(end.status(), output);
+        match end {
+            ResponseEnd::Completed(usage) => response["usage"] = usage_json(usage),
+            ResponseEnd::Incomplete(usage, reason) => {
+                response["usage"] = usage_json(usage);
+                response["incomplete_details"] = json!({"reason": reason});
+            }
+            ResponseEnd::Failed(error) => {
+                response["error"] = json!({"code": error_code(error), "message": error.message});
+            }
+        }
+        response
+    }
+
+    fn object(&self, status: &str, output: Vec<Value>) -> Value {
+        let mut response = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": null,
+            "status": status,
+            "error": null,
+            "incomplete_details": null,
+            "model": self.model,
+            "output": output,
+            "service_tier": "default",
+            "store": self.store,
+            "truncation": "disabled",
+            "usage": null,
+            "conversation": null,
+            "prompt": null,
+            "moderation": null,
+            "access_programs": null,
+            "image": null,
+            "input_transformations": null,
+            "prompt_cache_diagnostics": null,
+            "tool_usage": null,
+        });
+        if let Some(fields) = response.as_object_mut() {
+            fields.extend(self.repeated.fields.clone());
+        }
+        response
+    }
+}
+
+/// The `code` of a failed response: clients know these.
+fn error_code(error: &ApiError) -> &'static str {
+    match error.status {
+        http::StatusCode::TOO_MANY_REQUESTS => "rate_limit_exceeded",
+        status if status.is_client_error() => "invalid_prompt",
+        _ => "server_error",
+    }
+}
+
+fn usage_json(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens.unwrap_or(0),
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens(),
+    })
+}
