@@ -1,6 +1,7 @@
 //! [`Answer`]: one choice on its way back: tokens become text, stop strings cut it.
 
 mod logprobs;
+mod steps;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,11 +11,14 @@ use futures_core::Stream;
 use genset_backend_common::output::{Finished, TokenChunk, TokenLogprob, Usage};
 use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, OutputStream, TokenId};
 use tokio::task::coop::poll_proceed;
+use tokio::time::Instant;
 
 use crate::markup::{Delta, Message, Splitter};
 use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
 use logprobs::Ratings;
 pub use logprobs::{Candidate, RatedToken};
+pub use steps::StepMetrics;
+use steps::Steps;
 
 /// How an answer ended and what it cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +96,8 @@ pub struct Answer {
     given: usize,
     /// The prompt, where the answer begins with it and it was not given out yet.
     echo: Option<Arc<str>>,
+    /// Its pace, where it is measured.
+    steps: Option<Box<Steps>>,
 }
 
 impl Answer {
@@ -135,6 +141,7 @@ impl Answer {
             ratings: None,
             given: 0,
             echo: None,
+            steps: None,
         }
     }
 
@@ -143,6 +150,11 @@ impl Answer {
     pub fn with_logprobs(mut self, tokenizer: Arc<TextTokenizer>, top: u32) -> Self {
         self.ratings = Some(Box::new(Ratings::new(tokenizer, top)));
         self
+    }
+
+    /// From now on its pace is measured, as an answer's to a request that arrived then.
+    pub fn measure(&mut self, metrics: &StepMetrics, arrived: Instant) {
+        self.steps = Some(Box::new(Steps::new(metrics.clone(), arrived)));
     }
 
     /// The same answer, which begins with its prompt. Stop strings are not looked for in that.
@@ -280,6 +292,11 @@ impl Answer {
     }
 
     fn take(&mut self, output: Output, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
+        if let Some(steps) = &mut self.steps
+            && output.token_count() > 0
+        {
+            steps.step();
+        }
         match output {
             Output::Tokens(chunk) if self.detokenizer.is_none() && !chunk.is_empty() => Err(
                 EngineError::internal("the engine sent tokens for a text request"),

@@ -44,6 +44,8 @@ pub struct FrontendConfig {
     pub body_timeout: Duration,
     /// How long a client may take nothing of what is sent to it before it is disconnected.
     pub write_timeout: Duration,
+    /// Whether each request gets a line in the log, under the target `genset::access`.
+    pub access_log: bool,
     /// Limit on preparing a model that a worker announces.
     pub model_timeout: Duration,
 }
@@ -68,6 +70,7 @@ impl Default for FrontendConfig {
             header_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(60),
+            access_log: true,
             model_timeout: Duration::from_secs(60),
         }
     }

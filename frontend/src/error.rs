@@ -25,6 +25,8 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     /// When to try again.
     pub retry_after: Option<Duration>,
+    /// What went wrong behind this server; `None` where the server itself refuses.
+    pub cause: Option<ErrorKind>,
 }
 
 impl ApiError {
@@ -37,6 +39,7 @@ impl ApiError {
             param: None,
             code: None,
             retry_after: None,
+            cause: None,
         }
     }
 
@@ -125,6 +128,24 @@ impl ApiError {
         }
     }
 
+    /// What operators count it as: the kind of the engine's error, or what this server refused it for.
+    #[must_use]
+    pub fn failure(&self) -> &'static str {
+        if let Some(kind) = self.cause {
+            return kind.name();
+        }
+        match self.status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "unauthorized",
+            StatusCode::NOT_FOUND => "not_found",
+            StatusCode::REQUEST_TIMEOUT => "slow_body",
+            StatusCode::PAYLOAD_TOO_LARGE => "body_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "quota",
+            StatusCode::SERVICE_UNAVAILABLE => "draining",
+            status if status.is_client_error() => "invalid_request",
+            _ => "internal",
+        }
+    }
+
     /// The body: `{"error": {...}}`.
     #[must_use]
     pub fn to_json(&self) -> Value {
@@ -167,6 +188,7 @@ impl From<EngineError> for ApiError {
             param: error.details().field.clone(),
             code,
             retry_after: error.details().retry_after.or(default_retry),
+            cause: Some(error.kind()),
         }
     }
 }

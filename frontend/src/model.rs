@@ -21,6 +21,7 @@ pub use matryoshka::Matryoshka;
 
 use crate::config::FrontendConfig;
 use crate::parsers::{ParserNames, Parsers};
+use crate::pipeline::PromptTimings;
 use crate::text::{ChatTemplate, TemplateSource, TextTokenizer};
 
 /// A model with everything a text request needs.
@@ -37,6 +38,8 @@ pub struct ServedModel {
     pub text: Option<TextFiles>,
     /// How its answers are taken apart.
     pub parsers: Parsers,
+    /// How long its prompts take to make.
+    pub timings: PromptTimings,
 }
 
 /// What a model's files say about text.
@@ -182,6 +185,7 @@ impl Models {
             selection: config.selection,
             timeout: config.model_timeout,
             parsers: config.parsers.clone(),
+            timings: PromptTimings::register(runtime.metrics()),
         };
         let shutdown = models.shutdown.clone();
         models.tasks.spawn(async move {
@@ -248,6 +252,7 @@ struct Follower {
     selection: SelectionMode,
     timeout: Duration,
     parsers: ParserNames,
+    timings: PromptTimings,
 }
 
 /// A model on its way to being ready.
@@ -349,6 +354,7 @@ impl Follower {
             engine: Arc::new(client),
             text,
             parsers,
+            timings: self.timings.clone(),
         }))
     }
 

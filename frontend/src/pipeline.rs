@@ -1,6 +1,7 @@
 //! From a checked request to running answers: template, tokenize, generate. HTTP and the text chat both use it.
 
 mod embedding;
+mod timings;
 mod tokens;
 
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use genset_backend_common::{
 use serde_json::{Map, Value};
 
 pub use embedding::{EmbedJob, Embedded};
+pub use timings::PromptTimings;
 pub(crate) use tokens::no_tokenizer;
 pub use tokens::{detokenize, token_strings, tokenize_prompt};
 
@@ -86,11 +88,13 @@ impl Job {
                 add_generation_prompt,
                 template_args: &template_args,
             };
-            let prompt = chat.render(text, &with_model.card.name)?;
+            let timings = &with_model.timings;
+            let prompt = timings.template(|| chat.render(text, &with_model.card.name))?;
             if let Some(splitting) = &mut splitting {
                 splitting.see_prompt(&prompt);
             }
-            Ok((tokenize(text, &prompt, false, "messages")?, splitting))
+            let tokens = timings.tokenize(|| tokenize(text, &prompt, false, "messages"))?;
+            Ok((tokens, splitting))
         });
         let (tokens, splitting) = prepared.await?;
         Ok(Self {
@@ -138,7 +142,9 @@ impl Job {
                 (Prompt::Text(text), Some(_)) => {
                     let with_model = Arc::clone(&model);
                     let tokens = off_async_threads(text.len(), move || match &with_model.text {
-                        Some(files) => tokenize(files, &text, true, "prompt"),
+                        Some(files) => with_model
+                            .timings
+                            .tokenize(|| tokenize(files, &text, true, "prompt")),
                         None => Ok(Vec::new()),
                     });
                     Input::Tokens(tokens.await?)

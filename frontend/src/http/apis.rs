@@ -35,9 +35,12 @@ pub(super) struct Call {
 
 impl Call {
     /// What its engine is told of it; opens its span.
-    pub(super) fn context(&mut self) -> RequestContext {
-        let ctx = context(&self.request_id, &self.headers);
-        self.guard.trace(ctx)
+    ///
+    /// # Errors
+    /// A 400 that names the header at fault.
+    pub(super) fn context(&mut self) -> Result<RequestContext, ApiError> {
+        let ctx = context(&self.request_id, &self.headers)?;
+        Ok(self.guard.trace(ctx))
     }
 
     pub(super) fn limits(&self) -> RequestLimits {
@@ -68,9 +71,10 @@ pub(super) async fn answer(
     work: Work,
     write_error: WriteError,
 ) -> Response {
+    let request_id = request_id(&headers);
     let mut call = Call {
-        request_id: request_id(&headers),
-        guard: app.metrics.request(endpoint),
+        guard: app.metrics.request(endpoint, &request_id),
+        request_id,
         app,
         headers,
         body: Bytes::new(),
@@ -94,7 +98,7 @@ pub(super) async fn answer(
         }
         Ok(Reply::Streamed(write)) => write(guard),
         Err(error) => {
-            guard.set_status(error.status);
+            guard.fail(&error);
             let (status, message) = (error.status.as_u16(), &error.message);
             tracing::debug!(request_id, status, message, "refused");
             write_error(&error, &request_id)
@@ -124,10 +128,11 @@ pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiErro
     async move {
         let max_inputs = call.app.config.max_embedding_inputs;
         let request = EmbeddingRequest::parse(&call.body, max_inputs)?;
+        call.guard.model(&request.model);
         let model = find_model(&call.app, &request.model, EndpointType::Embeddings)?;
         let (name, encoding) = (request.model.clone(), request.encoding);
         let job = EmbedJob::prepare(model, request).await?;
-        let ctx = call.context();
+        let ctx = call.context()?;
         let embedded = job.run(&ctx).await?;
         call.guard.usage(&Usage {
             prompt_tokens: embedded.prompt_tokens,

@@ -111,7 +111,7 @@ impl EventBody {
             Ok(Some(end)) => self.end_answer(index, end),
             Err(error) => {
                 let error = ApiError::from(error);
-                self.guard.set_status(error.status);
+                self.guard.fail(&error);
                 self.encoder.error(&error, &mut self.buffer);
                 self.answers.clear();
                 self.progress = Progress::Done;

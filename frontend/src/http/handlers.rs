@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Body;
@@ -23,6 +23,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use http_body::Body as _;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::apis::{self, Work};
@@ -43,6 +44,9 @@ use crate::responses::ResponseStore;
 
 /// The header with the request's id, taken from the client or made here, and given back.
 pub(super) const REQUEST_ID: &str = "x-request-id";
+
+/// The header with the seconds after which an answer is of no use to the client.
+const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 /// The longest request id that is taken from a client, in bytes.
 const MAX_REQUEST_ID_BYTES: usize = 128;
@@ -124,10 +128,11 @@ async fn completions(State(app): State<App>, headers: HeaderMap, body: Body) -> 
 /// Answers a request, whatever happens on the way.
 async fn complete(app: App, api: Api, headers: HeaderMap, body: Body) -> Response {
     let request_id = request_id(&headers);
-    let mut guard = app.metrics.request(match api {
+    let endpoint = match api {
         Api::Chat => "chat_completions",
         Api::Completions => "completions",
-    });
+    };
+    let mut guard = app.metrics.request(endpoint, &request_id);
     let answered = async {
         let body = read_body(&app.config, body).await?;
         guard.body_read();
@@ -152,7 +157,7 @@ async fn complete(app: App, api: Api, headers: HeaderMap, body: Body) -> Respons
         }) => event_response(EventBody::new(encoder, answers, has_usage, guard)),
         Err(error) => {
             let error = error.in_the_words_of(api);
-            guard.set_status(error.status);
+            guard.fail(&error);
             tracing::debug!(
                 request_id,
                 status = error.status.as_u16(),
@@ -192,11 +197,13 @@ async fn answer(
     let job = match api {
         Api::Chat => {
             let request = ChatRequest::parse(body, &limits)?;
+            guard.model(&request.params.model);
             let model = find_model(app, &request.params.model, EndpointType::Chat)?;
             Job::chat(model, request).await?
         }
         Api::Completions => {
             let request = CompletionRequest::parse(body, &limits)?;
+            guard.model(&request.params.model);
             let model = find_model(app, &request.params.model, EndpointType::Completions)?;
             Job::completion(model, request).await?
         }
@@ -210,8 +217,9 @@ async fn answer(
         model: job.params().model.clone(),
     };
     let (is_stream, has_usage) = (job.params().stream, job.params().include_usage);
-    let ctx = guard.trace(context(request_id, headers));
-    let answers = job.start(&ctx).await?;
+    let ctx = guard.trace(context(request_id, headers)?);
+    let mut answers = job.start(&ctx).await?;
+    guard.measure(&mut answers);
     if is_stream {
         return Ok(Answered::Streamed {
             encoder: ChunkEncoder::new(&head, has_usage),
@@ -265,19 +273,33 @@ pub(super) fn request_id(headers: &HeaderMap) -> String {
     }
 }
 
-pub(super) fn context(request_id: &str, headers: &HeaderMap) -> RequestContext {
-    let text = |name: &str| {
-        headers
-            .get(name)
-            .and_then(|value| value.to_str().ok())
-            .unwrap_or_default()
-    };
+/// What the engine is told of a request: a unique id, its trace, and when its answer is of no use any more.
+///
+/// # Errors
+/// A 400 that names the header at fault.
+pub(super) fn context(request_id: &str, headers: &HeaderMap) -> Result<RequestContext, ApiError> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     // The client's id may come twice; ids are unique among the requests in flight.
-    let ctx = RequestContext::new(format!("{request_id}.{:08x}", rand::random::<u32>()));
-    match TraceContext::parse(text("traceparent"), text("tracestate")) {
+    let mut ctx = RequestContext::new(format!("{request_id}.{:08x}", rand::random::<u32>()));
+    if let Some(value) = headers.get(REQUEST_TIMEOUT) {
+        let seconds = value.to_str().ok().and_then(|value| value.parse().ok());
+        let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let timeout = timeout.filter(|timeout| !timeout.is_zero());
+        let timeout = timeout.ok_or_else(|| {
+            let problem = "expected seconds, more than 0, as in \"2.5\"";
+            ApiError::invalid(REQUEST_TIMEOUT, problem)
+        })?;
+        // One that is too far away to be written down is none.
+        if let Some(deadline) = Instant::now().checked_add(timeout) {
+            ctx = ctx.with_deadline(deadline);
+        }
+    }
+    let (parent, state) = (text("traceparent"), text("tracestate"));
+    let trace = TraceContext::parse(parent.unwrap_or_default(), state.unwrap_or_default());
+    Ok(match trace {
         Some(trace) => ctx.with_trace(trace),
         None => ctx,
-    }
+    })
 }
 
 pub(super) async fn read_body(config: &FrontendConfig, body: Body) -> Result<Bytes, ApiError> {

@@ -72,12 +72,15 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
             stop_sequences: Arc::clone(&request.chat.params.stop_strings),
         };
         let is_stream = request.chat.params.stream;
+        call.guard.model(&head.model);
         let model = find_model(&call.app, &head.model, EndpointType::Chat)?;
         let job = Job::chat(model, request.chat).await?;
         let prompt_tokens = job.prompt().map_or(0, <[_]>::len);
-        let ctx = call.context();
+        let ctx = call.context()?;
+        let mut answers = job.start(&ctx).await?;
+        call.guard.measure(&mut answers);
         // One prompt and one choice have one answer.
-        let answer = job.start(&ctx).await?.pop();
+        let answer = answers.pop();
         let answer = answer.ok_or_else(|| EngineError::internal("the request has no answer"))?;
         if is_stream {
             let streamed = Streamed {
@@ -199,7 +202,7 @@ impl MessageBody {
     fn fail(&mut self, error: EngineError) {
         self.answer = None;
         let error = ApiError::from(error);
-        self.guard.set_status(error.status);
+        self.guard.fail(&error);
         self.encoder
             .error(error, &self.request_id, &mut self.buffer);
     }

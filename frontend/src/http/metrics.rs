@@ -15,6 +15,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 use tracing::Span;
 
+use crate::answer::{Answer, StepMetrics};
+use crate::error::ApiError;
+
 /// The status of a request that was dropped before its answer ended: nginx's, which the error table uses too.
 const CLIENT_LEFT: u16 = 499;
 
@@ -23,6 +26,32 @@ struct RequestLabels {
     endpoint: &'static str,
     status: u16,
 }
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FailureLabels {
+    endpoint: &'static str,
+    kind: &'static str,
+}
+
+/// Bounds of the histograms of lengths, in tokens.
+const LENGTH_BUCKETS: [f64; 16] = [
+    1.0,
+    4.0,
+    16.0,
+    64.0,
+    128.0,
+    256.0,
+    512.0,
+    1024.0,
+    2048.0,
+    4096.0,
+    8192.0,
+    16_384.0,
+    32_768.0,
+    65_536.0,
+    131_072.0,
+    1_048_576.0,
+];
 
 /// The server's metrics. Clones share.
 #[derive(Debug, Clone)]
@@ -37,19 +66,29 @@ struct Shared {
     connections: Gauge,
     prompt_tokens: Counter,
     completion_tokens: Counter,
-    time_to_first_token: Histogram,
+    cached_tokens: Counter,
+    input_length: Histogram,
+    output_length: Histogram,
+    failures: Family<FailureLabels, Counter>,
+    steps: StepMetrics,
     duration: Histogram,
+    has_access_log: bool,
 }
 
 impl HttpMetrics {
-    pub(super) fn register(registry: &MetricsRegistry) -> Self {
+    pub(super) fn register(registry: &MetricsRegistry, has_access_log: bool) -> Self {
         let shared = Shared {
             requests: Family::default(),
             in_flight: Gauge::default(),
             connections: Gauge::default(),
             prompt_tokens: Counter::default(),
             completion_tokens: Counter::default(),
-            time_to_first_token: Histogram::new(LATENCY_BUCKETS_S),
+            cached_tokens: Counter::default(),
+            input_length: Histogram::new(LENGTH_BUCKETS),
+            output_length: Histogram::new(LENGTH_BUCKETS),
+            failures: Family::default(),
+            steps: StepMetrics::register(registry),
+            has_access_log,
             duration: Histogram::new(LATENCY_BUCKETS_S),
         };
         let name = |name: &str| format!("genset_http_{name}");
@@ -79,9 +118,24 @@ impl HttpMetrics {
             shared.completion_tokens.clone(),
         );
         registry.register(
-            &name("time_to_first_token_seconds"),
-            "From the request's last byte to the first text",
-            shared.time_to_first_token.clone(),
+            &name("cached_tokens"),
+            "Prompt tokens that engines had in their cache",
+            shared.cached_tokens.clone(),
+        );
+        registry.register(
+            &name("input_length_tokens"),
+            "Prompt tokens of an answered request",
+            shared.input_length.clone(),
+        );
+        registry.register(
+            &name("output_length_tokens"),
+            "Completion tokens of an answered request",
+            shared.output_length.clone(),
+        );
+        registry.register(
+            &name("failures"),
+            "Requests that ended with an error, by what went wrong",
+            shared.failures.clone(),
         );
         registry.register(
             &name("request_duration_seconds"),
@@ -94,7 +148,7 @@ impl HttpMetrics {
     }
 
     /// Counts a request in until the guard is dropped. Its status is that of a client that left until another is set.
-    pub(super) fn request(&self, endpoint: &'static str) -> RequestGuard {
+    pub(super) fn request(&self, endpoint: &'static str, request_id: &str) -> RequestGuard {
         self.shared.in_flight.inc();
         let started = Instant::now();
         RequestGuard {
@@ -102,7 +156,10 @@ impl HttpMetrics {
             endpoint,
             status: StatusCode::from_u16(CLIENT_LEFT).unwrap_or(StatusCode::BAD_REQUEST),
             started,
-            has_text: false,
+            first_text: None,
+            usage: Usage::default(),
+            model: String::new(),
+            request_id: request_id.to_owned(),
             span: Span::none(),
         }
     }
@@ -121,7 +178,11 @@ pub(super) struct RequestGuard {
     endpoint: &'static str,
     status: StatusCode,
     started: Instant,
-    has_text: bool,
+    /// When the first text was ready to be sent.
+    first_text: Option<Instant>,
+    usage: Usage,
+    model: String,
+    request_id: String,
     /// Open as long as the request is; disabled where nobody sees spans.
     span: Span,
 }
@@ -149,25 +210,67 @@ impl RequestGuard {
         self.started = Instant::now();
     }
 
-    /// Notes the first text; later calls change nothing.
-    pub(super) fn text(&mut self) {
-        if !std::mem::replace(&mut self.has_text, true) {
-            self.metrics
-                .shared
-                .time_to_first_token
-                .observe(self.elapsed().as_secs_f64());
+    /// Notes the model that is asked for.
+    pub(super) fn model(&mut self, name: &str) {
+        name.clone_into(&mut self.model);
+    }
+
+    /// Notes what it failed with.
+    pub(super) fn fail(&mut self, error: &ApiError) {
+        self.status = error.status;
+        let labels = FailureLabels {
+            endpoint: self.endpoint,
+            kind: error.failure(),
+        };
+        self.metrics.shared.failures.get_or_create(&labels).inc();
+    }
+
+    /// Measures the pace of its answers.
+    pub(super) fn measure(&self, answers: &mut [Answer]) {
+        for answer in answers {
+            answer.measure(&self.metrics.shared.steps, self.started);
         }
     }
 
-    pub(super) fn usage(&self, usage: &Usage) {
-        self.metrics
-            .shared
-            .prompt_tokens
-            .inc_by(u64::from(usage.prompt_tokens));
-        self.metrics
-            .shared
+    /// Notes the first text; later calls change nothing.
+    pub(super) fn text(&mut self) {
+        self.first_text.get_or_insert_with(Instant::now);
+    }
+
+    /// Notes what it cost, once it is answered.
+    pub(super) fn usage(&mut self, usage: &Usage) {
+        let shared = &self.metrics.shared;
+        shared.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
+        shared
             .completion_tokens
             .inc_by(u64::from(usage.completion_tokens));
+        shared
+            .cached_tokens
+            .inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
+        shared.input_length.observe(f64::from(usage.prompt_tokens));
+        shared
+            .output_length
+            .observe(f64::from(usage.completion_tokens));
+        self.usage = *usage;
+    }
+
+    /// One line a request.
+    fn log(&self) {
+        let milliseconds = |duration: Duration| (duration.as_secs_f64() * 1e4).round() / 10.0;
+        let first_text = self
+            .first_text
+            .map(|at| milliseconds(at.saturating_duration_since(self.started)));
+        tracing::info!(
+            target: "genset::access",
+            endpoint = self.endpoint,
+            status = self.status.as_u16(),
+            model = self.model,
+            ms = milliseconds(self.elapsed()),
+            first_text_ms = first_text,
+            prompt_tokens = self.usage.prompt_tokens,
+            completion_tokens = self.usage.completion_tokens,
+            request_id = self.request_id,
+        );
     }
 
     fn elapsed(&self) -> Duration {
@@ -190,6 +293,9 @@ impl Drop for RequestGuard {
         };
         shared.requests.get_or_create(&labels).inc();
         shared.duration.observe(self.elapsed().as_secs_f64());
+        if shared.has_access_log {
+            self.log();
+        }
     }
 }
 

@@ -52,12 +52,14 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
             id: head.id.clone(),
             input: head.store.then(|| input.collect()),
         };
+        call.guard.model(&head.model);
         let model = find_model(&call.app, &head.model, EndpointType::Chat)?;
         let job = Job::chat(model, chat).await.map_err(in_our_words)?;
-        let ctx = call.context();
+        let ctx = call.context()?;
         // One prompt and one choice have one answer.
         let answers = job.start(&ctx).await;
         let mut answers = answers.map_err(|error| in_our_words(error.into()))?;
+        call.guard.measure(&mut answers);
         let answer = answers.pop();
         let answer = answer.ok_or_else(|| EngineError::internal("the request has no answer"))?;
         if request.is_stream {
@@ -239,7 +241,7 @@ impl ResponseBody {
 
     fn fail(&mut self, error: EngineError) {
         let error = in_our_words(ApiError::from(error));
-        self.guard.set_status(error.status);
+        self.guard.fail(&error);
         if let Some(Running { encoder, .. }) = self.running.take() {
             let end = ResponseEnd::Failed(Box::new(error));
             encoder.finish(&end, &mut self.buffer);

@@ -53,7 +53,7 @@ impl FrontendServer {
         let listener = TcpListener::bind(config.address).await?;
         let address = listener.local_addr()?;
         let models = Models::follow(runtime, &config);
-        let metrics = HttpMetrics::register(runtime.metrics());
+        let metrics = HttpMetrics::register(runtime.metrics(), config.access_log);
         let config = Arc::new(config);
         let server = Self {
             address,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use genset_frontend::FrontendConfig;
 use serde_json::json;
 
-use crate::client::{get, post};
+use crate::client::{get, post, request};
 use crate::script::Script;
 use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, config, echo, encode, eventually};
 
@@ -124,6 +124,60 @@ async fn a_client_that_reads_nothing_is_disconnected() {
     let ahead = (taken.load(Ordering::Relaxed) * event).saturating_sub(bytes);
     assert!(ahead < 16 << 20, "{ahead} bytes were made for nobody");
     site.idle().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_client_says_how_long_an_answer_is_of_use() {
+    let engine = Script::silent(100);
+    let site = Site::start(engine.clone()).await;
+    let send = async |seconds: &str, further: serde_json::Value| {
+        let headers = format!("x-request-timeout: {seconds}\r\n");
+        let body = chat("Hello", further).to_string();
+        site.send(request("POST", CHAT, &headers, body)).await
+    };
+    assert_eq!(send("0.2", json!({})).await.status, 504);
+    let streamed = send("0.2", json!({"stream": true})).await;
+    assert_eq!(streamed.status, 200);
+    assert!(streamed.text().contains("deadline"), "{}", streamed.text());
+    eventually("the engine is freed", || engine.active() == 0).await;
+    for wrong in ["0", "-1", "soon", "nan", "inf"] {
+        let (status, param, _, message) = send(wrong, json!({})).await.refusal();
+        assert_eq!(status, 400, "{wrong}: {message}");
+        assert_eq!(param.as_deref(), Some("x-request-timeout"));
+    }
+    site.idle().await;
+    let metrics = site.runtime.metrics().encode();
+    for line in [
+        "genset_http_failures_total{endpoint=\"chat_completions\",kind=\"deadline_exceeded\"} 2",
+        "genset_http_failures_total{endpoint=\"chat_completions\",kind=\"invalid_request\"} 5",
+        "genset_http_time_to_first_token_seconds_count 2",
+        "genset_http_answers_queued 0",
+        "genset_frontend_template_seconds_count 7",
+    ] {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
+    site.close().await;
+}
+
+#[tokio::test]
+async fn the_pace_of_answers_is_measured_at_their_tokens() {
+    let site = Site::start(Script::tokens(encode("one two three"))).await;
+    let tokens = encode("one two three").len();
+    for further in [json!({}), json!({"stream": true}), json!({"n": 2})] {
+        assert_eq!(site.post(CHAT, &chat("Hello", further)).await.status, 200);
+    }
+    let metrics = site.runtime.metrics().encode();
+    let gaps = 4 * (tokens - 1);
+    for line in [
+        "genset_http_time_to_first_token_seconds_count 4".to_owned(),
+        format!("genset_http_inter_token_latency_seconds_count {gaps}"),
+        format!("genset_http_output_length_tokens_sum {}.0", 4 * tokens),
+        "genset_http_input_length_tokens_count 3".to_owned(),
+        "genset_http_answers_queued 0".to_owned(),
+    ] {
+        assert!(metrics.contains(&line), "{line} in {metrics}");
+    }
     site.close().await;
 }
 
