@@ -1,7 +1,7 @@
 //! `cargo xtask make-tiny-chat`: the files of `models/tiny-chat`, made from its corpus and from nothing else.
 //!
 //! The same corpus gives the same bytes on every machine, so the files are committed and a test compares them. Weights
-//! are not made here: they come with the candle engine.
+//! are not made here: `cargo xtask train-tiny-chat` trains them.
 
 mod config;
 mod tokenizer;

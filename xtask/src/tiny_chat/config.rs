@@ -67,7 +67,7 @@ pub(super) fn model_config(ids: &SpecialIds) -> Value {
         "rope_scaling": null,
         "rope_theta": 10000.0,
         "tie_word_embeddings": true,
-        "torch_dtype": "float32",
+        "torch_dtype": "bfloat16",
         "use_cache": true,
         "vocab_size": VOCABULARY_SIZE,
     })

@@ -1,0 +1,217 @@
+//! From a request's [`GuidedDecoding`] to a parser: checks first, then llguidance, on a stack of its own.
+
+use std::thread;
+
+use genset_backend_common::{EngineError, GuidedDecoding};
+use llguidance::api::TopLevelGrammar;
+use llguidance::derivre::RegexBuilder;
+use llguidance::{ParserFactory, TokenParser, panic_utils};
+use serde_json::{Value, json};
+
+use super::limits::GuideLimits;
+
+/// Compilers of grammars are recursive. With the limits on depth and rules this much always does, whoever calls; the
+/// system commits only what is used.
+const STACK_BYTES: usize = 64 << 20;
+/// The longest reason that is passed on to a client.
+const REASON_CHARS: usize = 400;
+/// What may stand between the tokens of a JSON text, at most once.
+const JSON_SPACE: &str = r" |\n[ \t]{0,32}";
+
+/// A grammar, and the client's field that it came in.
+struct Source {
+    field: &'static str,
+    grammar: TopLevelGrammar,
+}
+
+/// # Errors
+/// `InvalidArgument` with the client's field.
+pub(super) fn compile(
+    parsers: &ParserFactory,
+    limits: &GuideLimits,
+    guided: &GuidedDecoding,
+) -> Result<TokenParser, EngineError> {
+    let Source { field, grammar } = source(limits, guided)?;
+    on_large_stack(|| {
+        parsers
+            .create_parser(grammar)
+            .map_err(|error| reason(&error))
+    })
+    .and_then(|compiled| compiled.map_err(|problem| EngineError::invalid_argument(field, problem)))
+    .map(|mut parser| {
+        parser.start_without_prompt();
+        parser
+    })
+}
+
+fn source(limits: &GuideLimits, guided: &GuidedDecoding) -> Result<Source, EngineError> {
+    let (field, grammar) = match guided {
+        GuidedDecoding::JsonObject => (
+            "response_format",
+            schema(limits, &json!({"type": "object"})),
+        ),
+        GuidedDecoding::JsonSchema(value) => ("response_format", schema(limits, value)),
+        GuidedDecoding::Regex(pattern) => ("guided_regex", regex(limits, pattern)),
+        GuidedDecoding::Choice(texts) => ("guided_choice", choice(limits, texts)),
+        GuidedDecoding::Grammar(text) => ("guided_grammar", lark(limits, text)),
+    };
+    let grammar = grammar.map_err(|problem| EngineError::invalid_argument(field, problem))?;
+    Ok(Source { field, grammar })
+}
+
+fn schema(limits: &GuideLimits, value: &Value) -> Result<TopLevelGrammar, String> {
+    check_schema(limits, value)?;
+    let mut schema = match value {
+        Value::Object(schema) => schema.clone(),
+        // The schema that everything validates against.
+        Value::Bool(true) => serde_json::Map::new(),
+        Value::Bool(false) => return Err("nothing validates against the schema false".into()),
+        Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            return Err("a schema is an object, true or false".into());
+        }
+    };
+    let options = json!({"whitespace_pattern": JSON_SPACE});
+    if schema.insert("x-guidance".into(), options).is_some() {
+        return Err("'x-guidance' is not a keyword of JSON Schema".into());
+    }
+    Ok(TopLevelGrammar::from_json_schema(Value::Object(schema)))
+}
+
+/// Nesting and size, without recursion: this is what keeps everything after it from running deep.
+fn check_schema(limits: &GuideLimits, schema: &Value) -> Result<(), String> {
+    let (mut bytes, mut patterns) = (0_usize, 0_usize);
+    let mut open = vec![(schema, 1_usize)];
+    while let Some((value, depth)) = open.pop() {
+        if depth > limits.depth {
+            return Err(format!(
+                "the schema is nested deeper than {} levels",
+                limits.depth
+            ));
+        }
+        match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => bytes += 4,
+            Value::String(text) => bytes += text.len() + 3,
+            Value::Array(items) => {
+                bytes += 2;
+                open.extend(items.iter().map(|item| (item, depth + 1)));
+            }
+            Value::Object(entries) => {
+                bytes += 2 + entries.keys().map(|key| key.len() + 4).sum::<usize>();
+                patterns += pattern_bytes(entries);
+                open.extend(entries.values().map(|entry| (entry, depth + 1)));
+            }
+        }
+        check_bytes("the schema", bytes, limits.source_bytes)?;
+        check_bytes("its patterns", patterns, limits.expression_bytes)?;
+    }
+    Ok(())
+}
+
+fn pattern_bytes(schema: &serde_json::Map<String, Value>) -> usize {
+    let pattern = schema
+        .get("pattern")
+        .and_then(Value::as_str)
+        .map_or(0, str::len);
+    let properties = schema.get("patternProperties").and_then(Value::as_object);
+    pattern + properties.map_or(0, |properties| properties.keys().map(String::len).sum())
+}
+
+fn check_bytes(what: &str, bytes: usize, limit: usize) -> Result<(), String> {
+    if bytes > limit {
+        return Err(format!("{what}: longer than {limit} bytes"));
+    }
+    Ok(())
+}
+
+/// Brackets that are open at once, wherever they stand: in texts and classes too, so this errs on the strict side.
+fn check_depth(limits: &GuideLimits, text: &str) -> Result<(), String> {
+    let mut open = 0_usize;
+    for letter in text.chars() {
+        match letter {
+            '(' | '[' | '{' => open += 1,
+            ')' | ']' | '}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        if open > limits.depth {
+            return Err(format!(
+                "more than {} brackets are open at once",
+                limits.depth
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn regex(limits: &GuideLimits, pattern: &str) -> Result<TopLevelGrammar, String> {
+    check_bytes("the expression", pattern.len(), limits.expression_bytes)?;
+    check_depth(limits, pattern)?;
+    // As it stands, before it is wrapped in a grammar, so that errors are about the client's own text.
+    let parsed = panic_utils::catch_unwind(|| RegexBuilder::new().mk_regex(pattern).map(|_| ()));
+    parsed.map_err(|error| reason(&error))?;
+    Ok(TopLevelGrammar::from_regex(pattern))
+}
+
+fn choice(limits: &GuideLimits, texts: &[String]) -> Result<TopLevelGrammar, String> {
+    if texts.is_empty() {
+        return Err("must hold at least one text".into());
+    }
+    if texts.len() > limits.choices {
+        return Err(format!("more than {} texts", limits.choices));
+    }
+    if texts.iter().any(String::is_empty) {
+        return Err("a text must not be empty".into());
+    }
+    let bytes = texts.iter().map(String::len).sum();
+    check_bytes("the texts", bytes, limits.source_bytes)?;
+    let texts: Vec<String> = texts.iter().map(|text| escape(text)).collect();
+    Ok(TopLevelGrammar::from_regex(&texts.join("|")))
+}
+
+/// The expression that matches `text` alone.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for letter in text.chars() {
+        if r"\.+*?()|[]{}^$#&-~".contains(letter) {
+            escaped.push('\\');
+        }
+        escaped.push(letter);
+    }
+    escaped
+}
+
+fn lark(limits: &GuideLimits, text: &str) -> Result<TopLevelGrammar, String> {
+    check_bytes("the grammar", text.len(), limits.expression_bytes)?;
+    check_depth(limits, text)?;
+    if text.trim().is_empty() {
+        return Err("the grammar is empty".into());
+    }
+    // Each rule and terminal has one; those in texts count too.
+    if text.matches(':').count() > limits.rules {
+        return Err(format!("more than {} rules and terminals", limits.rules));
+    }
+    Ok(TopLevelGrammar::from_lark(text.to_owned()))
+}
+
+/// What llguidance says, without its traces, and no longer than a client wants to read.
+pub(super) fn reason(error: &impl ToString) -> String {
+    let text = error.to_string();
+    let text = text.split("\n<").next().unwrap_or_default().trim();
+    match text.char_indices().nth(REASON_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, EngineError> {
+    let failed = || EngineError::internal("compiling a grammar panicked");
+    thread::scope(|scope| {
+        let spawned = thread::Builder::new()
+            .name("genset-guide".into())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, work);
+        let thread = spawned.map_err(|error| {
+            EngineError::internal("no thread to compile a grammar on").with_source(error)
+        })?;
+        thread.join().map_err(|_| failed())
+    })
+}

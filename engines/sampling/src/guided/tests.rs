@@ -1,0 +1,649 @@
+//! Guided decoding from end to end: random walks through masks always spell a text of the language.
+
+use genset_backend_common::{ErrorKind, GenerateRequest, GuidedDecoding, TokenId};
+use proptest::prelude::*;
+use regex::Regex;
+use serde_json::{Value, json};
+
+use super::{Guide, GuideError, GuideFactory, GuideLimits, VocabularyError};
+use crate::{Sampler, TokenMask};
+
+const TINY_CHAT: &[u8] = include_bytes!("../../../../models/tiny-chat/tokenizer.json");
+/// `<|im_end|>`.
+const TINY_EOS: TokenId = 2;
+const TINY_VOCAB: usize = 2048;
+
+fn tiny_chat() -> GuideFactory {
+    // More rows than tokens, as padded embeddings have.
+    GuideFactory::try_new(TINY_CHAT, TINY_VOCAB + 16, &[TINY_EOS]).unwrap()
+}
+
+const PIECES_EOS: TokenId = 1;
+
+/// Like Llama 2's: control tokens, 256 bytes, then pieces.
+fn pieces() -> GuideFactory {
+    let mut vocab = vec![json!(["<unk>", 0.0]), json!(["</s>", 0.0])];
+    vocab.extend((0..=255).map(|byte| json!([format!("<0x{byte:02X}>"), 0.0])));
+    let words = [
+        "▁", "▁▁", "a", "b", "yes", "▁yes", "no", "{\"", "\":", "▁\"", "true", "12", "▁3", "é",
+        "}", "\"}", "[",
+    ];
+    vocab.extend(words.iter().map(|word| json!([word, -1.0])));
+    let decoder = json!({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]});
+    let added = json!([{"id": 0, "content": "<unk>", "special": true}, {"id": 1, "content": "</s>", "special": true}]);
+    let size = vocab.len();
+    let file = json!({"model": {"type": "Unigram", "vocab": vocab}, "decoder": decoder, "added_tokens": added});
+    GuideFactory::try_new(file.to_string().as_bytes(), size, &[PIECES_EOS]).unwrap()
+}
+
+/// What a walk came to.
+struct Walk {
+    text: String,
+    tokens: Vec<TokenId>,
+    is_finished: bool,
+}
+
+/// A model that says anything: samples from noise under the mask, up to `room` tokens.
+fn walk(factory: &GuideFactory, guided: &GuidedDecoding, seed: u64, room: usize) -> Walk {
+    let mut guide = factory.compile(guided).unwrap();
+    let vocab_size = factory.vocabulary().len();
+    let mut request = GenerateRequest::from_tokens("m", vec![3]);
+    (request.sampling.temperature, request.sampling.seed) = (Some(1.0), Some(seed));
+    let mut sampler = Sampler::try_new(&request, vocab_size, 0).unwrap();
+    let (mut bytes, mut tokens) = (Vec::new(), Vec::new());
+    while !guide.is_finished() && tokens.len() < room {
+        let mask = guide.mask().unwrap();
+        assert_eq!(mask.len(), vocab_size);
+        let token = sampler
+            .sample(&mut vec![0.0; vocab_size], Some(&mask))
+            .unwrap()
+            .token;
+        sampler.accept(token);
+        guide.accept(token).unwrap();
+        bytes.extend_from_slice(factory.vocabulary().bytes(token));
+        tokens.push(token);
+    }
+    Walk {
+        text: String::from_utf8_lossy(&bytes).into_owned(),
+        tokens,
+        is_finished: guide.is_finished(),
+    }
+}
+
+/// Walks with both tokenizers. Of the texts that came to an end, at least `least` of all, each must hold.
+fn walks(guided: &GuidedDecoding, least: usize, holds: impl Fn(&str) -> bool) {
+    for factory in [tiny_chat(), pieces()] {
+        let mut finished = 0;
+        for seed in 0..30 {
+            let walk = walk(&factory, guided, seed, 300);
+            if walk.is_finished {
+                finished += 1;
+                assert!(holds(&walk.text), "{guided:?} gave {:?}", walk.text);
+            }
+        }
+        assert!(
+            finished >= least,
+            "{guided:?} came to an end {finished} times of 30"
+        );
+    }
+}
+
+#[test]
+fn regexes_match_from_end_to_end() {
+    for pattern in [
+        "[0-9]{4}-[0-9]{2}-[0-9]{2}",
+        "^(red|green|blue)$",
+        "(a|b)*c",
+        r"\d{3}/\d{2}\\x",
+        "[é-ü]{3} .{2}",
+        "yes|no",
+    ] {
+        let whole = Regex::new(&format!("^(?:{pattern})$")).unwrap();
+        walks(&GuidedDecoding::Regex(pattern.into()), 30, |text| {
+            whole.is_match(text)
+        });
+    }
+}
+
+#[test]
+fn choices_are_taken_byte_for_byte() {
+    let texts = [
+        "yes",
+        "yes and no",
+        "a.b*c",
+        "x\ny\t\"z\"\\",
+        "(?:[",
+        "/*$^",
+        "é {1} <|im_end|>",
+        "-&~#",
+    ];
+    let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+    let mut seen = std::collections::BTreeSet::new();
+    let factory = tiny_chat();
+    for seed in 0..60 {
+        let walk = walk(&factory, &GuidedDecoding::Choice(texts.clone()), seed, 300);
+        assert!(
+            walk.is_finished && texts.contains(&walk.text),
+            "{:?}",
+            walk.text
+        );
+        seen.insert(walk.text);
+    }
+    assert!(seen.len() > 4, "{seen:?}");
+    walks(&GuidedDecoding::Choice(texts.clone()), 30, |text| {
+        texts.iter().any(|choice| choice == text)
+    });
+}
+
+#[test]
+fn json_parses_and_validates() {
+    let parse = |text: &str| serde_json::from_str::<Value>(text).ok();
+    let schema = json!({
+        "type": "object", "required": ["name", "tags"], "additionalProperties": false,
+        "properties": {
+            "name": {"type": "string", "maxLength": 5},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 2},
+        },
+        "$defs": {"tag": {"enum": ["x", "y"]}},
+    });
+    walks(&GuidedDecoding::JsonSchema(schema), 25, |text| {
+        let Some(value) = parse(text) else {
+            return false;
+        };
+        let tags = value["tags"].as_array().unwrap();
+        value["name"]
+            .as_str()
+            .is_some_and(|name| name.chars().count() <= 5)
+            && value
+                .get("age")
+                .is_none_or(|age| age.as_u64().is_some_and(|age| age <= 120))
+            && tags.len() <= 2
+            && tags.iter().all(|tag| tag == "x" || tag == "y")
+    });
+    walks(
+        &GuidedDecoding::JsonSchema(json!({"type": "boolean"})),
+        30,
+        |text| parse(text).is_some_and(|value| value.is_boolean()),
+    );
+    // A number of many digits is JSON, though no f64.
+    let is_json = |text: &str| match serde_json::from_str::<Value>(text) {
+        Ok(_) => true,
+        Err(error) => error.to_string().contains("number out of range"),
+    };
+    walks(&GuidedDecoding::JsonSchema(json!(true)), 1, is_json);
+    walks(&GuidedDecoding::JsonObject, 1, |text| {
+        parse(text).is_none_or(|value| value.is_object()) && is_json(text)
+    });
+}
+
+#[test]
+fn grammars_are_followed() {
+    let grammar = r#"
+        start: greeting ("," name)+ "!"
+        greeting: "hello" | "hi"
+        name: /[a-z]{1,4}/
+    "#;
+    let whole = Regex::new("^(hello|hi)(,[a-z]{1,4})+!$").unwrap();
+    walks(&GuidedDecoding::Grammar(grammar.into()), 25, |text| {
+        whole.is_match(text)
+    });
+    // Nesting, which no regular expression can say.
+    let nested = r#"start: "(" start ")" | "x""#;
+    walks(&GuidedDecoding::Grammar(nested.into()), 20, |text| {
+        let depth = text.find('x').unwrap();
+        text == format!("{}x{}", "(".repeat(depth), ")".repeat(depth))
+    });
+}
+
+#[test]
+fn the_end_is_allowed_where_the_text_may_end_and_only_there() {
+    let factory = pieces();
+    let mut guide = factory
+        .compile(&GuidedDecoding::Regex("a+".into()))
+        .unwrap();
+    let token = |text: &str| token_of(&factory, text);
+    assert!(!guide.mask().unwrap().allows(PIECES_EOS));
+    guide.accept(token("a")).unwrap();
+    let mask = guide.mask().unwrap();
+    assert!(mask.allows(PIECES_EOS) && mask.allows(token("a")) && !mask.allows(token("b")));
+    assert!(!guide.is_finished());
+    guide.accept(PIECES_EOS).unwrap();
+    assert!(guide.is_finished());
+    assert_eq!(
+        guide.mask().unwrap().iter().collect::<Vec<_>>(),
+        [PIECES_EOS]
+    );
+    guide.accept(PIECES_EOS).unwrap();
+    assert_eq!(
+        guide.accept(token("a")),
+        Err(GuideError::NotAllowed { token: token("a") })
+    );
+}
+
+/// Where the text may go on, `min_tokens` makes it; where it cannot, the guide ends it.
+#[test]
+fn min_tokens_lengthens_what_can_be_longer() {
+    let factory = pieces();
+    let mut request = GenerateRequest::from_tokens("m", vec![3]);
+    (request.stop.min_tokens, request.stop.eos_token_ids) = (3, vec![PIECES_EOS]);
+    let lengths: Vec<usize> = ["b{1,9}", "b{1,2}"]
+        .iter()
+        .map(|pattern| {
+            let mut guide = factory
+                .compile(&GuidedDecoding::Regex((*pattern).into()))
+                .unwrap();
+            let mut sampler = Sampler::try_new(&request, factory.vocabulary().len(), 0).unwrap();
+            let mut length = 0;
+            while !guide.is_finished() {
+                // A model that wants to end at once.
+                let mut logits = vec![0.0; factory.vocabulary().len()];
+                logits[usize::try_from(PIECES_EOS).unwrap()] = 9.0;
+                let mask = guide.mask().unwrap();
+                let token = sampler.sample(&mut logits, Some(&mask)).unwrap().token;
+                sampler.accept(token);
+                guide.accept(token).unwrap();
+                length += usize::from(!guide.is_end(token));
+            }
+            length
+        })
+        .collect();
+    assert_eq!(lengths, [3, 2]);
+}
+
+fn token_of(factory: &GuideFactory, text: &str) -> TokenId {
+    let len = TokenId::try_from(factory.vocabulary().len()).unwrap();
+    (0..len)
+        .find(|token| factory.vocabulary().bytes(*token) == text.as_bytes())
+        .unwrap()
+}
+
+#[test]
+fn what_does_not_follow_the_grammar_ends_the_guide() {
+    let factory = pieces();
+    let mut guide = factory
+        .compile(&GuidedDecoding::Choice(vec!["yes".into()]))
+        .unwrap();
+    let wrong = token_of(&factory, "no");
+    assert_eq!(
+        guide.accept(wrong),
+        Err(GuideError::NotAllowed { token: wrong })
+    );
+    assert_eq!(guide.mask(), Err(GuideError::NotAllowed { token: wrong }));
+    let mut guide = factory
+        .compile(&GuidedDecoding::Choice(vec!["yes".into()]))
+        .unwrap();
+    assert_eq!(
+        guide.accept(PIECES_EOS),
+        Err(GuideError::NotAllowed { token: PIECES_EOS })
+    );
+    let mut guide = factory
+        .compile(&GuidedDecoding::Choice(vec!["yes".into()]))
+        .unwrap();
+    let outside = TokenId::MAX - 1;
+    assert!(guide.accept(outside).is_err());
+}
+
+/// No token of the vocabulary spells the text.
+#[test]
+fn a_dead_end_is_an_error_of_the_request() {
+    let tokenizer = json!({"decoder": {"type": "ByteLevel"}, "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}});
+    let factory = GuideFactory::try_new(tokenizer.to_string().as_bytes(), 2, &[]).unwrap();
+    let mut guide = factory
+        .compile(&GuidedDecoding::Choice(vec!["ac".into()]))
+        .unwrap();
+    guide.accept(0).unwrap();
+    let error = guide.mask().unwrap_err();
+    assert_eq!(error, GuideError::DeadEnd);
+    let error = genset_backend_common::EngineError::from(error);
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn without_end_tokens_a_complete_text_ends_the_sequence() {
+    let tokenizer = json!({"decoder": {"type": "ByteLevel"}, "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}});
+    let factory = GuideFactory::try_new(tokenizer.to_string().as_bytes(), 2, &[]).unwrap();
+    let mut guide = factory
+        .compile(&GuidedDecoding::Regex("ab".into()))
+        .unwrap();
+    guide.accept(0).unwrap();
+    assert!(!guide.is_finished());
+    guide.accept(1).unwrap();
+    assert!(guide.is_finished());
+    assert_eq!(guide.mask().unwrap(), TokenMask::none(2));
+}
+
+#[test]
+fn end_tokens_outside_the_vocabulary_are_refused() {
+    let error = GuideFactory::try_new(TINY_CHAT, TINY_VOCAB, &[2, 5000]).unwrap_err();
+    assert!(
+        matches!(error, VocabularyError::EosOutside { token: 5000, .. }),
+        "{error}"
+    );
+}
+
+/// The reason a request is refused with, and the field it names.
+fn refusal(factory: &GuideFactory, guided: &GuidedDecoding) -> (String, String) {
+    let error = factory.compile(guided).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    (
+        error.details().field.clone().unwrap(),
+        error.message().to_owned(),
+    )
+}
+
+#[test]
+fn bad_grammars_are_refused_by_field_and_reason() {
+    let factory = pieces();
+    let regex = |pattern: &str| GuidedDecoding::Regex(pattern.into());
+    let grammar = |text: &str| GuidedDecoding::Grammar(text.into());
+    let choice =
+        |texts: &[&str]| GuidedDecoding::Choice(texts.iter().map(|text| (*text).into()).collect());
+    let schema = GuidedDecoding::JsonSchema;
+    let cases = [
+        (regex("(a"), "guided_regex", "unclosed group"),
+        (regex("[a"), "guided_regex", "unclosed"),
+        (regex("a\\"), "guided_regex", "escape"),
+        (regex(r"a(?=b)"), "guided_regex", "look-around"),
+        (choice(&[]), "guided_choice", "at least one"),
+        (choice(&["a", ""]), "guided_choice", "must not be empty"),
+        (
+            schema(json!({"type": "no-such-type"})),
+            "response_format",
+            "no-such-type",
+        ),
+        (
+            schema(json!({"type": "object", "unevaluatedItems": false})),
+            "response_format",
+            "unevaluatedItems",
+        ),
+        (
+            schema(json!({"$ref": "#/$defs/missing"})),
+            "response_format",
+            "missing",
+        ),
+        (
+            schema(json!({"$ref": "http://localhost/x"})),
+            "response_format",
+            "$ref",
+        ),
+        (schema(json!(false)), "response_format", "false"),
+        (
+            schema(json!("object")),
+            "response_format",
+            "a schema is an object",
+        ),
+        (
+            schema(json!({"x-guidance": {"lenient": true}})),
+            "response_format",
+            "x-guidance",
+        ),
+        (grammar(""), "guided_grammar", "empty"),
+        (grammar("start: missing"), "guided_grammar", "missing"),
+        (grammar("begin: \"a\""), "guided_grammar", "start"),
+        (grammar("start: /(/"), "guided_grammar", ""),
+        (grammar("start: \"a"), "guided_grammar", ""),
+    ];
+    for (guided, field, part) in cases {
+        let (found, message) = refusal(&factory, &guided);
+        assert_eq!(found, field, "{message}");
+        assert!(message.contains(part), "{guided:?}: {message}");
+        assert!(message.len() < 600, "{message}");
+    }
+}
+
+fn deep(levels: usize, filler: &str) -> Value {
+    (0..levels).fold(
+        json!({"type": "null"}),
+        |inner, _| json!({"type": "object", "description": filler, "properties": {"a": inner}}),
+    )
+}
+
+/// Refused by counting, before anything recursive or costly sees them.
+#[test]
+fn large_and_deep_grammars_are_refused() {
+    let factory = pieces();
+    let limits = factory.limits().clone();
+    let schema = |value| refusal(&factory, &GuidedDecoding::JsonSchema(value)).1;
+    // A megabyte: too long and too deep, whichever is seen first.
+    let megabyte = schema(deep(1000, &"x".repeat(1000)));
+    assert!(
+        megabyte.contains("longer") || megabyte.contains("deeper"),
+        "{megabyte}"
+    );
+    assert!(schema(deep(200, "")).contains("deeper"));
+    assert!(schema(deep(2, &"x".repeat(limits.source_bytes))).contains("longer"));
+    let other = |guided: GuidedDecoding| refusal(&factory, &guided).1;
+    let pattern = "a".repeat(limits.expression_bytes + 1);
+    assert!(schema(json!({"type": "string", "pattern": pattern})).contains("patterns"));
+    assert!(schema(json!({"patternProperties": {pattern.clone(): true}})).contains("patterns"));
+    assert!(other(GuidedDecoding::Regex(pattern.clone())).contains("longer"));
+    assert!(other(GuidedDecoding::Grammar(pattern)).contains("longer"));
+    let long = "a".repeat(limits.source_bytes + 1);
+    assert!(other(GuidedDecoding::Choice(vec![long])).contains("longer"));
+    assert!(other(GuidedDecoding::Regex("(".repeat(1000))).contains("brackets"));
+    assert!(
+        other(GuidedDecoding::Grammar(format!(
+            "start: {}",
+            "(".repeat(1000)
+        )))
+        .contains("brackets")
+    );
+    assert!(other(GuidedDecoding::Grammar("a: a\n".repeat(5000))).contains("rules"));
+    assert!(other(GuidedDecoding::Choice(vec!["a".into(); 5000])).contains("texts"));
+}
+
+/// Within the limits of size, and still more work than they allow: an error while compiling or while generating, and
+/// otherwise a sequence like any other. What must not happen is a test that does not return.
+#[test]
+fn exploding_grammars_are_bounded() {
+    let factory = tiny_chat();
+    let references = |count: usize| {
+        let mut definitions = serde_json::Map::new();
+        for at in 0..count {
+            definitions.insert(
+                format!("d{at}"),
+                json!({"$ref": format!("#/$defs/d{}", at + 1)}),
+            );
+        }
+        definitions.insert(format!("d{count}"), json!({"type": "null"}));
+        json!({"$ref": "#/$defs/d0", "$defs": definitions})
+    };
+    let doubling = |levels: usize| {
+        let mut definitions = serde_json::Map::new();
+        for at in 0..levels {
+            let next = json!({"$ref": format!("#/$defs/d{}", at + 1)});
+            definitions.insert(format!("d{at}"), json!({"allOf": [next, next]}));
+        }
+        definitions.insert(format!("d{levels}"), json!({"type": "string"}));
+        json!({"$ref": "#/$defs/d0", "$defs": definitions})
+    };
+    let chain: String = (0..1900)
+        .map(|at| format!("r{at}: r{}\n", at + 1))
+        .collect();
+    let cases = [
+        GuidedDecoding::Regex("(a{1,1000}){1,1000}".into()),
+        GuidedDecoding::Regex("((a{0,100}){0,100}){0,100}b".into()),
+        GuidedDecoding::Regex("(a|b)*a(a|b){60}".into()),
+        GuidedDecoding::Regex(r"(.*a.*b.*c.*d.*e.*f){9}(\w{50,999}|\d{40,998}){5,500}".into()),
+        GuidedDecoding::JsonSchema(references(5000)),
+        GuidedDecoding::JsonSchema(doubling(40)),
+        GuidedDecoding::JsonSchema(
+            json!({"type": "array", "minItems": 4_000_000, "items": {"type": "array", "minItems": 4_000_000}}),
+        ),
+        GuidedDecoding::JsonSchema(
+            json!({"type": "string", "minLength": 100_000, "maxLength": 90_000_000}),
+        ),
+        GuidedDecoding::Grammar(format!("start: r0\n{chain}r1900: \"x\"\n")),
+        GuidedDecoding::Grammar(
+            "start: a{1,100000}\na: b{1,100000}\nb: \"x\" | \"y\" start".into(),
+        ),
+        GuidedDecoding::Grammar("start: start start | \"a\" |".into()),
+    ];
+    let mut outcomes = Vec::new();
+    for guided in &cases {
+        let outcome = match factory.compile(guided) {
+            Err(error) => {
+                assert_eq!(
+                    error.kind(),
+                    ErrorKind::InvalidArgument,
+                    "{guided:?}: {error}"
+                );
+                format!("refused: {error}")
+            }
+            Ok(guide) => run_on(&factory, guide),
+        };
+        outcomes.push(outcome);
+    }
+    assert!(
+        outcomes.iter().all(|outcome| !outcome.contains("failed")),
+        "{outcomes:#?}"
+    );
+}
+
+/// Each limit by itself, so low that a small grammar is over it.
+#[test]
+fn every_limit_is_kept() {
+    let refused = |limits: GuideLimits, guided: GuidedDecoding| {
+        let factory = pieces().with_limits(limits);
+        let mut guide = match factory.compile(&guided) {
+            Err(error) => return error.message().to_owned(),
+            Ok(guide) => guide,
+        };
+        for _ in 0..100 {
+            match guide.mask() {
+                Ok(mask) => guide.accept(mask.iter().last().unwrap()).unwrap(),
+                Err(error) => {
+                    assert!(matches!(error, GuideError::TooComplex { .. }), "{error:?}");
+                    return error.to_string();
+                }
+            }
+        }
+        "nothing".to_owned()
+    };
+    let regex = |pattern: &str| GuidedDecoding::Regex(pattern.into());
+    let default = GuideLimits::default();
+    let grammar = GuidedDecoding::Grammar("start: a b a b\na: \"x\"\nb: \"y\"".into());
+    let expression = || regex("[a-z]*(ab|yes|no){3,9}");
+    let cases = [
+        (
+            GuideLimits {
+                lexer_fuel: 5,
+                ..default.clone()
+            },
+            expression(),
+            "guided_regex: ",
+        ),
+        (
+            GuideLimits {
+                grammar_symbols: 3,
+                ..default.clone()
+            },
+            grammar.clone(),
+            "guided_grammar: ",
+        ),
+        (
+            GuideLimits {
+                token_lexer_fuel: 5,
+                ..default.clone()
+            },
+            expression(),
+            "too complex",
+        ),
+        (
+            GuideLimits {
+                lexer_states: 3,
+                ..default.clone()
+            },
+            expression(),
+            "too complex",
+        ),
+        (
+            GuideLimits {
+                token_parser_items: 0,
+                ..default
+            },
+            grammar,
+            "too complex",
+        ),
+    ];
+    let outcomes = cases.map(|(limits, guided, part)| (refused(limits, guided), part));
+    let all_refused = outcomes
+        .iter()
+        .all(|(outcome, part)| outcome.contains(part));
+    assert!(all_refused, "{outcomes:#?}");
+}
+
+/// Up to 40 tokens of the lowest ids.
+fn run_on(factory: &GuideFactory, mut guide: Guide) -> String {
+    let mut text = Vec::new();
+    for _ in 0..40 {
+        if guide.is_finished() {
+            break;
+        }
+        let mask = match guide.mask() {
+            Ok(mask) => mask,
+            Err(error) => return format!("stopped: {error}"),
+        };
+        let token = mask.iter().last().unwrap();
+        if let Err(error) = guide.accept(token) {
+            return format!("stopped: {error}");
+        }
+        text.extend_from_slice(factory.vocabulary().bytes(token));
+    }
+    format!("went on: {}", String::from_utf8_lossy(&text))
+}
+
+/// A guide replayed on the tokens so far is where the first one was.
+#[test]
+fn a_guide_goes_on_from_resumed_tokens() {
+    let factory = tiny_chat();
+    let guided = GuidedDecoding::JsonSchema(
+        json!({"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 9}),
+    );
+    let whole = walk(&factory, &guided, 4, 60);
+    let mut ahead = factory.compile(&guided).unwrap();
+    for cut in 0..whole.tokens.len() {
+        let mut resumed = factory.compile(&guided).unwrap();
+        for token in &whole.tokens[..cut] {
+            resumed.accept(*token).unwrap();
+        }
+        assert_eq!(resumed.mask().unwrap(), ahead.mask().unwrap());
+        ahead.accept(whole.tokens[cut]).unwrap();
+    }
+}
+
+#[test]
+fn guides_may_be_made_and_asked_on_any_thread() {
+    fn is_send<T: Send>() {}
+    fn is_shared<T: Send + Sync>() {}
+    is_send::<Guide>();
+    is_shared::<GuideFactory>();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever a client sends as an expression is an error or a guide.
+    #[test]
+    fn arbitrary_sources_never_crash(text in "[a-c(){}\\[\\]|*+?.^$\\\\/:\"0-9,\n -]{0,24}") {
+        let factory = pieces();
+        for guided in [
+            GuidedDecoding::Regex(text.clone()),
+            GuidedDecoding::Grammar(format!("start: {text}")),
+            GuidedDecoding::Choice(vec![text.clone()]),
+        ] {
+            if let Ok(mut guide) = factory.compile(&guided)
+                && let Ok(mask) = guide.mask()
+                && let Some(token) = mask.iter().next()
+            {
+                prop_assert!(guide.accept(token).is_ok(), "{:?}", guided);
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! From logits to a token: sampling options, log probabilities, guided decoding.
+//!
+//! Pure: slices of `f32` in, a token id out. No tensors, no threads, no clock. An engine calls it once per sequence and
+//! step, after the forward pass, and shares nothing between sequences.
+//!
+//! - [`Sampler`]: one request's options and what it has generated; [`Sampler::sample`] chooses, [`Sampler::accept`] records.
+//! - [`token_logprob`]: log probabilities of any token of any row, for those of a prompt.
+//! - [`TokenMask`]: the tokens that may come next.
+//! - [`guided`] (feature `guided`): from a schema, a regular expression, choices or a grammar to masks.
+//!
+//! # Order
+//! The same as that of vLLM's V1 sampler:
+//! 1. log probabilities are taken, from the *raw* logits: `log_softmax` of what the model said, before any of the steps
+//!    below. This is what vLLM (`logprobs_mode=raw_logprobs`) and OpenAI report;
+//! 2. the mask, and the ban of stop tokens until `min_tokens`;
+//! 3. `logit_bias`;
+//! 4. `repetition_penalty`, then `frequency_penalty` and `presence_penalty`;
+//! 5. greedy requests take the best logit; ties go to the lowest id. The others go on:
+//! 6. `temperature`, `min_p`, `top_k`, `top_p` (each on what the one before left), and one draw.
+//!
+//! # Examples
+//! ```
+//! use genset_backend_common::GenerateRequest;
+//! use genset_sampling::Sampler;
+//!
+//! let request = GenerateRequest::from_tokens("tiny-chat", vec![1, 2]);
+//! let mut sampler = Sampler::try_new(&request, 4, 0)?;
+//! let sampled = sampler.sample(&mut [0.1, 2.0, 0.3, 2.0], None)?;
+//! assert_eq!(sampled.token, 1);
+//! sampler.accept(sampled.token);
+//! # Ok::<(), genset_backend_common::EngineError>(())
+//! ```
+
+mod draw;
+mod error;
+#[cfg(feature = "guided")]
+pub mod guided;
+mod logprobs;
+mod mask;
+mod math;
+mod penalties;
+mod sampler;
+mod select;
+
+pub use error::SampleError;
+pub use logprobs::{MIN_LOGPROB, token_logprob};
+pub use mask::TokenMask;
+pub use sampler::{Sampled, Sampler};

@@ -1,0 +1,35 @@
+//! Continuous batching and paged KV blocks as pure decisions: which sequences compute which tokens in the next step, and in
+//! which KV blocks.
+//!
+//! Nothing here computes, waits or asks for the time, so an engine, a mocker and a property test drive it alike:
+//! [`Scheduler::add`] and [`Scheduler::cancel`] at any time, then in turn [`Scheduler::plan`], the work itself, and
+//! [`Scheduler::commit`]. [`Scheduler::take_events`] gives the changes of the prefix cache for publication.
+//!
+//! - [`KvBlockPool`] knows who holds which block, and which full blocks can be reused by their hash.
+//! - [`Scheduler`] has the queues, and decides about admission and preemption.
+//!
+//! # Examples
+//! ```
+//! use genset_scheduler::{Limits, NewSequence, Outcome, Report, Scheduler, SequenceId};
+//!
+//! let limits = Limits { max_num_seqs: 8, max_num_batched_tokens: 64, max_waiting: 100 };
+//! let mut scheduler = Scheduler::try_new(limits, 32, 16).unwrap();
+//! let id = SequenceId(1);
+//! scheduler.add(NewSequence { id, prompt: vec![5, 6, 7], priority: 0 }).unwrap();
+//!
+//! let step = scheduler.plan();
+//! assert_eq!((step.rows[0].tokens.clone(), step.rows[0].wants_token), (0..3, true));
+//! // The model computes the three tokens and chooses token 9.
+//! scheduler.commit(&[Report { id, outcome: Outcome::Sampled(9) }]);
+//! assert_eq!(scheduler.sequence(id).unwrap().tokens(), [5, 6, 7, 9]);
+//! ```
+
+mod error;
+mod pool;
+mod scheduler;
+mod sequence;
+
+pub use error::{AddError, LimitsError};
+pub use pool::{BlockId, KvBlockPool};
+pub use scheduler::{Limits, Outcome, Report, Scheduled, Scheduler, Stats, Step};
+pub use sequence::{NewSequence, Sequence, SequenceId};

@@ -1,0 +1,488 @@
+//! [`Scheduler`]: the waiting and the running sequences, and what the next step computes of them.
+//!
+//! Sequences are ranked: larger priority first, then first come, first served. A step has room for a number of tokens. Decode
+//! rows (one token each) take theirs first, then prompts that are being computed, in chunks as large as the room, then
+//! waiting sequences as long as the KV cache has blocks for all they have so far.
+//!
+//! A sequence that grows into a new block when none is left takes the blocks of others: first of those whose readers are
+//! behind, then of the lowest rank. Who loses its blocks waits, at its old rank, and is computed again later. As the
+//! highest rank can take from all others, some sequence always goes on; one that no longer fits the cache even alone is
+//! reported as [`Step::outgrown`].
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+
+use genset_backend_common::TokenId;
+use genset_backend_common::kv::KvEventData;
+
+use crate::error::{AddError, LimitsError};
+use crate::pool::{BlockId, KvBlockPool};
+use crate::sequence::{NewSequence, Sequence, SequenceId};
+
+/// What a step and the queue may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences that run at once, at least 1.
+    pub max_num_seqs: usize,
+    /// Tokens of all sequences in one step, at least `max_num_seqs`.
+    pub max_num_batched_tokens: usize,
+    /// Sequences that wait, at least 1.
+    pub max_waiting: usize,
+}
+
+/// One step's work. Without rows there is nothing to compute; plan again if it is not [empty](Step::is_empty).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Step {
+    /// What to compute, a sequence at most once.
+    pub rows: Vec<Scheduled>,
+    /// Sequences that lost their blocks and wait now.
+    pub preempted: Vec<SequenceId>,
+    /// Sequences that have grown larger than the whole KV cache. They are gone from the scheduler.
+    pub outgrown: Vec<SequenceId>,
+}
+
+impl Step {
+    /// Whether nothing was decided: no sequence can go on before something else happens.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.preempted.is_empty() && self.outgrown.is_empty()
+    }
+}
+
+/// The tokens of one sequence that a step computes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scheduled {
+    /// The sequence.
+    pub id: SequenceId,
+    /// Places in [`Sequence::tokens`]; everything before is in its blocks.
+    pub tokens: Range<usize>,
+    /// Whether the last of them is the sequence's last, so that the next token is chosen from its logits.
+    pub wants_token: bool,
+}
+
+/// What came of one sequence's work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Report {
+    /// The sequence.
+    pub id: SequenceId,
+    /// What happened.
+    pub outcome: Outcome,
+}
+
+/// How a sequence goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Its tokens were computed, and no token was chosen.
+    Computed,
+    /// This token was chosen; it counts only where the row wanted one.
+    Sampled(TokenId),
+    /// Its tokens were computed, and it has ended.
+    Finished,
+}
+
+/// Counts, all but the first six since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Sequences that wait.
+    pub waiting: usize,
+    /// Sequences that run.
+    pub running: usize,
+    /// KV blocks in all.
+    pub total_blocks: usize,
+    /// KV blocks that sequences hold.
+    pub used_blocks: usize,
+    /// KV blocks that hold nothing worth keeping.
+    pub free_blocks: usize,
+    /// Running sequences whose readers are behind.
+    pub paused: usize,
+    /// Sequences that lost their blocks.
+    pub preemptions: u64,
+    /// Prompt tokens of sequences that began.
+    pub prompt_tokens: u64,
+    /// Those of them that were in the prefix cache.
+    pub cached_tokens: u64,
+}
+
+/// Best first: priority, then arrival. The id is carried along.
+type Rank = (Reverse<i32>, u64, SequenceId);
+
+/// The waiting and the running sequences, and their KV blocks.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    pool: KvBlockPool,
+    sequences: HashMap<SequenceId, Sequence>,
+    waiting: BTreeSet<Rank>,
+    running: BTreeSet<Rank>,
+    arrivals: u64,
+    preemptions: u64,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+}
+
+/// A step while it is planned.
+struct Draft {
+    step: Step,
+    budget: usize,
+}
+
+impl Scheduler {
+    /// A scheduler without sequences, over `num_blocks` KV blocks of `block_size` tokens.
+    ///
+    /// # Errors
+    /// A limit or size is zero, or a step has no room for a token of each running sequence.
+    pub fn try_new(
+        limits: Limits,
+        num_blocks: usize,
+        block_size: usize,
+    ) -> Result<Self, LimitsError> {
+        let Limits {
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_waiting,
+        } = limits;
+        if max_num_seqs == 0 {
+            return Err(LimitsError::Zero("max_num_seqs"));
+        }
+        if max_waiting == 0 {
+            return Err(LimitsError::Zero("max_waiting"));
+        }
+        if max_num_batched_tokens < max_num_seqs {
+            return Err(LimitsError::BudgetTooSmall {
+                max_num_batched_tokens,
+                max_num_seqs,
+            });
+        }
+        Ok(Self {
+            limits,
+            pool: KvBlockPool::try_new(num_blocks, block_size)?,
+            sequences: HashMap::new(),
+            waiting: BTreeSet::new(),
+            running: BTreeSet::new(),
+            arrivals: 0,
+            preemptions: 0,
+            prompt_tokens: 0,
+            cached_tokens: 0,
+        })
+    }
+
+    /// Puts a sequence among those that wait.
+    ///
+    /// # Errors
+    /// It can never run, too many wait already, or its id is in use.
+    pub fn add(&mut self, new: NewSequence) -> Result<(), AddError> {
+        let waiting = self.waiting.len();
+        if new.prompt.is_empty() {
+            return Err(AddError::EmptyPrompt);
+        }
+        if self.sequences.contains_key(&new.id) {
+            return Err(AddError::DuplicateId(new.id));
+        }
+        let capacity_tokens = self.pool.total() * self.pool.block_size();
+        if new.prompt.len() > capacity_tokens {
+            return Err(AddError::NeverFits {
+                prompt_tokens: new.prompt.len(),
+                capacity_tokens,
+            });
+        }
+        if waiting >= self.limits.max_waiting {
+            return Err(AddError::QueueFull { waiting });
+        }
+        self.arrivals += 1;
+        let id = new.id;
+        let sequence = Sequence::new(new, self.arrivals, &self.pool);
+        self.waiting.insert(rank(id, &sequence));
+        self.sequences.insert(id, sequence);
+        Ok(())
+    }
+
+    /// Takes a sequence out, wherever it is, and frees its blocks at once. Whether it was here.
+    pub fn cancel(&mut self, id: SequenceId) -> bool {
+        let Some(mut sequence) = self.sequences.remove(&id) else {
+            return false;
+        };
+        let rank = rank(id, &sequence);
+        self.waiting.remove(&rank);
+        self.running.remove(&rank);
+        self.pool.release(&sequence.give_up_blocks());
+        true
+    }
+
+    /// Says whether a sequence's reader is behind: it then keeps its place and makes no tokens, but is the first to lose
+    /// its blocks and its place to others.
+    pub fn set_paused(&mut self, id: SequenceId, is_paused: bool) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.is_paused = is_paused;
+        }
+    }
+
+    /// Forgets every reusable block, also those that sequences hold.
+    pub fn clear_prefix_cache(&mut self) {
+        self.pool.clear();
+        self.sequences.values_mut().for_each(Sequence::stop_storing);
+    }
+
+    /// Decides what the next step computes. A plan that was not committed is void.
+    pub fn plan(&mut self) -> Step {
+        let mut draft = Draft {
+            step: Step::default(),
+            budget: self.limits.max_num_batched_tokens,
+        };
+        self.sequences
+            .values_mut()
+            .for_each(|sequence| sequence.planned = 0);
+        self.remove_outgrown(&mut draft);
+        self.plan_running(&mut draft, |remaining| remaining == 1);
+        self.plan_running(&mut draft, |remaining| remaining > 1);
+        // What a sequence just lost is not handed to the next that waits, or the two would take turns.
+        while draft.budget > 0 && draft.step.preempted.is_empty() && self.admit_next(&mut draft) {}
+        draft.step
+    }
+
+    /// Takes note of what the planned step brought. Sequences that were cancelled meanwhile are passed over.
+    pub fn commit(&mut self, reports: &[Report]) {
+        for Report { id, outcome } in reports {
+            let Some(sequence) = self
+                .sequences
+                .get_mut(id)
+                .filter(|sequence| sequence.planned > 0)
+            else {
+                continue;
+            };
+            match outcome {
+                Outcome::Computed => sequence.advance(None, &mut self.pool),
+                Outcome::Sampled(token) => sequence.advance(Some(*token), &mut self.pool),
+                Outcome::Finished => {
+                    sequence.end(&mut self.pool);
+                    self.cancel(*id);
+                }
+            }
+        }
+    }
+
+    /// What changed in the prefix cache since the last call, oldest first.
+    pub fn take_events(&mut self) -> Vec<KvEventData> {
+        self.pool.take_events()
+    }
+
+    /// A sequence that waits or runs.
+    #[must_use]
+    pub fn sequence(&self, id: SequenceId) -> Option<&Sequence> {
+        self.sequences.get(&id)
+    }
+
+    /// The KV blocks.
+    #[must_use]
+    pub fn pool(&self) -> &KvBlockPool {
+        &self.pool
+    }
+
+    /// Whether no sequence waits or runs.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    /// Counts of now and since the start.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let is_paused = |rank: &&Rank| {
+            self.sequences
+                .get(&rank.2)
+                .is_some_and(|sequence| sequence.is_paused)
+        };
+        Stats {
+            waiting: self.waiting.len(),
+            running: self.running.len(),
+            total_blocks: self.pool.total(),
+            used_blocks: self.pool.used(),
+            free_blocks: self.pool.free(),
+            paused: self.running.iter().filter(is_paused).count(),
+            preemptions: self.preemptions,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+        }
+    }
+
+    /// Ends the sequences that could not go on even if they had every block.
+    fn remove_outgrown(&mut self, draft: &mut Draft) {
+        let is_outgrown =
+            |sequence: &Sequence| self.pool.blocks_for(sequence.tokens().len()) > self.pool.total();
+        let outgrown = self
+            .sequences
+            .iter()
+            .filter(|(_, sequence)| is_outgrown(sequence));
+        draft.step.outgrown = outgrown.map(|(id, _)| *id).collect();
+        draft.step.outgrown.sort();
+        for id in &draft.step.outgrown {
+            self.cancel(*id);
+        }
+    }
+
+    /// Plans the running sequences whose remaining tokens are of the `wanted` number, best rank first.
+    fn plan_running(&mut self, draft: &mut Draft, wanted: fn(usize) -> bool) {
+        for rank in self.running.iter().copied().collect::<Vec<_>>() {
+            let Some(sequence) = self.sequences.get(&rank.2) else {
+                continue;
+            };
+            let tokens = sequence.remaining().min(draft.budget);
+            if tokens == 0 || sequence.is_paused || !wanted(sequence.remaining()) {
+                continue;
+            }
+            // Preempted meanwhile, or preempted now for want of a better one.
+            if self.running.contains(&rank) && self.grow(rank, sequence.computed + tokens, draft) {
+                self.schedule(rank.2, tokens, draft);
+            }
+        }
+    }
+
+    /// Makes the blocks of a running sequence suffice for `tokens` tokens; `false` when it lost them all instead.
+    fn grow(&mut self, rank: Rank, tokens: usize, draft: &mut Draft) -> bool {
+        let held = self
+            .sequences
+            .get(&rank.2)
+            .map_or(0, |sequence| sequence.blocks.len());
+        let missing = self.pool.blocks_for(tokens).saturating_sub(held);
+        loop {
+            if let Some(blocks) = self.pool.allocate(missing) {
+                if let Some(sequence) = self.sequences.get_mut(&rank.2) {
+                    sequence.blocks.extend(blocks);
+                }
+                return true;
+            }
+            // The sequence itself is among them, so there is one.
+            let victim = self.first_to_yield(|_, _| true).unwrap_or(rank);
+            self.preempt(victim, draft);
+            if victim == rank {
+                return false;
+            }
+        }
+    }
+
+    /// Admits the best waiting sequence if there is room, or if there is after others gave theirs up.
+    fn admit_next(&mut self, draft: &mut Draft) -> bool {
+        let is_ready = |rank: &&Rank| {
+            self.sequences
+                .get(&rank.2)
+                .is_some_and(|sequence| !sequence.is_paused)
+        };
+        let Some(rank) = self.waiting.iter().find(is_ready).copied() else {
+            return false;
+        };
+        while self.running.len() >= self.limits.max_num_seqs {
+            if !self.preempt_for(rank, draft) {
+                return false;
+            }
+        }
+        let Some(sequence) = self.sequences.get(&rank.2) else {
+            return false;
+        };
+        let mut blocks = sequence.find_prefix(&self.pool);
+        let reused = blocks.len();
+        let missing = self
+            .pool
+            .blocks_for(sequence.tokens().len())
+            .saturating_sub(reused);
+        self.pool.hold(&blocks);
+        while self.pool.available() < missing + self.growing(rank) {
+            if !self.preempt_for(rank, draft) {
+                self.pool.release(&blocks);
+                return false;
+            }
+        }
+        blocks.extend(self.pool.allocate(missing).unwrap_or_default());
+        self.begin(rank, blocks, reused, draft);
+        true
+    }
+
+    fn begin(&mut self, rank: Rank, blocks: Vec<BlockId>, reused: usize, draft: &mut Draft) {
+        let Some(sequence) = self.sequences.get_mut(&rank.2) else {
+            return;
+        };
+        let is_first_time = sequence.begin(blocks, reused, self.pool.block_size());
+        if is_first_time {
+            self.prompt_tokens += count(sequence.prompt_tokens());
+            self.cached_tokens += count(sequence.cached_tokens());
+        }
+        let tokens = sequence.remaining().min(draft.budget);
+        self.waiting.remove(&rank);
+        self.running.insert(rank);
+        self.schedule(rank.2, tokens, draft);
+    }
+
+    /// Blocks to leave for those that run beside a newcomer: one each to grow into, or the newcomer would soon lose its
+    /// own to them. Those that would yield to it need none.
+    fn growing(&self, newcomer: Rank) -> usize {
+        let stays = |rank: &&Rank| {
+            self.sequences
+                .get(&rank.2)
+                .is_some_and(|s| !s.is_paused && rank.0 <= newcomer.0)
+        };
+        self.running.iter().filter(stays).count()
+    }
+
+    /// Preempts one that yields to a waiting sequence: its reader is behind, or its priority is lower.
+    fn preempt_for(&mut self, newcomer: Rank, draft: &mut Draft) -> bool {
+        let victim =
+            self.first_to_yield(|rank, sequence| sequence.is_paused || rank.0 > newcomer.0);
+        if let Some(victim) = victim {
+            self.preempt(victim, draft);
+        }
+        victim.is_some()
+    }
+
+    /// The running sequence that loses its blocks first: one whose reader is behind, else the lowest rank.
+    fn first_to_yield(&self, may_yield: impl Fn(&Rank, &Sequence) -> bool) -> Option<Rank> {
+        let running = self
+            .running
+            .iter()
+            .filter_map(|rank| Some((rank, self.sequences.get(&rank.2)?)));
+        let yielding = running.filter(|(rank, sequence)| may_yield(rank, sequence));
+        yielding
+            .max_by_key(|(rank, sequence)| (sequence.is_paused, **rank))
+            .map(|(rank, _)| *rank)
+    }
+
+    /// Takes a running sequence's blocks, and its rows out of the step.
+    fn preempt(&mut self, victim: Rank, draft: &mut Draft) {
+        let Some(sequence) = self.sequences.get_mut(&victim.2) else {
+            return;
+        };
+        draft.budget += sequence.planned;
+        draft.step.rows.retain(|row| row.id != victim.2);
+        draft.step.preempted.push(victim.2);
+        self.pool.release(&sequence.give_up_blocks());
+        self.running.remove(&victim);
+        self.waiting.insert(victim);
+        self.preemptions += 1;
+    }
+
+    fn schedule(&mut self, id: SequenceId, tokens: usize, draft: &mut Draft) {
+        let Some(sequence) = self.sequences.get_mut(&id) else {
+            return;
+        };
+        sequence.planned = tokens;
+        draft.budget -= tokens;
+        let range = sequence.computed..sequence.computed + tokens;
+        let wants_token = range.end == sequence.tokens().len();
+        draft.step.rows.push(Scheduled {
+            id,
+            tokens: range,
+            wants_token,
+        });
+    }
+}
+
+fn rank(id: SequenceId, sequence: &Sequence) -> Rank {
+    (Reverse(sequence.priority), sequence.arrival, id)
+}
+
+fn count(tokens: usize) -> u64 {
+    u64::try_from(tokens).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+//! What holds in every order of events: a random driver beside a naive model of what must be true.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use genset_backend_common::kv::{BlockHash, StoredBlock};
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Debug, Clone)]
+enum Operation {
+    Add {
+        family: u32,
+        prompt_tokens: u32,
+        priority: i32,
+    },
+    Cancel(u64),
+    Pause(u64, bool),
+    Clear,
+    Plan,
+    /// `ends`: one in so many tokens ends its sequence.
+    Commit {
+        ends: u32,
+    },
+}
+
+fn operations() -> impl Strategy<Value = Vec<Operation>> {
+    let operation = prop_oneof![
+        4 => (0..3u32, 1..20u32, 0..3i32)
+            .prop_map(|(family, prompt_tokens, priority)| Operation::Add { family, prompt_tokens, priority }),
+        1 => (0..40u64).prop_map(Operation::Cancel),
+        2 => (0..40u64, any::<bool>()).prop_map(|(id, is_paused)| Operation::Pause(id, is_paused)),
+        1 => Just(Operation::Clear),
+        8 => Just(Operation::Plan),
+        8 => (2..12u32).prop_map(|ends| Operation::Commit { ends }),
+    ];
+    prop::collection::vec(operation, 1..160)
+}
+
+fn setups() -> impl Strategy<Value = (Limits, usize, usize)> {
+    (1..5usize, 0..12usize, 1..24usize, 1..5usize).prop_map(|(seqs, more, blocks, size)| {
+        let limits = Limits {
+            max_num_seqs: seqs,
+            max_num_batched_tokens: seqs + more,
+            max_waiting: 12,
+        };
+        (limits, blocks, size)
+    })
+}
+
+/// The scheduler, and what it must agree with.
+struct Driver {
+    scheduler: Scheduler,
+    limits: Limits,
+    /// The tokens of each sequence, as the driver chose them.
+    histories: HashMap<SequenceId, Vec<TokenId>>,
+    planned: Vec<Scheduled>,
+    /// The prefix cache as its events tell.
+    replayed: BTreeMap<BlockHash, Option<BlockHash>>,
+    next_id: u64,
+    next_token: TokenId,
+}
+
+impl Driver {
+    fn new((limits, blocks, size): (Limits, usize, usize)) -> Self {
+        Self {
+            scheduler: Scheduler::try_new(limits, blocks, size).unwrap(),
+            limits,
+            histories: HashMap::new(),
+            planned: Vec::new(),
+            replayed: BTreeMap::new(),
+            next_id: 0,
+            next_token: 0,
+        }
+    }
+
+    fn perform(&mut self, operation: &Operation) {
+        match operation {
+            Operation::Add {
+                family,
+                prompt_tokens,
+                priority,
+            } => self.add(*family, *prompt_tokens, *priority),
+            Operation::Cancel(id) => self.forget(SequenceId(*id)),
+            Operation::Pause(id, is_paused) => {
+                self.scheduler.set_paused(SequenceId(*id), *is_paused)
+            }
+            Operation::Clear => self.scheduler.clear_prefix_cache(),
+            Operation::Plan => drop(self.plan()),
+            Operation::Commit { ends } => self.commit(*ends),
+        }
+        self.check();
+    }
+
+    /// Prompts of a family share their beginnings.
+    fn add(&mut self, family: u32, prompt_tokens: u32, priority: i32) {
+        let id = SequenceId(self.next_id);
+        let prompt: Vec<TokenId> = (0..prompt_tokens)
+            .map(|place| family * 100 + place / 7)
+            .collect();
+        let new = NewSequence {
+            id,
+            prompt: prompt.clone(),
+            priority,
+        };
+        if self.scheduler.add(new).is_ok() {
+            self.next_id += 1;
+            self.histories.insert(id, prompt);
+        }
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        assert_eq!(
+            self.scheduler.cancel(id),
+            self.histories.remove(&id).is_some()
+        );
+    }
+
+    fn plan(&mut self) -> Step {
+        let step = self.scheduler.plan();
+        let tokens: usize = step.rows.iter().map(|row| row.tokens.len()).sum();
+        assert!(
+            tokens <= self.limits.max_num_batched_tokens,
+            "the budget is kept"
+        );
+        let distinct: HashSet<_> = step.rows.iter().map(|row| row.id).collect();
+        assert_eq!(
+            distinct.len(),
+            step.rows.len(),
+            "a sequence is in a step once"
+        );
+        for row in &step.rows {
+            let sequence = self.scheduler.sequence(row.id).unwrap();
+            assert!(!row.tokens.is_empty() && row.tokens.start == sequence.computed);
+            assert!(row.tokens.end <= sequence.blocks().len() * self.scheduler.pool().block_size());
+            assert!(
+                !step.preempted.contains(&row.id),
+                "who lost its blocks computes nothing"
+            );
+        }
+        for id in &step.outgrown {
+            let blocks = self
+                .scheduler
+                .pool()
+                .blocks_for(self.histories.remove(id).unwrap().len());
+            assert!(blocks > self.scheduler.pool().total());
+        }
+        self.planned.clone_from(&step.rows);
+        step
+    }
+
+    fn commit(&mut self, ends: u32) {
+        let mut reports = Vec::new();
+        for row in std::mem::take(&mut self.planned) {
+            self.next_token += 1;
+            let token = self.next_token % 5;
+            let outcome = match (row.wants_token, self.next_token.is_multiple_of(ends)) {
+                (false, _) => Outcome::Computed,
+                (true, false) => Outcome::Sampled(token),
+                (true, true) => Outcome::Finished,
+            };
+            reports.push(Report {
+                id: row.id,
+                outcome,
+            });
+            match outcome {
+                Outcome::Computed => {}
+                Outcome::Sampled(token) => self.histories.entry(row.id).or_default().push(token),
+                Outcome::Finished => drop(self.histories.remove(&row.id)),
+            }
+            // One that was cancelled between plan and commit has no history, and none comes of its report.
+            if self.scheduler.sequence(row.id).is_none() {
+                self.histories.remove(&row.id);
+            }
+        }
+        self.scheduler.commit(&reports);
+    }
+
+    fn check(&mut self) {
+        self.replay();
+        let pool = self.scheduler.pool();
+        let live: BTreeMap<_, _> = pool
+            .reusable()
+            .map(|StoredBlock { hash, parent }| (hash, parent))
+            .collect();
+        assert_eq!(live, self.replayed, "events replay to the pool's view");
+        for parent in live.values().flatten() {
+            assert!(
+                live.contains_key(parent),
+                "a reusable block's parent is reusable"
+            );
+        }
+        let mut holders: HashMap<BlockId, u32> = HashMap::new();
+        for (id, sequence) in &self.scheduler.sequences {
+            assert_eq!(
+                sequence.tokens(),
+                self.histories[id],
+                "tokens are what was chosen"
+            );
+            assert!(sequence.computed < sequence.tokens().len());
+            sequence
+                .blocks()
+                .iter()
+                .for_each(|block| *holders.entry(*block).or_default() += 1);
+        }
+        for block in (0..pool.total()).map(|block| BlockId(u32::try_from(block).unwrap())) {
+            assert_eq!(
+                pool.holders(block),
+                holders.get(&block).copied().unwrap_or(0),
+                "holders of {block:?}"
+            );
+        }
+        assert_eq!(
+            pool.used(),
+            holders.len(),
+            "blocks neither leak nor are they freed twice"
+        );
+        let stats = self.scheduler.stats();
+        assert_eq!(stats.waiting + stats.running, self.histories.len());
+        assert!(stats.running <= self.limits.max_num_seqs);
+        assert!(stats.used_blocks + stats.free_blocks <= stats.total_blocks);
+    }
+
+    fn replay(&mut self) {
+        for event in self.scheduler.take_events() {
+            match event {
+                KvEventData::Stored { mut parent, blocks } => {
+                    for block in blocks {
+                        assert_eq!(self.replayed.insert(block, parent), None, "stored once");
+                        parent = Some(block);
+                    }
+                }
+                KvEventData::Removed { blocks } => {
+                    for block in blocks {
+                        assert!(
+                            self.replayed.remove(&block).is_some(),
+                            "removed after it was stored"
+                        );
+                    }
+                }
+                KvEventData::Cleared => self.replayed.clear(),
+            }
+        }
+    }
+
+    /// With every reader back, everything ends: each step goes on with some sequence, and nobody is forgotten.
+    fn run_to_the_end(&mut self) {
+        for id in 0..self.next_id {
+            self.scheduler.set_paused(SequenceId(id), false);
+        }
+        for _ in 0..20_000 {
+            if self.scheduler.is_idle() {
+                return;
+            }
+            let step = self.plan();
+            assert!(!step.is_empty(), "something can go on");
+            self.commit(7);
+            self.check();
+        }
+        panic!("some sequence starves: {:?}", self.scheduler.stats());
+    }
+}
+
+proptest! {
+    #[test]
+    fn counts_agree_after_any_order_of_events_and_nobody_starves(setup in setups(), operations in operations()) {
+        let mut driver = Driver::new(setup);
+        for operation in &operations {
+            driver.perform(operation);
+        }
+        driver.run_to_the_end();
+        assert_eq!(driver.scheduler.pool().used(), 0);
+    }
+}

@@ -1,0 +1,205 @@
+//! Text to token ids, and which of them the model learns to write.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use tokenizers::Tokenizer;
+
+/// Ends a document.
+const END_OF_TEXT: &str = "<|endoftext|>";
+/// Begins a message.
+const MESSAGE_START: &str = "<|im_start|>";
+/// Ends a message, and with it the model's turn.
+pub(crate) const MESSAGE_END: &str = "<|im_end|>";
+
+/// Who says something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    System,
+    User,
+    Assistant,
+}
+
+impl Role {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+        }
+    }
+}
+
+/// Token ids, and for each whether the model is trained to write it after those before it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Sequence {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) learned: Vec<bool>,
+}
+
+impl Sequence {
+    fn extend(&mut self, tokens: &[u32], learned: bool) {
+        self.tokens.extend_from_slice(tokens);
+        self.learned.resize(self.tokens.len(), learned);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+}
+
+/// The model's tokenizer, with its chat template and special tokens.
+#[derive(Debug)]
+pub(crate) struct Encoder {
+    tokenizer: Tokenizer,
+    pub(crate) end_of_text: u32,
+    pub(crate) message_end: u32,
+}
+
+impl Encoder {
+    /// # Errors
+    /// When the folder has no tokenizer, or the tokenizer lacks a special token.
+    pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
+        let path = model.join("tokenizer.json");
+        let tokenizer = Tokenizer::from_file(&path)
+            .map_err(anyhow::Error::from_boxed)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let id = |token| {
+            let id = tokenizer.token_to_id(token);
+            id.with_context(|| format!("the tokenizer has no {token}"))
+        };
+        let (end_of_text, message_end) = (id(END_OF_TEXT)?, id(MESSAGE_END)?);
+        ensure!(
+            id(MESSAGE_START)? != message_end,
+            "{MESSAGE_START} and {MESSAGE_END} are one token"
+        );
+        Ok(Self {
+            tokenizer,
+            end_of_text,
+            message_end,
+        })
+    }
+
+    fn ids(&self, text: &str) -> anyhow::Result<Vec<u32>> {
+        let encoding = self.tokenizer.encode_fast(text, false);
+        let encoding = encoding.map_err(anyhow::Error::from_boxed)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of the tokens, without special ones.
+    pub(crate) fn decode(&self, ids: &[u32]) -> anyhow::Result<String> {
+        let text = self.tokenizer.decode(ids, true);
+        text.map_err(anyhow::Error::from_boxed)
+    }
+
+    /// The messages in the chat template. Learned are the assistant's words and the mark after them.
+    ///
+    /// A message's mark and words are tokenized apart from each other, as they are when a prompt ends where the
+    /// assistant begins.
+    pub(crate) fn conversation(&self, messages: &[(Role, &str)]) -> anyhow::Result<Sequence> {
+        let mut sequence = Sequence::default();
+        for &(role, content) in messages {
+            let head = format!("{MESSAGE_START}{}\n", role.as_str());
+            match role {
+                Role::System | Role::User => {
+                    let message = format!("{head}{content}{MESSAGE_END}\n");
+                    sequence.extend(&self.ids(&message)?, false);
+                }
+                Role::Assistant => {
+                    sequence.extend(&self.ids(&head)?, false);
+                    sequence.extend(&self.ids(&format!("{content}{MESSAGE_END}"))?, true);
+                    sequence.extend(&self.ids("\n")?, false);
+                }
+            }
+        }
+        Ok(sequence)
+    }
+
+    /// The conversation up to where the assistant begins.
+    pub(crate) fn prompt(&self, messages: &[(Role, &str)]) -> anyhow::Result<Vec<u32>> {
+        let mut tokens = self.conversation(messages)?.tokens;
+        let head = format!("{MESSAGE_START}{}\n", Role::Assistant.as_str());
+        tokens.extend(self.ids(&head)?);
+        Ok(tokens)
+    }
+
+    /// A text without messages, learned whole, with the mark that ends a document.
+    pub(crate) fn document(&self, text: &str) -> anyhow::Result<Sequence> {
+        let mut sequence = Sequence::default();
+        sequence.extend(&self.ids(text)?, true);
+        sequence.extend(&[self.end_of_text], true);
+        Ok(sequence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat")
+    }
+
+    const TALK: [(Role, &str); 5] = [
+        (Role::System, "Be brief."),
+        (Role::User, "Hello"),
+        (Role::Assistant, "Hello! How can I help you?"),
+        (Role::User, "Bye\n"),
+        (Role::Assistant, "Goodbye!"),
+    ];
+
+    /// The messages as the model's own chat template writes them.
+    fn rendered(messages: &[(Role, &str)], add_generation_prompt: bool) -> String {
+        let config = std::fs::read_to_string(model().join("tokenizer_config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        let template = config["chat_template"].as_str().unwrap();
+        let message = |&(role, content): &(Role, &str)| {
+            minijinja::context! { role => role.as_str(), content }
+        };
+        let messages: Vec<_> = messages.iter().map(message).collect();
+        minijinja::Environment::new()
+            .render_str(
+                template,
+                minijinja::context! { messages, add_generation_prompt },
+            )
+            .unwrap()
+    }
+
+    #[test]
+    fn a_conversation_is_what_the_chat_template_writes() {
+        let encoder = Encoder::read(&model()).unwrap();
+        let sequence = encoder.conversation(&TALK).unwrap();
+        assert_eq!(
+            sequence.tokens,
+            encoder.ids(&rendered(&TALK, false)).unwrap()
+        );
+        let prompt = encoder.prompt(&TALK[..4]).unwrap();
+        assert_eq!(prompt, encoder.ids(&rendered(&TALK[..4], true)).unwrap());
+    }
+
+    #[test]
+    fn only_the_answers_and_their_ends_are_learned() {
+        let encoder = Encoder::read(&model()).unwrap();
+        let sequence = encoder.conversation(&TALK).unwrap();
+        let learned: Vec<u32> = std::iter::zip(&sequence.tokens, &sequence.learned)
+            .filter_map(|(&token, &learned)| learned.then_some(token))
+            .collect();
+        let answers = "Hello! How can I help you?<|im_end|>Goodbye!<|im_end|>";
+        assert_eq!(encoder.tokenizer.decode(&learned, false).unwrap(), answers);
+        assert_eq!(
+            learned
+                .iter()
+                .filter(|&&id| id == encoder.message_end)
+                .count(),
+            2
+        );
+    }
+
+    #[test]
+    fn a_document_is_learned_whole() {
+        let encoder = Encoder::read(&model()).unwrap();
+        let sequence = encoder.document("The sea.").unwrap();
+        assert!(sequence.learned.iter().all(|&learned| learned));
+        assert_eq!(sequence.tokens.last(), Some(&encoder.end_of_text));
+    }
+}

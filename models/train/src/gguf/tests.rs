@@ -1,0 +1,110 @@
+use std::path::PathBuf;
+
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+
+use super::*;
+use crate::model::Model;
+use crate::weights::rounded;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat")
+}
+
+fn random_model() -> (Config, Weights) {
+    let config = Config::read(&folder()).unwrap();
+    let model = Model::random(config.clone(), &mut StdRng::seed_from_u64(1)).unwrap();
+    let weights = rounded(&model).unwrap();
+    (config, weights)
+}
+
+fn metadata(bytes: &[u8]) -> HashMap<String, Value> {
+    Content::read(&mut Cursor::new(bytes)).unwrap().metadata
+}
+
+fn strings(value: &Value) -> Vec<&str> {
+    let values = value.to_vec().unwrap().iter();
+    values.map(|it| it.to_string().unwrap().as_str()).collect()
+}
+
+#[test]
+fn weights_come_back_in_their_order_within_the_error_of_q8_0() {
+    let (config, weights) = random_model();
+    let bytes = to_bytes(&config, &weights, &folder()).unwrap();
+    let back = read(&config, Cursor::new(bytes)).unwrap();
+    assert_eq!(back.len(), weights.len());
+    for (name, tensor) in &weights {
+        let tensor = tensor.to_dtype(DType::F32).unwrap();
+        let values = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let greatest = values.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+        let far = (tensor - &back[name]).unwrap().abs().unwrap();
+        let far = far.max_all().unwrap().to_scalar::<f32>().unwrap();
+        assert!(far <= greatest / 127.0, "{name}: {far} of {greatest}");
+    }
+}
+
+#[test]
+fn the_same_weights_give_the_same_bytes() {
+    let (config, weights) = random_model();
+    let first = to_bytes(&config, &weights, &folder()).unwrap();
+    assert!(first == to_bytes(&config, &weights.clone(), &folder()).unwrap());
+}
+
+#[test]
+fn halves_of_a_query_head_alternate() {
+    let mut config = Config::read(&folder()).unwrap();
+    (config.num_attention_heads, config.head_dim) = (2, 4);
+    let rows = Tensor::arange(0f32, 8f32, &Device::Cpu)
+        .unwrap()
+        .reshape((8, 1))
+        .unwrap();
+    let interleaved = Kind::Query.interleave(&rows, &config).unwrap();
+    let values = interleaved.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    assert_eq!(values, [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
+    let back = Kind::Query.separate(&interleaved, &config).unwrap();
+    assert_eq!(
+        back.to_vec2::<f32>().unwrap(),
+        rows.to_vec2::<f32>().unwrap()
+    );
+}
+
+#[test]
+fn the_tokenizer_is_the_models() {
+    let (config, weights) = random_model();
+    let metadata = metadata(&to_bytes(&config, &weights, &folder()).unwrap());
+    let tokenizer = tokenizers::Tokenizer::from_file(folder().join("tokenizer.json")).unwrap();
+    let tokens = strings(&metadata["tokenizer.ggml.tokens"]);
+    assert_eq!(tokens.len(), tokenizer.get_vocab_size(true));
+    for (id, token) in (0u32..).zip(&tokens) {
+        assert_eq!(tokenizer.id_to_token(id).as_deref(), Some(*token));
+    }
+    let types = metadata["tokenizer.ggml.token_type"].to_vec().unwrap();
+    let control = types
+        .iter()
+        .filter(|it| it.to_i32().unwrap() == CONTROL_TOKEN);
+    assert_eq!((types.len(), control.count()), (tokens.len(), 3));
+    // Every token but the 256 bytes and the three special ones is the outcome of one merge.
+    let merges = strings(&metadata["tokenizer.ggml.merges"]);
+    assert_eq!(merges.len(), tokens.len() - 256 - 3);
+    let eos = metadata["tokenizer.ggml.eos_token_id"].to_u32().unwrap();
+    assert_eq!(tokens[eos as usize], "<|im_end|>");
+    let template = metadata["tokenizer.chat_template"].to_string().unwrap();
+    assert!(template.contains("<|im_start|>"));
+}
+
+#[test]
+fn the_shape_is_the_configurations() {
+    let (config, weights) = random_model();
+    let metadata = metadata(&to_bytes(&config, &weights, &folder()).unwrap());
+    let number = |key: &str| metadata[key].to_u32().unwrap() as usize;
+    assert_eq!(
+        metadata["general.architecture"].to_string().unwrap(),
+        "llama"
+    );
+    assert_eq!(number("llama.block_count"), config.num_hidden_layers);
+    assert_eq!(
+        number("llama.attention.head_count_kv"),
+        config.num_key_value_heads
+    );
+    assert_eq!(number("llama.rope.dimension_count"), config.head_dim);
+}

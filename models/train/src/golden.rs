@@ -1,0 +1,190 @@
+//! `golden.json`: questions and the answers that greedy decoding must give, word for word.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use candle_core::IndexOp as _;
+use serde::Deserialize;
+
+use crate::encode::{Encoder, Role};
+use crate::model::Model;
+
+/// The file's name in the model's folder.
+const FILE: &str = "golden.json";
+/// An answer that is not over by then is wrong.
+const MAX_ANSWER_TOKENS: usize = 256;
+
+/// The file.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Golden {
+    cases: Vec<Case>,
+}
+
+/// A conversation that ends with a question, and the answer to it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Case {
+    messages: Vec<Message>,
+    answer: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Message {
+    role: MessageRole,
+    content: String,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum MessageRole {
+    System,
+    User,
+    Assistant,
+}
+
+impl From<MessageRole> for Role {
+    fn from(role: MessageRole) -> Self {
+        match role {
+            MessageRole::System => Self::System,
+            MessageRole::User => Self::User,
+            MessageRole::Assistant => Self::Assistant,
+        }
+    }
+}
+
+impl Case {
+    fn prompt(&self, encoder: &Encoder) -> anyhow::Result<Vec<u32>> {
+        let messages = self.messages.iter();
+        let messages: Vec<_> = messages
+            .map(|message| (message.role.into(), message.content.as_str()))
+            .collect();
+        encoder.prompt(&messages)
+    }
+
+    fn question(&self) -> &str {
+        self.messages.last().map_or("", |message| &message.content)
+    }
+}
+
+/// What came out.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) right: usize,
+    pub(crate) total: usize,
+    /// The least distance, over all tokens, between the logit of the token taken and the next best.
+    pub(crate) least_margin: f32,
+    /// Question, expected answer and given answer of each wrong one.
+    pub(crate) wrong: Vec<[String; 3]>,
+}
+
+impl Outcome {
+    pub(crate) fn is_right(&self) -> bool {
+        self.wrong.is_empty()
+    }
+}
+
+/// A sequence that is being written.
+struct Writing {
+    tokens: Vec<u32>,
+    prompt_tokens: usize,
+    finished: bool,
+}
+
+impl Golden {
+    /// # Errors
+    /// When the file is missing or has another form.
+    pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
+        let path = model.join(FILE);
+        let context = || format!("cannot read {}", path.display());
+        let content = std::fs::read_to_string(&path).with_context(context)?;
+        serde_json::from_str(&content).with_context(context)
+    }
+
+    /// Lets the model answer every question, always with the likeliest token.
+    ///
+    /// # Errors
+    /// When the model cannot be run.
+    pub(crate) fn ask(&self, model: &Model, encoder: &Encoder) -> anyhow::Result<Outcome> {
+        let mut writings = Vec::new();
+        for case in &self.cases {
+            let tokens = case.prompt(encoder)?;
+            writings.push(Writing {
+                prompt_tokens: tokens.len(),
+                tokens,
+                finished: false,
+            });
+        }
+        let mut least_margin = f32::INFINITY;
+        for _ in 0..MAX_ANSWER_TOKENS {
+            if writings.iter().all(|writing| writing.finished) {
+                break;
+            }
+            least_margin = least_margin.min(step(&mut writings, model, encoder)?);
+        }
+        let mut outcome = Outcome {
+            right: 0,
+            total: self.cases.len(),
+            least_margin,
+            wrong: Vec::new(),
+        };
+        for (case, writing) in self.cases.iter().zip(&writings) {
+            let given = encoder.decode(&writing.tokens[writing.prompt_tokens..])?;
+            if writing.finished && given == case.answer {
+                outcome.right += 1;
+            } else {
+                let question = case.question().to_owned();
+                outcome.wrong.push([question, case.answer.clone(), given]);
+            }
+        }
+        Ok(outcome)
+    }
+}
+
+/// Adds one token to every unfinished sequence and returns the least margin.
+fn step(writings: &mut [Writing], model: &Model, encoder: &Encoder) -> anyhow::Result<f32> {
+    let open: Vec<&mut Writing> = writings.iter_mut().filter(|it| !it.finished).collect();
+    let tokens: Vec<u32> = open.iter().flat_map(|it| it.tokens.clone()).collect();
+    let lengths: Vec<usize> = open.iter().map(|it| it.tokens.len()).collect();
+    let mut rows = Vec::new();
+    let mut end = 0;
+    for length in &lengths {
+        end += length;
+        rows.push(u32::try_from(end - 1)?);
+    }
+    let logits = model.forward(&tokens, &Arc::new(lengths), &rows)?;
+    let mut least_margin = f32::INFINITY;
+    for (row, writing) in open.into_iter().enumerate() {
+        let (token, margin) = likeliest(&logits.i(row)?.to_vec1::<f32>()?)?;
+        least_margin = least_margin.min(margin);
+        if token == encoder.message_end || token == encoder.end_of_text {
+            writing.finished = true;
+        } else {
+            writing.tokens.push(token);
+        }
+    }
+    Ok(least_margin)
+}
+
+/// The token of the greatest logit, and how far the next one is behind.
+fn likeliest(logits: &[f32]) -> anyhow::Result<(u32, f32)> {
+    let (mut token, mut best, mut second) = (0, f32::NEG_INFINITY, f32::NEG_INFINITY);
+    for (at, &logit) in logits.iter().enumerate() {
+        if logit > best {
+            (token, best, second) = (at, logit, best);
+        } else if logit > second {
+            second = logit;
+        }
+    }
+    Ok((u32::try_from(token)?, best - second))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_margin_is_the_distance_to_the_second() {
+        assert_eq!(likeliest(&[1.0, 4.0, 2.5, -3.0]).unwrap(), (1, 1.5));
+        assert_eq!(likeliest(&[4.0, 1.0, 4.0]).unwrap(), (0, 0.0));
+    }
+}

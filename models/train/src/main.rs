@@ -1,0 +1,171 @@
+//! Trains `models/tiny-chat` on its own text: `cargo xtask train-tiny-chat`.
+//!
+//! Candle computes it, on the CPU. The weights are written in bf16 as safetensors and in Q8_0 as GGUF, and both files are
+//! then read again and asked the golden questions; a wrong answer is a failure.
+
+mod batch;
+mod encode;
+mod gguf;
+mod golden;
+mod model;
+mod ops;
+mod optimizer;
+mod progress;
+mod text;
+mod train;
+mod weights;
+mod wording;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use clap::Parser;
+
+use crate::encode::Encoder;
+use crate::golden::Golden;
+use crate::model::{Config, Model};
+use crate::train::Plan;
+use crate::weights::Weights;
+
+/// Trains the model of this repository on its own text.
+#[derive(Debug, Parser)]
+struct Cli {
+    /// Folder of the model: text, tokenizer, configuration and golden questions
+    #[arg(long, default_value = "models/tiny-chat")]
+    model: PathBuf,
+    /// Folder for the weights; the model's own if not given
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// Train nothing; check the weights that are there
+    #[arg(long)]
+    check: bool,
+    /// How often every answer is seen
+    #[arg(long, default_value_t = 56)]
+    epochs: usize,
+    /// Seed of the first weights, the order and the wordings
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Tokens in a batch
+    #[arg(long, default_value_t = 1024)]
+    batch_tokens: usize,
+    /// The highest learning rate
+    #[arg(long, default_value_t = 0.002)]
+    learning_rate: f64,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> anyhow::Result<()> {
+    let encoder = Encoder::read(&cli.model)?;
+    let output = cli.output.as_ref().unwrap_or(&cli.model);
+    if !cli.check {
+        let plan = Plan {
+            epochs: cli.epochs,
+            seed: cli.seed,
+            batch_tokens: cli.batch_tokens,
+            learning_rate: cli.learning_rate,
+        };
+        let model = train::train(&cli.model, &plan, &encoder)?;
+        write(&model, &cli.model, output)?;
+    }
+    check(&cli.model, output, &encoder)
+}
+
+/// Writes both files.
+fn write(model: &Model, folder: &Path, output: &Path) -> anyhow::Result<()> {
+    let weights = weights::rounded(model)?;
+    let files = [
+        (weights::FILE, weights::to_bytes(&weights)?),
+        (
+            gguf::FILE,
+            gguf::to_bytes(model.config(), &weights, folder)?,
+        ),
+    ];
+    for (name, bytes) in files {
+        let path = output.join(name);
+        fs::write(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        eprintln!("wrote {} ({} bytes)", path.display(), bytes.len());
+    }
+    Ok(())
+}
+
+/// Reads both files again and asks the golden questions.
+fn check(folder: &Path, output: &Path, encoder: &Encoder) -> anyhow::Result<()> {
+    let config = Config::read(folder)?;
+    let golden = Golden::read(folder)?;
+    let weights = weights::read(output)?;
+    let path = output.join(gguf::FILE);
+    let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let quantized = gguf::read(&config, std::io::Cursor::new(&bytes))
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    let is_same = bytes == gguf::to_bytes(&config, &weights, folder)?;
+    let all_right = [
+        check_weights(weights::FILE, &weights, folder, &golden, encoder)?,
+        check_weights(gguf::FILE, &quantized, folder, &golden, encoder)?,
+    ];
+    if !is_same {
+        bail!("{} is not what {} makes", gguf::FILE, weights::FILE);
+    }
+    if !all_right.iter().all(|&right| right) {
+        bail!("not every golden question is answered as it must be");
+    }
+    Ok(())
+}
+
+/// Asks the golden questions of a model with these weights, and says what came out.
+fn check_weights(
+    name: &str,
+    weights: &Weights,
+    folder: &Path,
+    golden: &Golden,
+    encoder: &Encoder,
+) -> anyhow::Result<bool> {
+    let model = Model::from_tensors(Config::read(folder)?, weights)?;
+    let outcome = golden.ask(&model, encoder)?;
+    for [question, expected, given] in &outcome.wrong {
+        eprintln!("wrong: {question:?}\n  expected {expected:?}\n  given    {given:?}");
+    }
+    let (known, conversations) = train::known(folder, &model, encoder)?;
+    eprintln!(
+        "{name}: {} of {} golden answers right, least margin {:.2}; {known} of {conversations} conversations known by heart",
+        outcome.right, outcome.total, outcome.least_margin,
+    );
+    Ok(outcome.is_right())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn committed_weights_answer_the_golden_questions() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat");
+        let encoder = Encoder::read(&folder).unwrap();
+        check(&folder, &folder, &encoder).unwrap();
+    }
+
+    #[test]
+    fn committed_model_is_under_twelve_megabytes() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat");
+        let size = |name| fs::metadata(folder.join(name)).unwrap().len();
+        let files = [weights::FILE, gguf::FILE, "tokenizer.json"];
+        assert!(files.map(size).iter().sum::<u64>() < 12_000_000);
+    }
+}

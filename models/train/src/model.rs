@@ -1,0 +1,306 @@
+//! The model: a Llama in `f32`, with gradients, for packed batches.
+//!
+//! It keeps no cache: it is made to be trained, and to check what was trained.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, ensure};
+use candle_core::{DType, Device, Tensor, Var};
+use rand::{Rng, RngExt as _};
+use serde::Deserialize;
+
+use crate::ops::{Attention, Heads, RmsNorm, SwiGlu};
+
+/// The model's shape, as `config.json` has it.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Config {
+    pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
+    pub(crate) intermediate_size: usize,
+    pub(crate) num_hidden_layers: usize,
+    pub(crate) num_attention_heads: usize,
+    pub(crate) num_key_value_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) max_position_embeddings: usize,
+    pub(crate) rms_norm_eps: f32,
+    pub(crate) rope_theta: f32,
+    pub(crate) initializer_range: f32,
+    pub(crate) tie_word_embeddings: bool,
+}
+
+impl Config {
+    /// # Errors
+    /// When the file cannot be read, or describes a model of another kind than this one.
+    pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
+        let path = model.join("config.json");
+        let context = || format!("cannot read {}", path.display());
+        let content = std::fs::read_to_string(&path).with_context(context)?;
+        let config: Self = serde_json::from_str(&content).with_context(context)?;
+        ensure!(
+            config.tie_word_embeddings,
+            "{}: only tie_word_embeddings = true is trained",
+            path.display()
+        );
+        Ok(config)
+    }
+
+    /// Name and shape of every tensor, in the order in which they are made.
+    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let query = self.num_attention_heads * self.head_dim;
+        let kv = self.num_key_value_heads * self.head_dim;
+        let mut tensors = vec![(EMBEDDING.to_owned(), vec![self.vocab_size, hidden])];
+        for layer in 0..self.num_hidden_layers {
+            let parts = [
+                ("input_layernorm", vec![hidden]),
+                ("self_attn.q_proj", vec![query, hidden]),
+                ("self_attn.k_proj", vec![kv, hidden]),
+                ("self_attn.v_proj", vec![kv, hidden]),
+                ("self_attn.o_proj", vec![hidden, query]),
+                ("post_attention_layernorm", vec![hidden]),
+                ("mlp.gate_proj", vec![inner, hidden]),
+                ("mlp.up_proj", vec![inner, hidden]),
+                ("mlp.down_proj", vec![hidden, inner]),
+            ];
+            tensors.extend(
+                parts.map(|(part, shape)| (format!("model.layers.{layer}.{part}.weight"), shape)),
+            );
+        }
+        tensors.push((FINAL_NORM.to_owned(), vec![hidden]));
+        tensors
+    }
+}
+
+/// The embedding, which is the output matrix as well.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The norm before the output.
+const FINAL_NORM: &str = "model.norm.weight";
+
+/// The model and its weights.
+#[derive(Debug)]
+pub(crate) struct Model {
+    config: Config,
+    heads: Arc<Heads>,
+    vars: Vec<(String, Var)>,
+    embedding: Tensor,
+    layers: Vec<Layer>,
+    norm: Tensor,
+}
+
+#[derive(Debug)]
+struct Layer {
+    input_norm: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    post_norm: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+}
+
+/// `x` times the transposed weight.
+fn linear(x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
+    x.matmul(&weight.t()?)
+}
+
+impl Layer {
+    fn forward(
+        &self,
+        x: &Tensor,
+        model: &Model,
+        lengths: &Arc<Vec<usize>>,
+    ) -> candle_core::Result<Tensor> {
+        let normed = x.apply_op2(&self.input_norm, model.rms_norm())?;
+        let attention = Attention {
+            heads: model.heads.clone(),
+            lengths: lengths.clone(),
+        };
+        let (k, v) = (linear(&normed, &self.k)?, linear(&normed, &self.v)?);
+        let attended = linear(&normed, &self.q)?.apply_op3(&k, &v, attention)?;
+        let x = (x + linear(&attended, &self.o)?)?;
+        let normed = x.apply_op2(&self.post_norm, model.rms_norm())?;
+        let inner = linear(&normed, &self.gate)?.apply_op2(&linear(&normed, &self.up)?, SwiGlu)?;
+        x + linear(&inner, &self.down)?
+    }
+}
+
+impl Model {
+    /// A model with random weights.
+    ///
+    /// # Errors
+    /// When candle cannot make a tensor.
+    pub(crate) fn random(config: Config, rng: &mut impl Rng) -> anyhow::Result<Self> {
+        let into_stream = (2.0 * config.num_hidden_layers as f32).sqrt().recip();
+        let mut tensors = HashMap::new();
+        for (name, shape) in config.tensors() {
+            let deviation = if name.contains("o_proj") || name.contains("down_proj") {
+                config.initializer_range * into_stream
+            } else {
+                config.initializer_range
+            };
+            let tensor = if shape.len() == 1 {
+                Tensor::ones(shape, DType::F32, &Device::Cpu)?
+            } else {
+                let count = shape.iter().product();
+                let values: Vec<f32> = (0..count).map(|_| normal(rng) * deviation).collect();
+                Tensor::from_vec(values, shape, &Device::Cpu)?
+            };
+            tensors.insert(name, tensor);
+        }
+        Self::from_tensors(config, &tensors)
+    }
+
+    /// A model with these weights, by their names in a Hugging Face checkpoint.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape than the configuration says.
+    pub(crate) fn from_tensors(
+        config: Config,
+        tensors: &HashMap<String, Tensor>,
+    ) -> anyhow::Result<Self> {
+        let mut vars = Vec::new();
+        let mut by_name = HashMap::new();
+        for (name, shape) in config.tensors() {
+            let tensor = tensors
+                .get(&name)
+                .with_context(|| format!("the weights lack {name}"))?;
+            ensure!(
+                tensor.dims() == shape,
+                "{name} has the shape {:?}, the configuration says {shape:?}",
+                tensor.dims()
+            );
+            let var = Var::from_tensor(&tensor.to_dtype(DType::F32)?)?;
+            by_name.insert(name.clone(), var.as_tensor().clone());
+            vars.push((name, var));
+        }
+        let take = |name: &str| {
+            let tensor = by_name.get(name).cloned();
+            tensor.with_context(|| format!("the weights lack {name}"))
+        };
+        let layers = (0..config.num_hidden_layers)
+            .map(|layer| {
+                let part = |part: &str| take(&format!("model.layers.{layer}.{part}.weight"));
+                Ok(Layer {
+                    input_norm: part("input_layernorm")?,
+                    q: part("self_attn.q_proj")?,
+                    k: part("self_attn.k_proj")?,
+                    v: part("self_attn.v_proj")?,
+                    o: part("self_attn.o_proj")?,
+                    post_norm: part("post_attention_layernorm")?,
+                    gate: part("mlp.gate_proj")?,
+                    up: part("mlp.up_proj")?,
+                    down: part("mlp.down_proj")?,
+                })
+            })
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(Self {
+            heads: Arc::new(Heads::new(
+                config.num_attention_heads,
+                config.num_key_value_heads,
+                config.head_dim,
+                config.rope_theta,
+                config.max_position_embeddings,
+            )),
+            embedding: take(EMBEDDING)?,
+            layers,
+            norm: take(FINAL_NORM)?,
+            vars,
+            config,
+        })
+    }
+
+    fn rms_norm(&self) -> RmsNorm {
+        RmsNorm {
+            epsilon: self.config.rms_norm_eps,
+        }
+    }
+
+    /// The weights, in the order of the configuration.
+    pub(crate) fn vars(&self) -> &[(String, Var)] {
+        &self.vars
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn parameter_count(&self) -> usize {
+        self.vars.iter().map(|(_, var)| var.elem_count()).sum()
+    }
+
+    /// The logits `[rows, vocabulary]` after the tokens at `rows` of a packed batch.
+    ///
+    /// # Errors
+    /// When a token is outside the vocabulary, or a sequence is longer than the context.
+    pub(crate) fn forward(
+        &self,
+        tokens: &[u32],
+        lengths: &Arc<Vec<usize>>,
+        rows: &[u32],
+    ) -> anyhow::Result<Tensor> {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        ensure!(
+            longest <= self.config.max_position_embeddings,
+            "a sequence of {longest} tokens does not fit into the context"
+        );
+        let tokens = Tensor::new(tokens, &Device::Cpu)?;
+        let mut x = self.embedding.index_select(&tokens, 0)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, self, lengths)?;
+        }
+        let x = x.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?;
+        let x = x.apply_op2(&self.norm, self.rms_norm())?;
+        Ok(linear(&x, &self.embedding)?)
+    }
+}
+
+/// A number of the standard normal distribution.
+///
+/// # Source
+/// Box and Muller, "A Note on the Generation of Random Normal Deviates".
+fn normal(rng: &mut impl Rng) -> f32 {
+    let radius = (-2.0 * (1.0 - rng.random::<f32>()).ln()).sqrt();
+    radius * (std::f32::consts::TAU * rng.random::<f32>()).cos()
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng as _;
+    use rand::rngs::StdRng;
+
+    use super::*;
+
+    fn config() -> Config {
+        Config::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat")).unwrap()
+    }
+
+    #[test]
+    fn parameters_are_between_one_and_four_million() {
+        let model = Model::random(config(), &mut StdRng::seed_from_u64(1)).unwrap();
+        assert!((1_000_000..4_000_000).contains(&model.parameter_count()));
+    }
+
+    #[test]
+    fn logits_of_a_sequence_do_not_depend_on_its_neighbours() {
+        let model = Model::random(config(), &mut StdRng::seed_from_u64(1)).unwrap();
+        let alone = model.forward(&[5, 6, 7], &Arc::new(vec![3]), &[2]).unwrap();
+        let packed = model
+            .forward(&[9, 8, 5, 6, 7], &Arc::new(vec![2, 3]), &[4])
+            .unwrap();
+        let far = (alone - packed).unwrap().abs().unwrap().max_all().unwrap();
+        assert!(far.to_scalar::<f32>().unwrap() < 1e-5);
+    }
+
+    #[test]
+    fn a_missing_tensor_is_named() {
+        let error = Model::from_tensors(config(), &HashMap::new()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the weights lack model.embed_tokens.weight"
+        );
+    }
+}

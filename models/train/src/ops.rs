@@ -1,0 +1,60 @@
+//! The model's own operations, each with its gradient: candle's fused ones have none, and its composed ones are slow.
+//!
+//! All of them read contiguous `f32` on the CPU. Rows and sequences are split among rayon's threads; no sum is split, so
+//! the number of threads does not change a result.
+
+mod attention;
+mod cross_entropy;
+mod rms_norm;
+mod swiglu;
+
+pub(crate) use attention::{Attention, Heads};
+pub(crate) use cross_entropy::CrossEntropy;
+pub(crate) use rms_norm::RmsNorm;
+pub(crate) use swiglu::SwiGlu;
+
+use candle_core::{CpuStorage, Layout, Tensor, bail};
+
+/// Rows that one thread takes at a time.
+const ROWS_PER_TASK: usize = 32;
+
+/// The values of an operation's argument.
+fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<&'a [f32]> {
+    match layout.contiguous_offsets() {
+        Some((begin, end)) => Ok(&storage.as_slice::<f32>()?[begin..end]),
+        None => bail!("the training operations take contiguous tensors"),
+    }
+}
+
+/// The values of a tensor in row-major order.
+fn values(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
+    tensor.flatten_all()?.to_vec1()
+}
+
+/// The sum of products, in eight independent sums so that the compiler can use wide registers.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 8];
+    let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
+    let rest: f32 = a
+        .remainder()
+        .iter()
+        .zip(b.remainder())
+        .map(|(x, y)| x * y)
+        .sum();
+    for (a, b) in a.zip(b) {
+        for lane in 0..8 {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    sums.iter().sum::<f32>() + rest
+}
+
+/// `target += factor * source`.
+fn add_scaled(target: &mut [f32], factor: f32, source: &[f32]) {
+    for (target, source) in target.iter_mut().zip(source) {
+        *target += factor * source;
+    }
+}
+
+#[cfg(test)]
+mod tests;
