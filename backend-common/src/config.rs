@@ -109,7 +109,17 @@ impl EngineConfig {
             vocab_size: self.vocab_size,
             context_length_tokens: self.context_length_tokens,
         };
-        bounds.check(request)
+        bounds.check(request)?;
+        match request.data_parallel_rank {
+            Some(rank) if rank >= self.data_parallel_size => Err(EngineError::invalid_argument(
+                "data_parallel_rank",
+                format!(
+                    "must be below {}, the engine's number of ranks, got {rank}",
+                    self.data_parallel_size
+                ),
+            )),
+            Some(_) | None => Ok(()),
+        }
     }
 }
 
@@ -495,6 +505,18 @@ mod tests {
         assert_eq!(kind(vec![1, 2, 9]), Ok(()));
         assert_eq!(kind(vec![10]), Err(ErrorKind::InvalidArgument));
         assert_eq!(kind(vec![1; 4]), Err(ErrorKind::ContextLengthExceeded));
+    }
+
+    #[test]
+    fn ranks_that_the_engine_has_not_are_refused() {
+        let mut config = EngineConfig::new("m", 16);
+        config.data_parallel_size = 2;
+        let mut request = request();
+        request.data_parallel_rank = Some(1);
+        config.check(&request).unwrap();
+        request.data_parallel_rank = Some(2);
+        let error = config.check(&request).unwrap_err();
+        assert_eq!(error.details().field.as_deref(), Some("data_parallel_rank"));
     }
 
     #[test]

@@ -173,10 +173,14 @@ impl ProgressReporter {
 
 /// Where an engine says that it can go on no more: its device is lost, its scheduler thread is gone. The Worker then
 /// unlists the instance, ends every request with a migratable error, cleans up and exits as failed.
+///
+/// An engine that mends itself says instead that it is down, and later that it is up again: the Worker unlists the instance,
+/// ends its requests likewise, waits, and lists it again once a canary has passed.
 #[derive(Debug, Clone, Default)]
 pub struct HealthReporter {
     dead: CancellationToken,
     reason: Arc<Mutex<Option<String>>>,
+    down: Arc<watch::Sender<Option<String>>>,
 }
 
 impl HealthReporter {
@@ -184,6 +188,22 @@ impl HealthReporter {
     pub fn report_dead(&self, reason: impl Into<String>) {
         self.reason.lock().get_or_insert_with(|| reason.into());
         self.dead.cancel();
+    }
+
+    /// Reports that the engine serves nothing until [`report_up`](Self::report_up).
+    pub fn report_down(&self, reason: impl Into<String>) {
+        self.down.send_replace(Some(reason.into()));
+    }
+
+    /// Reports that an engine that was down serves again.
+    pub fn report_up(&self) {
+        self.down.send_replace(None);
+    }
+
+    /// Follows whether the engine is down, and why; `None` while it is up.
+    #[must_use]
+    pub fn downs(&self) -> watch::Receiver<Option<String>> {
+        self.down.subscribe()
     }
 
     /// The reason, once the engine was reported dead.

@@ -56,6 +56,10 @@ pub struct GenerateRequest {
     /// They count as completion tokens for `max_tokens` and `min_tokens` at the router, not here.
     #[serde(default)]
     pub resumed_tokens: u32,
+    /// The data-parallel rank that must serve the request, below the engine's `data_parallel_size`; `None` leaves it to
+    /// the engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_parallel_rank: Option<u32>,
     /// Free-form values of the client's, passed to the engine untouched.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, Value>,
@@ -202,6 +206,7 @@ impl GenerateRequest {
             adapter: None,
             transfer: None,
             resumed_tokens: 0,
+            data_parallel_rank: None,
             annotations: BTreeMap::new(),
         }
     }

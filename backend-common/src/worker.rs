@@ -26,7 +26,8 @@ use tokio_util::task::TaskTracker;
 
 pub use config::{CanaryConfig, RequestLimits, WorkerConfig};
 pub use lifecycle::{
-    Draining, Effect, Event, Fault, Listing, Outcome, Registering, State, StopCause, step,
+    Draining, Effect, Event, Fault, Listing, Outcome, Registering, State, StopCause, Suspended,
+    step,
 };
 pub use status::WorkerStatus;
 
@@ -219,7 +220,11 @@ impl WorkerHandle {
     /// Whether the worker has not begun to stop.
     fn goes_on(&self) -> bool {
         match self.state() {
-            State::Created | State::Starting | State::Registering(_) | State::Serving(_) => true,
+            State::Created
+            | State::Starting
+            | State::Registering(_)
+            | State::Serving(_)
+            | State::Suspended(_) => true,
             State::Draining { .. } | State::CleaningUp { .. } | State::Stopped(_) => false,
         }
     }

@@ -40,7 +40,7 @@ impl Level {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Profile {
-    /// Every engine that takes tokens.
+    /// Every engine that generates, from tokens or from text.
     Tokens,
     /// Engines that declare sampling options.
     Sampling,
@@ -54,11 +54,13 @@ pub enum Profile {
     Disaggregated,
     /// Engines that declare that they resume.
     Resume,
+    /// Engines in a process of their own.
+    Subprocess,
 }
 
 impl Profile {
     /// Every profile.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Tokens,
         Self::Sampling,
         Self::Logprobs,
@@ -66,6 +68,7 @@ impl Profile {
         Self::KvEvents,
         Self::Disaggregated,
         Self::Resume,
+        Self::Subprocess,
     ];
 
     /// The name in reports.
@@ -79,6 +82,16 @@ impl Profile {
             Self::KvEvents => "kv-events",
             Self::Disaggregated => "disaggregated",
             Self::Resume => "resume",
+            Self::Subprocess => "subprocess",
+        }
+    }
+
+    /// Whether only an engine that takes tokens can show it.
+    #[must_use]
+    pub const fn needs_tokens(self) -> bool {
+        match self {
+            Self::Logprobs | Self::KvEvents | Self::Disaggregated | Self::Resume => true,
+            Self::Tokens | Self::Sampling | Self::Guided | Self::Subprocess => false,
         }
     }
 }
@@ -97,6 +110,10 @@ pub enum SkipReason {
     Filtered,
     /// A measurement that was not asked for, or that the engine did not answer as it needs.
     NotMeasured,
+    /// The check speaks in token ids, and the engine takes only text.
+    NeedsTokens,
+    /// The engine's authors waived it.
+    Waived,
 }
 
 /// How a check ends early.
@@ -141,6 +158,8 @@ pub struct Check {
     pub is_multi_thread: bool,
     /// Whether it counts what belongs to the whole process, so that no other check may run beside it.
     pub is_alone: bool,
+    /// Whether it speaks in token ids, which an engine that takes only text does not understand.
+    pub needs_tokens: bool,
     /// Tries it.
     pub run: fn(Trial) -> CheckFuture,
 }
@@ -193,6 +212,7 @@ macro_rules! check {
             breaks: $breaks,
             is_multi_thread: false,
             is_alone: false,
+            needs_tokens: $crate::check::Profile::$profile.needs_tokens(),
             run: |trial| Box::pin($run(trial)),
         }
     };
@@ -201,6 +221,9 @@ macro_rules! check {
     };
     (alone $id:literal, $($rest:tt)*) => {
         $crate::check::Check { is_alone: true, ..$crate::check::check!($id, $($rest)*) }
+    };
+    (tokens $id:literal, $($rest:tt)*) => {
+        $crate::check::Check { needs_tokens: true, ..$crate::check::check!($id, $($rest)*) }
     };
 }
 

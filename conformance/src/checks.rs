@@ -14,6 +14,7 @@ mod lifecycle;
 mod metrics;
 mod performance;
 mod pressure;
+mod process;
 mod resume;
 mod sampling;
 mod shutdown;
@@ -48,5 +49,6 @@ const GROUPS: &[&[Check]] = &[
     kv_events::CHECKS,
     disaggregated::CHECKS,
     resume::CHECKS,
+    process::CHECKS,
     performance::CHECKS,
 ];

@@ -9,8 +9,9 @@
 //! ```
 //!
 //! - [`Check`] and [`catalogue`]: what is checked, by stable ids.
-//! - [`Subject`], [`Factory`], [`Probe`]: what is tested, and how the kit gets at it.
-//! - [`Trial`], [`Live`], [`Answer`]: what a check works with.
+//! - [`Subject`], [`Factory`], [`Probe`]: what is tested, and how the kit gets at it. [`Supervise`]: an engine in a process of
+//!   its own.
+//! - [`Trial`], [`Live`], [`Answer`]: what a check works with. [`Medium`]: tokens, or text for engines that take only that.
 //! - [`run_sequences`], [`replay_sequence`], [`Sequence`]: random sequences of operations, compared with a reference model.
 //! - [`run_conformance`], [`run_conformance_with`], [`run_check`], [`Report`]: running, and what came out; [`Transcript`]:
 //!   what a failed check asked and what came back.
@@ -18,9 +19,12 @@
 //! Every check runs on a fresh engine, on a thread and an async runtime of its own: an engine that hangs, panics or
 //! blocks its thread fails the check and stops nothing else.
 
+mod answer;
 mod check;
 mod checks;
+mod clause;
 mod limits;
+mod medium;
 #[cfg(feature = "mutants")]
 pub mod mutants;
 mod report;
@@ -31,9 +35,11 @@ mod suite;
 mod transcript;
 mod trial;
 
+pub use answer::{Answer, Generated};
 pub use check::{Check, CheckFuture, CheckResult, Level, Profile, SkipReason, Stop};
 pub use checks::{catalogue, find};
 pub use limits::Limits;
+pub use medium::Medium;
 pub use report::{
     CheckReport, EngineReport, Evidence, HostReport, JSON_SCHEMA, ProfileReport, ReadReportError,
     Report, SCHEMA, Verdict, WaiverProblem, Waivers, matrix,
@@ -43,7 +49,7 @@ pub use state_machine::{
     ParseSequenceError, Sequence, SequenceFailure, SequenceOptions, SequenceReport, Violated,
     replay_sequence, run_sequences,
 };
-pub use subject::{Detokenize, Factory, Probe, Scenario, Subject};
+pub use subject::{ChildCommand, Detokenize, Factory, Probe, Scenario, Subject, Supervise};
 pub use suite::assert_check;
 pub use transcript::{Transcript, TranscriptEvent};
-pub use trial::{Answer, Live, Running, Trial};
+pub use trial::{Live, Running, Trial};

@@ -17,6 +17,7 @@ mod sampling;
 mod shutdown;
 pub mod slotted;
 mod stream;
+pub mod text;
 mod usage;
 
 use std::sync::Arc;
@@ -82,4 +83,5 @@ const GROUPS: &[&[Mutant]] = &[
     kv_events::MUTANTS,
     disaggregated::MUTANTS,
     resume::MUTANTS,
+    text::MUTANTS,
 ];

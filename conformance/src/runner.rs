@@ -14,10 +14,11 @@ use tokio::time::Instant;
 use crate::check::{Check, CheckResult, Level, Profile, SkipReason, Stop};
 use crate::checks::catalogue;
 use crate::limits::Limits;
+use crate::medium::Medium;
 use crate::report::{CheckReport, EngineReport, Evidence, Report, Verdict};
 use crate::subject::Factory;
 use crate::transcript::Transcript;
-use crate::trial::{Trial, Variation};
+use crate::trial::{Live, Trial, Variation};
 
 /// What to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +57,7 @@ pub(crate) struct Acquaintance {
     pub(crate) is_virtual_time: bool,
     pub(crate) limits: Limits,
     profiles: Vec<Profile>,
+    pub(crate) medium: Medium,
     pub(crate) engine: EngineReport,
 }
 
@@ -134,6 +136,9 @@ fn reason_to_skip(check: &Check, known: &Acquaintance, options: &Options) -> Opt
         let profile = check.profile.name();
         let reason = format!("the engine does not declare {profile}");
         (SkipReason::NotDeclared, reason)
+    } else if check.needs_tokens && !known.medium.is_tokens() {
+        let reason = "the check speaks in token ids, and the engine takes only text".to_owned();
+        (SkipReason::NeedsTokens, reason)
     } else {
         return None;
     };
@@ -200,6 +205,7 @@ fn on_own_thread(
     let variation = Variation {
         seed: options.seed,
         transcript_events: options.max_transcript_events,
+        medium: known.medium,
     };
     let trial = Trial::new(factory, check.id, limits, variation);
     let watched = trial.clone();
@@ -303,6 +309,22 @@ fn text_of(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
+/// What a call may take before anything is known of the engine: a slow one must get through.
+const WARM_UP_CALL: Duration = Duration::from_secs(15);
+
+/// Limits from the time of three requests. An engine that fails them, or hangs, is not slow: the usual limits hold, so that
+/// every check that fails does so soon.
+async fn warm_up(live: &Live) -> Limits {
+    let started = Instant::now();
+    for _ in 0..3 {
+        match live.answer(live.request(4, 4)).await {
+            Ok(answer) if answer.finished().is_some() => {}
+            Ok(_) | Err(_) => return Limits::default(),
+        }
+    }
+    Limits::scaled(started.elapsed())
+}
+
 /// Starts one engine to learn what it declares, and how fast it is. An engine that fails here is taken for a plain one; the
 /// checks will say what is wrong with it.
 pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
@@ -310,6 +332,7 @@ pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
         is_virtual_time: false,
         limits: Limits::default(),
         profiles: vec![Profile::Tokens],
+        medium: Medium::default(),
         engine: EngineReport::default(),
     };
     let (sender, receiver) = sync_channel(1);
@@ -317,7 +340,10 @@ pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
     let _beside = BESIDE.read();
     let _ = watch(Limits::default().start, move || {
         let runtime = runtime(false, false)?;
-        let limits = Limits::default();
+        let limits = Limits {
+            call: WARM_UP_CALL,
+            ..Limits::default()
+        };
         let trial = Trial::new(factory, "warm-up", limits, Variation::default());
         let known = runtime.block_on(meet(&trial));
         if let Ok(known) = known {
@@ -340,31 +366,34 @@ async fn meet(trial: &Trial) -> Result<Acquaintance, Stop> {
     let is_split = can.roles.contains(&Role::Prefill) && can.roles.contains(&Role::Decode);
     profiles.extend(is_split.then_some(Profile::Disaggregated));
     profiles.extend(can.resume.then_some(Profile::Resume));
+    profiles.extend(
+        live.subject
+            .process
+            .is_some()
+            .then_some(Profile::Subprocess),
+    );
     let engine = EngineReport {
         name: live.config.model.clone(),
         capabilities: Some(can.clone()),
     };
-    let is_virtual_time = can.virtual_time;
+    let (medium, is_virtual_time) = (live.medium(), can.virtual_time);
     if is_virtual_time {
         trial.tidy().await;
         return Ok(Acquaintance {
             is_virtual_time,
             limits: Limits::virtual_time(),
             profiles,
+            medium,
             engine,
         });
     }
-    let started = Instant::now();
-    for _ in 0..3 {
-        // How it answers is for the checks to judge.
-        let _ = live.answer(live.request(4, 4)).await;
-    }
-    let limits = Limits::scaled(started.elapsed());
+    let limits = warm_up(&live).await;
     trial.tidy().await;
     Ok(Acquaintance {
         is_virtual_time,
         limits,
         profiles,
+        medium,
         engine,
     })
 }

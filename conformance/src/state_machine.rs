@@ -320,7 +320,11 @@ impl Bench {
             limits.wall * REAL_TIME_WALL
         };
         let factory = Arc::clone(&self.factory);
-        let trial = Trial::new(factory, "sequence", limits, Variation::default());
+        let variation = Variation {
+            medium: self.known.medium,
+            ..Variation::default()
+        };
+        let trial = Trial::new(factory, "sequence", limits, variation);
         let progress = driver::Progress::default();
         let (ours, theirs) = (sequence.clone(), Arc::clone(&progress));
         let started = Instant::now();

@@ -1,6 +1,9 @@
 //! What is tested: a [`Subject`], made afresh for each check by a [`Factory`].
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use genset_backend_common::{LLMEngine, Role, TokenId};
 
@@ -52,6 +55,30 @@ pub trait Probe: Send + Sync + 'static {
 /// Turns tokens into the text they stand for.
 pub type Detokenize = Arc<dyn Fn(&[TokenId]) -> String + Send + Sync>;
 
+/// A command that serves an engine from a process of its own, as `docs/subprocess-protocol.md` says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChildCommand {
+    /// The program: a path, or a name to be found in `PATH`.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Variables added to the environment.
+    pub env: BTreeMap<String, String>,
+    /// The directory it runs in; `None` for this process's.
+    pub cwd: Option<PathBuf>,
+}
+
+/// Runs engines in processes of their own: what the checks of SP need of a subject that does. The kit brings processes that
+/// misbehave, and speaks with the subject's own process as a worker would.
+pub trait Supervise: Send + Sync + 'static {
+    /// The command of the subject's own engine.
+    fn command(&self) -> ChildCommand;
+
+    /// An engine, not started, whose process is `command`, and which gives that process `patience` to greet, and as long to
+    /// start.
+    fn supervise(&self, command: ChildCommand, patience: Duration) -> Arc<dyn LLMEngine>;
+}
+
 /// An engine to test, not started.
 #[derive(Clone)]
 pub struct Subject {
@@ -64,6 +91,8 @@ pub struct Subject {
     pub checks_itself: bool,
     /// How to read its tokens, for checks of guided decoding.
     pub text: Option<Detokenize>,
+    /// How its process is run, if it has one of its own.
+    pub process: Option<Arc<dyn Supervise>>,
 }
 
 impl Subject {
@@ -75,6 +104,7 @@ impl Subject {
             probe: None,
             checks_itself: false,
             text: None,
+            process: None,
         }
     }
 
@@ -89,6 +119,13 @@ impl Subject {
     #[must_use]
     pub fn with_text(mut self, text: Detokenize) -> Self {
         self.text = Some(text);
+        self
+    }
+
+    /// Adds how the engine's process is run; without it, the checks of SP do not apply.
+    #[must_use]
+    pub fn with_process(mut self, process: Arc<dyn Supervise>) -> Self {
+        self.process = Some(process);
         self
     }
 
@@ -111,6 +148,7 @@ impl std::fmt::Debug for Subject {
         f.debug_struct("Subject")
             .field("has_probe", &self.probe.is_some())
             .field("checks_itself", &self.checks_itself)
+            .field("has_process", &self.process.is_some())
             .finish_non_exhaustive()
     }
 }

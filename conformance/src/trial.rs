@@ -7,15 +7,16 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use genset_backend_common::output::{TokenLogprob, Usage, Violation};
 use genset_backend_common::{
-    EngineConfig, EngineError, FinishReason, GenerateRequest, LLMEngine, Output, OutputStream,
-    RequestContext, Role, SamplingOption, StartContext, TokenId,
+    Capabilities, EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output,
+    OutputStream, RequestContext, Role, SamplingOption, StartContext, TokenId,
 };
 use parking_lot::Mutex;
 
+use crate::answer::{Answer, Generated};
 use crate::check::{Stop, fail};
 use crate::limits::Limits;
+use crate::medium::Medium;
 use crate::report::Evidence;
 use crate::subject::{Factory, Scenario, Subject};
 use crate::transcript::{self, Recorder, Transcript};
@@ -35,6 +36,7 @@ struct Shared {
     built: Mutex<Vec<Arc<dyn LLMEngine>>>,
     requests: std::sync::atomic::AtomicU64,
     seed: u64,
+    medium: Medium,
     measurements: Mutex<BTreeMap<String, u64>>,
     recorder: Recorder,
 }
@@ -46,6 +48,8 @@ pub(crate) struct Variation {
     pub(crate) seed: u64,
     /// The events that a transcript keeps.
     pub(crate) transcript_events: usize,
+    /// In what engines are spoken with that have not said yet what they take.
+    pub(crate) medium: Medium,
 }
 
 impl Trial {
@@ -63,6 +67,7 @@ impl Trial {
             built: Mutex::default(),
             requests: std::sync::atomic::AtomicU64::new(0),
             seed: variation.seed,
+            medium: variation.medium,
             measurements: Mutex::default(),
             recorder: Recorder::new(variation.transcript_events),
         };
@@ -75,6 +80,11 @@ impl Trial {
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.shared.limits
+    }
+
+    /// In what the engines of this factory are spoken with.
+    pub(crate) fn medium(&self) -> Medium {
+        self.shared.medium
     }
 
     /// Notes that the check looks from outside, for lack of a probe.
@@ -199,6 +209,11 @@ impl Trial {
         }
     }
 
+    /// Takes an engine that the check made by itself: it is cleaned up after the check.
+    pub(crate) fn adopt(&self, engine: &Arc<dyn LLMEngine>) {
+        self.shared.built.lock().push(Arc::clone(engine));
+    }
+
     fn next_id(&self) -> String {
         let number = self
             .shared
@@ -222,6 +237,24 @@ pub struct Live {
 }
 
 impl Live {
+    /// An engine that is not started, ready to be asked all the same: in the medium that its factory's engines declare, with
+    /// a vocabulary of two tokens.
+    pub(crate) fn unstarted(trial: Trial, context_length_tokens: u32) -> Self {
+        let can = Capabilities {
+            inputs: [trial.medium().kind()].into(),
+            ..Capabilities::default()
+        };
+        let config = EngineConfig::new("not-started", context_length_tokens)
+            .with_vocab_size(2)
+            .with_capabilities(can);
+        Self {
+            subject: trial.build(),
+            trial,
+            config,
+            start: StartContext::detached(1),
+        }
+    }
+
     /// Cleans up and lets go of the engine before the check is over. How the cleanup goes is not judged.
     ///
     /// # Errors
@@ -254,21 +287,34 @@ impl Live {
             .collect()
     }
 
-    /// A plain request: `prompt_len` prompt tokens, exactly `max_tokens` to generate, no sampling options.
+    /// In what the engine is spoken with.
+    #[must_use]
+    pub fn medium(&self) -> Medium {
+        Medium::of(&self.config.capabilities)
+    }
+
+    /// A prompt in the engine's medium: the tokens, or as many words.
+    #[must_use]
+    pub fn input(&self, prompt: Vec<TokenId>) -> Input {
+        self.medium().input(prompt)
+    }
+
+    /// A plain request: `prompt_len` prompt tokens (or words, for an engine that takes text), exactly `max_tokens` to
+    /// generate, no sampling options.
     #[must_use]
     pub fn request(&self, prompt_len: usize, max_tokens: u32) -> GenerateRequest {
-        let mut request =
-            GenerateRequest::from_tokens(self.config.model.clone(), self.prompt(prompt_len, 0));
+        let mut request = GenerateRequest::from_tokens(self.config.model.clone(), Vec::new());
+        request.input = self.input(self.prompt(prompt_len, 0));
         request.stop.max_tokens = Some(max_tokens);
         request.stop.ignore_eos = true;
         request
     }
 
-    /// As [`Self::request`], on the tokens of `prompt`, and greedy whatever the engine's default is.
+    /// As [`Self::request`], on the tokens (or words) of `prompt`, and greedy whatever the engine's default is.
     #[must_use]
     pub fn greedy(&self, prompt: Vec<TokenId>, max_tokens: u32) -> GenerateRequest {
         let mut request = self.request(1, max_tokens);
-        request.input = genset_backend_common::Input::Tokens(prompt);
+        request.input = self.input(prompt);
         request.sampling.temperature = self.can(SamplingOption::Temperature).then_some(0.0);
         request
     }
@@ -435,18 +481,18 @@ impl Running {
     ///
     /// # Errors
     /// A failure when the stream ends first.
-    pub async fn read_tokens(&mut self, count: usize) -> Result<Vec<TokenId>, Stop> {
-        let mut tokens = Vec::new();
-        while tokens.len() < count {
+    pub async fn read_tokens(&mut self, count: usize) -> Result<Generated, Stop> {
+        let mut read = Generated::default();
+        while read.len() < count {
             match self.next().await? {
-                Some(Ok(Output::Tokens(chunk))) => tokens.extend(chunk.token_ids),
+                Some(Ok(output @ (Output::Tokens(_) | Output::Text(_)))) => read.push(&output),
                 other => fail!(
                     "the stream ended after {} of {count} tokens: {other:?}",
-                    tokens.len()
+                    read.len()
                 ),
             }
         }
-        Ok(tokens)
+        Ok(read)
     }
 
     /// Reads to the end, and once past it.
@@ -486,74 +532,6 @@ impl Running {
     /// The stream itself, for checks that drop or move it.
     pub fn into_outputs(self) -> OutputStream {
         self.outputs
-    }
-}
-
-/// What a stream gave, to its end.
-#[derive(Debug, Clone)]
-pub struct Answer {
-    /// Every item, in order; the last is the terminal.
-    pub items: Vec<Result<Output, EngineError>>,
-    /// The rule that the raw stream was seen to break.
-    pub violation: Option<Violation>,
-    /// Whether the stream stayed ended.
-    pub is_fused: bool,
-}
-
-impl Answer {
-    /// Every token, those of the terminal included.
-    #[must_use]
-    pub fn tokens(&self) -> Vec<TokenId> {
-        let mut tokens = Vec::new();
-        for output in self.items.iter().flatten() {
-            match output {
-                Output::Tokens(chunk) => tokens.extend_from_slice(&chunk.token_ids),
-                Output::Finished(finished) => tokens.extend_from_slice(&finished.last.token_ids),
-                Output::Text(_) | Output::Embeddings(_) => {}
-            }
-        }
-        tokens
-    }
-
-    /// The log probabilities of every token, those of the terminal included.
-    #[must_use]
-    pub fn logprobs(&self) -> Vec<TokenLogprob> {
-        let mut logprobs = Vec::new();
-        for output in self.items.iter().flatten() {
-            match output {
-                Output::Tokens(chunk) => logprobs.extend_from_slice(&chunk.logprobs),
-                Output::Finished(finished) => logprobs.extend_from_slice(&finished.last.logprobs),
-                Output::Text(_) | Output::Embeddings(_) => {}
-            }
-        }
-        logprobs
-    }
-
-    /// Why it finished; `None` when it ended with an error.
-    #[must_use]
-    pub fn reason(&self) -> Option<FinishReason> {
-        self.finished().map(|finished| finished.reason)
-    }
-
-    /// What it cost; `None` when it ended with an error.
-    #[must_use]
-    pub fn usage(&self) -> Option<Usage> {
-        self.finished().map(|finished| finished.usage)
-    }
-
-    /// The terminal item; `None` when it ended with an error.
-    #[must_use]
-    pub fn finished(&self) -> Option<&genset_backend_common::output::Finished> {
-        match self.items.last() {
-            Some(Ok(Output::Finished(finished))) => Some(finished),
-            _ => None,
-        }
-    }
-
-    /// The error it ended with.
-    #[must_use]
-    pub fn error(&self) -> Option<&EngineError> {
-        self.items.last().and_then(|item| item.as_ref().err())
     }
 }
 

@@ -77,6 +77,23 @@ def test_requests_have_the_keys_of_their_input() -> None:
     assert "token_ids" not in chat
 
 
+def test_a_request_names_its_rank() -> None:
+    wire = {"model": "m", "input": {"tokens": [1]}, "data_parallel_rank": 3}
+    assert request_from_wire(wire)["data_parallel_rank"] == 3
+    assert request_from_wire({"model": "m", "input": {"text": "t"}})["data_parallel_rank"] is None
+
+
+def test_an_engine_names_its_own_canary() -> None:
+    canary: GenerateRequest = {"token_ids": [1], "stop_conditions": {"max_tokens": 1}, "guided_decoding": {"json_object": True}}
+    wire = EngineConfig(model="m", context_length=8, canary=canary).to_wire()["canary"]
+    assert wire == {"model": "m", "input": {"tokens": [1]}, "stop": {"max_tokens": 1}, "guided": "json_object"}
+    assert request_from_wire(wire)["guided_decoding"] == {"json_object": True}
+    chat: GenerateRequest = {"messages": [{"role": "user", "content": "ping"}]}
+    wire = EngineConfig(model="m", context_length=8, canary=chat).to_wire()["canary"]
+    assert wire["input"] == {"chat": {"messages": [{"role": "user", "content": "ping"}], "tools": []}}
+    assert EngineConfig(model="m", context_length=8).to_wire()["canary"] is None
+
+
 def test_every_exception_has_its_own_kind() -> None:
     classes = exceptions.EngineError.__subclasses__()
     assert len({cls.kind for cls in classes}) == len(classes) == 13
@@ -101,11 +118,18 @@ def test_the_worker_is_told_how_to_start_the_program_again(tmp_path: Path, monke
     binary.write_text("#!/bin/sh\n")
     binary.chmod(0o755)
     monkeypatch.setenv(BINARY_VARIABLE, str(binary))
-    config = WorkerConfig(namespace="ns", model_name="m", model_path="/models/m", request_plane="tcp")
+    config = WorkerConfig(
+        namespace="ns",
+        model_name="m",
+        model_path="/models/m",
+        request_plane="tcp",
+        custom_jinja_template="chat.jinja",
+        engine_restarts=3,
+    )
     command = worker_command(config, ["python", "my engine.py", "--x"])
     assert command == [
         *[str(binary), "run", "in=dyn://ns.backend.generate", "out=cmd:python 'my engine.py' --x", "/models/m"],
-        *["--model-name", "m", "--request-plane", "tcp"],
+        *["--model-name", "m", "--request-plane", "tcp", "--chat-template", "chat.jinja", "--engine-restarts", "3"],
     ]
 
 

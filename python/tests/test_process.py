@@ -16,6 +16,7 @@ from worker_stub import HELLO, WorkerStub
 
 SAMPLE = str(Path(__file__).parent.parent / "sample_engine.py")
 STUB = str(Path(__file__).parent / "worker_stub.py")
+GRIP = str(Path(__file__).parent / "grip_engine.py")
 ORPHAN = str(Path(__file__).parent / "orphan_engine.py")
 
 
@@ -62,12 +63,18 @@ def test_an_engine_whose_loop_is_blocked_ends_too_with_what_it_started() -> None
     assert_ends(pids["started"])
 
 
+def test_an_engine_that_holds_the_gil_ends_too() -> None:
+    pids = pids_of_killed_worker(GRIP, lines=2)
+    assert_ends(pids["engine"])
+    # The watchdog ends with the group it killed.
+    assert_ends(pids["watchdog"])
+
+
 def test_requests_of_one_turn_share_a_frame_and_the_process_exits_with_0() -> None:
     worker = WorkerStub(SAMPLE)
     worker.start()
     body = {"model": "m", "input": {"tokens": [1]}, "stop": {"max_tokens": 5}}
-    for stream in range(2, 10):
-        worker.request(stream, "generate", body)
+    worker.requests(range(2, 10), "generate", body)
     ended: set[int] = set()
     frames = 0
     while len(ended) < 8:
@@ -75,8 +82,8 @@ def test_requests_of_one_turn_share_a_frame_and_the_process_exits_with_0() -> No
         assert (kind, stream) == (Kind.ITEM, 0)
         frames += 1
         ended |= {stream for stream, item in msgpack.unpackb(payload) if item is None}
-    # 8 requests of 5 tokens each.
-    assert frames < 20
+    # 8 requests of 5 tokens each, and their ends.
+    assert frames <= 10
     worker.request(20, "cleanup", None)
     assert worker.frame()[0] == Kind.ITEM
     worker.send(Kind.GO_AWAY, 0, {"code": "shutdown", "reason": "done"})

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgpack
@@ -21,13 +22,20 @@ class WorkerStub:
 
     def __init__(self, *command: str) -> None:
         ours, theirs = socket.socketpair()
+        self.leash, their_leash = socket.socketpair()
+        fds = {"GENSET_ENGINE_FD": theirs, "GENSET_ENGINE_LEASH_FD": their_leash}
         self.process = subprocess.Popen(
             [sys.executable, *command],
-            env={**os.environ, "GENSET_ENGINE_FD": str(theirs.fileno()), "PYTHONPATH": os.pathsep.join(sys.path)},
-            pass_fds=[theirs.fileno()],
+            env={
+                **os.environ,
+                **{name: str(end.fileno()) for name, end in fds.items()},
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
+            pass_fds=[end.fileno() for end in fds.values()],
             start_new_session=True,
         )
         theirs.close()
+        their_leash.close()
         ours.settimeout(30)
         self.sock = ours
         self._decoder = Decoder()
@@ -36,9 +44,14 @@ class WorkerStub:
     def send(self, kind: Kind, stream: int, value: Any) -> None:
         self.sock.sendall(encode(kind, stream, pack(value)))
 
-    def request(self, stream: int, endpoint: str, body: Any, credit: int = 64) -> None:
-        head = {"endpoint": endpoint, "instance": 0, "id": f"r-{stream}", "credit": credit}
-        self.sock.sendall(encode(Kind.REQUEST, stream, pack(head) + pack(body)))
+    def request(self, stream: int, endpoint: str, body: Any) -> None:
+        self.requests([stream], endpoint, body)
+
+    def requests(self, streams: Iterable[int], endpoint: str, body: Any) -> None:
+        """Asks on each stream, with one write: the engine sees them in one turn of its loop."""
+        head = {"endpoint": endpoint, "instance": 0, "credit": 64}
+        frames = (encode(Kind.REQUEST, stream, pack({**head, "id": f"r-{stream}"}) + pack(body)) for stream in streams)
+        self.sock.sendall(b"".join(frames))
 
     def frame(self) -> Frame:
         while not self._frames:

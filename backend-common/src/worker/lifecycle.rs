@@ -3,6 +3,8 @@
 //!
 //! ```text
 //! Created -> Starting -> Registering -> Serving -> Draining -> CleaningUp -> Stopped
+//!                             ^            |
+//!                             +-- Suspended+
 //! ```
 //!
 //! What holds in every order of events is proven in `lifecycle/tests.rs`, over the whole reachable state space.
@@ -25,6 +27,8 @@ pub enum State {
     Registering(Registering),
     /// Clients may send requests.
     Serving(Listing),
+    /// The engine is down and mends itself; nothing is listed. Once it is up again, it is probed as a new one is.
+    Suspended(Suspended),
     /// No new requests; those in flight finish.
     Draining {
         /// How far it is.
@@ -63,6 +67,17 @@ pub enum Listing {
     Listed,
     /// It lost it, and is being told again.
     Relisting,
+}
+
+/// The steps of waiting for an engine that mends itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Suspended {
+    /// The instance is taken off the list.
+    Unlisting,
+    /// The engine is up again before the list said no.
+    UpWhileUnlisting,
+    /// Off the list; the engine is down.
+    Waiting,
 }
 
 /// The steps of draining.
@@ -155,6 +170,10 @@ pub enum Event {
     LeaseLost,
     /// The engine reported itself dead, or stopped answering canaries.
     EngineDied,
+    /// The engine reported that it is down, and mends itself. Counts from the first canary on: before that, the canary says it.
+    EngineDown,
+    /// The engine reported that it is up again.
+    EngineUp,
     /// Answer to `Unlist`, also when discovery could not be reached.
     Unlisted,
     /// Answer to `AwaitInFlight`: nothing is in flight.
@@ -189,6 +208,8 @@ pub enum Effect {
     Relist,
     /// Refuse new requests with a retryable error.
     CloseDoor,
+    /// Take requests again.
+    OpenDoor,
     /// Take the instance off the list. *Answered* by `Unlisted`.
     Unlist,
     /// Wait for the requests in flight. *Answered* by `Idle` or `GraceOver`.
@@ -216,6 +237,7 @@ pub fn step(state: State, event: Event) -> (State, Vec<Effect>) {
         State::Starting => starting(event),
         State::Registering(at) => registering(at, event),
         State::Serving(listing) => serving(listing, event),
+        State::Suspended(at) => suspended(at, event),
         State::Draining {
             step,
             cause,
@@ -270,6 +292,11 @@ fn registering(at: Registering, event: Event) -> (State, Vec<Effect>) {
         (Registering::Serving | Registering::Listing, Event::RegistrationFailed) => {
             unwind(StopCause::RegistrationFailed)
         }
+        (Registering::Probing, Event::EngineDown) => (
+            State::Suspended(Suspended::Waiting),
+            vec![Effect::Interrupt, Effect::CloseDoor],
+        ),
+        (Registering::Listing, Event::EngineDown) => suspend(),
         (_, Event::EngineDied) => unwind(StopCause::EngineDied),
         (_, Event::Stop) => unwind(StopCause::Requested),
         _ => (State::Registering(at), vec![]),
@@ -282,6 +309,7 @@ fn serving(listing: Listing, event: Event) -> (State, Vec<Effect>) {
             (State::Serving(Listing::Relisting), vec![Effect::Relist])
         }
         (Listing::Relisting, Event::Listed) => (State::Serving(Listing::Listed), vec![]),
+        (_, Event::EngineDown) => suspend(),
         (_, Event::Stop) => unlist(StopCause::Requested, vec![Effect::Interrupt]),
         (_, Event::EngineDied) => unlist(
             StopCause::EngineDied,
@@ -291,6 +319,37 @@ fn serving(listing: Listing, event: Event) -> (State, Vec<Effect>) {
             ],
         ),
         _ => (State::Serving(listing), vec![]),
+    }
+}
+
+fn suspended(at: Suspended, event: Event) -> (State, Vec<Effect>) {
+    use Suspended::{Unlisting, UpWhileUnlisting, Waiting};
+    let draining = |step, cause| State::Draining {
+        step,
+        cause,
+        forced: false,
+    };
+    match (at, event) {
+        (Unlisting, Event::Unlisted) => (State::Suspended(Waiting), vec![]),
+        (Unlisting, Event::EngineUp) => (State::Suspended(UpWhileUnlisting), vec![]),
+        (UpWhileUnlisting, Event::EngineDown) => (State::Suspended(Unlisting), vec![]),
+        (UpWhileUnlisting, Event::Unlisted) | (Waiting, Event::EngineUp) => (
+            State::Registering(Registering::Probing),
+            vec![Effect::OpenDoor, Effect::Probe],
+        ),
+        // The list is being told already; draining waits for the same answer.
+        (Unlisting | UpWhileUnlisting, Event::Stop) => {
+            (draining(Draining::Unlisting, StopCause::Requested), vec![])
+        }
+        (Unlisting | UpWhileUnlisting, Event::EngineDied) => {
+            (draining(Draining::Unlisting, StopCause::EngineDied), vec![])
+        }
+        (Waiting, Event::Stop) => (
+            draining(Draining::Finishing, StopCause::Requested),
+            vec![Effect::AwaitInFlight],
+        ),
+        (Waiting, Event::EngineDied) => cancel(StopCause::EngineDied, false, vec![]),
+        _ => (State::Suspended(at), vec![]),
     }
 }
 
@@ -372,6 +431,17 @@ fn unlist(cause: StopCause, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
         },
         effects,
     )
+}
+
+/// Nobody is sent to an engine that is down, and who waits for it goes on elsewhere.
+fn suspend() -> (State, Vec<Effect>) {
+    let effects = vec![
+        Effect::Interrupt,
+        Effect::AbortInFlight(CancelReason::EngineDead),
+        Effect::CloseDoor,
+        Effect::Unlist,
+    ];
+    (State::Suspended(Suspended::Unlisting), effects)
 }
 
 fn engine_drain(cause: StopCause, forced: bool) -> (State, Vec<Effect>) {

@@ -70,6 +70,8 @@ pub(super) struct Shell {
     /// Ends when a serving engine no longer answers canaries.
     canary: Option<BoxFuture<EngineError>>,
     is_dead: bool,
+    /// Whether the engine is down, and why.
+    downs: watch::Receiver<Option<String>>,
 }
 
 impl Shell {
@@ -84,6 +86,7 @@ impl Shell {
         let model_server = ModelServerMetrics::new(&telemetry, worker.start.load.subscribe());
         model_server.register(&worker.start.metrics);
         board.register(&worker.start.metrics);
+        let downs = worker.start.health.downs();
         let deadlines = Deadlines::default();
         let calls = EngineCalls::new(tasks.clone(), deadlines.clone());
         Self {
@@ -108,6 +111,7 @@ impl Shell {
             lost: None,
             canary: None,
             is_dead: false,
+            downs,
         }
     }
 
@@ -156,6 +160,7 @@ impl Shell {
             State::Created
             | State::Registering(_)
             | State::Serving(Listing::Relisting)
+            | State::Suspended(_)
             | State::Draining { .. }
             | State::CleaningUp { .. } => tracing::debug!(worker_id, ?state, "worker"),
         }
@@ -202,7 +207,7 @@ impl Shell {
                         return self.undisturbed_event().await;
                     }
                 }
-                event = Self::news(&mut self.operation, &mut self.lost, &mut self.canary, &self.start, self.is_dead) => {
+                event = Self::news(&mut self.operation, &mut self.lost, &mut self.canary, &mut self.downs, &self.start, self.is_dead) => {
                     return self.take_news(event);
                 }
             }
@@ -215,6 +220,7 @@ impl Shell {
             &mut self.operation,
             &mut self.lost,
             &mut self.canary,
+            &mut self.downs,
             &self.start,
             self.is_dead,
         )
@@ -226,6 +232,7 @@ impl Shell {
         operation: &mut Option<BoxFuture<Answer>>,
         lost: &mut Option<BoxFuture<()>>,
         canary: &mut Option<BoxFuture<EngineError>>,
+        downs: &mut watch::Receiver<Option<String>>,
         start: &StartContext,
         is_dead: bool,
     ) -> News {
@@ -235,6 +242,7 @@ impl Shell {
                 ErrorKind::Disconnected,
                 format!("the engine reported itself dead: {reason}"),
             )),
+            reason = next_down(downs) => News::Down(reason),
             error = or_pending(canary) => News::Died(error),
             () = or_pending(lost) => News::Lost,
             answer = or_pending(operation) => News::Answer(answer),
@@ -248,6 +256,14 @@ impl Shell {
                 self.canary = None;
                 self.fail(error);
                 Event::EngineDied
+            }
+            News::Down(Some(reason)) => {
+                tracing::warn!(reason, "the engine is down and mends itself");
+                Event::EngineDown
+            }
+            News::Down(None) => {
+                tracing::info!("the engine is up again");
+                Event::EngineUp
             }
             News::Lost => {
                 self.lost = None;
@@ -312,6 +328,7 @@ impl Shell {
             Effect::List => self.operation = Some(self.list()),
             Effect::Relist => self.operation = Some(self.relist()),
             Effect::CloseDoor => self.in_flight.close_door(),
+            Effect::OpenDoor => self.in_flight.open_door(),
             Effect::Unlist => self.operation = Some(self.unlist()),
             Effect::AwaitInFlight => self.operation = Some(self.await_in_flight()),
             Effect::CallDrain => self.operation = Some(self.call_drain()),
@@ -549,8 +566,18 @@ impl Shell {
 
 enum News {
     Died(EngineError),
+    /// It went down, for this reason, or came up.
+    Down(Option<String>),
     Lost,
     Answer(Answer),
+}
+
+/// The next change of whether the engine is down.
+async fn next_down(downs: &mut watch::Receiver<Option<String>>) -> Option<String> {
+    match downs.changed().await {
+        Ok(()) => downs.borrow_and_update().clone(),
+        Err(_) => std::future::pending().await,
+    }
 }
 
 async fn or_pending<T>(future: &mut Option<BoxFuture<T>>) -> T {

@@ -46,6 +46,7 @@ fn name_of(state: State) -> &'static str {
         State::Starting => "starting",
         State::Registering(_) => "registering",
         State::Serving(_) => "serving",
+        State::Suspended(_) => "suspended",
         State::Draining { .. } => "draining",
         State::CleaningUp { .. } => "cleaning_up",
         State::Stopped(_) => "stopped",

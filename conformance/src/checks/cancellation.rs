@@ -81,7 +81,7 @@ async fn before_the_first_poll(trial: Trial) -> CheckResult {
     }
     for answer in answers {
         ensure_cancelled(&answer)?;
-        let count = answer.tokens().len();
+        let count = answer.generated().len();
         ensure!(
             count == 0,
             "{count} tokens came after the cancel, which came first"

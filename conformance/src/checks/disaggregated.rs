@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use genset_backend_common::{DrainContext, GenerateRequest, RequestContext, Role, TransferParams};
 
+use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
-use crate::trial::{Answer, Live, Trial};
+use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
     check!("DG01", Core, Disaggregated, "a prefill answers with one token and transfer parameters of its own",

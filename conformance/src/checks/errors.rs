@@ -24,7 +24,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("ER01", Core, Tokens, "a value out of its range is refused as the sender's mistake",
         clause: "GenerateRequest::validate; ErrorKind",
         breaks: "clients retry what can never succeed, and operators are woken for it", out_of_range),
-    check!("ER02", Core, Tokens, "a token id outside the vocabulary is refused with InvalidArgument",
+    check!(tokens "ER02", Core, Tokens, "a token id outside the vocabulary is refused with InvalidArgument",
         clause: "EngineConfig::check",
         breaks: "one bad prompt reads memory that is not the model's, or kills the worker", invalid_token),
     check!("ER03", Core, Tokens, "a crash ends every stream with an error, and health says so",
@@ -48,6 +48,12 @@ pub(super) const CHECKS: &[Check] = &[
 ];
 
 type Change = fn(&mut GenerateRequest);
+
+/// Prompts that are allowed and seldom thought of.
+const ODD_PROMPTS: &[(&str, &[u32])] = &[
+    ("a prompt of one token", &[0]),
+    ("a prompt of one token, over and over", &[0; 100]),
+];
 
 /// Values out of the ranges that their fields state.
 const OUT_OF_RANGE: &[(&str, Change)] = &[
@@ -198,12 +204,6 @@ const ODD: &[(&str, Change)] = &[
         r.stop.max_tokens = Some(u32::MAX)
     }),
     ("no max_tokens", |r| r.stop.max_tokens = None),
-    ("a prompt of one token", |r| {
-        r.input = Input::Tokens(vec![0])
-    }),
-    ("a prompt of one token, over and over", |r| {
-        r.input = Input::Tokens(vec![0; 100])
-    }),
     ("an annotation", |r| {
         r.annotations.insert("x".repeat(1000), [1, 2, 3].into());
     }),
@@ -238,11 +238,19 @@ async fn odd_requests(trial: Trial) -> CheckResult {
         .iter()
         .filter(|(option, _)| declared.contains(option))
         .map(|(_, change)| ("an extreme value of a sampling option", *change));
-    for (what, change) in ODD.iter().copied().chain(sampling) {
-        let mut neighbour = live.generate(live.request(67, 16)).await?;
-        neighbour.read_tokens(1).await?;
+    let changed = ODD.iter().copied().chain(sampling).map(|(what, change)| {
         let mut request = live.request(4, 4);
         change(&mut request);
+        (what, request)
+    });
+    let prompts = ODD_PROMPTS.iter().map(|(what, prompt)| {
+        let mut request = live.request(4, 4);
+        request.input = live.input(prompt.to_vec());
+        (*what, request)
+    });
+    for (what, request) in changed.chain(prompts) {
+        let mut neighbour = live.generate(live.request(67, 16)).await?;
+        neighbour.read_tokens(1).await?;
         if let Some(error) = first_tokens(&live, request).await? {
             ensure!(
                 error.policy().http_status < 500,
@@ -305,13 +313,13 @@ async fn messages(trial: Trial) -> CheckResult {
         .iter()
         .map(|(_, change)| {
             let mut request = live.request(4, 4);
-            request.input = Input::Tokens(prompt.clone());
+            request.input = live.input(prompt.clone());
             change(&mut request);
             request
         })
         .collect();
     let mut outside = live.request(4, 4);
-    outside.input = Input::Tokens(prompt.iter().copied().chain([u32::MAX]).collect());
+    outside.input = live.input(prompt.iter().copied().chain([u32::MAX]).collect());
     requests.push(outside);
     if !live.config.capabilities.inputs.contains(&InputKind::Text) {
         requests.push(GenerateRequest::from_text("m", SECRET));
@@ -322,7 +330,7 @@ async fn messages(trial: Trial) -> CheckResult {
     }
     live.put_away().await?;
     let mut late = live.request(4, 4);
-    late.input = Input::Tokens(prompt.clone());
+    late.input = live.input(prompt.clone());
     errors.extend(first_tokens(&live, late).await?);
     ensure!(!errors.is_empty(), "the engine refuses nothing");
     for error in errors {
@@ -359,6 +367,7 @@ async fn kinds_of_input(trial: Trial) -> CheckResult {
         tools: Vec::new(),
     };
     let inputs = [
+        (InputKind::Tokens, Input::Tokens(live.prompt(1, 0))),
         (InputKind::Text, Input::Text("ping".into())),
         (InputKind::Chat, Input::Chat(chat)),
         (InputKind::Embed, Input::Embed(vec![vec![0], vec![0]])),

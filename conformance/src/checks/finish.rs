@@ -4,12 +4,14 @@
 //! the engine: `EngineConfig::check` for one in this process, the far side's own checks for one that checks itself.
 
 use genset_backend_common::{
-    CancelReason, ErrorKind, FinishReason, GenerateRequest, RequestContext,
+    CancelReason, ChatInput, EngineError, ErrorKind, FinishReason, GenerateRequest, Input,
+    InputKind, RequestContext,
 };
 
 use super::foretold::Foretold;
+use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
-use crate::trial::{Answer, Live, Trial};
+use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
     check!("FN01", Core, Tokens, "max_tokens = N gives N tokens and the reason Length",
@@ -28,10 +30,10 @@ pub(super) const CHECKS: &[Check] = &[
     check!("FN05", Core, Tokens, "prompt and output together never exceed the context",
         clause: "EngineConfig::context_length_tokens; FinishReason::Length",
         breaks: "KV blocks of other requests overwritten, or none left in mid-answer", the_context_is_a_limit),
-    check!("FN06", Core, Tokens, "an end-of-sequence token gives Stop, and with ignore_eos it is a token like any other",
+    check!(tokens "FN06", Core, Tokens, "an end-of-sequence token gives Stop, and with ignore_eos it is a token like any other",
         clause: "StopConditions::eos_token_ids, ignore_eos",
         breaks: "finished answers shown as cut, benchmarks that end early", eos_ends_unless_ignored),
-    check!("FN07", Core, Tokens, "a stop token ends the stream and is not part of the output",
+    check!(tokens "FN07", Core, Tokens, "a stop token ends the stream and is not part of the output",
         clause: "StopConditions::stop_token_ids; Finished::stop_token",
         breaks: "answers that run on past their end, stop text shown to users", stop_tokens_end),
     check!("FN08", Core, Tokens, "an empty prompt is refused as InvalidArgument",
@@ -62,7 +64,7 @@ async fn one_token(trial: Trial) -> CheckResult {
 }
 
 fn ends_at_limit(answer: &Answer, max_tokens: u32) -> CheckResult {
-    let tokens = answer.tokens().len();
+    let tokens = answer.generated().len();
     ensure!(
         u32::try_from(tokens) == Ok(max_tokens),
         "max_tokens = {max_tokens} gave {tokens} tokens ({:?})",
@@ -108,7 +110,31 @@ async fn long_prompts_are_refused(trial: Trial) -> CheckResult {
 
 async fn an_empty_prompt_is_refused(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    is_refused(&live, live.request(0, 4), ErrorKind::InvalidArgument).await
+    if live.medium().is_tokens() {
+        return is_refused(&live, live.request(0, 4), ErrorKind::InvalidArgument).await;
+    }
+    let takes_chat = live.config.capabilities.inputs.contains(&InputKind::Chat);
+    if takes_chat {
+        let mut request = live.request(1, 4);
+        request.input = Input::Chat(ChatInput::default());
+        is_refused(&live, request, ErrorKind::InvalidArgument).await?;
+    }
+    an_empty_text_is_no_trouble(&live).await
+}
+
+/// A template may make a prompt of nothing, so an empty text may be answered; if not, it is the sender's mistake.
+async fn an_empty_text_is_no_trouble(live: &Live) -> CheckResult {
+    let request = live.request(0, 4);
+    let ctx = live.context(&request);
+    let error = match live.try_generate(request, ctx).await? {
+        Err(error) => Some(error),
+        Ok(running) => running.finish().await?.error().cloned(),
+    };
+    match error {
+        None => Ok(()),
+        Some(error) if error.kind() == ErrorKind::InvalidArgument => Ok(()),
+        Some(error) => fail!("an empty text fails with {}: {error}", error.kind()),
+    }
 }
 
 async fn is_refused(live: &Live, request: GenerateRequest, kind: ErrorKind) -> CheckResult {
@@ -145,12 +171,17 @@ async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
     for max_tokens in [None, Some(16)] {
         let mut request = live.request(prompt_len, 1);
         request.stop.max_tokens = max_tokens;
-        let answer = live
-            .generate(request)
-            .await?
-            .finish_within(trial.limits().start)
-            .await?;
-        let tokens = answer.tokens().len();
+        let ctx = live.context(&request);
+        let running = match live.try_generate(request, ctx).await? {
+            Ok(running) => running,
+            Err(error) if is_too_long(&live, &error) => skip!(
+                NeedsTokens,
+                "a text of {prompt_len} words is more tokens than the context holds"
+            ),
+            Err(error) => fail!("a prompt that fits was refused: {error} ({})", error.kind()),
+        };
+        let answer = running.finish_within(trial.limits().start).await?;
+        let tokens = answer.generated().len();
         ensure!(
             tokens > 0 && u32::try_from(tokens).is_ok_and(|tokens| tokens <= room),
             "a prompt that leaves room for {room} tokens got {tokens} with max_tokens = {max_tokens:?}"
@@ -158,6 +189,11 @@ async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
         ends_with(&answer, FinishReason::Length)?;
     }
     Ok(())
+}
+
+/// Of a text the kit knows the words only, which may be several tokens each.
+fn is_too_long(live: &Live, error: &EngineError) -> bool {
+    !live.medium().is_tokens() && error.kind() == ErrorKind::ContextLengthExceeded
 }
 
 async fn eos_ends_unless_ignored(trial: Trial) -> CheckResult {
@@ -256,6 +292,9 @@ fn not_cancelled(what: &str, answer: &Answer) -> CheckResult {
 
 async fn min_tokens_hold(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    if !live.medium().is_tokens() {
+        return min_tokens_outlast_the_end(&live).await;
+    }
     let foretold = Foretold::ask(&live, 1).await?;
     for mut request in [foretold.stopping(), foretold.ending()] {
         let min_tokens = foretold.place + 2;
@@ -267,5 +306,30 @@ async fn min_tokens_hold(trial: Trial) -> CheckResult {
             "min_tokens = {min_tokens} gave {tokens} tokens"
         );
     }
+    Ok(())
+}
+
+/// The longest answer whose own end is waited for.
+const OWN_END_TOKENS: u32 = 256;
+
+/// Without token ids to stop at, the end is the engine's own.
+async fn min_tokens_outlast_the_end(live: &Live) -> CheckResult {
+    let mut request = live.greedy(live.prompt(4, 0), OWN_END_TOKENS);
+    request.stop.ignore_eos = false;
+    let answer = live.answer(request.clone()).await?;
+    if answer.reason() != Some(FinishReason::Stop) {
+        skip!(
+            NotDeclared,
+            "the engine does not end an answer by itself within {OWN_END_TOKENS} tokens"
+        );
+    }
+    let min_tokens = u32::try_from(answer.generated().len()).unwrap_or(0) + 2;
+    request.stop.min_tokens = min_tokens;
+    request.stop.max_tokens = Some(min_tokens + 4);
+    let tokens = live.answer(request).await?.generated().len();
+    ensure!(
+        u32::try_from(tokens).is_ok_and(|tokens| tokens >= min_tokens),
+        "min_tokens = {min_tokens} gave {tokens} tokens"
+    );
     Ok(())
 }

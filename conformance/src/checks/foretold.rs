@@ -5,8 +5,9 @@
 
 use genset_backend_common::{FinishReason, GenerateRequest, TokenId};
 
+use crate::answer::Answer;
 use crate::check::{Stop, fail, skip};
-use crate::trial::{Answer, Live};
+use crate::trial::Live;
 
 /// Tokens in the answer that is asked for first.
 const FORETOLD_TOKENS: u32 = 12;

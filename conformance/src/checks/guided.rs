@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::performance::{Times, median, ns};
+use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, skip};
-use crate::subject::Detokenize;
-use crate::trial::{Answer, Live, Trial};
+use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
     check!("GD01", Core, Guided, "an answer guided by a JSON schema validates against it",
@@ -31,7 +31,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("GD05", Core, Guided, "concurrent requests each follow their own grammar",
         clause: "LLMEngine::generate, Contract",
         breaks: "one client's answer in another client's format", own_grammar_each),
-    check!("GD06", Strict, Guided, "the end of the grammar, stop tokens and ignore_eos agree",
+    check!(tokens "GD06", Strict, Guided, "the end of the grammar, stop tokens and ignore_eos agree",
         clause: "StopConditions",
         breaks: "answers padded after their end, or stops that do not stop", ends_agree),
     check!(multi_thread "GD07", Info, Guided, "the time that a grammar adds to each token",
@@ -42,9 +42,16 @@ pub(super) const CHECKS: &[Check] = &[
 /// Enough for every grammar of the group in single characters, with white space.
 const ROOM: u32 = 512;
 
-fn detokenizer(live: &Live) -> Result<Detokenize, Stop> {
+/// How to read an answer: an answer in text is read as it is.
+type Reader = Box<dyn Fn(&Answer) -> String + Send + Sync>;
+
+fn reader(live: &Live) -> Result<Reader, Stop> {
     match &live.subject.text {
-        Some(text) => Ok(text.clone()),
+        _ if !live.medium().is_tokens() => Ok(Box::new(Answer::text)),
+        Some(text) => {
+            let text = text.clone();
+            Ok(Box::new(move |answer| text(&answer.tokens())))
+        }
         None => skip!(
             NoProbe,
             "the subject does not say how to read its tokens (with_text)"
@@ -149,8 +156,8 @@ fn declared(live: &Live, cases: Vec<Case>) -> Result<Vec<Case>, Stop> {
     Ok(cases)
 }
 
-fn ensure_holds(case: &Case, text: &Detokenize, answer: &Answer) -> CheckResult {
-    let text = text(&answer.tokens());
+fn ensure_holds(case: &Case, text: &Reader, answer: &Answer) -> CheckResult {
+    let text = text(answer);
     ensure!(
         (case.holds)(&text),
         "{:?} gave {text:?} ({:?})",
@@ -163,7 +170,7 @@ fn ensure_holds(case: &Case, text: &Detokenize, answer: &Answer) -> CheckResult 
 /// A real model may write white space until it runs out of room, so not every answer must end; half of them must.
 async fn json_validates(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let text = detokenizer(&live)?;
+    let text = reader(&live)?;
     let mut cases: Vec<Case> = schema::examples().into_iter().map(Case::schema).collect();
     cases.push(Case::object());
     let cases = declared(&live, cases)?;
@@ -197,7 +204,7 @@ async fn json_validates(trial: Trial) -> CheckResult {
 
 async fn text_matches(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let text = detokenizer(&live)?;
+    let text = reader(&live)?;
     for (seed, case) in (0..).zip(&declared(&live, texts())?) {
         let answer = live
             .answer(request(&live, case.guided.clone(), seed))
@@ -253,11 +260,11 @@ async fn truncation_is_length(trial: Trial) -> CheckResult {
         request.stop.max_tokens = Some(2);
         let answer = live.answer(request).await?;
         ensure!(
-            answer.tokens().len() == 2 && answer.reason() == Some(FinishReason::Length),
+            answer.generated().len() == 2 && answer.reason() == Some(FinishReason::Length),
             "{:?}, cut after 2 tokens, ended with {:?} after {}",
             case.guided,
             answer.reason(),
-            answer.tokens().len()
+            answer.generated().len()
         );
     }
     Ok(())
@@ -265,7 +272,7 @@ async fn truncation_is_length(trial: Trial) -> CheckResult {
 
 async fn own_grammar_each(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let text = detokenizer(&live)?;
+    let text = reader(&live)?;
     let mut cases = texts();
     cases.extend(schema::examples().into_iter().take(3).map(Case::schema));
     let cases = declared(&live, cases)?;

@@ -8,12 +8,11 @@
 //! - LC08: the Worker's deadline drops the future of `start`, so what an engine owes is that its `start` never holds the
 //!   thread for long, also where another engine has the device, and ends where it is alone.
 
-use std::num::NonZeroU32;
 use std::sync::mpsc::sync_channel;
 use std::task::Poll;
 use std::time::Duration;
 
-use genset_backend_common::{EngineConfig, ErrorKind, GenerateRequest, Role, StartContext};
+use genset_backend_common::{EngineConfig, ErrorKind, Role, StartContext};
 
 use super::leaks;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
@@ -94,23 +93,12 @@ async fn second_start(trial: Trial) -> CheckResult {
 
 /// An engine that was not started, ready to be asked all the same.
 fn unstarted(trial: &Trial) -> Live {
-    let config = EngineConfig {
-        vocab_size: NonZeroU32::new(2),
-        ..EngineConfig::new("not-started", 1024)
-    };
-    Live {
-        trial: trial.clone(),
-        subject: trial.build(),
-        config,
-        start: StartContext::detached(1),
-    }
+    Live::unstarted(trial.clone(), 1024)
 }
 
 async fn generate_before_start(trial: Trial) -> CheckResult {
     let live = unstarted(&trial);
-    let mut request = GenerateRequest::from_tokens("not-started", vec![1, 0, 1]);
-    request.stop.max_tokens = Some(1);
-    let error = live.refusal(request).await?;
+    let error = live.refusal(live.request(3, 1)).await?;
     ensure!(
         error.kind() == ErrorKind::EngineShutdown,
         "expected engine_shutdown, got {}: {error}",

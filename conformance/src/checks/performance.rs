@@ -64,7 +64,7 @@ impl Times {
             "the answer ended with {:?}",
             answer.error()
         );
-        let rest = u32::try_from(answer.tokens().len()).unwrap_or(u32::MAX);
+        let rest = u32::try_from(answer.generated().len()).unwrap_or(u32::MAX);
         self.first.push(first);
         self.between
             .push(started.elapsed().saturating_sub(first) / rest.max(1));

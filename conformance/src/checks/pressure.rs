@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use genset_backend_common::{
-    EngineError, ErrorKind, FinishReason, GenerateRequest, Input, Output, SamplingOption,
+    EngineError, ErrorKind, FinishReason, GenerateRequest, Output, SamplingOption,
 };
 use tokio::time::{Instant, timeout};
 
+use crate::answer::Answer;
 use crate::check::{Stop, ensure, fail, skip};
-use crate::trial::{Answer, Live, Running};
+use crate::trial::{Live, Running};
 
 /// What a long request asks for at most: enough to outlast every limit, little enough for a check that reads it all.
 const LONG_TOKENS: u32 = 20_000;
@@ -29,7 +30,7 @@ pub(super) fn request(
     max_tokens: u32,
 ) -> GenerateRequest {
     let mut request = live.request(prompt_len, max_tokens);
-    request.input = Input::Tokens(live.prompt(prompt_len, seed));
+    request.input = live.input(live.prompt(prompt_len, seed));
     let can = &live.config.capabilities.sampling;
     request.sampling.temperature = can.contains(&SamplingOption::Temperature).then_some(0.0);
     request
@@ -112,7 +113,7 @@ pub(super) async fn serve_first_token(
         .within(&what, limit, admitted(live, &request))
         .await??;
     ensure!(
-        matches!(first, Some(Ok(Output::Tokens(_)))),
+        matches!(first, Some(Ok(Output::Tokens(_) | Output::Text(_)))),
         "a request {when} did not begin with a token: {first:?}"
     );
     Ok(running)
@@ -191,7 +192,7 @@ pub(super) async fn crowd(live: &Live, count: u32) -> Result<Crowd, Stop> {
         match first {
             Err(_) => crowd.waiting.push(running),
             Ok(first) => match first? {
-                Some(Ok(Output::Tokens(_))) => crowd.running.push(running),
+                Some(Ok(Output::Tokens(_) | Output::Text(_))) => crowd.running.push(running),
                 Some(Err(error)) if error.kind() == ErrorKind::Overloaded => {}
                 other => fail!("a long request did not begin with a token: {other:?}"),
             },
@@ -225,7 +226,7 @@ pub(super) fn ensure_cancelled(answer: &Answer) -> Result<(), Stop> {
 
 /// The whole answer, as long as it was asked for.
 pub(super) fn ensure_complete(answer: &Answer, max_tokens: u32, whose: &str) -> Result<(), Stop> {
-    let count = answer.tokens().len();
+    let count = answer.generated().len();
     ensure!(
         answer.finished().is_some() && u32::try_from(count) == Ok(max_tokens),
         "{whose} has {count} of {max_tokens} tokens and ends with {:?}",

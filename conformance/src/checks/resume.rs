@@ -3,8 +3,9 @@
 use genset_backend_common::output::Usage;
 use genset_backend_common::{FinishReason, GenerateRequest, GuidedDecoding, GuidedKind, TokenId};
 
+use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
-use crate::trial::{Answer, Live, Trial};
+use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
     check!("MG01", Core, Resume, "a resumed greedy request goes on as the uninterrupted one would have",

@@ -1,9 +1,10 @@
 //! DT: sampling and determinism.
 
 use genset_backend_common::{
-    ErrorKind, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption, TokenId,
+    ErrorKind, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
 };
 
+use crate::answer::Generated;
 use crate::check::{Check, CheckResult, Stop, check, ensure, skip};
 use crate::trial::{Live, Trial};
 
@@ -25,13 +26,13 @@ pub(super) const CHECKS: &[Check] = &[
     check!("DT05", Strict, Sampling, "top_k = 1 is greedy at any temperature",
         clause: "SamplingOptions::top_k",
         breaks: "samplers applied in the wrong order or to the wrong tokens", top_k_one),
-    check!("DT06", Strict, Sampling, "a bias of -100 bans a token and one of +100 forces it",
+    check!(tokens "DT06", Strict, Sampling, "a bias of -100 bans a token and one of +100 forces it",
         clause: "SamplingOptions::logit_bias",
         breaks: "banned tokens that appear: the bias came after the softmax, or not at all", bias),
     check!("DT07", Strict, Logprobs, "log probabilities are at most 0, sorted, as many as asked for, and hold the chosen token",
         clause: "TokenLogprob",
         breaks: "evaluations and confidence scores computed from the wrong logits", logprobs),
-    check!("DT08", Strict, Sampling, "a penalty changes an answer that repeats itself, where it repeats itself",
+    check!(tokens "DT08", Strict, Sampling, "a penalty changes an answer that repeats itself, where it repeats itself",
         clause: "SamplingOptions::presence_penalty",
         breaks: "penalties that do nothing, or punish the wrong tokens", penalties),
     check!("DT09", Core, Tokens, "what is not declared is refused as unsupported",
@@ -53,21 +54,21 @@ fn free(live: &Live, seed: u64) -> GenerateRequest {
     request
 }
 
-async fn tokens(live: &Live, request: GenerateRequest) -> Result<Vec<TokenId>, Stop> {
+async fn generated(live: &Live, request: GenerateRequest) -> Result<Generated, Stop> {
     let answer = live.answer(request).await?;
     ensure!(
-        !answer.tokens().is_empty(),
+        !answer.generated().is_empty(),
         "the answer holds no token: {:?}",
         answer.items
     );
-    Ok(answer.tokens())
+    Ok(answer.generated())
 }
 
 async fn greedy_repeats(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     for seed in 0..3 {
-        let first = tokens(&live, greedy(&live, seed)).await?;
-        let second = tokens(&live, greedy(&live, seed)).await?;
+        let first = generated(&live, greedy(&live, seed)).await?;
+        let second = generated(&live, greedy(&live, seed)).await?;
         ensure!(
             first == second,
             "the same greedy request gave {first:?}, then {second:?}"
@@ -84,8 +85,8 @@ async fn same_seed(trial: Trial) -> CheckResult {
     for seed in 0..3 {
         let mut request = free(&live, seed);
         request.sampling.seed = Some(seed + 7);
-        let first = tokens(&live, request.clone()).await?;
-        let second = tokens(&live, request).await?;
+        let first = generated(&live, request.clone()).await?;
+        let second = generated(&live, request).await?;
         ensure!(
             first == second,
             "with the same seed came {first:?}, then {second:?}"
@@ -112,7 +113,7 @@ async fn different_seeds(trial: Trial) -> CheckResult {
     for seed in 0..8 {
         let mut request = free(&live, 0);
         request.sampling.seed = Some(seed);
-        answers.push(tokens(&live, request).await?);
+        answers.push(generated(&live, request).await?);
     }
     ensure!(
         answers.iter().any(|answer| *answer != answers[0]),
@@ -130,9 +131,9 @@ async fn has_a_choice(live: &Live) -> Result<bool, Stop> {
         let answer = live.answer(request).await?;
         return Ok(answer.logprobs().iter().any(|at| at.logprob < -0.1));
     }
-    let first = tokens(live, free(live, 0)).await?;
+    let first = generated(live, free(live, 0)).await?;
     for _ in 0..7 {
-        if tokens(live, free(live, 0)).await? != first {
+        if generated(live, free(live, 0)).await? != first {
             return Ok(true);
         }
     }
@@ -148,16 +149,16 @@ async fn temperature_zero(trial: Trial) -> CheckResult {
     for seed in 0..3 {
         let mut default = greedy(&live, seed);
         default.sampling.temperature = None;
-        let reference = tokens(&live, default.clone()).await?;
-        let is_greedy = tokens(&live, default).await? == reference;
-        let cold = tokens(&live, greedy(&live, seed)).await?;
+        let reference = generated(&live, default.clone()).await?;
+        let is_greedy = generated(&live, default).await? == reference;
+        let cold = generated(&live, greedy(&live, seed)).await?;
         ensure!(
             !is_greedy || cold == reference,
             "temperature 0 gave {cold:?}, the greedy default {reference:?}"
         );
         let mut seeded = greedy(&live, seed);
         seeded.sampling.seed = live.can(SamplingOption::Seed).then_some(seed + 1);
-        let seeded = tokens(&live, seeded).await?;
+        let seeded = generated(&live, seeded).await?;
         ensure!(
             seeded == cold,
             "at temperature 0 a seed turned {cold:?} into {seeded:?}"
@@ -172,10 +173,10 @@ async fn top_k_one(trial: Trial) -> CheckResult {
         skip!(NotDeclared, "the engine does not declare top_k");
     }
     for seed in 0..3 {
-        let reference = tokens(&live, greedy(&live, seed)).await?;
+        let reference = generated(&live, greedy(&live, seed)).await?;
         let mut request = free(&live, seed);
         request.sampling.top_k = Some(1);
-        let narrow = tokens(&live, request).await?;
+        let narrow = generated(&live, request).await?;
         ensure!(
             narrow == reference,
             "top_k = 1 gave {narrow:?}, greedy {reference:?}"
@@ -189,26 +190,26 @@ async fn bias(trial: Trial) -> CheckResult {
     if !live.can(SamplingOption::LogitBias) {
         skip!(NotDeclared, "the engine does not declare logit_bias");
     }
-    let reference = tokens(&live, greedy(&live, 0)).await?;
-    let banned = reference[0];
+    let reference = generated(&live, greedy(&live, 0)).await?;
+    let banned = reference.units()[0];
     let mut request = greedy(&live, 0);
     request.sampling.logit_bias = [(banned, -100.0)].into();
-    let without = tokens(&live, request).await?;
+    let without = generated(&live, request).await?;
     ensure!(
-        !without.contains(&banned),
+        !without.units().contains(&banned),
         "token {banned} appeared with a bias of -100: {without:?}"
     );
     let forced = (0..)
         .map(|seed| live.token(seed))
-        .find(|token| !reference.contains(token));
+        .find(|token| !reference.units().contains(token));
     let Some(forced) = forced else {
         return Ok(());
     };
     let mut request = greedy(&live, 0);
     request.sampling.logit_bias = [(forced, 100.0)].into();
-    let only = tokens(&live, request).await?;
+    let only = generated(&live, request).await?;
     ensure!(
-        only.iter().all(|token| *token == forced),
+        only.units().iter().all(|token| *token == forced),
         "other tokens appeared although {forced} had a bias of +100: {only:?}"
     );
     Ok(())
@@ -287,7 +288,11 @@ async fn penalties(trial: Trial) -> CheckResult {
             let plain = live.greedy(prompt.clone(), 64);
             let mut punished = plain.clone();
             set(&mut punished);
-            let (plain, punished) = (tokens(&live, plain).await?, tokens(&live, punished).await?);
+            let (plain, punished) = (
+                generated(&live, plain).await?,
+                generated(&live, punished).await?,
+            );
+            let (plain, punished) = (plain.units(), punished.units());
             let came_before = |place: usize| {
                 plain[..place].contains(&plain[place])
                     || (counts_prompt && prompt.contains(&plain[place]))

@@ -16,9 +16,10 @@ use genset_backend_common::{
 
 use super::growth::{Holdings, Slack};
 use super::leaks;
+use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
 use crate::subject::Subject;
-use crate::trial::{Answer, Live, Running, Trial};
+use crate::trial::{Live, Running, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
     check!("SH01", Core, Tokens, "cleanup after start succeeds",

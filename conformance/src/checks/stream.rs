@@ -7,8 +7,9 @@ use genset_backend_common::output::{Output, Violation};
 use genset_backend_common::{CancelReason, EngineError, GenerateRequest};
 
 use super::foretold::Foretold;
+use crate::answer::{Answer, Generated};
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
-use crate::trial::{Answer, Live, Running, Trial};
+use crate::trial::{Live, Running, Trial};
 
 mod timing;
 
@@ -30,7 +31,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("ST05", Core, Tokens, "an error is the last item of its stream",
         clause: "LLMEngine::generate, Contract: nothing after the terminal item",
         breaks: "tokens after an error, billed and shown", an_error_is_terminal),
-    check!("ST06", Core, Tokens, "token ids are below the vocabulary size",
+    check!(tokens "ST06", Core, Tokens, "token ids are below the vocabulary size",
         clause: "EngineConfig::vocab_size",
         breaks: "panics in the detokenizer", token_ids_in_range),
     // One request is one sequence; a client's n becomes n requests before the engine, so there is no choice index to look
@@ -75,14 +76,16 @@ async fn at_least_one_item(trial: Trial) -> CheckResult {
 
 async fn exactly_one_terminal(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let foretold = Foretold::ask(&live, 2).await?;
-    // The stop token comes where max_tokens would end the sequence too.
-    let mut both = foretold.stopping();
-    both.stop.max_tokens = Some(foretold.place + 1);
-    one_terminal(
-        "a stop token as the last token allowed",
-        &live.answer(both).await?,
-    )?;
+    if live.medium().is_tokens() {
+        let foretold = Foretold::ask(&live, 2).await?;
+        // The stop token comes where max_tokens would end the sequence too.
+        let mut both = foretold.stopping();
+        both.stop.max_tokens = Some(foretold.place + 1);
+        one_terminal(
+            "a stop token as the last token allowed",
+            &live.answer(both).await?,
+        )?;
+    }
     one_terminal("a cancelled request", &cancelled_answer(&live).await?)
 }
 
@@ -124,14 +127,18 @@ async fn nothing_after_terminal(trial: Trial) -> CheckResult {
 
 async fn never_without_terminal(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let stopping = Foretold::ask(&live, 2).await?.stopping();
+    let mut stopping = live.request(4, LONG_ANSWER_TOKENS);
+    stopping.stop.ignore_eos = false;
+    if live.medium().is_tokens() {
+        stopping = Foretold::ask(&live, 2).await?.stopping();
+    }
     let answers = [
         ("a short answer", live.answer(live.request(4, 1)).await?),
         (
             "a long answer",
             live.answer(live.request(4, LONG_ANSWER_TOKENS)).await?,
         ),
-        ("an answer with a stop token", live.answer(stopping).await?),
+        ("an answer that may stop", live.answer(stopping).await?),
         ("a cancelled request", cancelled_answer(&live).await?),
     ];
     for (what, answer) in answers {
@@ -200,7 +207,7 @@ async fn siblings_stay_apart(trial: Trial) -> CheckResult {
             "sequence {index} has no terminal of its own: {:?}",
             answer.error()
         );
-        let tokens = answer.tokens().len();
+        let tokens = answer.generated().len();
         ensure!(
             u32::try_from(tokens) == Ok(max_tokens),
             "sequence {index} should have {max_tokens} tokens, but has {tokens}"
@@ -212,7 +219,7 @@ async fn siblings_stay_apart(trial: Trial) -> CheckResult {
 async fn a_slow_reader_loses_nothing(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let request = live.greedy(live.prompt(4, 0), LONG_ANSWER_TOKENS);
-    let swift = live.answer(request.clone()).await?.tokens();
+    let swift = live.answer(request.clone()).await?.generated();
     let slow = read_slowly(&live, request.clone()).await?;
     ensure!(
         slow.len() == swift.len(),
@@ -221,10 +228,11 @@ async fn a_slow_reader_loses_nothing(trial: Trial) -> CheckResult {
         slow.len()
     );
     // An engine that never answers alike is no proof either way; DT01 judges it.
-    if slow != swift && live.answer(request).await?.tokens() == swift {
+    if slow != swift && live.answer(request).await?.generated() == swift {
         let place = slow
+            .units()
             .iter()
-            .zip(&swift)
+            .zip(swift.units())
             .position(|(slow, swift)| slow != swift);
         fail!("a slow reader got other tokens than a swift one, from place {place:?} on");
     }
@@ -232,18 +240,18 @@ async fn a_slow_reader_loses_nothing(trial: Trial) -> CheckResult {
 }
 
 /// Reads an answer with a stall after its first tokens, long enough for the engine to run into its reader.
-async fn read_slowly(live: &Live, request: GenerateRequest) -> Result<Vec<u32>, Stop> {
+async fn read_slowly(live: &Live, request: GenerateRequest) -> Result<Generated, Stop> {
     let mut running = live.generate(request).await?;
     let mut tokens = running.read_tokens(2).await?;
     tokio::time::sleep(live.trial.limits().cancel).await;
-    tokens.extend(running.finish().await?.tokens());
+    tokens.extend(&running.finish().await?.generated());
     Ok(tokens)
 }
 
 async fn no_empty_items(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let answer = live.answer(live.request(4, 16)).await?;
-    ensure!(!answer.tokens().is_empty(), "no token was generated");
+    ensure!(!answer.generated().is_empty(), "no token was generated");
     for (place, output) in answer.items.iter().flatten().enumerate() {
         ensure!(
             output.is_terminal() || output.token_count() > 0,
@@ -268,7 +276,7 @@ async fn streams_move_between_threads(trial: Trial) -> CheckResult {
     if let Some(Some(Ok(output))) = item.transpose()? {
         read += usize::try_from(output.token_count()).unwrap_or(usize::MAX);
     }
-    read += read_there.finish().await?.tokens().len();
+    read += read_there.finish().await?.generated().len();
     ensure!(
         u32::try_from(read) == Ok(LONG_ANSWER_TOKENS),
         "of {LONG_ANSWER_TOKENS} tokens, {read} came when the stream was read on two threads"
@@ -284,7 +292,7 @@ async fn streams_move_between_threads(trial: Trial) -> CheckResult {
     );
     let after = live.answer(live.request(4, 4)).await?;
     ensure!(
-        after.tokens().len() == 4,
+        after.generated().len() == 4,
         "the engine no longer answers after that"
     );
     Ok(())

@@ -3,11 +3,12 @@
 //! A Worker mends the usage of an engine that counts wrongly, and reports it; what is judged here is the engine's own count.
 
 use genset_backend_common::output::Usage;
-use genset_backend_common::{CancelReason, GenerateRequest};
+use genset_backend_common::{CancelReason, GenerateRequest, TokenId};
 
 use super::foretold::Foretold;
+use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
-use crate::trial::{Answer, Trial};
+use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
     // The type of the terminal has a usage always; left unfilled it is all zeros.
@@ -22,7 +23,7 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "bills that drift from what was delivered", completion_tokens_are_the_streams),
     // The total is computed from its parts, so it cannot disagree with them; what is left is arithmetic that wraps or
     // saturates where there is nothing to count.
-    check!("US04", Core, Tokens, "the total is the prompt's length when the first token ends the sequence",
+    check!(tokens "US04", Core, Tokens, "the total is the prompt's length when the first token ends the sequence",
         clause: "Usage::total_tokens",
         breaks: "a count below zero that wraps into a bill of four billion tokens", nothing_streamed_costs_the_prompt),
     check!("US05", Strict, Tokens, "cached_tokens is at most the prompt's length, and a prompt sent again does not lower it",
@@ -38,11 +39,10 @@ pub(super) const CHECKS: &[Check] = &[
 
 async fn usage_is_filled_in(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let foretold = Foretold::ask(&live, 2).await?;
-    let ends = [
-        ("length", foretold.request()),
-        ("a stop token", foretold.stopping()),
-    ];
+    let mut ends = vec![("length", live.request(4, 4))];
+    if live.medium().is_tokens() {
+        ends.push(("a stop token", Foretold::ask(&live, 2).await?.stopping()));
+    }
     for (end, request) in ends {
         let usage = usage_of(&live.answer(request).await?)?;
         ensure!(
@@ -66,26 +66,46 @@ fn usage_of(answer: &Answer) -> Result<Usage, Stop> {
 
 async fn prompt_tokens_are_the_prompts(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    let mut longest = 0;
     for prompt_len in [1, 2, 17, 33] {
-        let usage = usage_of(&live.answer(live.request(prompt_len, 2)).await?)?;
+        let counted = usage_of(&live.answer(live.request(prompt_len, 2)).await?)?.prompt_tokens;
         ensure!(
-            usize::try_from(usage.prompt_tokens) == Ok(prompt_len),
-            "a prompt of {prompt_len} tokens is counted as {}",
-            usage.prompt_tokens
+            !live.medium().is_tokens() || usize::try_from(counted) == Ok(prompt_len),
+            "a prompt of {prompt_len} tokens is counted as {counted}"
         );
+        // How many tokens a text is, only its engine knows; but more words are not fewer tokens, and many are more.
+        let least = if prompt_len > 2 {
+            longest + 1
+        } else {
+            longest.max(1)
+        };
+        ensure!(
+            counted >= least,
+            "a prompt of {prompt_len} words is counted as {counted} tokens, a shorter one as {longest}"
+        );
+        longest = counted;
     }
     Ok(())
 }
 
+/// What a prompt counts as: its tokens, or what the engine said of the same text when it was alone.
+async fn prompt_tokens_of(live: &Live, prompt: Vec<TokenId>) -> Result<u32, Stop> {
+    if live.medium().is_tokens() {
+        return Ok(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
+    }
+    let alone = live.answer(live.greedy(prompt, 1)).await?;
+    Ok(usage_of(&alone)?.prompt_tokens)
+}
+
 async fn completion_tokens_are_the_streams(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let foretold = Foretold::ask(&live, 2).await?;
-    let requests = [
-        live.request(4, 1),
-        live.request(4, 9),
-        foretold.stopping(),
-        foretold.ending(),
-    ];
+    let mut ending_itself = live.request(4, 64);
+    ending_itself.stop.ignore_eos = false;
+    let mut requests = vec![live.request(4, 1), live.request(4, 9), ending_itself];
+    if live.medium().is_tokens() {
+        let foretold = Foretold::ask(&live, 2).await?;
+        requests.extend([foretold.stopping(), foretold.ending()]);
+    }
     for request in requests {
         let stop = request.stop.clone();
         let answer = live.answer(request).await?;
@@ -96,7 +116,7 @@ async fn completion_tokens_are_the_streams(trial: Trial) -> CheckResult {
 
 /// Counts what was delivered against what the engine says.
 fn completion_is_what_came(answer: &Answer, what: &str) -> CheckResult {
-    let (usage, tokens) = (usage_of(answer)?, answer.tokens().len());
+    let (usage, tokens) = (usage_of(answer)?, answer.generated().len());
     ensure!(
         usize::try_from(usage.completion_tokens) == Ok(tokens),
         "{tokens} tokens were streamed and {} counted, {what}",
@@ -125,10 +145,15 @@ async fn cached_tokens_are_of_the_prompt(trial: Trial) -> CheckResult {
     let mut cached = Vec::new();
     for _ in 0..3 {
         let usage = usage_of(&live.answer(request.clone()).await?)?;
-        let tokens = usage.cached_tokens.unwrap_or(0);
+        let (tokens, prompt) = (usage.cached_tokens.unwrap_or(0), usage.prompt_tokens);
+        let prompt = if live.medium().is_tokens() {
+            61
+        } else {
+            prompt
+        };
         ensure!(
-            tokens <= 61,
-            "of a prompt of 61 tokens, {tokens} are said to be cached"
+            tokens <= prompt,
+            "of a prompt of {prompt} tokens, {tokens} are said to be cached"
         );
         cached.push(usage.cached_tokens);
     }
@@ -144,20 +169,21 @@ async fn cached_tokens_are_of_the_prompt(trial: Trial) -> CheckResult {
 
 async fn cancelled_usage_is_what_was_delivered(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    let prompt_tokens = prompt_tokens_of(&live, live.prompt(7, 0)).await?;
     let room = live.config.context_length_tokens.saturating_sub(7).max(1);
     let mut running = live.generate(live.request(7, room.min(1000))).await?;
     let read = running.read_tokens(3).await?.len();
     running.ctx.cancel(CancelReason::Client);
     let answer = running.finish().await?;
-    let (usage, delivered) = (usage_of(&answer)?, read + answer.tokens().len());
+    let (usage, delivered) = (usage_of(&answer)?, read + answer.generated().len());
     ensure!(
         usize::try_from(usage.completion_tokens) == Ok(delivered),
         "{delivered} tokens were delivered before the cancellation took hold, {} are counted",
         usage.completion_tokens
     );
     ensure!(
-        usage.prompt_tokens == 7,
-        "a prompt of 7 tokens is counted as {} after a cancellation",
+        usage.prompt_tokens == prompt_tokens,
+        "a prompt of {prompt_tokens} tokens is counted as {} after a cancellation",
         usage.prompt_tokens
     );
     Ok(())
@@ -173,14 +199,20 @@ async fn concurrent_usage_is_each_ones(trial: Trial) -> CheckResult {
             live.greedy(live.prompt(*prompt_len, seed), *max_tokens)
         })
         .collect();
+    let mut prompts = Vec::new();
+    for ((prompt_len, _), seed) in lengths.iter().zip(0..) {
+        prompts.push(prompt_tokens_of(&live, live.prompt(*prompt_len, seed)).await?);
+    }
     let answers = live.answers(requests).await?;
-    for (answer, (prompt_len, max_tokens)) in answers.iter().zip(lengths) {
+    for (answer, ((prompt_len, max_tokens), prompt)) in
+        answers.iter().zip(lengths.iter().zip(prompts))
+    {
         let what =
             format!("for {prompt_len} prompt tokens and max_tokens = {max_tokens}, among others");
         completion_is_what_came(answer, &what)?;
         let prompt_tokens = usage_of(answer)?.prompt_tokens;
         ensure!(
-            usize::try_from(prompt_tokens) == Ok(prompt_len),
+            prompt_tokens == prompt,
             "{prompt_tokens} prompt tokens are counted {what}"
         );
     }

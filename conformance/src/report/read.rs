@@ -3,7 +3,7 @@
 use super::{Report, SCHEMA};
 
 /// Versions that are read as they are: what came after them has a default.
-const EARLIER: &[&str] = &["genset-conformance/1"];
+const EARLIER: &[&str] = &["genset-conformance/1", "genset-conformance/2"];
 
 /// Why a text is no report.
 #[derive(Debug, thiserror::Error)]

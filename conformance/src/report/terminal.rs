@@ -22,6 +22,7 @@ const GROUPS: &[(&str, &str)] = &[
     ("KV", "KV events"),
     ("DG", "prefill and decode"),
     ("MG", "resume and migration"),
+    ("SP", "engines in a process of their own"),
     ("PF", "measurements"),
 ];
 
@@ -198,7 +199,9 @@ impl Report {
         line(out, format_args!("  seen    {seen}"));
         if let Some(known) = known {
             line(out, format_args!("  breaks  {}", known.breaks));
-            line(out, format_args!("  clause  {}", known.clause));
+            let source = known.source().map(|source| format!(" ({source})"));
+            let source = source.unwrap_or_default();
+            line(out, format_args!("  clause  {}{source}", known.clause));
         }
         line(out, format_args!("  replay  {}", self.replay_of(check)));
     }
@@ -243,6 +246,8 @@ fn skip_words(code: SkipReason) -> &'static str {
         SkipReason::Level => "above the level",
         SkipReason::Filtered => "left out by name",
         SkipReason::NotMeasured => "not measured",
+        SkipReason::NeedsTokens => "about tokens",
+        SkipReason::Waived => "waived",
     }
 }
 

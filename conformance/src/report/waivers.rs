@@ -224,7 +224,7 @@ impl Waivers {
             },
             (Expect::Fail, Verdict::Pass) => Verdict::UnexpectedPass { waiver: text },
             (Expect::Skip, Verdict::Pass | Verdict::Fail { .. }) => Verdict::Skip {
-                code: SkipReason::Filtered,
+                code: SkipReason::Waived,
                 reason: text,
             },
             (_, verdict) => verdict.clone(),

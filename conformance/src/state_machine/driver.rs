@@ -1,6 +1,5 @@
 //! Performs a sequence on a fresh engine, beside the model.
 
-use std::num::NonZeroU32;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,8 +8,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::{Either, join, join_all, select};
 use genset_backend_common::{
-    CancelReason, DrainContext, EngineConfig, EngineError, ErrorKind, Output, OutputStream,
-    RequestContext, StartContext,
+    CancelReason, DrainContext, EngineError, ErrorKind, Output, OutputStream, RequestContext,
 };
 use tokio::time::timeout;
 
@@ -44,20 +42,8 @@ struct Driver {
 
 impl Driver {
     fn new(trial: Trial) -> Self {
-        let subject = trial.build();
-        // What requests before the start are made from.
-        let config = EngineConfig {
-            vocab_size: NonZeroU32::new(2),
-            ..EngineConfig::new("not-started", 4096)
-        };
-        let live = Live {
-            trial,
-            subject,
-            config,
-            start: StartContext::detached(1),
-        };
         Self {
-            live,
+            live: Live::unstarted(trial, 4096),
             phase: Phase::Built,
             requests: Vec::new(),
         }
@@ -117,12 +103,7 @@ impl Driver {
             is_alone = true;
             sent = self.send(asked).await?;
         }
-        let vocab_size = self
-            .live
-            .config
-            .vocab_size
-            .map_or(u32::MAX, NonZeroU32::get);
-        let model = StreamModel::new(asked, vocab_size, self.phase, is_alone);
+        let model = StreamModel::new(asked, &self.live, self.phase, is_alone);
         let mut request = match sent {
             Ok(running) => Request::accepted(model, running),
             Err(error) => {

@@ -1,9 +1,13 @@
 //! The reference model: what the contract allows an engine in each state, and each stream of it. Pure; the driver asks it.
 
+use std::num::NonZeroU32;
+
 use genset_backend_common::output::{Finished, Violation};
 use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, TokenId};
 
 use super::operation::Asked;
+use crate::medium::Medium;
+use crate::trial::Live;
 
 /// The life of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +82,7 @@ enum Standing {
 pub(super) struct StreamModel {
     asked: Asked,
     vocab_size: u32,
+    medium: Medium,
     /// The engine's phase when it accepted the request.
     accepted_in: Phase,
     /// Whether nothing else was in flight then.
@@ -88,10 +93,12 @@ pub(super) struct StreamModel {
 }
 
 impl StreamModel {
-    pub(super) fn new(asked: Asked, vocab_size: u32, accepted_in: Phase, is_alone: bool) -> Self {
+    /// A request sent to `live`.
+    pub(super) fn new(asked: Asked, live: &Live, accepted_in: Phase, is_alone: bool) -> Self {
         Self {
             asked,
-            vocab_size,
+            vocab_size: live.config.vocab_size.map_or(u32::MAX, NonZeroU32::get),
+            medium: live.medium(),
             accepted_in,
             is_alone,
             tokens: 0,
@@ -163,9 +170,11 @@ impl StreamModel {
                 self.standing = Standing::Ended;
                 Ok(())
             }
+            Ok(Output::Text(chunk)) if !self.medium.is_tokens() => self.count(chunk.token_count),
             Ok(other @ (Output::Text(_) | Output::Embeddings(_))) => Err(format!(
-                "{} was asked for tokens and gave {other:?}",
-                self.name()
+                "{} was asked for {:?} and gave {other:?}",
+                self.name(),
+                self.medium
             )),
             Err(error) => {
                 self.observe_error(error, phase, is_first)?;
@@ -199,14 +208,17 @@ impl StreamModel {
 
     fn observe_tokens(&mut self, tokens: &[TokenId]) -> Result<(), String> {
         let name = self.name();
-        let max = self.asked.max_tokens;
         if let Some(token) = tokens.iter().find(|token| **token >= self.vocab_size) {
             let size = self.vocab_size;
             return Err(format!(
                 "{name} gave token {token} of a vocabulary of {size}"
             ));
         }
-        let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        self.count(u32::try_from(tokens.len()).unwrap_or(u32::MAX))
+    }
+
+    fn count(&mut self, count: u32) -> Result<(), String> {
+        let (name, max) = (self.name(), self.asked.max_tokens);
         self.tokens = self.tokens.saturating_add(count);
         if self.tokens > max {
             let tokens = self.tokens;
@@ -249,7 +261,8 @@ impl StreamModel {
         }
         let usage = finished.usage;
         let prompt = self.asked.prompt_len;
-        if usage.prompt_tokens != prompt {
+        // Of text, only the engine knows how many tokens it is.
+        if self.medium.is_tokens() && usage.prompt_tokens != prompt {
             let counted = usage.prompt_tokens;
             return Err(format!(
                 "{name} has {prompt} prompt tokens, its usage says {counted}"

@@ -8,10 +8,10 @@ use genset_backend_common::{
     RequestContext, StartContext, async_trait,
 };
 
-use crate::{EchoArgs, pause};
+use crate::{EchoArgs, ends, pause};
 
 /// Echoes the prompt's tokens, template and all. Stops where the prompt has an end-of-sequence token, unless the request
-/// ignores those, and at the prompt's end.
+/// ignores those, and at the prompt's end. Where it must not end yet (`ignore_eos`, `min_tokens`), the prompt begins again.
 #[derive(Debug)]
 pub struct EchoCore {
     delay: Duration,
@@ -58,9 +58,12 @@ impl LLMEngine for EchoCore {
         let tokens = request.tokens()?.to_vec();
         let delay = self.delay;
         Ok(output::stream(ctx, move |out| async move {
-            for (generated, token) in (0..).zip(tokens) {
+            for (generated, token) in (0..).zip(tokens.iter().copied().cycle()) {
                 if generated == max_tokens {
                     return Ok(Finish::length());
+                }
+                if ends(&request.stop, tokens.len(), generated) {
+                    break;
                 }
                 pause(delay).await;
                 if request.stop.is_stop(token, generated) {
@@ -106,7 +109,7 @@ mod tests {
         assert_eq!(echo(|_| {}).await, (2, FinishReason::Stop));
         assert_eq!(
             echo(|request| request.stop.ignore_eos = true).await,
-            (4, FinishReason::Stop)
+            (4, FinishReason::Length)
         );
         assert_eq!(
             echo(|request| request.stop.max_tokens = Some(1)).await,

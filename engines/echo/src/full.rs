@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
-    Capabilities, ChatInput, EngineConfig, EngineError, EngineState, GenerateRequest, Input,
-    LLMEngine, RequestContext, StartContext, async_trait,
+    Capabilities, ChatInput, EngineConfig, EngineError, EngineState, ErrorKind, GenerateRequest,
+    Input, LLMEngine, RequestContext, StartContext, async_trait,
 };
 
-use crate::{EchoArgs, pause};
+use crate::{EchoArgs, ends, pause};
 
 /// The most tokens (words) of prompt and answer together.
 const CONTEXT_LENGTH: u32 = 1 << 20;
 
 /// Echoes the prompt's text, or the last user message of a chat, word by word. A word with the space before it counts as
-/// a token.
+/// a token. Where it must not end yet (`ignore_eos`, `min_tokens`), the text begins again.
 #[derive(Debug)]
 pub struct EchoFull {
     delay: Duration,
@@ -58,24 +58,45 @@ impl LLMEngine for EchoFull {
                 ));
             }
         };
-        let max_tokens = request.stop.max_tokens.unwrap_or(u32::MAX);
-        let delay = self.delay;
+        let words = words_of(&text);
+        let prompt_tokens = u32::try_from(words.len()).unwrap_or(u32::MAX);
+        let room = room(prompt_tokens)?;
+        let (stop, delay) = (request.stop, self.delay);
+        let max_tokens = stop.max_tokens.unwrap_or(room).min(room);
+        // So that the usage is right also when the request is cancelled: of text, nobody else counts the prompt.
+        let ctx = ctx.with_prompt_tokens(prompt_tokens);
         Ok(output::stream(ctx, move |out| async move {
-            let words = u32::try_from(words(&text).count()).unwrap_or(u32::MAX);
-            for (generated, word) in (0..).zip(words_of(&text)) {
+            for (generated, word) in (0..).zip(words.iter().cycle()) {
                 if generated == max_tokens {
-                    return Ok(Finish::length().with_prompt_tokens(words));
+                    return Ok(Finish::length());
+                }
+                if ends(&stop, words.len(), generated) {
+                    break;
                 }
                 pause(delay).await;
-                out.text(word, 1).await?;
+                out.text(word.as_str(), 1).await?;
             }
-            Ok(Finish::stop().with_prompt_tokens(words))
+            Ok(Finish::stop())
         }))
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
         drop(self.started.take());
         Ok(())
+    }
+}
+
+/// How many words the context leaves for the answer.
+fn room(prompt_tokens: u32) -> Result<u32, EngineError> {
+    match CONTEXT_LENGTH.saturating_sub(prompt_tokens) {
+        0 => {
+            let message = format!(
+                "the text has {prompt_tokens} words, but the context holds {CONTEXT_LENGTH} with the answer; shorten it"
+            );
+            let error = EngineError::new(ErrorKind::ContextLengthExceeded, message);
+            Err(error.with_field("prompt"))
+        }
+        room => Ok(room),
     }
 }
 

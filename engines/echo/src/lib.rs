@@ -6,6 +6,8 @@ mod full;
 
 use std::time::Duration;
 
+use genset_backend_common::StopConditions;
+
 pub use core::EchoCore;
 pub use full::EchoFull;
 
@@ -33,6 +35,14 @@ impl EchoArgs {
     fn delay(&self) -> Duration {
         Duration::from_millis(self.token_echo_delay_ms)
     }
+}
+
+/// Whether an answer that repeats a prompt of `prompt_len` tokens ends before token number `generated`: at the prompt's end,
+/// unless it must go on.
+fn ends(stop: &StopConditions, prompt_len: usize, generated: u32) -> bool {
+    let place = usize::try_from(generated).unwrap_or(usize::MAX);
+    let is_at_end = place > 0 && place.is_multiple_of(prompt_len);
+    is_at_end && !stop.ignore_eos && generated >= stop.min_tokens
 }
 
 /// Waits before a token; not at all for a zero delay, which even a timer that is due would cost.

@@ -62,11 +62,51 @@ mod chunks_of_tokens {
     suite!(|_: &Scenario| engine());
 }
 
-/// Without one it takes text. The kit speaks in tokens, so a reader between the two spells them as numbers.
+/// Without one it takes text, and so the kit speaks in text.
 mod text {
-    use genset_conformance::{Scenario, suite};
+    use genset_conformance::{
+        Scenario, SequenceOptions, SkipReason, Verdict, run_conformance, run_sequences, suite,
+    };
+    use genset_engine_scripted::ScriptedEngine;
 
-    use crate::common::Spelled;
+    use crate::common::script;
 
-    suite!(|_: &Scenario| Spelled::new());
+    const PANGRAM: &str = "[[reply]]\nfirst_token_ms = 20\ntoken_ms = 1\n\
+        text = 'The quick brown fox jumps over the lazy dog.'";
+
+    fn engine() -> ScriptedEngine {
+        ScriptedEngine::from_script(script(PANGRAM))
+    }
+
+    suite!(|_: &Scenario| engine());
+
+    /// A check that does not apply passes too.
+    #[test]
+    fn only_what_is_about_tokens_is_left_out() {
+        let report = run_conformance(|_: &Scenario| engine());
+        report.assert_conformant();
+        let is_about_tokens = |verdict: &Verdict| {
+            matches!(
+                verdict,
+                Verdict::Skip {
+                    code: SkipReason::NeedsTokens,
+                    ..
+                }
+            )
+        };
+        let checks = report
+            .checks
+            .iter()
+            .filter(|check| is_about_tokens(&check.verdict));
+        let ids: Vec<&str> = checks.map(|check| check.id.as_str()).collect();
+        assert_eq!(
+            ids,
+            ["ST06", "FN06", "FN07", "US04", "DT06", "DT08", "ER02"]
+        );
+    }
+
+    #[test]
+    fn random_sequences_of_operations_keep_the_contract() {
+        run_sequences(|_: &Scenario| engine(), &SequenceOptions::default()).unwrap();
+    }
 }

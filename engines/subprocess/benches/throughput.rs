@@ -1,7 +1,9 @@
-//! Tokens a second through the boundary, at 64 streams, and what they cost this side in CPU time.
+//! What the boundary costs: tokens a second at 64 streams and this side's CPU time for each, the delay of a first token, and this
+//! side's memory. Once with an engine on the Python package, once with one in Rust.
 //!
-//! `cargo bench -p genset-engine-subprocess --bench throughput`. The engine makes a token for every stream in each step and does
-//! nothing else, so what is measured is the package and the crate. Linux only: CPU time is read from /proc.
+//! `cargo bench -p genset-engine-subprocess --bench throughput`. The engines make a chunk for every stream in each step and do
+//! nothing else, so what is measured is the package and the crate. Medians of five. Linux only: CPU time and memory are read from
+//! /proc.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,6 +13,8 @@
     reason = "a benchmark fails by panicking and prints its figures"
 )]
 
+#[path = "rust_child.rs"]
+mod rust_child;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
@@ -19,52 +23,104 @@ use std::path::Path;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use genset_backend_common::{GenerateRequest, LLMEngine, RequestContext, StartContext};
-use genset_engine_subprocess::SubprocessEngine;
+use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
 use tokio::time::Instant;
 
 const STREAMS: u32 = 64;
 const TOKENS_A_STREAM: u32 = 8192;
+const REPEATS: usize = 5;
+const FIRST_TOKENS: usize = 400;
 /// Of /proc: a hundredth of a second, on every Linux there is.
 const TICK_S: f64 = 0.01;
 
 fn main() {
+    if let Ok(fd) = std::env::var("GENSET_ENGINE_FD") {
+        let tokens_a_chunk = std::env::args().nth(1).unwrap();
+        return rust_child::serve(fd.parse().unwrap(), tokens_a_chunk.parse().unwrap());
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
-    for tokens_a_chunk in [1, 4] {
-        runtime.block_on(measure(tokens_a_chunk));
+    println!("memory of this side before: {:.1} MiB", memory_mib("VmRSS"));
+    for child in ["Python", "Rust"] {
+        for tokens_a_chunk in [1, 4] {
+            runtime.block_on(measure(child, tokens_a_chunk));
+        }
     }
+    println!(
+        "memory of this side: {:.1} MiB, at most {:.1} MiB",
+        memory_mib("VmRSS"),
+        memory_mib("VmHWM")
+    );
 }
 
-async fn measure(tokens_a_chunk: u32) {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/stepping.py");
-    let config = support::program(&script).with_args([tokens_a_chunk.to_string()]);
-    let engine = SubprocessEngine::new(config);
+/// The process of the engine.
+fn process(child: &str, tokens_a_chunk: u32) -> SubprocessConfig {
+    let config = if child == "Rust" {
+        SubprocessConfig::new(std::env::current_exe().unwrap())
+    } else {
+        support::program(&Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/stepping.py"))
+    };
+    config.with_args([tokens_a_chunk.to_string()])
+}
+
+async fn measure(child: &str, tokens_a_chunk: u32) {
+    let engine = SubprocessEngine::new(process(child, tokens_a_chunk));
     engine.start(StartContext::detached(1)).await.unwrap();
     read_all(&engine, TOKENS_A_STREAM / 16).await;
-    let (began, cpu) = (Instant::now(), cpu_s());
-    let tokens = f64::from(read_all(&engine, TOKENS_A_STREAM).await);
-    let (wall, cpu) = (began.elapsed().as_secs_f64(), cpu_s() - cpu);
+    let (mut rates, mut costs) = (Vec::new(), Vec::new());
+    for _ in 0..REPEATS {
+        let (began, cpu) = (Instant::now(), cpu_s());
+        let tokens = f64::from(read_all(&engine, TOKENS_A_STREAM).await);
+        let (wall, cpu) = (began.elapsed().as_secs_f64(), cpu_s() - cpu);
+        rates.push(tokens / wall);
+        costs.push(cpu / tokens * 1e6);
+    }
+    let mut delays = Vec::new();
+    for _ in 0..FIRST_TOKENS {
+        delays.push(first_token_us(&engine).await);
+    }
     println!(
-        "{tokens_a_chunk} tokens a chunk: {:.0} tokens/s, {:.2} us CPU a token on this side",
-        tokens / wall,
-        cpu / tokens * 1e6
+        "{child}, {tokens_a_chunk} tokens a chunk: {:.0} tokens/s, {:.2} us CPU a token on this side, first token after {:.0} us",
+        median(rates),
+        median(costs),
+        median(delays)
     );
     engine.cleanup().await.unwrap();
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn request(max_tokens: u32) -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("stepping", vec![1]);
+    request.stop.max_tokens = Some(max_tokens);
+    request
 }
 
 /// Reads the answers to one request on each stream; the number of tokens.
 async fn read_all(engine: &SubprocessEngine, max_tokens: u32) -> u32 {
     let answers = (0..STREAMS).map(async |stream| {
-        let mut request = GenerateRequest::from_tokens("stepping", vec![1]);
-        request.stop.max_tokens = Some(max_tokens);
         let ctx = RequestContext::new(stream.to_string());
-        let outputs = engine.generate(request, ctx).await.unwrap();
+        let outputs = engine.generate(request(max_tokens), ctx).await.unwrap();
         let counts = outputs.map(|output| output.unwrap().token_count());
         counts.fold(0, async |sum, count| sum + count).await
     });
     join_all(answers).await.into_iter().sum()
+}
+
+/// The time from a request to its first token, when nothing else is under way. The engine's own part is next to nothing.
+async fn first_token_us(engine: &SubprocessEngine) -> f64 {
+    let began = Instant::now();
+    let ctx = RequestContext::new("one");
+    let mut outputs = engine.generate(request(4), ctx).await.unwrap();
+    outputs.next().await.unwrap().unwrap();
+    let delay = began.elapsed();
+    while outputs.next().await.is_some() {}
+    delay.as_secs_f64() * 1e6
 }
 
 /// CPU seconds of this process, user and system.
@@ -81,4 +137,12 @@ fn cpu_s() -> f64 {
         .map(|f| f.parse::<f64>().unwrap())
         .sum();
     ticks * TICK_S
+}
+
+/// Memory of this process by its name in /proc, in MiB.
+fn memory_mib(name: &str) -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    let kib: f64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kib / 1024.0
 }

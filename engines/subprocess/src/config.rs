@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use genset_backend_common::EngineError;
 
+use crate::restart::RestartPolicy;
+
 /// The least a `Hello` may announce as its largest payload.
 pub(crate) const MIN_FRAME_BYTES: u32 = 64 << 10;
 
@@ -47,6 +49,8 @@ pub struct SubprocessConfig {
     pub max_frame_bytes: u32,
     /// How many of the last lines on standard error an error carries.
     pub stderr_lines: usize,
+    /// Whether a process that ended by itself is started again; `None` for never: then the engine is dead.
+    pub restart: Option<RestartPolicy>,
 }
 
 impl SubprocessConfig {
@@ -67,6 +71,7 @@ impl SubprocessConfig {
             window: 256,
             max_frame_bytes: 16 << 20,
             stderr_lines: 20,
+            restart: None,
         }
     }
 
@@ -112,6 +117,13 @@ impl SubprocessConfig {
         self
     }
 
+    /// Has a process that ended started again, as [`RestartPolicy::new`] says; 0 for never.
+    #[must_use]
+    pub fn with_restarts(mut self, max_restarts: u32) -> Self {
+        self.restart = (max_restarts > 0).then(|| RestartPolicy::new(max_restarts));
+        self
+    }
+
     /// The command as one line, for logs and errors.
     #[must_use]
     pub fn command_line(&self) -> String {
@@ -139,7 +151,7 @@ impl SubprocessConfig {
                 "must be longer than heartbeat_interval",
             )
         } else {
-            return Ok(());
+            return self.restart.map_or(Ok(()), |policy| policy.validate());
         };
         Err(EngineError::invalid_argument(problem.0, problem.1))
     }

@@ -1,44 +1,32 @@
 //! [`SubprocessEngine`]: the process as an engine.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::wire::{GoAwayCode, RequestHead};
 use genset_backend_common::{
     Adapter, ControlReply, ControlRequest, DrainContext, EngineConfig, EngineControls, EngineError,
-    EngineState, GenerateRequest, LLMEngine, OutputStream, ProgressReporter, RequestContext, Role,
-    SleepLevel, StartContext, async_trait,
+    EngineState, GenerateRequest, LLMEngine, OutputStream, RequestContext, SleepLevel,
+    StartContext, async_trait,
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
-use tokio::net::UnixStream;
 use tokio::time::{Duration, timeout};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use tracing::Level;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 
-use crate::call::Call;
 use crate::config::SubprocessConfig;
-use crate::events::Sinks;
 use crate::failure::ChildFailure;
-use crate::lines::{Tail, follow};
-use crate::link::Link;
-use crate::oom::OomKills;
+use crate::keeper::{Current, Keeper};
 use crate::outputs::Outputs;
-use crate::process::Process;
-use crate::supervisor::{Release, Supervisor};
-use crate::tasks;
-
-/// Items of the small endpoints that may be on their way.
-const SMALL_WINDOW: u32 = 16;
-/// Events that may be on their way.
-const EVENT_WINDOW: u32 = 1024;
+use crate::session::{KillOnDrop, Launcher, SMALL_WINDOW, Session, head};
+use crate::supervisor::Release;
 
 /// An engine that runs in a process of its own and speaks `docs/subprocess-protocol.md` over a socket.
 ///
 /// The process starts in [`start`](LLMEngine::start) and is gone, with everything it started, when
 /// [`cleanup`](LLMEngine::cleanup) returns. However it ends before that, every request under way ends with an error that
-/// says how, and may go on elsewhere.
+/// says how, and may go on elsewhere; then the engine is dead, unless [`SubprocessConfig::restart`] has it started again.
 ///
 /// # Examples
 /// ```no_run
@@ -65,38 +53,12 @@ pub struct SubprocessEngine {
 /// What `start` builds.
 #[derive(Debug)]
 struct Running {
-    link: Arc<Link>,
-    vocab_size: Option<NonZeroU32>,
-    /// Ends the process if this is dropped before `cleanup`.
+    current: Arc<Current>,
+    /// Cancelled once nobody starts the process again.
+    is_unkept: CancellationToken,
+    /// Ends the process, and its keeper, if this is dropped before `cleanup`.
     _process: KillOnDrop,
-}
-
-#[derive(Debug)]
-struct KillOnDrop(Release);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        self.0.kill.cancel();
-    }
-}
-
-/// The request of the endpoint `start`.
-#[derive(Serialize)]
-struct StartRequest {
-    worker_id: u64,
-    role: Role,
-}
-
-/// An item of the endpoint `start`; the last one is the config.
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum StartItem {
-    Progress {
-        stage: String,
-        #[serde(default)]
-        fraction: Option<f32>,
-    },
-    Config(Box<EngineConfig>),
+    _abandon: DropGuard,
 }
 
 /// The request of the endpoint `drain`.
@@ -120,119 +82,44 @@ impl SubprocessEngine {
 
     async fn launch(&self, ctx: &StartContext) -> Result<(Running, EngineConfig), EngineError> {
         self.config.validate()?;
-        ctx.progress.report("starting the engine's process", None);
-        let process = Process::spawn(&self.config)?;
-        let kill = KillOnDrop(self.release.clone());
-        let link = Arc::new(Link::new());
-        let socket = self.supervise(process, &link, ctx);
-        let limit = self.config.start_timeout;
-        let begun = self.begin(socket, &link, ctx);
-        let declared = match timeout(limit, begun).await {
-            Ok(declared) => declared?,
-            Err(_) => {
-                let what = "answer `start`";
-                return Err(give_up(&link, ChildFailure::TooLate { what, limit }).await);
-            }
-        };
-        self.watch_over(&link, ctx).await?;
+        let launcher = Launcher::new(&self.config, &self.tasks, &self.release, ctx);
+        let (session, declared) = launcher.launch().await?;
+        let current = Arc::new(Current::new(session));
+        let is_unkept = CancellationToken::new();
+        if let Some(policy) = self.config.restart {
+            let keeper = Keeper {
+                launcher,
+                policy,
+                current: Arc::clone(&current),
+                declared: declared.clone(),
+                restarts: restarts(ctx),
+                abandon: self.abandon.clone(),
+            };
+            let unkept = is_unkept.clone().drop_guard();
+            self.tasks.spawn(async move {
+                let _unkept = unkept;
+                keeper.run().await;
+            });
+        } else {
+            is_unkept.cancel();
+        }
         let running = Running {
-            link,
-            vocab_size: declared.vocab_size,
-            _process: kill,
+            current,
+            is_unkept,
+            _process: KillOnDrop(self.release.clone()),
+            _abandon: self.abandon.clone().drop_guard(),
         };
         Ok((running, declared))
     }
 
-    /// Hands the process to its supervisor, and gives its socket.
-    fn supervise(&self, process: Process, link: &Arc<Link>, ctx: &StartContext) -> UnixStream {
-        let tail = Arc::new(Tail::new(self.config.stderr_lines));
-        let Process {
-            group,
-            mut child,
-            socket,
-            pid,
-        } = process;
-        let readers = self.follow_lines(&mut child, pid, &tail);
-        let supervisor = Supervisor {
-            group,
-            child,
-            oom_kills: OomKills::of(pid),
-            link: Arc::clone(link),
-            tail,
-            readers,
-            health: ctx.health.clone(),
-            release: self.release.clone(),
-            exit_timeout: self.config.exit_timeout,
-        };
-        self.tasks.spawn(supervisor.run());
-        socket
-    }
-
-    /// Greets the process and has it start.
-    async fn begin(
-        &self,
-        mut socket: UnixStream,
-        link: &Arc<Link>,
-        ctx: &StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let limit = self.config.hello_timeout;
-        let greeting = tasks::greet(&mut socket, self.config.max_frame_bytes);
-        let what = "greet over GENSET_ENGINE_FD (does the program serve an engine?)";
-        let greeted = timeout(limit, greeting).await;
-        let (max_frame_bytes, decoder) =
-            match greeted.unwrap_or(Err(ChildFailure::TooLate { what, limit })) {
-                Ok(greeted) => greeted,
-                Err(failure) => return Err(give_up(link, failure).await),
-            };
-        link.set_max_frame_bytes(max_frame_bytes);
-        let (read, write) = socket.into_split();
-        let reader = Arc::clone(link);
-        self.tasks
-            .spawn(async move { tasks::read(&reader, read, decoder).await });
-        let (writer, leave) = (Arc::clone(link), self.release.leave.clone());
-        self.tasks
-            .spawn(async move { tasks::write(&writer, write, &leave).await });
-        let asked = StartRequest {
-            worker_id: ctx.worker_id,
-            role: ctx.role,
-        };
-        let call = link.call(head("start"), &asked, SMALL_WINDOW).await?;
-        started(call, &ctx.progress).await
-    }
-
-    fn follow_lines(
-        &self,
-        child: &mut tokio::process::Child,
-        pid: u32,
-        tail: &Arc<Tail>,
-    ) -> Vec<AbortOnDropHandle<()>> {
-        let mut readers = Vec::new();
-        if let Some(stdout) = child.stdout.take() {
-            let reader = self.tasks.spawn(follow(stdout, Level::INFO, pid, None));
-            readers.push(AbortOnDropHandle::new(reader));
-        }
-        if let Some(stderr) = child.stderr.take() {
-            let tail = Arc::clone(tail);
-            let reader = async move { follow(stderr, Level::WARN, pid, Some(&tail)).await };
-            readers.push(AbortOnDropHandle::new(self.tasks.spawn(reader)));
-        }
-        readers
-    }
-
-    /// From now on the process must answer heartbeats, and what it publishes is passed on.
-    async fn watch_over(&self, link: &Arc<Link>, ctx: &StartContext) -> Result<(), EngineError> {
-        let (watched, config) = (Arc::clone(link), self.config.clone());
-        self.tasks
-            .spawn(async move { tasks::watch(&watched, &config).await });
-        let events = link.call(head("events"), &(), EVENT_WINDOW).await?;
-        let sinks = Sinks::new(ctx);
-        self.tasks.spawn(sinks.follow(events));
-        Ok(())
+    /// The process that serves now.
+    fn session(&self) -> Result<Arc<Session>, EngineError> {
+        self.running.get()?.current.session()
     }
 
     async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
-        let running = self.running.get()?;
-        let call = running.link.call(head("control"), &request, SMALL_WINDOW);
+        let session = self.session()?;
+        let call = session.link.call(head("control"), &request, SMALL_WINDOW);
         let reply = call.await?.only().await?;
         reply.ok_or_else(|| EngineError::internal("the engine's process gave no reply to control"))
     }
@@ -247,7 +134,8 @@ impl SubprocessEngine {
     }
 
     /// Asks the process to free everything and to go.
-    async fn take_leave(&self, link: &Arc<Link>) -> Result<(), EngineError> {
+    async fn take_leave(&self, session: &Session) -> Result<(), EngineError> {
+        let (link, release) = (&session.link, &session.release);
         let limit = self.config.cleanup_timeout;
         let call = link.call(head("cleanup"), &(), SMALL_WINDOW);
         let cleaned = timeout(limit, async { call.await?.only::<Value>().await }).await;
@@ -257,12 +145,12 @@ impl SubprocessEngine {
                     GoAwayCode::Shutdown,
                     "the worker has no more use for the engine",
                 );
-                self.release.leave.cancel();
+                release.leave.cancel();
                 return Ok(());
             }
             Ok(Err(_)) if link.is_dead() => return Ok(()),
             Ok(Err(error)) => {
-                self.release.leave.cancel();
+                release.leave.cancel();
                 return Err(error);
             }
             Err(_) => ChildFailure::TooLate {
@@ -270,49 +158,23 @@ impl SubprocessEngine {
                 limit,
             },
         };
-        self.release.kill.cancel();
+        release.kill.cancel();
         Err(failure.to_error(&[]))
     }
 }
 
-/// Ends the process because it did not do what it should, and gives the error.
-async fn give_up(link: &Link, failure: ChildFailure) -> EngineError {
-    link.report(failure);
-    link.closed.cancelled().await;
-    link.over()
+fn restarts(ctx: &StartContext) -> Counter {
+    let restarts = Counter::default();
+    let help = "Attempts to start the engine's process again";
+    let name = "genset_engine_process_restarts";
+    ctx.metrics.register(name, help, restarts.clone());
+    restarts
 }
 
 fn unexpected(reply: &ControlReply) -> EngineError {
     EngineError::internal(format!(
         "the engine's process answered a control request with {reply:?}, which is not what was asked"
     ))
-}
-
-fn head(endpoint: &str) -> RequestHead {
-    RequestHead {
-        endpoint: endpoint.to_owned(),
-        ..RequestHead::default()
-    }
-}
-
-/// Follows a start to its end; the last item says what the engine can do.
-async fn started(mut call: Call, progress: &ProgressReporter) -> Result<EngineConfig, EngineError> {
-    let mut declared = None;
-    while let Some(item) = call.item().await? {
-        match item {
-            StartItem::Progress { stage, fraction } => progress.report(&stage, fraction),
-            StartItem::Config(config) => declared = Some(config),
-        }
-    }
-    let Some(mut declared) = declared else {
-        return Err(EngineError::internal(
-            "the engine's process ended `start` without a config",
-        ));
-    };
-    // A socket does not follow a paused clock.
-    declared.capabilities.virtual_time = false;
-    declared.validate()?;
-    Ok(*declared)
 }
 
 fn generate_head(ctx: &RequestContext) -> RequestHead {
@@ -356,16 +218,16 @@ impl LLMEngine for SubprocessEngine {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let running = self.running.get()?;
+        let session = self.session()?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(ctx.prompt_tokens());
-        let call = running
+        let call = session
             .link
             .call(generate_head(&ctx), &request, self.config.window)
             .await?;
         Ok(Outputs::stream(
             call,
             ctx,
-            running.vocab_size,
+            session.vocab_size,
             prompt_tokens,
         ))
     }
@@ -373,10 +235,10 @@ impl LLMEngine for SubprocessEngine {
     // `abort` has nothing to add: a request that is cancelled or dropped sends Cancel by itself, and the process aborts it.
 
     async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
-        let running = self.running.get()?;
+        let session = self.session()?;
         let deadline_ms = u64::try_from(ctx.deadline.as_millis()).unwrap_or(u64::MAX);
         let asked = DrainRequest { deadline_ms };
-        let call = running
+        let call = session
             .link
             .call(head("drain"), &asked, SMALL_WINDOW)
             .await?;
@@ -384,17 +246,19 @@ impl LLMEngine for SubprocessEngine {
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
-        // A start that is under way ends, and its process with it.
+        // A start that is under way ends, the first or a later one, and its process with it.
         self.abandon.cancel();
         // Kept to the end: dropping it kills the process, which may still be on its way out.
         let running = self.running.take();
-        let result = match &running {
-            Some(running) => {
-                running.link.end_calls(ChildFailure::Stopped.to_error(&[]));
-                self.take_leave(&running.link).await
+        let mut result = Ok(());
+        if let Some(running) = &running {
+            running.is_unkept.cancelled().await;
+            if let Ok(session) = running.current.session() {
+                let stopped = ChildFailure::Stopped.to_error(&[]);
+                session.link.end_calls(stopped);
+                result = self.take_leave(&session).await;
             }
-            None => Ok(()),
-        };
+        }
         self.tasks.close();
         self.tasks.wait().await;
         result

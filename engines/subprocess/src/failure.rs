@@ -55,6 +55,12 @@ pub enum ChildFailure {
         /// The rule that was broken.
         what: String,
     },
+    /// It said that its engine can go on no more.
+    #[error("the engine's process reported its engine dead, and was killed: {reason}")]
+    ReportedDead {
+        /// What it said.
+        reason: String,
+    },
     /// It speaks another version of the protocol.
     #[error("the engine's process cannot be understood: {what}")]
     Version {
@@ -90,7 +96,8 @@ impl ChildFailure {
             | Self::Hung { .. }
             | Self::ClosedSocket
             | Self::HalfFrame
-            | Self::Protocol { .. } => ErrorKind::Disconnected,
+            | Self::Protocol { .. }
+            | Self::ReportedDead { .. } => ErrorKind::Disconnected,
             Self::Version { .. } => ErrorKind::CannotConnect,
             Self::TooLate { .. } => ErrorKind::DeadlineExceeded,
             Self::Stopped => ErrorKind::EngineShutdown,

@@ -3,6 +3,7 @@
 //! `genset` does it for engines in Python.
 //!
 //! - [`SubprocessConfig`]: the program, and how long it may take for what.
+//! - [`RestartPolicy`]: whether a process that ended is started again.
 //! - [`ChildFailure`]: how a process can fail; the source of the errors that its requests end with.
 
 mod batch;
@@ -11,15 +12,19 @@ mod config;
 mod engine;
 mod events;
 mod failure;
+mod keeper;
 mod lines;
 mod link;
 mod oom;
 mod outbox;
 mod outputs;
 mod process;
+mod restart;
+mod session;
 mod supervisor;
 mod tasks;
 
 pub use config::SubprocessConfig;
 pub use engine::SubprocessEngine;
 pub use failure::ChildFailure;
+pub use restart::RestartPolicy;

@@ -49,24 +49,33 @@ fn count(file: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn write_events(folder: &Path, kills: u64) {
-        let events = format!("low 0\nhigh 0\nmax 7\noom 3\noom_kill {kills}\noom_group_kill 9\n");
-        fs::write(folder.join("memory.events"), events).unwrap();
+    impl OomKills {
+        /// A counter below `root` that stands at `kills`.
+        pub(crate) fn in_test(root: &Path, kills: u64) -> Self {
+            Self::count_in_test(root, kills);
+            let membership = root.join("cgroup");
+            fs::write(&membership, "1:name=systemd:/other\n0::/pod/engine\n").unwrap();
+            Self::read(&membership, root).unwrap()
+        }
+
+        /// Sets that counter.
+        pub(crate) fn count_in_test(root: &Path, kills: u64) {
+            let group = root.join("pod/engine");
+            fs::create_dir_all(&group).unwrap();
+            let events =
+                format!("low 0\nhigh 0\nmax 7\noom 3\noom_kill {kills}\noom_group_kill 9\n");
+            fs::write(group.join("memory.events"), events).unwrap();
+        }
     }
 
     #[test]
     fn kills_since_the_start_are_seen() {
         let root = tempfile::tempdir().unwrap();
-        let group = root.path().join("pod/engine");
-        fs::create_dir_all(&group).unwrap();
-        write_events(&group, 2);
-        let membership = root.path().join("cgroup");
-        fs::write(&membership, "1:name=systemd:/other\n0::/pod/engine\n").unwrap();
-        let kills = OomKills::read(&membership, root.path()).unwrap();
+        let kills = OomKills::in_test(root.path(), 2);
         assert!(!kills.have_grown());
-        write_events(&group, 3);
+        OomKills::count_in_test(root.path(), 3);
         assert!(kills.have_grown());
-        fs::remove_dir_all(&group).unwrap();
+        fs::remove_dir_all(root.path().join("pod")).unwrap();
         assert!(!kills.have_grown());
     }
 

@@ -19,8 +19,12 @@ use crate::failure::ChildFailure;
 pub(crate) const FD_VARIABLE: &str = "GENSET_ENGINE_FD";
 /// Names the log level to the process: one of error, warning, info, debug.
 pub(crate) const LOG_VARIABLE: &str = "GENSET_ENGINE_LOG";
+/// Names the descriptor of the leash to the process.
+const LEASH_VARIABLE: &str = "GENSET_ENGINE_LEASH_FD";
 /// The socket's descriptor in the process: the first after the standard ones.
 const CHILD_FD: i32 = 3;
+/// The leash's.
+const LEASH_FD: i32 = 4;
 
 /// A process that runs, and our end of its socket.
 pub(crate) struct Process {
@@ -28,6 +32,8 @@ pub(crate) struct Process {
     pub(crate) group: Group,
     pub(crate) child: Child,
     pub(crate) socket: UnixStream,
+    /// One end of a socket that nobody writes to: it ends for the process when this process does, however that ends.
+    pub(crate) leash: StdUnixStream,
     pub(crate) pid: u32,
 }
 
@@ -44,14 +50,14 @@ impl Process {
         let (ours, theirs) = StdUnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let socket = UnixStream::from_std(ours)?;
+        let (leash, their_leash) = StdUnixStream::pair()?;
         let mut command = command(config);
-        let mapping = FdMapping {
-            parent_fd: OwnedFd::from(theirs),
-            child_fd: CHILD_FD,
+        let mapping = |parent_fd: StdUnixStream, child_fd| FdMapping {
+            parent_fd: OwnedFd::from(parent_fd),
+            child_fd,
         };
-        command
-            .fd_mappings(vec![mapping])
-            .map_err(io::Error::other)?;
+        let mappings = vec![mapping(theirs, CHILD_FD), mapping(their_leash, LEASH_FD)];
+        command.fd_mappings(mappings).map_err(io::Error::other)?;
         let mut command = tokio::process::Command::from(command);
         command.kill_on_drop(true);
         let child = command.spawn()?;
@@ -62,6 +68,7 @@ impl Process {
             group: Group::new(pid),
             child,
             socket,
+            leash,
             pid,
         })
     }
@@ -73,6 +80,7 @@ fn command(config: &SubprocessConfig) -> std::process::Command {
         .args(&config.args)
         .envs(&config.env)
         .env(FD_VARIABLE, CHILD_FD.to_string())
+        .env(LEASH_VARIABLE, LEASH_FD.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

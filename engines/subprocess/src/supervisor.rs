@@ -1,5 +1,6 @@
 //! [`Supervisor`]: waits for the end of the process, makes sure of it, and says what it was.
 
+use std::os::unix::net::UnixStream;
 use std::process::ExitStatus;
 use std::sync::Arc;
 
@@ -29,15 +30,29 @@ pub(crate) struct Release {
     pub(crate) kill: CancellationToken,
 }
 
+impl Release {
+    /// For one of several processes: let go with the others, or alone.
+    pub(crate) fn child(&self) -> Self {
+        Self {
+            leave: self.leave.child_token(),
+            kill: self.kill.child_token(),
+        }
+    }
+}
+
 /// The one owner of the process.
 pub(crate) struct Supervisor {
     pub(crate) group: Group,
     pub(crate) child: Child,
+    /// Dropped with the rest: the process sees its end when this one's process is gone.
+    pub(crate) leash: UnixStream,
     pub(crate) oom_kills: Option<OomKills>,
     pub(crate) link: Arc<Link>,
     pub(crate) tail: Arc<Tail>,
     pub(crate) readers: Vec<AbortOnDropHandle<()>>,
     pub(crate) health: HealthReporter,
+    /// Whether another process takes this one's place.
+    pub(crate) is_mended: bool,
     pub(crate) release: Release,
     pub(crate) exit_timeout: Duration,
 }
@@ -46,7 +61,7 @@ impl Supervisor {
     /// Returns when the process and its group are gone, it was reaped, and every call has its error.
     pub(crate) async fn run(mut self) {
         let failure = self.end().await;
-        let failure = self.name_kill(failure);
+        let failure = name_kill(failure, self.oom_kills.as_ref());
         // Where it was reaped already, its group's id is free for others only once nobody is left in the group, and the kernel
         // does not give a number out again so soon.
         self.group.kill();
@@ -63,8 +78,15 @@ impl Supervisor {
         }
         let error = failure.to_error(&self.tail.lines());
         let message = error.message().to_owned();
-        self.link.fail(error);
-        self.health.report_dead(message);
+        if self.is_mended {
+            // Before anybody can see it in an answer, so that nobody takes it for the end.
+            self.health.report_down(message);
+            self.link.fail(error);
+        } else {
+            self.link.fail(error);
+            self.health.report_dead(message);
+        }
+        drop(self.leash);
     }
 
     /// Waits until the process has ended or has to.
@@ -90,15 +112,6 @@ impl Supervisor {
         }
     }
 
-    /// A kill that nobody owns up to is the kernel's where its counter says so.
-    fn name_kill(&self, failure: ChildFailure) -> ChildFailure {
-        let is_oom = self.oom_kills.as_ref().is_some_and(OomKills::have_grown);
-        if failure == ChildFailure::Killed && is_oom {
-            return ChildFailure::OutOfMemory;
-        }
-        failure
-    }
-
     /// Lets the process exit by itself, for as long as it may.
     async fn leave(&mut self) {
         let limit = self.exit_timeout;
@@ -122,6 +135,14 @@ impl Supervisor {
     }
 }
 
+/// A kill that nobody owns up to is the kernel's where its counter says so.
+fn name_kill(failure: ChildFailure, oom_kills: Option<&OomKills>) -> ChildFailure {
+    if failure == ChildFailure::Killed && oom_kills.is_some_and(OomKills::have_grown) {
+        return ChildFailure::OutOfMemory;
+    }
+    failure
+}
+
 /// What happened, given what was seen on the socket and how the process ended, where it did.
 fn conclude(trouble: Option<ChildFailure>, status: Option<ExitStatus>) -> ChildFailure {
     let end = status.map(classify);
@@ -134,5 +155,22 @@ fn conclude(trouble: Option<ChildFailure>, status: Option<ExitStatus>) -> ChildF
         ) => end,
         (Some(trouble), _) => trouble,
         (None, None) => ChildFailure::ClosedSocket,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kill_is_the_kernels_where_the_count_of_its_group_grew() {
+        let root = tempfile::tempdir().unwrap();
+        let kills = OomKills::in_test(root.path(), 3);
+        let named = |failure| name_kill(failure, Some(&kills));
+        assert_eq!(named(ChildFailure::Killed), ChildFailure::Killed);
+        OomKills::count_in_test(root.path(), 4);
+        assert_eq!(named(ChildFailure::Killed), ChildFailure::OutOfMemory);
+        assert_eq!(named(ChildFailure::HalfFrame), ChildFailure::HalfFrame);
+        assert_eq!(name_kill(ChildFailure::Killed, None), ChildFailure::Killed);
     }
 }

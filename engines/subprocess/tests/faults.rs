@@ -204,6 +204,12 @@ async fn exits_crashes_kills_and_closed_sockets_are_told_apart() {
 }
 
 #[tokio::test]
+async fn an_end_while_it_serves_carries_the_last_lines_of_stderr() {
+    let error = request_error(config("exit_3")).await;
+    assert!(error.message().contains("the last words"), "{error}");
+}
+
+#[tokio::test]
 async fn a_hang_is_noticed_by_its_silence() {
     let mut hanging = config("hang");
     hanging.heartbeat_interval = Duration::from_millis(50);

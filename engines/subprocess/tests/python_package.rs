@@ -101,6 +101,15 @@ async fn what_is_published_reaches_the_workers_handles() {
         is_there.then_some(())
     })
     .await;
+    let text = metrics.encode();
+    for line in [
+        "full_queue{rank=\"0\"} 2.5",
+        "full_step_seconds_bucket{le=\"1.0\"} 1",
+        "full_step_seconds_bucket{le=\"+Inf\"} 1",
+        "full_step_seconds_sum 0.5",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
     assert_eq!(load.borrow().kv_used_blocks, 5);
     assert_eq!(kv_events.subscribe().snapshot.blocks.len(), 2);
     engine.cleanup().await.unwrap();
@@ -152,6 +161,41 @@ async fn every_kind_of_input_and_guided_decoding_arrives() {
     embed.input = Input::Embed(vec![vec![1], vec![2, 3]]);
     let embedded = items(&engine, embed).await;
     assert_eq!(embedded[0], Output::Embeddings(vec![vec![0.5, 1.0]; 2]));
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn every_kind_of_grammar_and_the_rank_arrive() {
+    let engine = engine().await;
+    let cases = [
+        (GuidedDecoding::Regex("a+".into()), "{'regex': 'a+'}"),
+        (
+            GuidedDecoding::Choice(vec!["a".into(), "b".into()]),
+            "{'choice': ['a', 'b']}",
+        ),
+        (GuidedDecoding::Grammar("g".into()), "{'grammar': 'g'}"),
+    ];
+    for (guided, expected) in cases {
+        let mut request = request("echo_request");
+        request.guided = Some(guided);
+        request.data_parallel_rank = Some(3);
+        let shown = items(&engine, request).await;
+        let shown = text(&shown);
+        assert!(shown.contains(expected), "{shown}");
+        assert!(shown.contains("'data_parallel_rank': 3"), "{shown}");
+    }
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_engine_declares_its_ranks_and_its_canary() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/children/full.py");
+    let engine = SubprocessEngine::new(support::program(&script));
+    let config = engine.start(StartContext::detached(42)).await.unwrap();
+    assert_eq!(config.data_parallel_size, 4);
+    let canary = config.canary.unwrap();
+    assert!(matches!(&canary.input, Input::Chat(chat) if chat.messages.len() == 1));
+    assert_eq!(canary.stop.max_tokens, Some(1));
     engine.cleanup().await.unwrap();
 }
 

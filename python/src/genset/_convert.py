@@ -40,6 +40,7 @@ def request_from_wire(wire: dict[str, Any]) -> GenerateRequest:
         "adapter": wire.get("adapter"),
         "transfer": wire.get("transfer"),
         "resumed_tokens": wire.get("resumed_tokens", 0),
+        "data_parallel_rank": wire.get("data_parallel_rank"),
         "annotations": wire.get("annotations") or {},
     }
     ((kind, value),) = wire["input"].items()
@@ -54,6 +55,29 @@ def request_from_wire(wire: dict[str, Any]) -> GenerateRequest:
     else:
         raise Internal(f"an input of the kind {kind!r}, which this version of the package does not know")
     return request
+
+
+def request_to_wire(request: GenerateRequest) -> dict[str, Any]:
+    """The request as the worker reads it, for what an engine declares."""
+    if "text" in request:
+        inputs: dict[str, Any] = {"text": request["text"]}
+    elif "messages" in request:
+        inputs = {"chat": {"messages": request["messages"], "tools": request.get("tools", [])}}
+    elif "embed" in request:
+        inputs = {"embed": request["embed"]}
+    else:
+        inputs = {"tokens": request["token_ids"]}
+    wire: dict[str, Any] = {"model": request.get("model", ""), "input": inputs}
+    for ours, theirs in (("stop_conditions", "stop"), ("sampling_options", "sampling"), ("output_options", "output")):
+        if ours in request:
+            wire[theirs] = request[ours]  # type: ignore[literal-required]
+    guided = request.get("guided_decoding")
+    if guided:
+        wire["guided"] = "json_object" if "json_object" in guided else guided
+    for key in ("priority", "adapter", "data_parallel_rank", "annotations"):
+        if request.get(key) is not None:
+            wire[key] = request[key]
+    return wire
 
 
 def _guided(guided: Any) -> dict[str, Any] | None:

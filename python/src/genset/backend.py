@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 from genset import _logging
+from genset._channel import ORPHAN_GRACE_S
 from genset._child import Child
 from genset.engine import LLMEngine, WorkerConfig
 
 FD_VARIABLE = "GENSET_ENGINE_FD"
 """Names the socket, in a process that a worker started."""
+LEASH_VARIABLE = "GENSET_ENGINE_LEASH_FD"
+"""Names a socket that ends with the worker, in a process that a worker started."""
 BINARY_VARIABLE = "GENSET_BIN"
 """The `genset` binary, where it is not in PATH."""
 
@@ -29,12 +34,29 @@ def run(engine_class: type[LLMEngine], argv: list[str] | None = None) -> None:
     """
     if FD_VARIABLE in os.environ:
         fd = int(os.environ.pop(FD_VARIABLE))
+        watch_leash()
         _logging.configure()
         asyncio.run(_serve(engine_class, argv, fd))
         return
     _, config = asyncio.run(_from_args(engine_class, argv))
     command = worker_command(config, engine_command(argv))
     os.execv(command[0], command)
+
+
+def watch_leash() -> None:
+    """Starts a process of its own that kills this one's group when the worker is gone and nothing here ended it.
+
+    The package's reader thread does that too, but no thread of Python's runs while a C extension holds the GIL.
+    """
+    leash = os.environ.pop(LEASH_VARIABLE, None)
+    if leash is None or os.getpgrp() != os.getpid():
+        return
+    fd = int(leash)
+    # Longer than what an engine is given to clean up by itself.
+    script = f"read -r _; sleep {ORPHAN_GRACE_S * 2:g}; kill -s KILL -- -{os.getpgrp()}"
+    with contextlib.suppress(OSError):  # Without a shell, the thread has to do.
+        subprocess.Popen(["/bin/sh", "-c", script], stdin=fd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.close(fd)
 
 
 async def _from_args(engine_class: type[LLMEngine], argv: list[str] | None) -> tuple[LLMEngine, WorkerConfig]:
@@ -73,6 +95,7 @@ def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
         "--request-plane": config.request_plane,
         "--endpoint-types": config.endpoint_types,
         "--chat-template": config.custom_jinja_template,
+        "--engine-restarts": str(config.engine_restarts) if config.engine_restarts else None,
     }
     for flag, value in options.items():
         if value is not None:
@@ -85,8 +108,11 @@ def find_binary() -> str:
     named = os.environ.get(BINARY_VARIABLE)
     found = shutil.which(named or "genset")
     if found is None:
-        where = f"{BINARY_VARIABLE}={named} is no program" if named else "there is no `genset` in PATH"
-        raise SystemExit(
-            f"{where}. Build it with `cargo build --release -p genset` and put it into PATH, or name it in {BINARY_VARIABLE}."
-        )
+        raise SystemExit(missing_binary(named))
     return found
+
+
+def missing_binary(named: str | None) -> str:
+    """What to do when there is no binary of this name, or none in PATH."""
+    where = f"{BINARY_VARIABLE}={named} is no program" if named else "there is no `genset` in PATH"
+    return f"{where}. Build it with `cargo build --release -p genset` and put it into PATH, or name it in {BINARY_VARIABLE}."

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
+from genset._convert import request_to_wire
 from genset.exceptions import InvalidArgument, Unsupported
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
 
@@ -86,6 +87,9 @@ class EngineConfig:
     """Whether an answer may go on from another instance's tokens with the same result."""
     roles: tuple[str, ...] = ()
     """Of `aggregated`, `prefill`, `decode`; empty for `aggregated` only."""
+    canary: GenerateRequest | None = None
+    """The request the worker probes the engine's health with: before it is listed, and whenever it was silent for long. None
+    for one token in, one out."""
 
     def to_wire(self) -> dict[str, Any]:
         """The config as the worker reads it."""
@@ -115,7 +119,7 @@ class EngineConfig:
                 "resume": self.resume,
                 "roles": list(self.roles),
             },
-            "canary": None,
+            "canary": None if self.canary is None else request_to_wire({"model": self.model, **self.canary}),
         }
 
 
@@ -138,6 +142,9 @@ class WorkerConfig:
     event_plane: str | None = None
     """Accepted and without effect: events travel over the request plane."""
     custom_jinja_template: str | None = None
+    """File with a chat template, in place of the model's own."""
+    engine_restarts: int = 0
+    """How often in a row the worker starts the engine's process again when it ended by itself."""
     extra_args: list[str] = dataclasses.field(default_factory=list)
     """Further arguments for `genset run`, passed on unchanged."""
 

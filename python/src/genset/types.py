@@ -66,6 +66,8 @@ class GenerateRequest(TypedDict, total=False):
     adapter: str | None
     transfer: TransferParams | None
     resumed_tokens: int
+    data_parallel_rank: int | None
+    """The rank that must serve the request, below the config's `data_parallel_size`; None leaves it to the engine."""
     annotations: dict[str, Any]
 
 
@@ -123,10 +125,14 @@ class Load(TypedDict, total=False):
 
 
 class Metric(TypedDict, total=False):
-    """The value of one series. `kind` is `gauge` or `counter`."""
+    """What one series is now. `kind` is `gauge`, `counter` or `histogram`; `genset.metrics` makes them."""
 
     name: str
     help: str
     kind: str
     labels: dict[str, str]
     value: float
+    buckets: list[tuple[float, int]]
+    """Of a histogram: upper bound, and how many observations lie above the bound before it. The last bound is `math.inf`."""
+    sum: float
+    """Of a histogram: all observations added up."""

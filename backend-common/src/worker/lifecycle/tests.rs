@@ -26,6 +26,8 @@ fn all_events() -> Vec<Event> {
         E::Listed,
         E::LeaseLost,
         E::EngineDied,
+        E::EngineDown,
+        E::EngineUp,
         E::Unlisted,
         E::Idle,
         E::GraceOver,
@@ -60,6 +62,7 @@ fn answers(effect: Effect) -> Option<Vec<Event>> {
             .collect(),
         Effect::Interrupt
         | Effect::CloseDoor
+        | Effect::OpenDoor
         | Effect::AbortInFlight(_)
         | Effect::ExpireDeadlines
         | Effect::CloseService => return None,
@@ -94,6 +97,8 @@ impl Seen {
         self.is_probed |=
             before == State::Registering(Registering::Probing) && event == Event::ProbePassed;
         self.stops = (self.stops + u8::from(event == Event::Stop)).min(2);
+        // What was probed before it went down proves nothing of what comes up.
+        self.is_probed &= !matches!(after, State::Suspended(_));
         for effect in effects {
             self.apply(*effect);
         }
@@ -117,6 +122,10 @@ impl Seen {
                 self.may_be_listed = true;
             }
             Effect::CloseDoor => self.is_door_closed = true,
+            Effect::OpenDoor => {
+                assert!(!self.may_be_listed, "opened to those it was listed for");
+                self.is_door_closed = false;
+            }
             Effect::Unlist => {
                 assert!(
                     self.is_door_closed,
@@ -166,6 +175,13 @@ impl Seen {
                 }
             }
             State::Created | State::Serving(Listing::Listed) => assert_eq!(self.pending, None),
+            State::Suspended(Suspended::Waiting) => {
+                assert_eq!(self.pending, None);
+                assert!(!self.may_be_listed && self.is_door_closed);
+            }
+            State::Suspended(Suspended::Unlisting | Suspended::UpWhileUnlisting) => {
+                assert_eq!(self.pending, Some(Effect::Unlist));
+            }
             State::Serving(Listing::Relisting) => assert_eq!(self.pending, Some(Effect::Relist)),
             State::Starting
             | State::Registering(_)
@@ -192,6 +208,8 @@ fn deliverable(seen: Seen) -> Vec<Event> {
         Event::Stop,
         Event::LeaseLost,
         Event::EngineDied,
+        Event::EngineDown,
+        Event::EngineUp,
     ];
     events.extend(seen.pending.and_then(answers).unwrap_or_default());
     events
@@ -322,6 +340,34 @@ fn losing_the_lease_lists_again_and_never_restarts() {
 }
 
 #[test]
+fn an_engine_that_comes_up_again_is_probed_before_it_is_listed() {
+    let mut state = State::Serving(Listing::Listed);
+    let mut all = Vec::new();
+    for event in [
+        Event::EngineDown,
+        Event::Unlisted,
+        Event::EngineUp,
+        Event::ProbePassed,
+        Event::Listed,
+    ] {
+        let (next, effects) = step(state, event);
+        state = next;
+        all.extend(effects);
+    }
+    assert_eq!(state, State::Serving(Listing::Listed));
+    let expected = [
+        Effect::Interrupt,
+        Effect::AbortInFlight(CancelReason::EngineDead),
+        Effect::CloseDoor,
+        Effect::Unlist,
+        Effect::OpenDoor,
+        Effect::Probe,
+        Effect::List,
+    ];
+    assert_eq!(all, expected);
+}
+
+#[test]
 fn a_dead_engine_ends_every_request_before_anything_else_is_waited_for() {
     let (_, effects) = step(State::Serving(Listing::Listed), Event::EngineDied);
     let abort = effects
@@ -356,6 +402,10 @@ proptest! {
             let events = seen.pending.and_then(answers).unwrap_or_else(|| vec![Event::Stop]);
             (state, seen) = advance(state, seen, events[0]);
         }
-        prop_assert!(matches!(state, State::Stopped(_) | State::Serving(_)), "{:?}", state);
+        let is_at_rest = matches!(
+            state,
+            State::Stopped(_) | State::Serving(_) | State::Suspended(Suspended::Waiting)
+        );
+        prop_assert!(is_at_rest, "{:?}", state);
     }
 }

@@ -139,6 +139,17 @@ impl World {
         }
     }
 
+    /// The engine says that it is down, or up again.
+    pub(super) fn set_down(&self, is_down: bool) {
+        let start = self.start.lock();
+        let health = &start.as_ref().expect("the engine was started").health;
+        if is_down {
+            health.report_down("down by the test");
+        } else {
+            health.report_up();
+        }
+    }
+
     /// A request on the path clients use.
     pub(super) async fn generate(
         &self,

@@ -10,14 +10,16 @@ use super::fakes::Call::{
     Cleanup, Close, Drain, Generate, List, Lost, Probe, Serve, Start, Unlist,
 };
 use super::fakes::{Act, Call, World};
-use super::fakes::{config, ended, one_token_then_silence, request, serving, spawn, stop_cleanly};
+use super::fakes::{
+    config, counting, ended, one_token_then_silence, request, serving, spawn, stop_cleanly,
+};
 use super::transcript::{End, read};
 use crate::config::EngineConfig;
 use crate::error::{EngineError, ErrorKind};
 use crate::output::OutputStream;
 use crate::worker::Outcome::{Clean, CleanupFailed, Failed};
 use crate::worker::StopCause::{CanaryFailed, EngineDied, RegistrationFailed, StartFailed};
-use crate::worker::{Fault, Listing, Outcome, State};
+use crate::worker::{Fault, Listing, Outcome, State, Suspended};
 
 /// The calls of a worker that serves and is stopped.
 const WHOLE_LIFE: [Call; 9] = [
@@ -328,6 +330,55 @@ async fn an_engine_that_dies_ends_every_stream_at_once_with_an_error_that_may_mo
     assert_eq!(ended(&handle).await.outcome, Failed(EngineDied));
     assert_eq!(world.calls().iter().filter(|c| **c != Generate).count(), 7);
     assert_eq!(world.count(Drain), 0, "a dead engine is not asked to drain");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_is_down_is_unlisted_and_probed_before_it_is_listed_again() {
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    let streams = streams(&world, 3).await;
+    world.set_down(true);
+    for stream in streams {
+        let end = read(stream).await.end;
+        assert_eq!(end, End::Failed(ErrorKind::Disconnected));
+    }
+    let waiting = State::Suspended(Suspended::Waiting);
+    let mut states = handle.states();
+    states.wait_for(|state| *state == waiting).await.unwrap();
+    assert!(!handle.status().borrow().is_ready());
+    let refused = world.generate(request(), ctx("meanwhile")).await;
+    let error = refused.err().unwrap();
+    assert!(error.policy().is_migratable && error.details().retry_after.is_some());
+    world.answer_with(|request, ctx| Ok(counting(request, ctx)));
+    world.set_down(false);
+    let listed = State::Serving(Listing::Listed);
+    states.wait_for(|state| *state == listed).await.unwrap();
+    let answer = read(world.generate(request(), ctx("after")).await.unwrap()).await;
+    assert_eq!(answer.tokens, [0, 1, 2, 3]);
+    stop_cleanly(&handle).await;
+    let counts = [Start, Serve, Probe, List, Unlist, Cleanup].map(|call| world.count(call));
+    assert_eq!(counts, [1, 1, 2, 2, 2, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_whose_engine_is_down_can_stop_and_die() {
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    let mut states = handle.states();
+    let waiting = State::Suspended(Suspended::Waiting);
+    world.set_down(true);
+    states.wait_for(|state| *state == waiting).await.unwrap();
+    stop_cleanly(&handle).await;
+
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    let mut states = handle.states();
+    world.set_down(true);
+    states.wait_for(|state| *state == waiting).await.unwrap();
+    world.kill_engine();
+    assert_eq!(ended(&handle).await.outcome, Failed(EngineDied));
+    assert_eq!(world.count(Cleanup), 1);
 }
 
 #[tokio::test(start_paused = true)]

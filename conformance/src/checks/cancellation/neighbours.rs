@@ -1,8 +1,9 @@
 //! What a cancel does to others: nothing.
 
 use genset_backend_common::output::Violation;
-use genset_backend_common::{CancelReason, RequestContext, TokenId};
+use genset_backend_common::{CancelReason, RequestContext};
 
+use crate::answer::Generated;
 use crate::check::{CheckResult, Stop, ensure};
 use crate::checks::pressure::{Begun, ensure_complete, ensure_room_for, long_request, request};
 use crate::trial::{Live, Trial};
@@ -55,7 +56,7 @@ pub(super) async fn untouched(trial: Trial) -> CheckResult {
 }
 
 /// The survivors' tokens, with a neighbour that is cancelled on the way or not.
-async fn beside(live: &Live, is_cancelled: bool) -> Result<Vec<Vec<TokenId>>, Stop> {
+async fn beside(live: &Live, is_cancelled: bool) -> Result<Vec<Generated>, Stop> {
     let mut neighbour = live.generate(long_request(live, 9)).await?;
     let mut survivors = Vec::new();
     for seed in [1, 2] {
@@ -69,7 +70,7 @@ async fn beside(live: &Live, is_cancelled: bool) -> Result<Vec<Vec<TokenId>>, St
     }
     let mut answers = Vec::new();
     for survivor in survivors {
-        answers.push(survivor.finish().await?.tokens());
+        answers.push(survivor.finish().await?.generated());
     }
     Ok(answers)
 }
@@ -84,7 +85,7 @@ pub(super) async fn unchanged(trial: Trial) -> CheckResult {
         let answer = live
             .answer(request(&live, 4, seed, SURVIVOR_TOKENS))
             .await?;
-        alone.push(answer.tokens());
+        alone.push(answer.generated());
     }
     let without = beside(&live, false).await?;
     let with = beside(&live, true).await?;
@@ -96,7 +97,7 @@ pub(super) async fn unchanged(trial: Trial) -> CheckResult {
         return Ok(());
     }
     trial.note_indirect();
-    let lens = |answers: &[Vec<TokenId>]| answers.iter().map(Vec::len).collect::<Vec<_>>();
+    let lens = |answers: &[Generated]| answers.iter().map(Generated::len).collect::<Vec<_>>();
     ensure!(
         lens(&without) == lens(&with),
         "with a neighbour's cancel {:?} tokens came, without it {:?}",

@@ -5,9 +5,10 @@ use std::time::Duration;
 use futures_util::future::join;
 use genset_backend_common::{CancelReason, FinishReason};
 
+use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, ensure};
 use crate::checks::pressure::{Begun, end_of_cancelled, pace, request};
-use crate::trial::{Answer, Live, Trial};
+use crate::trial::{Live, Trial};
 
 /// Tokens of each answer.
 const TOKENS: u32 = 4;
@@ -80,7 +81,7 @@ fn judge(answer: &Answer) -> CheckResult {
             answer.items.last()
         )));
     };
-    let count = answer.tokens().len();
+    let count = answer.generated().len();
     let is_whole = u32::try_from(count) == Ok(TOKENS);
     ensure!(
         finished.reason == FinishReason::Cancelled || is_whole,

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use futures_util::future::{Either, join_all, select};
 use genset_backend_common::ErrorKind;
 
+use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, ensure, fail};
 use crate::checks::pressure::{ensure_complete, ensure_room_for, long_request, request, slots};
-use crate::trial::{Answer, Live, Trial};
+use crate::trial::{Live, Trial};
 
 pub(super) async fn short_beside_long(trial: Trial) -> CheckResult {
     let live = trial.start().await?;

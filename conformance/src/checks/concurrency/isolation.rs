@@ -3,14 +3,13 @@
 use std::panic::AssertUnwindSafe;
 
 use futures_util::{FutureExt, StreamExt};
-use genset_backend_common::{
-    CancelReason, GenerateRequest, Input, InputKind, RequestContext, TokenId,
-};
+use genset_backend_common::{CancelReason, GenerateRequest, Input, InputKind, RequestContext};
 use tokio::time::{Instant, timeout};
 
+use crate::answer::{Answer, Generated};
 use crate::check::{CheckResult, Stop, ensure, fail, skip};
 use crate::checks::pressure::{Begun, ensure_complete, ensure_room_for, long_request, request};
-use crate::trial::{Answer, Live, Trial};
+use crate::trial::{Live, Trial};
 
 /// Prompts that differ in everything: content, length, and the number of tokens to answer with.
 const PROMPTS: u32 = 6;
@@ -25,49 +24,60 @@ const TELLING: usize = 4;
 
 pub(super) async fn own_answers(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let mut alone = Vec::new();
+    let (mut alone, mut lengths) = (Vec::new(), Vec::new());
     for index in 0..PROMPTS {
-        alone.push(live.answer(distinct(&live, index)).await?.tokens());
+        let answer = live.answer(distinct(&live, index)).await?;
+        // Of a prompt in text, its engine knows the length.
+        let prompt_tokens = match live.medium().is_tokens() {
+            true => Some(4 + index),
+            false => answer.usage().map(|usage| usage.prompt_tokens),
+        };
+        lengths.push(prompt_tokens);
+        alone.push(answer.generated());
     }
     let requests = (0..PROMPTS).map(|index| distinct(&live, index));
     let together = live.answers(requests.collect()).await?;
-    for (index, (answer, own)) in (0..PROMPTS).zip(together.iter().zip(&alone)) {
+    let expected = lengths.iter().zip(&alone);
+    for (index, (answer, (sent, own))) in (0..).zip(together.iter().zip(expected)) {
         ensure_complete(answer, 8 + index, "one of several answers")?;
         let billed = answer.usage().map(|usage| usage.prompt_tokens);
         ensure!(
-            billed == Some(4 + index),
-            "a prompt of {} tokens was answered as one of {billed:?}",
-            4 + index
+            billed == *sent,
+            "a prompt of {sent:?} tokens was answered as one of {billed:?}"
         );
-        ensure_own(&answer.tokens(), own, &alone)?;
+        ensure_own(&answer.generated(), own, &alone)?;
     }
     Ok(())
 }
 
-fn ensure_own(tokens: &[TokenId], own: &[TokenId], all: &[Vec<TokenId>]) -> CheckResult {
-    let own_len = shared_len(tokens, own);
+fn ensure_own(answer: &Generated, own: &Generated, all: &[Generated]) -> CheckResult {
+    let own_len = shared_len(answer, own);
     let foreign = all
         .iter()
-        .map(|other| shared_len(tokens, other))
+        .map(|other| shared_len(answer, other))
         .find(|len| *len >= TELLING && *len > own_len);
     ensure!(
         foreign.is_none(),
-        "an answer begins with {foreign:?} tokens of another prompt's and {own_len} of its own: {tokens:?}"
+        "an answer begins with {foreign:?} tokens of another prompt's and {own_len} of its own: {answer:?}"
     );
     Ok(())
 }
 
-fn shared_len(left: &[TokenId], right: &[TokenId]) -> usize {
-    left.iter().zip(right).take_while(|(l, r)| l == r).count()
+fn shared_len(left: &Generated, right: &Generated) -> usize {
+    left.units()
+        .iter()
+        .zip(right.units())
+        .take_while(|(l, r)| l == r)
+        .count()
 }
 
 pub(super) async fn batch_invariant(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut alone = Vec::new();
     for index in 0..PROMPTS {
-        alone.push(live.answer(distinct(&live, index)).await?.tokens());
+        alone.push(live.answer(distinct(&live, index)).await?.generated());
     }
-    if live.answer(distinct(&live, 0)).await?.tokens() != alone[0] {
+    if live.answer(distinct(&live, 0)).await?.generated() != alone[0] {
         skip!(
             NotDeclared,
             "the engine's answers vary by themselves; DT01 judges that"
@@ -77,9 +87,9 @@ pub(super) async fn batch_invariant(trial: Trial) -> CheckResult {
     let together = live.answers(requests.collect()).await?;
     for (answer, own) in together.iter().zip(&alone) {
         ensure!(
-            answer.tokens() == *own,
+            answer.generated() == *own,
             "alone the answer is {own:?}, in a batch {:?}",
-            answer.tokens()
+            answer.generated()
         );
     }
     Ok(())
@@ -123,6 +133,8 @@ fn untaken_input(live: &Live) -> Option<GenerateRequest> {
     let mut request = live.request(4, 4);
     request.input = if !inputs.contains(&InputKind::Text) {
         Input::Text("a text".into())
+    } else if !inputs.contains(&InputKind::Tokens) {
+        Input::Tokens(vec![0])
     } else if !inputs.contains(&InputKind::Embed) {
         Input::Embed(vec![vec![0]])
     } else {
@@ -150,8 +162,8 @@ pub(super) async fn same_id(trial: Trial) -> CheckResult {
     ensure_room_for(&live, 2)?;
     let (first, second) = (distinct(&live, 0), distinct(&live, 1));
     let alone = [
-        live.answer(first.clone()).await?.tokens(),
-        live.answer(second.clone()).await?.tokens(),
+        live.answer(first.clone()).await?.generated(),
+        live.answer(second.clone()).await?.generated(),
     ];
     let ctx = live.context(&first);
     let twin =
@@ -184,9 +196,9 @@ pub(super) async fn same_id(trial: Trial) -> CheckResult {
 fn ensure_apart(
     answer: &Answer,
     max_tokens: u32,
-    own: &[TokenId],
-    all: &[Vec<TokenId>],
+    own: &Generated,
+    all: &[Generated],
 ) -> Result<(), Stop> {
     ensure_complete(answer, max_tokens, "one of two requests with one id")?;
-    ensure_own(&answer.tokens(), own, all)
+    ensure_own(&answer.generated(), own, all)
 }

@@ -67,7 +67,7 @@ async fn first_item(live: &Live) -> Result<(u32, Duration), Stop> {
     let started = Instant::now();
     let mut running = live.generate(live.request(4, ANSWER_TOKENS)).await?;
     match running.next().await? {
-        Some(Ok(output @ (Output::Tokens(_) | Output::Finished(_)))) => {
+        Some(Ok(output @ (Output::Tokens(_) | Output::Text(_) | Output::Finished(_)))) => {
             Ok((output.token_count(), started.elapsed()))
         }
         other => fail!("the first item is {other:?}"),

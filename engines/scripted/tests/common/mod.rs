@@ -3,10 +3,9 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use futures_util::StreamExt;
-use genset_backend_common::output::{self, Finish, Finished, OutputStream};
+use genset_backend_common::output::{Finished, OutputStream};
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output,
-    RequestContext, StartContext, TokenId, async_trait,
+    EngineError, GenerateRequest, LLMEngine, Output, RequestContext, StartContext, TokenId,
 };
 use genset_engine_scripted::{Script, ScriptedEngine, Vocabulary};
 
@@ -91,78 +90,4 @@ pub(crate) async fn answer(engine: &ScriptedEngine, request: GenerateRequest) ->
 /// The answer to a text.
 pub(crate) async fn say(engine: &ScriptedEngine, text: &str) -> Answer {
     answer(engine, GenerateRequest::from_text("m", text)).await
-}
-
-/// The text mode for whoever speaks in tokens: token 7 is the word " 7", there and back.
-pub(crate) struct Spelled(ScriptedEngine);
-
-/// Tokens are below this.
-const SPELLED_VOCABULARY: u32 = 64;
-
-impl Spelled {
-    pub(crate) fn new() -> Self {
-        let words: String = (1..40).map(|token| format!(" {token}")).collect();
-        let reply = format!("[[reply]]\ntoken_ms = 1\ntext = '{words}'");
-        Self(ScriptedEngine::from_script(script(&reply)))
-    }
-}
-
-#[async_trait]
-impl LLMEngine for Spelled {
-    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let inner = self.0.start(ctx).await?;
-        let tokens = Capabilities {
-            inputs: Capabilities::tokens().inputs,
-            ..inner.capabilities
-        };
-        Ok(EngineConfig::new("spelled", inner.context_length_tokens)
-            .with_vocab_size(SPELLED_VOCABULARY)
-            .with_capabilities(tokens))
-    }
-
-    async fn generate(
-        &self,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let words = |tokens: &[TokenId]| tokens.iter().map(|token| format!(" {token}")).collect();
-        if let Ok(tokens) = request.tokens() {
-            request.input = Input::Text(words(tokens));
-        }
-        let stop = std::mem::take(&mut request.stop);
-        request.stop.max_tokens = stop.max_tokens;
-        request.stop.min_tokens = stop.min_tokens;
-        request.stop.ignore_eos = stop.ignore_eos;
-        let mut words = self.0.generate(request, ctx.clone()).await?;
-        Ok(output::stream(ctx, move |out| async move {
-            let mut generated = 0;
-            loop {
-                match words.next().await.unwrap()? {
-                    Output::Text(chunk) => {
-                        let token = chunk.text.trim().parse().unwrap();
-                        if stop.is_stop(token, generated) {
-                            return Ok(Finish::stop_token(token));
-                        }
-                        out.token(token).await?;
-                        generated += 1;
-                    }
-                    Output::Finished(finished) => {
-                        return Ok(Finish {
-                            reason: finished.reason,
-                            ..Finish::stop().with_prompt_tokens(finished.usage.prompt_tokens)
-                        });
-                    }
-                    other @ (Output::Tokens(_) | Output::Embeddings(_)) => panic!("{other:?}"),
-                }
-            }
-        }))
-    }
-
-    async fn abort(&self, ctx: &RequestContext) {
-        self.0.abort(ctx).await;
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        self.0.cleanup().await
-    }
 }

@@ -8,6 +8,7 @@ import threading
 from genset import EngineConfig, LLMEngine, WorkerConfig
 from genset.backend import run
 from genset.exceptions import Overloaded
+from genset.metrics import Metrics
 
 logger = logging.getLogger("full")
 
@@ -37,14 +38,20 @@ class FullEngine(LLMEngine):
             vocab_size=1000,
             inputs=("tokens", "text", "chat", "embed"),
             max_logprobs=2,
-            guided=("json_schema", "json_object"),
+            guided=("json_schema", "json_object", "regex", "choice", "grammar"),
             kv_events=True,
+            data_parallel_size=4,
+            canary={"messages": [{"role": "user", "content": "ping"}], "stop_conditions": {"max_tokens": 1}},
         )
 
     def _publish(self):
         self.worker.publish_kv_stored([11, 12])
         self.worker.publish_load({"running_requests": 2, "kv_used_blocks": 5, "kv_total_blocks": 10})
-        self.worker.publish_metrics([{"name": "full_steps_total", "help": "Steps", "kind": "counter", "value": 3.0}])
+        metrics = Metrics()
+        metrics.counter("full_steps_total", "Steps").add(3)
+        metrics.gauge("full_queue", "Waiting", rank="0").set(2.5)
+        metrics.histogram("full_step_seconds", "Time of a step", [0.1, 1.0]).observe(0.5)
+        self.worker.publish_metrics(metrics.samples())
 
     async def generate(self, request, context):
         async for chunk in getattr(self, request["model"])(request, context):
@@ -55,7 +62,7 @@ class FullEngine(LLMEngine):
         yield {"text": repr(facts), "token_count": 1, "finish_reason": "eos"}
 
     async def echo_request(self, request, context):
-        keys = ("token_ids", "text", "messages", "embed", "guided_decoding", "stop_conditions")
+        keys = ("token_ids", "text", "messages", "embed", "guided_decoding", "stop_conditions", "data_parallel_rank")
         shown = {key: request[key] for key in keys if key in request}
         yield {"text": repr(shown), "token_count": 1}
         yield {"finish_reason": "stop"}

@@ -1,0 +1,200 @@
+//! [`Answer`]: what a stream gave, to its end. [`Generated`]: what was generated, whether it came as tokens or as text.
+
+use std::fmt;
+
+use genset_backend_common::output::{Finished, TokenLogprob, Usage, Violation};
+use genset_backend_common::{EngineError, FinishReason, Output, TokenId};
+
+/// What a stream gave, to its end.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Every item, in order; the last is the terminal.
+    pub items: Vec<Result<Output, EngineError>>,
+    /// The rule that the raw stream was seen to break.
+    pub violation: Option<Violation>,
+    /// Whether the stream stayed ended.
+    pub is_fused: bool,
+}
+
+impl Answer {
+    /// What was generated, that in the terminal included.
+    #[must_use]
+    pub fn generated(&self) -> Generated {
+        let mut generated = Generated::default();
+        for output in self.items.iter().flatten() {
+            generated.push(output);
+        }
+        generated
+    }
+
+    /// Every token, those of the terminal included; none of an answer in text.
+    #[must_use]
+    pub fn tokens(&self) -> Vec<TokenId> {
+        let mut tokens = Vec::new();
+        for output in self.items.iter().flatten() {
+            match output {
+                Output::Tokens(chunk) => tokens.extend_from_slice(&chunk.token_ids),
+                Output::Finished(finished) => tokens.extend_from_slice(&finished.last.token_ids),
+                Output::Text(_) | Output::Embeddings(_) => {}
+            }
+        }
+        tokens
+    }
+
+    /// The text of an answer in text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let text_of = |output: &Output| match output {
+            Output::Text(chunk) => Some(chunk.text.clone()),
+            Output::Tokens(_) | Output::Finished(_) | Output::Embeddings(_) => None,
+        };
+        self.items.iter().flatten().filter_map(text_of).collect()
+    }
+
+    /// The log probabilities of every token, those of the terminal included.
+    #[must_use]
+    pub fn logprobs(&self) -> Vec<TokenLogprob> {
+        let mut logprobs = Vec::new();
+        for output in self.items.iter().flatten() {
+            match output {
+                Output::Tokens(chunk) => logprobs.extend_from_slice(&chunk.logprobs),
+                Output::Finished(finished) => logprobs.extend_from_slice(&finished.last.logprobs),
+                Output::Text(_) | Output::Embeddings(_) => {}
+            }
+        }
+        logprobs
+    }
+
+    /// Why it finished; `None` when it ended with an error.
+    #[must_use]
+    pub fn reason(&self) -> Option<FinishReason> {
+        self.finished().map(|finished| finished.reason)
+    }
+
+    /// What it cost; `None` when it ended with an error.
+    #[must_use]
+    pub fn usage(&self) -> Option<Usage> {
+        self.finished().map(|finished| finished.usage)
+    }
+
+    /// The terminal item; `None` when it ended with an error.
+    #[must_use]
+    pub fn finished(&self) -> Option<&Finished> {
+        match self.items.last() {
+            Some(Ok(Output::Finished(finished))) => Some(finished),
+            _ => None,
+        }
+    }
+
+    /// The error it ended with.
+    #[must_use]
+    pub fn error(&self) -> Option<&EngineError> {
+        self.items.last().and_then(|item| item.as_ref().err())
+    }
+}
+
+/// What was generated. Two are equal when their tokens are, or their texts: how an answer is cut into items is the engine's
+/// choice.
+#[derive(Clone, Default)]
+pub struct Generated {
+    tokens: usize,
+    /// Token ids, or characters.
+    units: Vec<u32>,
+    is_text: bool,
+}
+
+impl Generated {
+    /// How many tokens it is; of text, as the engine counts them.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tokens
+    }
+
+    /// Whether nothing was generated.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tokens == 0 && self.units.is_empty()
+    }
+
+    /// What it consists of: token ids, or the text's characters.
+    #[must_use]
+    pub fn units(&self) -> &[u32] {
+        &self.units
+    }
+
+    /// Adds what an item brings.
+    pub fn push(&mut self, output: &Output) {
+        let tokens = usize::try_from(output.token_count()).unwrap_or(usize::MAX);
+        self.tokens = self.tokens.saturating_add(tokens);
+        match output {
+            Output::Tokens(chunk) => self.units.extend_from_slice(&chunk.token_ids),
+            Output::Finished(finished) => self.units.extend_from_slice(&finished.last.token_ids),
+            Output::Text(chunk) => {
+                self.is_text = true;
+                self.units.extend(chunk.text.chars().map(u32::from));
+            }
+            Output::Embeddings(_) => {}
+        }
+    }
+
+    /// Adds what came after it.
+    pub fn extend(&mut self, rest: &Self) {
+        self.tokens = self.tokens.saturating_add(rest.tokens);
+        self.units.extend_from_slice(&rest.units);
+        self.is_text |= rest.is_text;
+    }
+}
+
+impl PartialEq for Generated {
+    fn eq(&self, other: &Self) -> bool {
+        self.units == other.units
+    }
+}
+
+impl Eq for Generated {}
+
+impl fmt::Debug for Generated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_text {
+            let text: String = self
+                .units
+                .iter()
+                .filter_map(|c| char::from_u32(*c))
+                .collect();
+            return fmt::Debug::fmt(&text, f);
+        }
+        fmt::Debug::fmt(&self.units, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::output::TextChunk;
+
+    use super::*;
+
+    fn text(text: &str, token_count: u32) -> Output {
+        Output::Text(TextChunk {
+            text: text.into(),
+            token_count,
+        })
+    }
+
+    #[test]
+    fn texts_are_compared_however_they_are_cut() {
+        let (mut cut, mut whole) = (Generated::default(), Generated::default());
+        cut.push(&text("é o", 1));
+        cut.push(&text("ne", 2));
+        whole.push(&text("é one", 3));
+        assert_eq!(cut, whole);
+        assert_eq!((cut.len(), format!("{cut:?}")), (3, "\"é one\"".to_owned()));
+    }
+
+    #[test]
+    fn tokens_are_counted_where_they_are() {
+        let mut generated = Generated::default();
+        generated.push(&Output::from(7));
+        generated.extend(&generated.clone());
+        assert_eq!((generated.len(), generated.units()), (2, &[7, 7][..]));
+    }
+}

@@ -1,0 +1,387 @@
+//! [`Worker`]: the kit as the process's worker, frame by frame. It opens streams and reads what comes; a frame that is none,
+//! or that a process must not send, fails the check.
+
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "who waits for one arrival fails on any other, whatever it is"
+)]
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use genset_backend_common::wire::{
+    Frame, FrameDecoder, FrameKind, Hello, PROTOCOL_VERSION, RequestHead, WireError,
+    decode_payload, encode_frame, encode_payload, encode_request,
+};
+use genset_backend_common::{EngineConfig, Output, Role};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::supervise;
+use super::tracks::Tracks;
+use crate::check::{Stop, fail};
+use crate::trial::Trial;
+
+const MAX_FRAME_BYTES: u32 = 16 << 20;
+/// Credit for what has few items.
+const SMALL_CREDIT: u32 = 16;
+
+/// What the process sends, as far as checks look at it.
+#[derive(Debug)]
+pub(super) enum Arrival {
+    /// An item of a stream; `None` for what is no output.
+    Item(u32, Option<Output>),
+    /// The last item of `start`.
+    Config(Box<EngineConfig>),
+    /// A stream's end.
+    End(u32),
+    /// A stream's end as an error.
+    Error(u32, WireError),
+    Pong(Bytes),
+    GoAway,
+    /// The socket's end.
+    Closed,
+}
+
+/// An item of any stream.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Item {
+    Output(Box<Output>),
+    Config { config: Box<EngineConfig> },
+    Other(IgnoredAny),
+}
+
+impl Item {
+    fn on(self, stream: u32) -> Arrival {
+        match self {
+            Self::Output(output) => Arrival::Item(stream, Some(*output)),
+            Self::Config { config } => Arrival::Config(config),
+            Self::Other(_) => Arrival::Item(stream, None),
+        }
+    }
+}
+
+/// The author's process, and our end of its socket.
+pub(super) struct Worker {
+    trial: Trial,
+    child: Child,
+    /// Ends what the process started, if the check does not get so far.
+    pub(super) tracks: Tracks,
+    socket: UnixStream,
+    decoder: FrameDecoder,
+    arrived: VecDeque<Arrival>,
+    open: BTreeSet<u32>,
+    last_stream: u32,
+}
+
+fn broken(what: &str, error: &dyn std::fmt::Display) -> Stop {
+    Stop::Fail(format!("{what}: {error}"))
+}
+
+fn encoded<T: Serialize>(value: &T) -> Result<Vec<u8>, Stop> {
+    encode_payload(value).map_err(|error| broken("the kit cannot encode a payload", &error))
+}
+
+fn decoded<T: DeserializeOwned>(what: &str, payload: &[u8]) -> Result<T, Stop> {
+    decode_payload(payload).map_err(|error| broken(&format!("{what} cannot be read"), &error))
+}
+
+/// A whole `Hello` of one version.
+pub(super) fn hello(version: u16) -> Result<BytesMut, Stop> {
+    let hello = Hello {
+        version,
+        min_version: version,
+        max_frame_bytes: MAX_FRAME_BYTES,
+        has_secret: false,
+        nonce: Bytes::new(),
+    };
+    let mut bytes = BytesMut::new();
+    encode_frame(FrameKind::Hello, 0, &encoded(&hello)?, &mut bytes)
+        .map_err(|error| broken("the kit cannot encode a frame", &error))?;
+    Ok(bytes)
+}
+
+#[derive(Serialize)]
+struct StartRequest {
+    worker_id: u64,
+    role: Role,
+}
+
+impl Worker {
+    /// Starts the author's process and says nothing yet.
+    pub(super) fn spawn(trial: &Trial) -> Result<Self, Stop> {
+        let mut own = supervise(trial)?.command();
+        // What can be logged is.
+        own.env.insert("GENSET_ENGINE_LOG".into(), "debug".into());
+        let tracks = Tracks::on(&mut own)?;
+        let pair = UnixStream::pair();
+        let (ours, theirs) = pair.map_err(|error| broken("the kit has no socket", &error))?;
+        // A shell puts the socket where it belongs: descriptor 3, with nothing on standard input.
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", "exec 3<&0 </dev/null; exec \"$@\"", "sh"])
+            .arg(&own.program)
+            .args(&own.args)
+            .envs(&own.env)
+            .env("GENSET_ENGINE_FD", "3")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0);
+        if let Some(cwd) = &own.cwd {
+            command.current_dir(cwd);
+        }
+        let child = command.spawn();
+        // The command holds the process's end of the socket too.
+        drop(command);
+        Ok(Self {
+            trial: trial.clone(),
+            child: child.map_err(|error| broken("the process cannot be started", &error))?,
+            tracks,
+            socket: ours,
+            decoder: FrameDecoder::new(),
+            arrived: VecDeque::new(),
+            open: BTreeSet::new(),
+            last_stream: 0,
+        })
+    }
+
+    /// The author's process, greeted and started, with what it declares.
+    pub(super) fn start(trial: &Trial) -> Result<(Self, EngineConfig), Stop> {
+        let mut worker = Self::spawn(trial)?;
+        worker.write(&hello(PROTOCOL_VERSION)?)?;
+        let config = worker.ask_to_start()?;
+        Ok((worker, config))
+    }
+
+    /// Asks for `start` and follows it to its end.
+    pub(super) fn ask_to_start(&mut self) -> Result<EngineConfig, Stop> {
+        let start = StartRequest {
+            worker_id: 1,
+            role: Role::Aggregated,
+        };
+        let stream = self.request("start", SMALL_CREDIT, &start)?;
+        let mut config = None;
+        loop {
+            match self.next("the end of `start`", self.trial.limits().start)? {
+                Arrival::Config(declared) => config = Some(declared),
+                Arrival::Item(..) => {}
+                Arrival::End(ended) if ended == stream => break,
+                other => fail!("`start` was answered with {other:?}"),
+            }
+        }
+        match config {
+            Some(config) => Ok(*config),
+            None => fail!("`start` ended without a config"),
+        }
+    }
+
+    /// Opens a stream.
+    pub(super) fn request<T: Serialize>(
+        &mut self,
+        endpoint: &str,
+        credit: u32,
+        request: &T,
+    ) -> Result<u32, Stop> {
+        let head = RequestHead {
+            endpoint: endpoint.to_owned(),
+            id: format!("{endpoint}-{}", self.last_stream + 1),
+            credit,
+            ..RequestHead::default()
+        };
+        let payload = encode_request(&head, &encoded(request)?)
+            .map_err(|error| broken("the kit cannot encode a request", &error))?;
+        self.request_of(&payload)
+    }
+
+    /// As [`Self::request`], with a head of the caller's.
+    pub(super) fn request_with<H: Serialize, T: Serialize>(
+        &mut self,
+        head: &H,
+        request: &T,
+    ) -> Result<u32, Stop> {
+        let payload = [encoded(head)?, encoded(request)?].concat();
+        self.request_of(&payload)
+    }
+
+    /// Opens a stream with a payload as it is.
+    fn request_of(&mut self, payload: &[u8]) -> Result<u32, Stop> {
+        self.last_stream += 1;
+        let stream = self.last_stream;
+        self.open.insert(stream);
+        self.send_bytes(FrameKind::Request, stream, payload)?;
+        Ok(stream)
+    }
+
+    pub(super) fn send<T: Serialize>(
+        &mut self,
+        kind: FrameKind,
+        stream: u32,
+        payload: &T,
+    ) -> Result<(), Stop> {
+        self.send_bytes(kind, stream, &encoded(payload)?)
+    }
+
+    pub(super) fn send_bytes(
+        &mut self,
+        kind: FrameKind,
+        stream: u32,
+        payload: &[u8],
+    ) -> Result<(), Stop> {
+        let mut bytes = BytesMut::new();
+        encode_frame(kind, stream, payload, &mut bytes)
+            .map_err(|error| broken("the kit cannot encode a frame", &error))?;
+        self.write(&bytes)
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        let limit = self.trial.limits().call;
+        let written = self.socket.set_write_timeout(Some(limit));
+        let written = written.and_then(|()| self.socket.write_all(bytes));
+        written.map_err(|error| broken("the process takes no frames", &error))
+    }
+
+    /// The next thing that arrives.
+    ///
+    /// # Errors
+    /// A failure that names `what` when nothing comes in time, or what comes must not be sent.
+    pub(super) fn next(&mut self, what: &str, limit: Duration) -> Result<Arrival, Stop> {
+        match self.poll(limit)? {
+            Some(arrival) => Ok(arrival),
+            None => fail!("{what} did not come within {} s", limit.as_secs_f64()),
+        }
+    }
+
+    /// As [`Self::next`]; `None` when nothing comes within `limit`.
+    pub(super) fn poll(&mut self, limit: Duration) -> Result<Option<Arrival>, Stop> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(arrival) = self.arrived.pop_front() {
+                return Ok(Some(arrival));
+            }
+            let frame = self.decoder.next_frame();
+            match frame.map_err(|error| broken("the process sent what is no frame", &error))? {
+                Some(frame) => self.take(frame)?,
+                None if !self.read(deadline)? => return Ok(self.arrived.pop_front()),
+                None => {}
+            }
+        }
+    }
+
+    /// Whether anything was read before the deadline.
+    fn read(&mut self, deadline: Instant) -> Result<bool, Stop> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        let mut buffer = [0; 1 << 16];
+        let read = self.socket.set_read_timeout(Some(left));
+        match read.and_then(|()| self.socket.read(&mut buffer)) {
+            Ok(0) if self.decoder.buffered() > 0 => {
+                fail!("the process broke off in the middle of a frame")
+            }
+            Ok(0) => self.arrived.push_back(Arrival::Closed),
+            Ok(count) => self.decoder.extend(buffer.get(..count).unwrap_or_default()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Ok(false);
+            }
+            Err(_) => self.arrived.push_back(Arrival::Closed),
+        }
+        Ok(true)
+    }
+
+    fn take(&mut self, frame: Frame) -> Result<(), Stop> {
+        let Frame {
+            kind,
+            stream,
+            payload,
+        } = frame;
+        let arrival = match kind {
+            FrameKind::Hello => {
+                let _: Hello = decoded("Hello", &payload)?;
+                return Ok(());
+            }
+            FrameKind::Item if stream == 0 => return self.take_batch(&payload),
+            FrameKind::Item => decoded::<Item>("an item", &payload)?.on(stream),
+            FrameKind::End => Arrival::End(stream),
+            FrameKind::Error => Arrival::Error(stream, decoded("an Error", &payload)?),
+            FrameKind::Pong => Arrival::Pong(payload),
+            FrameKind::GoAway => Arrival::GoAway,
+            FrameKind::Ping => return self.send_bytes(FrameKind::Pong, 0, &payload),
+            FrameKind::Unknown(_) => return Ok(()),
+            FrameKind::Request | FrameKind::Cancel | FrameKind::Credit | FrameKind::Auth => {
+                fail!("the process sent {kind:?}, which is the worker's to send")
+            }
+        };
+        self.keep(arrival, stream)
+    }
+
+    fn take_batch(&mut self, payload: &[u8]) -> Result<(), Stop> {
+        let pairs: Vec<(u32, Option<Item>)> = decoded("a batch", payload)?;
+        for (stream, item) in pairs {
+            let arrival = item.map_or(Arrival::End(stream), |item| item.on(stream));
+            self.keep(arrival, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Frames of a stream belong to one that is open.
+    fn keep(&mut self, arrival: Arrival, stream: u32) -> Result<(), Stop> {
+        let is_open = match arrival {
+            Arrival::Pong(_) | Arrival::GoAway | Arrival::Closed => true,
+            Arrival::Item(..) | Arrival::Config(_) => self.open.contains(&stream),
+            Arrival::End(_) | Arrival::Error(..) => self.open.remove(&stream),
+        };
+        if !is_open {
+            fail!("the process sent a frame for stream {stream}, which is not open: {arrival:?}");
+        }
+        self.arrived.push_back(arrival);
+        Ok(())
+    }
+
+    /// Leaves without a word, as a worker does that was killed.
+    pub(super) fn vanish(&mut self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Closes our direction.
+    pub(super) fn leave(&mut self) {
+        let _ = self.socket.shutdown(Shutdown::Write);
+    }
+
+    /// Waits for the process to exit.
+    pub(super) async fn exit(&mut self, when: &str, limit: Duration) -> Result<ExitStatus, Stop> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let status = self.child.try_wait();
+            if let Some(status) = status.map_err(|error| broken("the process is lost", &error))? {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                fail!(
+                    "{when} the process did not exit within {} s",
+                    limit.as_secs_f64()
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // One that has exited is as good as killed; either way it is reaped.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,83 @@
+//! [`Medium`]: in what the kit speaks with an engine.
+
+use genset_backend_common::{Capabilities, ChatInput, Input, InputKind, TokenId};
+
+/// In what the kit speaks with an engine: tokens where it takes them, else text, else chat messages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Medium {
+    /// Token ids, there and back.
+    #[default]
+    Tokens,
+    /// Text. A token of the kit's is a word then: 7 is spelled "7".
+    Text,
+    /// As [`Self::Text`], in one message of the user's.
+    Chat,
+}
+
+impl Medium {
+    /// What an engine is spoken with that declares `can`.
+    #[must_use]
+    pub fn of(can: &Capabilities) -> Self {
+        if can.inputs.contains(&InputKind::Tokens) {
+            Self::Tokens
+        } else if can.inputs.contains(&InputKind::Text) {
+            Self::Text
+        } else if can.inputs.contains(&InputKind::Chat) {
+            Self::Chat
+        } else {
+            Self::Tokens
+        }
+    }
+
+    /// Whether prompts and answers are tokens.
+    #[must_use]
+    pub fn is_tokens(self) -> bool {
+        self == Self::Tokens
+    }
+
+    /// What an engine declares that is spoken with like this.
+    pub(crate) fn kind(self) -> InputKind {
+        match self {
+            Self::Tokens => InputKind::Tokens,
+            Self::Text => InputKind::Text,
+            Self::Chat => InputKind::Chat,
+        }
+    }
+
+    /// A prompt of tokens, or of as many words.
+    #[must_use]
+    pub fn input(self, prompt: Vec<TokenId>) -> Input {
+        match self {
+            Self::Tokens => Input::Tokens(prompt),
+            Self::Text => Input::Text(spelled(&prompt)),
+            Self::Chat => Input::Chat(ChatInput {
+                messages: vec![serde_json::json!({"role": "user", "content": spelled(&prompt)})],
+                tools: Vec::new(),
+            }),
+        }
+    }
+}
+
+fn spelled(prompt: &[TokenId]) -> String {
+    let words: Vec<String> = prompt.iter().map(ToString::to_string).collect();
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_taken_before_text_and_text_before_chat() {
+        let of = |kinds: &[InputKind]| {
+            Medium::of(&Capabilities {
+                inputs: kinds.iter().copied().collect(),
+                ..Capabilities::default()
+            })
+        };
+        assert_eq!(of(&[InputKind::Text, InputKind::Tokens]), Medium::Tokens);
+        assert_eq!(of(&[InputKind::Chat, InputKind::Text]), Medium::Text);
+        assert_eq!(of(&[InputKind::Chat]), Medium::Chat);
+        assert_eq!(Medium::Text.input(vec![7, 42]), Input::Text("7 42".into()));
+    }
+}

@@ -1,0 +1,329 @@
+//! [`spelled`]: a clean engine that takes and gives text, for the checks as they are where there are no tokens. And the
+//! faults that only such engines have.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use futures_util::{StreamExt, stream};
+use genset_backend_common::output::TextChunk;
+use genset_backend_common::{
+    ChatInput, DrainContext, EngineConfig, EngineControls, EngineError, FinishReason,
+    GenerateRequest, Input, InputKind, LLMEngine, Output, OutputStream, RequestContext,
+    StartContext, TokenId, async_trait,
+};
+use parking_lot::Mutex;
+
+use super::{Clean, Mutant};
+use crate::subject::{Detokenize, Scenario, Subject};
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "text-counts-characters",
+        stands_for: "usage of an engine behind an HTTP API, which knows the text's length and nothing of tokens",
+        killed_by: &[
+            "CC01", "CC02", "CC03", "CC05", "CC07", "CC09", "CC10", "CC11", "CN06", "CN07", "CN08",
+            "CN12", "FN01", "FN02", "FN05", "ST07", "ST11", "US03", "US06", "US07",
+        ],
+        build: |clean, scenario| with_fault(clean, scenario, Fault::CountsCharacters),
+    },
+    Mutant {
+        name: "text-without-a-count",
+        stands_for: "chunks of text passed on as they come, with nobody to say how many tokens they are",
+        killed_by: &[
+            "CC01", "CC02", "CC03", "CC05", "CC07", "CC09", "CC10", "CC11", "CN02", "CN03", "CN06",
+            "CN07", "CN08", "CN09", "CN10", "CN12", "ER05", "FN01", "FN02", "FN05", "FN09", "FN10",
+            "MT01", "MT02", "MT03", "MT05", "SH05", "SH06", "SH09", "ST02", "ST04", "ST05", "ST07",
+            "ST08", "ST10", "ST11", "US03", "US06", "US07",
+        ],
+        build: |clean, scenario| with_fault(clean, scenario, Fault::CountsNothing),
+    },
+    Mutant {
+        name: "text-ends-whatever-is-asked",
+        stands_for: "an engine behind an API that has no ignore_eos: benchmarks measure answers of any length",
+        killed_by: &["FN01", "FN05", "ST11"],
+        build: |clean, scenario| with_fault(clean, scenario, Fault::EndsAnyway),
+    },
+    Mutant {
+        name: "text-forgets-min-tokens",
+        stands_for: "a minimum that is turned into banned stop tokens, where there are no token ids to ban",
+        killed_by: &["FN10"],
+        build: |clean, scenario| with_fault(clean, scenario, Fault::ForgetsMinTokens),
+    },
+    Mutant {
+        name: "text-prompt-is-free",
+        stands_for: "prompt_tokens taken from the context of the request, which counts token ids and finds none",
+        killed_by: &["US02"],
+        build: |clean, scenario| with_fault(clean, scenario, Fault::CountsNoPrompt),
+    },
+    Mutant {
+        name: "text-prompt-is-free-when-cancelled",
+        stands_for: "the prompt counted where an answer ends, which a cancelled one does elsewhere",
+        killed_by: &["US06"],
+        build: |clean, scenario| with_fault(clean, scenario, Fault::CountsNoCancelledPrompt),
+    },
+    Mutant {
+        name: "text-is-cut-to-fit",
+        stands_for: "a tokenizer that truncates by default: the end of a long prompt, where the question is, is lost",
+        killed_by: &["FN04"],
+        build: |clean, scenario| with_fault(clean, scenario, Fault::CutsPrompts),
+    },
+    Mutant {
+        name: "text-differs-in-its-spaces",
+        stands_for: "a detokenizer whose state is shared: whether a word gets its space depends on who else was there",
+        killed_by: &["CC04", "DT01", "DT02", "DT04", "DT05"],
+        build: |clean, scenario| with_fault(clean, scenario, Fault::LosesSpaces),
+    },
+];
+
+/// What an engine of text may do wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    CountsCharacters,
+    CountsNothing,
+    EndsAnyway,
+    ForgetsMinTokens,
+    CountsNoPrompt,
+    CountsNoCancelledPrompt,
+    CutsPrompts,
+    LosesSpaces,
+}
+
+/// An engine of tokens as one of text: token 7 is the word "7", there and back. An answer ends by itself after some words,
+/// unless it must not.
+#[must_use]
+pub fn spelled(subject: Subject) -> Subject {
+    wrapped(subject, Fault::None)
+}
+
+fn with_fault(clean: &Clean, scenario: &Scenario, fault: Fault) -> Subject {
+    wrapped(clean.build(scenario), fault)
+}
+
+fn wrapped(subject: Subject, fault: Fault) -> Subject {
+    let engine = Arc::new(Spelled {
+        inner: Arc::clone(&subject.engine),
+        config: Mutex::new(None),
+        read: subject.text.clone(),
+        chunks: Arc::default(),
+        fault,
+    });
+    Subject { engine, ..subject }
+}
+
+/// Words after which an answer ends by itself.
+const OWN_END_WORDS: u32 = 24;
+
+struct Spelled {
+    inner: Arc<dyn LLMEngine>,
+    /// What the engine of tokens declared.
+    config: Mutex<Option<EngineConfig>>,
+    /// How to read its tokens, where they have a text of their own.
+    read: Option<Detokenize>,
+    /// Chunks given, ever.
+    chunks: Arc<AtomicU32>,
+    fault: Fault,
+}
+
+#[async_trait]
+impl LLMEngine for Spelled {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let inner = self.inner.start(ctx).await?;
+        *self.config.lock() = Some(inner.clone());
+        let mut config = inner;
+        config.vocab_size = None;
+        config.canary = None;
+        let can = &mut config.capabilities;
+        can.inputs = BTreeSet::from([InputKind::Text, InputKind::Chat]);
+        (can.resume, can.max_logprobs) = (false, None);
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let mut prompt = read(&request.input);
+        let config = self.config.lock().clone();
+        if let Some(config) = &config {
+            self.fit(&mut prompt, config);
+        }
+        let words = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        request.input = Input::Tokens(prompt);
+        if let Some(config) = &config {
+            config.check(&request)?;
+        }
+        let ends_itself = self.limit(&mut request);
+        let counted = if self.fault == Fault::CountsNoPrompt {
+            0
+        } else {
+            words
+        };
+        let ctx = ctx.with_prompt_tokens(counted);
+        let outputs = self.inner.generate(request, ctx).await?;
+        let writer = Writer {
+            fault: self.fault,
+            ends_itself,
+            chunks: Arc::clone(&self.chunks),
+            read: self.read.clone(),
+        };
+        let text = outputs.flat_map(move |item| {
+            let items = match item {
+                Ok(output) => writer.text_of(output),
+                Err(error) => vec![Err(error)],
+            };
+            stream::iter(items)
+        });
+        Ok(OutputStream::from_raw(Box::pin(text)))
+    }
+
+    async fn abort(&self, ctx: &RequestContext) {
+        self.inner.abort(ctx).await;
+    }
+
+    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
+        self.inner.drain(ctx).await
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.inner.cleanup().await
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        self.inner.controls()
+    }
+}
+
+impl Spelled {
+    /// Words that are no tokens of the engine's become some; with the fault, what is too long is cut.
+    fn fit(&self, prompt: &mut Vec<TokenId>, config: &EngineConfig) {
+        let vocab_size = config
+            .vocab_size
+            .map_or(u32::MAX, std::num::NonZeroU32::get);
+        for token in prompt.iter_mut() {
+            *token %= vocab_size;
+        }
+        if self.fault == Fault::CutsPrompts {
+            let most = config.context_length_tokens.saturating_sub(5);
+            prompt.truncate(usize::try_from(most).unwrap_or(usize::MAX));
+        }
+    }
+
+    /// Sets where the answer ends by itself; whether that is before the limit that was asked for.
+    fn limit(&self, request: &mut GenerateRequest) -> bool {
+        // A grammar says where its texts end.
+        if request.guided.is_some() {
+            return false;
+        }
+        let stop = &mut request.stop;
+        if stop.ignore_eos && self.fault != Fault::EndsAnyway {
+            return false;
+        }
+        let least = match self.fault {
+            Fault::ForgetsMinTokens => 0,
+            Fault::None
+            | Fault::CountsCharacters
+            | Fault::CountsNothing
+            | Fault::EndsAnyway
+            | Fault::CountsNoPrompt
+            | Fault::CountsNoCancelledPrompt
+            | Fault::CutsPrompts
+            | Fault::LosesSpaces => stop.min_tokens,
+        };
+        let own_end = OWN_END_WORDS.max(least);
+        stop.ignore_eos = true;
+        let is_sooner = stop.max_tokens.is_none_or(|most| own_end < most);
+        if is_sooner {
+            stop.max_tokens = Some(own_end);
+            stop.min_tokens = stop.min_tokens.min(own_end);
+        }
+        is_sooner
+    }
+}
+
+/// The tokens that a text spells. Of nothing an engine makes something: the token at the beginning of every text.
+fn read(input: &Input) -> Vec<TokenId> {
+    let text = match input {
+        Input::Text(text) => text.clone(),
+        Input::Chat(ChatInput { messages, .. }) => messages
+            .iter()
+            .filter_map(|message| message["content"].as_str())
+            .collect(),
+        Input::Tokens(_) | Input::Embed(_) => String::new(),
+    };
+    let word = |word: &str| word.parse().unwrap_or_else(|_| sum(word));
+    let tokens: Vec<TokenId> = text.split_whitespace().map(word).collect();
+    if tokens.is_empty() { vec![0] } else { tokens }
+}
+
+fn sum(word: &str) -> TokenId {
+    word.bytes().map(u32::from).sum()
+}
+
+/// Writes the items of one request.
+struct Writer {
+    fault: Fault,
+    /// Whether its limit is where the answer ends by itself.
+    ends_itself: bool,
+    chunks: Arc<AtomicU32>,
+    read: Option<Detokenize>,
+}
+
+impl Writer {
+    /// What one item becomes.
+    fn text_of(&self, output: Output) -> Vec<Result<Output, EngineError>> {
+        match output {
+            Output::Tokens(chunk) => vec![Ok(self.chunk(&chunk.token_ids))],
+            Output::Finished(mut finished) => {
+                let last = std::mem::take(&mut finished.last);
+                let before = (!last.is_empty()).then(|| Ok(self.chunk(&last.token_ids)));
+                if self.ends_itself && finished.reason == FinishReason::Length {
+                    finished.reason = FinishReason::Stop;
+                }
+                let is_cancelled = finished.reason == FinishReason::Cancelled;
+                if self.fault == Fault::CountsNoCancelledPrompt && is_cancelled {
+                    finished.usage.prompt_tokens = 0;
+                }
+                before
+                    .into_iter()
+                    .chain([Ok(Output::Finished(finished))])
+                    .collect()
+            }
+            other @ (Output::Text(_) | Output::Embeddings(_)) => vec![Ok(other)],
+        }
+    }
+
+    fn chunk(&self, tokens: &[TokenId]) -> Output {
+        let text = match &self.read {
+            Some(read) => read(tokens),
+            None => self.words(tokens),
+        };
+        let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
+        let token_count = match self.fault {
+            Fault::CountsCharacters => count(text.len()),
+            Fault::CountsNothing => 0,
+            Fault::None
+            | Fault::EndsAnyway
+            | Fault::ForgetsMinTokens
+            | Fault::CountsNoPrompt
+            | Fault::CountsNoCancelledPrompt
+            | Fault::CutsPrompts
+            | Fault::LosesSpaces => count(tokens.len()),
+        };
+        Output::Text(TextChunk { text, token_count })
+    }
+
+    fn words(&self, tokens: &[TokenId]) -> String {
+        let number = self.chunks.fetch_add(1, Ordering::Relaxed);
+        let space = match self.fault == Fault::LosesSpaces && number % 7 == 3 {
+            true => "",
+            false => " ",
+        };
+        tokens
+            .iter()
+            .map(|token| format!("{space}{token}"))
+            .collect()
+    }
+}

@@ -1,0 +1,99 @@
+//! The proof that the checks bite where there are no tokens: mutants of the corpus, made engines of text, are caught by
+//! exactly the checks listed here. The faults that only engines of text have are in the corpus itself.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use genset_conformance::mutants::text::spelled;
+use genset_conformance::mutants::{Clean, Mutant, corpus};
+use genset_conformance::{
+    Level, Medium, Options, Scenario, find, run_conformance, run_conformance_with,
+};
+use genset_engine_sample::{SampleArgs, SampleEngine};
+
+fn clean() -> Clean {
+    let args = SampleArgs {
+        vocab_size: 1000,
+        token_delay_ms: 1,
+    };
+    Arc::new(move |_: &Scenario| SampleEngine::from_args(&args))
+}
+
+#[test]
+fn the_clean_engine_of_text_passes_everything() {
+    let clean = clean();
+    let report = run_conformance(move |scenario: &Scenario| spelled(clean.build(scenario)));
+    report.assert_conformant();
+    let can = report.engine.capabilities.as_ref();
+    assert_eq!(can.map(Medium::of), Some(Medium::Text));
+}
+
+/// Mutants whose fault is not seen in text, and why.
+const UNSEEN: &[(&str, &str)] = &[
+    ("stop-and-length", "it takes a stop token"),
+    ("no-usage-on-stop", "it takes a stop token"),
+    ("stop-token-counted", "it takes a stop token"),
+    ("min-tokens-ignored", "it takes a stop token"),
+    (
+        "token-after-terminal",
+        "what the engine of text is built on mends the stream",
+    ),
+    (
+        "long-answers-lose-their-end",
+        "what the engine of text is built on mends the stream",
+    ),
+    (
+        "tokens-after-error",
+        "what the engine of text is built on mends the stream",
+    ),
+    (
+        "prompt-counted-in-blocks",
+        "only the engine knows how many tokens a text is",
+    ),
+    (
+        "seed-constant",
+        "without log probabilities nobody knows that there was a choice",
+    ),
+    ("poisoned-by-a-failure", "the failure is a text"),
+];
+
+/// The checks that must catch a mutant as an engine of text: those of tokens that do not speak in token ids.
+fn expected(mutant: &Mutant) -> BTreeSet<&'static str> {
+    if UNSEEN.iter().any(|(name, _)| *name == mutant.name) {
+        return BTreeSet::new();
+    }
+    let applies =
+        |id: &&str| find(id).is_some_and(|check| !check.needs_tokens && check.level != Level::Soak);
+    mutant.killed_by.iter().copied().filter(applies).collect()
+}
+
+/// Those that have a refusal of their own, in place of the Worker's, know tokens only. Those of text are text already.
+fn can_be_spelled(mutant: &Mutant) -> bool {
+    let refuses_itself = (mutant.build)(&clean(), &Scenario::default()).checks_itself;
+    !refuses_itself && !mutant.name.starts_with("text-")
+}
+
+#[test]
+fn mutants_are_caught_in_text_as_they_are_in_tokens() {
+    let mut wrong = Vec::new();
+    for mutant in corpus().filter(|mutant| can_be_spelled(mutant)) {
+        let clean = clean();
+        let options = Options {
+            is_measuring: false,
+            ..Options::default()
+        };
+        let report = run_conformance_with(
+            move |scenario: &Scenario| spelled((mutant.build)(&clean, scenario)),
+            &options,
+        );
+        let caught: BTreeSet<&str> = report.failures().map(|check| check.id.as_str()).collect();
+        let expected = expected(mutant);
+        if caught != expected {
+            wrong.push(format!(
+                "{}: expected {expected:?}, caught by {caught:?}",
+                mutant.name
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

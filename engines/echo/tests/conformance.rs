@@ -1,0 +1,60 @@
+//! Both engines keep the contract, the one in tokens and the other in text: all of the conformance kit, one test a check.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use genset_conformance::{Report, Scenario, SequenceOptions, SkipReason, Verdict};
+use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
+
+/// A token takes a while, so that an answer can be cancelled on the way.
+const ARGS: EchoArgs = EchoArgs {
+    token_echo_delay_ms: 1,
+};
+
+fn core() -> EchoCore {
+    EchoCore::from_args(&ARGS, 1000, 4096)
+}
+
+fn full() -> EchoFull {
+    EchoFull::from_args(&ARGS)
+}
+
+mod tokens {
+    genset_conformance::suite!(|_: &genset_conformance::Scenario| super::core());
+}
+
+mod text {
+    genset_conformance::suite!(|_: &genset_conformance::Scenario| super::full());
+}
+
+/// The ids of the checks that were skipped for `code`.
+fn skipped(report: &Report, wanted: SkipReason) -> Vec<&str> {
+    let is_wanted =
+        |verdict: &Verdict| matches!(verdict, Verdict::Skip { code, .. } if *code == wanted);
+    let checks = report
+        .checks
+        .iter()
+        .filter(|check| is_wanted(&check.verdict));
+    checks.map(|check| check.id.as_str()).collect()
+}
+
+/// A check that does not apply passes in the suite, so one that stopped to apply would go unseen.
+#[test]
+fn an_engine_of_text_is_excused_only_from_what_is_about_tokens() {
+    let report = genset_conformance::run_conformance(|_: &Scenario| full());
+    report.assert_conformant();
+    assert_eq!(
+        skipped(&report, SkipReason::NeedsTokens),
+        ["ST06", "FN06", "FN07", "US04", "DT06", "DT08", "ER02"]
+    );
+}
+
+#[test]
+fn random_sequences_of_operations_keep_the_contract() {
+    let options = SequenceOptions::default();
+    genset_conformance::run_sequences(|_: &Scenario| core(), &options).unwrap();
+    genset_conformance::run_sequences(|_: &Scenario| full(), &options).unwrap();
+}

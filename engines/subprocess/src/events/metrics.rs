@@ -1,0 +1,294 @@
+//! The series that the process publishes, as the worker's `/metrics` shows them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use genset_backend_common::prometheus::collector::Collector;
+use genset_backend_common::prometheus::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use genset_backend_common::prometheus::metrics::MetricType;
+use parking_lot::Mutex;
+use serde::Deserialize;
+
+/// Series that one process may publish; what comes beyond is dropped with a warning.
+const MAX_SERIES: usize = 4096;
+/// Buckets that a histogram may have.
+const MAX_BUCKETS: usize = 128;
+
+/// What one series is now.
+#[derive(Debug, Deserialize)]
+pub(super) struct Sample {
+    name: String,
+    #[serde(default)]
+    help: String,
+    kind: SampleKind,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    /// Of a gauge or counter.
+    #[serde(default)]
+    value: f64,
+    /// Of a histogram: upper bound, and the observations above the bound before it. The last bound is infinite.
+    #[serde(default)]
+    buckets: Vec<(f64, u64)>,
+    /// Of a histogram: all observations added up.
+    #[serde(default)]
+    sum: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SampleKind {
+    Gauge,
+    Counter,
+    Histogram,
+}
+
+impl Sample {
+    /// What Prometheus would not take.
+    fn problem(&self) -> Option<&'static str> {
+        if !is_metric_name(&self.name) || !self.labels.keys().all(|name| is_label_name(name)) {
+            return Some("a metric whose name or labels Prometheus does not take");
+        }
+        if self.kind != SampleKind::Histogram {
+            return None;
+        }
+        let bounds: Vec<f64> = self.buckets.iter().map(|(bound, _)| *bound).collect();
+        if bounds.last() != Some(&f64::INFINITY) || bounds.len() > MAX_BUCKETS {
+            return Some("a histogram needs 1 to 128 buckets, the last with an infinite bound");
+        }
+        let is_rising = bounds.is_sorted_by(|lower, upper| lower < upper);
+        (!is_rising).then_some("a histogram whose bounds do not rise")
+    }
+
+    fn value(self) -> Value {
+        match self.kind {
+            SampleKind::Gauge => Value::Gauge(self.value),
+            SampleKind::Counter => Value::Counter(self.value),
+            SampleKind::Histogram => Value::Histogram {
+                buckets: self.buckets,
+                sum: self.sum,
+            },
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Value {
+    Gauge(f64),
+    Counter(f64),
+    Histogram { buckets: Vec<(f64, u64)>, sum: f64 },
+}
+
+impl Value {
+    fn encode(&self, series: &mut MetricEncoder<'_>) -> fmt::Result {
+        match self {
+            Self::Gauge(value) => series.encode_gauge(value),
+            Self::Counter(value) => series.encode_counter::<NoLabelSet, _, f64>(value, None),
+            Self::Histogram { buckets, sum } => {
+                let count = buckets.iter().map(|(_, count)| count).sum();
+                series.encode_histogram::<NoLabelSet>(*sum, count, buckets, None)
+            }
+        }
+    }
+}
+
+/// The last value of every series, by the metric's name.
+#[derive(Debug, Default)]
+pub(super) struct Families {
+    by_name: BTreeMap<String, Family>,
+    series: usize,
+    is_full: bool,
+}
+
+#[derive(Debug)]
+struct Family {
+    kind: SampleKind,
+    help: String,
+    values: BTreeMap<Vec<(String, String)>, Value>,
+}
+
+impl Families {
+    pub(super) fn extend(&mut self, samples: Vec<Sample>) {
+        for sample in samples {
+            let name = sample.name.clone();
+            if let Err(problem) = self.set(sample) {
+                tracing::warn!(name, "{problem}");
+            }
+        }
+    }
+
+    fn set(&mut self, sample: Sample) -> Result<(), &'static str> {
+        if let Some(problem) = sample.problem() {
+            return Err(problem);
+        }
+        let family = self
+            .by_name
+            .entry(sample.name.clone())
+            .or_insert_with(|| Family {
+                kind: sample.kind,
+                help: sample.help.clone(),
+                values: BTreeMap::new(),
+            });
+        if family.kind != sample.kind {
+            return Err("a metric that was of another kind before");
+        }
+        let labels: Vec<_> = sample.labels.clone().into_iter().collect();
+        if let Some(value) = family.values.get_mut(&labels) {
+            *value = sample.value();
+        } else if self.series < MAX_SERIES {
+            self.series += 1;
+            family.values.insert(labels, sample.value());
+        } else if !std::mem::replace(&mut self.is_full, true) {
+            return Err("this series and more to come are over the limit of 4096, and dropped");
+        }
+        Ok(())
+    }
+}
+
+fn is_metric_name(name: &str) -> bool {
+    is_name(name, |c| c == '_' || c == ':')
+}
+
+fn is_label_name(name: &str) -> bool {
+    is_name(name, |c| c == '_')
+}
+
+fn is_name(name: &str, also: fn(char) -> bool) -> bool {
+    !name.starts_with(|c: char| c.is_ascii_digit())
+        && !name.is_empty()
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || also(c))
+}
+
+/// The values as the registry reads them.
+#[derive(Debug)]
+pub(super) struct Published(Arc<Mutex<Families>>);
+
+impl Published {
+    pub(super) fn new(families: &Arc<Mutex<Families>>) -> Self {
+        Self(Arc::clone(families))
+    }
+}
+
+impl Collector for Published {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, family) in &self.0.lock().by_name {
+            let (kind, name) = match family.kind {
+                SampleKind::Gauge => (MetricType::Gauge, name.as_str()),
+                SampleKind::Histogram => (MetricType::Histogram, name.as_str()),
+                // The registry adds the suffix.
+                SampleKind::Counter => (
+                    MetricType::Counter,
+                    name.strip_suffix("_total").unwrap_or(name),
+                ),
+            };
+            let mut metric = encoder.encode_descriptor(name, &family.help, None, kind)?;
+            for (labels, value) in &family.values {
+                // An empty family would be written with empty braces.
+                if labels.is_empty() {
+                    value.encode(&mut metric)?;
+                } else {
+                    value.encode(&mut metric.encode_family(labels)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::MetricsRegistry;
+    use genset_backend_common::wire::{decode_payload, encode_payload};
+    use serde_json::json;
+
+    use super::*;
+
+    /// What `/metrics` shows of samples.
+    fn shown(samples: &[serde_json::Value]) -> String {
+        let families = Arc::default();
+        let registry = MetricsRegistry::default();
+        registry.register_collector(Published::new(&families));
+        let samples = decode_payload(&encode_payload(&samples).unwrap()).unwrap();
+        families.lock().extend(samples);
+        registry.encode()
+    }
+
+    #[test]
+    fn the_last_value_of_every_series_is_shown() {
+        let sample = |name, kind, value| json!({"name": name, "kind": kind, "value": value, "labels": {"rank": "0"}, "help": "H"});
+        let text = shown(&[
+            sample("my_queue", "gauge", 2.5),
+            sample("my_steps_total", "counter", 7.0),
+            sample("my_queue", "gauge", 3.0),
+            sample("my_queue", "counter", 9.0),
+            sample("no name", "gauge", 1.0),
+            json!({"name": "bare", "kind": "gauge", "value": 4.0}),
+        ]);
+        assert!(text.contains("my_queue{rank=\"0\"} 3.0"), "{text}");
+        assert!(text.contains("my_steps_total{rank=\"0\"} 7.0"), "{text}");
+        assert!(text.contains("bare 4.0"), "{text}");
+        assert!(!text.contains("no name"), "{text}");
+    }
+
+    /// As MessagePack, since JSON knows no infinity.
+    fn shown_histogram(bounds: &[f64]) -> String {
+        let buckets: Vec<(f64, u64)> = bounds.iter().map(|bound| (*bound, 2)).collect();
+        #[derive(serde::Serialize)]
+        struct Wire<'a> {
+            name: &'a str,
+            kind: &'a str,
+            labels: BTreeMap<&'a str, &'a str>,
+            buckets: Vec<(f64, u64)>,
+            sum: f64,
+        }
+        let wire = Wire {
+            name: "my_step_seconds",
+            kind: "histogram",
+            labels: BTreeMap::from([("rank", "1")]),
+            buckets,
+            sum: 4.5,
+        };
+        let families: Arc<Mutex<Families>> = Arc::default();
+        let registry = MetricsRegistry::default();
+        registry.register_collector(Published::new(&families));
+        let samples = decode_payload(&encode_payload(&vec![wire]).unwrap()).unwrap();
+        families.lock().extend(samples);
+        registry.encode()
+    }
+
+    #[test]
+    fn a_histogram_has_its_buckets_sum_and_count() {
+        let text = shown_histogram(&[0.5, 1.0, f64::INFINITY]);
+        for line in [
+            "# TYPE my_step_seconds histogram",
+            "my_step_seconds_sum{rank=\"1\"} 4.5",
+            "my_step_seconds_count{rank=\"1\"} 6",
+            "my_step_seconds_bucket{le=\"0.5\",rank=\"1\"} 2",
+            "my_step_seconds_bucket{le=\"1.0\",rank=\"1\"} 4",
+            "my_step_seconds_bucket{le=\"+Inf\",rank=\"1\"} 6",
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_histogram_that_makes_no_sense_is_dropped() {
+        for bounds in [
+            &[][..],
+            &[1.0],
+            &[2.0, 1.0, f64::INFINITY],
+            &[f64::NAN, f64::INFINITY],
+        ] {
+            assert!(!shown_histogram(bounds).contains("my_step"), "{bounds:?}");
+        }
+    }
+
+    #[test]
+    fn series_beyond_the_limit_are_dropped() {
+        let sample = |number: usize| json!({"name": "many", "kind": "gauge", "value": 1.0, "labels": {"n": number.to_string()}});
+        let samples: Vec<_> = (0..MAX_SERIES + 10).map(sample).collect();
+        let lines = shown(&samples);
+        let lines = lines.lines().filter(|line| line.starts_with("many{"));
+        assert_eq!(lines.count(), MAX_SERIES);
+    }
+}

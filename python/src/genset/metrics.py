@@ -1,0 +1,109 @@
+"""Metrics of an engine: counters, gauges and histograms that add up what happens, and are published together.
+
+    metrics = Metrics()
+    steps = metrics.counter("my_engine_steps_total", "Steps of the scheduler")
+    seconds = metrics.histogram("my_engine_step_seconds", "Time of a step", bounds=[0.01, 0.1, 1.0])
+    ...
+    steps.add(), seconds.observe(0.02)
+    self.worker.publish_metrics(metrics.samples())
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import threading
+from collections.abc import Sequence
+
+from genset.types import Metric
+
+
+class Counter:
+    """A number that only grows. Its name ends with `_total`."""
+
+    def __init__(self, name: str, help: str, labels: dict[str, str]) -> None:
+        self._head = Metric(name=name, help=help, kind="counter", labels=labels)
+        self._value = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, amount: float = 1.0) -> None:
+        """Counts. Any thread may."""
+        if amount < 0:
+            raise ValueError("a counter only grows")
+        with self._lock:
+            self._value += amount
+
+    def sample(self) -> Metric:
+        """The series as it is now."""
+        return {**self._head, "value": self._value}
+
+
+class Gauge:
+    """A number that goes up and down."""
+
+    def __init__(self, name: str, help: str, labels: dict[str, str]) -> None:
+        self._head = Metric(name=name, help=help, kind="gauge", labels=labels)
+        self._value = 0.0
+
+    def set(self, value: float) -> None:
+        """Sets the value. Any thread may."""
+        self._value = value
+
+    def sample(self) -> Metric:
+        """The series as it is now."""
+        return {**self._head, "value": self._value}
+
+
+class Histogram:
+    """How many observations lie between which bounds."""
+
+    def __init__(self, name: str, help: str, labels: dict[str, str], bounds: Sequence[float]) -> None:
+        finite = [bound for bound in bounds if bound != math.inf]
+        if finite != sorted(set(finite)) or any(math.isnan(bound) for bound in finite):
+            raise ValueError("bounds must rise")
+        self._head = Metric(name=name, help=help, kind="histogram", labels=labels)
+        self._bounds = finite
+        self._counts = [0] * (len(finite) + 1)
+        self._sum = 0.0
+        self._lock = threading.Lock()
+
+    def observe(self, value: float) -> None:
+        """Counts an observation. Any thread may."""
+        with self._lock:
+            self._counts[bisect.bisect_left(self._bounds, value)] += 1
+            self._sum += value
+
+    def sample(self) -> Metric:
+        """The series as it is now."""
+        with self._lock:
+            buckets = list(zip([*self._bounds, math.inf], self._counts, strict=True))
+            return {**self._head, "buckets": buckets, "sum": self._sum}
+
+
+class Metrics:
+    """An engine's metrics. A name may be used several times with different labels."""
+
+    def __init__(self) -> None:
+        self._all: list[Counter | Gauge | Histogram] = []
+
+    def counter(self, name: str, help: str, **labels: str) -> Counter:
+        """A new counter, from 0."""
+        counter = Counter(name, help, labels)
+        self._all.append(counter)
+        return counter
+
+    def gauge(self, name: str, help: str, **labels: str) -> Gauge:
+        """A new gauge, at 0."""
+        gauge = Gauge(name, help, labels)
+        self._all.append(gauge)
+        return gauge
+
+    def histogram(self, name: str, help: str, bounds: Sequence[float], **labels: str) -> Histogram:
+        """A new histogram without observations. `bounds` are the upper ones, rising; what lies above the last counts too."""
+        histogram = Histogram(name, help, labels, bounds)
+        self._all.append(histogram)
+        return histogram
+
+    def samples(self) -> list[Metric]:
+        """Every series as it is now, for `WorkerHandle.publish_metrics`."""
+        return [metric.sample() for metric in self._all]

@@ -1,0 +1,139 @@
+"""The conformance kit in pytest: `genset conform` runs once, and each check is a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from genset.backend import BINARY_VARIABLE, missing_binary
+
+_GOOD = ("pass", "expected_fail", "measured")
+
+
+class ConformanceRun:
+    """One run of the kit on an engine; it begins when its first result is asked for."""
+
+    def __init__(
+        self,
+        engine: str | Sequence[str],
+        *,
+        level: str = "strict",
+        only: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        timeout: float = 1800.0,
+    ) -> None:
+        """`engine`: the command that starts it, a line or its words; a first word of `python` is this interpreter. `only`: ids,
+        or what they begin with. `arguments`: more of `genset conform run`'s. `env`: variables for the engine."""
+        words = shlex.split(engine) if isinstance(engine, str) else list(engine)
+        if words[:1] in (["python"], ["python3"]):
+            words[0] = sys.executable
+        self._engine = shlex.join(words)
+        self._level = level
+        self._only = list(only)
+        self._arguments = list(arguments)
+        self._env = {**os.environ, **(env or {})}
+        self._timeout = timeout
+        self._checks: dict[str, dict[str, Any]] | None = None
+        self._problem: str | None = None
+
+    def ids(self) -> list[str]:
+        """The checks there are; of no more than `level`, and only those asked for.
+
+        Raises `FileNotFoundError` when there is no `genset`.
+        """
+        listed = self._genset("conform", "list", "--json")
+        if listed.returncode != 0:
+            raise RuntimeError(f"`genset conform list` failed: {listed.stderr.strip()}")
+        checks = [json.loads(line) for line in listed.stdout.splitlines()]
+        highest = {"core": 1, "strict": 2, "soak": 3}[self._level]
+        wanted = tuple(self._only) or ("",)
+        return [check["id"] for check in checks if 1 <= check["level"] <= highest and check["id"].startswith(wanted)]
+
+    def result(self, check: str) -> dict[str, Any]:
+        """What came out of one check, as the report has it.
+
+        Raises `RuntimeError`, every time, when the kit itself could not run.
+        """
+        if self._problem is not None:
+            raise RuntimeError(self._problem)
+        if self._checks is None:
+            try:
+                self._checks = self._run()
+            except RuntimeError as error:
+                self._problem = str(error)
+                raise
+        if check not in self._checks:
+            raise RuntimeError(f"the report has no check {check}")
+        return self._checks[check]
+
+    def _run(self) -> dict[str, dict[str, Any]]:
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.json"
+            words = ["conform", "run", "--engine-cmd", self._engine, "--level", self._level, "--json", str(report)]
+            if self._only:
+                words += ["--only", ",".join(self._only)]
+            run = self._genset(*words, *self._arguments)
+            # 1 means that a check failed, which is a result.
+            if run.returncode not in (0, 1) or not report.exists():
+                raise RuntimeError(f"`genset {shlex.join(words)}` failed: {run.stderr.strip() or run.stdout.strip()}")
+            checks: list[dict[str, Any]] = json.loads(report.read_text())["checks"]
+        return {check["id"]: check for check in checks}
+
+    def _genset(self, *words: str) -> subprocess.CompletedProcess[str]:
+        named = self._env.get(BINARY_VARIABLE)
+        binary = shutil.which(named or "genset", path=self._env.get("PATH"))
+        if binary is None:
+            raise FileNotFoundError(missing_binary(named))
+        try:
+            return subprocess.run(
+                [binary, *words], env=self._env, capture_output=True, text=True, timeout=self._timeout, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"`genset {shlex.join(words)}` did not end within {self._timeout:g} s") from error
+
+
+def conformance_tests(engine: str | Sequence[str], **options: Any) -> Callable[..., None]:
+    """A pytest test of every check, for a name that begins with `test_`. Takes what `ConformanceRun` takes.
+
+    Without the `genset` binary there is one test, which fails and says how to get it.
+    """
+    import pytest
+
+    run = ConformanceRun(engine, **options)
+    problem: str | None = None
+    try:
+        ids = run.ids()
+    except (FileNotFoundError, RuntimeError) as error:
+        problem, ids = str(error), ["kit"]
+
+    @pytest.mark.parametrize("check", ids)
+    def test(check: str) -> None:
+        if problem is not None:
+            pytest.fail(problem, pytrace=False)
+        try:
+            result = run.result(check)
+        except RuntimeError as error:
+            pytest.fail(str(error), pytrace=False)
+        if result["verdict"] == "skip":
+            pytest.skip(result["reason"])
+        if result["verdict"] not in _GOOD:
+            pytest.fail(_told(result), pytrace=False)
+
+    return test
+
+
+def _told(result: dict[str, Any]) -> str:
+    reason = result.get("reason") or result.get("waiver", "")
+    text = f"{result['id']}: {reason}\n`genset conform explain {result['id']}` says what it is about"
+    if result.get("transcript"):
+        text += "\n" + json.dumps(result["transcript"], indent=1)
+    return text

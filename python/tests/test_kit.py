@@ -1,0 +1,90 @@
+"""`genset.testing` with a stand-in for the binary; `conformance_tests/` runs the real one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genset.testing import ConformanceRun, StubContext, conformance_tests
+
+CHECKS = [("LC01", 1), ("CN11", 3), ("ST01", 1), ("ST09", 2), ("PF01", 0)]
+VERDICTS: dict[str, dict[str, Any]] = {
+    "LC01": {"verdict": "pass"},
+    "ST01": {"verdict": "fail", "reason": "nothing came", "transcript": {"events": []}},
+    "ST09": {"verdict": "skip", "reason": "not declared"},
+}
+
+FAKE = """#!{python}
+import json, sys
+with open({log!r}, "a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+if sys.argv[1:3] == ["conform", "list"]:
+    for id, level in {checks!r}:
+        print(json.dumps({{"id": id, "level": level}}))
+elif "no-such-engine" in sys.argv[4]:
+    sys.exit("error: the engine does not start")
+else:
+    path = sys.argv[sys.argv.index("--json") + 1]
+    checks = [dict(verdict, id=id) for id, verdict in {verdicts!r}.items()]
+    json.dump({{"checks": checks}}, open(path, "w"))
+    sys.exit(1)
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `genset` that notes what it is asked."""
+    binary, log = tmp_path / "genset", tmp_path / "log"
+    binary.write_text(FAKE.format(python=sys.executable, log=str(log), checks=CHECKS, verdicts=VERDICTS))
+    binary.chmod(0o755)
+    monkeypatch.setenv("GENSET_BIN", str(binary))
+    return log
+
+
+def asked(log: Path) -> list[list[str]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_there_is_a_test_of_each_check_up_to_the_level(log: Path) -> None:
+    assert ConformanceRun("engine").ids() == ["LC01", "ST01", "ST09"]
+    assert ConformanceRun("engine", level="core", only=["ST"]).ids() == ["ST01"]
+    assert ConformanceRun("engine", level="soak").ids() == ["LC01", "CN11", "ST01", "ST09"]
+
+
+def test_the_kit_runs_once_and_checks_are_told_apart(log: Path) -> None:
+    test = conformance_tests("python 'my engine.py'")
+    test("LC01")
+    with pytest.raises(pytest.fail.Exception, match="ST01: nothing came"):
+        test("ST01")
+    with pytest.raises(pytest.skip.Exception, match="not declared"):
+        test("ST09")
+    runs = [words for words in asked(log) if words[1] == "run"]
+    assert len(runs) == 1
+    assert runs[0][2:4] == ["--engine-cmd", f"{sys.executable} 'my engine.py'"]
+
+
+def test_a_kit_that_cannot_run_fails_each_test_and_is_not_run_again(log: Path) -> None:
+    test = conformance_tests(["no-such-engine"])
+    for check in ("LC01", "ST01"):
+        with pytest.raises(pytest.fail.Exception, match="does not start"):
+            test(check)
+    assert len([words for words in asked(log) if words[1] == "run"]) == 1
+
+
+def test_without_the_binary_one_test_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GENSET_BIN", "/no/such/genset")
+    test = conformance_tests("python engine.py")
+    with pytest.raises(pytest.fail.Exception, match="GENSET_BIN=/no/such/genset is no program. Build it with"):
+        test("kit")
+
+
+def test_a_stub_context_stops_when_told() -> None:
+    context = StubContext(headers={"x": "y"})
+    assert (context.id(), context.is_stopped(), context.headers["x"]) == ("test", False, "y")
+    context.stop()
+    assert (context.is_stopped(), context.stop_reason()) == (True, "client")
+    assert StubContext(stopped=True).is_stopped()
