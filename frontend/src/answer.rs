@@ -368,7 +368,11 @@ impl Answer {
         };
         let logprob = logprob
             .ok_or_else(|| EngineError::internal("the engine left out a log probability"))?;
-        ratings.push(token, logprob, &self.scratch);
+        let is_whole = self
+            .detokenizer
+            .as_ref()
+            .is_none_or(|detokenizer| !detokenizer.holds_back());
+        ratings.push(token, logprob, &self.scratch, is_whole);
         Ok(())
     }
 

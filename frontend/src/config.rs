@@ -1,9 +1,12 @@
 //! [`FrontendConfig`]: where the server listens and every limit it keeps.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use genset_runtime::{EndpointName, SelectionMode};
+use http::HeaderValue;
 
 use crate::parsers::ParserNames;
 
@@ -12,6 +15,12 @@ use crate::parsers::ParserNames;
 pub struct FrontendConfig {
     /// Where to listen; port 0 for any free one.
     pub address: SocketAddr,
+    /// The certificate of an HTTPS port; `None` for plain HTTP.
+    pub tls: Option<FrontendTls>,
+    /// The file with the keys of those who may ask; `None` where everybody may.
+    pub api_keys: Option<PathBuf>,
+    /// The origins of web pages that may ask; `*` for every one.
+    pub cors_origins: Vec<HeaderValue>,
     /// The endpoint whose workers are served; `None` for every worker there is.
     pub endpoint: Option<EndpointName>,
     /// How instances are selected.
@@ -54,6 +63,9 @@ impl Default for FrontendConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
+            tls: None,
+            api_keys: None,
+            cors_origins: Vec::new(),
             endpoint: None,
             selection: SelectionMode::default(),
             max_body_bytes: 32 << 20,
@@ -73,5 +85,22 @@ impl Default for FrontendConfig {
             access_log: true,
             model_timeout: Duration::from_secs(60),
         }
+    }
+}
+
+/// The server's certificate. `Debug` leaves the private key out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct FrontendTls {
+    /// The certificate and those between it and its authority: PEM, the content and not a path.
+    pub certificate_pem: String,
+    /// Its private key: PEM, the content and not a path.
+    pub key_pem: String,
+}
+
+impl fmt::Debug for FrontendTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrontendTls")
+            .field("certificate_pem", &self.certificate_pem)
+            .finish_non_exhaustive()
     }
 }

@@ -1,5 +1,6 @@
 //! The HTTP server: routes, handlers, connections.
 
+mod access;
 mod apis;
 mod body;
 mod connection;
@@ -10,5 +11,6 @@ mod poll_again;
 mod responses;
 mod server;
 mod stall;
+mod tls;
 
 pub use server::FrontendServer;

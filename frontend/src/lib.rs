@@ -10,6 +10,7 @@ mod block;
 mod config;
 mod error;
 mod http;
+pub mod keys;
 pub mod markup;
 pub mod model;
 pub mod openai;
@@ -21,7 +22,7 @@ pub mod text;
 pub mod tools;
 mod turns;
 
-pub use config::FrontendConfig;
+pub use config::{FrontendConfig, FrontendTls};
 pub use error::ApiError;
 pub use http::FrontendServer;
 pub use parsers::{ParserNames, Parsers};

@@ -68,22 +68,40 @@ impl Ratings {
         }
     }
 
-    /// The next token and the text that came of it.
-    pub(super) fn push(&mut self, token: TokenId, rating: TokenLogprob, text: &str) {
-        self.waiting.push_back(Waiting {
+    /// The next token, the text that came of it and of those before it, and whether all of its own is in that.
+    pub(super) fn push(
+        &mut self,
+        token: TokenId,
+        rating: TokenLogprob,
+        text: &str,
+        is_whole: bool,
+    ) {
+        let waiting = Waiting {
             token,
             rating,
             text_offset: self.chars,
             end: None,
-        });
-        if !text.is_empty() {
-            self.add_text(text);
+        };
+        // Text that came may be the replacement of a code point that this token did not end. The token's own is still
+        // to come then, and might be cut off.
+        if is_whole {
+            self.waiting.push_back(waiting);
+            self.add_some_text(text);
+        } else {
+            self.add_some_text(text);
+            self.waiting.push_back(waiting);
         }
     }
 
     /// The tokens are over, and this text was still to come of them.
     pub(super) fn finish(&mut self, text: &str) {
         self.add_text(text);
+    }
+
+    fn add_some_text(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.add_text(text);
+        }
     }
 
     fn add_text(&mut self, text: &str) {

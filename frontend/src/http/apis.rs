@@ -13,6 +13,7 @@ use genset_backend_common::{EndpointType, EngineError, RequestContext};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::json;
 
+use super::access::Caller;
 use super::handlers::{
     App, REQUEST_ID, context, find_any_model, find_model, read_body, request_id,
 };
@@ -28,6 +29,7 @@ use crate::pipeline::{self, EmbedJob, Job};
 pub(super) struct Call {
     pub(super) app: App,
     pub(super) request_id: String,
+    pub(super) caller: Caller,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
     pub(super) guard: RequestGuard,
@@ -62,19 +64,33 @@ pub(super) type Work = for<'a> fn(&'a mut Call) -> BoxFuture<'a, Result<Reply, A
 /// How an API writes its errors.
 pub(super) type WriteError = fn(&ApiError, &str) -> Response;
 
+/// A request as it came.
+pub(super) struct Given {
+    /// The route's name in metrics.
+    pub(super) endpoint: &'static str,
+    pub(super) caller: Caller,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Body,
+}
+
 /// Answers a request, whatever happens on the way.
 pub(super) async fn answer(
     app: App,
-    endpoint: &'static str,
-    headers: HeaderMap,
-    body: Body,
+    given: Given,
     work: Work,
     write_error: WriteError,
 ) -> Response {
+    let Given {
+        endpoint,
+        caller,
+        headers,
+        body,
+    } = given;
     let request_id = request_id(&headers);
     let mut call = Call {
         guard: app.metrics.request(endpoint, &request_id),
         request_id,
+        caller,
         app,
         headers,
         body: Bytes::new(),
@@ -111,6 +127,7 @@ pub(super) async fn answer(
 }
 
 async fn read_and_work(call: &mut Call, body: Body, work: Work) -> Result<Reply, ApiError> {
+    call.guard.admit(call.caller.clone())?;
     call.body = read_body(&call.app.config, body).await?;
     call.guard.body_read();
     if call.app.draining.is_cancelled() {

@@ -10,6 +10,7 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use super::metrics::{ConnectionGuard, HttpMetrics};
 use super::poll_again::PollAgain;
 use super::stall::StallGuard;
+use super::tls::Tls;
 use crate::config::FrontendConfig;
 
 /// Pause after the operating system refused a connection (out of file descriptors, say).
@@ -27,6 +29,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Acceptor {
     pub(super) listener: TcpListener,
     pub(super) router: Router,
+    /// `None` for plain HTTP.
+    pub(super) tls: Option<Tls>,
     pub(super) config: Arc<FrontendConfig>,
     pub(super) metrics: HttpMetrics,
     pub(super) tasks: TaskTracker,
@@ -70,6 +74,7 @@ impl Acceptor {
         let connection = Connection {
             stream,
             router: self.router.clone(),
+            tls: self.tls.clone(),
             config: Arc::clone(&self.config),
             closing: self.closing.clone(),
             aborting: self.aborting.clone(),
@@ -82,6 +87,7 @@ impl Acceptor {
 struct Connection {
     stream: TcpStream,
     router: Router,
+    tls: Option<Tls>,
     config: Arc<FrontendConfig>,
     closing: CancellationToken,
     aborting: CancellationToken,
@@ -90,11 +96,53 @@ struct Connection {
 
 impl Connection {
     async fn run(self) {
-        let io = TokioIo::new(StallGuard::new(self.stream, self.config.write_timeout));
+        let Self {
+            stream,
+            router,
+            tls,
+            config,
+            closing,
+            aborting,
+            _places,
+        } = self;
+        let stream = StallGuard::new(stream, config.write_timeout);
+        let serving = Serving {
+            router,
+            header_timeout: config.header_timeout,
+            closing,
+            aborting,
+        };
+        let Some(tls) = tls else {
+            return serving.run(stream).await;
+        };
+        let greeted = tokio::select! {
+            biased;
+            () = serving.closing.cancelled() => return,
+            greeted = tokio::time::timeout(config.header_timeout, tls.greet(stream)) => greeted,
+        };
+        match greeted {
+            Ok(Ok(stream)) => serving.run(stream).await,
+            Ok(Err(error)) => tracing::debug!(%error, "a client could not be greeted"),
+            Err(_elapsed) => tracing::debug!("a client did not greet in time"),
+        }
+    }
+}
+
+/// What answers on a connection that is open.
+struct Serving {
+    router: Router,
+    header_timeout: Duration,
+    closing: CancellationToken,
+    aborting: CancellationToken,
+}
+
+impl Serving {
+    async fn run(self, stream: impl AsyncRead + AsyncWrite + Unpin) {
+        let io = TokioIo::new(stream);
         let service = TowerToHyperService::new(self.router);
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(self.config.header_timeout)
+            .header_read_timeout(self.header_timeout)
             .serve_connection(io, service);
         let mut serving = pin!(serving);
         let again = PollAgain::new();

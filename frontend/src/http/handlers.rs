@@ -5,12 +5,13 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
+use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
@@ -26,7 +27,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::apis::{self, Work};
+use super::access::{self, Caller};
+use super::apis::{self, Given, Work};
 use super::body::EventBody;
 use super::messages;
 use super::metrics::{HttpMetrics, RequestGuard};
@@ -34,6 +36,7 @@ use super::responses;
 use crate::answer::Answer;
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
+use crate::keys::ApiKeys;
 use crate::model::{Models, ServedModel};
 use crate::openai::{
     Api, ChatRequest, ChunkEncoder, CompletionRequest, RequestLimits, ResponseHead,
@@ -59,12 +62,14 @@ pub(super) struct App {
     pub(super) metrics: HttpMetrics,
     pub(super) registry: MetricsRegistry,
     pub(super) responses: Arc<ResponseStore>,
+    /// `None` where everybody may ask.
+    pub(super) keys: Option<ApiKeys>,
     pub(super) draining: CancellationToken,
 }
 
-/// Every route.
+/// Every route. Those that say how the server is are for everybody, the others for callers with a key, where there are keys.
 pub(super) fn router(app: App) -> Router {
-    Router::new()
+    let asked = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/embeddings", openai("embeddings", apis::embeddings))
@@ -87,21 +92,39 @@ pub(super) fn router(app: App) -> Router {
         .route("/detokenize", openai("detokenize", apis::detokenize))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*id}", get(get_model))
+        .route_layer(middleware::from_fn_with_state(
+            app.clone(),
+            access::identify,
+        ));
+    let router = asked
         .route("/live", get(|| async { "live\n" }))
         .route("/ready", get(ready))
         .route("/health", get(ready))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(openapi))
         .method_not_allowed_fallback(wrong_method)
-        .fallback(unknown_route)
-        .with_state(app)
+        .fallback(unknown_route);
+    let router = match access::cors(&app.config.cors_origins) {
+        Some(cors) => router.layer(cors),
+        None => router,
+    };
+    router.with_state(app)
 }
 
 /// A route with errors in OpenAI's shape; `endpoint` is its name in metrics.
 fn openai(endpoint: &'static str, work: Work) -> MethodRouter<App> {
     post(
-        move |State(app): State<App>, headers: HeaderMap, body: Body| {
-            apis::answer(app, endpoint, headers, body, work, apis::openai_error)
+        move |State(app): State<App>,
+              Extension(caller): Extension<Caller>,
+              headers: HeaderMap,
+              body: Body| {
+            let given = Given {
+                endpoint,
+                caller,
+                headers,
+                body,
+            };
+            apis::answer(app, given, work, apis::openai_error)
         },
     )
 }
@@ -109,24 +132,42 @@ fn openai(endpoint: &'static str, work: Work) -> MethodRouter<App> {
 /// A route with errors in Anthropic's shape.
 fn anthropic(endpoint: &'static str, work: Work) -> MethodRouter<App> {
     post(
-        async move |State(app): State<App>, headers: HeaderMap, body: Body| {
-            let write_error = messages::anthropic_error;
-            let answered = apis::answer(app, endpoint, headers, body, work, write_error);
+        async move |State(app): State<App>,
+                    Extension(caller): Extension<Caller>,
+                    headers: HeaderMap,
+                    body: Body| {
+            let given = Given {
+                endpoint,
+                caller,
+                headers,
+                body,
+            };
+            let answered = apis::answer(app, given, work, messages::anthropic_error);
             messages::repeat_request_id(answered.await)
         },
     )
 }
 
-async fn chat_completions(State(app): State<App>, headers: HeaderMap, body: Body) -> Response {
-    complete(app, Api::Chat, headers, body).await
+async fn chat_completions(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    complete(app, Api::Chat, caller, headers, body).await
 }
 
-async fn completions(State(app): State<App>, headers: HeaderMap, body: Body) -> Response {
-    complete(app, Api::Completions, headers, body).await
+async fn completions(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    complete(app, Api::Completions, caller, headers, body).await
 }
 
 /// Answers a request, whatever happens on the way.
-async fn complete(app: App, api: Api, headers: HeaderMap, body: Body) -> Response {
+async fn complete(app: App, api: Api, caller: Caller, headers: HeaderMap, body: Body) -> Response {
     let request_id = request_id(&headers);
     let endpoint = match api {
         Api::Chat => "chat_completions",
@@ -134,6 +175,7 @@ async fn complete(app: App, api: Api, headers: HeaderMap, body: Body) -> Respons
     };
     let mut guard = app.metrics.request(endpoint, &request_id);
     let answered = async {
+        guard.admit(caller)?;
         let body = read_body(&app.config, body).await?;
         guard.body_read();
         answer(&app, api, &request_id, &headers, &body, &mut guard).await

@@ -15,6 +15,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 use tracing::Span;
 
+use super::access::Caller;
 use crate::answer::{Answer, StepMetrics};
 use crate::error::ApiError;
 
@@ -160,6 +161,7 @@ impl HttpMetrics {
             usage: Usage::default(),
             model: String::new(),
             request_id: request_id.to_owned(),
+            caller: Caller::default(),
             span: Span::none(),
         }
     }
@@ -183,6 +185,7 @@ pub(super) struct RequestGuard {
     usage: Usage,
     model: String,
     request_id: String,
+    caller: Caller,
     /// Open as long as the request is; disabled where nobody sees spans.
     span: Span,
 }
@@ -208,6 +211,18 @@ impl RequestGuard {
     /// Notes that the request has arrived: what it takes from here on is the server's time.
     pub(super) fn body_read(&mut self) {
         self.started = Instant::now();
+    }
+
+    /// Counts the request on its caller's account.
+    ///
+    /// # Errors
+    /// A 429 when one of the caller's quotas is used up.
+    pub(super) fn admit(&mut self, caller: Caller) -> Result<(), ApiError> {
+        if let Some(key) = &caller.0 {
+            key.admit()?;
+        }
+        self.caller = caller;
+        Ok(())
     }
 
     /// Notes the model that is asked for.
@@ -251,6 +266,9 @@ impl RequestGuard {
         shared
             .output_length
             .observe(f64::from(usage.completion_tokens));
+        if let Some(key) = &self.caller.0 {
+            key.spend(u64::from(usage.total_tokens()));
+        }
         self.usage = *usage;
     }
 
@@ -265,6 +283,7 @@ impl RequestGuard {
             endpoint = self.endpoint,
             status = self.status.as_u16(),
             model = self.model,
+            key = self.caller.name(),
             ms = milliseconds(self.elapsed()),
             first_text_ms = first_text,
             prompt_tokens = self.usage.prompt_tokens,

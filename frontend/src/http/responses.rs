@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::Extension;
 use axum::extract::{Path, RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
@@ -18,6 +19,7 @@ use http::StatusCode;
 use http_body::{Body, Frame};
 use serde_json::json;
 
+use super::access::Caller;
 use super::apis::{Call, Reply};
 use super::body::FRAME_BYTES;
 use super::handlers::{App, event_response, find_model, json_response};
@@ -33,7 +35,11 @@ use crate::responses::{
 pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let request = ResponsesRequest::parse(&call.body)?;
-        let history = history(&call.app.responses, request.previous_response_id.as_deref())?;
+        let history = history(
+            &call.app.responses,
+            request.previous_response_id.as_deref(),
+            &call.caller,
+        )?;
         let chat = request.to_chat(&history, &call.limits())?;
         let head = ResponseHead {
             id: format!("resp_{:032x}", rand::random::<u128>()),
@@ -49,6 +55,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
             .chain(request.input.into_iter().map(Arc::new));
         let keeper = Keeper {
             store: Arc::clone(&call.app.responses),
+            owner: call.caller.name().map(str::to_owned),
             id: head.id.clone(),
             input: head.store.then(|| input.collect()),
         };
@@ -81,11 +88,15 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
 }
 
 /// The conversation that the request goes on from.
-fn history(store: &ResponseStore, previous: Option<&str>) -> Result<Vec<Arc<Item>>, ApiError> {
+fn history(
+    store: &ResponseStore,
+    previous: Option<&str>,
+    caller: &Caller,
+) -> Result<Vec<Arc<Item>>, ApiError> {
     let Some(id) = previous else {
         return Ok(Vec::new());
     };
-    match store.get(id) {
+    match store.get(id, caller.name()) {
         Some(stored) => Ok(stored.conversation()),
         None => Err(ApiError {
             param: Some("previous_response_id".into()),
@@ -104,6 +115,7 @@ fn history(store: &ResponseStore, previous: Option<&str>) -> Result<Vec<Arc<Item
 /// Puts a response into the store once it has ended.
 struct Keeper {
     store: Arc<ResponseStore>,
+    owner: Option<String>,
     id: String,
     /// `None` where nothing is to be kept.
     input: Option<Vec<Arc<Item>>>,
@@ -114,6 +126,7 @@ impl Keeper {
         if let Some(input) = self.input {
             let output = output.into_items().into_iter().map(Arc::new).collect();
             let stored = Stored {
+                owner: self.owner,
                 response,
                 input,
                 output,
@@ -286,6 +299,7 @@ fn not_found(id: &str) -> ApiError {
 
 pub(super) async fn retrieve(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Response {
@@ -294,14 +308,18 @@ pub(super) async fn retrieve(
         let why = "a response that was given cannot be streamed again";
         return ApiError::unsupported("stream", why).into_response();
     }
-    match app.responses.get(&id) {
+    match app.responses.get(&id, caller.name()) {
         Some(stored) => json_response(&stored.response),
         None => not_found(&id).into_response(),
     }
 }
 
-pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>) -> Response {
-    if app.responses.delete(&id) {
+pub(super) async fn delete(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Response {
+    if app.responses.delete(&id, caller.name()) {
         json_response(&json!({"id": id, "object": "response", "deleted": true}))
     } else {
         not_found(&id).into_response()
@@ -309,8 +327,12 @@ pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>) -> Re
 }
 
 /// There is nothing to cancel: a response is stored when it has ended.
-pub(super) async fn cancel(State(app): State<App>, Path(id): Path<String>) -> Response {
-    match app.responses.get(&id) {
+pub(super) async fn cancel(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Response {
+    match app.responses.get(&id, caller.name()) {
         None => not_found(&id).into_response(),
         Some(_) => {
             let message = "Only responses in the background can be cancelled, and this server has none. Close the \
@@ -322,10 +344,11 @@ pub(super) async fn cancel(State(app): State<App>, Path(id): Path<String>) -> Re
 
 pub(super) async fn input_items(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let Some(stored) = app.responses.get(&id) else {
+    let Some(stored) = app.responses.get(&id, caller.name()) else {
         return not_found(&id).into_response();
     };
     match Page::parse(query.as_deref().unwrap_or_default()) {

@@ -12,7 +12,9 @@ use tokio_util::task::TaskTracker;
 use super::connection::Acceptor;
 use super::handlers::{App, router};
 use super::metrics::HttpMetrics;
+use super::tls::Tls;
 use crate::config::FrontendConfig;
+use crate::keys::ApiKeys;
 use crate::model::Models;
 use crate::responses::ResponseStore;
 
@@ -47,9 +49,14 @@ impl FrontendServer {
     /// Listens, and begins to follow the runtime's models.
     ///
     /// # Errors
-    /// When the address cannot be listened on, or the config names a parser there is none of.
+    /// When the address cannot be listened on, or the config names a parser there is none of, a file of keys that cannot be
+    /// used, or a certificate that is none.
     pub async fn bind(runtime: &Runtime, config: FrontendConfig) -> std::io::Result<Self> {
         config.parsers.check().map_err(std::io::Error::other)?;
+        let tls = config.tls.as_ref().map(Tls::try_new).transpose()?;
+        let keys = config.api_keys.clone();
+        let keys = keys.map(|path| ApiKeys::load(path, runtime.metrics()));
+        let keys = keys.transpose().map_err(std::io::Error::other)?;
         let listener = TcpListener::bind(config.address).await?;
         let address = listener.local_addr()?;
         let models = Models::follow(runtime, &config);
@@ -72,11 +79,16 @@ impl FrontendServer {
                 config.max_stored_responses,
                 config.max_stored_bytes,
             )),
+            keys: keys.clone(),
             draining: server.draining.clone(),
         };
+        if let Some(keys) = keys {
+            server.tasks.spawn(keys.follow(server.closing.clone()));
+        }
         let acceptor = Acceptor {
             listener,
             router: router(app),
+            tls,
             config,
             metrics,
             tasks: server.tasks.clone(),

@@ -11,6 +11,8 @@ use super::item::Item;
 /// A response that was given.
 #[derive(Debug)]
 pub struct Stored {
+    /// The name of the API key that asked; nobody else gets it. `None` on a server without keys.
+    pub owner: Option<String>,
     /// The `response` object.
     pub response: Value,
     /// What went before its output: earlier responses' items and its own input, oldest first.
@@ -99,15 +101,19 @@ impl ResponseStore {
         }
     }
 
-    /// A response that is kept.
+    /// A response that is kept for `owner`.
     #[must_use]
-    pub fn get(&self, id: &str) -> Option<Arc<Stored>> {
+    pub fn get(&self, id: &str, owner: Option<&str>) -> Option<Arc<Stored>> {
         let kept = self.kept.lock();
-        kept.by_id.get(id).map(|(stored, _)| Arc::clone(stored))
+        let (stored, _) = kept.by_id.get(id)?;
+        (stored.owner.as_deref() == owner).then(|| Arc::clone(stored))
     }
 
     /// Forgets a response. Says whether it was there.
-    pub fn delete(&self, id: &str) -> bool {
+    pub fn delete(&self, id: &str, owner: Option<&str>) -> bool {
+        if self.get(id, owner).is_none() {
+            return false;
+        }
         let mut kept = self.kept.lock();
         kept.order.retain(|other| other != id);
         kept.remove(id)

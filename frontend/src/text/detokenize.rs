@@ -146,6 +146,17 @@ impl Detokenizer {
         }
     }
 
+    /// Whether text of the latest token waits for a later one.
+    #[must_use]
+    pub fn holds_back(&self) -> bool {
+        match &self.state {
+            State::Streaming(streaming) => {
+                streaming.utf8.holds_back() || streaming.run.holds_back()
+            }
+            State::Waiting(ids) => !ids.is_empty(),
+        }
+    }
+
     /// The sequence ends: appends what was held back, with U+FFFD for code points left unfinished.
     /// A token pushed after this begins another sequence.
     pub fn finish(&mut self, out: &mut String) {

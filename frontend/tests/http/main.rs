@@ -9,6 +9,7 @@
     reason = "a test says what failed by panicking"
 )]
 
+mod access;
 mod apis;
 mod bad_input;
 mod client;

@@ -174,6 +174,14 @@ fn halves_of_a_code_point_come_together_and_special_tokens_with_what_follows() {
     assert_eq!(rated[0].chosen.bytes, [0xc3]);
 }
 
+/// The second lead byte makes the first one's replacement certain, and is itself half of what the stop string cuts.
+#[test]
+fn half_of_what_was_cut_is_not_told() {
+    let [lead, tail] = HALVES;
+    let (shown, rated) = whole(&[lead, lead, tail], &[1], &["é"]);
+    assert_eq!((shown.as_str(), rated.len()), ("\u{fffd}", 1));
+}
+
 #[test]
 fn an_engine_that_leaves_one_out_is_told() {
     let chunk: TokenChunk = [0, 1].into_iter().collect();

@@ -60,6 +60,11 @@ pub(super) struct LossyUtf8 {
 }
 
 impl LossyUtf8 {
+    /// Whether it waits for the rest of a code point.
+    pub(super) fn holds_back(&self) -> bool {
+        !self.fragment.is_empty()
+    }
+
     pub(super) fn push(&mut self, mut bytes: &[u8], out: &mut String) {
         while !self.fragment.is_empty() {
             let Some((&byte, rest)) = bytes.split_first() else {
@@ -111,6 +116,11 @@ pub(super) struct ByteRun {
 }
 
 impl ByteRun {
+    /// Whether it waits for the run's end.
+    pub(super) fn holds_back(&self) -> bool {
+        self.held_bytes > 0
+    }
+
     pub(super) fn push(&mut self, byte: u8, out: &mut String) {
         self.held_bytes += 1;
         if !self.is_broken {

@@ -1,0 +1,68 @@
+//! Who may ask: API keys looked up before a handler runs, and what browsers may do across origins.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderName, HeaderValue, Method};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+use super::handlers::{App, REQUEST_ID, request_id};
+use super::messages;
+use crate::keys::Key;
+
+/// The key that a request came with; `None` on a server that asks for none.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Caller(pub(super) Option<Arc<Key>>);
+
+impl Caller {
+    /// The key's name.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.0.as_deref().map(Key::name)
+    }
+}
+
+/// Finds out who asks, or refuses.
+pub(super) async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let found = app.keys.as_ref().map(|keys| keys.find(request.headers()));
+    match found.transpose() {
+        Ok(key) => {
+            request.extensions_mut().insert(Caller(key));
+            next.run(request).await
+        }
+        Err(error) => {
+            let id = request_id(request.headers());
+            app.metrics.request("unauthorized", &id).fail(&error);
+            let mut response = if request.uri().path().starts_with("/v1/messages") {
+                messages::repeat_request_id(messages::anthropic_error(&error, &id))
+            } else {
+                error.into_response()
+            };
+            if let Ok(id) = HeaderValue::from_str(&id) {
+                response.headers_mut().insert(REQUEST_ID, id);
+            }
+            response
+        }
+    }
+}
+
+/// What pages of these origins may do: everything that this server has. `None` where there are no such origins.
+pub(super) fn cors(origins: &[HeaderValue]) -> Option<CorsLayer> {
+    if origins.is_empty() {
+        return None;
+    }
+    let origins = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(origins.iter().cloned())
+    };
+    let methods = [Method::GET, Method::POST, Method::DELETE];
+    let shown = [REQUEST_ID, "request-id", "retry-after"].map(HeaderName::from_static);
+    let layer = CorsLayer::new()
+        .allow_origin(origins)
+        .allow_methods(methods)
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(shown);
+    Some(layer)
+}

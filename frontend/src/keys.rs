@@ -1,0 +1,219 @@
+//! API keys: who may ask, and how much.
+//!
+//! A file lists them, hashed; it is read again when it changes. A server without such a file answers everybody.
+
+mod file;
+mod quota;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::MetricsRegistry;
+use http::{HeaderMap, StatusCode, header};
+use parking_lot::RwLock;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::ApiError;
+pub use file::{KeyEntry, KeyFileError, KeyHash, new_key};
+use file::{Stamp, read};
+use quota::Quota;
+
+/// How often the file is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Requests by key.
+type ByKey = Family<[(&'static str, String); 1], Counter>;
+
+/// The keys that are known now. Clones share.
+#[derive(Debug, Clone)]
+pub struct ApiKeys {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    keys: RwLock<HashMap<KeyHash, Arc<Key>>>,
+    requests: ByKey,
+    tokens: ByKey,
+}
+
+/// One key: its name, and what is left of its quotas.
+#[derive(Debug)]
+pub struct Key {
+    name: String,
+    requests: Option<Quota>,
+    tokens: Option<Quota>,
+    counted_requests: Counter,
+    counted_tokens: Counter,
+}
+
+impl ApiKeys {
+    /// Reads the keys in `path`.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no list of keys, or lists none.
+    pub fn load(path: PathBuf, registry: &MetricsRegistry) -> Result<Self, KeyFileError> {
+        let entries = read(&path)?;
+        let shared = Shared {
+            path,
+            keys: RwLock::default(),
+            requests: ByKey::default(),
+            tokens: ByKey::default(),
+        };
+        registry.register(
+            "genset_http_key_requests",
+            "Requests by the name of their API key",
+            shared.requests.clone(),
+        );
+        registry.register(
+            "genset_http_key_tokens",
+            "Prompt and completion tokens by the name of the API key",
+            shared.tokens.clone(),
+        );
+        let keys = Self {
+            shared: Arc::new(shared),
+        };
+        keys.take(entries);
+        Ok(keys)
+    }
+
+    /// Looks at the file again and again until `stop`, and takes what changed. A file that has become unreadable changes
+    /// nothing, and is logged.
+    pub(crate) async fn follow(self, stop: CancellationToken) {
+        let mut seen = Stamp::of(&self.shared.path);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+            let now = Stamp::of(&self.shared.path);
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            match read(&self.shared.path) {
+                Ok(entries) => {
+                    tracing::info!(keys = entries.len(), "API keys read again");
+                    self.take(entries);
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the API keys stay as they were");
+                }
+            }
+        }
+    }
+
+    /// Takes the place of the keys so far. One that stays as it was keeps what is left of its quotas.
+    fn take(&self, entries: Vec<KeyEntry>) {
+        let mut keys = self.shared.keys.write();
+        let old = std::mem::take(&mut *keys);
+        for entry in entries {
+            let kept = old.get(&entry.hash).filter(|key| key.is_of(&entry));
+            let key = kept.cloned().unwrap_or_else(|| Arc::new(self.make(&entry)));
+            keys.insert(entry.hash, key);
+        }
+    }
+
+    fn make(&self, entry: &KeyEntry) -> Key {
+        let labels = [("key", entry.name.clone())];
+        Key {
+            name: entry.name.clone(),
+            requests: entry.requests_per_minute.map(Quota::new),
+            tokens: entry.tokens_per_minute.map(Quota::new),
+            counted_requests: self.shared.requests.get_or_create(&labels).clone(),
+            counted_tokens: self.shared.tokens.get_or_create(&labels).clone(),
+        }
+    }
+
+    /// Who sends a request with these headers: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients do.
+    ///
+    /// # Errors
+    /// A 401 when there is no key, or none that is known.
+    pub fn find(&self, headers: &HeaderMap) -> Result<Arc<Key>, ApiError> {
+        let given = given(headers).ok_or_else(|| {
+            refused("You did not provide an API key. Send it as 'Authorization: Bearer KEY'.")
+        })?;
+        // Only hashes are compared, of which a client cannot choose a part.
+        let keys = self.shared.keys.read();
+        let key = keys.get(&KeyHash::of(given));
+        key.cloned()
+            .ok_or_else(|| refused("Incorrect API key provided."))
+    }
+}
+
+fn given(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, key)| key.trim());
+    let own = headers.get("x-api-key");
+    bearer.or_else(|| own.and_then(|value| value.to_str().ok()))
+}
+
+fn refused(message: &str) -> ApiError {
+    ApiError {
+        code: Some("invalid_api_key"),
+        ..ApiError::new(StatusCode::UNAUTHORIZED, message)
+    }
+}
+
+impl Key {
+    /// The key's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn is_of(&self, entry: &KeyEntry) -> bool {
+        let per_minute = |quota: &Option<Quota>| quota.as_ref().map(Quota::per_minute);
+        self.name == entry.name
+            && per_minute(&self.requests) == entry.requests_per_minute
+            && per_minute(&self.tokens) == entry.tokens_per_minute
+    }
+
+    /// Counts a request in.
+    ///
+    /// # Errors
+    /// A 429, with the time until there is room, when a quota is used up.
+    pub fn admit(&self) -> Result<(), ApiError> {
+        if let Some(Err(wait)) = self.tokens.as_ref().map(Quota::check) {
+            return Err(used_up("tokens", wait));
+        }
+        if let Some(Err(wait)) = self.requests.as_ref().map(|quota| quota.take(1)) {
+            return Err(used_up("requests", wait));
+        }
+        self.counted_requests.inc();
+        Ok(())
+    }
+
+    /// Counts what a request cost. It may be more than was left: then the next waits for it.
+    pub fn spend(&self, tokens: u64) {
+        self.counted_tokens.inc_by(tokens);
+        if let Some(quota) = &self.tokens {
+            quota.spend(tokens);
+        }
+    }
+}
+
+fn used_up(what: &str, wait: Duration) -> ApiError {
+    let seconds = wait.as_secs() + 1;
+    let message = format!(
+        "This key's {what} of a minute are used up. Try again in {seconds} s, or ask the operator for a larger quota."
+    );
+    ApiError {
+        code: Some("rate_limit_exceeded"),
+        retry_after: Some(Duration::from_secs(seconds)),
+        ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
+    }
+}
+
+#[cfg(test)]
+mod tests;

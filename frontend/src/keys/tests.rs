@@ -1,0 +1,158 @@
+use tokio_util::task::TaskTracker;
+
+use super::*;
+
+fn headers(name: &'static str, value: &str) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(name, value.parse().expect("a header"));
+    headers
+}
+
+fn write(path: &std::path::Path, entries: &[(&str, &str, &str)]) {
+    let mut text = String::new();
+    for (name, key, more) in entries {
+        let hash = KeyHash::of(key);
+        text += &format!("[[key]]\nname = \"{name}\"\nhash = \"{hash}\"\n{more}\n");
+    }
+    std::fs::write(path, text).expect("a file");
+}
+
+fn load(entries: &[(&str, &str, &str)]) -> (ApiKeys, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("keys.toml");
+    write(&path, entries);
+    let keys = ApiKeys::load(path, &MetricsRegistry::default()).expect("they load");
+    (keys, folder)
+}
+
+#[test]
+fn a_key_is_found_by_either_header() {
+    let (keys, _folder) = load(&[("a", "sk-a", ""), ("b", "sk-b", "")]);
+    for (name, value, found) in [
+        ("authorization", "Bearer sk-a", "a"),
+        ("authorization", "bearer  sk-b ", "b"),
+        ("x-api-key", "sk-a", "a"),
+    ] {
+        let key = keys.find(&headers(name, value)).expect("it is known");
+        assert_eq!(key.name(), found);
+    }
+    for (name, value) in [
+        ("authorization", "Bearer sk-c"),
+        ("authorization", "Basic sk-a"),
+        ("authorization", "sk-a"),
+        ("x-api-key", ""),
+        ("x-other", "sk-a"),
+    ] {
+        let error = keys.find(&headers(name, value)).expect_err("it is not");
+        assert_eq!(error.status, StatusCode::UNAUTHORIZED, "{name}: {value}");
+        assert_eq!(error.code, Some("invalid_api_key"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn quotas_fill_with_time() {
+    let (keys, _folder) = load(&[(
+        "a",
+        "sk-a",
+        "requests_per_minute = 2\ntokens_per_minute = 60",
+    )]);
+    let key = keys.find(&headers("x-api-key", "sk-a")).expect("known");
+    key.admit().expect("the first");
+    key.admit().expect("the second");
+    let error = key.admit().expect_err("a third");
+    assert_eq!(error.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(error.retry_after, Some(Duration::from_secs(31)));
+    tokio::time::advance(Duration::from_secs(31)).await;
+    key.admit().expect("there is room again");
+    // An answer may cost more than is left; what it owes is waited for.
+    key.spend(90);
+    tokio::time::advance(Duration::from_secs(30)).await;
+    let error = key.admit().expect_err("tokens are owed");
+    assert!(error.message.contains("tokens"), "{}", error.message);
+    tokio::time::advance(Duration::from_secs(2)).await;
+    key.admit().expect("paid");
+    // An hour's rest gives no more than a minute's worth.
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    key.admit().expect("the first");
+    key.admit().expect("the second");
+    key.admit().expect_err("a third");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_changes_is_read_again() {
+    let (keys, folder) = load(&[("a", "sk-a", "requests_per_minute = 1"), ("b", "sk-b", "")]);
+    let path = folder.path().join("keys.toml");
+    let stop = CancellationToken::new();
+    let following = TaskTracker::new();
+    following.spawn(keys.clone().follow(stop.clone()));
+    following.close();
+    let a = || keys.find(&headers("x-api-key", "sk-a"));
+    a().expect("known").admit().expect("the only one");
+
+    std::fs::write(&path, "[[key]]\nname = 3").expect("a file");
+    tokio::time::sleep(LOOK_EVERY * 2).await;
+    a().expect("a broken file changes nothing");
+
+    write(
+        &path,
+        &[("a", "sk-a", "requests_per_minute = 1"), ("c", "sk-c", "")],
+    );
+    tokio::time::sleep(LOOK_EVERY * 2).await;
+    a().expect("still there")
+        .admit()
+        .expect_err("with what was left");
+    keys.find(&headers("x-api-key", "sk-b")).expect_err("gone");
+    keys.find(&headers("x-api-key", "sk-c")).expect("new");
+    stop.cancel();
+    following.wait().await;
+}
+
+#[test]
+fn a_wrong_file_says_what_is_wrong() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("keys.toml");
+    let load = || ApiKeys::load(path.clone(), &MetricsRegistry::default());
+    assert!(matches!(load(), Err(KeyFileError::Unreadable { .. })));
+    let hash = KeyHash::of("x");
+    for (text, says) in [
+        (String::new(), "lists no [[key]]"),
+        (
+            "[[key]]\nname = \"a\"\nhash = \"x\"".into(),
+            "64 hex digits",
+        ),
+        (
+            format!("[[key]]\nname = \"\"\nhash = \"{hash}\""),
+            "empty name",
+        ),
+        (
+            format!("[[key]]\nname = \"a\"\nhash = \"{hash}\"\nrequests_per_minute = 0"),
+            "requests_per_minute",
+        ),
+        (
+            format!("[[key]]\nname = \"a\"\nhash = \"{hash}\"\ntpyo = 1"),
+            "tpyo",
+        ),
+        (
+            format!(
+                "[[key]]\nname = \"a\"\nhash = \"{hash}\"\n[[key]]\nname = \"b\"\nhash = \"{hash}\""
+            ),
+            "twice",
+        ),
+    ] {
+        std::fs::write(&path, text).expect("a file");
+        let error = load().expect_err("it is wrong").to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn a_new_key_is_in_the_lines_for_the_file_as_its_hash() {
+    let (key, lines) = new_key("team \"a\"");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("keys.toml");
+    std::fs::write(&path, &lines).expect("a file");
+    assert!(!lines.contains(&key));
+    let keys = ApiKeys::load(path, &MetricsRegistry::default()).expect("it loads");
+    let found = keys.find(&headers("authorization", &format!("Bearer {key}")));
+    assert_eq!(found.expect("it is known").name(), "team \"a\"");
+}
