@@ -1,5 +1,6 @@
 //! The command line: `genset run in=... out=... [MODEL]` and its flags, checked once.
 
+mod access;
 mod words;
 
 use std::collections::BTreeSet;
@@ -10,10 +11,13 @@ use std::path::{Path, PathBuf};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use genset_backend_common::EngineError;
+use genset_engine_candle::CandleArgs;
 use genset_engine_echo::EchoArgs;
+use genset_engine_launcher::{LauncherArgs, ServerKind};
 use genset_frontend::{FrontendConfig, ParserNames};
 use genset_runtime::{EndpointName, SelectionMode, WorkerArgs};
 
+use crate::bench::{self, BenchCommand};
 use crate::conform::{self, ConformCommand};
 use crate::layers;
 
@@ -26,20 +30,25 @@ Words:
   in=text    chat on the terminal (the default)
   in=stdin   answer what comes on standard input, once
   in=dyn     be a worker that other processes find; in=dyn://NAMESPACE.COMPONENT.ENDPOINT names it
-  out=echo_core  answer with the prompt's tokens (the default)
+  out=candle     answer with a language model, on the CPU or a GPU (the default)
+  out=echo_core  answer with the prompt's tokens
   out=echo_full  answer with the prompt's text
   out=sample     answer with rotating tokens
   out=scripted   answer what a script says (--script), as text; with a MODEL, as its tokens
   out=cmd:COMMAND  answer with an engine in a process of its own, in any language: 'out=cmd:python3 my_engine.py'
+  out=vllm, sglang, trtllm, llamacpp  start that server and answer with it
   out=dyn        send requests to the workers there are; out=dyn://NAME to those of that name
-  MODEL      folder of a local model checkout [default: the built-in tiny-chat]
+  MODEL      folder of a local model checkout [default: the built-in tiny-chat]; for candle and llamacpp also a GGUF file
 
 Examples:
   genset run in=http
+  genset run in=http ./Qwen3-0.6B-Q8_0.gguf
   genset run in=text out=echo_full
   echo 'What is the capital of France?' | genset run in=stdin
   genset run in=http out=sample ./Llama-3.2-3B-Instruct --http-port 9000
   genset run in=http out=scripted --script mock.toml --tool-parser hermes
+  genset run in=http out=vllm ./Llama-3.2-3B-Instruct --tensor-parallel-size 2
+  genset run out=llamacpp ./Qwen3-0.6B-Q8_0.gguf
   genset run in=dyn://llama out=sample ./Llama-3.2-3B-Instruct    a worker, and in another terminal
   genset run in=http out=dyn                                      the frontend that finds it
 
@@ -79,6 +88,17 @@ enum CliCommand {
         #[command(subcommand)]
         command: Box<ConformCommand>,
     },
+    /// Make an API key, and the lines for the file of --api-keys
+    Key {
+        /// What metrics and logs call the key
+        name: String,
+    },
+    /// Make what benchmarks need
+    #[command(after_help = bench::HELP)]
+    Bench {
+        #[command(subcommand)]
+        command: BenchCommand,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -90,7 +110,7 @@ struct RunArgs {
     #[arg(long = "in", hide = true, default_value = "text")]
     input: String,
     /// What `out=ENGINE` sets
-    #[arg(long = "out", hide = true, default_value = "echo_core")]
+    #[arg(long = "out", hide = true, default_value = "candle")]
     output: String,
     #[command(flatten, next_help_heading = "HTTP")]
     http: HttpArgs,
@@ -120,6 +140,33 @@ struct HttpArgs {
     /// Port to listen on; 0 for any free one
     #[arg(long, env = "GENSET_HTTP_PORT", default_value_t = 8080)]
     http_port: u16,
+    /// PEM file with the certificate of the HTTP port; makes it HTTPS
+    #[arg(
+        long,
+        env = "GENSET_HTTP_TLS_CERT",
+        value_name = "FILE",
+        requires = "http_tls_key"
+    )]
+    http_tls_cert: Option<PathBuf>,
+    /// PEM file with the certificate's private key
+    #[arg(
+        long,
+        env = "GENSET_HTTP_TLS_KEY",
+        value_name = "FILE",
+        requires = "http_tls_cert"
+    )]
+    http_tls_key: Option<PathBuf>,
+    /// TOML file with the hashed keys of those who may ask; 'genset key NAME' makes one
+    #[arg(long, env = "GENSET_API_KEYS", value_name = "FILE")]
+    api_keys: Option<PathBuf>,
+    /// Origin of web pages that may ask, as https://app.example.com; * for any; several, separated by commas
+    #[arg(
+        long,
+        env = "GENSET_CORS_ORIGINS",
+        value_name = "ORIGIN",
+        value_delimiter = ','
+    )]
+    cors_origins: Vec<String>,
     /// How instances are selected: round-robin, random, least-loaded or power-of-two
     #[arg(long, env = "GENSET_ROUTER_MODE", default_value_t = SelectionMode::default())]
     router_mode: SelectionMode,
@@ -135,6 +182,18 @@ struct HttpArgs {
     /// Most tools of a chat request
     #[arg(long, env = "GENSET_MAX_TOOLS", default_value_t = FrontendConfig::default().max_tools)]
     max_tools: usize,
+    /// Most prompts of a completions request
+    #[arg(long, env = "GENSET_MAX_PROMPTS", default_value_t = FrontendConfig::default().max_prompts)]
+    max_prompts: usize,
+    /// Most inputs of an embeddings request
+    #[arg(long, env = "GENSET_MAX_EMBEDDING_INPUTS", default_value_t = FrontendConfig::default().max_embedding_inputs)]
+    max_embedding_inputs: usize,
+    /// Most responses that are kept for later ones to go on from; 0 keeps none
+    #[arg(long, env = "GENSET_MAX_STORED_RESPONSES", default_value_t = FrontendConfig::default().max_stored_responses)]
+    max_stored_responses: usize,
+    /// Most memory of kept responses, in bytes
+    #[arg(long, env = "GENSET_MAX_STORED_BYTES", default_value_t = FrontendConfig::default().max_stored_bytes)]
+    max_stored_bytes: usize,
     /// Connections at once; more wait
     #[arg(long, env = "GENSET_MAX_CONNECTIONS", default_value_t = FrontendConfig::default().max_connections)]
     max_connections: usize,
@@ -147,6 +206,9 @@ struct HttpArgs {
     /// How long a client may take nothing of its answer, in seconds
     #[arg(long, env = "GENSET_WRITE_TIMEOUT", default_value = "60", value_parser = seconds)]
     write_timeout: Seconds,
+    /// Leave out the line that the log has for each request
+    #[arg(long, env = "GENSET_NO_ACCESS_LOG")]
+    no_access_log: bool,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -162,9 +224,25 @@ pub(crate) struct EngineArgs {
     /// Command that starts the engine of out=cmd; out=cmd:COMMAND says the same
     #[arg(long, env = "GENSET_ENGINE_CMD", value_name = "COMMAND")]
     pub(crate) engine_cmd: Option<String>,
+    /// How often in a row the process of out=cmd, or a server, is started again when it ended by itself, with pauses that
+    /// double; 0 for never
+    #[arg(
+        long,
+        env = "GENSET_ENGINE_RESTARTS",
+        value_name = "N",
+        default_value_t = 0
+    )]
+    pub(crate) engine_restarts: u32,
     /// Jinja file with a chat template, in place of the model's own
     #[arg(long, env = "GENSET_CHAT_TEMPLATE", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
+    /// Folder with tokenizer and template for a GGUF file, in place of those inside it [out=candle, llamacpp]
+    #[arg(long, env = "GENSET_MODEL_CONFIG", value_name = "DIR")]
+    pub(crate) model_config: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Candle")]
+    pub(crate) candle: CandleArgs,
+    #[command(flatten, next_help_heading = "Servers of other projects")]
+    pub(crate) launcher: LauncherArgs,
 }
 
 /// A limit in seconds, more than 0.
@@ -201,6 +279,9 @@ pub(crate) enum Command {
     /// Print this, and end.
     Print(String),
     Conform(Box<ConformCommand>),
+    Bench(BenchCommand),
+    /// Make an API key of this name.
+    Key(String),
 }
 
 /// Reads the command line, the environment and the file.
@@ -213,8 +294,11 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     let given: Vec<OsString> = std::env::args_os().collect();
     let matches = command().get_matches_from(&given);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    if let CliCommand::Conform { command } = cli.command {
-        return Ok(Command::Conform(command));
+    match cli.command {
+        CliCommand::Conform { command } => return Ok(Command::Conform(command)),
+        CliCommand::Bench { command } => return Ok(Command::Bench(command)),
+        CliCommand::Key { name } => return Ok(Command::Key(name)),
+        CliCommand::Run(_) => {}
     }
     let read = read(given)?;
     let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
@@ -333,17 +417,25 @@ fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
     };
     let frontend = FrontendConfig {
         address: SocketAddr::new(http.http_host, http.http_port),
+        tls: access::tls(http.http_tls_cert.as_deref(), http.http_tls_key.as_deref())?,
+        cors_origins: access::origins(&http.cors_origins)?,
+        api_keys: http.api_keys,
         endpoint,
         selection: http.router_mode,
         max_body_bytes: http.max_body_bytes,
         max_choices: http.max_choices,
         max_stop_strings: http.max_stop_strings,
         max_tools: http.max_tools,
+        max_prompts: http.max_prompts,
+        max_embedding_inputs: http.max_embedding_inputs,
+        max_stored_responses: http.max_stored_responses,
+        max_stored_bytes: http.max_stored_bytes,
         parsers,
         max_connections: http.max_connections,
         header_timeout: http.header_timeout.0,
         body_timeout: http.body_timeout.0,
         write_timeout: http.write_timeout.0,
+        access_log: !http.no_access_log,
         ..FrontendConfig::default()
     };
     Ok(RunConfig {
@@ -373,10 +465,14 @@ fn check_words(
             return Err(EngineError::invalid_argument("MODEL", problem));
         }
     }
-    worker
-        .model_path
-        .as_deref()
-        .map_or(Ok(()), check_model_path)
+    match (output, worker.model_path.as_deref()) {
+        (OutputKind::Engine(EngineKind::Server(kind)), path) => {
+            required_model(*kind, path).map(drop)
+        }
+        // It opens GGUF files too, and says what is wrong with a folder.
+        (OutputKind::Engine(EngineKind::Candle), _) => Ok(()),
+        (_, path) => path.map_or(Ok(()), check_model_path),
+    }
 }
 
 /// Refuses flags that the engine has no use for, and the lack of one it needs.
@@ -391,6 +487,8 @@ fn check_engine(
     if output.is(EngineKind::Cmd) {
         required_command(engine.engine_cmd.as_deref())?;
     }
+    check_server_flags(output, engine)?;
+    check_model_config(output, engine, worker)?;
     if engine.chat_template.is_none() {
         return Ok(());
     }
@@ -405,13 +503,88 @@ fn check_engine(
         OutputKind::Engine(EngineKind::Cmd) if worker.model_path.is_none() => {
             "without a MODEL there is no tokenizer to go with it; name the model's folder"
         }
+        OutputKind::Engine(EngineKind::Server(_))
+            if worker.model_path.as_deref().is_some_and(is_gguf)
+                && engine.model_config.is_none() =>
+        {
+            "llama.cpp applies the template inside a GGUF file; name the model's folder with --model-config"
+        }
         OutputKind::Engine(
-            EngineKind::EchoCore | EngineKind::Sample | EngineKind::Scripted | EngineKind::Cmd,
+            EngineKind::Candle
+            | EngineKind::EchoCore
+            | EngineKind::Sample
+            | EngineKind::Scripted
+            | EngineKind::Cmd
+            | EngineKind::Server(_),
         ) => {
             return Ok(());
         }
     };
     Err(EngineError::invalid_argument("--chat-template", problem))
+}
+
+/// Refuses a tokenizer for what has its own, or needs none.
+fn check_model_config(
+    output: &OutputKind,
+    engine: &EngineArgs,
+    worker: &WorkerArgs,
+) -> Result<(), EngineError> {
+    let takes_one =
+        output.is(EngineKind::Candle) || output.is(EngineKind::Server(ServerKind::LlamaCpp));
+    let has_gguf = worker.model_path.as_deref().is_some_and(is_gguf);
+    if engine.model_config.is_none() || (takes_one && has_gguf) {
+        return Ok(());
+    }
+    let problem = "is for a GGUF file as MODEL of out=candle or out=llamacpp; a model's folder has its own tokenizer";
+    Err(EngineError::invalid_argument("--model-config", problem))
+}
+
+/// Refuses flags about a server where there is none.
+fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), EngineError> {
+    if let OutputKind::Engine(EngineKind::Server(_)) = output {
+        return Ok(());
+    }
+    let Some(flag) = engine.launcher.first_given() else {
+        return Ok(());
+    };
+    let servers = ServerKind::ALL.map(ServerKind::name).join(", ");
+    let problem = format!(
+        "is about a server that is launched (out={servers}); out={} has no use for it",
+        output.word()
+    );
+    Err(EngineError::invalid_argument(flag, problem))
+}
+
+/// The model that a server needs: a folder, or for llama.cpp a GGUF file.
+///
+/// # Errors
+/// `InvalidArgument`, naming what is expected.
+pub(crate) fn required_model(kind: ServerKind, path: Option<&Path>) -> Result<&Path, EngineError> {
+    let wanted = match kind {
+        ServerKind::LlamaCpp => "a GGUF file",
+        ServerKind::Vllm | ServerKind::Sglang | ServerKind::Trtllm => {
+            "the folder of a local model checkout"
+        }
+    };
+    let Some(path) = path else {
+        let problem = format!("out={kind} serves a model of yours; name {wanted}");
+        return Err(EngineError::invalid_argument("MODEL", problem));
+    };
+    let is_one = match kind {
+        ServerKind::LlamaCpp => is_gguf(path) && path.is_file(),
+        ServerKind::Vllm | ServerKind::Sglang | ServerKind::Trtllm => path.is_dir(),
+    };
+    if is_one {
+        return Ok(path);
+    }
+    let problem = format!("{} is not {wanted}, which out={kind} needs", path.display());
+    Err(EngineError::invalid_argument("MODEL", problem))
+}
+
+/// Whether a model is one file that holds everything.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
 /// The script that the scripted engine needs.
@@ -457,12 +630,9 @@ fn check_model_path(path: &Path) -> Result<(), EngineError> {
         return Ok(());
     }
     let shown = path.display();
-    if path
-        .extension()
-        .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
-    {
+    if is_gguf(path) {
         let problem =
-            format!("{shown}: GGUF files are not available in this build; give a model folder");
+            format!("{shown}: a GGUF file is for out=candle or out=llamacpp; give a model folder");
         return Err(EngineError::unsupported("MODEL", problem));
     }
     if path.exists() {
@@ -487,7 +657,9 @@ mod tests {
         let read = read(words.map(OsString::from).collect())?;
         match Cli::from_arg_matches(&read.matches).unwrap().command {
             CliCommand::Run(args) => check(*args),
-            CliCommand::Conform { .. } => panic!("the words say run"),
+            CliCommand::Conform { .. } | CliCommand::Bench { .. } | CliCommand::Key { .. } => {
+                panic!("the words say run")
+            }
         }
     }
 
@@ -531,7 +703,12 @@ mod tests {
     #[test]
     fn what_is_absent_is_refused_by_name() {
         for (words, expected) in [
-            (["out=vllm"], "vllm is not available in this build"),
+            (["out=mocker"], "mocker is not available in this build"),
+            (
+                ["out=vllm"],
+                "out=vllm serves a model of yours; name the folder",
+            ),
+            (["out=llamacpp"], "name a GGUF file"),
             (["in=batch:x.jsonl"], "batch:x.jsonl"),
             (["in=dyn://a.b.c.d"], "more than three parts"),
             (["out=dyn://é"], "no part of a name"),
@@ -543,6 +720,15 @@ mod tests {
             let error = parse_words(&words).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+        for words in [
+            ["out=sample", "--tensor-parallel-size=2"],
+            ["out=dyn", "--server-cmd=x"],
+        ] {
+            let error = parse_words(&words).unwrap_err().to_string();
+            assert!(error.contains("has no use for it"), "{error}");
+        }
+        let error = parse_words(&["out=sglang", "x.gguf"]).unwrap_err();
+        assert!(error.to_string().contains("is not the folder"), "{error}");
         for words in [
             ["in=http", "in=text"],
             [".", ".."],

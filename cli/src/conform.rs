@@ -1,6 +1,7 @@
 //! `genset conform`: the conformance kit as a command.
 
 mod compare;
+mod process;
 mod run;
 
 use std::path::PathBuf;
@@ -22,12 +23,13 @@ Examples:
   genset conform sequences --engine sample --cases 1000
   genset conform run --endpoint dyn://llama.backend.generate
   genset conform run --engine-cmd 'python3 my_engine.py'
+  genset conform run --engine-cmd 'python3 my_engine.py' --only SP
   genset conform replay report.json --engine sample
   genset conform replay --sequence 'start; generate#0 len=3 max=5; drop#0' --engine sample
   genset conform diff old.json new.json
   genset conform matrix reports/*.json > matrix.md
 
-Exit codes: 0 conformant, 1 a check failed or got worse, 2 usage or a file that cannot be read.";
+Exit codes: 0 good, 1 a check failed or got worse or a waiver is out of order, 2 usage or a file that cannot be read.";
 
 /// What to do with the kit.
 #[derive(Debug, Subcommand)]
@@ -79,7 +81,7 @@ pub(crate) struct ListArgs {
 /// Which engine to test.
 #[derive(Debug, Args)]
 pub(crate) struct SubjectArgs {
-    /// Engine in this process: sample or scripted
+    /// Engine in this process: sample, scripted, echo_core or echo_full (which takes only text)
     #[arg(long)]
     engine: Option<EngineKind>,
     /// TOML file with the replies of the scripted engine, which speaks in the built-in model's tokens
@@ -205,6 +207,7 @@ fn list(is_json: bool) -> String {
                 "id": check.id,
                 "level": check.level.number(),
                 "profile": check.profile.name(),
+                "needs_tokens": check.needs_tokens,
                 "title": check.title,
                 "clause": check.clause,
                 "breaks": check.breaks,
@@ -230,7 +233,7 @@ fn explain(id: &str) -> Result<String, EngineError> {
         ))
     })?;
     Ok(format!(
-        "{}  {}\n\n  level    {}\n  applies  {}\n  clause   {}\n  breaks   {}\n\n  try it   genset conform run --engine sample --only {}\n",
+        "{}  {}\n\n  level    {}\n  applies  {}\n  clause   {}\n  breaks   {}\n\n  try it   genset conform run {} --only {}\n",
         check.id,
         check.title,
         match check.level {
@@ -239,13 +242,39 @@ fn explain(id: &str) -> Result<String, EngineError> {
             Level::Strict => "2: an engine should",
             Level::Soak => "3: soak",
         },
-        if check.profile == Profile::Tokens {
-            "to every engine".to_owned()
-        } else {
-            format!("to engines that declare {}", check.profile.name())
-        },
-        check.clause,
+        applies(check),
+        clause(check),
         check.breaks,
+        if check.profile == Profile::Subprocess {
+            "--engine-cmd COMMAND"
+        } else {
+            "--engine sample"
+        },
         check.id,
     ))
+}
+
+/// What the contract says, and where.
+fn clause(check: &Check) -> String {
+    match check.source() {
+        Some(source) => format!("{} ({source})", check.clause),
+        None => check.clause.to_owned(),
+    }
+}
+
+/// To which engines a check applies.
+fn applies(check: &Check) -> String {
+    let is_for_all = check.profile == Profile::Tokens;
+    let engines = if is_for_all {
+        "to every engine".to_owned()
+    } else if check.profile == Profile::Subprocess {
+        "to engines in a process of their own (--engine-cmd)".to_owned()
+    } else {
+        format!("to engines that declare {}", check.profile.name())
+    };
+    match (check.needs_tokens, is_for_all) {
+        (true, true) => format!("{engines} that takes tokens"),
+        (true, false) => format!("{engines}, and take tokens"),
+        (false, _) => engines,
+    }
 }

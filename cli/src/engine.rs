@@ -1,5 +1,7 @@
 //! The engine and the model's files, from what the command line says.
 
+pub(crate) mod candle;
+mod launcher;
 pub(crate) mod scripted;
 mod template;
 
@@ -19,7 +21,7 @@ use crate::args::{EngineKind, RunConfig, required_command, required_script};
 const DEFAULT_CONTEXT_LENGTH: u32 = 2048;
 
 /// The model that is there when none is named.
-const TINY_CHAT: [(&str, &[u8]); 4] = [
+pub(crate) const TINY_CHAT: [(&str, &[u8]); 4] = [
     (
         "config.json",
         include_bytes!("../../models/tiny-chat/config.json"),
@@ -47,6 +49,7 @@ pub(crate) fn build(
     config: &RunConfig,
 ) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
     match kind {
+        EngineKind::Candle => candle::build(config),
         EngineKind::EchoFull => echo_full(config),
         EngineKind::Scripted if config.worker.model_path.is_none() => {
             let script = required_script(config.engine_args.script.as_deref())?;
@@ -54,6 +57,7 @@ pub(crate) fn build(
             Ok((Arc::new(parts.engine()), config.worker.worker_config(None)?))
         }
         EngineKind::Cmd => in_a_process(config),
+        EngineKind::Server(kind) => launcher::build(kind, config),
         EngineKind::EchoCore | EngineKind::Sample | EngineKind::Scripted => of_tokens(kind, config),
     }
 }
@@ -70,7 +74,8 @@ fn echo_full(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), E
 /// An engine in a process of its own. What it takes, it says when it starts; for tokens it needs the model's folder.
 fn in_a_process(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
     let command = required_command(config.engine_args.engine_cmd.as_deref())?;
-    let engine = SubprocessEngine::new(subprocess(command)?);
+    let process = subprocess(command)?.with_restarts(config.engine_args.engine_restarts);
+    let engine = SubprocessEngine::new(process);
     let folder = match config.worker.model_path {
         Some(_) => Some(model_folder(config)?),
         None => None,
@@ -107,7 +112,11 @@ fn of_tokens(
             let parts = scripted::Parts::of_tokens(script, &folder, context)?;
             Arc::new(parts.engine())
         }
-        EngineKind::EchoCore | EngineKind::EchoFull | EngineKind::Cmd => {
+        EngineKind::EchoCore
+        | EngineKind::Candle
+        | EngineKind::EchoFull
+        | EngineKind::Cmd
+        | EngineKind::Server(_) => {
             let vocab_size = vocab_size(&folder)?;
             Arc::new(EchoCore::from_args(&args.echo, vocab_size, context))
         }

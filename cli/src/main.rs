@@ -2,6 +2,7 @@
 //! how it went into an exit code.
 
 mod args;
+mod bench;
 mod conform;
 mod engine;
 mod input;
@@ -39,6 +40,20 @@ fn main() -> ExitCode {
                 ExitCode::from(USAGE_ERROR)
             }
         },
+        Command::Bench(command) => match bench::perform(&command) {
+            Ok(code) => ExitCode::from(code),
+            Err(error) => {
+                eprintln!("error: {error}");
+                ExitCode::from(USAGE_ERROR)
+            }
+        },
+        Command::Key(name) => {
+            let (key, lines) = genset_frontend::keys::new_key(&name);
+            input::print(&format!(
+                "The key, for its owner; it is shown this once:\n\n{key}\n\nFor the file of --api-keys:\n\n{lines}"
+            ));
+            ExitCode::SUCCESS
+        }
         Command::Run(config) => run(*config),
     }
 }

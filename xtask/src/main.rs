@@ -5,9 +5,11 @@
 
 mod author_crate;
 mod deny;
+mod llamacpp_check;
 mod openai_client;
 mod process;
 mod python;
+mod python_kit;
 mod python_package;
 mod readme;
 mod repo;
@@ -15,8 +17,10 @@ mod stopwatch;
 mod system_packages;
 mod test_command;
 mod tiny_chat;
+mod train_tiny_chat;
 mod wire_client;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -51,6 +55,15 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Train models/tiny-chat on its own text, and write its weights as safetensors and as GGUF
+    ///
+    /// Takes up to half an hour on two cores. Fails if a question of golden.json is answered otherwise.
+    /// `-- --help` lists what can be chosen; `-- --check` trains nothing and asks the weights that are there.
+    TrainTinyChat {
+        /// Arguments of the trainer
+        #[arg(last = true)]
+        args: Vec<OsString>,
+    },
     /// Copy the source files that README.md shows into it, between their markers
     Readme {
         /// Write nothing; fail and name the files that are shown in an old version
@@ -67,8 +80,13 @@ enum Task {
     OpenaiClientTest,
     /// Run examples/python-wire-client/: a client written from docs/wire-protocol.md against a real worker
     WireClientTest,
-    /// Check python/: the package's types with mypy, and its tests
+    /// Check python/: the package's types with mypy, its tests, and its wheel
     PythonPackageTest,
+    /// Run the conformance kit from pytest on the engines in Python: the sample, and examples/python/
+    PythonKitTest,
+    /// Run a real llama.cpp behind the real binary; builds it from source, which takes long, unless
+    /// `GENSET_LLAMACPP_PYTHON` names an interpreter that has it
+    LlamacppCheck,
     /// Install protoc, etcd and nats-server with apt-get, where they are missing
     InstallPrograms,
     /// Check licences, banned crates and sources with cargo-deny
@@ -98,6 +116,7 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::MakeTinyChat { check } => {
             tiny_chat::run(&repo, if *check { Mode::Check } else { Mode::Write })
         }
+        Task::TrainTinyChat { args } => train_tiny_chat::run(&repo, args),
         Task::Readme { check } => readme::run(
             &repo,
             if *check {
@@ -117,6 +136,8 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::OpenaiClientTest => openai_client::run(&repo),
         Task::WireClientTest => wire_client::run(&repo),
         Task::PythonPackageTest => python_package::run(&repo),
+        Task::PythonKitTest => python_kit::run(&repo),
+        Task::LlamacppCheck => llamacpp_check::run(&repo),
         Task::InstallPrograms => system_packages::ensure_programs(),
         Task::Deny { advisories } => deny::run(&repo, deny::Advisories::from_flag(*advisories)),
     }

@@ -1,14 +1,25 @@
-//! `cargo xtask python-package-test`: the Python package `genset`, its types and its tests.
+//! `cargo xtask python-package-test`: the Python package `genset`, its types, its tests and its wheel.
 //!
 //! Also what the Rust tests of `engines/subprocess` need before them: the interpreter of `target/venv-engine`, with `msgpack`.
 
+use std::fs;
+use std::path::Path;
 use std::process::Command;
+
+use anyhow::{Context as _, bail};
 
 use crate::process::run as run_command;
 use crate::python::virtual_environment;
 use crate::repo::Repo;
 
-/// Prepares the virtual environment, and runs mypy and the tests in it.
+/// What an installed wheel must offer, the marker of its types included.
+const USE_WHEEL: &str = "
+import importlib.resources, genset, genset.backend, genset.exceptions, genset.metrics, genset.testing
+assert 'site-packages' in genset.__file__, genset.__file__
+assert importlib.resources.files('genset').joinpath('py.typed').is_file()
+";
+
+/// Prepares the virtual environment, runs mypy and the tests in it, and builds and tries the wheel.
 ///
 /// # Errors
 /// When Python cannot be had, or a check fails.
@@ -23,5 +34,45 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     };
     let cache = repo.target().join("mypy-cache");
     module(&["mypy", "--cache-dir", &cache.display().to_string()])?;
-    module(&["pytest", "-q", "-p", "no:cacheprovider"])
+    module(&["pytest", "-q", "-p", "no:cacheprovider"])?;
+    try_wheel(repo, &python, &package)
+}
+
+/// Builds the wheel, installs it where nothing else is, and uses it there.
+fn try_wheel(repo: &Repo, python: &Path, package: &Path) -> anyhow::Result<()> {
+    let wheels = repo.target().join("wheels");
+    if wheels.exists() {
+        fs::remove_dir_all(&wheels)
+            .with_context(|| format!("cannot remove {}", wheels.display()))?;
+    }
+    let mut build = Command::new(python);
+    build.args(["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]);
+    run_command(build.arg(&wheels).arg(package))?;
+    let venv = repo.target().join("venv-wheel");
+    run_command(
+        Command::new(python)
+            .args(["-m", "venv", "--clear"])
+            .arg(&venv),
+    )?;
+    let clean = venv.join("bin").join("python");
+    let mut install = Command::new(&clean);
+    install.args(["-m", "pip", "install", "--quiet"]);
+    run_command(install.arg(only_file(&wheels)?))?;
+    // Isolated: neither this folder nor the environment says where the package is.
+    run_command(Command::new(&clean).args(["-I", "-c", USE_WHEEL]))
+}
+
+fn only_file(folder: &Path) -> anyhow::Result<std::path::PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        files.push(entry?.path());
+    }
+    match files.as_slice() {
+        [file] => Ok(file.clone()),
+        _ => bail!(
+            "pip made {} files in {}, not one wheel",
+            files.len(),
+            folder.display()
+        ),
+    }
 }

@@ -9,7 +9,9 @@ use crate::deny::{self, Advisories};
 use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
 use crate::stopwatch::Stopwatch;
-use crate::{author_crate, openai_client, python_package, system_packages, wire_client};
+use crate::{
+    author_crate, openai_client, python_kit, python_package, system_packages, wire_client,
+};
 
 /// One line of the run: its headline, the command that repeats it alone, and what it does.
 struct Step {
@@ -24,7 +26,7 @@ pub(crate) const FEATURES: &str = "genset/etcd,genset/nats,genset/otlp";
 /// The runtime's features, each of which must do without the others.
 const RUNTIME_FEATURES: [&str; 4] = ["etcd", "nats", "otlp", "tls"];
 
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 14] = [
     Step {
         title: "format",
         repeat: "cargo fmt --all --check",
@@ -120,6 +122,11 @@ const STEPS: [Step; 13] = [
         title: "Python OpenAI client",
         repeat: "cargo xtask openai-client-test",
         perform: |repo, _| openai_client::run(repo),
+    },
+    Step {
+        title: "engines in Python",
+        repeat: "cargo xtask python-kit-test",
+        perform: |repo, _| python_kit::run(repo),
     },
     Step {
         title: "Python client of the wire protocol",

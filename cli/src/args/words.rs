@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use genset_backend_common::EngineError;
+use genset_engine_launcher::ServerKind;
 use genset_runtime::EndpointName;
 
 /// Where requests come from.
@@ -108,50 +109,52 @@ pub(crate) fn command_in(output: &str) -> Option<&str> {
 /// Which engine answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EngineKind {
+    /// A language model in this process.
+    Candle,
     EchoCore,
     EchoFull,
     Sample,
     Scripted,
     /// A process of its own, started by a command.
     Cmd,
+    /// The server of another project.
+    Server(ServerKind),
 }
 
 impl EngineKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Self::Candle => "candle",
             Self::EchoCore => "echo_core",
             Self::EchoFull => "echo_full",
             Self::Sample => "sample",
             Self::Scripted => "scripted",
             Self::Cmd => "cmd",
+            Self::Server(kind) => kind.name(),
         }
     }
 }
 
 /// Engines that users of the field know and this build does not have.
-const ABSENT_ENGINES: &[&str] = &[
-    "candle",
-    "llamacpp",
-    "mistralrs",
-    "mocker",
-    "sglang",
-    "trtllm",
-    "vllm",
-];
+const ABSENT_ENGINES: &[&str] = &["mistralrs", "mocker"];
 
 impl FromStr for EngineKind {
     type Err = EngineError;
 
     fn from_str(text: &str) -> Result<Self, EngineError> {
-        let known = [
+        let own = [
+            Self::Candle,
             Self::EchoCore,
             Self::EchoFull,
             Self::Sample,
             Self::Scripted,
             Self::Cmd,
         ];
-        let names = known.map(Self::name).join(", ");
-        match known.into_iter().find(|kind| kind.name() == text) {
+        let servers = ServerKind::ALL.map(Self::Server);
+        let known = own.into_iter().chain(servers);
+        let names: Vec<&str> = known.clone().map(Self::name).collect();
+        let names = names.join(", ");
+        match { known }.find(|kind| kind.name() == text) {
             Some(kind) => Ok(kind),
             None if ABSENT_ENGINES.contains(&text) => Err(EngineError::unsupported(
                 "out",

@@ -2,19 +2,22 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
 
 use futures_util::FutureExt;
 use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
-    Options, Report, Scenario, SequenceFailure, SequenceOptions, Subject, Verdict, Waivers,
-    replay_sequence, run_conformance_with, run_sequences,
+    Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, Subject, Verdict,
+    Waivers, replay_sequence, run_conformance_with, run_sequences,
 };
+use genset_engine_candle::{ByteSize, CandleArgs};
+use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
 use genset_engine_sample::{SampleArgs, SampleEngine};
-use genset_engine_subprocess::SubprocessEngine;
 use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine};
 
-use super::{RunArgs, SequencesArgs, SubjectArgs};
+use super::{RunArgs, SequencesArgs, SubjectArgs, process};
 use crate::args::{EngineKind, required_script};
+use crate::engine::candle::BuiltInFiles;
 use crate::engine::{self, scripted::Parts};
 use crate::input::print;
 
@@ -23,7 +26,7 @@ use crate::input::print;
 const TOKEN_DELAY_MS: u64 = 1;
 
 /// Makes an engine for a check.
-type BoxFactory = Box<dyn Fn(&Scenario) -> Subject + Send + Sync>;
+pub(super) type BoxFactory = Box<dyn Fn(&Scenario) -> Subject + Send + Sync>;
 
 fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     if let Some(endpoint) = &subject.endpoint {
@@ -31,9 +34,7 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     }
     if let Some(command) = &subject.engine_cmd {
         let config = engine::subprocess(command)?;
-        return Ok(Box::new(move |_| {
-            Subject::new(SubprocessEngine::new(config.clone()))
-        }));
+        return Ok(process::factory(config));
     }
     let kind = subject.engine.ok_or_else(|| {
         EngineError::invalid_argument(
@@ -42,28 +43,54 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
         )
     })?;
     match kind {
+        EngineKind::Candle => candle(),
         EngineKind::Sample => Ok(sample()),
         EngineKind::Scripted => scripted(subject),
         EngineKind::Cmd => Err(EngineError::invalid_argument(
             "--engine",
             "an engine in a process of its own is tested with --engine-cmd COMMAND",
         )),
-        EngineKind::EchoCore | EngineKind::EchoFull => {
-            let problem = format!(
-                "{} ends where its prompt does, whatever is asked of it, so it cannot keep the contract; use sample",
-                kind.name()
-            );
-            Err(EngineError::unsupported("--engine", problem))
-        }
+        EngineKind::Server(_) => Err(EngineError::invalid_argument(
+            "--engine",
+            "a server is tested where it runs: start it with in=dyn and name it with --endpoint",
+        )),
+        EngineKind::EchoCore => Ok(Box::new(|_| {
+            Subject::new(EchoCore::from_args(&ECHO, VOCAB_SIZE, CONTEXT_LENGTH))
+        })),
+        EngineKind::EchoFull => Ok(Box::new(|_| Subject::new(EchoFull::from_args(&ECHO)))),
     }
 }
 
+/// The model that engines have under test which know of none.
+const VOCAB_SIZE: u32 = 1000;
+const CONTEXT_LENGTH: u32 = 4096;
+
+const ECHO: EchoArgs = EchoArgs {
+    token_echo_delay_ms: TOKEN_DELAY_MS,
+};
+
 fn sample() -> BoxFactory {
     let args = SampleArgs {
-        vocab_size: 1000,
+        vocab_size: VOCAB_SIZE,
         token_delay_ms: TOKEN_DELAY_MS,
     };
     Box::new(move |_| Subject::new(SampleEngine::from_args(&args)))
+}
+
+/// The built-in model, with a cache small enough to be filled.
+fn candle() -> Result<BoxFactory, EngineError> {
+    let args = CandleArgs {
+        kv_cache_memory: Some(ByteSize(16 << 20)),
+        max_num_seqs: Some(16),
+        ..CandleArgs::default()
+    };
+    let files = BuiltInFiles::unpack()?;
+    let tokenizer = engine::scripted::tokenizer(&engine::tiny_chat()?)?;
+    let text: Detokenize =
+        Arc::new(move |tokens| tokenizer.decode_all(tokens, true).unwrap_or_default());
+    Ok(Box::new(move |_| {
+        Subject::new(files.engine(&args)).with_text(Arc::clone(&text))
+    }))
 }
 
 /// With the built-in model's tokens, since the kit speaks in tokens.

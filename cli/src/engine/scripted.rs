@@ -64,11 +64,7 @@ struct ModelVocabulary {
 
 impl ModelVocabulary {
     fn try_new(folder: &ModelFolder) -> Result<Self, EngineError> {
-        let mut files = folder.artifacts.iter();
-        let bytes = files
-            .find(|file| file.reference.name == "tokenizer.json")
-            .map_or(&[][..], |file| &file.content);
-        let tokenizer = TextTokenizer::from_bytes(bytes).map_err(refused)?;
+        let tokenizer = tokenizer(folder)?;
         // Ids may have gaps; then the configuration's number is the larger.
         let tokens = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let size = tokens.max(folder.vocab_size.unwrap_or(0));
@@ -88,6 +84,18 @@ impl Vocabulary for ModelVocabulary {
     fn decode(&self, tokens: &[TokenId]) -> Result<String, EngineError> {
         self.tokenizer.decode_all(tokens, false).map_err(refused)
     }
+}
+
+/// A model's tokenizer.
+///
+/// # Errors
+/// `InvalidArgument` for a file that is none.
+pub(crate) fn tokenizer(folder: &ModelFolder) -> Result<TextTokenizer, EngineError> {
+    let mut files = folder.artifacts.iter();
+    let bytes = files
+        .find(|file| file.reference.name == "tokenizer.json")
+        .map_or(&[][..], |file| &file.content);
+    TextTokenizer::from_bytes(bytes).map_err(refused)
 }
 
 fn refused(error: TokenizerError) -> EngineError {

@@ -13,6 +13,7 @@ mod conform;
 mod deploy;
 mod fleet;
 mod http;
+mod launcher;
 mod metrics;
 #[cfg(feature = "otlp")]
 mod otlp;

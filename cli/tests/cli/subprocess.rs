@@ -1,11 +1,13 @@
 //! `out=cmd:COMMAND`: engines in a process of their own, here the sample of the Python package.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::support::{Server, genset, run_with, tiny_chat};
+use crate::support::{Server, genset, run_with, soon, tiny_chat};
 
 fn repository(path: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "..", path].iter().collect()
@@ -56,10 +58,59 @@ async fn an_engine_in_python_answers_the_api() {
     server.stop().await;
 }
 
+async fn chat_status(server: &Server) -> u16 {
+    let body = json!({
+        "model": "tiny-chat",
+        "max_tokens": 2,
+        "messages": [{"role": "user", "content": "Hello"}],
+    });
+    let exchange = server.post("/v1/chat/completions", &body.to_string()).await;
+    exchange.response().await.status
+}
+
+#[tokio::test]
+async fn an_engine_that_was_killed_is_started_again_when_asked() {
+    let (sample, _) = python_sample();
+    let folder = tempfile::tempdir().unwrap();
+    let notes = folder.path().join("pids");
+    let output = format!(
+        "out=cmd:sh -c \"echo $$ >> '{}'; exec {sample}\"",
+        notes.display()
+    );
+    let mut command = with_python(&["run", "in=http", &output, "--engine-restarts", "2"]);
+    command.arg(tiny_chat()).args(["--http-port", "0"]);
+    let server = Server::spawn(command).await;
+    assert_eq!(chat_status(&server).await, 200);
+    let pid: i32 = std::fs::read_to_string(&notes)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    let is_back = async {
+        loop {
+            let lives = std::fs::read_to_string(&notes).unwrap().lines().count();
+            if lives == 2 && chat_status(&server).await == 200 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    soon(is_back).await;
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn the_kit_tests_a_command() {
     let (sample, _) = python_sample();
-    let words = ["conform", "run", "--engine-cmd", &sample, "--only", "ST,US"];
+    let words = [
+        "conform",
+        "run",
+        "--engine-cmd",
+        &sample,
+        "--only",
+        "ST,US,SP",
+    ];
     let ended = run_with(with_python(&words), b"").await;
     assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
     assert!(ended.stdout.contains("CONFORMANT"), "{}", ended.stdout);

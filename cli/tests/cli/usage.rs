@@ -29,7 +29,8 @@ async fn bad_words_are_named_with_what_would_be_good() {
     refused(&["in=dyn://a.b.c.d"], &["in:", "three parts"]).await;
     refused(&["in=batch:q.jsonl"], &["in:", "not available"]).await;
     refused(&["out=foo"], &["out:", "echo_core, echo_full, sample"]).await;
-    refused(&["out=vllm"], &["out:", "vllm", "not available"]).await;
+    refused(&["out=mocker"], &["out:", "mocker", "not available"]).await;
+    refused(&["out=vllm"], &["MODEL:", "out=vllm", "folder"]).await;
     refused(&["in=http", "in=text"], &["in:", "twice"]).await;
     refused(&["out=sample", "out=sample"], &["out:", "twice"]).await;
     refused(&["a", "b"], &["model:", "twice"]).await;

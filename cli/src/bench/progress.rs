@@ -1,0 +1,50 @@
+//! How far a long command is: a bar on a terminal, a line for every tenth elsewhere.
+
+use std::sync::Mutex;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// The progress of one command, on standard error.
+pub(super) struct Progress {
+    label: &'static str,
+    bar: ProgressBar,
+    /// Tenths that lines were written for; a smaller value than the last begins anew.
+    told: Mutex<u64>,
+}
+
+impl Progress {
+    pub(super) fn new(label: &'static str) -> Self {
+        let bar = ProgressBar::new(0);
+        let style = "{msg} [{bar:40}] {decimal_bytes}/{decimal_total_bytes} {eta}";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style);
+        }
+        bar.set_message(label);
+        Self {
+            label,
+            bar,
+            told: Mutex::new(0),
+        }
+    }
+
+    /// `done` of `all` bytes are done.
+    pub(super) fn set(&self, done: u64, all: u64) {
+        if !self.bar.is_hidden() {
+            self.bar.set_length(all);
+            self.bar.set_position(done);
+            return;
+        }
+        let tenths = (done.saturating_mul(10)).checked_div(all).unwrap_or(10);
+        let Ok(mut told) = self.told.lock() else {
+            return;
+        };
+        if tenths != *told {
+            eprintln!("{}: {}0 %", self.label, tenths);
+            *told = tenths;
+        }
+    }
+
+    pub(super) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}

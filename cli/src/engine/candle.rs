@@ -1,0 +1,146 @@
+//! `out=candle`: a language model in this process, from a checkout folder, a GGUF file, or the build itself.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use genset_backend_common::output::OutputStream;
+use genset_backend_common::worker::WorkerConfig;
+use genset_backend_common::{
+    EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, RequestContext,
+    StartContext, async_trait,
+};
+use genset_engine_candle::load::OpenModel;
+use genset_engine_candle::{CandleArgs, CandleEngine};
+use genset_runtime::ModelFolder;
+use tempfile::TempDir;
+
+use super::{TINY_CHAT, context_length, template};
+use crate::args::{RunConfig, is_gguf};
+
+/// The built-in model's weights: the smaller of the two files in the repository, which needs no work at the start.
+const TINY_CHAT_WEIGHTS: (&str, &[u8]) = (
+    "tiny-chat-q8_0.gguf",
+    include_bytes!("../../../models/tiny-chat/tiny-chat-q8_0.gguf"),
+);
+
+/// Builds the engine (which does not start it) and the worker's configuration.
+///
+/// # Errors
+/// `InvalidArgument` or `Unsupported`, naming the flag or the file.
+pub(super) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
+    let args = &config.engine_args;
+    let (mut folder, engine): (_, Arc<dyn LLMEngine>) = match &config.worker.model_path {
+        None => {
+            let engine = BuiltInFiles::unpack()?.engine(&args.candle);
+            (super::tiny_chat()?, Arc::new(engine))
+        }
+        Some(path) => of_path(path, args.model_config.as_deref(), config)?,
+    };
+    if let Some(path) = &args.chat_template {
+        template::replace(&mut folder, path)?;
+    }
+    let context = context_length(&folder, config.worker.context_length)?;
+    let mut worker = config.worker.worker_config(Some(folder))?;
+    worker.context_length_tokens.get_or_insert(context);
+    Ok((engine, worker))
+}
+
+fn of_path(
+    path: &Path,
+    model_config: Option<&Path>,
+    config: &RunConfig,
+) -> Result<(ModelFolder, Arc<dyn LLMEngine>), EngineError> {
+    let args = &config.engine_args.candle;
+    if path.is_dir() {
+        let folder = config.worker.model_folder()?;
+        let folder = folder.ok_or_else(|| EngineError::internal("the model's path is lost"))?;
+        return Ok((folder, Arc::new(CandleEngine::from_args(args, path))));
+    }
+    if !is_gguf(path) {
+        let problem = format!(
+            "{} is neither the folder of a model nor a GGUF file. Downloads from a model hub are not available in this \
+             build: download the model and give its folder",
+            path.display()
+        );
+        return Err(EngineError::invalid_argument("MODEL", problem));
+    }
+    let model = OpenModel::open(path)?;
+    let files = model.files(model_config)?;
+    let files = files.into_iter().map(|file| (file.name, file.content));
+    let folder = ModelFolder::from_files(&model.name, path, files)
+        .map_err(|error| EngineError::invalid_argument("MODEL", error))?;
+    let engine = match model_config {
+        Some(folder) => CandleEngine::from_args_with_config(args, path, folder.to_owned()),
+        None => CandleEngine::from_args(args, path),
+    };
+    Ok((folder, Arc::new(engine)))
+}
+
+/// The built-in model's files, unpacked into a temporary folder, which goes with the last engine that uses it.
+#[derive(Clone)]
+pub(crate) struct BuiltInFiles(Arc<TempDir>);
+
+impl BuiltInFiles {
+    /// Unpacks them.
+    ///
+    /// # Errors
+    /// `Internal` when the folder for temporary files takes no more.
+    pub(crate) fn unpack() -> Result<Self, EngineError> {
+        let cannot = |error| {
+            let problem = "the built-in model cannot be unpacked into the folder for temporary files (TMPDIR)";
+            EngineError::internal(problem).with_source(error)
+        };
+        let files = tempfile::Builder::new()
+            .prefix("genset-tiny-chat-")
+            .tempdir()
+            .map_err(cannot)?;
+        for (name, content) in TINY_CHAT.into_iter().chain([TINY_CHAT_WEIGHTS]) {
+            fs::write(files.path().join(name), content).map_err(cannot)?;
+        }
+        Ok(Self(Arc::new(files)))
+    }
+
+    /// An engine for them.
+    pub(crate) fn engine(&self, args: &CandleArgs) -> BuiltIn {
+        let folder = self.0.path();
+        let weights = folder.join(TINY_CHAT_WEIGHTS.0);
+        BuiltIn {
+            engine: CandleEngine::from_args_with_config(args, &weights, folder.to_owned()),
+            _files: self.clone(),
+        }
+    }
+}
+
+/// The engine of the built-in model.
+pub(crate) struct BuiltIn {
+    engine: CandleEngine,
+    _files: BuiltInFiles,
+}
+
+#[async_trait]
+impl LLMEngine for BuiltIn {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.engine.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.engine.generate(request, ctx).await
+    }
+
+    async fn abort(&self, ctx: &RequestContext) {
+        self.engine.abort(ctx).await;
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.engine.cleanup().await
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        self.engine.controls()
+    }
+}

@@ -1,0 +1,94 @@
+//! `out=vllm`, `sglang`, `trtllm` and `llamacpp`: the servers of other projects, launched and driven.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::worker::WorkerConfig;
+use genset_backend_common::{EngineError, LLMEngine};
+use genset_engine_launcher::{
+    ExtraArgs, LauncherConfig, LauncherEngine, Nodes, ServerInput, ServerKind,
+};
+use genset_engine_subprocess::SubprocessConfig;
+use genset_runtime::ModelFolder;
+
+use super::template;
+use crate::args::{RunConfig, is_gguf, required_model};
+
+/// Builds the engine (which does not start it) and the worker's configuration.
+///
+/// # Errors
+/// `InvalidArgument` or `Unsupported`, naming the flag or the file.
+pub(super) fn build(
+    kind: ServerKind,
+    config: &RunConfig,
+) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
+    let model = required_model(kind, config.worker.model_path.as_deref())?;
+    let folder = folder_of(model, config)?;
+    let engine = LauncherEngine::new(launcher(kind, model, folder.as_ref(), config)?);
+    Ok((Arc::new(engine), config.worker.worker_config(folder)?))
+}
+
+/// The folder with the tokenizer, which makes the server one of tokens: the model itself, or beside a GGUF file
+/// `--model-config`.
+fn folder_of(model: &Path, config: &RunConfig) -> Result<Option<ModelFolder>, EngineError> {
+    let named = config.engine_args.model_config.as_deref();
+    let (path, flag) = match (is_gguf(model), named) {
+        (true, None) => return Ok(None),
+        (true, Some(named)) => (named, "--model-config"),
+        (false, None) => (model, "MODEL"),
+        (false, Some(_)) => {
+            let problem = "is for GGUF files; a model's folder has its own tokenizer";
+            return Err(EngineError::invalid_argument("--model-config", problem));
+        }
+    };
+    let mut folder =
+        ModelFolder::load(path).map_err(|error| EngineError::invalid_argument(flag, error))?;
+    if let Some(template) = &config.engine_args.chat_template {
+        template::replace(&mut folder, template)?;
+    }
+    Ok(Some(folder))
+}
+
+fn launcher(
+    kind: ServerKind,
+    model: &Path,
+    folder: Option<&ModelFolder>,
+    config: &RunConfig,
+) -> Result<LauncherConfig, EngineError> {
+    let args = &config.engine_args.launcher;
+    let input = match folder {
+        Some(folder) => ServerInput::Tokens {
+            vocab_size: folder.vocab_size.and_then(|size| size.try_into().ok()),
+        },
+        None => ServerInput::Text,
+    };
+    let mut launcher = LauncherConfig::new(kind, model, input);
+    launcher.context_length_tokens = config.worker.context_length;
+    launcher.model_context_length_tokens = folder.and_then(|folder| folder.context_length_tokens);
+    launcher.tensor_parallel_size = args.tensor_parallel_size;
+    launcher.base_gpu_id = args.base_gpu_id;
+    launcher.nodes = Nodes {
+        num_nodes: args.num_nodes,
+        node_rank: args.node_rank,
+        leader_addr: args.leader_addr.clone(),
+    };
+    launcher.kv_block_size = args.kv_cache_block_size;
+    launcher.max_restarts = config.engine_args.engine_restarts;
+    if let Some(seconds) = args.engine_start_timeout {
+        launcher.start_timeout = Duration::from_secs(seconds.into());
+    }
+    let extra = args.extra_engine_args.as_deref().map(ExtraArgs::load);
+    launcher.extra = extra.transpose()?;
+    launcher.command = args.server_cmd.as_deref().map(words).transpose()?;
+    launcher.validate()?;
+    Ok(launcher)
+}
+
+/// The words of a command line.
+fn words(command: &str) -> Result<Vec<String>, EngineError> {
+    let config = SubprocessConfig::try_from_command_line(command)
+        .map_err(|error| EngineError::invalid_argument("--server-cmd", error.message()))?;
+    let program = config.program.display().to_string();
+    Ok(std::iter::once(program).chain(config.args).collect())
+}

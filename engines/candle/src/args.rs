@@ -1,0 +1,233 @@
+//! [`CandleArgs`]: what the engine is built from; with the feature `cli`, its command-line flags.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::load::Quantization;
+
+/// What the engine is built from; with the feature `cli`, its command-line flags.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
+pub struct CandleArgs {
+    /// Where to compute: cpu, cuda:N, or auto for the first GPU if there is one
+    #[cfg_attr(feature = "cli", arg(long, default_value_t, env = "GENSET_DEVICE"))]
+    pub device: DeviceChoice,
+    /// Type of weights and activations on a GPU: bf16 or f16; auto is bf16. On the CPU it is f32
+    #[cfg_attr(feature = "cli", arg(long, default_value_t))]
+    pub dtype: DtypeChoice,
+    /// What weights become on the CPU when their file has them as floats: none, q8_0, q6_k, q5_k, q4_k, q4_0
+    #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "TYPE"))]
+    pub quantize: Quantization,
+    /// Memory for the KV cache, such as 512MiB or 8GiB [default: enough for every sequence, at most half of what is free]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "BYTES"))]
+    pub kv_cache_memory: Option<ByteSize>,
+    /// Sequences that run at once [default: 32 on the CPU, 256 on a GPU]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "COUNT"))]
+    pub max_num_seqs: Option<u32>,
+    /// Tokens that one step computes at most [default: 512 on the CPU, 4096 on a GPU]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "TOKENS"))]
+    pub max_num_batched_tokens: Option<u32>,
+    /// Tokens per KV block
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, default_value_t = 16, value_name = "TOKENS")
+    )]
+    pub block_size: u32,
+    /// Threads that compute on the CPU [default: one for each core]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "COUNT"))]
+    pub threads: Option<usize>,
+    /// Sequences that wait in the engine; more are refused
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, default_value_t = 1024, value_name = "COUNT")
+    )]
+    pub max_waiting: u32,
+}
+
+impl Default for CandleArgs {
+    fn default() -> Self {
+        Self {
+            device: DeviceChoice::Auto,
+            dtype: DtypeChoice::Auto,
+            quantize: Quantization::default(),
+            kv_cache_memory: None,
+            max_num_seqs: None,
+            max_num_batched_tokens: None,
+            block_size: 16,
+            threads: None,
+            max_waiting: 1024,
+        }
+    }
+}
+
+/// Where to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceChoice {
+    /// The first GPU if the build and the machine have one, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The NVIDIA GPU of this number.
+    Cuda(usize),
+}
+
+/// The type of weights and activations on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DtypeChoice {
+    /// `bf16` on a GPU, `f32` on the CPU.
+    #[default]
+    Auto,
+    /// 32 bits; the CPU only.
+    F32,
+    /// 16 bits; a GPU only.
+    F16,
+    /// 16 bits with the range of f32; a GPU only.
+    Bf16,
+}
+
+/// A number of bytes, written with or without a unit: `4GiB`, `512MiB`, `1000000`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteSize(pub u64);
+
+const UNITS: [(&str, u64); 7] = [
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1000),
+    ("B", 1),
+];
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let find = |(name, bytes): &(&str, u64)| {
+            text.strip_suffix(name)
+                .map(|number| (number.trim(), *bytes))
+        };
+        let (number, unit) = UNITS.iter().find_map(find).unwrap_or((text, 1));
+        let size = number
+            .parse::<u64>()
+            .ok()
+            .and_then(|number| number.checked_mul(unit));
+        let problem = || {
+            format!("{text:?} is no size; write a whole number and a unit, such as 512MiB or 8GiB")
+        };
+        size.filter(|size| *size > 0).map(Self).ok_or_else(problem)
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = UNITS[..3]
+            .iter()
+            .find(|(_, bytes)| self.0.is_multiple_of(*bytes));
+        match unit {
+            Some((name, bytes)) => write!(f, "{}{name}", self.0 / bytes),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => {
+                let number = text
+                    .strip_prefix("cuda:")
+                    .and_then(|number| number.parse().ok());
+                number
+                    .map(Self::Cuda)
+                    .ok_or_else(|| format!("{text:?} is none of auto, cpu, cuda:N"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
+impl DtypeChoice {
+    const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::F16, Self::Bf16];
+
+    /// The name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl FromStr for DtypeChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        found.ok_or_else(|| {
+            format!(
+                "{text:?} is none of {}",
+                Self::ALL.map(Self::name).join(", ")
+            )
+        })
+    }
+}
+
+impl fmt::Display for DtypeChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_and_without_units() {
+        let read = |text: &str| text.parse::<ByteSize>().map(|size| size.0);
+        assert_eq!(read("1000"), Ok(1000));
+        assert_eq!(read("8GiB"), Ok(8 << 30));
+        assert_eq!(read(" 512 MiB"), Ok(512 << 20));
+        assert_eq!(read("2GB"), Ok(2_000_000_000));
+        for bad in ["", "GiB", "0", "-1", "1.5GiB", "8Gib", "99999999999GiB"] {
+            assert!(read(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn values_are_shown_as_they_are_read() {
+        for text in ["auto", "cpu", "cuda:3"] {
+            assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
+        }
+        for text in ["auto", "f32", "f16", "bf16"] {
+            assert_eq!(text.parse::<DtypeChoice>().unwrap().to_string(), text);
+        }
+        for text in ["3KiB", "512MiB", "1001"] {
+            assert_eq!(text.parse::<ByteSize>().unwrap().to_string(), text);
+        }
+        assert!(
+            "gpu".parse::<DeviceChoice>().is_err() && "cuda:x".parse::<DeviceChoice>().is_err()
+        );
+        assert!("q8_0".parse::<DtypeChoice>().is_err());
+    }
+}

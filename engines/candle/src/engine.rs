@@ -1,0 +1,316 @@
+//! [`CandleEngine`]: the [`LLMEngine`] that joins scheduler, model and sampler.
+//!
+//! A request is checked and its grammar compiled on the async side (`engine`); then it goes to the engine thread (`thread`,
+//! `core`), which each step plans with the scheduler, packs the batch (`batch`), has the model compute it (`forward`), chooses
+//! tokens (`sequence`) and leaves them in mailboxes (`mailbox`), whose readers are woken together (`readers`).
+
+mod batch;
+mod core;
+mod forward;
+mod mailbox;
+mod metrics;
+mod readers;
+mod real;
+mod sequence;
+mod thread;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use genset_backend_common::output::OutputStream;
+use genset_backend_common::{
+    Capabilities, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
+    GenerateRequest, GuidedDecoding, GuidedKind, LLMEngine, RequestContext, Role, SamplingOption,
+    StartContext, async_trait,
+};
+use genset_sampling::Sampler;
+use genset_sampling::guided::{Guide, GuideFactory};
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::{JoinSet, spawn_blocking};
+
+use self::core::{Command, too_long_for_cache};
+use self::mailbox::{Nudge, mailbox};
+use self::readers::Readers;
+use self::real::RealLoader;
+use self::sequence::{Active, Arrival};
+use self::thread::{EngineThread, Loader, Serving};
+use crate::CandleArgs;
+
+/// The most log probabilities a request may ask for.
+const MAX_LOGPROBS: u32 = 20;
+
+/// Grammars compiled at once: each may take a second of a core that the model needs too.
+const COMPILING: usize = 2;
+
+/// Language models on CPU and CUDA, batched continuously over a paged KV cache. The
+/// [crate's documentation](crate) has an example.
+pub struct CandleEngine {
+    loader: Arc<dyn Loader>,
+    state: EngineState<Running>,
+    /// Beside the state, since a start that was dropped leaves a thread to wait for too.
+    thread: Mutex<Option<EngineThread>>,
+}
+
+struct Running {
+    serving: Serving,
+    compiling: Arc<Semaphore>,
+    /// Wakes readers.
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl CandleEngine {
+    /// An engine for the checkout folder or `.gguf` file at `model`, not started yet; `start` loads it.
+    #[must_use]
+    pub fn from_args(args: &CandleArgs, model: &Path) -> Self {
+        Self::with_loader(Arc::new(RealLoader::new(
+            args.clone(),
+            model.to_owned(),
+            None,
+        )))
+    }
+
+    /// As [`from_args`](Self::from_args), with the tokenizer of the folder `model_config` in place of the model's own.
+    #[must_use]
+    pub fn from_args_with_config(args: &CandleArgs, model: &Path, model_config: PathBuf) -> Self {
+        Self::with_loader(Arc::new(RealLoader::new(
+            args.clone(),
+            model.to_owned(),
+            Some(model_config),
+        )))
+    }
+
+    fn with_loader(loader: Arc<dyn Loader>) -> Self {
+        Self {
+            loader,
+            state: EngineState::new(),
+            thread: Mutex::new(None),
+        }
+    }
+
+    async fn load(&self, start: StartContext) -> Result<Running, EngineError> {
+        let readers = Arc::new(Readers::default());
+        let (thread, ready) =
+            EngineThread::spawn(Arc::clone(&self.loader), start, Arc::clone(&readers))?;
+        *self.thread.lock() = Some(thread);
+        let ended = || {
+            EngineError::internal("the engine thread ended while it loaded the model; see the log")
+        };
+        let serving = ready.await.map_err(|_| ended())??;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(readers.serve());
+        Ok(Running {
+            serving,
+            compiling: Arc::new(Semaphore::new(COMPILING)),
+            tasks: Mutex::new(tasks),
+        })
+    }
+}
+
+#[async_trait]
+impl LLMEngine for CandleEngine {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        if ctx.role != Role::Aggregated {
+            let problem = "this engine does prefill and decode together; start it as aggregated";
+            return Err(EngineError::unsupported("role", problem));
+        }
+        let running = self.state.start(self.load(ctx)).await?;
+        Ok(running.serving.config.clone())
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.state.get()?.generate(request, ctx).await
+    }
+
+    async fn abort(&self, _ctx: &RequestContext) {
+        if let Ok(running) = self.state.get() {
+            // When the queue is full, the thread looks anyway.
+            drop(running.serving.commands.try_send(Command::Look));
+        }
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        let running = self.state.take();
+        if let Some(running) = &running {
+            // An engine thread that ended by itself takes no command, and needs none.
+            drop(running.serving.commands.send(Command::Stop).await);
+        }
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            thread.ended().await;
+        }
+        if let Some(running) = running {
+            let mut tasks = std::mem::take(&mut *running.tasks.lock());
+            tasks.shutdown().await;
+        }
+        Ok(())
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl EngineControls for CandleEngine {
+    async fn clear_prefix_cache(&self) -> Result<(), EngineError> {
+        let (done, is_done) = oneshot::channel();
+        let running = self.state.get()?;
+        let command = Command::ClearPrefixCache(done);
+        running
+            .serving
+            .commands
+            .send(command)
+            .await
+            .map_err(|_| has_stopped())?;
+        is_done.await.map_err(|_| has_stopped())
+    }
+}
+
+impl Running {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let Serving {
+            config,
+            capacity_tokens,
+            ..
+        } = &self.serving;
+        config.check(&request)?;
+        let prompt_tokens = request.prompt_tokens().unwrap_or(0);
+        let prompt_len = request.tokens()?.len();
+        if prompt_len > *capacity_tokens {
+            return Err(too_long_for_cache(prompt_len, *capacity_tokens));
+        }
+        let vocab_size = config
+            .vocab_size
+            .map_or(0, |size| usize::try_from(size.get()).unwrap_or(usize::MAX));
+        let sampler = Sampler::try_new(&request, vocab_size, random_seed())?;
+        let guide = match request.guided.clone() {
+            Some(guided) => Some(self.compile(guided, &request).await?),
+            None => None,
+        };
+        let room = config.context_length_tokens.saturating_sub(prompt_tokens);
+        let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        let (outlet, outputs) = mailbox(ctx.with_prompt_tokens(prompt_tokens), self.nudge());
+        let prompt = request.tokens()?.to_vec();
+        let active = Box::new(Active {
+            outlet,
+            sampler,
+            guide,
+            stop: request.stop,
+            max_tokens,
+        });
+        let arrival = Arrival {
+            prompt,
+            priority: request.priority,
+            active,
+        };
+        self.serving
+            .commands
+            .send(Command::Add(Box::new(arrival)))
+            .await
+            .map_err(|_| has_stopped())?;
+        Ok(outputs)
+    }
+
+    /// Compiles a grammar where it holds up nobody. A resumed request goes on where its tokens left it.
+    async fn compile(
+        &self,
+        guided: GuidedDecoding,
+        request: &GenerateRequest,
+    ) -> Result<Guide, EngineError> {
+        let none = || {
+            EngineError::unsupported(
+                "guided",
+                "this model has no tokenizer that grammars can be compiled for",
+            )
+        };
+        let guides = self.serving.guides.clone().ok_or_else(none)?;
+        let tokens = request.tokens()?;
+        let resumed = usize::try_from(request.resumed_tokens).unwrap_or(usize::MAX);
+        let resumed = tokens[tokens.len().saturating_sub(resumed)..].to_vec();
+        let permit = Arc::clone(&self.compiling)
+            .acquire_owned()
+            .await
+            .map_err(|_| has_stopped())?;
+        let compiling = spawn_blocking(move || {
+            let _permit = permit;
+            let mut guide = guides.compile(&guided)?;
+            resumed
+                .into_iter()
+                .try_for_each(|token| guide.accept(token))?;
+            Ok(guide)
+        });
+        compiling.await.unwrap_or_else(|_| {
+            Err(EngineError::internal(
+                "compiling a grammar panicked; please report it",
+            ))
+        })
+    }
+
+    /// Does not keep the engine thread alive: a stream may outlive the engine.
+    fn nudge(&self) -> Nudge {
+        let commands = self.serving.commands.downgrade();
+        Box::new(move || {
+            if let Some(commands) = commands.upgrade() {
+                // When the queue is full, the thread looks anyway.
+                drop(commands.try_send(Command::Look));
+            }
+        })
+    }
+}
+
+fn has_stopped() -> EngineError {
+    EngineError::new(
+        ErrorKind::EngineShutdown,
+        "the engine has stopped; send the request again",
+    )
+}
+
+/// A seed for requests that bring none.
+fn random_seed() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// What this engine can do; guided decoding only with a tokenizer.
+fn capabilities(guides: Option<&GuideFactory>) -> Capabilities {
+    use SamplingOption as Opt;
+    let mut can = Capabilities::tokens()
+        .with_resume()
+        .with_point_mass_sampling()
+        .with_sampling([
+            Opt::PresencePenalty,
+            Opt::FrequencyPenalty,
+            Opt::RepetitionPenalty,
+            Opt::LogitBias,
+        ]);
+    can.max_logprobs = Some(MAX_LOGPROBS);
+    can.kv_events = true;
+    can.priority = true;
+    if guides.is_some() {
+        use GuidedKind::{Choice, Grammar, JsonObject, JsonSchema, Regex};
+        can.guided = BTreeSet::from([JsonObject, JsonSchema, Regex, Choice, Grammar]);
+    }
+    can
+}
+
+impl fmt::Debug for CandleEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CandleEngine")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

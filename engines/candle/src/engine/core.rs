@@ -1,0 +1,485 @@
+//! [`Core`]: the engine thread's loop. Plan, compute, choose, commit, deliver; between steps, requests come and go.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use candle_core::Tensor;
+use genset_backend_common::kv::KvEventPublisher;
+use genset_backend_common::output::{Finish, TokenChunk};
+use genset_backend_common::{EngineError, ErrorKind, HealthReporter, LoadPublisher};
+use genset_scheduler::{AddError, NewSequence, Outcome, Report, Scheduled, Scheduler, SequenceId};
+use rayon::prelude::*;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::batch::pack;
+use super::forward::{Fetched, Forward, ForwardError, fetch};
+use super::metrics::{Metrics, StepFigures, load};
+use super::readers::Readers;
+use super::sequence::{Active, Arrival, Choosing, Next};
+use crate::model::{SequenceRows, StepBatch};
+
+/// How long a client refused for a full queue should wait.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What the engine thread is told.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// A request comes.
+    Add(Box<Arrival>),
+    /// A reader came or left, or a request was cancelled.
+    Look,
+    /// Forget every reusable KV block, and say when it is done.
+    ClearPrefixCache(oneshot::Sender<()>),
+    /// End every request and the thread.
+    Stop,
+}
+
+/// Where the engine thread publishes.
+#[derive(Debug)]
+pub(crate) struct Outlets {
+    pub(crate) readers: Arc<Readers>,
+    pub(crate) kv_events: KvEventPublisher,
+    pub(crate) load: LoadPublisher,
+    pub(crate) health: HealthReporter,
+    pub(crate) metrics: Metrics,
+}
+
+/// The engine thread's state.
+pub(crate) struct Core {
+    scheduler: Scheduler,
+    forward: Box<dyn Forward>,
+    requests: HashMap<SequenceId, Box<Active>>,
+    outlets: Outlets,
+    last_id: u64,
+    /// A KV block that the scheduler does not have, for [`Core::ask_model`].
+    spare_block: usize,
+}
+
+/// What the loop does next.
+enum Then {
+    /// Plan again.
+    GoOn,
+    /// Nothing can be computed before a command comes.
+    Wait,
+    /// The thread ends.
+    End,
+}
+
+/// How a request that chose in this step goes on.
+struct Delivery {
+    choosing: Choosing,
+    chunk: TokenChunk,
+    end: Option<Result<Finish, EngineError>>,
+}
+
+impl Core {
+    /// The model's KV cache has one block more than the scheduler.
+    pub(crate) fn new(scheduler: Scheduler, forward: Box<dyn Forward>, outlets: Outlets) -> Self {
+        let spare_block = scheduler.pool().total();
+        Self {
+            scheduler,
+            forward,
+            requests: HashMap::new(),
+            outlets,
+            last_id: 0,
+            spare_block,
+        }
+    }
+
+    /// Serves until it is told to stop, nobody can tell it anything any more, or the model computes no more.
+    pub(crate) fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let mut then = Then::Wait;
+        loop {
+            then = match then {
+                Then::End => break,
+                Then::Wait => {
+                    self.publish_state();
+                    match commands.blocking_recv() {
+                        Some(command) => self.obey(command),
+                        None => Then::End,
+                    }
+                }
+                Then::GoOn => self.take_commands(&mut commands),
+            };
+            if matches!(then, Then::GoOn) {
+                self.look_at_readers();
+                then = self.step();
+            }
+        }
+        commands.close();
+        while let Ok(command) = commands.try_recv() {
+            let _ = self.obey(command);
+        }
+        self.end_all();
+    }
+
+    fn take_commands(&mut self, commands: &mut mpsc::Receiver<Command>) -> Then {
+        loop {
+            match commands.try_recv() {
+                Ok(command) => {
+                    if let Then::End = self.obey(command) {
+                        return Then::End;
+                    }
+                }
+                Err(mpsc::error::TryRecvError::Empty) => return Then::GoOn,
+                Err(mpsc::error::TryRecvError::Disconnected) => return Then::End,
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) -> Then {
+        match command {
+            Command::Add(arrival) => self.add(*arrival),
+            Command::Look => {}
+            Command::ClearPrefixCache(done) => {
+                self.scheduler.clear_prefix_cache();
+                self.publish_events();
+                // Who asked may have left.
+                let _ = done.send(());
+            }
+            Command::Stop => return Then::End,
+        }
+        Then::GoOn
+    }
+
+    fn add(&mut self, arrival: Arrival) {
+        self.last_id += 1;
+        let id = SequenceId(self.last_id);
+        let Arrival {
+            prompt,
+            priority,
+            active,
+        } = arrival;
+        match self.scheduler.add(NewSequence {
+            id,
+            prompt,
+            priority,
+        }) {
+            Ok(()) => drop(self.requests.insert(id, active)),
+            Err(refusal) => self.outlets.readers.wake(
+                active
+                    .outlet
+                    .end(Err(refused(refusal)))
+                    .into_iter()
+                    .collect(),
+            ),
+        }
+    }
+
+    /// Frees what cancelled requests hold, and leaves out those whose readers are behind.
+    fn look_at_readers(&mut self) {
+        let scheduler = &mut self.scheduler;
+        self.requests.retain(|id, active| {
+            if active.outlet.is_closed() {
+                scheduler.cancel(*id);
+                return false;
+            }
+            scheduler.set_paused(*id, active.outlet.is_behind());
+            true
+        });
+    }
+
+    fn step(&mut self) -> Then {
+        let began = Instant::now();
+        let step = self.scheduler.plan();
+        self.publish_events();
+        self.end_outgrown(&step.outgrown);
+        if step.rows.is_empty() {
+            return if step.is_empty() {
+                Then::Wait
+            } else {
+                Then::GoOn
+            };
+        }
+        let batch = pack(&self.scheduler, &step.rows);
+        let mut choosing = self.take_choosing(&step.rows);
+        let computing = Instant::now();
+        let computed = compute(&mut *self.forward, &batch, &mut choosing);
+        let forward = computing.elapsed();
+        match computed {
+            Ok(logits) => {
+                let generated_tokens = self.finish_step(&step.rows, choosing, logits);
+                let (sequences, tokens) = (batch.sequences.len(), batch.tokens.len());
+                let figures = StepFigures {
+                    step: began.elapsed(),
+                    forward,
+                    sequences,
+                    tokens,
+                    generated_tokens,
+                };
+                self.outlets.metrics.step(figures);
+                self.publish_state();
+                Then::GoOn
+            }
+            Err(problem) => self.fail_step(&step.rows, choosing, &problem),
+        }
+    }
+
+    /// The requests that choose a token in this step, in the order of their logits.
+    fn take_choosing(&mut self, rows: &[Scheduled]) -> Vec<Choosing> {
+        let wanting = rows.iter().filter(|row| row.wants_token);
+        wanting
+            .filter_map(|row| Some(Choosing::new(row.id, self.requests.remove(&row.id)?)))
+            .collect()
+    }
+
+    /// Chooses tokens, commits the step and delivers; returns the number of tokens streamed.
+    fn finish_step(
+        &mut self,
+        rows: &[Scheduled],
+        choosing: Vec<Choosing>,
+        logits: Vec<Fetched>,
+    ) -> usize {
+        let chosen: Vec<(Choosing, Result<Next, EngineError>)> = choosing
+            .into_par_iter()
+            .zip(logits)
+            .map(|(mut choosing, logits)| {
+                let next = choosing.choose(logits);
+                (choosing, next)
+            })
+            .collect();
+        let prefilled = rows.iter().filter(|row| !row.wants_token);
+        let mut reports: Vec<Report> = prefilled
+            .map(|row| Report {
+                id: row.id,
+                outcome: Outcome::Computed,
+            })
+            .collect();
+        let deliveries: Vec<Delivery> = chosen
+            .into_iter()
+            .map(|(choosing, next)| self.settle(choosing, next, &mut reports))
+            .collect();
+        self.scheduler.commit(&reports);
+        // Before the tokens, so that who sees a token can see the blocks it came from.
+        self.publish_events();
+        self.deliver(deliveries)
+    }
+
+    fn settle(
+        &mut self,
+        choosing: Choosing,
+        next: Result<Next, EngineError>,
+        reports: &mut Vec<Report>,
+    ) -> Delivery {
+        match next {
+            Ok(Next {
+                outcome,
+                chunk,
+                end,
+            }) => {
+                reports.push(Report {
+                    id: choosing.id,
+                    outcome,
+                });
+                let cached = self
+                    .scheduler
+                    .sequence(choosing.id)
+                    .map_or(0, |sequence| sequence.cached_tokens());
+                let cached = u32::try_from(cached).unwrap_or(u32::MAX);
+                let end = end.map(|finish| Ok(finish.with_cached_tokens(cached)));
+                Delivery {
+                    choosing,
+                    chunk,
+                    end,
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "a request failed in sampling");
+                self.scheduler.cancel(choosing.id);
+                // What made the logits wrong may be in its KV blocks; nobody else shall begin with them.
+                self.scheduler.clear_prefix_cache();
+                Delivery {
+                    choosing,
+                    chunk: TokenChunk::default(),
+                    end: Some(Err(error)),
+                }
+            }
+        }
+    }
+
+    /// Puts every token of the step where its reader finds it, then has the readers woken together.
+    fn deliver(&mut self, deliveries: Vec<Delivery>) -> usize {
+        let mut wakers: Vec<Waker> = Vec::with_capacity(deliveries.len());
+        let mut tokens = 0;
+        for Delivery {
+            choosing: Choosing { id, active, .. },
+            chunk,
+            end,
+        } in deliveries
+        {
+            tokens += chunk.token_ids.len();
+            match end {
+                None => {
+                    wakers.extend(active.outlet.send(chunk));
+                    self.requests.insert(id, active);
+                }
+                Some(Ok(finish)) => wakers.extend(active.outlet.end(Ok(finish.with_last(chunk)))),
+                Some(Err(error)) => wakers.extend(active.outlet.end(Err(error))),
+            }
+        }
+        self.outlets.readers.wake(wakers);
+        tokens
+    }
+
+    /// Sequences that fill the whole KV cache end as those that fill the context do.
+    fn end_outgrown(&mut self, outgrown: &[SequenceId]) {
+        let ended = outgrown.iter().filter_map(|id| self.requests.remove(id));
+        let wakers = ended.filter_map(|active| {
+            tracing::warn!("a sequence filled the whole KV cache and was ended; a larger --kv-cache-memory lets it go on");
+            active.outlet.end(Ok(Finish::length()))
+        });
+        self.outlets.readers.wake(wakers.collect());
+    }
+
+    /// Fails the requests of a step that was not computed. Their keys and values are not to be trusted.
+    fn fail_step(
+        &mut self,
+        rows: &[Scheduled],
+        choosing: Vec<Choosing>,
+        problem: &ForwardError,
+    ) -> Then {
+        tracing::error!(%problem, sequences = rows.len(), "the model failed to compute a step");
+        self.outlets.metrics.failed_step();
+        self.requests.extend(
+            choosing
+                .into_iter()
+                .map(|Choosing { id, active, .. }| (id, active)),
+        );
+        let error = EngineError::internal(
+            "the model failed to compute a step of this request; see the worker's log",
+        );
+        let mut wakers = Vec::new();
+        for row in rows {
+            self.scheduler.cancel(row.id);
+            let active = self.requests.remove(&row.id);
+            wakers.extend(active.and_then(|active| active.outlet.end(Err(error.clone()))));
+        }
+        self.outlets.readers.wake(wakers);
+        match self.ask_model() {
+            Ok(()) => Then::GoOn,
+            Err(problem) => {
+                self.outlets
+                    .health
+                    .report_dead(format!("the model computes no more: {problem}"));
+                Then::End
+            }
+        }
+    }
+
+    /// Whether the model still computes. One step may fail by a request's fault, but not one of a single token that
+    /// nobody asked for.
+    fn ask_model(&mut self) -> Result<(), ForwardError> {
+        let block = u32::try_from(self.spare_block)?;
+        let slot = u32::try_from(self.spare_block * self.scheduler.pool().block_size())?;
+        let sequence = SequenceRows {
+            rows: 0..1,
+            context_len: 1,
+            blocks: vec![block],
+        };
+        let batch = StepBatch {
+            tokens: vec![0],
+            positions: vec![0],
+            slots: vec![slot],
+            sequences: vec![sequence],
+            logit_rows: Vec::new(),
+        };
+        compute(&mut *self.forward, &batch, &mut []).map(drop)
+    }
+
+    fn publish_events(&mut self) {
+        for event in self.scheduler.take_events() {
+            self.outlets.kv_events.publish(event);
+        }
+    }
+
+    fn publish_state(&mut self) {
+        let stats = self.scheduler.stats();
+        self.outlets.metrics.state(stats);
+        self.outlets.load.publish(load(stats));
+    }
+
+    fn end_all(&mut self) {
+        let is_dead = self.outlets.health.dead_reason().is_some();
+        let kind = if is_dead {
+            ErrorKind::Disconnected
+        } else {
+            ErrorKind::EngineShutdown
+        };
+        let error = EngineError::new(
+            kind,
+            "the engine stopped before the request ended; send it again",
+        );
+        for (id, active) in self.requests.drain() {
+            self.scheduler.cancel(id);
+            self.outlets
+                .readers
+                .wake(active.outlet.end(Err(error.clone())).into_iter().collect());
+        }
+        self.publish_state();
+    }
+}
+
+/// The step's logits. Masks of guided requests are computed beside the model, on another thread where there is one.
+fn compute(
+    forward: &mut dyn Forward,
+    batch: &StepBatch,
+    choosing: &mut [Choosing],
+) -> Result<Vec<Fetched>, ForwardError> {
+    let is_best: Vec<bool> = choosing.iter().map(Choosing::is_best).collect();
+    let guided: Vec<&mut Choosing> = choosing
+        .iter_mut()
+        .filter(|choosing| choosing.is_guided())
+        .collect();
+    let computed = catch_unwind(AssertUnwindSafe(|| {
+        if guided.is_empty() {
+            return forward.forward(batch);
+        }
+        rayon::in_place_scope(|scope| {
+            scope.spawn(|_| guided.into_par_iter().for_each(Choosing::compute_mask));
+            forward.forward(batch)
+        })
+    }));
+    let logits: Tensor =
+        computed.unwrap_or_else(|panic| Err(ForwardError::from(panic_text(&*panic))))?;
+    if is_best.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(fetch(&logits, &is_best)?)
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("it panicked: {}", text.unwrap_or("(no message)"))
+}
+
+fn refused(refusal: AddError) -> EngineError {
+    let message = refusal.to_string();
+    match refusal {
+        AddError::QueueFull { .. } => {
+            EngineError::new(ErrorKind::Overloaded, format!("{message}; try again later"))
+                .with_retry_after(RETRY_AFTER)
+        }
+        AddError::NeverFits {
+            prompt_tokens,
+            capacity_tokens,
+        } => too_long_for_cache(prompt_tokens, capacity_tokens),
+        AddError::EmptyPrompt => {
+            EngineError::invalid_argument("prompt", "must hold at least one token")
+        }
+        AddError::DuplicateId(_) => EngineError::internal(message),
+    }
+}
+
+/// The refusal of a prompt that no KV cache of this size holds.
+pub(crate) fn too_long_for_cache(prompt_tokens: usize, capacity_tokens: usize) -> EngineError {
+    let message = format!(
+        "the prompt has {prompt_tokens} tokens, but this worker's KV cache holds {capacity_tokens}; \
+         shorten the prompt, or give the worker a larger --kv-cache-memory"
+    );
+    EngineError::new(ErrorKind::ContextLengthExceeded, message).with_field("prompt")
+}

@@ -1,0 +1,157 @@
+//! [`Forward`]: what the engine thread needs of a model; and [`Fetched`], the part of its logits that is looked at.
+
+use std::error::Error;
+
+use candle_core::{D, Result, Tensor};
+use genset_backend_common::TokenId;
+
+use crate::model::StepBatch;
+
+/// Why a step was not computed. Every request in it fails.
+pub(crate) type ForwardError = Box<dyn Error + Send + Sync>;
+
+/// A model with its KV cache.
+pub(crate) trait Forward: Send {
+    /// Computes the batch's rows: keys and values into their slots, and the wanted rows' logits, `[logit_rows, vocab_size]` f32.
+    ///
+    /// # Errors
+    /// Any; the step's requests fail, and the engine goes on.
+    fn forward(&mut self, batch: &StepBatch) -> std::result::Result<Tensor, ForwardError>;
+}
+
+/// One row of logits on its way to the sampler.
+#[derive(Debug)]
+pub(crate) enum Fetched {
+    /// All of it: `[vocab_size]`.
+    Logits(Vec<f32>),
+    /// The best token, found on the device.
+    Best(TokenId),
+    /// Found on the device: the row holds what is no logit.
+    NotFinite,
+}
+
+/// Takes rows of `logits` (`[rows, vocab_size]`) to main memory. Where `is_best` says that only the best token is asked for,
+/// a GPU looks for it itself.
+///
+/// # Errors
+/// Candle refuses, or the shape is another.
+pub(crate) fn fetch(logits: &Tensor, is_best: &[bool]) -> Result<Vec<Fetched>> {
+    let (rows, vocab_size) = logits.dims2()?;
+    if rows != is_best.len() {
+        candle_core::bail!(
+            "{rows} rows of logits for {} that were asked for",
+            is_best.len()
+        );
+    }
+    if logits.device().is_cpu() {
+        return (0..rows)
+            .map(|row| Ok(Fetched::Logits(logits.get(row)?.to_vec1()?)))
+            .collect();
+    }
+    fetch_from_device(logits, vocab_size, is_best)
+}
+
+/// Rows in one transfer.
+fn copy(logits: &Tensor, vocab_size: usize) -> Result<Vec<Fetched>> {
+    let all = logits.flatten_all()?.to_vec1::<f32>()?;
+    Ok(all
+        .chunks(vocab_size.max(1))
+        .map(|row| Fetched::Logits(row.to_vec()))
+        .collect())
+}
+
+fn fetch_from_device(logits: &Tensor, vocab_size: usize, is_best: &[bool]) -> Result<Vec<Fetched>> {
+    let of = |wanted: bool| {
+        (0u32..)
+            .zip(is_best)
+            .filter(move |(_, best)| **best == wanted)
+            .map(|(row, _)| row)
+    };
+    let (best, whole): (Vec<u32>, Vec<u32>) = (of(true).collect(), of(false).collect());
+    let best = if best.is_empty() {
+        Vec::new()
+    } else {
+        find_best(&select(logits, &best)?)?
+    };
+    let mut best = best.into_iter();
+    let whole = if whole.is_empty() {
+        Vec::new()
+    } else {
+        copy(&select(logits, &whole)?, vocab_size)?
+    };
+    let mut whole = whole.into_iter();
+    let next = |is_best: &bool| if *is_best { best.next() } else { whole.next() };
+    let fetched: Option<Vec<Fetched>> = is_best.iter().map(next).collect();
+    fetched.ok_or_else(|| candle_core::Error::Msg("rows of logits are missing".into()))
+}
+
+fn select(logits: &Tensor, rows: &[u32]) -> Result<Tensor> {
+    if rows.len() == logits.dim(0)? {
+        return Ok(logits.clone());
+    }
+    logits.index_select(&Tensor::from_slice(rows, rows.len(), logits.device())?, 0)
+}
+
+/// What is not a number, or infinite, makes a row's sum so; what is finite does not, at the size of logits.
+fn find_best(logits: &Tensor) -> Result<Vec<Fetched>> {
+    let best = logits.argmax(D::Minus1)?.to_vec1::<u32>()?;
+    let sums = logits.sum(D::Minus1)?.to_vec1::<f32>()?;
+    let found = best.into_iter().zip(sums);
+    Ok(found
+        .map(|(token, sum)| {
+            if sum.is_finite() {
+                Fetched::Best(token)
+            } else {
+                Fetched::NotFinite
+            }
+        })
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    fn logits() -> Tensor {
+        let rows = [
+            [0.0, 3.0, 1.0],
+            [f32::NAN, 1.0, 2.0],
+            [5.0, 4.0, 6.0],
+            [9.0, 8.0, 7.0],
+        ];
+        Tensor::new(&rows, &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn a_device_finds_the_best_tokens_and_gives_the_other_rows_whole() {
+        let fetched = fetch_from_device(&logits(), 3, &[true, true, false, true]).unwrap();
+        let [
+            Fetched::Best(1),
+            Fetched::NotFinite,
+            Fetched::Logits(row),
+            Fetched::Best(0),
+        ] = fetched.as_slice()
+        else {
+            panic!("{fetched:?}")
+        };
+        assert_eq!(row, &[5.0, 4.0, 6.0]);
+    }
+
+    #[test]
+    fn a_device_gives_rows_whole_where_nothing_else_is_asked() {
+        let fetched = fetch_from_device(&logits(), 3, &[false; 4]).unwrap();
+        assert!(
+            fetched
+                .iter()
+                .all(|row| matches!(row, Fetched::Logits(row) if row.len() == 3))
+        );
+    }
+
+    #[test]
+    fn rows_that_were_not_asked_for_are_an_error() {
+        assert!(fetch(&logits(), &[true]).is_err());
+        assert_eq!(fetch(&logits(), &[true; 4]).unwrap().len(), 4);
+    }
+}

@@ -1,0 +1,178 @@
+//! [`mailbox`]: one request's tokens on their way from the engine thread to the stream's reader.
+//!
+//! Each step's tokens are an item. A reader that leaves [`BEHIND_ITEMS`] of them is [behind](Outlet::is_behind), and its sequence
+//! is left out of steps until it has taken them all.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use futures_core::Stream;
+use genset_backend_common::output::{Finish, Output, OutputStream, TokenChunk};
+use genset_backend_common::{EngineError, ErrorKind, RequestContext};
+use parking_lot::Mutex;
+
+/// Items a reader may leave before its sequence is paused: seconds of generation, and a few kilobytes.
+const BEHIND_ITEMS: usize = 64;
+
+/// How the reader tells the engine thread to look again: it was behind and came, or it left.
+pub(crate) type Nudge = Box<dyn Fn() + Send + Sync>;
+
+/// The writing and the reading end of one request's mailbox.
+pub(crate) fn mailbox(ctx: RequestContext, nudge: Nudge) -> (Outlet, OutputStream) {
+    let mailbox = Arc::new(Mailbox {
+        state: Mutex::default(),
+        ctx: ctx.clone(),
+        nudge,
+    });
+    let cancelled = Box::pin(ctx.cancelled_owned());
+    let inlet = Inlet {
+        mailbox: Arc::clone(&mailbox),
+        cancelled,
+        streamed_tokens: 0,
+        is_done: false,
+    };
+    (Outlet { mailbox }, OutputStream::from_raw(Box::pin(inlet)))
+}
+
+struct Mailbox {
+    state: Mutex<State>,
+    ctx: RequestContext,
+    nudge: Nudge,
+}
+
+#[derive(Default)]
+struct State {
+    items: VecDeque<TokenChunk>,
+    is_behind: bool,
+    terminal: Option<Result<Finish, EngineError>>,
+    reader: Option<Waker>,
+    has_left: bool,
+}
+
+/// The engine thread's end. Dropped without [`end`](Self::end), the stream ends with an error.
+#[must_use]
+pub(crate) struct Outlet {
+    mailbox: Arc<Mailbox>,
+}
+
+impl Outlet {
+    /// Adds tokens. Returns the reader to wake, if it waits.
+    pub(crate) fn send(&self, chunk: TokenChunk) -> Option<Waker> {
+        let mut state = self.mailbox.state.lock();
+        state.items.push_back(chunk);
+        state.is_behind |= state.items.len() >= BEHIND_ITEMS;
+        state.reader.take()
+    }
+
+    /// Ends the request. Returns the reader to wake, if it waits.
+    pub(crate) fn end(self, terminal: Result<Finish, EngineError>) -> Option<Waker> {
+        self.set_terminal(terminal)
+    }
+
+    /// Whether nobody reads any more, because the request was cancelled or its stream dropped.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.mailbox.ctx.is_cancelled() || self.mailbox.state.lock().has_left
+    }
+
+    /// Whether the reader has left so many items that no more should be made before it took them.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.mailbox.state.lock().is_behind
+    }
+
+    fn set_terminal(&self, terminal: Result<Finish, EngineError>) -> Option<Waker> {
+        let mut state = self.mailbox.state.lock();
+        state.terminal.get_or_insert(terminal);
+        state.reader.take()
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        let lost = EngineError::new(
+            ErrorKind::Disconnected,
+            "the engine stopped before the request ended; send it again",
+        );
+        if let Some(reader) = self.set_terminal(Err(lost)) {
+            reader.wake();
+        }
+    }
+}
+
+impl fmt::Debug for Outlet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outlet")
+            .field("request", &self.mailbox.ctx.id())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The reader's end.
+struct Inlet<C> {
+    mailbox: Arc<Mailbox>,
+    cancelled: Pin<Box<C>>,
+    streamed_tokens: u32,
+    is_done: bool,
+}
+
+impl<C> Inlet<C> {
+    fn finish(&mut self, finish: Finish) -> Output {
+        let prompt_tokens = self.mailbox.ctx.prompt_tokens();
+        Output::Finished(Box::new(
+            finish.into_finished(prompt_tokens, self.streamed_tokens),
+        ))
+    }
+
+    /// What the mailbox has; else the reader waits.
+    fn take(&mut self, cx: &Context<'_>) -> Option<Result<Output, EngineError>> {
+        let mut state = self.mailbox.state.lock();
+        if let Some(tokens) = state.items.pop_front() {
+            let has_caught_up = state.items.is_empty() && std::mem::take(&mut state.is_behind);
+            drop(state);
+            self.streamed_tokens = self.streamed_tokens.saturating_add(tokens.len());
+            if has_caught_up {
+                (self.mailbox.nudge)();
+            }
+            return Some(Ok(Output::Tokens(tokens)));
+        }
+        let Some(terminal) = state.terminal.take() else {
+            state.reader = Some(cx.waker().clone());
+            return None;
+        };
+        drop(state);
+        self.is_done = true;
+        Some(terminal.map(|finish| self.finish(finish)))
+    }
+}
+
+impl<C: Future<Output = ()>> Stream for Inlet<C> {
+    type Item = Result<Output, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.is_done {
+            return Poll::Ready(None);
+        }
+        let is_cancelled = this.mailbox.ctx.is_cancelled();
+        if !is_cancelled && let Some(item) = this.take(cx) {
+            return Poll::Ready(Some(item));
+        }
+        if is_cancelled || this.cancelled.as_mut().poll(cx).is_ready() {
+            this.is_done = true;
+            (this.mailbox.nudge)();
+            return Poll::Ready(Some(Ok(this.finish(Finish::cancelled()))));
+        }
+        Poll::Pending
+    }
+}
+
+impl<C> Drop for Inlet<C> {
+    fn drop(&mut self) {
+        self.mailbox.state.lock().has_left = true;
+        if !self.is_done {
+            (self.mailbox.nudge)();
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! [`RealLoader`]: files to a model on its device, with its KV cache and its grammars.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use genset_backend_common::{EngineConfig, EngineError, StartContext, TokenId};
+use genset_sampling::guided::GuideFactory;
+use genset_scheduler::Limits;
+use serde_json::Value;
+
+use super::capabilities;
+use super::forward::{Forward, ForwardError};
+use super::thread::{Loaded, Loader};
+use crate::args::{CandleArgs, DeviceChoice, DtypeChoice};
+use crate::error::LoadError;
+use crate::load::{
+    KvCacheOptions, LoadProgress, ModelFile, OpenModel, WeightOptions, available_memory,
+    kv_cache_size,
+};
+use crate::model::{KvCache, KvCacheSpec, Matrix, Model, ModelConfig, StepBatch, Weights};
+
+/// Loads a checkout folder or a GGUF file.
+#[derive(Debug)]
+pub(super) struct RealLoader {
+    args: CandleArgs,
+    model: PathBuf,
+    model_config: Option<PathBuf>,
+}
+
+/// The model and the KV cache that it works in.
+struct RealForward {
+    model: Model,
+    cache: KvCache,
+}
+
+impl Forward for RealForward {
+    fn forward(&mut self, batch: &StepBatch) -> Result<Tensor, ForwardError> {
+        Ok(self.model.forward(&mut self.cache, batch)?)
+    }
+}
+
+impl RealLoader {
+    pub(super) fn new(args: CandleArgs, model: PathBuf, model_config: Option<PathBuf>) -> Self {
+        Self {
+            args,
+            model,
+            model_config,
+        }
+    }
+
+    /// What one step and the queue may hold.
+    fn limits(&self, is_cpu: bool) -> Limits {
+        let (seqs, tokens) = if is_cpu { (32, 512) } else { (256, 4096) };
+        let max_num_seqs = self.args.max_num_seqs.map_or(seqs, wide);
+        Limits {
+            max_num_seqs,
+            // A larger number of sequences takes a larger step with it, unless both are given.
+            max_num_batched_tokens: self
+                .args
+                .max_num_batched_tokens
+                .map_or(tokens.max(max_num_seqs), wide),
+            max_waiting: wide(self.args.max_waiting),
+        }
+    }
+
+    fn set_threads(&self) -> Result<(), EngineError> {
+        let Some(threads) = self.args.threads else {
+            return Ok(());
+        };
+        if threads == 0 {
+            return Err(EngineError::invalid_argument(
+                "--threads",
+                "must be at least 1",
+            ));
+        }
+        if rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build_global()
+            .is_err()
+        {
+            tracing::warn!(
+                threads,
+                "this process has its threads already; --threads has no effect"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Loader for RealLoader {
+    fn load(
+        &self,
+        start: &StartContext,
+        was_given_up: &dyn Fn() -> bool,
+    ) -> Result<Loaded, EngineError> {
+        self.set_threads()?;
+        if self.args.block_size == 0 {
+            return Err(EngineError::invalid_argument(
+                "--block-size",
+                "must be at least 1",
+            ));
+        }
+        start.progress.report("reading the model's headers", None);
+        let open = OpenModel::open(&self.model)?;
+        let device = device(self.args.device)?;
+        let dtype = dtype(self.args.dtype, &device)?;
+        let options = WeightOptions {
+            device: device.clone(),
+            dtype,
+            quantization: self.args.quantize,
+        };
+        let limits = self.limits(device.is_cpu());
+        let spec = self.kv_cache(&open, &options, &limits)?;
+        let guides = self.guides(&open, start)?;
+        let model = load_model(&open, options, start, was_given_up)?;
+        start.progress.report("allocating the KV cache", None);
+        let with_spare = KvCacheSpec {
+            num_blocks: spec.num_blocks + 1,
+            ..spec.clone()
+        };
+        let cache = KvCache::try_new(&open.config, with_spare, &device).map_err(|error| {
+            EngineError::internal("the KV cache could not be allocated; lower --kv-cache-memory")
+                .with_source(error)
+        })?;
+        let config = engine_config(&open, &limits, &spec, guides.as_deref());
+        let KvCacheSpec {
+            num_blocks,
+            block_size,
+            ..
+        } = spec;
+        tracing::info!(
+            model = open.name,
+            ?device,
+            ?dtype,
+            num_blocks,
+            block_size,
+            "the model is loaded"
+        );
+        Ok(Loaded {
+            forward: Box::new(RealForward { model, cache }),
+            config,
+            limits,
+            num_blocks,
+            block_size,
+            guides,
+        })
+    }
+}
+
+impl RealLoader {
+    /// Refuses what would not fit in memory, before anything is allocated.
+    fn kv_cache(
+        &self,
+        open: &OpenModel,
+        options: &WeightOptions,
+        limits: &Limits,
+    ) -> Result<KvCacheSpec, EngineError> {
+        let dtype = options.dtype;
+        let block_size = wide(self.args.block_size);
+        let wanted = KvCacheOptions {
+            memory: self.args.kv_cache_memory.map(|size| size.0),
+            block_size,
+            max_num_seqs: limits.max_num_seqs,
+            context_length: open.config.context_length,
+            bytes_per_value: dtype.size_in_bytes(),
+        };
+        let available = available_memory(&options.device);
+        let size = kv_cache_size(&open.config, &wanted, &open.memory(options), available)?;
+        // Slots are numbered with 32 bits, and one block more is made than the scheduler gets.
+        let most = wide(u32::MAX) / block_size - 1;
+        Ok(KvCacheSpec {
+            num_blocks: size.blocks.min(most),
+            block_size,
+            dtype,
+        })
+    }
+
+    /// What grammars are compiled with; `None` for a model without a tokenizer, or with one that cannot guide.
+    fn guides(
+        &self,
+        open: &OpenModel,
+        start: &StartContext,
+    ) -> Result<Option<Arc<GuideFactory>>, EngineError> {
+        let files = match open.files(self.model_config.as_deref()) {
+            Ok(files) => files,
+            Err(LoadError::NoTokenizer { problem, .. }) => {
+                tracing::warn!(problem, "no tokenizer, so no guided decoding");
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let Some(tokenizer) = files.iter().find(|file| file.name == "tokenizer.json") else {
+            return Ok(None);
+        };
+        start.progress.report("preparing guided decoding", None);
+        match GuideFactory::try_new(
+            &tokenizer.content,
+            open.config.vocab_size,
+            &eos_token_ids(&files),
+        ) {
+            Ok(guides) => Ok(Some(Arc::new(guides))),
+            Err(error) => {
+                tracing::warn!(%error, "no guided decoding with this tokenizer");
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// The model's own end-of-sequence ids: those of `generation_config.json`, else of `config.json`.
+fn eos_token_ids(files: &[ModelFile]) -> Vec<TokenId> {
+    let read = |name: &str| {
+        let file = files.iter().find(|file| file.name == name)?;
+        let value: Value = serde_json::from_slice(&file.content).ok()?;
+        let ids = value.get("eos_token_id")?;
+        let ids = match ids.as_array() {
+            Some(ids) => ids.iter().filter_map(token_id).collect(),
+            None => vec![token_id(ids)?],
+        };
+        Some(ids)
+    };
+    read("generation_config.json")
+        .or_else(|| read("config.json"))
+        .unwrap_or_default()
+}
+
+fn token_id(value: &Value) -> Option<TokenId> {
+    value.as_u64().and_then(|id| TokenId::try_from(id).ok())
+}
+
+fn load_model(
+    open: &OpenModel,
+    options: WeightOptions,
+    start: &StartContext,
+    was_given_up: &dyn Fn() -> bool,
+) -> Result<Model, EngineError> {
+    let progress = start.progress.clone();
+    let weights = open.weights(options, move |done| {
+        progress.report("loading weights", Some(fraction(done)))
+    });
+    Ok(Model::try_new(
+        &open.config,
+        &mut Abandonable {
+            weights,
+            was_given_up,
+        },
+    )?)
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "a bar on a screen"
+)]
+fn fraction(done: LoadProgress) -> f32 {
+    (done.bytes as f64 / done.all_bytes.max(1) as f64) as f32
+}
+
+/// Weights that end early when nobody waits for them any more.
+struct Abandonable<'a, W> {
+    weights: W,
+    was_given_up: &'a dyn Fn() -> bool,
+}
+
+impl<W: Weights> Abandonable<'_, W> {
+    fn check(&self, name: &str) -> Result<(), LoadError> {
+        if !(self.was_given_up)() {
+            return Ok(());
+        }
+        Err(LoadError::Candle {
+            name: name.to_owned(),
+            source: candle_core::Error::Msg("the start was given up".into()),
+        })
+    }
+}
+
+impl<W: Weights> Weights for Abandonable<'_, W> {
+    fn device(&self) -> &Device {
+        self.weights.device()
+    }
+
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
+        self.check(name)?;
+        self.weights.tensor(name, shape)
+    }
+
+    fn matrix(
+        &mut self,
+        name: &str,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Matrix, LoadError> {
+        self.check(name)?;
+        self.weights.matrix(name, out_features, in_features)
+    }
+
+    fn embedding(
+        &mut self,
+        name: &str,
+        vocab_size: usize,
+        hidden_size: usize,
+    ) -> Result<Matrix, LoadError> {
+        self.check(name)?;
+        self.weights.embedding(name, vocab_size, hidden_size)
+    }
+}
+
+fn device(choice: DeviceChoice) -> Result<Device, EngineError> {
+    match choice {
+        DeviceChoice::Cpu => Ok(Device::Cpu),
+        DeviceChoice::Auto => Ok(Device::cuda_if_available(0).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the GPU cannot be used; computing on the CPU");
+            Device::Cpu
+        })),
+        DeviceChoice::Cuda(number) => Device::new_cuda(number).map_err(|error| {
+            let problem = format!("the GPU {number} cannot be used: {error}; see what nvidia-smi lists, or use --device cpu");
+            EngineError::invalid_argument("--device", problem)
+        }),
+    }
+}
+
+fn dtype(choice: DtypeChoice, device: &Device) -> Result<DType, EngineError> {
+    match (choice, device.is_cpu()) {
+        (DtypeChoice::Auto | DtypeChoice::F32, true) => Ok(DType::F32),
+        (DtypeChoice::F16 | DtypeChoice::Bf16, true) => {
+            let problem = "on the CPU activations are f32; leave it out, and choose the weights' type with --quantize";
+            Err(EngineError::invalid_argument("--dtype", problem))
+        }
+        (DtypeChoice::Auto | DtypeChoice::Bf16, false) => Ok(DType::BF16),
+        (DtypeChoice::F16, false) => Ok(DType::F16),
+        (DtypeChoice::F32, false) => Err(EngineError::invalid_argument(
+            "--dtype",
+            "on a GPU it is bf16 or f16; f32 is not supported there",
+        )),
+    }
+}
+
+fn engine_config(
+    open: &OpenModel,
+    limits: &Limits,
+    spec: &KvCacheSpec,
+    guides: Option<&GuideFactory>,
+) -> EngineConfig {
+    let ModelConfig {
+        context_length,
+        vocab_size,
+        ..
+    } = open.config;
+    let mut config = EngineConfig::new(open.name.clone(), narrow(context_length))
+        .with_vocab_size(narrow(vocab_size))
+        .with_capabilities(capabilities(guides));
+    config.kv_block_size = std::num::NonZeroU32::new(narrow(spec.block_size));
+    config.kv_total_blocks = u64::try_from(spec.num_blocks).ok();
+    config.max_num_seqs = Some(narrow(limits.max_num_seqs));
+    config.max_num_batched_tokens = Some(narrow(limits.max_num_batched_tokens));
+    config
+}
+
+fn wide(value: u32) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+fn narrow(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,140 @@
+//! [`Active`]: what the engine thread keeps of a request beside its place in the scheduler; and [`Choosing`], one that
+//! chooses its next token in this step.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use genset_backend_common::output::{Finish, TokenChunk};
+use genset_backend_common::{EngineError, StopConditions, TokenId};
+use genset_sampling::guided::Guide;
+use genset_sampling::{Sampled, Sampler, TokenMask};
+use genset_scheduler::{Outcome, SequenceId};
+
+use super::forward::Fetched;
+use super::mailbox::Outlet;
+
+/// A request in the engine.
+#[derive(Debug)]
+pub(crate) struct Active {
+    pub(crate) outlet: Outlet,
+    pub(crate) sampler: Sampler,
+    pub(crate) guide: Option<Guide>,
+    pub(crate) stop: StopConditions,
+    /// At least 1; prompt and answer together fit the context.
+    pub(crate) max_tokens: u32,
+}
+
+impl Active {
+    /// Takes note of the next token: what becomes of the sequence, the tokens to stream, and how it ended if it did.
+    fn accept(&mut self, sampled: Sampled) -> Result<Next, EngineError> {
+        let token = sampled.token;
+        let is_end = self.guide.as_ref().is_some_and(|guide| guide.is_end(token));
+        if is_end || self.stop.is_stop(token, self.sampler.generated()) {
+            return Ok(Next::end(TokenChunk::default(), Finish::stop_token(token)));
+        }
+        self.sampler.accept(token);
+        let mut chunk = TokenChunk::from(token);
+        chunk.logprobs.extend(sampled.logprob);
+        if let Some(guide) = &mut self.guide {
+            guide.accept(token)?;
+            if guide.is_finished() {
+                return Ok(Next::end(chunk, Finish::stop()));
+            }
+        }
+        if self.sampler.generated() >= self.max_tokens {
+            return Ok(Next::end(chunk, Finish::length()));
+        }
+        Ok(Next {
+            outcome: Outcome::Sampled(token),
+            chunk,
+            end: None,
+        })
+    }
+}
+
+/// What a chosen token leads to.
+#[derive(Debug)]
+pub(crate) struct Next {
+    pub(crate) outcome: Outcome,
+    pub(crate) chunk: TokenChunk,
+    pub(crate) end: Option<Finish>,
+}
+
+impl Next {
+    fn end(last: TokenChunk, finish: Finish) -> Self {
+        Self {
+            outcome: Outcome::Finished,
+            chunk: last,
+            end: Some(finish),
+        }
+    }
+}
+
+/// A request that chooses its next token in the step under way.
+#[derive(Debug)]
+pub(crate) struct Choosing {
+    pub(crate) id: SequenceId,
+    pub(crate) active: Box<Active>,
+    mask: Option<Result<TokenMask, EngineError>>,
+}
+
+impl Choosing {
+    pub(crate) fn new(id: SequenceId, active: Box<Active>) -> Self {
+        Self {
+            id,
+            active,
+            mask: None,
+        }
+    }
+
+    pub(crate) fn is_guided(&self) -> bool {
+        self.active.guide.is_some()
+    }
+
+    /// Whether only the best logit is asked for.
+    pub(crate) fn is_best(&self) -> bool {
+        !self.is_guided() && self.active.sampler.is_argmax()
+    }
+
+    /// Finds out which tokens may come next. For the time beside the forward pass.
+    pub(crate) fn compute_mask(&mut self) {
+        let guide = self.active.guide.as_mut();
+        self.mask = guide.map(|guide| guide.mask().map_err(EngineError::from));
+    }
+
+    /// Chooses the token. What goes wrong here, a panic included, is this request's failure alone.
+    pub(crate) fn choose(&mut self, logits: Fetched) -> Result<Next, EngineError> {
+        let chosen = catch_unwind(AssertUnwindSafe(|| {
+            let sampled = self.sample(logits)?;
+            self.active.accept(sampled)
+        }));
+        chosen.unwrap_or_else(|_| {
+            Err(EngineError::internal(
+                "choosing a token panicked; please report it",
+            ))
+        })
+    }
+
+    fn sample(&mut self, logits: Fetched) -> Result<Sampled, EngineError> {
+        let mask = self.mask.take().transpose()?;
+        match logits {
+            Fetched::Logits(mut logits) => {
+                Ok(self.active.sampler.sample(&mut logits, mask.as_ref())?)
+            }
+            Fetched::Best(token) => Ok(Sampled {
+                token,
+                logprob: None,
+            }),
+            Fetched::NotFinite => Err(EngineError::internal(
+                "sampling failed: the model's logits are not finite",
+            )),
+        }
+    }
+}
+
+/// A request that comes to the engine thread.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) prompt: Vec<TokenId>,
+    pub(crate) priority: i32,
+    pub(crate) active: Box<Active>,
+}

@@ -1,0 +1,234 @@
+//! The engine thread with a model that is none: it keeps tokens where keys and values would be, so that whatever goes to
+//! the wrong block shows in the answer.
+
+mod conformance;
+mod fake;
+mod faults;
+mod pressure;
+
+use futures_util::StreamExt;
+use genset_backend_common::output::Finished;
+use genset_backend_common::{
+    CancelReason, EngineError, ErrorKind, FinishReason, GenerateRequest, LLMEngine, Output,
+    OutputStream, RequestContext, Role, StartContext, TokenId,
+};
+
+use self::fake::{Fake, answer_to};
+use super::CandleEngine;
+
+/// A started engine and the handles it was given.
+struct Live {
+    engine: CandleEngine,
+    start: StartContext,
+}
+
+impl Live {
+    async fn start(fake: Fake) -> Self {
+        let engine = fake.engine();
+        let start = StartContext::detached(1);
+        engine.start(start.clone()).await.unwrap();
+        Self { engine, start }
+    }
+
+    async fn send(&self, request: GenerateRequest) -> Result<OutputStream, EngineError> {
+        self.engine
+            .generate(request, RequestContext::new("r"))
+            .await
+    }
+
+    async fn answer(
+        &self,
+        request: GenerateRequest,
+    ) -> Result<(Vec<TokenId>, Finished), EngineError> {
+        read(self.send(request).await?).await
+    }
+
+    /// Waits until no request holds anything.
+    async fn idle(&self) {
+        let mut load = self.start.load.subscribe();
+        let is_idle = load.wait_for(|load| {
+            load.running_requests + load.waiting_requests == 0 && load.kv_used_blocks == 0
+        });
+        in_time(is_idle).await.unwrap();
+    }
+}
+
+/// A generous limit, which only a hang exceeds.
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(std::time::Duration::from_secs(60), future)
+        .await
+        .expect("it hangs")
+}
+
+async fn read(mut outputs: OutputStream) -> Result<(Vec<TokenId>, Finished), EngineError> {
+    let mut tokens = Vec::new();
+    while let Some(item) = in_time(outputs.next()).await {
+        match item? {
+            Output::Tokens(chunk) => tokens.extend(chunk.token_ids),
+            Output::Finished(finished) => {
+                tokens.extend(finished.last.token_ids.iter());
+                return Ok((tokens, *finished));
+            }
+            Output::Text(_) | Output::Embeddings(_) => panic!("tokens only"),
+        }
+    }
+    panic!("no terminal");
+}
+
+fn request(prompt: &[TokenId], max_tokens: u32) -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("fake", prompt.to_vec());
+    request.stop.max_tokens = Some(max_tokens);
+    request
+}
+
+#[tokio::test]
+async fn an_answer_is_the_models_and_its_usage_is_right() {
+    let live = Live::start(Fake::default()).await;
+    let prompt: Vec<TokenId> = (0..40).collect();
+    for cached in [0, 32] {
+        let (tokens, finished) = live.answer(request(&prompt, 10)).await.unwrap();
+        assert_eq!(tokens, answer_to(&prompt, 10));
+        assert_eq!(finished.reason, FinishReason::Length);
+        let usage = finished.usage;
+        assert_eq!(
+            (
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                usage.cached_tokens
+            ),
+            (40, 10, Some(cached))
+        );
+    }
+    live.engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn stop_conditions_are_kept() {
+    let live = Live::start(Fake::default()).await;
+    let whole = answer_to(&[1, 2, 3], 12);
+    let stop = whole[4];
+    let place = whole.iter().position(|token| *token == stop).unwrap();
+    let mut stopping = request(&[1, 2, 3], 12);
+    stopping.stop.eos_token_ids = vec![stop];
+    let (tokens, finished) = live.answer(stopping.clone()).await.unwrap();
+    assert_eq!(
+        (tokens.as_slice(), finished.stop_token),
+        (&whole[..place], Some(stop))
+    );
+    stopping.stop.ignore_eos = true;
+    assert_eq!(live.answer(stopping.clone()).await.unwrap().0, whole);
+    stopping.stop.ignore_eos = false;
+    stopping.stop.min_tokens = 12;
+    let (tokens, finished) = live.answer(stopping).await.unwrap();
+    assert_eq!((tokens.len(), finished.reason), (12, FinishReason::Length));
+    assert!(!tokens.contains(&stop));
+}
+
+#[tokio::test]
+async fn the_context_ends_an_answer() {
+    let live = Live::start(Fake {
+        context_length: 64,
+        ..Fake::default()
+    })
+    .await;
+    for max_tokens in [None, Some(1000)] {
+        let mut long = request(&[5; 60], 1);
+        long.stop.max_tokens = max_tokens;
+        let (tokens, finished) = live.answer(long).await.unwrap();
+        assert_eq!((tokens.len(), finished.reason), (4, FinishReason::Length));
+    }
+    let error = live.answer(request(&[5; 64], 1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ContextLengthExceeded);
+}
+
+#[tokio::test]
+async fn bad_requests_are_refused_before_any_token() {
+    let live = Live::start(Fake::default()).await;
+    let kind = |request| async { live.send(request).await.map(drop).unwrap_err().kind() };
+    assert_eq!(kind(request(&[], 1)).await, ErrorKind::InvalidArgument);
+    assert_eq!(
+        kind(request(&[fake::VOCAB_SIZE], 1)).await,
+        ErrorKind::InvalidArgument
+    );
+    assert_eq!(kind(request(&[1], 0)).await, ErrorKind::InvalidArgument);
+    let mut guided = request(&[1], 1);
+    guided.guided = Some(genset_backend_common::GuidedDecoding::Regex("(".into()));
+    assert_eq!(kind(guided).await, ErrorKind::InvalidArgument);
+    let mut many = request(&[1], 1);
+    many.output.logprobs = Some(21);
+    assert_eq!(kind(many).await, ErrorKind::InvalidArgument);
+}
+
+#[tokio::test]
+async fn dropped_and_cancelled_requests_free_what_they_hold() {
+    let live = Live::start(Fake::default()).await;
+    drop(live.send(request(&[1; 50], 1000)).await.unwrap());
+    live.idle().await;
+    let ctx = RequestContext::new("cancelled");
+    let mut outputs = live
+        .engine
+        .generate(request(&[1; 50], 1000), ctx.clone())
+        .await
+        .unwrap();
+    assert!(matches!(
+        in_time(outputs.next()).await,
+        Some(Ok(Output::Tokens(_)))
+    ));
+    ctx.cancel(CancelReason::Client);
+    let (_, finished) = read(outputs).await.unwrap();
+    assert_eq!(finished.reason, FinishReason::Cancelled);
+    live.idle().await;
+    // Cancelled, and neither read nor dropped: the abort hint has the thread look.
+    let ctx = RequestContext::new("aborted");
+    let unread = live
+        .engine
+        .generate(request(&[1; 50], 1000), ctx.clone())
+        .await
+        .unwrap();
+    ctx.cancel(CancelReason::Client);
+    live.engine.abort(&ctx).await;
+    live.idle().await;
+    drop(unread);
+}
+
+#[tokio::test]
+async fn an_engine_that_is_not_there_refuses() {
+    let live = Live::start(Fake::default()).await;
+    let outputs = live.send(request(&[1], 1_000_000)).await.unwrap();
+    live.engine.cleanup().await.unwrap();
+    live.engine.cleanup().await.unwrap();
+    assert_eq!(
+        read(outputs).await.unwrap_err().kind(),
+        ErrorKind::EngineShutdown
+    );
+    assert_eq!(
+        live.send(request(&[1], 1))
+            .await
+            .map(drop)
+            .unwrap_err()
+            .kind(),
+        ErrorKind::EngineShutdown
+    );
+}
+
+#[tokio::test]
+async fn an_engine_dropped_without_cleanup_ends_its_requests() {
+    let live = Live::start(Fake::default()).await;
+    let outputs = live.send(request(&[1], 1_000_000)).await.unwrap();
+    drop(live);
+    assert!(read(outputs).await.unwrap_err().policy().is_retryable);
+}
+
+#[tokio::test]
+async fn other_roles_are_refused() {
+    let engine = Fake::default().engine();
+    let start = StartContext {
+        role: Role::Prefill,
+        ..StartContext::detached(1)
+    };
+    assert_eq!(
+        engine.start(start).await.unwrap_err().kind(),
+        ErrorKind::Unsupported
+    );
+    engine.cleanup().await.unwrap();
+}

@@ -1,0 +1,48 @@
+//! The engine keeps the contract whatever the model: all of the conformance kit on one that costs nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use genset_conformance::{
+    Probe, Scenario, SequenceOptions, Subject, Verdict, find, run_check, run_sequences, suite,
+};
+use tokenizers::Tokenizer;
+
+use super::fake::{Fake, Switches, TOKENIZER};
+
+struct Crash(Arc<Switches>);
+
+impl Probe for Crash {
+    fn crash(&self) -> bool {
+        self.0.failing_steps.store(u32::MAX, Ordering::Relaxed);
+        true
+    }
+}
+
+fn subject() -> Subject {
+    let fake = Fake::default();
+    let crash = Arc::new(Crash(Arc::clone(&fake.switches)));
+    let tokenizer = Tokenizer::from_bytes(TOKENIZER).unwrap();
+    let text = move |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap();
+    Subject::new(fake.engine())
+        .with_probe(crash)
+        .with_text(Arc::new(text))
+}
+
+suite!(|_: &Scenario| subject());
+
+/// A check that does not apply passes too, so a declaration that is lost would go unseen.
+#[test]
+fn what_is_declared_is_checked() {
+    for id in [
+        "DT02", "DT07", "GD01", "KV01", "KV08", "KV09", "MG01", "MG04", "MT02", "MT07", "ER03",
+    ] {
+        let report = run_check(find(id).unwrap(), |_: &Scenario| subject());
+        assert_eq!(report.verdict, Verdict::Pass, "{id}");
+    }
+}
+
+#[test]
+fn random_sequences_of_operations_keep_the_contract() {
+    run_sequences(|_: &Scenario| subject(), &SequenceOptions::default()).unwrap();
+}

@@ -1,0 +1,201 @@
+//! [`Fake`]: a model whose next token is a hash of all tokens before it, as it finds them in its KV blocks.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use candle_core::{Device, Tensor};
+use genset_backend_common::{EngineConfig, EngineError, StartContext, TokenId};
+use genset_sampling::guided::GuideFactory;
+use genset_scheduler::Limits;
+use parking_lot::Mutex;
+
+use super::super::forward::{Forward, ForwardError};
+use super::super::thread::{Loaded, Loader};
+use super::super::{CandleEngine, capabilities};
+use crate::model::StepBatch;
+
+pub(super) const VOCAB_SIZE: TokenId = 2048;
+/// Prompts that begin with these have logits that are no numbers.
+pub(super) const NAN_TOKENS: [TokenId; 4] = [2047, 2046, 2045, 2044];
+/// Of `models/tiny-chat`.
+const EOS: [TokenId; 2] = [2, 0];
+
+pub(super) const TOKENIZER: &[u8] =
+    include_bytes!("../../../../../models/tiny-chat/tokenizer.json");
+
+static GUIDES: LazyLock<Arc<GuideFactory>> =
+    LazyLock::new(|| Arc::new(GuideFactory::try_new(TOKENIZER, 2048, &EOS).unwrap()));
+
+/// What the fake model is to be.
+#[derive(Debug, Clone)]
+pub(super) struct Fake {
+    pub(super) context_length: u32,
+    pub(super) num_blocks: usize,
+    pub(super) block_size: usize,
+    pub(super) limits: Limits,
+    pub(super) switches: Arc<Switches>,
+}
+
+/// What a test does to the model while it runs.
+#[derive(Debug, Default)]
+pub(super) struct Switches {
+    /// So many of the next steps fail.
+    pub(super) failing_steps: AtomicU32,
+    /// Those that fail, panic.
+    pub(super) panics: AtomicBool,
+    /// Loading waits until nobody waits for it.
+    pub(super) loads_until_given_up: AtomicBool,
+    /// No step is computed while a test holds it.
+    pub(super) gate: Mutex<()>,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self {
+            context_length: 2048,
+            num_blocks: 256,
+            block_size: 16,
+            limits: Limits {
+                max_num_seqs: 16,
+                max_num_batched_tokens: 64,
+                max_waiting: 256,
+            },
+            switches: Arc::default(),
+        }
+    }
+}
+
+impl Fake {
+    pub(super) fn engine(self) -> CandleEngine {
+        CandleEngine::with_loader(Arc::new(self))
+    }
+
+    fn config(&self) -> EngineConfig {
+        let mut config = EngineConfig::new("fake", self.context_length)
+            .with_vocab_size(VOCAB_SIZE)
+            .with_capabilities(capabilities(Some(&GUIDES)));
+        config.kv_block_size = std::num::NonZeroU32::new(u32::try_from(self.block_size).unwrap());
+        config.kv_total_blocks = u64::try_from(self.num_blocks).ok();
+        config.max_num_seqs = u32::try_from(self.limits.max_num_seqs).ok();
+        config.max_num_batched_tokens = u32::try_from(self.limits.max_num_batched_tokens).ok();
+        config
+    }
+}
+
+impl Loader for Fake {
+    fn load(
+        &self,
+        _start: &StartContext,
+        was_given_up: &dyn Fn() -> bool,
+    ) -> Result<Loaded, EngineError> {
+        while self.switches.loads_until_given_up.load(Ordering::Relaxed) {
+            if was_given_up() {
+                return Err(EngineError::internal("given up"));
+            }
+            std::thread::yield_now();
+        }
+        let kept = vec![None; (self.num_blocks + 1) * self.block_size];
+        let forward = FakeForward {
+            kept,
+            block_size: self.block_size,
+            switches: Arc::clone(&self.switches),
+        };
+        Ok(Loaded {
+            forward: Box::new(forward),
+            config: self.config(),
+            limits: self.limits,
+            num_blocks: self.num_blocks,
+            block_size: self.block_size,
+            guides: Some(Arc::clone(&GUIDES)),
+        })
+    }
+}
+
+struct FakeForward {
+    /// The token in each slot.
+    kept: Vec<Option<TokenId>>,
+    block_size: usize,
+    switches: Arc<Switches>,
+}
+
+impl Forward for FakeForward {
+    fn forward(&mut self, batch: &StepBatch) -> Result<Tensor, ForwardError> {
+        drop(self.switches.gate.lock());
+        let fails = |left: u32| left.checked_sub(1);
+        if self
+            .switches
+            .failing_steps
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails)
+            .is_ok()
+        {
+            assert!(
+                !self.switches.panics.load(Ordering::Relaxed),
+                "the fake model panics as it was told to"
+            );
+            return Err("the fake model fails as it was told to".into());
+        }
+        for (slot, token) in batch.slots.iter().zip(&batch.tokens) {
+            self.kept[usize::try_from(*slot)?] = Some(*token);
+        }
+        let mut logits = Vec::new();
+        for row in &batch.logit_rows {
+            let row = usize::try_from(*row)?;
+            let sequence = batch
+                .sequences
+                .iter()
+                .find(|sequence| sequence.rows.contains(&row))
+                .ok_or("no such row")?;
+            let slot = |place: usize| {
+                sequence.blocks[place / self.block_size] as usize * self.block_size
+                    + place % self.block_size
+            };
+            let context: Option<Vec<TokenId>> = (0..sequence.context_len)
+                .map(|place| self.kept[slot(place)])
+                .collect();
+            logits.extend(logits_after(
+                &context.ok_or("a slot was read before it was written")?,
+            ));
+        }
+        let shape = (batch.logit_rows.len(), VOCAB_SIZE as usize);
+        Ok(Tensor::from_vec(logits, shape, &Device::Cpu)?)
+    }
+}
+
+/// FNV-1a over the tokens.
+fn hash(context: &[TokenId]) -> u64 {
+    context.iter().fold(0xcbf2_9ce4_8422_2325, |hash, token| {
+        (hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "logits of a fake model")]
+fn logits_after(context: &[TokenId]) -> Vec<f32> {
+    if context.starts_with(&NAN_TOKENS) {
+        return vec![f32::NAN; VOCAB_SIZE as usize];
+    }
+    let hash = hash(context) >> 20;
+    let mut logits: Vec<f32> = (0..u64::from(VOCAB_SIZE))
+        .map(|token| ((hash ^ token) % 97) as f32 / 97.0)
+        .collect();
+    logits[best(hash)] = 4.0;
+    logits[best(hash / 7919)] = 3.5;
+    logits
+}
+
+fn best(hash: u64) -> usize {
+    usize::try_from(hash % 2040).unwrap()
+}
+
+/// The greedy answer to a prompt.
+pub(super) fn answer_to(prompt: &[TokenId], tokens: usize) -> Vec<TokenId> {
+    let mut context = prompt.to_vec();
+    for _ in 0..tokens {
+        let logits = logits_after(&context);
+        let best = (0..logits.len())
+            .rev()
+            .max_by(|a, b| logits[*a].total_cmp(&logits[*b]))
+            .unwrap();
+        context.push(u32::try_from(best).unwrap());
+    }
+    context.split_off(prompt.len())
+}

@@ -1,0 +1,157 @@
+//! Many requests, few blocks, slow readers.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use genset_backend_common::kv::{Xxh3BlockHasher, hash_blocks};
+
+use super::*;
+
+fn few(num_blocks: usize, max_num_seqs: usize) -> Fake {
+    let mut fake = Fake {
+        num_blocks,
+        block_size: 4,
+        ..Fake::default()
+    };
+    fake.limits.max_num_seqs = max_num_seqs;
+    fake
+}
+
+/// Prompts that share their beginnings.
+fn prompt(number: u32) -> Vec<TokenId> {
+    (0..10)
+        .map(|place| number % 3 * 100 + place)
+        .chain((0..number % 7).map(|place| number * 10 + place))
+        .collect()
+}
+
+#[tokio::test]
+async fn answers_do_not_depend_on_their_neighbours() {
+    // 24 blocks of 4 tokens for requests of up to 46: they preempt each other all the time.
+    let live = Live::start(few(24, 8)).await;
+    let asked = (0..40).map(|number| {
+        let live = &live;
+        async move {
+            let prompt = prompt(number);
+            let (tokens, finished) = live.answer(request(&prompt, 30)).await.unwrap();
+            assert_eq!(tokens, answer_to(&prompt, 30), "request {number}");
+            assert_eq!(finished.reason, FinishReason::Length);
+        }
+    });
+    join_all(asked).await;
+    live.idle().await;
+    let metrics = live.start.metrics.encode();
+    let preempted = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("genset_candle_preemptions_total "));
+    assert!(
+        preempted.unwrap().parse::<u64>().unwrap() > 0,
+        "the cache was too large for this test"
+    );
+}
+
+#[tokio::test]
+async fn a_reader_that_is_behind_stops_nobody() {
+    let live = Live::start(few(40, 2)).await;
+    // Each could hold most of the cache, and together they have every place.
+    let slow: Vec<OutputStream> = [
+        live.send(request(&[1, 2], 120)).await.unwrap(),
+        live.send(request(&[3, 4], 120)).await.unwrap(),
+    ]
+    .into();
+    for number in 0..6 {
+        let prompt = prompt(number);
+        assert_eq!(
+            live.answer(request(&prompt, 20)).await.unwrap().0,
+            answer_to(&prompt, 20)
+        );
+    }
+    for (outputs, prompt) in slow.into_iter().zip([[1, 2], [3, 4]]) {
+        assert_eq!(read(outputs).await.unwrap().0, answer_to(&prompt, 120));
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_larger_than_the_cache_is_refused_and_an_answer_ends_with_it() {
+    let live = Live::start(few(4, 2)).await;
+    let error = live.answer(request(&[1; 17], 1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ContextLengthExceeded);
+    assert!(error.message().contains("--kv-cache-memory"), "{error}");
+    let (tokens, finished) = live.answer(request(&[1; 10], 100)).await.unwrap();
+    assert_eq!((tokens.len(), finished.reason), (7, FinishReason::Length));
+    assert_eq!(tokens, answer_to(&[1; 10], 7));
+    live.idle().await;
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses() {
+    let mut fake = few(40, 1);
+    fake.limits.max_waiting = 2;
+    let switches = Arc::clone(&fake.switches);
+    let live = Live::start(fake).await;
+    let sent: Vec<OutputStream> = {
+        let _held = switches.gate.lock();
+        (0..8)
+            .map(|_| live.send(request(&[1], 3)).now_or_never().unwrap().unwrap())
+            .collect()
+    };
+    let mut refused = 0;
+    for outputs in sent {
+        match read(outputs).await {
+            Ok((tokens, _)) => assert_eq!(tokens, answer_to(&[1], 3)),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Overloaded);
+                assert!(error.details().retry_after.is_some());
+                refused += 1;
+            }
+        }
+    }
+    assert!(
+        (5..=6).contains(&refused),
+        "two wait, and one may run: {refused} of 8 were refused"
+    );
+}
+
+#[tokio::test]
+async fn larger_priority_is_served_first() {
+    let live = Live::start(few(200, 1)).await;
+    let (mut low, mut high) = (request(&[1, 2], 200), request(&[3, 4], 20));
+    (low.priority, high.priority) = (-1, 1);
+    let mut low = live.send(low).await.unwrap();
+    assert!(matches!(
+        in_time(low.next()).await,
+        Some(Ok(Output::Tokens(_)))
+    ));
+    // The other has the only place.
+    assert_eq!(live.answer(high).await.unwrap().0, answer_to(&[3, 4], 20));
+    let (rest, _) = read(low).await.unwrap();
+    let whole = answer_to(&[1, 2], 200);
+    assert!(whole.ends_with(&rest));
+}
+
+#[tokio::test]
+async fn events_add_up_to_what_is_reused() {
+    let live = Live::start(few(16, 4)).await;
+    for number in 0..30 {
+        live.answer(request(&prompt(number), 5)).await.unwrap();
+    }
+    let size = NonZeroU32::new(4).unwrap();
+    for number in 0..30 {
+        let known = live.start.kv_events.subscribe().snapshot.blocks;
+        let prompt = prompt(number);
+        // The last token is computed in any case.
+        let reusable = &prompt[..prompt.len() - 1];
+        let hashes = hash_blocks(&Xxh3BlockHasher::new(), reusable, size);
+        let published = hashes
+            .iter()
+            .take_while(|hash| known.iter().any(|block| block.hash == **hash))
+            .count();
+        let (_, finished) = live.answer(request(&prompt, 1)).await.unwrap();
+        assert_eq!(
+            finished.usage.cached_tokens,
+            u32::try_from(published * 4).ok()
+        );
+    }
+}

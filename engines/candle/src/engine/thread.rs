@@ -1,0 +1,154 @@
+//! [`EngineThread`]: the thread that loads a model and then serves it.
+//!
+//! A thread of its own from the first byte on: loading takes minutes and computing never ends, and an async thread has
+//! others to serve. It ends when it is told to, when the engine is dropped, when its start was given up, or when the
+//! model fails for good.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+
+use genset_backend_common::{EngineConfig, EngineError, HealthReporter, StartContext};
+use genset_sampling::guided::GuideFactory;
+use genset_scheduler::{Limits, Scheduler};
+use tokio::sync::{mpsc, oneshot};
+
+use super::core::{Command, Core, Outlets};
+use super::forward::Forward;
+use super::metrics::Metrics;
+use super::readers::Readers;
+
+/// Commands that may wait while a step is computed; senders of more wait.
+const COMMANDS: usize = 256;
+
+/// A model, ready to compute.
+pub(crate) struct Loaded {
+    pub(crate) forward: Box<dyn Forward>,
+    pub(crate) config: EngineConfig,
+    pub(crate) limits: Limits,
+    /// KV blocks for sequences; `forward` has one more.
+    pub(crate) num_blocks: usize,
+    pub(crate) block_size: usize,
+    pub(crate) guides: Option<Arc<GuideFactory>>,
+}
+
+/// Loads the model. Called once, on the engine thread.
+pub(crate) trait Loader: Send + Sync {
+    /// `was_given_up` says whether nobody waits for the model any more.
+    fn load(
+        &self,
+        start: &StartContext,
+        was_given_up: &dyn Fn() -> bool,
+    ) -> Result<Loaded, EngineError>;
+}
+
+/// What the engine knows of its thread once it serves.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) config: EngineConfig,
+    pub(crate) guides: Option<Arc<GuideFactory>>,
+    pub(crate) capacity_tokens: usize,
+}
+
+/// The thread, to be waited for.
+#[derive(Debug)]
+pub(crate) struct EngineThread {
+    handle: JoinHandle<()>,
+    /// Closed as the thread ends.
+    is_over: mpsc::Receiver<()>,
+}
+
+impl EngineThread {
+    /// Starts the thread. The receiver brings what it serves, or why it cannot; dropping it gives the start up.
+    ///
+    /// # Errors
+    /// The system has no thread to give.
+    pub(crate) fn spawn(
+        loader: Arc<dyn Loader>,
+        start: StartContext,
+        readers: Arc<Readers>,
+    ) -> Result<(Self, oneshot::Receiver<Result<Serving, EngineError>>), EngineError> {
+        let (ready, is_ready) = oneshot::channel();
+        let (over, is_over) = mpsc::channel(1);
+        let body = move || {
+            let health = start.health.clone();
+            let ended = catch_unwind(AssertUnwindSafe(|| serve(&*loader, &start, readers, ready)));
+            report_panic(ended, &health);
+            drop(over);
+        };
+        let spawned = Builder::new().name("genset-candle".into()).spawn(body);
+        let handle = spawned.map_err(|error| {
+            EngineError::internal("no thread for the engine").with_source(error)
+        })?;
+        Ok((Self { handle, is_over }, is_ready))
+    }
+
+    /// Waits until the thread has ended.
+    pub(crate) async fn ended(mut self) {
+        // Nothing is ever sent: the channel closes as the last thing the thread does, so that joining it does not block.
+        let _ = self.is_over.recv().await;
+        // Its panics are caught inside.
+        let _ = self.handle.join();
+    }
+}
+
+fn report_panic(ended: std::thread::Result<()>, health: &HealthReporter) {
+    if ended.is_err() {
+        tracing::error!("the engine thread panicked; please report it");
+        health.report_dead("the engine thread panicked");
+    }
+}
+
+fn serve(
+    loader: &dyn Loader,
+    start: &StartContext,
+    readers: Arc<Readers>,
+    ready: oneshot::Sender<Result<Serving, EngineError>>,
+) {
+    let loaded = loader.load(start, &|| ready.is_closed());
+    let built = loaded.and_then(|loaded| build(loaded, start, readers));
+    match built {
+        Ok((core, serving, commands)) => {
+            // Whoever waited may have left; then nobody can send a command, and there is nothing to do.
+            if ready.send(Ok(serving)).is_ok() {
+                core.run(commands);
+            }
+        }
+        Err(error) => drop(ready.send(Err(error))),
+    }
+}
+
+type Built = (Core, Serving, mpsc::Receiver<Command>);
+
+fn build(
+    loaded: Loaded,
+    start: &StartContext,
+    readers: Arc<Readers>,
+) -> Result<Built, EngineError> {
+    let Loaded {
+        forward,
+        config,
+        limits,
+        num_blocks,
+        block_size,
+        guides,
+    } = loaded;
+    let scheduler = Scheduler::try_new(limits, num_blocks, block_size)
+        .map_err(|error| EngineError::invalid_argument("the engine's limits", error))?;
+    let outlets = Outlets {
+        readers,
+        kv_events: start.kv_events.clone(),
+        load: start.load.clone(),
+        health: start.health.clone(),
+        metrics: Metrics::register(&start.metrics),
+    };
+    let (sender, commands) = mpsc::channel(COMMANDS);
+    let serving = Serving {
+        commands: sender,
+        config,
+        guides,
+        capacity_tokens: num_blocks * block_size,
+    };
+    Ok((Core::new(scheduler, forward, outlets), serving, commands))
+}

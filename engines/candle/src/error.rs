@@ -1,0 +1,318 @@
+//! [`LoadError`]: why a model cannot be loaded, for the person who started the worker. Each says what is wrong with which
+//! file or tensor, and what to do.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use genset_backend_common::{EngineError, ErrorKind};
+
+/// Why a model cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The path is neither a folder nor a GGUF file.
+    #[error("{} is no model: give the folder of a checkout (config.json and *.safetensors) or a .gguf file", path.display())]
+    NotAModel {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file that should be there is not, or its download has not ended.
+    #[error("{} is not complete: {problem}. Download it again, or wait until its download has ended", path.display())]
+    Incomplete {
+        /// The folder or file.
+        path: PathBuf,
+        /// What is missing.
+        problem: String,
+    },
+    /// A file cannot be opened or read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A file ends too early, or what it says of itself makes no sense.
+    #[error("{} is broken: {problem}. Was its download cut short? Compare its size with the original's", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What makes no sense, and where.
+        problem: String,
+    },
+    /// A value that the decoder needs is missing or out of its range.
+    #[error("{}: {field}: {problem}", path.display())]
+    BadConfig {
+        /// `config.json` or the GGUF file.
+        path: PathBuf,
+        /// The key.
+        field: String,
+        /// What is wrong with its value.
+        problem: String,
+    },
+    /// A model of a kind that the decoder does not know.
+    #[error("{}: the architecture {architecture} is not supported; supported are {}", path.display(), known.join(", "))]
+    UnknownArchitecture {
+        /// `config.json` or the GGUF file.
+        path: PathBuf,
+        /// What it names.
+        architecture: String,
+        /// What could stand there.
+        known: &'static [&'static str],
+    },
+    /// A variant of a known architecture that the decoder cannot compute.
+    #[error("{}: {field} = {value} is not supported{}", path.display(), hint(fix))]
+    UnsupportedVariant {
+        /// `config.json` or the GGUF file.
+        path: PathBuf,
+        /// The key.
+        field: String,
+        /// Its value.
+        value: String,
+        /// What would work instead, if anything would.
+        fix: &'static str,
+    },
+    /// A tensor that the model needs is in none of its files.
+    #[error("{} has no tensor {name}, which its configuration calls for; do the weights belong to it?", path.display())]
+    MissingTensor {
+        /// The folder or file.
+        path: PathBuf,
+        /// The tensor, as the file would call it.
+        name: String,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("{}: tensor {name} is {found:?} and should be {expected:?}; do the weights belong to the configuration?", path.display())]
+    WrongShape {
+        /// The folder or file.
+        path: PathBuf,
+        /// The tensor, as the file calls it.
+        name: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The shape that the configuration calls for.
+        expected: Vec<usize>,
+    },
+    /// A tensor's numbers are of a type that cannot be computed with.
+    #[error("{}: tensor {name} is {found}; tensors may be {supported}", path.display())]
+    UnsupportedDtype {
+        /// The folder or file.
+        path: PathBuf,
+        /// The tensor, as the file calls it.
+        name: String,
+        /// Its type.
+        found: String,
+        /// Types that work.
+        supported: &'static str,
+    },
+    /// The tokenizer makes tokens that the model does not have.
+    #[error("{}: token {token:?} has the id {id}, but the model's vocabulary ends at {vocab_size}; is it another model's tokenizer?", path.display())]
+    TokenizerMismatch {
+        /// `tokenizer.json` or the GGUF file.
+        path: PathBuf,
+        /// A token beyond the vocabulary.
+        token: String,
+        /// Its id.
+        id: u64,
+        /// Entries of the model's vocabulary.
+        vocab_size: usize,
+    },
+    /// A GGUF file without a tokenizer that can be used, and no folder to take one from.
+    #[error("{}: {problem}; give a folder with the model's tokenizer.json and tokenizer_config.json as --model-config", path.display())]
+    NoTokenizer {
+        /// The GGUF file.
+        path: PathBuf,
+        /// What is missing or not understood.
+        problem: String,
+    },
+    /// The model would not fit in memory; nothing was allocated.
+    #[error("not enough memory: {estimate}, and {} is available; {fix}", Bytes(*available))]
+    NotEnoughMemory {
+        /// What is needed, in words and figures.
+        estimate: String,
+        /// Bytes needed in all.
+        needed: u64,
+        /// Bytes available.
+        available: u64,
+        /// What to change.
+        fix: String,
+    },
+    /// Candle refused an operation.
+    #[error("cannot load {name}: {source}")]
+    Candle {
+        /// The tensor or the device.
+        name: String,
+        /// Why.
+        source: candle_core::Error,
+    },
+}
+
+fn hint(fix: &str) -> String {
+    if fix.is_empty() {
+        String::new()
+    } else {
+        format!("; {fix}")
+    }
+}
+
+impl LoadError {
+    /// What it means across crates: whose fault it is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::UnknownArchitecture { .. }
+            | Self::UnsupportedVariant { .. }
+            | Self::UnsupportedDtype { .. } => ErrorKind::Unsupported,
+            Self::Candle { .. } => ErrorKind::Internal,
+            Self::NotAModel { .. }
+            | Self::Incomplete { .. }
+            | Self::Read { .. }
+            | Self::Broken { .. }
+            | Self::BadConfig { .. }
+            | Self::MissingTensor { .. }
+            | Self::WrongShape { .. }
+            | Self::TokenizerMismatch { .. }
+            | Self::NoTokenizer { .. }
+            | Self::NotEnoughMemory { .. } => ErrorKind::InvalidArgument,
+        }
+    }
+
+    /// The setting at fault, as the command line calls it.
+    #[must_use]
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::NoTokenizer { .. } => "--model-config",
+            Self::NotEnoughMemory { .. } => "--kv-cache-memory",
+            Self::NotAModel { .. }
+            | Self::Incomplete { .. }
+            | Self::Read { .. }
+            | Self::Broken { .. }
+            | Self::BadConfig { .. }
+            | Self::UnknownArchitecture { .. }
+            | Self::UnsupportedVariant { .. }
+            | Self::MissingTensor { .. }
+            | Self::WrongShape { .. }
+            | Self::UnsupportedDtype { .. }
+            | Self::TokenizerMismatch { .. }
+            | Self::Candle { .. } => "MODEL",
+        }
+    }
+
+    pub(crate) fn read(path: &Path, source: io::Error) -> Self {
+        Self::Read {
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    pub(crate) fn broken(path: &Path, problem: impl fmt::Display) -> Self {
+        Self::Broken {
+            path: path.to_owned(),
+            problem: problem.to_string(),
+        }
+    }
+
+    pub(crate) fn incomplete(path: &Path, problem: impl fmt::Display) -> Self {
+        Self::Incomplete {
+            path: path.to_owned(),
+            problem: problem.to_string(),
+        }
+    }
+
+    pub(crate) fn bad_config(path: &Path, field: &str, problem: impl fmt::Display) -> Self {
+        Self::BadConfig {
+            path: path.to_owned(),
+            field: field.to_owned(),
+            problem: problem.to_string(),
+        }
+    }
+
+    pub(crate) fn unsupported(
+        path: &Path,
+        field: &str,
+        value: impl fmt::Display,
+        fix: &'static str,
+    ) -> Self {
+        Self::UnsupportedVariant {
+            path: path.to_owned(),
+            field: field.to_owned(),
+            value: value.to_string(),
+            fix,
+        }
+    }
+
+    pub(crate) fn no_tokenizer(path: &Path, problem: impl fmt::Display) -> Self {
+        Self::NoTokenizer {
+            path: path.to_owned(),
+            problem: problem.to_string(),
+        }
+    }
+
+    pub(crate) fn candle(name: &str, source: candle_core::Error) -> Self {
+        Self::Candle {
+            name: name.to_owned(),
+            source,
+        }
+    }
+}
+
+impl From<LoadError> for EngineError {
+    fn from(error: LoadError) -> Self {
+        let field = error.field();
+        Self::new(error.kind(), format!("{field}: {error}"))
+            .with_field(field)
+            .with_source(error)
+    }
+}
+
+/// Bytes as a person reads them: `1.5 GiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(
+    /// How many.
+    pub u64,
+);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u32); 3] = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+        for (unit, shift) in UNITS {
+            let one = 1u64 << shift;
+            if self.0 >= one {
+                let tenths = (u128::from(self.0) * 10 + u128::from(one / 2)) / u128::from(one);
+                return write!(f, "{}.{} {unit}", tenths / 10, tenths % 10);
+            }
+        }
+        write!(f, "{} bytes", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_rounded_to_a_tenth() {
+        let shown = |bytes| Bytes(bytes).to_string();
+        assert_eq!(shown(0), "0 bytes");
+        assert_eq!(shown(1023), "1023 bytes");
+        assert_eq!(shown(1536), "1.5 KiB");
+        assert_eq!(shown(3 << 30), "3.0 GiB");
+        assert_eq!(shown(u64::MAX), "17179869184.0 GiB");
+    }
+
+    #[test]
+    fn an_engine_error_names_the_setting_and_keeps_the_kind() {
+        let error = LoadError::UnknownArchitecture {
+            path: "m/config.json".into(),
+            architecture: "BertModel".into(),
+            known: &["LlamaForCausalLM", "Qwen3ForCausalLM"],
+        };
+        let error = EngineError::from(error);
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.details().field.as_deref(), Some("MODEL"));
+        assert_eq!(
+            error.message(),
+            "MODEL: m/config.json: the architecture BertModel is not supported; supported are LlamaForCausalLM, Qwen3ForCausalLM"
+        );
+    }
+}

@@ -1,0 +1,39 @@
+//! Language models on CPU and CUDA: continuous batching, paged KV, prefix reuse.
+//!
+//! [`CandleEngine`] serves one decoder-only model (Llama, Mistral, Qwen, Gemma and their kin) from a checkout folder or a GGUF
+//! file, without Python. Requests run together from step to step: prompts in chunks beside the tokens of others, in KV
+//! blocks that equal prefixes share.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`engine`](CandleEngine) | the thread that joins scheduler, model and sampler |
+//! | [`model`] | the decoder: packed tokens to logits, on KV blocks |
+//! | [`load`] | files to weights |
+//! | [`synthetic`] | models with random weights, for benchmarks and tests |
+//!
+//! Which tokens are computed when is `genset-scheduler`'s; how one is chosen from logits is `genset-sampling`'s.
+//!
+//! # Examples
+//! ```no_run
+//! use std::path::Path;
+//!
+//! use genset_backend_common::{LLMEngine, StartContext};
+//! use genset_engine_candle::{CandleArgs, CandleEngine};
+//!
+//! # async fn serve() -> Result<(), genset_backend_common::EngineError> {
+//! let engine = CandleEngine::from_args(&CandleArgs::default(), Path::new("models/tiny-chat"));
+//! let config = engine.start(StartContext::detached(1)).await?;
+//! println!("{} holds {} KV blocks", config.model, config.kv_total_blocks.unwrap_or(0));
+//! # Ok(())
+//! # }
+//! ```
+
+mod args;
+mod engine;
+pub mod error;
+pub mod load;
+pub mod model;
+pub mod synthetic;
+
+pub use args::{ByteSize, CandleArgs, DeviceChoice, DtypeChoice};
+pub use engine::CandleEngine;

@@ -1,0 +1,259 @@
+//! Files to weights: opens a checkout folder or a GGUF file, says what model it is and what it will take, and hands its
+//! tensors to the decoder.
+//!
+//! [`OpenModel::open`] reads headers only, and checks everything that can be wrong before a byte of weights is read;
+//! [`OpenModel::weights`] then reads, converts and places tensor after tensor. Nothing here computes with a model.
+
+mod config;
+mod gguf;
+mod kv;
+mod map;
+mod memory;
+mod plan;
+mod quantize;
+mod safetensors;
+mod tensors;
+mod tokenizer;
+mod weights;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub use self::gguf::write::{GgufType, write_gguf};
+pub use self::kv::{KvCacheOptions, KvCacheSize, kv_bytes_per_block, kv_cache_size};
+pub use self::memory::{MemoryEstimate, available_memory};
+pub(crate) use self::plan::{PlannedTensor, Role, plan};
+pub use self::quantize::Quantization;
+pub use self::weights::{LoadProgress, ModelWeights, WeightOptions};
+
+use self::gguf::GgufFile;
+use self::safetensors::SafetensorsFolder;
+use self::tensors::RawTensor;
+use crate::error::LoadError;
+use crate::model::config::ModelConfig;
+
+/// The file that makes a folder a model.
+const CONFIG: &str = "config.json";
+
+/// Files that say how a model's text becomes tokens and what its answers are like.
+const TOKENIZER_FILES: [&str; 4] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+];
+
+/// A file that a worker publishes with its model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFile {
+    /// Its name in a checkout.
+    pub name: &'static str,
+    /// What it holds.
+    pub content: Vec<u8>,
+}
+
+/// A model whose headers are read and checked, and whose weights are still on disk.
+#[derive(Debug)]
+pub struct OpenModel {
+    /// The name that clients use unless told otherwise: the folder's, or the file's without its ending.
+    pub name: String,
+    /// What the decoder has to be.
+    pub config: ModelConfig,
+    path: PathBuf,
+    /// What GGUF files call it.
+    architecture: String,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Folder(SafetensorsFolder),
+    Gguf(GgufFile),
+}
+
+impl OpenModel {
+    /// Opens a checkout folder or a `.gguf` file, and checks that all tensors are there, in the right shapes.
+    ///
+    /// # Errors
+    /// [`LoadError`]: everything that is wrong with the files.
+    pub fn open(path: &Path) -> Result<Self, LoadError> {
+        let model = if path.is_dir() {
+            Self::open_folder(path)?
+        } else {
+            Self::open_file(path)?
+        };
+        for tensor in plan(&model.config) {
+            model.required(&tensor.name, &tensor.shape)?;
+        }
+        Ok(model)
+    }
+
+    fn open_folder(path: &Path) -> Result<Self, LoadError> {
+        let config_path = path.join(CONFIG);
+        if !config_path.exists() {
+            let problem = format!("it has no {CONFIG}{}", safetensors::unfinished(path));
+            return Err(LoadError::incomplete(path, problem));
+        }
+        let text = read_file(&config_path)?;
+        let (config, architecture) = config::read(&config_path, &text)?;
+        let tokenizer = path.join("tokenizer.json");
+        if tokenizer.exists() {
+            tokenizer::check(&tokenizer, &read_file(&tokenizer)?, config.vocab_size)?;
+        }
+        let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        Ok(Self {
+            name: full
+                .file_name()
+                .map_or_else(default_name, |name| name.to_string_lossy().into_owned()),
+            config,
+            path: path.to_owned(),
+            architecture: architecture.to_owned(),
+            source: Source::Folder(SafetensorsFolder::open(path)?),
+        })
+    }
+
+    fn open_file(path: &Path) -> Result<Self, LoadError> {
+        let has_ending = path
+            .extension()
+            .is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+        if !has_ending {
+            return Err(LoadError::NotAModel {
+                path: path.to_owned(),
+            });
+        }
+        let (file, config) = GgufFile::open(path)?;
+        Ok(Self {
+            name: path
+                .file_stem()
+                .map_or_else(default_name, |name| name.to_string_lossy().into_owned()),
+            config,
+            path: path.to_owned(),
+            architecture: file.metadata().architecture.to_owned(),
+            source: Source::Gguf(file),
+        })
+    }
+
+    /// Where the model lies.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The files that a worker publishes: a checkout's own; those of a GGUF file are made from its metadata, or, for the
+    /// tokenizer, taken from `model_config` if that is given.
+    ///
+    /// # Errors
+    /// There is no tokenizer that can be used, or it belongs to another model.
+    pub fn files(&self, model_config: Option<&Path>) -> Result<Vec<ModelFile>, LoadError> {
+        let mut files = match (&self.source, model_config) {
+            (Source::Gguf(file), None) => {
+                let files = gguf::tokenizer::files(file.metadata(), &self.config)?;
+                if !files.iter().any(|file| file.name == "tokenizer.json") {
+                    let problem = "it has no tokenizer";
+                    return Err(LoadError::no_tokenizer(&self.path, problem));
+                }
+                files
+            }
+            (Source::Gguf(file), Some(folder)) => {
+                let own = gguf::tokenizer::config_file(file.metadata(), &self.config);
+                let mut files = vec![own];
+                files.extend(tokenizer_files(folder)?);
+                files
+            }
+            (Source::Folder(_), folder) => {
+                let mut files = vec![ModelFile {
+                    name: CONFIG,
+                    content: read_file(&self.path.join(CONFIG))?,
+                }];
+                files.extend(tokenizer_files(folder.unwrap_or(&self.path))?);
+                files
+            }
+        };
+        let origin = model_config.unwrap_or(&self.path);
+        if let Some(file) = files.iter().find(|file| file.name == "tokenizer.json") {
+            tokenizer::check(
+                &origin.join(file.name),
+                &file.content,
+                self.config.vocab_size,
+            )?;
+        } else {
+            let problem = "there is no tokenizer.json";
+            return Err(LoadError::no_tokenizer(origin, problem));
+        }
+        files.shrink_to_fit();
+        Ok(files)
+    }
+
+    /// Gets ready to read the weights, which the decoder then asks for one by one.
+    ///
+    /// `progress` is called after each tensor.
+    #[must_use]
+    pub fn weights<'a>(
+        &'a self,
+        options: WeightOptions,
+        progress: impl FnMut(LoadProgress) + 'a,
+    ) -> ModelWeights<'a> {
+        ModelWeights::new(self, options, Box::new(progress))
+    }
+
+    /// What the model will take on the device, before anything is allocated.
+    #[must_use]
+    pub fn memory(&self, options: &WeightOptions) -> MemoryEstimate {
+        MemoryEstimate::new(self, options)
+    }
+
+    /// The tensor of that name, as it lies in the file, if it is there.
+    fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
+        match &self.source {
+            Source::Folder(folder) => folder.tensor(name),
+            Source::Gguf(file) => file.tensor(name),
+        }
+    }
+
+    /// The tensor of that name, which must be there in that shape.
+    fn required(&self, name: &str, shape: &[usize]) -> Result<RawTensor<'_>, LoadError> {
+        let Some(raw) = self.tensor(name)? else {
+            let own = match &self.source {
+                Source::Folder(_) => None,
+                Source::Gguf(file) => file.name(name),
+            };
+            return Err(LoadError::MissingTensor {
+                path: self.path.clone(),
+                name: own.unwrap_or_else(|| name.to_owned()),
+            });
+        };
+        if raw.shape != shape {
+            return Err(LoadError::WrongShape {
+                path: self.path.clone(),
+                name: raw.name.to_owned(),
+                found: raw.shape.to_vec(),
+                expected: shape.to_vec(),
+            });
+        }
+        Ok(raw)
+    }
+}
+
+fn default_name() -> String {
+    "model".to_owned()
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, LoadError> {
+    fs::read(path).map_err(|error| LoadError::read(path, error))
+}
+
+fn tokenizer_files(folder: &Path) -> Result<Vec<ModelFile>, LoadError> {
+    let there = TOKENIZER_FILES
+        .into_iter()
+        .map(|name| (name, folder.join(name)))
+        .filter(|(_, path)| path.exists());
+    there
+        .map(|(name, path)| {
+            let content = read_file(&path)?;
+            Ok(ModelFile { name, content })
+        })
+        .collect()
+}

@@ -1,0 +1,491 @@
+//! [`ModelConfig`] from the `config.json` of a checkout, as `transformers` 4 and 5 write it.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::LoadError;
+use crate::model::config::{Activation, ModelConfig, Rope, RopeScaling, SlidingWindow};
+
+/// Architectures of checkouts that are read.
+pub(crate) const ARCHITECTURES: [&str; 6] = [
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+];
+
+/// Keys that have no default.
+const REQUIRED: [&str; 6] = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    Gemma2,
+    Gemma3,
+}
+
+const FAMILIES: [Family; 6] = [
+    Family::Llama,
+    Family::Mistral,
+    Family::Qwen2,
+    Family::Qwen3,
+    Family::Gemma2,
+    Family::Gemma3,
+];
+
+impl Family {
+    const fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    const fn gguf_name(self) -> &'static str {
+        match self {
+            Self::Llama | Self::Mistral => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Gemma2 => "gemma2",
+            Self::Gemma3 => "gemma3",
+        }
+    }
+}
+
+/// The keys that matter; what a checkout leaves out has the default of `transformers`.
+#[derive(Debug, Deserialize)]
+struct Raw {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    max_position_embeddings: usize,
+    rms_norm_eps: Option<f64>,
+    hidden_act: Option<String>,
+    hidden_activation: Option<String>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    rope_theta: Option<f64>,
+    rope_local_base_freq: Option<f64>,
+    rope_scaling: Option<Value>,
+    rope_parameters: Option<Value>,
+    partial_rotary_factor: Option<f64>,
+    sliding_window: Option<usize>,
+    use_sliding_window: Option<bool>,
+    max_window_layers: Option<usize>,
+    sliding_window_pattern: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    query_pre_attn_scalar: Option<f64>,
+    attn_logit_softcapping: Option<f64>,
+    final_logit_softcapping: Option<f64>,
+    tie_word_embeddings: Option<bool>,
+    quantization_config: Option<Value>,
+    use_bidirectional_attention: Option<bool>,
+}
+
+/// Reads a `config.json`; `path` is named in errors. Also says what GGUF files call the architecture.
+///
+/// # Errors
+/// A key is missing, out of its range, or asks for something the decoder does not compute.
+pub(crate) fn read(path: &Path, text: &[u8]) -> Result<(ModelConfig, &'static str), LoadError> {
+    let value: Value =
+        serde_json::from_slice(text).map_err(|error| LoadError::broken(path, error))?;
+    let family = family(path, &value)?;
+    for key in REQUIRED {
+        let size = value.get(key).and_then(Value::as_u64);
+        if size.is_none() {
+            let problem = if value.get(key).is_some() {
+                "is no size"
+            } else {
+                "missing"
+            };
+            return Err(LoadError::bad_config(path, key, problem));
+        }
+    }
+    let raw: Raw = serde_json::from_value(value).map_err(|error| LoadError::broken(path, error))?;
+    let source = Source { path, family, raw };
+    let config = source.config()?;
+    check(path, &config)?;
+    Ok((config, family.gguf_name()))
+}
+
+fn family(path: &Path, value: &Value) -> Result<Family, LoadError> {
+    let named = value
+        .pointer("/architectures/0")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let model_type = value.get("model_type").and_then(Value::as_str);
+    let position = ARCHITECTURES.iter().position(|known| *known == named);
+    position
+        .and_then(|position| FAMILIES.get(position).copied())
+        .ok_or_else(|| LoadError::UnknownArchitecture {
+            path: path.to_owned(),
+            architecture: if named.is_empty() {
+                format!("of model_type {}", model_type.unwrap_or("(not given)"))
+            } else {
+                named.to_owned()
+            },
+            known: &ARCHITECTURES,
+        })
+}
+
+struct Source<'a> {
+    path: &'a Path,
+    family: Family,
+    raw: Raw,
+}
+
+impl Source<'_> {
+    fn config(&self) -> Result<ModelConfig, LoadError> {
+        self.refuse_variants()?;
+        let (raw, family) = (&self.raw, self.family);
+        let head_dim = self.head_dim();
+        let has_bias = raw.attention_bias.unwrap_or(false);
+        Ok(ModelConfig {
+            vocab_size: raw.vocab_size,
+            hidden_size: raw.hidden_size,
+            intermediate_size: raw.intermediate_size,
+            num_layers: raw.num_hidden_layers,
+            num_heads: raw.num_attention_heads,
+            num_kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
+            head_dim,
+            context_length: raw.max_position_embeddings,
+            rms_norm_eps: raw.rms_norm_eps.unwrap_or(1e-6),
+            norm_weight_offset: if family.is_gemma() { 1.0 } else { 0.0 },
+            has_qk_norm: matches!(family, Family::Qwen3 | Family::Gemma3),
+            has_post_norms: family.is_gemma(),
+            has_qkv_bias: has_bias || family == Family::Qwen2,
+            has_output_bias: has_bias && family != Family::Qwen2,
+            has_mlp_bias: raw.mlp_bias.unwrap_or(false) && family == Family::Llama,
+            activation: self.activation()?,
+            rope: self.rope()?,
+            window: self.window()?,
+            attention_scale: match raw.query_pre_attn_scalar {
+                Some(scalar) if family.is_gemma() => single(scalar.powf(-0.5)),
+                Some(_) | None => attention_scale(head_dim),
+            },
+            attention_softcap: self.softcap(raw.attn_logit_softcapping),
+            logit_softcap: self.softcap(raw.final_logit_softcapping),
+            embedding_scale: if family.is_gemma() {
+                embedding_scale(raw.hidden_size)
+            } else {
+                1.0
+            },
+            is_tied: raw.tie_word_embeddings.unwrap_or(family.is_gemma()),
+        })
+    }
+
+    fn unsupported<T>(
+        &self,
+        field: &str,
+        value: impl std::fmt::Display,
+        fix: &'static str,
+    ) -> Result<T, LoadError> {
+        Err(LoadError::unsupported(self.path, field, value, fix))
+    }
+
+    fn refuse_variants(&self) -> Result<(), LoadError> {
+        if let Some(quantization) = &self.raw.quantization_config {
+            let method = quantization.get("quant_method").and_then(Value::as_str);
+            let fix = "take the model's unquantized weights, or a GGUF file";
+            let field = "quantization_config.quant_method";
+            return self.unsupported(field, method.unwrap_or("(not given)"), fix);
+        }
+        match self.raw.partial_rotary_factor {
+            Some(factor) if (factor - 1.0).abs() > f64::EPSILON => {
+                return self.unsupported("partial_rotary_factor", factor, "it must be 1");
+            }
+            Some(_) | None => {}
+        }
+        if self.raw.use_bidirectional_attention == Some(true) {
+            return self.unsupported("use_bidirectional_attention", true, "it must be false");
+        }
+        Ok(())
+    }
+
+    fn head_dim(&self) -> usize {
+        let by_default = match self.family {
+            Family::Qwen3 => 128,
+            Family::Gemma2 | Family::Gemma3 => 256,
+            Family::Llama | Family::Mistral | Family::Qwen2 => {
+                let heads = self.raw.num_attention_heads;
+                self.raw.hidden_size.checked_div(heads).unwrap_or(0)
+            }
+        };
+        self.raw.head_dim.unwrap_or(by_default)
+    }
+
+    fn activation(&self) -> Result<Activation, LoadError> {
+        let raw = &self.raw;
+        let (field, named) = match (&raw.hidden_activation, &raw.hidden_act) {
+            (Some(named), _) if self.family.is_gemma() => ("hidden_activation", named.as_str()),
+            (_, Some(named)) if !self.family.is_gemma() => ("hidden_act", named.as_str()),
+            (Some(_) | None, Some(_) | None) if self.family.is_gemma() => {
+                ("hidden_activation", "gelu_pytorch_tanh")
+            }
+            (Some(_) | None, Some(_) | None) => ("hidden_act", "silu"),
+        };
+        match named {
+            "silu" | "swish" => Ok(Activation::Silu),
+            "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+            other => self.unsupported(field, other, "silu and gelu_pytorch_tanh are"),
+        }
+    }
+
+    fn softcap(&self, cap: Option<f64>) -> Option<f32> {
+        cap.filter(|cap| self.family.is_gemma() && *cap > 0.0)
+            .map(single)
+    }
+
+    fn rope(&self) -> Result<Rope, LoadError> {
+        let raw = &self.raw;
+        // `transformers` 5 has one object, in Gemma 3 one for each kind of layer; 4 had keys beside each other.
+        let parameters = raw.rope_parameters.as_ref();
+        let of_kind = |kind: &str| parameters.and_then(|parameters| parameters.get(kind));
+        let full = of_kind("full_attention").or(parameters);
+        let theta_of = |object: Option<&Value>| {
+            object
+                .and_then(|object| object.get("rope_theta"))
+                .and_then(Value::as_f64)
+        };
+        let is_gemma3 = self.family == Family::Gemma3;
+        let by_default = if is_gemma3 { 1_000_000.0 } else { 10_000.0 };
+        let theta = theta_of(full).or(raw.rope_theta).unwrap_or(by_default);
+        let window_theta = theta_of(of_kind("sliding_attention"))
+            .or(raw.rope_local_base_freq)
+            .unwrap_or(10_000.0);
+        Ok(Rope {
+            theta: single(theta),
+            window_theta: is_gemma3.then(|| single(window_theta)),
+            scaling: match full.or(raw.rope_scaling.as_ref()) {
+                Some(object) => self.scaling(object)?,
+                None => RopeScaling::None,
+            },
+        })
+    }
+
+    fn scaling(&self, object: &Value) -> Result<RopeScaling, LoadError> {
+        let kind = object
+            .get("rope_type")
+            .or_else(|| object.get("type"))
+            .and_then(Value::as_str);
+        let number = |key: &str| {
+            let found = object.get(key).and_then(Value::as_f64);
+            let found = found.filter(|value| value.is_finite() && *value > 0.0);
+            found.map(single).ok_or_else(|| {
+                let field = format!("rope_scaling.{key}");
+                LoadError::bad_config(self.path, &field, "is no positive number")
+            })
+        };
+        match kind {
+            None | Some("default") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear {
+                factor: number("factor")?,
+            }),
+            Some("llama3") => {
+                let original = "original_max_position_embeddings";
+                let context = object.get(original).and_then(Value::as_u64);
+                let context = context.and_then(|context| usize::try_from(context).ok());
+                Ok(RopeScaling::Llama3 {
+                    factor: number("factor")?,
+                    low_freq_factor: number("low_freq_factor")?,
+                    high_freq_factor: number("high_freq_factor")?,
+                    original_context_length: context.ok_or_else(|| {
+                        let field = format!("rope_scaling.{original}");
+                        LoadError::bad_config(self.path, &field, "is no size")
+                    })?,
+                })
+            }
+            Some(other) => {
+                let fix =
+                    "default, linear and llama3 are; without it the model has its shorter context";
+                self.unsupported("rope_scaling.rope_type", other, fix)
+            }
+        }
+    }
+
+    fn window(&self) -> Result<Option<SlidingWindow>, LoadError> {
+        let raw = &self.raw;
+        let by_default = match self.family {
+            Family::Gemma2 | Family::Gemma3 => Some(4096),
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => None,
+        };
+        let is_used = match self.family {
+            Family::Llama => false,
+            Family::Qwen2 | Family::Qwen3 => raw.use_sliding_window == Some(true),
+            Family::Mistral | Family::Gemma2 | Family::Gemma3 => true,
+        };
+        let size = raw.sliding_window.or(by_default).filter(|size| *size > 0);
+        let Some(size_tokens) = size.filter(|_| is_used) else {
+            return Ok(None);
+        };
+        let window = |full_every| {
+            Ok(Some(SlidingWindow {
+                size_tokens,
+                full_every,
+            }))
+        };
+        if let Some(types) = &raw.layer_types {
+            return match pattern(types) {
+                Some(Pattern::AllFull) => Ok(None),
+                Some(Pattern::AllWindowed) => window(None),
+                Some(Pattern::FullEvery(period)) => window(Some(period)),
+                None => {
+                    let fix =
+                        "every nth layer must be full_attention and all others sliding_attention";
+                    self.unsupported("layer_types", types.join(" "), fix)
+                }
+            };
+        }
+        match self.family {
+            Family::Gemma2 => window(Some(2)),
+            Family::Gemma3 => window(Some(raw.sliding_window_pattern.unwrap_or(6).max(1))),
+            Family::Mistral | Family::Llama => window(None),
+            Family::Qwen2 | Family::Qwen3 => match raw.max_window_layers.unwrap_or(28) {
+                0 => window(None),
+                layers if layers >= raw.num_hidden_layers => Ok(None),
+                layers => {
+                    let fix = "it must be 0 or num_hidden_layers";
+                    self.unsupported("max_window_layers", layers, fix)
+                }
+            },
+        }
+    }
+}
+
+enum Pattern {
+    AllFull,
+    AllWindowed,
+    FullEvery(usize),
+}
+
+/// What the kinds of the layers repeat; `None` if nothing that [`SlidingWindow`] can say.
+fn pattern(types: &[String]) -> Option<Pattern> {
+    let is_full: Vec<bool> = types.iter().map(|kind| kind == "full_attention").collect();
+    let is_known = types
+        .iter()
+        .all(|kind| kind == "full_attention" || kind == "sliding_attention");
+    if !is_known {
+        return None;
+    }
+    let Some(first) = is_full.iter().position(|is_full| *is_full) else {
+        return Some(Pattern::AllWindowed);
+    };
+    if is_full.iter().all(|is_full| *is_full) {
+        return Some(Pattern::AllFull);
+    }
+    let period = first + 1;
+    let repeats = is_full
+        .iter()
+        .enumerate()
+        .all(|(layer, is_full)| *is_full == (layer + 1).is_multiple_of(period));
+    repeats.then_some(Pattern::FullEvery(period))
+}
+
+/// Refuses sizes that no decoder can have, so that nothing behind divides by zero or allocates without end.
+///
+/// # Errors
+/// Names the size.
+pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> {
+    let bad = |field: &str, problem: String| Err(LoadError::bad_config(path, field, problem));
+    let sizes = [
+        ("vocabulary size", config.vocab_size, 1 << 22),
+        ("hidden size", config.hidden_size, 1 << 17),
+        ("feed-forward size", config.intermediate_size, 1 << 20),
+        ("number of layers", config.num_layers, 1 << 12),
+        ("number of heads", config.num_heads, 1 << 12),
+        (
+            "number of key and value heads",
+            config.num_kv_heads,
+            1 << 12,
+        ),
+        ("head size", config.head_dim, 1 << 12),
+        ("context length", config.context_length, 1 << 30),
+    ];
+    for (name, size, most) in sizes {
+        if size == 0 || size > most {
+            return bad(name, format!("is {size}; it must be 1 to {most}"));
+        }
+    }
+    if !config.num_heads.is_multiple_of(config.num_kv_heads) {
+        let problem = format!(
+            "{} do not divide {} heads",
+            config.num_kv_heads, config.num_heads
+        );
+        return bad("number of key and value heads", problem);
+    }
+    if !config.head_dim.is_multiple_of(2) {
+        return bad(
+            "head size",
+            format!("is {}; it must be even", config.head_dim),
+        );
+    }
+    if !(f64::MIN_POSITIVE..1.0).contains(&config.rms_norm_eps) {
+        return bad("rms_norm_eps", format!("is {}", config.rms_norm_eps));
+    }
+    let thetas = [Some(config.rope.theta), config.rope.window_theta];
+    if thetas
+        .iter()
+        .flatten()
+        .any(|theta| theta.is_nan() || *theta < 1.0)
+    {
+        return bad("rope_theta", "is less than 1".into());
+    }
+    if let RopeScaling::Factors(factors) = &config.rope.scaling
+        && (factors.len() != config.head_dim / 2
+            || factors
+                .iter()
+                .any(|factor| factor.is_nan() || *factor <= 0.0))
+    {
+        let problem = format!(
+            "has {} factors; a head needs {}, all positive",
+            factors.len(),
+            config.head_dim / 2
+        );
+        return bad("rope_freqs.weight", problem);
+    }
+    Ok(())
+}
+
+/// What scores are multiplied by where heads are `head_dim` wide.
+pub(crate) fn attention_scale(head_dim: usize) -> f32 {
+    root(head_dim).recip()
+}
+
+/// What Gemma multiplies embeddings by.
+pub(crate) fn embedding_scale(hidden_size: usize) -> f32 {
+    root(hidden_size)
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "sizes of a model, far below the 24 bits that are exact"
+)]
+fn root(size: usize) -> f32 {
+    (size as f32).sqrt()
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "configurations say in f64 what is computed in f32"
+)]
+pub(crate) fn single(value: f64) -> f32 {
+    value as f32
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::*;
+
+fn reference(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
+    folder.join(name).join("config.json")
+}
+
+fn read_reference(name: &str) -> (ModelConfig, &'static str) {
+    let path = reference(name);
+    read(&path, &fs::read(&path).unwrap()).unwrap()
+}
+
+/// A Llama configuration as `transformers` 4 wrote it, with `changes`.
+fn llama(changes: &Value) -> Result<ModelConfig, LoadError> {
+    let mut config = json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+    });
+    let object = config.as_object_mut().unwrap();
+    for (key, value) in changes.as_object().unwrap() {
+        object.insert(key.clone(), value.clone());
+    }
+    read(Path::new("config.json"), config.to_string().as_bytes()).map(|(config, _)| config)
+}
+
+fn refused(changes: &Value) -> String {
+    llama(changes).unwrap_err().to_string()
+}
+
+#[test]
+fn every_architecture_is_read() {
+    for (name, expected) in [
+        ("llama", "llama"),
+        ("llama3", "llama"),
+        ("llama-linear", "llama"),
+        ("llama-biases", "llama"),
+        ("mistral", "llama"),
+        ("qwen2", "qwen2"),
+        ("qwen3", "qwen3"),
+        ("gemma2", "gemma2"),
+        ("gemma3", "gemma3"),
+    ] {
+        let (config, architecture) = read_reference(name);
+        assert_eq!(architecture, expected, "{name}");
+        assert_eq!(
+            (config.vocab_size, config.hidden_size, config.head_dim),
+            (96, 48, 16),
+            "{name}"
+        );
+        assert_eq!(
+            config.activation == Activation::GeluTanh,
+            name.starts_with("gemma")
+        );
+    }
+}
+
+#[test]
+fn what_families_differ_in_is_told_apart() {
+    let (biases, _) = read_reference("llama-biases");
+    assert!(biases.has_qkv_bias && biases.has_output_bias && biases.has_mlp_bias);
+    let (qwen2, _) = read_reference("qwen2");
+    assert!(qwen2.has_qkv_bias && !qwen2.has_output_bias && qwen2.is_tied);
+    let (qwen3, _) = read_reference("qwen3");
+    assert!(qwen3.has_qk_norm && !qwen3.has_qkv_bias && !qwen3.has_post_norms);
+    let (mistral, _) = read_reference("mistral");
+    let window = SlidingWindow {
+        size_tokens: 8,
+        full_every: None,
+    };
+    assert_eq!(mistral.window, Some(window));
+}
+
+#[test]
+fn gemma_has_scales_caps_and_windows() {
+    let (gemma2, _) = read_reference("gemma2");
+    assert_eq!(
+        (gemma2.attention_softcap, gemma2.logit_softcap),
+        (Some(5.0), Some(3.0))
+    );
+    assert!((gemma2.attention_scale - 24f32.powf(-0.5)).abs() < 1e-7);
+    assert!((gemma2.norm_weight_offset - 1.0).abs() < f32::EPSILON);
+    assert!((gemma2.embedding_scale - 48f32.sqrt()).abs() < 1e-6);
+    assert_eq!(gemma2.window.unwrap().full_every, Some(2));
+    let (gemma3, _) = read_reference("gemma3");
+    assert_eq!(gemma3.window.unwrap().full_every, Some(3));
+    assert_eq!(gemma3.rope.window_theta, Some(10_000.0));
+    assert!((gemma3.rope.theta - 1e6).abs() < 1.0);
+    assert!(gemma3.has_qk_norm && gemma3.has_post_norms && gemma3.is_tied);
+}
+
+#[test]
+fn rotary_scaling_is_read_in_the_ways_of_both_versions() {
+    let (llama3, _) = read_reference("llama3");
+    let expected = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_context_length: 32,
+    };
+    assert_eq!(llama3.rope.scaling, expected);
+    assert!((llama3.rope.theta - 500_000.0).abs() < 1.0);
+    let old = llama(&json!({"rope_theta": 500_000.0, "rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }}));
+    assert_eq!(old.unwrap().rope, llama3.rope);
+    let (linear, _) = read_reference("llama-linear");
+    assert_eq!(linear.rope.scaling, RopeScaling::Linear { factor: 4.0 });
+    let oldest = llama(&json!({"rope_scaling": {"type": "linear", "factor": 4.0}})).unwrap();
+    assert_eq!(oldest.rope.scaling, linear.rope.scaling);
+}
+
+#[test]
+fn defaults_are_those_of_transformers() {
+    let config = llama(&json!({})).unwrap();
+    assert_eq!((config.num_kv_heads, config.head_dim), (4, 16));
+    assert_eq!(config.rope.scaling, RopeScaling::None);
+    assert!(!config.is_tied && config.window.is_none());
+    // Llama has no windows, whatever its file says.
+    assert!(
+        llama(&json!({"sliding_window": 64}))
+            .unwrap()
+            .window
+            .is_none()
+    );
+}
+
+#[test]
+fn windows_of_qwen_are_used_when_it_says_so() {
+    let qwen = |use_it: bool, from: usize| {
+        llama(&json!({
+            "architectures": ["Qwen2ForCausalLM"], "sliding_window": 64,
+            "use_sliding_window": use_it, "max_window_layers": from,
+        }))
+    };
+    assert!(qwen(false, 0).unwrap().window.is_none());
+    assert!(qwen(true, 4).unwrap().window.is_none());
+    assert_eq!(qwen(true, 0).unwrap().window.unwrap().size_tokens, 64);
+    let error = qwen(true, 2).unwrap_err().to_string();
+    assert!(
+        error.contains("max_window_layers = 2 is not supported"),
+        "{error}"
+    );
+    let error = refused(&json!({
+        "architectures": ["MistralForCausalLM"], "sliding_window": 64,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    }));
+    assert!(error.contains("layer_types"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_computed_is_refused_by_name() {
+    for (changes, expected) in [
+        (
+            json!({"architectures": ["MixtralForCausalLM"]}),
+            "MixtralForCausalLM is not supported; supported are LlamaForCausalLM",
+        ),
+        (
+            json!({"architectures": null, "model_type": "bert"}),
+            "of model_type bert",
+        ),
+        (
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+            "rope_scaling.rope_type = yarn",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "awq"}}),
+            "quantization_config.quant_method = awq",
+        ),
+        (
+            json!({"partial_rotary_factor": 0.5}),
+            "partial_rotary_factor = 0.5",
+        ),
+        (json!({"hidden_act": "relu"}), "hidden_act = relu"),
+    ] {
+        let error = refused(&changes);
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    for (changes, expected) in [
+        (json!({"hidden_size": 0}), "hidden size"),
+        (json!({"num_attention_heads": 0}), "number of heads"),
+        (json!({"num_key_value_heads": 3}), "do not divide"),
+        (
+            json!({"num_hidden_layers": 1_000_000_000}),
+            "number of layers",
+        ),
+        (json!({"head_dim": 7}), "must be even"),
+        (json!({"rms_norm_eps": 0.0}), "rms_norm_eps"),
+        (json!({"vocab_size": -1}), "vocab_size"),
+        (json!({"vocab_size": null}), "vocab_size"),
+        (json!({"rope_theta": 0.0}), "rope_theta"),
+        (
+            json!({"rope_scaling": {"rope_type": "linear"}}),
+            "rope_scaling.factor",
+        ),
+    ] {
+        let error = refused(&changes);
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = read(Path::new("m/config.json"), b"{\"a\": ")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("m/config.json is broken"), "{error}");
+}

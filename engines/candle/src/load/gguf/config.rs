@@ -1,0 +1,346 @@
+//! [`ModelConfig`] from a GGUF file's metadata and from which tensors it has.
+//!
+//! # Source
+//! The keys are those of ggml's `docs/gguf.md`; what llama.cpp takes for granted (Gemma's windows, softcaps and scales) is
+//! taken for granted here too.
+
+use std::path::Path;
+
+use super::header::{Header, Value};
+use crate::error::LoadError;
+use crate::load::config::{self, attention_scale};
+use crate::model::config::{Activation, ModelConfig, Rope, RopeScaling, SlidingWindow};
+
+/// Architectures of GGUF files that are read; Mistral's files say llama.
+pub(crate) const ARCHITECTURES: [&str; 5] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3"];
+
+/// Base of rotary frequencies where the file names none.
+const DEFAULT_THETA: f32 = 10_000.0;
+const FREQUENCIES: &str = "rope_freqs.weight";
+
+/// A file's metadata, read by key with errors that name the key.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Metadata<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) header: &'a Header,
+    pub(crate) architecture: &'a str,
+}
+
+impl<'a> Metadata<'a> {
+    /// # Errors
+    /// The file names no architecture, or one that is not known.
+    pub(crate) fn new(path: &'a Path, header: &'a Header) -> Result<Self, LoadError> {
+        let Some(Value::Text(architecture)) = header.metadata.get("general.architecture") else {
+            let problem = "missing; is it a language model?";
+            return Err(LoadError::bad_config(path, "general.architecture", problem));
+        };
+        if !ARCHITECTURES.contains(&architecture.as_str()) {
+            return Err(LoadError::UnknownArchitecture {
+                path: path.to_owned(),
+                architecture: architecture.clone(),
+                known: &ARCHITECTURES,
+            });
+        }
+        Ok(Self {
+            path,
+            header,
+            architecture,
+        })
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture)
+    }
+
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.header.metadata.get(&self.key(key))
+    }
+
+    fn bad<T>(&self, key: &str, problem: &str) -> Result<T, LoadError> {
+        Err(LoadError::bad_config(self.path, &self.key(key), problem))
+    }
+
+    /// A size; where it is a list, one for each layer, all must be the same.
+    fn size(&self, key: &str) -> Result<Option<usize>, LoadError> {
+        let to_size = |value: i64| usize::try_from(value).ok();
+        let found = match self.get(key) {
+            None => return Ok(None),
+            Some(Value::Integer(value)) => to_size(*value),
+            Some(Value::Numbers(values)) => match values.first() {
+                Some(first) if values.iter().all(|value| value == first) => to_size(whole(*first)),
+                Some(_) => {
+                    let fix = "only models whose layers are all alike are supported";
+                    let value = "a list of different values";
+                    return Err(LoadError::unsupported(
+                        self.path,
+                        &self.key(key),
+                        value,
+                        fix,
+                    ));
+                }
+                None => None,
+            },
+            Some(
+                Value::Float(_) | Value::Bool(_) | Value::Text(_) | Value::Texts(_) | Value::Nested,
+            ) => None,
+        };
+        match found {
+            Some(size) => Ok(Some(size)),
+            None => self.bad(key, "is no size"),
+        }
+    }
+
+    fn required_size(&self, key: &str) -> Result<usize, LoadError> {
+        match self.size(key)? {
+            Some(size) => Ok(size),
+            None => self.bad(key, "missing"),
+        }
+    }
+
+    fn float(&self, key: &str) -> Result<Option<f64>, LoadError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Float(value)) if value.is_finite() => Ok(Some(*value)),
+            Some(_) => self.bad(key, "is no finite number"),
+        }
+    }
+
+    fn single(&self, key: &str) -> Result<Option<f32>, LoadError> {
+        Ok(self.float(key)?.map(config::single))
+    }
+
+    fn text(&self, key: &str) -> Option<&'a str> {
+        match self.get(key) {
+            Some(Value::Text(text)) => Some(text),
+            Some(_) | None => None,
+        }
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.header.tensors.contains_key(tensor)
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the cast saturates, and what is out of range is refused as a size"
+)]
+fn whole(value: f64) -> i64 {
+    value as i64
+}
+
+/// Reads the configuration; `frequencies` are the numbers of `rope_freqs.weight`, if the file has it.
+///
+/// # Errors
+/// A key is missing, out of its range, or asks for something the decoder does not compute.
+pub(crate) fn read(
+    metadata: Metadata<'_>,
+    frequencies: Option<Vec<f32>>,
+) -> Result<ModelConfig, LoadError> {
+    refuse_variants(metadata)?;
+    let hidden_size = metadata.required_size("embedding_length")?;
+    let num_heads = metadata.required_size("attention.head_count")?;
+    let head_dim = head_dim(metadata, hidden_size, num_heads)?;
+    let num_layers = metadata.required_size("block_count")?;
+    let is_gemma = metadata.architecture.starts_with("gemma");
+    let query_scale = query_scale(metadata, hidden_size, num_heads, num_layers, head_dim);
+    let config = ModelConfig {
+        vocab_size: vocab_size(metadata)?,
+        hidden_size,
+        intermediate_size: metadata.required_size("feed_forward_length")?,
+        num_layers,
+        num_heads,
+        num_kv_heads: metadata
+            .size("attention.head_count_kv")?
+            .unwrap_or(num_heads),
+        head_dim,
+        context_length: metadata.required_size("context_length")?,
+        rms_norm_eps: match metadata.float("attention.layer_norm_rms_epsilon")? {
+            Some(eps) => eps,
+            None => return metadata.bad("attention.layer_norm_rms_epsilon", "missing"),
+        },
+        norm_weight_offset: 0.0,
+        has_qk_norm: metadata.has("blk.0.attn_q_norm.weight"),
+        has_post_norms: metadata.has("blk.0.post_attention_norm.weight"),
+        has_qkv_bias: metadata.has("blk.0.attn_q.bias"),
+        has_output_bias: metadata.has("blk.0.attn_output.bias"),
+        has_mlp_bias: metadata.has("blk.0.ffn_gate.bias"),
+        activation: if is_gemma {
+            Activation::GeluTanh
+        } else {
+            Activation::Silu
+        },
+        rope: rope(metadata, frequencies)?,
+        window: window(metadata)?,
+        attention_scale: match metadata.single("attention.scale")? {
+            Some(scale) if scale > 0.0 => scale,
+            Some(_) | None => attention_scale(query_scale),
+        },
+        attention_softcap: softcap(metadata, "attn_logit_softcapping", 50.0)?,
+        logit_softcap: softcap(metadata, "final_logit_softcapping", 30.0)?,
+        embedding_scale: if is_gemma {
+            config::embedding_scale(hidden_size)
+        } else {
+            1.0
+        },
+        is_tied: !metadata.has("output.weight"),
+    };
+    config::check(metadata.path, &config)?;
+    Ok(config)
+}
+
+/// Refuses what would be computed wrongly.
+fn refuse_variants(metadata: Metadata<'_>) -> Result<(), LoadError> {
+    let refuse = |key: String, value: usize, fix| {
+        Err(LoadError::unsupported(metadata.path, &key, value, fix))
+    };
+    if let Some(experts @ 1..) = metadata.size("expert_count")? {
+        let fix = "mixture-of-experts models are not supported; take a dense one";
+        return refuse(metadata.key("expert_count"), experts, fix);
+    }
+    if let Some(Value::Integer(parts @ 2..)) = metadata.header.metadata.get("split.count") {
+        let parts = usize::try_from(*parts).unwrap_or(usize::MAX);
+        let fix = "join the parts first, with llama-gguf-split --merge";
+        return refuse("split.count".into(), parts, fix);
+    }
+    Ok(())
+}
+
+fn vocab_size(metadata: Metadata<'_>) -> Result<usize, LoadError> {
+    let name = "token_embd.weight";
+    let info = metadata.header.tensors.get(name);
+    let info = info.ok_or_else(|| LoadError::MissingTensor {
+        path: metadata.path.to_owned(),
+        name: name.into(),
+    })?;
+    match info.shape.as_slice() {
+        [rows, _] => Ok(*rows),
+        shape => Err(LoadError::broken(
+            metadata.path,
+            format!("tensor {name} has the shape {shape:?}"),
+        )),
+    }
+}
+
+fn head_dim(
+    metadata: Metadata<'_>,
+    hidden_size: usize,
+    num_heads: usize,
+) -> Result<usize, LoadError> {
+    let head_dim = match metadata.size("attention.key_length")? {
+        Some(head_dim) => head_dim,
+        None => hidden_size.checked_div(num_heads).unwrap_or(0),
+    };
+    let refuse = |key: &str, value| {
+        let fix = "it must be as wide as a head";
+        Err(LoadError::unsupported(
+            metadata.path,
+            &metadata.key(key),
+            value,
+            fix,
+        ))
+    };
+    for key in ["attention.value_length", "rope.dimension_count"] {
+        match metadata.size(key)? {
+            Some(value) if value != head_dim => return refuse(key, value),
+            Some(_) | None => {}
+        }
+    }
+    Ok(head_dim)
+}
+
+/// What attention scores are divided by the root of. The largest Gemmas differ from their head's width, and their files do
+/// not say so.
+fn query_scale(
+    metadata: Metadata<'_>,
+    hidden_size: usize,
+    num_heads: usize,
+    num_layers: usize,
+    head_dim: usize,
+) -> usize {
+    let is_27b = matches!(
+        (metadata.architecture, num_layers),
+        ("gemma2", 46) | ("gemma3", 62)
+    );
+    if is_27b {
+        hidden_size.checked_div(num_heads).unwrap_or(head_dim)
+    } else {
+        head_dim
+    }
+}
+
+fn rope(metadata: Metadata<'_>, frequencies: Option<Vec<f32>>) -> Result<Rope, LoadError> {
+    let is_gemma3 = metadata.architecture == "gemma3";
+    Ok(Rope {
+        theta: metadata.single("rope.freq_base")?.unwrap_or(DEFAULT_THETA),
+        window_theta: if is_gemma3 {
+            let given = metadata.single("rope.freq_base_swa")?;
+            Some(given.unwrap_or(DEFAULT_THETA))
+        } else {
+            None
+        },
+        scaling: match frequencies {
+            Some(factors) => RopeScaling::Factors(factors),
+            None => scaling(metadata)?,
+        },
+    })
+}
+
+fn scaling(metadata: Metadata<'_>) -> Result<RopeScaling, LoadError> {
+    let factor = match metadata.single("rope.scaling.factor")? {
+        Some(factor) => Some(factor),
+        // As older files wrote it.
+        None => metadata.single("rope.scale_linear")?,
+    };
+    match (metadata.text("rope.scaling.type"), factor) {
+        (Some("none"), _) | (None | Some("linear"), None) => Ok(RopeScaling::None),
+        (None | Some("linear"), Some(factor)) if factor >= 1.0 => {
+            Ok(RopeScaling::Linear { factor })
+        }
+        (None | Some("linear"), Some(_)) => metadata.bad("rope.scaling.factor", "is less than 1"),
+        (Some(other), _) => Err(LoadError::unsupported(
+            metadata.path,
+            &metadata.key("rope.scaling.type"),
+            other,
+            "none and linear are, and Llama 3's in rope_freqs.weight",
+        )),
+    }
+}
+
+fn window(metadata: Metadata<'_>) -> Result<Option<SlidingWindow>, LoadError> {
+    let by_default = (metadata.architecture == "gemma2").then_some(4096);
+    let size = metadata.size("attention.sliding_window")?.or(by_default);
+    let Some(size_tokens) = size.filter(|size| *size > 0) else {
+        return Ok(None);
+    };
+    let full_every = match metadata.size("attention.sliding_window_pattern")? {
+        Some(0) => None,
+        Some(period) => Some(period),
+        None => usual_full_every(metadata.architecture),
+    };
+    Ok(Some(SlidingWindow {
+        size_tokens,
+        full_every,
+    }))
+}
+
+/// Every how many layers of an architecture one sees everything, where its files do not say so.
+pub(crate) fn usual_full_every(architecture: &str) -> Option<usize> {
+    match architecture {
+        "gemma2" => Some(2),
+        "gemma3" => Some(6),
+        _ => None,
+    }
+}
+
+/// Gemma 2's softcaps are `by_default` where its files name none.
+fn softcap(metadata: Metadata<'_>, key: &str, by_default: f32) -> Result<Option<f32>, LoadError> {
+    let by_default = (metadata.architecture == "gemma2").then_some(by_default);
+    let given = metadata.single(key)?;
+    Ok(given.or(by_default).filter(|cap| *cap > 0.0))
+}
+
+/// The tensor with a factor for each pair's frequency.
+pub(crate) const fn frequencies_tensor() -> &'static str {
+    FREQUENCIES
+}

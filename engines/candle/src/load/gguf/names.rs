@@ -1,0 +1,70 @@
+//! What GGUF files call the tensors that `transformers` calls something else.
+
+/// Tensors outside decoder blocks.
+const GLOBAL: [(&str, &str); 3] = [
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "output_norm.weight"),
+    ("lm_head.weight", "output.weight"),
+];
+
+/// Modules of a decoder block.
+const MODULES: [(&str, &str); 10] = [
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// The norm before the feed-forward block.
+const ONE_NORM: [(&str, &str); 1] = [("post_attention_layernorm", "ffn_norm")];
+
+/// Norms of blocks that normalize outputs too.
+const POST_NORMS: [(&str, &str); 3] = [
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// The name in a GGUF file of what `transformers` calls `name`; `None` if it has none.
+pub(crate) fn gguf_name(name: &str, has_post_norms: bool) -> Option<String> {
+    if let Some((_, found)) = GLOBAL.iter().find(|(ours, _)| *ours == name) {
+        return Some((*found).to_owned());
+    }
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let norms: &[(&str, &str)] = if has_post_norms {
+        &POST_NORMS
+    } else {
+        &ONE_NORM
+    };
+    let (_, found) = MODULES
+        .iter()
+        .chain(norms)
+        .find(|(ours, _)| *ours == module)?;
+    Some(format!("blk.{layer}.{found}.{kind}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn norms_are_told_apart() {
+        let of = |name, has_post_norms| gguf_name(name, has_post_norms).unwrap();
+        let name = "model.layers.3.post_attention_layernorm.weight";
+        assert_eq!(of(name, false), "blk.3.ffn_norm.weight");
+        assert_eq!(of(name, true), "blk.3.post_attention_norm.weight");
+        let name = "model.layers.12.self_attn.q_proj.bias";
+        assert_eq!(of(name, false), "blk.12.attn_q.bias");
+        assert_eq!(of("lm_head.weight", true), "output.weight");
+        for name in ["model.layers.0.mlp.experts.weight", "model.layers.x", "x"] {
+            assert_eq!(gguf_name(name, false), None);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Byte-level BPE vocabularies, which GGUF files call gpt2.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::super::header::Value;
+use super::Vocabulary;
+use crate::error::LoadError;
+
+/// Llama 3's pattern: digits in groups of three.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Qwen 2's: digits one by one.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Mistral Nemo's: letters split where lower case meets upper.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How a vocabulary splits text before it merges.
+struct Splitting {
+    normalizer: Json,
+    pre_tokenizer: Json,
+    /// Whether a word that is a token of its own needs no merges.
+    ignores_merges: bool,
+}
+
+pub(super) fn tokenizer(vocabulary: &Vocabulary<'_>) -> Result<Json, LoadError> {
+    let splitting = splitting(vocabulary)?;
+    let Some(Value::Texts(merges)) = vocabulary.find("merges") else {
+        let problem = "it has a vocabulary but no tokenizer.ggml.merges";
+        return Err(LoadError::no_tokenizer(vocabulary.path, problem));
+    };
+    let mut vocab = Map::new();
+    for (id, token) in vocabulary.tokens.iter().enumerate() {
+        vocab.insert(token.clone(), id.into());
+    }
+    let merges = merges
+        .iter()
+        .map(|merge| pair(vocabulary, merge))
+        .collect::<Result<Vec<Json>, LoadError>>()?;
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added_tokens(),
+        "normalizer": splitting.normalizer,
+        "pre_tokenizer": splitting.pre_tokenizer,
+        "post_processor": vocabulary.post_processor(),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": splitting.ignores_merges, "vocab": vocab, "merges": merges,
+        },
+    }))
+}
+
+/// The two halves of a merge. Neither can contain a space in byte-level BPE, but a first half may begin with one elsewhere.
+fn pair(vocabulary: &Vocabulary<'_>, merge: &str) -> Result<Json, LoadError> {
+    let space = merge
+        .char_indices()
+        .skip(1)
+        .find(|(_, letter)| *letter == ' ')
+        .map(|(at, _)| at);
+    match space.map(|at| merge.split_at(at)) {
+        Some((first, second)) => Ok(json!([first, second.trim_start_matches(' ')])),
+        None => Err(LoadError::bad_config(
+            vocabulary.path,
+            "tokenizer.ggml.merges",
+            format!("{merge:?} is no pair"),
+        )),
+    }
+}
+
+fn byte_level(use_regex: bool) -> Json {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
+}
+
+fn by_pattern(pattern: &str) -> Json {
+    json!({"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
+        byte_level(false),
+    ]})
+}
+
+fn by_digits() -> Json {
+    let digits = json!({"type": "Digits", "individual_digits": true});
+    json!({"type": "Sequence", "pretokenizers": [digits, byte_level(true)]})
+}
+
+fn splitting(vocabulary: &Vocabulary<'_>) -> Result<Splitting, LoadError> {
+    let (normalizer, pre_tokenizer, ignores_merges) = match vocabulary.text("pre") {
+        Some("gpt-2" | "gpt2") => (Json::Null, byte_level(true), false),
+        Some("llama-bpe" | "llama3" | "llama-v3" | "smaug-bpe") => {
+            (Json::Null, by_pattern(LLAMA3), true)
+        }
+        Some("qwen2" | "deepseek-r1-qwen") => (json!({"type": "NFC"}), by_pattern(QWEN2), false),
+        Some("tekken") => (Json::Null, by_pattern(TEKKEN), true),
+        Some("smollm" | "starcoder" | "refact" | "command-r") => (Json::Null, by_digits(), false),
+        other => {
+            let problem = format!(
+                "how its tokenizer splits text (tokenizer.ggml.pre = {}) is not known",
+                other.unwrap_or("not given")
+            );
+            return Err(LoadError::no_tokenizer(vocabulary.path, problem));
+        }
+    };
+    Ok(Splitting {
+        normalizer,
+        pre_tokenizer,
+        ignores_merges,
+    })
+}
+
+/// What GGUF files call the way in which a `tokenizer.json` splits text; `None` if it has no name there.
+pub(crate) fn split_name(tokenizer: &Json) -> Option<&'static str> {
+    let steps = tokenizer.get("pre_tokenizer")?;
+    let one = [steps.clone()];
+    let steps = match steps.get("pretokenizers") {
+        Some(steps) => steps.as_array()?.as_slice(),
+        None => &one,
+    };
+    let kind = |step: &Json| step.get("type").and_then(Json::as_str).map(str::to_owned);
+    let kinds: Vec<String> = steps.iter().filter_map(kind).collect();
+    let has_regex = steps.last()?.get("use_regex").and_then(Json::as_bool) == Some(true);
+    let has_normalizer = !tokenizer.get("normalizer").is_none_or(Json::is_null);
+    let pattern = steps
+        .first()?
+        .pointer("/pattern/Regex")
+        .and_then(Json::as_str);
+    let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+    match (kinds.as_slice(), pattern, has_regex, has_normalizer) {
+        (["ByteLevel"], _, true, false) => Some("gpt-2"),
+        (["Digits", "ByteLevel"], _, true, false) => Some("smollm"),
+        (["Split", "ByteLevel"], Some(LLAMA3), false, false) => Some("llama-bpe"),
+        (["Split", "ByteLevel"], Some(QWEN2), false, true) => Some("qwen2"),
+        (["Split", "ByteLevel"], Some(TEKKEN), false, false) => Some("tekken"),
+        _ => None,
+    }
+}

@@ -1,0 +1,470 @@
+//! Writes a model as a GGUF file, which this engine and llama.cpp read: the way back of everything else in `gguf`.
+//!
+//! Tensors are converted and written one after the other, so that a model larger than memory can be written.
+//!
+//! # Source
+//! `docs/gguf.md` of ggml, version 3; what llama.cpp's converter changes (rows of queries and keys in pairs, Gemma's norms
+//! plus one) is changed here too.
+
+mod vocabulary;
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::str::FromStr;
+
+use candle_core::quantized::GgmlDType;
+
+use super::config::usual_full_every;
+use super::header::{MAGIC, number_of};
+use super::{names, row_order};
+use crate::error::LoadError;
+use crate::load::quantize::{Part, Quantization, floats, quantize};
+use crate::load::tensors::{RawTensor, RowOrder, bytes_of, is_float};
+use crate::load::weights::to_u64;
+use crate::load::{LoadProgress, OpenModel, PlannedTensor, Role, plan};
+use crate::model::config::{ModelConfig, RopeScaling};
+
+const VERSION: u32 = 3;
+const ALIGNMENT: usize = 32;
+
+/// What the matrices of a written file are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GgufType {
+    /// 32 bits a weight.
+    F32,
+    /// 16 bits a weight, of which 5 are the exponent.
+    F16,
+    /// 16 bits a weight, of which 8 are the exponent.
+    Bf16,
+    /// Blocks.
+    Quantized(Quantization),
+}
+
+impl GgufType {
+    /// The type of a matrix with rows of `row_len`.
+    fn dtype_for(self, row_len: usize, part: Part) -> GgmlDType {
+        match self {
+            Self::F32 => GgmlDType::F32,
+            Self::F16 => GgmlDType::F16,
+            Self::Bf16 => GgmlDType::BF16,
+            Self::Quantized(quantization) => quantization.dtype_for(row_len, part),
+        }
+    }
+
+    /// llama.cpp's number of a file's type, which it only shows.
+    fn file_type(self) -> u32 {
+        match self {
+            Self::F32 | Self::Quantized(Quantization::None) => 0,
+            Self::F16 => 1,
+            Self::Bf16 => 32,
+            Self::Quantized(Quantization::Q4_0) => 2,
+            Self::Quantized(Quantization::Q8_0) => 7,
+            Self::Quantized(Quantization::Q4K) => 15,
+            Self::Quantized(Quantization::Q5K) => 17,
+            Self::Quantized(Quantization::Q6K) => 18,
+        }
+    }
+}
+
+impl FromStr for GgufType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "f32" => Ok(Self::F32),
+            "f16" => Ok(Self::F16),
+            "bf16" => Ok(Self::Bf16),
+            other => match other.parse() {
+                Ok(Quantization::None) | Err(_) => Err(format!(
+                    "{other:?} is none of f32, f16, bf16, q8_0, q6_k, q5_k, q4_k, q4_0"
+                )),
+                Ok(quantization) => Ok(Self::Quantized(quantization)),
+            },
+        }
+    }
+}
+
+/// Writes `model`, whose weights must be floats, to `path`, with its tokenizer if GGUF files can say what it does.
+///
+/// The file appears under its name when it is whole. `progress` is called after each tensor.
+///
+/// # Errors
+/// The model has something that GGUF files cannot say, or the file cannot be written.
+pub fn write_gguf(
+    model: &OpenModel,
+    path: &Path,
+    kind: GgufType,
+    mut progress: impl FnMut(LoadProgress),
+) -> Result<(), LoadError> {
+    let tensors = Output::all(model, kind)?;
+    let header = header(model, kind, &tensors);
+    let part = path.with_extension("gguf.part");
+    let write = |error| LoadError::read(path, error);
+    let file = File::create(&part).map_err(write)?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    file.write_all(&header).map_err(write)?;
+    let mut done = LoadProgress {
+        tensors: 0,
+        all_tensors: tensors.len(),
+        bytes: 0,
+        all_bytes: tensors.iter().map(|tensor| to_u64(tensor.bytes)).sum(),
+    };
+    for tensor in &tensors {
+        tensor.write(model, &mut file)?.map_err(write)?;
+        done.tensors += 1;
+        done.bytes += to_u64(tensor.bytes);
+        progress(done);
+    }
+    file.into_inner()
+        .map_err(io::IntoInnerError::into_error)
+        .and_then(|file| file.sync_all())
+        .and_then(|()| std::fs::rename(&part, path))
+        .map_err(write)
+}
+
+/// A tensor of the file.
+struct Output {
+    /// As the file calls it.
+    name: String,
+    dtype: GgmlDType,
+    shape: Vec<usize>,
+    bytes: usize,
+    content: Content,
+}
+
+enum Content {
+    /// Of the model, `offset` added to each number.
+    Planned {
+        name: String,
+        rows: RowOrder,
+        offset: f32,
+    },
+    Made(Vec<f32>),
+}
+
+impl Output {
+    fn all(model: &OpenModel, kind: GgufType) -> Result<Vec<Self>, LoadError> {
+        let mut all = Vec::new();
+        if let Some(factors) = frequency_factors(&model.config) {
+            all.push(Self {
+                name: super::config::frequencies_tensor().to_owned(),
+                dtype: GgmlDType::F32,
+                shape: vec![factors.len()],
+                bytes: factors.len() * 4,
+                content: Content::Made(factors),
+            });
+        }
+        for planned in plan(&model.config) {
+            all.push(Self::planned(model, kind, &planned)?);
+        }
+        Ok(all)
+    }
+
+    fn planned(
+        model: &OpenModel,
+        kind: GgufType,
+        planned: &PlannedTensor,
+    ) -> Result<Self, LoadError> {
+        let config = &model.config;
+        let raw = model.required(&planned.name, &planned.shape)?;
+        if !is_float(raw.dtype) {
+            return Err(LoadError::UnsupportedDtype {
+                path: model.path.clone(),
+                name: raw.name.to_owned(),
+                found: format!("{:?}", raw.dtype),
+                supported: "F32, F16 or BF16, to be written in another type",
+            });
+        }
+        let dtype = match planned.role {
+            Role::Matrix(part) => kind.dtype_for(raw.row_len(), part),
+            Role::Norm | Role::Bias => GgmlDType::F32,
+        };
+        let name = names::gguf_name(&planned.name, config.has_post_norms);
+        Ok(Self {
+            name: name.unwrap_or_else(|| planned.name.clone()),
+            dtype,
+            bytes: bytes_of(dtype, raw.elements()).unwrap_or(0),
+            shape: planned.shape.clone(),
+            content: Content::Planned {
+                name: planned.name.clone(),
+                rows: row_order(&model.architecture, &planned.name, config.head_dim),
+                offset: match planned.role {
+                    Role::Norm => config.norm_weight_offset,
+                    Role::Matrix(_) | Role::Bias => 0.0,
+                },
+            },
+        })
+    }
+
+    /// The outer error is the model's, the inner one the file's.
+    fn write(&self, model: &OpenModel, file: &mut impl Write) -> Result<io::Result<()>, LoadError> {
+        let written = match &self.content {
+            Content::Made(values) => write_floats(file, values.iter().copied(), self.dtype),
+            Content::Planned { name, rows, offset } => {
+                let raw = model.required(name, &self.shape)?;
+                let values = reordered(&raw, *rows);
+                if is_float(self.dtype) {
+                    let values = values.iter().map(|value| value + offset);
+                    write_floats(file, values, self.dtype)
+                } else {
+                    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+                    let bytes: Vec<u8> = bytes.collect();
+                    let raw = RawTensor {
+                        dtype: GgmlDType::F32,
+                        data: &bytes,
+                        rows: RowOrder::Halves,
+                        ..raw
+                    };
+                    let blocks = quantize(&raw, self.dtype)?;
+                    let data = blocks.data();
+                    let data = data.map_err(|error| LoadError::candle(name, error))?;
+                    file.write_all(&data)
+                }
+            }
+        };
+        let padding = padded(self.bytes) - self.bytes;
+        Ok(written.and_then(|()| file.write_all(&[0; ALIGNMENT][..padding.min(ALIGNMENT)])))
+    }
+}
+
+/// A tensor's numbers with rows as the file has them.
+fn reordered(raw: &RawTensor<'_>, order: RowOrder) -> Vec<f32> {
+    let values = floats(raw);
+    if order == RowOrder::Halves {
+        return values;
+    }
+    let row_len = raw.row_len().max(1);
+    let rows = values.len() / row_len;
+    let of_row = |row: usize| {
+        let start = order.target(row) * row_len;
+        values.get(start..start + row_len).unwrap_or_default()
+    };
+    (0..rows)
+        .flat_map(|row| of_row(row).iter().copied())
+        .collect()
+}
+
+fn write_floats(
+    file: &mut impl Write,
+    mut values: impl Iterator<Item = f32>,
+    dtype: GgmlDType,
+) -> io::Result<()> {
+    if dtype == GgmlDType::F16 {
+        values.try_for_each(|value| file.write_all(&half::f16::from_f32(value).to_le_bytes()))
+    } else if dtype == GgmlDType::BF16 {
+        values.try_for_each(|value| file.write_all(&half::bf16::from_f32(value).to_le_bytes()))
+    } else {
+        values.try_for_each(|value| file.write_all(&value.to_le_bytes()))
+    }
+}
+
+fn padded(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// What each pair's frequency is divided by, where a key cannot say it.
+fn frequency_factors(config: &ModelConfig) -> Option<Vec<f32>> {
+    match &config.rope.scaling {
+        RopeScaling::None | RopeScaling::Linear { .. } => None,
+        RopeScaling::Factors(factors) => Some(factors.clone()),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context_length,
+        } => {
+            let context = single(*original_context_length);
+            let of_pair = |pair: usize| {
+                let exponent = single(2 * pair) / single(config.head_dim);
+                let wavelength = std::f32::consts::TAU * config.rope.theta.powf(exponent);
+                if wavelength < context / high_freq_factor {
+                    1.0
+                } else if wavelength > context / low_freq_factor {
+                    *factor
+                } else {
+                    let smooth = (context / wavelength - low_freq_factor)
+                        / (high_freq_factor - low_freq_factor);
+                    1.0 / ((1.0 - smooth) / factor + smooth)
+                }
+            };
+            Some((0..config.head_dim / 2).map(of_pair).collect())
+        }
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "sizes of a model, of which the leading digits matter"
+)]
+fn single(size: usize) -> f32 {
+    size as f32
+}
+
+/// A metadata value, with the width that readers expect.
+pub(crate) enum Entry {
+    U32(u32),
+    F32(f32),
+    Bool(bool),
+    Text(String),
+    Texts(Vec<String>),
+    I32s(Vec<i32>),
+    #[cfg(test)]
+    F32s(Vec<f32>),
+}
+
+impl Entry {
+    fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::U32(value) => number(out, 4, value.to_le_bytes()),
+            Self::F32(value) => number(out, 6, value.to_le_bytes()),
+            Self::Bool(value) => number(out, 7, [u8::from(*value)]),
+            Self::Text(value) => {
+                number(out, 8, []);
+                text(out, value);
+            }
+            Self::Texts(values) => {
+                array(out, 8, values.len());
+                values.iter().for_each(|value| text(out, value));
+            }
+            Self::I32s(values) => {
+                array(out, 5, values.len());
+                values
+                    .iter()
+                    .for_each(|value| out.extend(value.to_le_bytes()));
+            }
+            #[cfg(test)]
+            Self::F32s(values) => {
+                array(out, 6, values.len());
+                values
+                    .iter()
+                    .for_each(|value| out.extend(value.to_le_bytes()));
+            }
+        }
+    }
+}
+
+fn number<const N: usize>(out: &mut Vec<u8>, kind: u32, bytes: [u8; N]) {
+    out.extend(kind.to_le_bytes());
+    out.extend(bytes);
+}
+
+fn array(out: &mut Vec<u8>, kind: u32, length: usize) {
+    out.extend(9u32.to_le_bytes());
+    out.extend(kind.to_le_bytes());
+    out.extend(to_u64(length).to_le_bytes());
+}
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    out.extend(to_u64(text.len()).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn header(model: &OpenModel, kind: GgufType, tensors: &[Output]) -> Vec<u8> {
+    let mut entries = entries(model, kind);
+    entries.extend(vocabulary::entries(model));
+    let tensors: Vec<Info<'_>> = tensors
+        .iter()
+        .map(|tensor| Info {
+            name: &tensor.name,
+            dtype: number_of(tensor.dtype).unwrap_or(0),
+            shape: &tensor.shape,
+            bytes: tensor.bytes,
+        })
+        .collect();
+    encode(&entries, &tensors)
+}
+
+/// What the header says of a tensor.
+pub(crate) struct Info<'a> {
+    pub(crate) name: &'a str,
+    /// ggml's number of its type.
+    pub(crate) dtype: u32,
+    pub(crate) shape: &'a [usize],
+    pub(crate) bytes: usize,
+}
+
+/// A header, padded so that tensors can follow, each padded too.
+pub(crate) fn encode(entries: &[(String, Entry)], tensors: &[Info<'_>]) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    out.extend(VERSION.to_le_bytes());
+    out.extend(to_u64(tensors.len()).to_le_bytes());
+    out.extend(to_u64(entries.len()).to_le_bytes());
+    for (key, entry) in entries {
+        text(&mut out, key);
+        entry.write(&mut out);
+    }
+    let mut offset = 0;
+    for tensor in tensors {
+        text(&mut out, tensor.name);
+        let dims = u32::try_from(tensor.shape.len()).unwrap_or(0);
+        out.extend(dims.to_le_bytes());
+        for dim in tensor.shape.iter().rev() {
+            out.extend(to_u64(*dim).to_le_bytes());
+        }
+        out.extend(tensor.dtype.to_le_bytes());
+        out.extend(to_u64(offset).to_le_bytes());
+        offset += padded(tensor.bytes);
+    }
+    out.resize(padded(out.len()), 0);
+    out
+}
+
+/// The model's metadata, without its vocabulary.
+fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)> {
+    let config = &model.config;
+    let architecture = model.architecture.as_str();
+    let size = |value: usize| Entry::U32(u32::try_from(value).unwrap_or(u32::MAX));
+    let mut own = vec![
+        ("context_length", size(config.context_length)),
+        ("embedding_length", size(config.hidden_size)),
+        ("block_count", size(config.num_layers)),
+        ("feed_forward_length", size(config.intermediate_size)),
+        ("attention.head_count", size(config.num_heads)),
+        ("attention.head_count_kv", size(config.num_kv_heads)),
+        ("attention.key_length", size(config.head_dim)),
+        ("attention.value_length", size(config.head_dim)),
+        ("rope.dimension_count", size(config.head_dim)),
+        ("rope.freq_base", Entry::F32(config.rope.theta)),
+        (
+            "attention.layer_norm_rms_epsilon",
+            Entry::F32(crate::load::config::single(config.rms_norm_eps)),
+        ),
+        ("vocab_size", size(config.vocab_size)),
+    ];
+    if let Some(theta) = config.rope.window_theta {
+        own.push(("rope.freq_base_swa", Entry::F32(theta)));
+    }
+    if let RopeScaling::Linear { factor } = config.rope.scaling {
+        own.push(("rope.scaling.type", Entry::Text("linear".into())));
+        own.push(("rope.scaling.factor", Entry::F32(factor)));
+    }
+    if let Some(cap) = config.attention_softcap {
+        own.push(("attn_logit_softcapping", Entry::F32(cap)));
+    }
+    if let Some(cap) = config.logit_softcap {
+        own.push(("final_logit_softcapping", Entry::F32(cap)));
+    }
+    let usual = crate::load::config::attention_scale(config.head_dim);
+    if (config.attention_scale - usual).abs() > usual * 1e-5 {
+        own.push(("attention.scale", Entry::F32(config.attention_scale)));
+    }
+    if let Some(window) = config.window {
+        own.push(("attention.sliding_window", size(window.size_tokens)));
+        if window.full_every != usual_full_every(architecture) {
+            let period = size(window.full_every.unwrap_or(0));
+            own.push(("attention.sliding_window_pattern", period));
+        }
+    }
+    let general = [
+        ("general.architecture", Entry::Text(architecture.into())),
+        ("general.name", Entry::Text(model.name.clone())),
+        ("general.file_type", Entry::U32(kind.file_type())),
+        ("general.quantization_version", Entry::U32(2)),
+    ];
+    let general = general.map(|(key, entry)| (key.to_owned(), entry));
+    let own = own
+        .into_iter()
+        .map(|(key, entry)| (format!("{architecture}.{key}"), entry));
+    general.into_iter().chain(own).collect()
+}

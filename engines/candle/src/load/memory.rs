@@ -1,0 +1,308 @@
+//! How much memory a model will take, and how much there is.
+
+use std::fs;
+use std::path::Path;
+
+use candle_core::Device;
+use candle_core::quantized::GgmlDType;
+
+use super::OpenModel;
+use super::plan::{PlannedTensor, Role, plan};
+use super::tensors::{bytes_of, is_float};
+use super::weights::{WeightOptions, to_u64};
+use crate::error::{Bytes, LoadError};
+
+/// What a step computes with, beyond weights and KV cache: activations, logits, and what the process holds anyway.
+const WORKSPACE_BYTES: u64 = 256 << 20;
+
+/// What a model will take on its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    /// Weights, in the form they are kept in.
+    pub weights: u64,
+    /// What loading needs on top, for one tensor at a time, and a step afterwards.
+    pub workspace: u64,
+}
+
+impl MemoryEstimate {
+    pub(super) fn new(model: &OpenModel, options: &WeightOptions) -> Self {
+        let mut weights = 0u64;
+        let mut largest = 0u64;
+        for tensor in plan(&model.config) {
+            let kept = kept_bytes(model, options, &tensor);
+            weights = weights.saturating_add(kept);
+            largest = largest.max(kept);
+        }
+        Self {
+            weights,
+            workspace: WORKSPACE_BYTES.max(largest),
+        }
+    }
+
+    /// Everything but the KV cache.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.workspace)
+    }
+
+    /// Refuses a model that does not fit beside a KV cache of `kv_bytes`.
+    ///
+    /// # Errors
+    /// `NotEnoughMemory`, with the figures and the flags that help.
+    pub fn check(&self, kv_bytes: u64, available: u64) -> Result<(), LoadError> {
+        let needed = self.total().saturating_add(kv_bytes);
+        if needed <= available {
+            return Ok(());
+        }
+        let estimate = format!(
+            "weights take {}, the KV cache {} and a step {}: {} in all",
+            Bytes(self.weights),
+            Bytes(kv_bytes),
+            Bytes(self.workspace),
+            Bytes(needed),
+        );
+        let fix = if self.total() < available {
+            format!(
+                "--kv-cache-memory of at most {} fits",
+                Bytes(available - self.total())
+            )
+        } else {
+            "--quantize q4_k makes weights smaller, if the files are not quantized already; otherwise take a smaller model"
+                .to_owned()
+        };
+        Err(LoadError::NotEnoughMemory {
+            estimate,
+            needed,
+            available,
+            fix,
+        })
+    }
+}
+
+/// Bytes that a tensor takes once it is loaded.
+fn kept_bytes(model: &OpenModel, options: &WeightOptions, tensor: &PlannedTensor) -> u64 {
+    let elements = to_u64(tensor.shape.iter().product());
+    let Role::Matrix(part) = tensor.role else {
+        return elements * 4;
+    };
+    let in_file = match model.tensor(&tensor.name) {
+        Ok(Some(raw)) => raw.dtype,
+        Ok(None) | Err(_) => GgmlDType::F32,
+    };
+    let row_len = tensor.shape.last().copied().unwrap_or(1);
+    let dtype = if !is_float(in_file) {
+        in_file
+    } else if options.device.is_cpu() {
+        options.quantization.dtype_for(row_len, part)
+    } else {
+        return elements * to_u64(options.dtype.size_in_bytes());
+    };
+    let plain = to_u64(bytes_of(dtype, tensor.shape.iter().product()).unwrap_or(usize::MAX));
+    if options.device.is_cpu() {
+        repacked_bytes(dtype, elements, plain)
+    } else {
+        plain
+    }
+}
+
+/// What a matrix takes on the CPU, in the form that its products read. With AVX-512's 8-bit dot product that form replaces
+/// the file's and is about as large; elsewhere on x86 candle keeps its own beside it.
+fn repacked_bytes(dtype: GgmlDType, elements: u64, plain: u64) -> u64 {
+    if is_float(dtype) || !cfg!(target_arch = "x86_64") {
+        return plain;
+    }
+    if replaces_blocks() {
+        return plain.saturating_add(plain / 16);
+    }
+    let bits = if dtype == GgmlDType::Q8_0 {
+        9
+    } else if dtype == GgmlDType::Q4K {
+        6
+    } else if dtype == GgmlDType::Q6K {
+        10
+    } else {
+        0
+    };
+    plain.saturating_add(elements.saturating_mul(bits) / 8)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn replaces_blocks() -> bool {
+    std::arch::is_x86_feature_detected!("avx512vnni")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn replaces_blocks() -> bool {
+    false
+}
+
+/// Bytes that can be allocated on a device; `None` if nobody says.
+///
+/// For the CPU: what the kernel calls available, or what the control group leaves, whichever is less. Pages of mapped
+/// files do not count, as the kernel can drop them.
+#[must_use]
+pub fn available_memory(device: &Device) -> Option<u64> {
+    match device {
+        Device::Cpu => available_in(Path::new("/")),
+        Device::Cuda(_) => available_on_gpu(),
+        Device::Metal(_) => None,
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn available_on_gpu() -> Option<u64> {
+    let (free, _) = candle_core::cuda_backend::cudarc::driver::result::mem_get_info().ok()?;
+    Some(to_u64(free))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn available_on_gpu() -> Option<u64> {
+    None
+}
+
+/// As [`available_memory`], below another root than `/`, for tests.
+fn available_in(root: &Path) -> Option<u64> {
+    let of_machine = mem_available(&read(&root.join("proc/meminfo"))?);
+    let of_group =
+        read(&root.join("proc/self/cgroup")).and_then(|groups| left_in_group(root, &groups));
+    match (of_machine, of_group) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
+    }
+}
+
+fn read(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+/// What the process's control group, and every one above it, leave: the least counts.
+fn left_in_group(root: &Path, groups: &str) -> Option<u64> {
+    let base = root.join("sys/fs/cgroup");
+    let lefts = groups.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let path = path.trim_start_matches('/');
+        if controllers.is_empty() {
+            least(
+                &base,
+                path,
+                ["memory.max", "memory.current", "inactive_file"],
+            )
+        } else if controllers.split(',').any(|name| name == "memory") {
+            let names = [
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+            ];
+            least(&base.join("memory"), path, names)
+        } else {
+            None
+        }
+    });
+    lefts.min()
+}
+
+fn least(base: &Path, path: &str, names: [&str; 3]) -> Option<u64> {
+    let own = base.join(path);
+    own.ancestors()
+        .take_while(|folder| folder.starts_with(base))
+        .filter_map(|folder| left(folder, names))
+        .min()
+}
+
+/// Limit less usage, where pages of files that nobody reads do not count as used; `None` without a limit.
+fn left(folder: &Path, [limit, usage, reclaimable]: [&str; 3]) -> Option<u64> {
+    let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
+    let limit = number(limit)?;
+    let usage = number(usage)?;
+    let stat = read(&folder.join("memory.stat")).unwrap_or_default();
+    let reclaimable = stat
+        .lines()
+        .find_map(|line| line.strip_prefix(reclaimable)?.trim().parse::<u64>().ok());
+    Some(limit.saturating_sub(usage.saturating_sub(reclaimable.unwrap_or(0))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, content) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        root
+    }
+
+    const MEMINFO: (&str, &str) = (
+        "proc/meminfo",
+        "MemTotal:  9000 kB\nMemFree: 1 kB\nMemAvailable:   8000 kB\n",
+    );
+
+    #[test]
+    fn without_a_limit_the_machine_decides() {
+        let root = tree(&[
+            MEMINFO,
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/a/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/memory.current", "77\n"),
+        ]);
+        assert_eq!(available_in(root.path()), Some(8000 * 1024));
+        assert_eq!(available_in(Path::new("/nowhere")), None);
+    }
+
+    #[test]
+    fn a_limit_above_the_own_group_counts() {
+        let root = tree(&[
+            MEMINFO,
+            ("proc/self/cgroup", "0::/pod/box\n"),
+            ("sys/fs/cgroup/pod/memory.max", "1000\n"),
+            ("sys/fs/cgroup/pod/memory.current", "900\n"),
+            (
+                "sys/fs/cgroup/pod/memory.stat",
+                "anon 5\ninactive_file 300\n",
+            ),
+            ("sys/fs/cgroup/pod/box/memory.max", "max\n"),
+            ("sys/fs/cgroup/pod/box/memory.current", "900\n"),
+        ]);
+        assert_eq!(available_in(root.path()), Some(400));
+    }
+
+    #[test]
+    fn the_first_version_of_control_groups_is_read_too() {
+        let root = tree(&[
+            MEMINFO,
+            ("proc/self/cgroup", "9:cpu:/x\n4:hugetlb,memory:/x\n0::/\n"),
+            ("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "5000\n"),
+            ("sys/fs/cgroup/memory/x/memory.usage_in_bytes", "1000\n"),
+        ]);
+        assert_eq!(available_in(root.path()), Some(4000));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_flag_that_helps() {
+        let estimate = MemoryEstimate {
+            weights: 3 << 30,
+            workspace: 1 << 30,
+        };
+        estimate.check(1 << 30, 5 << 30).unwrap();
+        let error = estimate.check(2 << 30, 5 << 30).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "not enough memory: weights take 3.0 GiB, the KV cache 2.0 GiB and a step 1.0 GiB: 6.0 GiB in all, and \
+             5.0 GiB is available; --kv-cache-memory of at most 1.0 GiB fits"
+        );
+        let error = estimate.check(0, 1 << 30).unwrap_err().to_string();
+        assert!(error.contains("--quantize q4_k"), "{error}");
+    }
+}

@@ -1,0 +1,153 @@
+//! Floats of a file to quantized blocks, rows in parallel and without a copy of the whole matrix in f32.
+
+use std::fmt;
+use std::str::FromStr;
+
+use candle_core::quantized::k_quants::{
+    BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0, GgmlType,
+};
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use rayon::prelude::*;
+
+use super::tensors::RawTensor;
+use crate::error::LoadError;
+
+/// What matrices of floats become when they are loaded for the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Quantization {
+    /// They stay f32: exact, and four times the memory and time of `Q8_0`.
+    None,
+    /// 8.5 bits a weight.
+    #[default]
+    Q8_0,
+    /// 6.6 bits a weight.
+    Q6K,
+    /// 5.5 bits a weight; embedding and output matrix get `Q6K`.
+    Q5K,
+    /// 4.5 bits a weight; embedding and output matrix get `Q6K`.
+    Q4K,
+    /// 4.5 bits a weight, for comparison with files of that type.
+    Q4_0,
+}
+
+impl Quantization {
+    /// Every choice.
+    pub const ALL: [Self; 6] = [
+        Self::None,
+        Self::Q8_0,
+        Self::Q6K,
+        Self::Q5K,
+        Self::Q4K,
+        Self::Q4_0,
+    ];
+
+    /// The name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Q8_0 => "q8_0",
+            Self::Q6K => "q6_k",
+            Self::Q5K => "q5_k",
+            Self::Q4K => "q4_k",
+            Self::Q4_0 => "q4_0",
+        }
+    }
+
+    /// The type for a matrix with rows of `row_len`: the one asked for, or the next that whole blocks fit.
+    pub(crate) fn dtype_for(self, row_len: usize, part: Part) -> GgmlDType {
+        let wanted = match (self, part) {
+            (Self::None, _) => GgmlDType::F32,
+            (Self::Q8_0, _) => GgmlDType::Q8_0,
+            (Self::Q6K, _) | (Self::Q5K | Self::Q4K, Part::Vocabulary) => GgmlDType::Q6K,
+            (Self::Q5K, Part::Layer) => GgmlDType::Q5K,
+            (Self::Q4K, Part::Layer) => GgmlDType::Q4K,
+            (Self::Q4_0, _) => GgmlDType::Q4_0,
+        };
+        [wanted, GgmlDType::Q8_0]
+            .into_iter()
+            .find(|dtype| row_len.is_multiple_of(dtype.block_size()))
+            .unwrap_or(GgmlDType::F32)
+    }
+}
+
+impl fmt::Display for Quantization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Quantization {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        found.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("{text:?} is none of {names}")
+        })
+    }
+}
+
+/// Where in the model a matrix is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// In a decoder block.
+    Layer,
+    /// Token embedding or output matrix, whose errors show most.
+    Vocabulary,
+}
+
+/// Converts a matrix of floats, `[rows, row_len]`, to `dtype`, whose blocks must fit into a row.
+///
+/// # Errors
+/// `dtype` is not one of those that can be written.
+pub(crate) fn quantize(raw: &RawTensor<'_>, dtype: GgmlDType) -> Result<QTensor, LoadError> {
+    let storage = if dtype == GgmlDType::Q8_0 {
+        blocks::<BlockQ8_0>(raw)
+    } else if dtype == GgmlDType::Q6K {
+        blocks::<BlockQ6K>(raw)
+    } else if dtype == GgmlDType::Q5K {
+        blocks::<BlockQ5K>(raw)
+    } else if dtype == GgmlDType::Q4K {
+        blocks::<BlockQ4K>(raw)
+    } else if dtype == GgmlDType::Q4_0 {
+        blocks::<BlockQ4_0>(raw)
+    } else if dtype == GgmlDType::F32 {
+        QStorage::Cpu(Box::new(floats(raw)))
+    } else {
+        let problem = candle_core::Error::Msg(format!("weights are not converted to {dtype:?}"));
+        return Err(LoadError::candle(raw.name, problem));
+    };
+    QTensor::new(storage, raw.shape).map_err(|error| LoadError::candle(raw.name, error))
+}
+
+fn blocks<B: GgmlType + 'static>(raw: &RawTensor<'_>) -> QStorage {
+    let row_len = raw.row_len().max(B::BLCK_SIZE);
+    let mut blocks = vec![B::zeros(); raw.elements() / B::BLCK_SIZE];
+    blocks
+        .par_chunks_mut(row_len / B::BLCK_SIZE)
+        .enumerate()
+        .for_each_init(
+            || vec![0.0; row_len],
+            |values, (row, blocks)| {
+                raw.read_row(row, values);
+                B::from_float(values, blocks);
+            },
+        );
+    QStorage::Cpu(Box::new(blocks))
+}
+
+/// All numbers of a tensor of floats, rows in the model's order.
+pub(crate) fn floats(raw: &RawTensor<'_>) -> Vec<f32> {
+    let mut values = vec![0.0; raw.elements()];
+    values
+        .par_chunks_mut(raw.row_len().max(1))
+        .with_min_len(MIN_ROWS)
+        .enumerate()
+        .for_each(|(row, values)| raw.read_row(row, values));
+    values
+}
+
+/// Rows a thread takes at least, since vectors have rows of one.
+const MIN_ROWS: usize = 64;

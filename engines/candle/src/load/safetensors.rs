@@ -1,0 +1,196 @@
+//! [`SafetensorsFolder`]: the tensors of a checkout folder, in one `model.safetensors` or in shards with an index.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use candle_core::quantized::GgmlDType;
+use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+
+use super::map::MappedFile;
+use super::tensors::{RawTensor, RowOrder};
+use crate::error::LoadError;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The mapped files of a folder.
+#[derive(Debug)]
+pub(crate) struct SafetensorsFolder {
+    path: PathBuf,
+    files: Vec<MappedFile>,
+    tensors: HashMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    file: usize,
+    /// Where its bytes lie in the file.
+    start: usize,
+    end: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+impl SafetensorsFolder {
+    /// Maps the files and reads their headers; no tensor is read.
+    pub(crate) fn open(path: &Path) -> Result<Self, LoadError> {
+        let mut folder = Self {
+            path: path.to_owned(),
+            files: Vec::new(),
+            tensors: HashMap::new(),
+        };
+        for name in shards(path)? {
+            folder.add(MappedFile::open(&path.join(name))?)?;
+        }
+        Ok(folder)
+    }
+
+    fn add(&mut self, file: MappedFile) -> Result<(), LoadError> {
+        let broken = |error: safetensors::SafeTensorError| LoadError::broken(file.path(), error);
+        let parsed = SafeTensors::deserialize(&file).map_err(broken)?;
+        let base = file.as_ptr().addr();
+        for (name, view) in parsed.iter() {
+            let start = view.data().as_ptr().addr() - base;
+            let entry = Entry {
+                file: self.files.len(),
+                start,
+                end: start + view.data().len(),
+                dtype: view.dtype(),
+                shape: view.shape().to_vec(),
+            };
+            self.tensors.insert(name.to_owned(), entry);
+        }
+        drop(parsed);
+        self.files.push(file);
+        Ok(())
+    }
+
+    /// The tensor of that name, if the folder has it.
+    pub(crate) fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
+        let Some((name, entry)) = self.tensors.get_key_value(name) else {
+            return Ok(None);
+        };
+        let dtype = float_dtype(entry.dtype).ok_or_else(|| LoadError::UnsupportedDtype {
+            path: self.path.clone(),
+            name: name.clone(),
+            found: entry.dtype.to_string(),
+            supported: "F32, F16 or BF16",
+        })?;
+        let file = self.files.get(entry.file);
+        let data = file.and_then(|file| file.get(entry.start..entry.end));
+        Ok(data.map(|data| RawTensor {
+            name,
+            dtype,
+            shape: &entry.shape,
+            data,
+            rows: RowOrder::Halves,
+        }))
+    }
+}
+
+fn float_dtype(dtype: Dtype) -> Option<GgmlDType> {
+    // Foreign and non-exhaustive: whatever else there is, it is not one of these.
+    if dtype == Dtype::F32 {
+        Some(GgmlDType::F32)
+    } else if dtype == Dtype::F16 {
+        Some(GgmlDType::F16)
+    } else if dtype == Dtype::BF16 {
+        Some(GgmlDType::BF16)
+    } else {
+        None
+    }
+}
+
+/// The names of the files that hold the tensors, all of them there.
+fn shards(path: &Path) -> Result<Vec<String>, LoadError> {
+    let index = path.join(INDEX);
+    if !index.exists() {
+        return if path.join(SINGLE).exists() {
+            Ok(vec![SINGLE.to_owned()])
+        } else {
+            Err(no_weights(path))
+        };
+    }
+    let text = fs::read(&index).map_err(|error| LoadError::read(&index, error))?;
+    let parsed: Index =
+        serde_json::from_slice(&text).map_err(|error| LoadError::broken(&index, error))?;
+    let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
+    if let Some(name) = names
+        .iter()
+        .find(|name| Path::new(name).components().count() != 1)
+    {
+        let problem = format!("it names {name:?}, which is no file of the folder");
+        return Err(LoadError::broken(&index, problem));
+    }
+    let missing: Vec<&str> = names
+        .iter()
+        .filter(|name| !path.join(name).exists())
+        .map(String::as_str)
+        .collect();
+    if missing.is_empty() && !names.is_empty() {
+        return Ok(names.into_iter().collect());
+    }
+    let problem = format!(
+        "{INDEX} names {} files, of which {} are not there: {}{}",
+        names.len(),
+        missing.len(),
+        missing.join(", "),
+        unfinished(path),
+    );
+    Err(LoadError::incomplete(path, problem))
+}
+
+fn no_weights(path: &Path) -> LoadError {
+    let other = files_of(path).into_iter().find(|name| {
+        [".bin", ".pth", ".pt"]
+            .iter()
+            .any(|ending| name.ends_with(ending))
+    });
+    let problem = match other {
+        Some(name) => format!(
+            "it has {name} but neither {SINGLE} nor {INDEX}; only safetensors are read, not pickled weights"
+        ),
+        None => format!("it has neither {SINGLE} nor {INDEX}{}", unfinished(path)),
+    };
+    LoadError::incomplete(path, problem)
+}
+
+/// Names what a download that goes on, or broke off, leaves behind.
+pub(crate) fn unfinished(path: &Path) -> String {
+    let is_part = |name: &String| {
+        [".incomplete", ".part", ".crdownload", ".aria2", ".tmp"]
+            .iter()
+            .any(|ending| name.ends_with(ending))
+    };
+    // Where the Hub's own client keeps what it has not finished.
+    let cache = path.join(".cache/huggingface/download");
+    let parts: Vec<String> = files_of(path)
+        .into_iter()
+        .chain(files_of(&cache))
+        .filter(is_part)
+        .collect();
+    if parts.is_empty() {
+        String::new()
+    } else {
+        format!(" (an unfinished download: {})", parts.join(", "))
+    }
+}
+
+fn files_of(path: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(path) else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = entries
+        .filter_map(Result::ok)
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}

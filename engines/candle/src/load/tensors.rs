@@ -1,0 +1,154 @@
+//! [`RawTensor`]: a tensor as it lies in a file, whatever the file's format.
+
+use candle_core::quantized::GgmlDType;
+
+/// A tensor's bytes and what they mean.
+#[derive(Debug, Clone)]
+pub(crate) struct RawTensor<'a> {
+    /// What the file calls it.
+    pub(crate) name: &'a str,
+    pub(crate) dtype: GgmlDType,
+    /// Rows first.
+    pub(crate) shape: &'a [usize],
+    /// Exactly as many as `dtype` and `shape` say.
+    pub(crate) data: &'a [u8],
+    /// How the rows lie.
+    pub(crate) rows: RowOrder,
+}
+
+/// How the rows of a query or key projection lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowOrder {
+    /// As in `transformers`: a head's first half, then its second.
+    Halves,
+    /// As in GGUF files of Llama models: row `2j` of a head is its first half's row `j`, row `2j + 1` its second half's.
+    Pairs {
+        /// Rows of a head.
+        head_dim: usize,
+    },
+}
+
+impl RowOrder {
+    /// Which row of the file is row `row` of the model.
+    pub(crate) fn source(self, row: usize) -> usize {
+        match self {
+            Self::Halves => row,
+            Self::Pairs { head_dim } => {
+                let (head, within) = (row / head_dim, row % head_dim);
+                let half = head_dim / 2;
+                head * head_dim + (within % half) * 2 + within / half
+            }
+        }
+    }
+
+    /// Which row of the model is row `row` of the file: the way back, for writing.
+    pub(crate) fn target(self, row: usize) -> usize {
+        match self {
+            Self::Halves => row,
+            Self::Pairs { head_dim } => {
+                let (head, within) = (row / head_dim, row % head_dim);
+                head * head_dim + (within % 2) * (head_dim / 2) + within / 2
+            }
+        }
+    }
+}
+
+impl RawTensor<'_> {
+    /// Elements in all.
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Elements of a row; a vector is a column of rows of one, so that its elements are reordered as rows are.
+    pub(crate) fn row_len(&self) -> usize {
+        if self.shape.len() < 2 {
+            1
+        } else {
+            self.shape.last().copied().unwrap_or(1)
+        }
+    }
+
+    /// The bytes of a row. `row` must be below the number of rows.
+    pub(crate) fn row(&self, row: usize) -> &[u8] {
+        let bytes = bytes_of(self.dtype, self.row_len()).unwrap_or(0);
+        let start = self.rows.source(row) * bytes;
+        self.data.get(start..start + bytes).unwrap_or_default()
+    }
+
+    /// A row's numbers into `into`, which must be as long as a row. Only for types that are not quantized.
+    pub(crate) fn read_row(&self, row: usize, into: &mut [f32]) {
+        read_floats(self.dtype, self.row(row), into);
+    }
+}
+
+/// Bytes that `elements` take, if the type can store that many; `None` if not, or if they are too many.
+pub(crate) fn bytes_of(dtype: GgmlDType, elements: usize) -> Option<usize> {
+    let block = dtype.block_size();
+    if !elements.is_multiple_of(block) {
+        return None;
+    }
+    (elements / block).checked_mul(dtype.type_size())
+}
+
+/// Whether numbers are stored one by one.
+pub(crate) fn is_float(dtype: GgmlDType) -> bool {
+    matches!(dtype, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16)
+}
+
+fn read_floats(dtype: GgmlDType, bytes: &[u8], into: &mut [f32]) {
+    if dtype == GgmlDType::F32 {
+        for (value, bytes) in into.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *value = f32::from_le_bytes(*bytes);
+        }
+    } else if dtype == GgmlDType::F16 {
+        for (value, bytes) in into.iter_mut().zip(bytes.as_chunks::<2>().0) {
+            *value = half::f16::from_le_bytes(*bytes).to_f32();
+        }
+    } else {
+        for (value, bytes) in into.iter_mut().zip(bytes.as_chunks::<2>().0) {
+            *value = half::bf16::from_le_bytes(*bytes).to_f32();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_orders_of_rows_undo_each_other() {
+        let order = RowOrder::Pairs { head_dim: 6 };
+        let sources: Vec<usize> = (0..12).map(|row| order.source(row)).collect();
+        assert_eq!(sources, [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
+        for row in 0..12 {
+            assert_eq!(order.target(order.source(row)), row);
+            assert_eq!(RowOrder::Halves.source(row), row);
+        }
+    }
+
+    #[test]
+    fn floats_of_every_type_are_read() {
+        let mut into = [0.0; 2];
+        let bytes = [1.5f32, -2.0].map(f32::to_le_bytes).concat();
+        read_floats(GgmlDType::F32, &bytes, &mut into);
+        assert_eq!(into, [1.5, -2.0]);
+        let bytes = [0.5f32, 4.0]
+            .map(|value| half::f16::from_f32(value).to_le_bytes())
+            .concat();
+        read_floats(GgmlDType::F16, &bytes, &mut into);
+        assert_eq!(into, [0.5, 4.0]);
+        let bytes = [8.0f32, -0.25]
+            .map(|value| half::bf16::from_f32(value).to_le_bytes())
+            .concat();
+        read_floats(GgmlDType::BF16, &bytes, &mut into);
+        assert_eq!(into, [8.0, -0.25]);
+    }
+
+    #[test]
+    fn sizes_need_whole_blocks_and_do_not_overflow() {
+        assert_eq!(bytes_of(GgmlDType::Q8_0, 64), Some(68));
+        assert_eq!(bytes_of(GgmlDType::Q8_0, 65), None);
+        assert_eq!(bytes_of(GgmlDType::Q4K, 512), Some(288));
+        assert_eq!(bytes_of(GgmlDType::F32, usize::MAX), None);
+    }
+}

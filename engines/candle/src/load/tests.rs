@@ -1,0 +1,123 @@
+//! Real files, small and made for the test: folders, GGUF files, and everything that can be wrong with them.
+
+mod folder;
+mod gguf;
+mod memory;
+mod reference;
+mod tokenizer;
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device};
+use genset_backend_common::EngineError;
+use tempfile::TempDir;
+
+use super::*;
+use crate::model::{KvCache, KvCacheSpec, Model, SequenceRows, StepBatch};
+use crate::synthetic::{SyntheticOptions, SyntheticSize, make_model};
+
+/// The folder of a model that `transformers` made.
+fn reference(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
+    folder.join(name)
+}
+
+const REFERENCES: [&str; 9] = [
+    "llama",
+    "llama3",
+    "llama-linear",
+    "llama-biases",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+];
+
+/// A copy of a reference model that a test may break.
+fn copy_of(name: &str) -> TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(reference(name).join(file), copy.path().join(file)).unwrap();
+    }
+    copy
+}
+
+/// The built-in model's tokenizer.
+fn tiny_chat_tokenizer() -> Vec<ModelFile> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-chat");
+    tokenizer_files(&folder).unwrap()
+}
+
+/// A checkout with a tokenizer, and a GGUF file beside it.
+fn tiny(kind: GgufType) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let options = SyntheticOptions {
+        size: SyntheticSize::Tiny,
+        seed: 1,
+        gguf: Some(kind),
+        tokenizer: &tiny_chat_tokenizer(),
+    };
+    make_model(folder.path(), &options, &|_| {}).unwrap();
+    folder
+}
+
+fn options(quantization: Quantization) -> WeightOptions {
+    WeightOptions {
+        device: Device::Cpu,
+        dtype: DType::F32,
+        quantization,
+    }
+}
+
+/// The logits of every position of a prompt, one after the other.
+fn logits(path: &Path, quantization: Quantization, tokens: &[u32]) -> Vec<f32> {
+    let open = OpenModel::open(path).unwrap();
+    let mut weights = open.weights(options(quantization), |_| {});
+    let model = Model::try_new(&open.config, &mut weights).unwrap();
+    let blocks = u32::try_from(tokens.len().div_ceil(16)).unwrap();
+    let spec = KvCacheSpec {
+        num_blocks: tokens.len().div_ceil(16),
+        block_size: 16,
+        dtype: DType::F32,
+    };
+    let mut cache = KvCache::try_new(&open.config, spec, &Device::Cpu).unwrap();
+    let numbers: Vec<u32> = (0..).take(tokens.len()).collect();
+    let batch = StepBatch {
+        tokens: tokens.to_vec(),
+        positions: numbers.clone(),
+        slots: numbers.clone(),
+        sequences: vec![SequenceRows {
+            rows: 0..tokens.len(),
+            context_len: tokens.len(),
+            blocks: (0..blocks).collect(),
+        }],
+        logit_rows: numbers,
+    };
+    let logits = model.forward(&mut cache, &batch).unwrap();
+    logits.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// A prompt for a vocabulary of at least 96.
+const PROMPT: [u32; 20] = [
+    1, 17, 42, 95, 3, 8, 8, 64, 50, 21, 77, 2, 90, 33, 12, 5, 61, 29, 70, 44,
+];
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let pairs = a.iter().zip(b);
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// How far `b` is from `a`, as a part of how large `a` is.
+fn relative_error(a: &[f32], b: &[f32]) -> f32 {
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|it| it * it).sum::<f32>();
+    let error = square(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    (error / square(&mut a.iter().copied())).sqrt()
+}
+
+fn open_error(path: &Path) -> LoadError {
+    OpenModel::open(path).unwrap_err()
+}

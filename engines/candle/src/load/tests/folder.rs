@@ -1,0 +1,289 @@
+//! Checkout folders: whole, in shards, of every float type, and broken.
+
+use std::borrow::Cow;
+
+use ::safetensors::{Dtype, SafeTensors, View};
+use proptest::prelude::*;
+
+use super::*;
+
+/// A tensor to write.
+#[derive(Clone)]
+struct Written {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: Vec<u8>,
+}
+
+impl View for &Written {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.data)
+    }
+
+    fn data_len(&self) -> usize {
+        self.data.len()
+    }
+}
+
+fn tensors_of(folder: &Path) -> HashMap<String, Written> {
+    let bytes = fs::read(folder.join("model.safetensors")).unwrap();
+    let parsed = SafeTensors::deserialize(&bytes).unwrap();
+    let written = parsed.iter().map(|(name, view)| {
+        let written = Written {
+            dtype: view.dtype(),
+            shape: view.shape().to_vec(),
+            data: view.data().to_vec(),
+        };
+        (name.to_owned(), written)
+    });
+    written.collect()
+}
+
+fn write(path: &Path, tensors: &HashMap<String, Written>) {
+    ::safetensors::serialize_to_file(tensors, None, path).unwrap();
+}
+
+/// A copy of a model with its tensors changed.
+fn changed(name: &str, change: impl FnOnce(&mut HashMap<String, Written>)) -> TempDir {
+    let copy = copy_of(name);
+    let mut tensors = tensors_of(copy.path());
+    change(&mut tensors);
+    write(&copy.path().join("model.safetensors"), &tensors);
+    copy
+}
+
+/// A copy of a model in two shards with an index.
+fn sharded(name: &str) -> TempDir {
+    let copy = copy_of(name);
+    let tensors = tensors_of(copy.path());
+    let (first, second): (HashMap<_, _>, HashMap<_, _>) = tensors
+        .into_iter()
+        .partition(|(name, _)| name.contains("layers.0"));
+    let shards = [
+        ("model-00001-of-00002.safetensors", first),
+        ("model-00002-of-00002.safetensors", second),
+    ];
+    let mut map = serde_json::Map::new();
+    for (file, tensors) in &shards {
+        write(&copy.path().join(file), tensors);
+        map.extend(tensors.keys().map(|name| (name.clone(), (*file).into())));
+    }
+    let index = serde_json::json!({"metadata": {"total_size": 1}, "weight_map": map});
+    fs::write(
+        copy.path().join("model.safetensors.index.json"),
+        index.to_string(),
+    )
+    .unwrap();
+    fs::remove_file(copy.path().join("model.safetensors")).unwrap();
+    copy
+}
+
+#[test]
+fn shards_are_one_model() {
+    let copy = sharded("llama");
+    let whole = logits(&reference("llama"), Quantization::None, &PROMPT);
+    assert_eq!(logits(copy.path(), Quantization::None, &PROMPT), whole);
+}
+
+#[test]
+fn a_missing_shard_is_a_download_that_has_not_ended() {
+    let copy = sharded("llama");
+    fs::remove_file(copy.path().join("model-00002-of-00002.safetensors")).unwrap();
+    fs::write(
+        copy.path().join("model-00002-of-00002.safetensors.part"),
+        "",
+    )
+    .unwrap();
+    let error = open_error(copy.path()).to_string();
+    assert!(error.contains("is not complete"), "{error}");
+    assert!(
+        error.contains("1 are not there: model-00002-of-00002.safetensors (an unfinished download: model-00002-of-00002.safetensors.part)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_index_that_leads_out_of_the_folder_is_refused() {
+    let copy = sharded("llama");
+    let index = r#"{"weight_map": {"a": "../../etc/passwd"}}"#;
+    fs::write(copy.path().join("model.safetensors.index.json"), index).unwrap();
+    let error = open_error(copy.path()).to_string();
+    assert!(error.contains("which is no file of the folder"), "{error}");
+}
+
+#[test]
+fn a_folder_without_its_parts_says_which() {
+    let empty = tempfile::tempdir().unwrap();
+    fs::write(empty.path().join("blobs.incomplete"), "").unwrap();
+    let error = open_error(empty.path()).to_string();
+    assert!(
+        error.contains("has no config.json (an unfinished download: blobs.incomplete)"),
+        "{error}"
+    );
+    let copy = copy_of("llama");
+    fs::remove_file(copy.path().join("model.safetensors")).unwrap();
+    let error = open_error(copy.path()).to_string();
+    assert!(error.contains("neither model.safetensors nor"), "{error}");
+    fs::write(copy.path().join("pytorch_model.bin"), "").unwrap();
+    let error = open_error(copy.path()).to_string();
+    assert!(
+        error.contains("pytorch_model.bin") && error.contains("pickled"),
+        "{error}"
+    );
+    let error = open_error(Path::new("/nowhere/at/all")).to_string();
+    assert!(error.contains("/nowhere/at/all is no model"), "{error}");
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let copy = changed("qwen3", |tensors| {
+        tensors
+            .remove("model.layers.1.self_attn.k_norm.weight")
+            .unwrap();
+    });
+    let error = open_error(copy.path()).to_string();
+    assert!(
+        error.contains("has no tensor model.layers.1.self_attn.k_norm.weight"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_tensor_of_the_wrong_shape_is_named() {
+    let copy = changed("llama", |tensors| {
+        let tensor = tensors.get_mut("model.norm.weight").unwrap();
+        tensor.shape = vec![24];
+        tensor.data.truncate(48);
+    });
+    let error = open_error(copy.path());
+    assert!(
+        error
+            .to_string()
+            .contains("tensor model.norm.weight is [24] and should be [48]"),
+        "{error}"
+    );
+    let error = EngineError::from(error);
+    assert_eq!(error.details().field.as_deref(), Some("MODEL"));
+}
+
+#[test]
+fn a_tensor_of_integers_is_refused() {
+    let copy = changed("llama", |tensors| {
+        let tensor = tensors.get_mut("model.norm.weight").unwrap();
+        tensor.dtype = Dtype::I16;
+    });
+    let error = open_error(copy.path()).to_string();
+    assert!(
+        error.contains("is I16; tensors may be F32, F16 or BF16"),
+        "{error}"
+    );
+}
+
+#[test]
+fn every_float_type_gives_the_same_answers() {
+    let expected = logits(&reference("llama"), Quantization::None, &PROMPT);
+    let to_f32 = |bytes: &[u8; 2]| half::bf16::from_le_bytes(*bytes).to_f32();
+    let as_f32 = changed("llama", |tensors| {
+        for tensor in tensors.values_mut() {
+            let values = tensor.data.as_chunks::<2>().0.iter().map(to_f32);
+            tensor.data = values.flat_map(f32::to_le_bytes).collect();
+            tensor.dtype = Dtype::F32;
+        }
+    });
+    assert_eq!(logits(as_f32.path(), Quantization::None, &PROMPT), expected);
+    let as_f16 = changed("llama", |tensors| {
+        for tensor in tensors.values_mut() {
+            let values = tensor.data.as_chunks::<2>().0.iter().map(to_f32);
+            let values = values.flat_map(|value| half::f16::from_f32(value).to_le_bytes());
+            tensor.data = values.collect();
+            tensor.dtype = Dtype::F16;
+        }
+    });
+    // Small numbers of bf16 lose bits in f16.
+    let got = logits(as_f16.path(), Quantization::None, &PROMPT);
+    assert!(relative_error(&expected, &got) < 1e-4);
+}
+
+#[test]
+fn weights_quantized_at_load_stay_near() {
+    let folder = tiny(GgufType::F32);
+    let expected = logits(folder.path(), Quantization::None, &PROMPT);
+    // Two layers of random weights double an error; blocks in a wrong order would be more than 1 off.
+    for (quantization, most) in [
+        (Quantization::Q8_0, 0.05),
+        (Quantization::Q6K, 0.15),
+        (Quantization::Q5K, 0.3),
+        (Quantization::Q4K, 0.5),
+        (Quantization::Q4_0, 0.5),
+    ] {
+        let got = logits(folder.path(), quantization, &PROMPT);
+        let error = relative_error(&expected, &got);
+        assert!(error > 0.0 && error < most, "{quantization}: {error}");
+    }
+}
+
+#[test]
+fn rows_that_are_no_whole_blocks_take_another_type() {
+    use candle_core::quantized::GgmlDType;
+    let dtype = |row_len| Quantization::Q4K.dtype_for(row_len, quantize::Part::Layer);
+    assert_eq!(dtype(512), GgmlDType::Q4K);
+    assert_eq!(dtype(96), GgmlDType::Q8_0);
+    assert_eq!(dtype(80), GgmlDType::F32);
+    // In this model one matrix of a layer has whole blocks of 32, and all others none.
+    let exact = logits(&reference("llama"), Quantization::None, &PROMPT);
+    let got = logits(&reference("llama"), Quantization::Q4K, &PROMPT);
+    let error = relative_error(&exact, &got);
+    assert!(error > 0.0 && error < 0.05, "{error}");
+}
+
+#[test]
+fn progress_ends_at_all() {
+    let open = OpenModel::open(&reference("qwen2")).unwrap();
+    let mut last = None;
+    let mut weights = open.weights(options(Quantization::None), |done| last = Some(done));
+    Model::try_new(&open.config, &mut weights).unwrap();
+    drop(weights);
+    let last = last.unwrap();
+    assert_eq!(
+        (last.tensors, last.bytes),
+        (last.all_tensors, last.all_bytes)
+    );
+    assert!(last.all_bytes > 50_000, "{last:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_file_cut_anywhere_is_refused(part in 0.0f64..1.0) {
+        let copy = copy_of("llama");
+        let path = copy.path().join("model.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a place in a small file")]
+        let length = (bytes.len() as f64 * part) as usize;
+        fs::write(&path, &bytes[..length]).unwrap();
+        let error = open_error(copy.path()).to_string();
+        prop_assert!(error.contains("model.safetensors is broken"), "{}", error);
+    }
+
+    #[test]
+    fn a_changed_header_never_panics(place in 0usize..4000, byte: u8) {
+        let copy = copy_of("llama");
+        let path = copy.path().join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[place] = byte;
+        fs::write(&path, &bytes).unwrap();
+        // Whether it is still a model depends on the byte.
+        if let Err(error) = OpenModel::open(copy.path()) {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! GGUF files that are broken, cut short, or of kinds that are not supported.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::load::gguf::header::{Header, Value};
+use crate::load::gguf::write::{Entry, Info, encode};
+
+/// A whole small file, and how long its header is.
+fn small() -> (Vec<u8>, usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let open = OpenModel::open(&reference("qwen3")).unwrap();
+    write_gguf(&open, &path, GgufType::F16, |_| {}).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let header = Header::parse(&bytes).unwrap();
+    let start = header
+        .tensors
+        .values()
+        .map(|info| info.start)
+        .min()
+        .unwrap();
+    (bytes, start)
+}
+
+/// What opening a file of these bytes says.
+fn opened(bytes: &[u8]) -> Result<OpenModel, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, bytes).unwrap();
+    OpenModel::open(&path).map_err(|error| error.to_string())
+}
+
+fn refused(bytes: &[u8]) -> String {
+    opened(bytes).map(|open| open.name).unwrap_err()
+}
+
+fn entry(key: &str, entry: Entry) -> (String, Entry) {
+    (key.to_owned(), entry)
+}
+
+/// A header of these entries and no tensors.
+fn only(entries: Vec<(String, Entry)>) -> Vec<u8> {
+    encode(&entries, &[])
+}
+
+fn architecture(name: &str) -> (String, Entry) {
+    entry("general.architecture", Entry::Text(name.into()))
+}
+
+#[test]
+fn what_is_no_gguf_file_is_told() {
+    assert!(refused(b"").contains("it ends at byte 0"));
+    assert!(refused(b"GGML\x03\0\0\0").contains("does not begin with GGUF"));
+    assert!(refused(b"GGUF\x01\0\0\0").contains("of GGUF version 1; versions 2 and 3 are read"));
+    assert!(refused(b"GGUF\0\0\0\x03").contains("big-endian"));
+    assert!(refused(&only(vec![])).contains("general.architecture: missing"));
+}
+
+#[test]
+fn counts_are_checked_before_anything_is_allocated() {
+    let with = |tensors: u64, entries: u64| {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        bytes.extend(tensors.to_le_bytes());
+        bytes.extend(entries.to_le_bytes());
+        bytes.extend([0; 64]);
+        refused(&bytes)
+    };
+    assert!(with(u64::MAX, 0).contains("18446744073709551615 tensors"));
+    assert!(with(0, 1 << 40).contains("1099511627776 metadata entries"));
+    // An array of four thousand million numbers in a file of a hundred bytes.
+    let mut bytes = only(vec![entry("a", Entry::I32s(vec![7; 3]))]);
+    let place = 8 + 16 + 8 + 1 + 4 + 4;
+    bytes[place..place + 8].copy_from_slice(&u64::from(u32::MAX).to_le_bytes());
+    assert!(
+        refused(&bytes).contains("4294967295 numbers follow"),
+        "{}",
+        refused(&bytes)
+    );
+    // A text as long as memory.
+    let mut bytes = only(vec![entry("a", Entry::Text("b".into()))]);
+    let place = 8 + 16 + 8 + 1 + 4;
+    bytes[place..place + 8].copy_from_slice(&(u64::MAX / 2).to_le_bytes());
+    assert!(refused(&bytes).contains("within its header"));
+}
+
+#[test]
+fn alignments_that_make_no_sense_are_refused() {
+    for value in [0, 1, 12, 1 << 20] {
+        let bytes = only(vec![
+            architecture("llama"),
+            entry("general.alignment", Entry::U32(value)),
+        ]);
+        let error = refused(&bytes);
+        assert!(
+            error.contains(&format!("general.alignment is {value}")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn tensors_must_lie_in_the_file() {
+    let place = |shape: &[usize], dtype| {
+        let info = Info {
+            name: "token_embd.weight",
+            dtype,
+            shape,
+            bytes: 0,
+        };
+        refused(&encode(&[architecture("llama")], &[info]))
+    };
+    assert!(place(&[4, 4], 0).contains("tensor token_embd.weight ends at byte"));
+    for shape in [[usize::MAX, usize::MAX], [usize::MAX / 4, 4]] {
+        assert!(place(&shape, 0).contains("which makes no sense"));
+    }
+    // Half a block.
+    assert!(place(&[2, 16], 8).contains("which makes no sense"));
+}
+
+#[test]
+fn variants_that_would_be_computed_wrongly_are_refused() {
+    let of =
+        |name: &str, key: &str, value| refused(&only(vec![architecture(name), entry(key, value)]));
+    let error = of("llama", "llama.expert_count", Entry::U32(8));
+    assert!(
+        error.contains("llama.expert_count = 8 is not supported; mixture-of-experts"),
+        "{error}"
+    );
+    let error = of("qwen2", "split.count", Entry::U32(3));
+    assert!(
+        error.contains("split.count = 3") && error.contains("--merge"),
+        "{error}"
+    );
+    let error = of("mamba", "a", Entry::Bool(true));
+    assert!(
+        error.contains("mamba is not supported; supported are llama, qwen2"),
+        "{error}"
+    );
+    let error = of("llama", "llama.embedding_length", Entry::Text("x".into()));
+    assert!(
+        error.contains("llama.embedding_length: is no size"),
+        "{error}"
+    );
+    let error = of(
+        "llama",
+        "llama.attention.head_count",
+        Entry::I32s(vec![4, 8]),
+    );
+    assert!(error.contains("embedding_length: missing"), "{error}");
+}
+
+#[test]
+fn a_tensor_of_an_unknown_type_is_named() {
+    let (mut bytes, header_end) = small();
+    let name = b"blk.0.ffn_up.weight";
+    let at = bytes[..header_end]
+        .windows(name.len())
+        .position(|window| window == name)
+        .unwrap();
+    let place = at + name.len() + 4 + 16;
+    assert_eq!(bytes[place..place + 4], 1u32.to_le_bytes());
+    bytes[place..place + 4].copy_from_slice(&20u32.to_le_bytes());
+    let error = refused(&bytes);
+    assert!(
+        error.contains("tensor blk.0.ffn_up.weight is IQ4_NL; tensors may be F32"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_missing_tensor_has_the_name_of_the_file() {
+    let (mut bytes, header_end) = small();
+    let name = b"blk.1.ffn_norm.weight";
+    let at = bytes[..header_end]
+        .windows(name.len())
+        .position(|window| window == name)
+        .unwrap();
+    bytes[at + 4] = b'9';
+    let error = refused(&bytes);
+    assert!(
+        error.contains("has no tensor blk.1.ffn_norm.weight"),
+        "{error}"
+    );
+}
+
+#[test]
+fn every_kind_of_value_is_read() {
+    let bytes = only(vec![
+        entry("text", Entry::Text("é".into())),
+        entry("size", Entry::U32(7)),
+        entry("float", Entry::F32(0.5)),
+        entry("flag", Entry::Bool(true)),
+        entry("texts", Entry::Texts(vec!["a".into(), String::new()])),
+        entry("ints", Entry::I32s(vec![-1, 2])),
+        entry("floats", Entry::F32s(vec![0.25])),
+    ]);
+    let header = Header::parse(&bytes).unwrap();
+    let of = |key: &str| header.metadata.get(key).unwrap().clone();
+    assert_eq!(of("text"), Value::Text("é".into()));
+    assert_eq!(of("size"), Value::Integer(7));
+    assert_eq!(of("float"), Value::Float(0.5));
+    assert_eq!(of("flag"), Value::Bool(true));
+    assert_eq!(of("texts"), Value::Texts(vec!["a".into(), String::new()]));
+    assert_eq!(of("ints"), Value::Numbers(vec![-1.0, 2.0]));
+    assert_eq!(of("floats"), Value::Numbers(vec![0.25]));
+}
+
+#[test]
+fn a_file_cut_at_every_byte_of_its_header_is_refused() {
+    let (bytes, header_end) = small();
+    for length in 0..header_end {
+        Header::parse(&bytes[..length]).unwrap_err();
+    }
+    let error = refused(&bytes[..bytes.len() - 100]);
+    assert!(error.contains("but the file at"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// What a header says is limited by the file that it stands in: nothing here may panic, or take more memory than a
+    /// small multiple of the file.
+    #[test]
+    fn changed_headers_never_panic(changes in prop::collection::vec((0.0f64..1.0, any::<u64>(), 1usize..9), 1..6)) {
+        thread_local! {
+            static SMALL: (Vec<u8>, usize) = small();
+        }
+        SMALL.with(|(bytes, header_end)| {
+            let mut bytes = bytes.clone();
+            for (part, value, width) in changes {
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a place in a small file")]
+                let place = (*header_end as f64 * part) as usize;
+                bytes[place..place + width].copy_from_slice(&value.to_le_bytes()[..width]);
+            }
+            if let Ok(header) = Header::parse(&bytes) {
+                for info in header.tensors.values() {
+                    assert!(info.start <= info.end && info.end <= bytes.len());
+                }
+            }
+            // And what comes after the header.
+            match opened(&bytes) {
+                Ok(open) => { let _ = open.files(None); }
+                Err(error) => assert!(!error.is_empty()),
+            }
+        });
+    }
+}

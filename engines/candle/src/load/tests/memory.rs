@@ -1,0 +1,109 @@
+//! Estimates, and how large a KV cache becomes.
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn kv_options() -> KvCacheOptions {
+    KvCacheOptions {
+        memory: None,
+        block_size: 16,
+        max_num_seqs: 4,
+        context_length: 4096,
+        bytes_per_value: 4,
+    }
+}
+
+fn estimate() -> MemoryEstimate {
+    MemoryEstimate {
+        weights: GIB,
+        workspace: GIB,
+    }
+}
+
+#[test]
+fn weights_are_counted_in_the_form_they_are_kept_in() {
+    let folder = tiny(GgufType::Quantized(Quantization::Q8_0));
+    let open = OpenModel::open(folder.path()).unwrap();
+    let of = |quantization| open.memory(&options(quantization)).weights;
+    let elements: usize = plan(&open.config)
+        .iter()
+        .map(|tensor| tensor.shape.iter().product::<usize>())
+        .sum();
+    let elements = u64::try_from(elements).unwrap();
+    assert_eq!(of(Quantization::None), elements * 4);
+    let bounds = elements..elements * 3;
+    assert!(
+        bounds.contains(&of(Quantization::Q8_0)),
+        "{}",
+        of(Quantization::Q8_0)
+    );
+    assert!(of(Quantization::Q4K) < of(Quantization::Q6K));
+    // What the file has quantized stays so, whatever is asked for.
+    let file = OpenModel::open(&folder.path().join("model.gguf")).unwrap();
+    let weights = file.memory(&options(Quantization::None)).weights;
+    assert_eq!(weights, of(Quantization::Q8_0));
+}
+
+#[test]
+fn a_cache_holds_every_sequence_where_there_is_room() {
+    let config = SyntheticSize::M100.config();
+    // 2 * 12 layers * 4 heads * 64 * 16 tokens * 4 bytes
+    assert_eq!(kv_bytes_per_block(&config, 16, 4), 393_216);
+    let size = kv_cache_size(&config, &kv_options(), &estimate(), Some(64 * GIB)).unwrap();
+    assert_eq!((size.blocks, size.bytes()), (1024, 1024 * 393_216));
+    // Half of what is left is less than that.
+    let little = 2 * GIB + 256 * 393_216 * 2;
+    let size = kv_cache_size(&config, &kv_options(), &estimate(), Some(little)).unwrap();
+    assert_eq!(size.blocks, 256);
+    // One sequence gets more than half.
+    let less = 2 * GIB + 256 * 393_216 * 3 / 2;
+    let size = kv_cache_size(&config, &kv_options(), &estimate(), Some(less)).unwrap();
+    assert_eq!(size.blocks, 256);
+    assert!(
+        kv_cache_size(&config, &kv_options(), &estimate(), None)
+            .unwrap()
+            .blocks
+            >= 1024
+    );
+}
+
+#[test]
+fn memory_that_is_asked_for_is_kept_to() {
+    let config = SyntheticSize::M100.config();
+    let mut options = kv_options();
+    options.memory = Some(1_000_000);
+    let size = kv_cache_size(&config, &options, &estimate(), Some(64 * GIB)).unwrap();
+    assert_eq!(size.blocks, 2);
+    options.memory = Some(393_215);
+    let error = kv_cache_size(&config, &options, &estimate(), None).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("one KV block of 16 tokens takes 384.0 KiB"),
+        "{error}"
+    );
+    options.memory = Some(8 * GIB);
+    let error = kv_cache_size(&config, &options, &estimate(), Some(4 * GIB)).unwrap_err();
+    let error = EngineError::from(error);
+    assert_eq!(error.details().field.as_deref(), Some("--kv-cache-memory"));
+    assert!(
+        error
+            .message()
+            .contains("--kv-cache-memory of at most 2.0 GiB fits"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_model_that_leaves_no_room_is_refused_before_it_is_read() {
+    let config = SyntheticSize::M100.config();
+    let error = kv_cache_size(&config, &kv_options(), &estimate(), Some(GIB)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("not enough memory: weights take 1.0 GiB"),
+        "{error}"
+    );
+    assert!(available_memory(&Device::Cpu).is_none_or(|bytes| bytes > 1 << 20));
+}

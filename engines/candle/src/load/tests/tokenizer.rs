@@ -1,0 +1,254 @@
+//! The files of a model: a checkout's own, and those that are made from a GGUF file.
+
+use serde_json::{Value as Json, json};
+use tokenizers::Tokenizer;
+
+use super::*;
+use crate::load::gguf::config::Metadata;
+use crate::load::gguf::header::Header;
+use crate::load::gguf::tokenizer::files;
+use crate::load::gguf::write::{Entry, encode};
+
+fn json_of(files: &[ModelFile], name: &str) -> Json {
+    let file = files.iter().find(|file| file.name == name).unwrap();
+    serde_json::from_slice(&file.content).unwrap()
+}
+
+fn tokenizer_of(files: &[ModelFile]) -> Tokenizer {
+    let file = files
+        .iter()
+        .find(|file| file.name == "tokenizer.json")
+        .unwrap();
+    Tokenizer::from_bytes(&file.content).unwrap()
+}
+
+fn ids(tokenizer: &Tokenizer, text: &str, adds_special: bool) -> Vec<u32> {
+    tokenizer
+        .encode(text, adds_special)
+        .unwrap()
+        .get_ids()
+        .to_vec()
+}
+
+#[test]
+fn a_tokenizer_survives_the_way_through_a_gguf_file() {
+    let folder = tiny(GgufType::F32);
+    let own = tokenizer_of(&OpenModel::open(folder.path()).unwrap().files(None).unwrap());
+    let open = OpenModel::open(&folder.path().join("model.gguf")).unwrap();
+    let made = open.files(None).unwrap();
+    let other = tokenizer_of(&made);
+    for text in [
+        "What is the capital of France?",
+        "  two  spaces\n\nand lines\t1234567",
+        "<|im_start|>user\nHé, 你好 🙂<|im_end|>",
+        "",
+    ] {
+        let expected = ids(&own, text, true);
+        assert_eq!(ids(&other, text, true), expected, "{text:?}");
+        let decoded = other.decode(&expected, false).unwrap();
+        assert_eq!(decoded, own.decode(&expected, false).unwrap());
+        assert_eq!(decoded, text);
+    }
+    let generation = json_of(&made, "generation_config.json");
+    assert_eq!(generation["eos_token_id"], json!([2]));
+    let config = json_of(&made, "tokenizer_config.json");
+    assert_eq!(config["eos_token"], "<|im_end|>");
+    assert!(
+        config["chat_template"]
+            .as_str()
+            .unwrap()
+            .contains("<|im_start|>")
+    );
+    let config = json_of(&made, "config.json");
+    assert_eq!(
+        (
+            config["vocab_size"].as_u64(),
+            config["max_position_embeddings"].as_u64()
+        ),
+        (Some(2048), Some(4096))
+    );
+}
+
+#[test]
+fn a_file_without_a_tokenizer_asks_for_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    write_gguf(
+        &OpenModel::open(&reference("llama")).unwrap(),
+        &path,
+        GgufType::F32,
+        |_| {},
+    )
+    .unwrap();
+    let open = OpenModel::open(&path).unwrap();
+    let error = EngineError::from(open.files(None).unwrap_err());
+    assert_eq!(error.details().field.as_deref(), Some("--model-config"));
+    assert!(
+        error
+            .message()
+            .contains("it has no tokenizer; give a folder"),
+        "{error}"
+    );
+    // Tiny-chat's has more tokens than the model.
+    let tiny_chat = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-chat");
+    let error = open.files(Some(&tiny_chat)).unwrap_err().to_string();
+    assert!(
+        error.contains("has the id 2047, but the model's vocabulary ends at 96"),
+        "{error}"
+    );
+    let error = open.files(Some(folder.path())).unwrap_err().to_string();
+    assert!(error.contains("there is no tokenizer.json"), "{error}");
+    let small = json!({"model": {"type": "BPE", "vocab": {"a": 95}, "merges": []}, "added_tokens": [{"id": 96, "content": "<image>"}]});
+    fs::write(folder.path().join("tokenizer.json"), small.to_string()).unwrap();
+    let files = open.files(Some(folder.path())).unwrap();
+    let names: Vec<&str> = files.iter().map(|file| file.name).collect();
+    assert_eq!(names, ["config.json", "tokenizer.json"]);
+}
+
+#[test]
+fn another_models_tokenizer_in_a_checkout_is_refused() {
+    let copy = copy_of("llama");
+    let tokenizer = tiny_chat_tokenizer();
+    fs::write(copy.path().join("tokenizer.json"), &tokenizer[0].content).unwrap();
+    let error = open_error(copy.path()).to_string();
+    assert!(
+        error.contains("is it another model's tokenizer?"),
+        "{error}"
+    );
+    fs::write(copy.path().join("tokenizer.json"), "{").unwrap();
+    let error = open_error(copy.path()).to_string();
+    assert!(error.contains("tokenizer.json is broken"), "{error}");
+}
+
+/// The files made from these entries, for a model of the size of `llama`.
+fn made(entries: Vec<(&str, Entry)>) -> Result<Vec<ModelFile>, LoadError> {
+    let entries = entries
+        .into_iter()
+        .map(|(key, entry)| (format!("tokenizer.{key}"), entry));
+    let mut all = vec![(
+        "general.architecture".to_owned(),
+        Entry::Text("llama".into()),
+    )];
+    all.extend(entries);
+    let header = Header::parse(&encode(&all, &[])).unwrap();
+    let config = OpenModel::open(&reference("llama")).unwrap().config;
+    files(
+        Metadata::new(Path::new("m.gguf"), &header).unwrap(),
+        &config,
+    )
+}
+
+fn texts(texts: &[&str]) -> Entry {
+    Entry::Texts(texts.iter().map(|text| (*text).to_owned()).collect())
+}
+
+#[test]
+fn sentencepiece_vocabularies_become_tokenizers() {
+    let tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<0x21>",
+        "\u{2581}",
+        "a",
+        "b",
+        "ab",
+        "\u{2581}ab",
+        "<end_of_turn>",
+    ];
+    let files = made(vec![
+        ("ggml.model", Entry::Text("llama".into())),
+        ("ggml.tokens", texts(&tokens)),
+        (
+            "ggml.scores",
+            Entry::F32s(vec![0., 0., 0., 0., -3., -4., -5., -1., -2., 0.]),
+        ),
+        (
+            "ggml.token_type",
+            Entry::I32s(vec![2, 3, 3, 6, 1, 1, 1, 1, 1, 4]),
+        ),
+        ("ggml.bos_token_id", Entry::U32(1)),
+        ("ggml.eos_token_id", Entry::U32(2)),
+        ("ggml.unknown_token_id", Entry::U32(0)),
+    ])
+    .unwrap();
+    let tokenizer = tokenizer_of(&files);
+    assert_eq!(
+        ids(&tokenizer, "ab b!<end_of_turn>", true),
+        [1, 8, 4, 6, 3, 9]
+    );
+    assert_eq!(ids(&tokenizer, "ab", false), [8]);
+    assert_eq!(tokenizer.decode(&[1, 8, 4, 6, 3], true).unwrap(), "ab b!");
+    let generation = json_of(&files, "generation_config.json");
+    assert_eq!(
+        (&generation["bos_token_id"], &generation["eos_token_id"]),
+        (&json!(1), &json!([2, 9]))
+    );
+}
+
+#[test]
+fn ways_of_splitting_text_are_kept_apart() {
+    let split = |pre: &str| {
+        made(vec![
+            ("ggml.model", Entry::Text("gpt2".into())),
+            ("ggml.pre", Entry::Text(pre.into())),
+            ("ggml.tokens", texts(&["1", "2", "12", "123", "3", "<s>"])),
+            ("ggml.merges", texts(&["1 2", "12 3"])),
+            ("ggml.token_type", Entry::I32s(vec![1, 1, 1, 1, 1, 3])),
+            ("ggml.bos_token_id", Entry::U32(5)),
+        ])
+    };
+    for (pre, expected) in [
+        ("gpt-2", vec![3]),
+        ("llama-bpe", vec![5, 3]),
+        ("qwen2", vec![0, 1, 4]),
+        ("smollm", vec![0, 1, 4]),
+        ("tekken", vec![0, 1, 4]),
+    ] {
+        let tokenizer = tokenizer_of(&split(pre).unwrap());
+        assert_eq!(ids(&tokenizer, "123", true), expected, "{pre}");
+    }
+    let error = split("somebody-elses").unwrap_err().to_string();
+    assert!(
+        error.contains("tokenizer.ggml.pre = somebody-elses") && error.contains("--model-config"),
+        "{error}"
+    );
+}
+
+#[test]
+fn vocabularies_that_make_no_sense_are_refused() {
+    let model = |kind: &str| ("ggml.model", Entry::Text(kind.into()));
+    let tokens = || ("ggml.tokens", texts(&["a", "b"]));
+    for (entries, expected) in [
+        (vec![model("bert"), tokens()], "of the kind bert"),
+        (vec![model("llama"), tokens()], "not a score for each token"),
+        (
+            vec![
+                model("gpt2"),
+                tokens(),
+                ("ggml.pre", Entry::Text("gpt-2".into())),
+            ],
+            "no tokenizer.ggml.merges",
+        ),
+        (
+            vec![
+                model("gpt2"),
+                tokens(),
+                ("ggml.token_type", Entry::I32s(vec![1])),
+            ],
+            "1 types for 2 tokens",
+        ),
+        (
+            vec![
+                model("gpt2"),
+                tokens(),
+                ("ggml.pre", Entry::Text("gpt-2".into())),
+                ("ggml.merges", texts(&["ab"])),
+            ],
+            "\"ab\" is no pair",
+        ),
+    ] {
+        let error = made(entries).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

@@ -1,0 +1,267 @@
+//! [`ModelWeights`]: a model's tensors, converted and placed as the decoder asks for them.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use candle_core::{DType, Device, Tensor};
+
+use super::quantize::{Part, Quantization, floats, quantize};
+use super::tensors::{RawTensor, RowOrder, is_float};
+use super::{OpenModel, plan};
+use crate::error::LoadError;
+use crate::model::linear::Matrix;
+use crate::model::weights::Weights;
+
+/// Where weights go and what they become.
+#[derive(Debug, Clone)]
+pub struct WeightOptions {
+    /// Where tensors go.
+    pub device: Device,
+    /// The type of weights and activations on a GPU: BF16 or F16. On the CPU activations are f32.
+    pub dtype: DType,
+    /// What matrices of floats become on the CPU. Those that a GGUF file has quantized stay as they are.
+    pub quantization: Quantization,
+}
+
+/// How far loading is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Tensors that are loaded.
+    pub tensors: usize,
+    /// Tensors in all.
+    pub all_tensors: usize,
+    /// Bytes of the files that are read.
+    pub bytes: u64,
+    /// Bytes in all.
+    pub all_bytes: u64,
+}
+
+/// Reads a model's weights. Made by [`OpenModel::weights`].
+pub struct ModelWeights<'a> {
+    model: &'a OpenModel,
+    options: WeightOptions,
+    progress: LoadProgress,
+    report: Box<dyn FnMut(LoadProgress) + 'a>,
+    /// Matrices whose rows did not fit the quantization that was asked for.
+    fallbacks: usize,
+}
+
+impl fmt::Debug for ModelWeights<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelWeights")
+            .field("model", &self.model.name)
+            .field("options", &self.options)
+            .field("progress", &self.progress)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> ModelWeights<'a> {
+    pub(super) fn new(
+        model: &'a OpenModel,
+        options: WeightOptions,
+        report: Box<dyn FnMut(LoadProgress) + 'a>,
+    ) -> Self {
+        let planned = plan(&model.config);
+        let bytes_of = |name: &str| match model.tensor(name) {
+            Ok(Some(raw)) => to_u64(raw.data.len()),
+            Ok(None) | Err(_) => 0,
+        };
+        let progress = LoadProgress {
+            tensors: 0,
+            all_tensors: planned.len(),
+            bytes: 0,
+            all_bytes: planned.iter().map(|tensor| bytes_of(&tensor.name)).sum(),
+        };
+        Self {
+            model,
+            options,
+            progress,
+            report,
+            fallbacks: 0,
+        }
+    }
+
+    fn done(&mut self, bytes: usize) {
+        self.progress.tensors += 1;
+        self.progress.bytes += to_u64(bytes);
+        (self.report)(self.progress);
+    }
+
+    fn load(&mut self, name: &str, shape: [usize; 2], part: Part) -> Result<Matrix, LoadError> {
+        let raw = self.model.required(name, &shape)?;
+        let device = &self.options.device;
+        let matrix = if !is_float(raw.dtype) {
+            Matrix::quantized(as_it_is(&raw, device)?)
+        } else if device.is_cpu() {
+            let dtype = self.options.quantization.dtype_for(raw.row_len(), part);
+            if dtype == GgmlDType::F32 {
+                Matrix::dense(dense(&raw)?)
+            } else {
+                Matrix::quantized(quantize(&raw, dtype)?)
+            }
+        } else {
+            Matrix::dense(on_device(&raw, device, self.options.dtype)?)
+        };
+        let matrix = matrix.map_err(|error| LoadError::candle(raw.name, error))?;
+        let (bytes, row_len, is_floats) = (raw.data.len(), raw.row_len(), is_float(raw.dtype));
+        if is_floats && self.options.device.is_cpu() {
+            self.tell_fallback(name, row_len, part);
+        }
+        self.done(bytes);
+        Ok(matrix)
+    }
+
+    /// Says once that rows do not fit; the rest goes to the debug log.
+    fn tell_fallback(&mut self, name: &str, row_len: usize, part: Part) {
+        let wanted = self.options.quantization;
+        let got = wanted.dtype_for(row_len, part);
+        // Every width is a multiple of this, so that it says what would have been without a fallback.
+        if got == wanted.dtype_for(0, part) {
+            return;
+        }
+        self.fallbacks += 1;
+        if self.fallbacks == 1 {
+            tracing::warn!(
+                %wanted, got = ?got, tensor = name, row_len,
+                "rows are no whole blocks of the quantization asked for; such matrices take another (told once)"
+            );
+        } else {
+            tracing::debug!(%wanted, got = ?got, tensor = name, row_len, "another quantization");
+        }
+    }
+}
+
+impl Weights for ModelWeights<'_> {
+    fn device(&self) -> &Device {
+        &self.options.device
+    }
+
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
+        let raw = self.model.required(name, shape)?;
+        let on_cpu = if is_float(raw.dtype) {
+            dense(&raw)?
+        } else {
+            let quantized = as_it_is(&raw, &Device::Cpu)?;
+            let values = quantized.dequantize(&Device::Cpu);
+            values.map_err(|error| LoadError::candle(raw.name, error))?
+        };
+        let bytes = raw.data.len();
+        let device = &self.options.device;
+        let placed = if device.is_cpu() {
+            Ok(on_cpu)
+        } else {
+            on_cpu
+                .to_dtype(self.options.dtype)
+                .and_then(|tensor| tensor.to_device(device))
+        };
+        let placed = placed.map_err(|error| LoadError::candle(name, error))?;
+        self.done(bytes);
+        Ok(placed)
+    }
+
+    fn matrix(
+        &mut self,
+        name: &str,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Matrix, LoadError> {
+        let part = if name == "lm_head.weight" {
+            Part::Vocabulary
+        } else {
+            Part::Layer
+        };
+        self.load(name, [out_features, in_features], part)
+    }
+
+    fn embedding(
+        &mut self,
+        name: &str,
+        vocab_size: usize,
+        hidden_size: usize,
+    ) -> Result<Matrix, LoadError> {
+        self.load(name, [vocab_size, hidden_size], Part::Vocabulary)
+    }
+}
+
+/// A tensor of floats in f32 on the CPU.
+fn dense(raw: &RawTensor<'_>) -> Result<Tensor, LoadError> {
+    Tensor::from_vec(floats(raw), raw.shape, &Device::Cpu)
+        .map_err(|error| LoadError::candle(raw.name, error))
+}
+
+/// A tensor of floats on a GPU, copied in the file's type and converted there.
+fn on_device(raw: &RawTensor<'_>, device: &Device, dtype: DType) -> Result<Tensor, LoadError> {
+    let from = if raw.dtype == GgmlDType::F32 {
+        DType::F32
+    } else if raw.dtype == GgmlDType::F16 {
+        DType::F16
+    } else {
+        DType::BF16
+    };
+    let bytes = in_order(raw);
+    Tensor::from_raw_buffer(bytes.bytes(), from, raw.shape, device)
+        .and_then(|tensor| tensor.to_dtype(dtype))
+        .map_err(|error| LoadError::candle(raw.name, error))
+}
+
+/// A quantized tensor with the blocks that the file has.
+fn as_it_is(raw: &RawTensor<'_>, device: &Device) -> Result<QTensor, LoadError> {
+    let bytes = in_order(raw);
+    QStorage::from_data(Cow::Borrowed(bytes.bytes()), device, raw.dtype)
+        .and_then(|storage| QTensor::new(storage, raw.shape))
+        .map_err(|error| LoadError::candle(raw.name, error))
+}
+
+/// A tensor's bytes with its rows in the model's order. Quantized rows are whole blocks, so that they can be moved.
+fn in_order<'a>(raw: &RawTensor<'a>) -> Aligned<'a> {
+    if raw.rows == RowOrder::Halves && raw.data.as_ptr().addr().is_multiple_of(ALIGNMENT) {
+        return Aligned::InPlace(raw.data);
+    }
+    let mut buffer = vec![0; raw.data.len() + ALIGNMENT];
+    let start = buffer.as_ptr().align_offset(ALIGNMENT);
+    let rows = raw.elements() / raw.row_len().max(1);
+    let mut at = start;
+    for row in 0..rows {
+        let bytes = raw.row(row);
+        if let Some(place) = buffer.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+        at += bytes.len();
+    }
+    Aligned::Moved {
+        buffer,
+        start,
+        length: raw.data.len(),
+    }
+}
+
+/// What the blocks of every type are aligned to at least, as candle insists.
+const ALIGNMENT: usize = 8;
+
+enum Aligned<'a> {
+    InPlace(&'a [u8]),
+    Moved {
+        buffer: Vec<u8>,
+        start: usize,
+        length: usize,
+    },
+}
+
+impl Aligned<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::InPlace(bytes) => bytes,
+            Self::Moved {
+                buffer,
+                start,
+                length,
+            } => buffer.get(*start..*start + *length).unwrap_or_default(),
+        }
+    }
+}
+
+pub(super) fn to_u64(bytes: usize) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}

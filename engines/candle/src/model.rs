@@ -1,0 +1,44 @@
+//! The decoder-only language model: from packed tokens to logits.
+//!
+//! One block covers Llama 2 and 3, Mistral, TinyLlama, SmolLM, Qwen2, Qwen3, Gemma 2 and 3; [`ModelConfig`] says which.
+//! A step's rows belong to many sequences, prefill chunks and decode rows mixed, without padding; keys and values are in
+//! KV blocks. It knows no requests, no sampling and no files: `engine` calls [`Model::forward`], `load` implements
+//! [`Weights`].
+//!
+//! | module | what |
+//! | --- | --- |
+//! | `config`, `weights` | what a model is, and where its weights come from |
+//! | `batch` | what one step computes |
+//! | `kv_cache` | keys and values in KV blocks |
+//! | `decoder` | embedding, layers, logits |
+//! | `linear` | products with weights, quantized or not |
+//! | `attention` | attention over KV blocks |
+//! | `norm`, `rope`, `feed_forward` | the other parts of a layer |
+//! | `host`, `parallel`, `simd` | what kernels on the CPU stand on |
+//!
+//! # Invariant
+//! On the CPU a row's logits depend on its own sequence's tokens only, bit for bit: not on the other rows of the step,
+//! on how a prompt was cut into chunks, or on which KV blocks it got.
+
+mod attention;
+mod batch;
+pub(crate) mod config;
+mod decoder;
+mod feed_forward;
+mod host;
+mod kv_cache;
+pub(crate) mod linear;
+mod norm;
+mod parallel;
+mod rope;
+mod simd;
+#[cfg(test)]
+mod tests;
+pub(crate) mod weights;
+
+pub use batch::{BatchError, SequenceRows, StepBatch};
+pub use config::{Activation, ModelConfig, Rope, RopeScaling, SlidingWindow};
+pub use decoder::{ForwardError, Model};
+pub use kv_cache::{KvCache, KvCacheSpec};
+pub use linear::Matrix;
+pub use weights::Weights;

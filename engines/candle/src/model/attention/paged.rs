@@ -1,0 +1,260 @@
+//! The attention kernel for main memory.
+//!
+//! Work is cut into tiles (a few rows of a sequence, with the query heads that share one key and value head), and a
+//! tile's context into partitions of [`PARTITION`] tokens at fixed positions. Each partition gives a partial result;
+//! partials are merged in order. So a row's result depends on its own query and context only, bit for bit: not on the
+//! rows in its tile, the chunk it came in, the numbers of its KV blocks, or the threads that shared the work.
+//!
+//! # Source
+//! Partial softmax and merge as in FlashAttention and Flash-Decoding (Dao et al. 2022, 2023).
+
+mod partition;
+
+use std::ops::Range;
+
+use self::partition::{PARTITION, Partial, Scratch};
+use super::Attention;
+use crate::model::batch::{SequenceRows, StepBatch};
+use crate::model::kv_cache::{HostKv, KvNumber};
+use crate::model::parallel::{SharedMut, for_each_range_if_large, num_threads};
+
+/// Query vectors of a tile, about: enough to use each key that is read several times, few enough for the cache.
+const TILE_QUERIES: usize = 32;
+
+/// One unit of work.
+#[derive(Debug, Clone)]
+struct Item {
+    /// Index in the batch.
+    sequence: usize,
+    /// Rows of the batch.
+    rows: Range<usize>,
+    /// Key and value head.
+    head: usize,
+    partitions: Range<usize>,
+    /// Where partials go when other items have the tile's other partitions.
+    partials: Option<Range<usize>>,
+}
+
+/// Attends with `queries`, `[rows, num_heads * head_dim]`; gives the same shape.
+pub(super) fn attend<T: KvNumber>(
+    attention: &Attention,
+    queries: &[f32],
+    kv: &HostKv<T>,
+    batch: &StepBatch,
+) -> Vec<f32> {
+    let plan = Plan::new(attention, batch);
+    let mut out = vec![0.0f32; queries.len()];
+    let mut partials = vec![Partial::empty(); plan.partials];
+    let shared_out = SharedMut::new(&mut out);
+    let shared_partials = SharedMut::new(&mut partials);
+    for_each_range_if_large(plan.items.len(), plan.operations, |range| {
+        let mut scratch = Scratch::new(attention, kv.block_size());
+        for item in &plan.items[range] {
+            let tile = Tile::new(attention, batch, item);
+            scratch.load_queries(&tile, queries);
+            match &item.partials {
+                None => {
+                    for index in item.partitions.clone() {
+                        scratch.run(&tile, kv, index);
+                        scratch.merge();
+                    }
+                    tile.for_each_query(|query, range| {
+                        #[expect(unsafe_code, reason = "threads write disjoint parts")]
+                        // SAFETY: rows and heads of tiles do not overlap.
+                        let out = unsafe { shared_out.part(range) };
+                        scratch.finish(query, out);
+                    });
+                }
+                Some(places) => {
+                    #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
+                    // SAFETY: each item has places of its own.
+                    let places = unsafe { shared_partials.part(places.clone()) };
+                    for (place, index) in places.iter_mut().zip(item.partitions.clone()) {
+                        scratch.run(&tile, kv, index);
+                        *place = scratch.partial();
+                    }
+                }
+            }
+        }
+    });
+    merge_split_tiles(
+        attention,
+        batch,
+        &plan,
+        &partials,
+        kv.block_size(),
+        &mut out,
+    );
+    out
+}
+
+/// Merges the partials of tiles that several items shared.
+fn merge_split_tiles(
+    attention: &Attention,
+    batch: &StepBatch,
+    plan: &Plan,
+    partials: &[Partial],
+    block_size: usize,
+    out: &mut [f32],
+) {
+    let mut split = plan
+        .items
+        .iter()
+        .filter_map(|item| item.partials.clone().map(|places| (item, places)))
+        .peekable();
+    if split.peek().is_none() {
+        return;
+    }
+    let mut scratch = Scratch::new(attention, block_size);
+    while let Some((first, places)) = split.next() {
+        let tile = Tile::new(attention, batch, first);
+        scratch.reset(&tile);
+        partials[places]
+            .iter()
+            .for_each(|partial| scratch.merge_partial(partial));
+        while let Some((_, places)) =
+            split.next_if(|(item, _)| item.rows == first.rows && item.head == first.head)
+        {
+            partials[places]
+                .iter()
+                .for_each(|partial| scratch.merge_partial(partial));
+        }
+        tile.for_each_query(|query, range| scratch.finish(query, &mut out[range]));
+    }
+}
+
+/// The work of one layer.
+#[derive(Debug)]
+struct Plan {
+    items: Vec<Item>,
+    /// Partials to keep.
+    partials: usize,
+    /// About how many vector operations all items take.
+    operations: usize,
+}
+
+impl Plan {
+    fn new(attention: &Attention, batch: &StepBatch) -> Self {
+        let rows_per_tile = (TILE_QUERIES / attention.group()).max(1);
+        let mut items = Vec::new();
+        for (index, sequence) in batch.sequences.iter().enumerate() {
+            for head in 0..attention.num_kv_heads {
+                for start in sequence.rows.clone().step_by(rows_per_tile) {
+                    let rows = start..(start + rows_per_tile).min(sequence.rows.end);
+                    let partitions = partitions(attention, sequence, &rows);
+                    items.push(Item {
+                        sequence: index,
+                        rows,
+                        head,
+                        partitions,
+                        partials: None,
+                    });
+                }
+            }
+        }
+        let partitions: usize = items
+            .iter()
+            .map(|item| item.partitions.len() * item.rows.len())
+            .sum();
+        let operations = partitions * PARTITION * attention.group() * attention.head_dim / 8;
+        Self {
+            items,
+            partials: 0,
+            operations,
+        }
+        .split(num_threads())
+    }
+
+    /// Cuts long tiles when there are too few to keep all threads busy to the end.
+    fn split(self, threads: usize) -> Self {
+        const ITEMS_PER_THREAD: usize = 4;
+        let wanted = threads * ITEMS_PER_THREAD;
+        if threads == 1 || self.items.len() >= wanted {
+            return self;
+        }
+        let pieces = wanted.div_ceil(self.items.len().max(1));
+        let mut split = Self {
+            items: Vec::new(),
+            partials: 0,
+            operations: self.operations,
+        };
+        for item in self.items {
+            let len = item.partitions.len().div_ceil(pieces).max(1);
+            if len >= item.partitions.len() {
+                split.items.push(item);
+                continue;
+            }
+            for start in item.partitions.clone().step_by(len) {
+                let partitions = start..(start + len).min(item.partitions.end);
+                let places = split.partials..split.partials + partitions.len();
+                split.partials = places.end;
+                split.items.push(Item {
+                    partitions,
+                    partials: Some(places),
+                    ..item.clone()
+                });
+            }
+        }
+        split
+    }
+}
+
+/// The partitions that any of `rows` sees.
+fn partitions(attention: &Attention, sequence: &SequenceRows, rows: &Range<usize>) -> Range<usize> {
+    let position = |row: usize| sequence.context_len - (sequence.rows.end - row);
+    let start = attention.visible(position(rows.start)).start;
+    let end = position(rows.end - 1) + 1;
+    start / PARTITION..end.div_ceil(PARTITION)
+}
+
+/// Rows of a sequence with the query heads of one key and value head.
+#[derive(Debug)]
+struct Tile<'a> {
+    attention: &'a Attention,
+    blocks: &'a [u32],
+    rows: Range<usize>,
+    head: usize,
+    /// The position of the first row.
+    first_position: usize,
+}
+
+impl<'a> Tile<'a> {
+    fn new(attention: &'a Attention, batch: &'a StepBatch, item: &Item) -> Self {
+        let sequence = &batch.sequences[item.sequence];
+        Self {
+            attention,
+            blocks: &sequence.blocks,
+            rows: item.rows.clone(),
+            head: item.head,
+            first_position: sequence.context_len - (sequence.rows.end - item.rows.start),
+        }
+    }
+
+    /// Query vectors: those of the first row, then those of the next.
+    fn num_queries(&self) -> usize {
+        self.rows.len() * self.attention.group()
+    }
+
+    /// The positions that a query sees.
+    fn visible(&self, query: usize) -> Range<usize> {
+        self.attention
+            .visible(self.first_position + query / self.attention.group())
+    }
+
+    /// The positions that any of the queries sees.
+    fn visible_to_any(&self) -> Range<usize> {
+        self.visible(0).start..self.visible(self.num_queries() - 1).end
+    }
+
+    /// Each query and where it is in `[rows, num_heads * head_dim]`.
+    fn for_each_query(&self, mut f: impl FnMut(usize, Range<usize>)) {
+        let group = self.attention.group();
+        let head_dim = self.attention.head_dim;
+        for query in 0..self.num_queries() {
+            let row = self.rows.start + query / group;
+            let head = self.head * group + query % group;
+            let start = (row * self.attention.num_heads + head) * head_dim;
+            f(query, start..start + head_dim);
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! One tile against one partition of its context: scores, softmax, and the weighted sum of values.
+
+use std::ops::Range;
+
+use super::Tile;
+use crate::model::attention::Attention;
+use crate::model::kv_cache::{HostKv, KvNumber};
+use crate::model::simd::{LANES, by_simd, exp, multiply_add, sum_of, tanh};
+
+/// Tokens of a partition, which starts at a multiple of it.
+pub(super) const PARTITION: usize = 128;
+
+/// Queries that are computed together.
+const GROUP: usize = 8;
+
+/// A partition's result for each query of a tile, not yet divided by the sum of weights.
+#[derive(Debug, Clone)]
+pub(super) struct Partial {
+    /// The largest score, minus infinity if the query sees none of the partition.
+    max: Vec<f32>,
+    /// The sum of `exp(score - max)`.
+    sum: Vec<f32>,
+    /// Values times those weights, `[queries, head_dim]`.
+    values: Vec<f32>,
+}
+
+impl Partial {
+    pub(super) fn empty() -> Self {
+        Self {
+            max: Vec::new(),
+            sum: Vec::new(),
+            values: Vec::new(),
+        }
+    }
+}
+
+/// Consecutive tokens of a partition in one KV block.
+#[derive(Debug, Clone)]
+struct Segment {
+    block: usize,
+    /// Offsets in the block.
+    offsets: Range<usize>,
+    /// Index of the first in the partition.
+    first: usize,
+}
+
+/// A thread's buffers.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    head_dim: usize,
+    block_size: usize,
+    softcap: Option<f32>,
+    num_queries: usize,
+    /// Queries in groups of [`GROUP`], each `[head_dim, queries of the group]`.
+    queries: Vec<f32>,
+    /// `[queries, PARTITION]`, first scores, then weights.
+    scores: Vec<[f32; PARTITION]>,
+    current: Partial,
+    merged: Partial,
+    segments: Vec<Segment>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl Scratch {
+    pub(super) fn new(attention: &Attention, block_size: usize) -> Self {
+        Self {
+            head_dim: attention.head_dim,
+            block_size,
+            softcap: attention.softcap,
+            num_queries: 0,
+            queries: Vec::new(),
+            scores: Vec::new(),
+            current: Partial::empty(),
+            merged: Partial::empty(),
+            segments: Vec::new(),
+            keys: vec![0.0; attention.head_dim * block_size],
+            values: vec![0.0; attention.head_dim * block_size],
+        }
+    }
+
+    /// Starts a tile.
+    pub(super) fn reset(&mut self, tile: &Tile<'_>) {
+        self.num_queries = tile.num_queries();
+        self.scores.resize(self.num_queries, [0.0; PARTITION]);
+        for partial in [&mut self.current, &mut self.merged] {
+            partial.max.clear();
+            partial.max.resize(self.num_queries, f32::NEG_INFINITY);
+            partial.sum.clear();
+            partial.sum.resize(self.num_queries, 0.0);
+            partial.values.clear();
+            partial.values.resize(self.num_queries * self.head_dim, 0.0);
+        }
+    }
+
+    /// Starts a tile whose queries are in `queries`, `[rows, num_heads * head_dim]`.
+    pub(super) fn load_queries(&mut self, tile: &Tile<'_>, queries: &[f32]) {
+        self.reset(tile);
+        self.queries.resize(self.num_queries * self.head_dim, 0.0);
+        let (num_queries, head_dim) = (self.num_queries, self.head_dim);
+        tile.for_each_query(|query, range| {
+            let first = query / GROUP * GROUP;
+            let width = (num_queries - first).min(GROUP);
+            let group = &mut self.queries[first * head_dim..][query - first..];
+            for (to, &from) in group.iter_mut().step_by(width).zip(&queries[range]) {
+                *to = from;
+            }
+        });
+    }
+
+    /// Computes the partial result of partition `index`.
+    pub(super) fn run<T: KvNumber>(&mut self, tile: &Tile<'_>, kv: &HostKv<T>, index: usize) {
+        let start = index * PARTITION;
+        self.find_segments(tile, start);
+        for segment in &self.segments {
+            let keys = T::as_f32(kv.keys(segment.block, tile.head), &mut self.keys);
+            for (group, scores) in self.scores.chunks_mut(GROUP).enumerate() {
+                let queries =
+                    &self.queries[group * GROUP * self.head_dim..][..scores.len() * self.head_dim];
+                score(queries, keys, self.block_size, segment, scores);
+            }
+        }
+        for (query, scores) in self.scores.iter_mut().enumerate() {
+            let visible = tile.visible(query);
+            let visible = visible.start.clamp(start, start + PARTITION) - start
+                ..visible.end.clamp(start, start + PARTITION) - start;
+            let (max, sum) = (&mut self.current.max[query], &mut self.current.sum[query]);
+            weigh(scores, visible, self.softcap, max, sum);
+        }
+        self.current.values.fill(0.0);
+        for segment in &self.segments {
+            let values = T::as_f32(kv.values(segment.block, tile.head), &mut self.values);
+            let values =
+                &values[segment.offsets.start * self.head_dim..segment.offsets.end * self.head_dim];
+            let groups = self
+                .scores
+                .chunks(GROUP)
+                .zip(self.current.values.chunks_mut(GROUP * self.head_dim));
+            for (weights, out) in groups {
+                add_values(weights, segment.first, values, self.head_dim, out);
+            }
+        }
+    }
+
+    /// The KV blocks of the partition from `start` on, as far as any query sees them.
+    fn find_segments(&mut self, tile: &Tile<'_>, start: usize) {
+        let visible = tile.visible_to_any();
+        let mut position = visible.start.max(start);
+        let end = visible.end.min(start + PARTITION);
+        self.segments.clear();
+        while position < end {
+            let offset = position % self.block_size;
+            let len = (self.block_size - offset).min(end - position);
+            self.segments.push(Segment {
+                block: tile.blocks[position / self.block_size] as usize,
+                offsets: offset..offset + len,
+                first: position - start,
+            });
+            position += len;
+        }
+    }
+
+    /// Adds the partition just computed to the result.
+    pub(super) fn merge(&mut self) {
+        merge(&self.current, self.head_dim, &mut self.merged);
+    }
+
+    /// Adds a partition computed elsewhere to the result.
+    pub(super) fn merge_partial(&mut self, partial: &Partial) {
+        merge(partial, self.head_dim, &mut self.merged);
+    }
+
+    /// The partition just computed.
+    pub(super) fn partial(&self) -> Partial {
+        self.current.clone()
+    }
+
+    /// Writes a query's result.
+    pub(super) fn finish(&self, query: usize, out: &mut [f32]) {
+        let inverse = 1.0 / self.merged.sum[query];
+        let values = &self.merged.values[query * self.head_dim..][..self.head_dim];
+        for (out, value) in out.iter_mut().zip(values) {
+            *out = value * inverse;
+        }
+    }
+}
+
+/// Scores of a group's queries, `[head_dim, queries]`, with a segment's tokens.
+fn score(
+    queries: &[f32],
+    keys: &[f32],
+    block_size: usize,
+    segment: &Segment,
+    scores: &mut [[f32; PARTITION]],
+) {
+    let offsets = segment.offsets.clone();
+    for from in offsets.clone().step_by(LANES) {
+        let tokens = from..(from + LANES).min(offsets.end);
+        let at = segment.first + from - offsets.start;
+        match scores.len() {
+            1 => score_lanes::<1>(queries, keys, block_size, tokens, at, scores),
+            2 => score_lanes::<2>(queries, keys, block_size, tokens, at, scores),
+            3 => score_lanes::<3>(queries, keys, block_size, tokens, at, scores),
+            4 => score_lanes::<4>(queries, keys, block_size, tokens, at, scores),
+            5 => score_lanes::<5>(queries, keys, block_size, tokens, at, scores),
+            6 => score_lanes::<6>(queries, keys, block_size, tokens, at, scores),
+            7 => score_lanes::<7>(queries, keys, block_size, tokens, at, scores),
+            _ => score_lanes::<8>(queries, keys, block_size, tokens, at, scores),
+        }
+    }
+}
+
+by_simd! {
+    /// Scores of up to sixteen tokens.
+    fn score_lanes<const QUERIES: usize>(queries: &[f32], keys: &[f32], block_size: usize, tokens: Range<usize>, at: usize, scores: &mut [[f32; PARTITION]])
+        = score_lanes_inner
+}
+
+#[inline(always)]
+fn score_lanes_inner<const FMA: bool, const QUERIES: usize>(
+    queries: &[f32],
+    keys: &[f32],
+    block_size: usize,
+    tokens: Range<usize>,
+    at: usize,
+    scores: &mut [[f32; PARTITION]],
+) {
+    let mut totals = [[0.0f32; LANES]; QUERIES];
+    let len = tokens.len();
+    let (queries, _) = queries.as_chunks::<QUERIES>();
+    if len == LANES {
+        for (queries, keys) in queries.iter().zip(keys.chunks_exact(block_size)) {
+            let Some(keys) = keys[tokens.start..].first_chunk::<LANES>() else {
+                break;
+            };
+            multiply_add::<FMA, QUERIES>(queries, keys, &mut totals);
+        }
+    } else {
+        for (queries, keys) in queries.iter().zip(keys.chunks_exact(block_size)) {
+            let mut padded = [0.0f32; LANES];
+            padded[..len].copy_from_slice(&keys[tokens.clone()]);
+            multiply_add::<FMA, QUERIES>(queries, &padded, &mut totals);
+        }
+    }
+    for (scores, totals) in scores.iter_mut().zip(&totals) {
+        scores[at..at + len].copy_from_slice(&totals[..len]);
+    }
+}
+
+by_simd! {
+    /// From scores to weights, 0 outside `visible`, with their largest score and sum.
+    fn weigh(scores: &mut [f32; PARTITION], visible: Range<usize>, softcap: Option<f32>, max: &mut f32, sum: &mut f32)
+        = weigh_inner
+}
+
+#[inline(always)]
+fn weigh_inner<const FMA: bool>(
+    scores: &mut [f32; PARTITION],
+    visible: Range<usize>,
+    softcap: Option<f32>,
+    max: &mut f32,
+    sum: &mut f32,
+) {
+    scores[..visible.start].fill(f32::NEG_INFINITY);
+    scores[visible.end.max(visible.start)..].fill(f32::NEG_INFINITY);
+    if visible.is_empty() {
+        scores.fill(0.0);
+        (*max, *sum) = (f32::NEG_INFINITY, 0.0);
+        return;
+    }
+    if let Some(cap) = softcap {
+        for score in scores[visible].iter_mut() {
+            *score = cap * tanh::<FMA>(*score / cap);
+        }
+    }
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in scores.chunks_exact(LANES) {
+        for (lane, &score) in lanes.iter_mut().zip(chunk) {
+            // A NaN stays: every comparison with it is false.
+            *lane = if score < *lane { *lane } else { score };
+        }
+    }
+    *max = lanes
+        .iter()
+        .fold(f32::NEG_INFINITY, |a, &b| if b < a { a } else { b });
+    let largest = *max;
+    for score in scores.iter_mut() {
+        let weight = exp::<FMA>(*score - largest);
+        *score = if *score == f32::NEG_INFINITY {
+            0.0
+        } else {
+            weight
+        };
+    }
+    *sum = sum_of::<FMA>(scores, |weight| weight);
+}
+
+/// Adds a segment's values, `[tokens, head_dim]`, by the weights from `first` on, to a group's `[queries, head_dim]`.
+fn add_values(
+    weights: &[[f32; PARTITION]],
+    first: usize,
+    values: &[f32],
+    head_dim: usize,
+    out: &mut [f32],
+) {
+    match weights.len() {
+        1 => add_values_of::<1>(weights, first, values, head_dim, out),
+        2 => add_values_of::<2>(weights, first, values, head_dim, out),
+        3 => add_values_of::<3>(weights, first, values, head_dim, out),
+        4 => add_values_of::<4>(weights, first, values, head_dim, out),
+        5 => add_values_of::<5>(weights, first, values, head_dim, out),
+        6 => add_values_of::<6>(weights, first, values, head_dim, out),
+        7 => add_values_of::<7>(weights, first, values, head_dim, out),
+        _ => add_values_of::<8>(weights, first, values, head_dim, out),
+    }
+}
+
+by_simd! {
+    /// For a group of `QUERIES`.
+    fn add_values_of<const QUERIES: usize>(weights: &[[f32; PARTITION]], first: usize, values: &[f32], head_dim: usize, out: &mut [f32])
+        = add_values_inner
+}
+
+#[inline(always)]
+fn add_values_inner<const FMA: bool, const QUERIES: usize>(
+    weights: &[[f32; PARTITION]],
+    first: usize,
+    values: &[f32],
+    head_dim: usize,
+    out: &mut [f32],
+) {
+    let Some(weights) = weights.first_chunk::<QUERIES>() else {
+        return;
+    };
+    let weights = weights
+        .each_ref()
+        .map(|weights| &weights[first..first + values.len() / head_dim]);
+    for start in (0..head_dim).step_by(LANES) {
+        let len = (head_dim - start).min(LANES);
+        let mut totals = [[0.0f32; LANES]; QUERIES];
+        for (query, totals) in totals.iter_mut().enumerate() {
+            totals[..len].copy_from_slice(&out[query * head_dim + start..][..len]);
+        }
+        for (token, value) in values.chunks_exact(head_dim).enumerate() {
+            let factors = weights.map(|weights| weights[token]);
+            if let Some(lanes) = value[start..].first_chunk::<LANES>() {
+                multiply_add::<FMA, QUERIES>(&factors, lanes, &mut totals);
+            } else {
+                let mut padded = [0.0f32; LANES];
+                padded[..len].copy_from_slice(&value[start..]);
+                multiply_add::<FMA, QUERIES>(&factors, &padded, &mut totals);
+            }
+        }
+        for (query, totals) in totals.iter().enumerate() {
+            out[query * head_dim + start..][..len].copy_from_slice(&totals[..len]);
+        }
+    }
+}
+
+/// Adds a partition's result to those before it.
+fn merge(partial: &Partial, head_dim: usize, merged: &mut Partial) {
+    for query in 0..partial.max.len() {
+        if partial.max[query] == f32::NEG_INFINITY {
+            continue;
+        }
+        let range = query * head_dim..(query + 1) * head_dim;
+        let weights = [&mut merged.max[query], &mut merged.sum[query]];
+        merge_query(
+            (partial.max[query], partial.sum[query]),
+            &partial.values[range.clone()],
+            weights,
+            &mut merged.values[range],
+        );
+    }
+}
+
+by_simd! {
+    /// For one query; `merged` is its largest score and sum.
+    fn merge_query(partial: (f32, f32), values: &[f32], merged: [&mut f32; 2], merged_values: &mut [f32])
+        = merge_query_inner
+}
+
+#[inline(always)]
+fn merge_query_inner<const FMA: bool>(
+    (max, sum): (f32, f32),
+    values: &[f32],
+    [merged_max, merged_sum]: [&mut f32; 2],
+    merged_values: &mut [f32],
+) {
+    if *merged_max == f32::NEG_INFINITY {
+        (*merged_max, *merged_sum) = (max, sum);
+        merged_values.copy_from_slice(values);
+        return;
+    }
+    let largest = if max < *merged_max { *merged_max } else { max };
+    let old = exp::<FMA>(*merged_max - largest);
+    let new = exp::<FMA>(max - largest);
+    *merged_sum = *merged_sum * old + sum * new;
+    for (merged, value) in merged_values.iter_mut().zip(values) {
+        *merged = *merged * old + value * new;
+    }
+    *merged_max = largest;
+}

@@ -1,0 +1,154 @@
+//! What one step computes: rows of many sequences packed without padding, prefill chunks and decode rows mixed.
+//!
+//! The engine fills a [`StepBatch`] from the scheduler's step; [`Model::forward`](super::Model::forward) reads it.
+
+use std::ops::Range;
+
+/// The tokens of one step, sequence after sequence.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StepBatch {
+    /// Token ids, one a row.
+    pub tokens: Vec<u32>,
+    /// The position of each row's token in its sequence, from 0.
+    pub positions: Vec<u32>,
+    /// Where each row's key and value go: `block * block_size + offset`.
+    pub slots: Vec<u32>,
+    /// The sequences, in the order of their rows, which together cover all rows.
+    pub sequences: Vec<SequenceRows>,
+    /// The rows whose logits are wanted, in the order they are returned.
+    pub logit_rows: Vec<u32>,
+}
+
+/// One sequence's rows in a [`StepBatch`], at consecutive positions up to `context_len - 1`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceRows {
+    /// Its rows.
+    pub rows: Range<usize>,
+    /// Tokens of this sequence in the KV cache after this step.
+    pub context_len: usize,
+    /// The KV blocks that hold them, in order.
+    pub blocks: Vec<u32>,
+}
+
+/// What is wrong with a [`StepBatch`]: an engine's mistake, never a request's.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// The per-row lists differ in length.
+    #[error("{tokens} tokens, {positions} positions and {slots} slots in one step")]
+    RowCounts {
+        /// Entries of `tokens`.
+        tokens: usize,
+        /// Entries of `positions`.
+        positions: usize,
+        /// Entries of `slots`.
+        slots: usize,
+    },
+    /// A sequence's rows do not follow those of the one before, or the last does not end at the last row.
+    #[error("sequence {sequence} does not continue the rows before it, or rows are left over")]
+    Rows {
+        /// Index in `sequences`.
+        sequence: usize,
+    },
+    /// A sequence's positions do not end at its context, or its blocks do not hold it.
+    #[error(
+        "sequence {sequence} has {rows} rows and {blocks} blocks for a context of {context_len} tokens"
+    )]
+    Context {
+        /// Index in `sequences`.
+        sequence: usize,
+        /// Its rows.
+        rows: usize,
+        /// Its blocks.
+        blocks: usize,
+        /// Its tokens.
+        context_len: usize,
+    },
+    /// A number is outside what the model or its KV cache has.
+    #[error("{what} {value} is out of range: {limit} is the number of them")]
+    OutOfRange {
+        /// What the number names.
+        what: &'static str,
+        /// The number.
+        value: usize,
+        /// The first number that is too large.
+        limit: usize,
+    },
+}
+
+/// The bounds that a batch must keep.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchLimits {
+    pub(crate) vocab_size: usize,
+    pub(crate) num_blocks: usize,
+    pub(crate) block_size: usize,
+}
+
+impl StepBatch {
+    /// Checks everything that the kernels rely on, so that they need no checks of their own.
+    pub(crate) fn check(&self, limits: BatchLimits) -> Result<(), BatchError> {
+        let rows = self.tokens.len();
+        if self.positions.len() != rows || self.slots.len() != rows {
+            return Err(BatchError::RowCounts {
+                tokens: rows,
+                positions: self.positions.len(),
+                slots: self.slots.len(),
+            });
+        }
+        in_range("token", &self.tokens, limits.vocab_size)?;
+        in_range("slot", &self.slots, limits.num_blocks * limits.block_size)?;
+        in_range("logit row", &self.logit_rows, rows)?;
+        let mut next_row = 0;
+        for (index, sequence) in self.sequences.iter().enumerate() {
+            if sequence.rows.start != next_row
+                || sequence.rows.end <= next_row
+                || sequence.rows.end > rows
+            {
+                return Err(BatchError::Rows { sequence: index });
+            }
+            next_row = sequence.rows.end;
+            self.check_context(index, sequence, limits)?;
+        }
+        if next_row != rows {
+            return Err(BatchError::Rows {
+                sequence: self.sequences.len(),
+            });
+        }
+        Ok(())
+    }
+
+    fn check_context(
+        &self,
+        index: usize,
+        sequence: &SequenceRows,
+        limits: BatchLimits,
+    ) -> Result<(), BatchError> {
+        let rows = sequence.rows.len();
+        let in_order = sequence.context_len.checked_sub(rows).is_some_and(|first| {
+            self.positions[sequence.rows.clone()]
+                .iter()
+                .zip(first..)
+                .all(|(&p, want)| p as usize == want)
+        });
+        if !in_order || sequence.blocks.len() * limits.block_size < sequence.context_len {
+            return Err(BatchError::Context {
+                sequence: index,
+                rows,
+                blocks: sequence.blocks.len(),
+                context_len: sequence.context_len,
+            });
+        }
+        in_range("block", &sequence.blocks, limits.num_blocks)
+    }
+}
+
+fn in_range(what: &'static str, values: &[u32], limit: usize) -> Result<(), BatchError> {
+    match values.iter().find(|&&value| value as usize >= limit) {
+        Some(&value) => Err(BatchError::OutOfRange {
+            what,
+            value: value as usize,
+            limit,
+        }),
+        None => Ok(()),
+    }
+}

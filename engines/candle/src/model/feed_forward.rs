@@ -1,0 +1,118 @@
+//! The gated feed-forward block: `down(activation(gate(x)) * up(x))`.
+
+use candle_core::{D, Result, Tensor};
+
+use super::config::Activation;
+use super::host;
+use super::linear::Linear;
+use super::parallel::{SharedMut, for_each_range_if_large};
+use super::simd::{by_simd, exp, tanh};
+
+/// One layer's feed-forward block.
+#[derive(Debug)]
+pub(super) struct FeedForward {
+    /// Both products of the input, side by side.
+    pub(super) gate_up: Linear,
+    pub(super) down: Linear,
+    pub(super) activation: Activation,
+}
+
+impl FeedForward {
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let gate_up = self.gate_up.forward(x)?;
+        self.down.forward(&gate(&gate_up, self.activation)?)
+    }
+}
+
+/// `activation(first half) * second half` of every row.
+fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
+    let (rows, both) = gate_up.dims2()?;
+    let width = both / 2;
+    if !gate_up.device().is_cpu() {
+        let gate = gate_up.narrow(D::Minus1, 0, width)?;
+        let gate = match activation {
+            Activation::Silu => gate.silu()?,
+            Activation::GeluTanh => gate.gelu()?,
+        };
+        return gate * gate_up.narrow(D::Minus1, width, width)?;
+    }
+    let mut out = vec![0.0f32; rows * width];
+    host::read(gate_up, |gate_up| {
+        let out = SharedMut::new(&mut out);
+        for_each_range_if_large(rows * GATE_PIECES, 8 * rows * width, |pieces| {
+            for piece in pieces {
+                let (row, piece) = (piece / GATE_PIECES, piece % GATE_PIECES);
+                let columns = piece * width / GATE_PIECES..(piece + 1) * width / GATE_PIECES;
+                let (gate, up) = gate_up[row * both..(row + 1) * both].split_at(width);
+                #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
+                // SAFETY: pieces do not overlap, and each is in one range only.
+                let out =
+                    unsafe { out.part(row * width + columns.start..row * width + columns.end) };
+                let (gate, up) = (&gate[columns.clone()], &up[columns]);
+                match activation {
+                    Activation::Silu => silu_times(gate, up, out),
+                    Activation::GeluTanh => gelu_times(gate, up, out),
+                }
+            }
+        });
+    })?;
+    Tensor::from_vec(out, (rows, width), gate_up.device())
+}
+
+/// Pieces of a row, so that threads can share a single one.
+const GATE_PIECES: usize = 4;
+
+by_simd! {
+    fn silu_times(gate: &[f32], up: &[f32], out: &mut [f32]) = silu_times_inner
+}
+
+#[inline(always)]
+fn silu_times_inner<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    for ((out, &gate), up) in out.iter_mut().zip(gate).zip(up) {
+        *out = gate / (1.0 + exp::<FMA>(-gate)) * up;
+    }
+}
+
+by_simd! {
+    fn gelu_times(gate: &[f32], up: &[f32], out: &mut [f32]) = gelu_times_inner
+}
+
+#[inline(always)]
+fn gelu_times_inner<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    for ((out, &gate), up) in out.iter_mut().zip(gate).zip(up) {
+        let inner = SQRT_2_OVER_PI * gate * (1.0 + 0.044_715 * gate * gate);
+        *out = 0.5 * gate * (1.0 + tanh::<FMA>(inner)) * up;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn gates_are_candles() {
+        let data: Vec<f32> = (0..2 * 66).map(|i| (i as f32 - 60.0) / 7.0).collect();
+        let x = Tensor::from_vec(data, (2, 66), &Device::Cpu).unwrap();
+        let (first, second) = (x.narrow(1, 0, 33).unwrap(), x.narrow(1, 33, 33).unwrap());
+        let cases = [
+            (Activation::Silu, first.silu().unwrap()),
+            (Activation::GeluTanh, first.gelu().unwrap()),
+        ];
+        for (activation, want) in cases {
+            let want = (want * &second).unwrap();
+            let got = gate(&x, activation).unwrap();
+            let error = (want - got)
+                .unwrap()
+                .abs()
+                .unwrap()
+                .max_all()
+                .unwrap()
+                .to_scalar::<f32>()
+                .unwrap();
+            assert!(error < 2e-5, "{activation:?}: {error}");
+        }
+    }
+}

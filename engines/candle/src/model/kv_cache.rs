@@ -1,0 +1,237 @@
+//! Keys and values of every token in every layer, in KV blocks.
+//!
+//! Which sequence owns which block is the scheduler's business; here a block is a number, and a slot is
+//! `block * block_size + offset`.
+
+use candle_core::{DType, Device, Result, Tensor};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::config::ModelConfig;
+
+/// The shape of a KV cache.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KvCacheSpec {
+    /// KV blocks.
+    pub num_blocks: usize,
+    /// Tokens per KV block, > 0.
+    pub block_size: usize,
+    /// What numbers are kept in: F32 or F16 on the CPU, the compute type on a GPU.
+    pub dtype: DType,
+}
+
+impl KvCacheSpec {
+    /// Bytes of one KV block in all layers together.
+    #[must_use]
+    pub fn block_bytes(&self, config: &ModelConfig) -> usize {
+        2 * config.num_layers
+            * config.num_kv_heads
+            * config.head_dim
+            * self.block_size
+            * self.dtype.size_in_bytes()
+    }
+}
+
+/// The KV cache of a model.
+#[derive(Debug)]
+pub struct KvCache {
+    spec: KvCacheSpec,
+    layers: Vec<LayerKv>,
+}
+
+/// One layer's keys and values.
+#[derive(Debug)]
+pub(super) enum LayerKv {
+    /// In main memory.
+    HostF32(HostKv<f32>),
+    /// In main memory, at half the size.
+    HostF16(HostKv<f16>),
+    /// Tensors, `[slots, kv_heads * head_dim]`.
+    Device {
+        keys: Tensor,
+        values: Tensor,
+        block_size: usize,
+    },
+}
+
+impl KvCache {
+    /// An empty cache for `config` on `device`.
+    ///
+    /// # Errors
+    /// The type is not one that the device computes with, or there is not enough memory on the device.
+    pub fn try_new(config: &ModelConfig, spec: KvCacheSpec, device: &Device) -> Result<Self> {
+        let layer = || match (device.is_cpu(), spec.dtype) {
+            (true, DType::F32) => Ok(LayerKv::HostF32(HostKv::new(config, &spec))),
+            (true, DType::F16) => Ok(LayerKv::HostF16(HostKv::new(config, &spec))),
+            (true, other) => {
+                candle_core::bail!("a KV cache on the CPU is f32 or f16, not {other:?}")
+            }
+            (false, _) => device_layer(config, &spec, device),
+        };
+        let layers = (0..config.num_layers)
+            .map(|_| layer())
+            .collect::<Result<_>>()?;
+        Ok(Self { spec, layers })
+    }
+
+    /// As for a GPU, on any device: the path of plain candle operations.
+    #[cfg(test)]
+    pub(super) fn try_new_tensors(
+        config: &ModelConfig,
+        spec: KvCacheSpec,
+        device: &Device,
+    ) -> Result<Self> {
+        let layers = (0..config.num_layers)
+            .map(|_| device_layer(config, &spec, device))
+            .collect::<Result<_>>()?;
+        Ok(Self { spec, layers })
+    }
+
+    /// Fills all slots, as if others had used them.
+    #[cfg(test)]
+    pub(super) fn fill(&mut self, value: f32) {
+        for layer in &mut self.layers {
+            match layer {
+                LayerKv::HostF32(kv) => kv.fill(value),
+                LayerKv::HostF16(kv) => kv.fill(f16::from_f32(value)),
+                LayerKv::Device { .. } => unreachable!("tests fill caches in main memory"),
+            }
+        }
+    }
+
+    /// Its shape.
+    #[must_use]
+    pub fn spec(&self) -> &KvCacheSpec {
+        &self.spec
+    }
+
+    pub(super) fn layer(&mut self, layer: usize) -> &mut LayerKv {
+        &mut self.layers[layer]
+    }
+
+    pub(super) fn num_layers(&self) -> usize {
+        self.layers.len()
+    }
+}
+
+fn device_layer(config: &ModelConfig, spec: &KvCacheSpec, device: &Device) -> Result<LayerKv> {
+    let shape = (
+        spec.num_blocks * spec.block_size,
+        config.num_kv_heads * config.head_dim,
+    );
+    Ok(LayerKv::Device {
+        keys: Tensor::zeros(shape, spec.dtype, device)?,
+        values: Tensor::zeros(shape, spec.dtype, device)?,
+        block_size: spec.block_size,
+    })
+}
+
+/// Numbers of a KV cache in main memory.
+pub(super) trait KvNumber: Copy + Send + Sync + std::fmt::Debug {
+    const ZERO: Self;
+
+    fn from_f32(value: f32) -> Self;
+
+    /// The numbers in f32: themselves, or in `scratch`.
+    fn as_f32<'a>(numbers: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32];
+}
+
+impl KvNumber for f32 {
+    const ZERO: Self = 0.0;
+
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+
+    fn as_f32<'a>(numbers: &'a [Self], _scratch: &'a mut [f32]) -> &'a [f32] {
+        numbers
+    }
+}
+
+impl KvNumber for f16 {
+    const ZERO: Self = Self::ZERO;
+
+    fn from_f32(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+
+    fn as_f32<'a>(numbers: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
+        let scratch = &mut scratch[..numbers.len()];
+        numbers.convert_to_f32_slice(scratch);
+        scratch
+    }
+}
+
+/// Keys and values in main memory: for each block and each head in it, the keys `[head_dim, block_size]` (so that one
+/// vector holds one dimension of several tokens), and the values `[block_size, head_dim]`.
+#[derive(Debug)]
+pub(super) struct HostKv<T> {
+    keys: Vec<T>,
+    values: Vec<T>,
+    num_heads: usize,
+    head_dim: usize,
+    block_size: usize,
+}
+
+impl<T: KvNumber> HostKv<T> {
+    fn new(config: &ModelConfig, spec: &KvCacheSpec) -> Self {
+        let len = spec.num_blocks * spec.block_size * config.num_kv_heads * config.head_dim;
+        Self {
+            keys: vec![T::ZERO; len],
+            values: vec![T::ZERO; len],
+            num_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            block_size: spec.block_size,
+        }
+    }
+
+    #[cfg(test)]
+    fn fill(&mut self, value: T) {
+        self.keys.fill(value);
+        self.values.fill(value);
+    }
+
+    pub(super) fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// Stores a token's key of one head.
+    pub(super) fn set_key(&mut self, slot: usize, head: usize, key: &[f32]) {
+        let start = self.start(slot / self.block_size, head) + slot % self.block_size;
+        for (to, &from) in self.keys[start..]
+            .iter_mut()
+            .step_by(self.block_size)
+            .zip(key)
+        {
+            *to = T::from_f32(from);
+        }
+    }
+
+    /// Stores a token's value of one head.
+    pub(super) fn set_value(&mut self, slot: usize, head: usize, value: &[f32]) {
+        let start =
+            self.start(slot / self.block_size, head) + slot % self.block_size * self.head_dim;
+        for (to, &from) in self.values[start..start + self.head_dim]
+            .iter_mut()
+            .zip(value)
+        {
+            *to = T::from_f32(from);
+        }
+    }
+
+    /// A block's keys of one head, `[head_dim, block_size]`.
+    pub(super) fn keys(&self, block: usize, head: usize) -> &[T] {
+        let start = self.start(block, head);
+        &self.keys[start..start + self.head_dim * self.block_size]
+    }
+
+    /// A block's values of one head, `[block_size, head_dim]`.
+    pub(super) fn values(&self, block: usize, head: usize) -> &[T] {
+        let start = self.start(block, head);
+        &self.values[start..start + self.head_dim * self.block_size]
+    }
+
+    fn start(&self, block: usize, head: usize) -> usize {
+        (block * self.num_heads + head) * self.head_dim * self.block_size
+    }
+}

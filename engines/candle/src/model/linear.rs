@@ -1,0 +1,211 @@
+//! Products with weights: [`Matrix`], what a loader hands over, and `Linear`, one or more matrices that share an input.
+//!
+//! On the CPU matrices are repacked into tiles (`packed`) whose kernels give each row the same bits however many rows
+//! there are, so that a sequence's answer does not depend on its neighbours in the batch. Types and processors that the
+//! kernels do not cover, and other devices, use candle's products.
+
+mod activations;
+mod dense;
+mod packed;
+#[cfg(target_arch = "x86_64")]
+mod quantized;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{D, DType, Device, Result, Tensor};
+
+use self::packed::Packed;
+use super::host;
+
+/// Weights of a product, `[out_features, in_features]`; also the table that rows of token embeddings come from.
+#[derive(Debug, Clone)]
+pub struct Matrix {
+    weight: Weight,
+    out_features: usize,
+    in_features: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Weight {
+    Dense(Tensor),
+    Quantized(Arc<QTensor>),
+    Packed(Arc<Packed>),
+}
+
+impl Matrix {
+    /// Weights in f32 (on a GPU: in the type that activations have), `[out_features, in_features]`.
+    ///
+    /// # Errors
+    /// The tensor does not have two dimensions.
+    pub fn dense(weight: Tensor) -> Result<Self> {
+        let (out_features, in_features) = weight.dims2()?;
+        let weight = if weight.device().is_cpu() {
+            weight.to_dtype(DType::F32)?
+        } else {
+            weight
+        };
+        Ok(Self {
+            weight: Weight::Dense(weight),
+            out_features,
+            in_features,
+        })
+    }
+
+    /// Quantized weights, `[out_features, in_features]`; blocks of F32, F16 and BF16 become dense.
+    ///
+    /// # Errors
+    /// The tensor does not have two dimensions.
+    pub fn quantized(weight: QTensor) -> Result<Self> {
+        let (out_features, in_features) = weight.shape().dims2()?;
+        if matches!(
+            weight.dtype(),
+            GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16
+        ) {
+            return Self::dense(weight.dequantize(&weight.device())?);
+        }
+        Ok(Self {
+            weight: Weight::Quantized(Arc::new(weight)),
+            out_features,
+            in_features,
+        })
+    }
+
+    /// Rows, and the width of a product.
+    #[must_use]
+    pub fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// Columns, and the width of a product's input.
+    #[must_use]
+    pub fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    /// Rows by their numbers, in f32 (on a GPU: in `dtype`), `[ids.len(), in_features]`.
+    ///
+    /// # Errors
+    /// A number is out of range, or candle refuses.
+    pub fn rows(&self, ids: &[u32], device: &Device, dtype: DType) -> Result<Tensor> {
+        match &self.weight {
+            Weight::Dense(weight) => {
+                let ids = Tensor::from_slice(ids, ids.len(), device)?;
+                weight.index_select(&ids, 0)?.to_dtype(dtype)
+            }
+            Weight::Quantized(weight) => {
+                let ids = Tensor::from_slice(ids, ids.len(), device)?;
+                weight.embedding(&ids)?.to_dtype(dtype)
+            }
+            Weight::Packed(packed) => {
+                let rows = packed.rows(ids)?;
+                Tensor::from_vec(rows, (ids.len(), self.in_features), device)
+            }
+        }
+    }
+
+    /// `x` times the transposed weights: `[rows, in_features]` to `[rows, out_features]`.
+    ///
+    /// # Errors
+    /// Shapes or types do not match.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.weight {
+            Weight::Dense(weight) => x.matmul(&weight.t()?),
+            Weight::Quantized(weight) => quantized_product(weight, x),
+            Weight::Packed(packed) => packed_product(&[packed], None, x),
+        }
+    }
+
+    /// The same matrix in the form that products are fastest with, where there is one; the form of the file is dropped.
+    ///
+    /// # Errors
+    /// Candle cannot give the data.
+    pub(super) fn into_packed(self) -> Result<Self> {
+        let packed = match &self.weight {
+            Weight::Dense(weight) if weight.device().is_cpu() => Some(Packed::dense(weight)?),
+            Weight::Quantized(weight) if weight.device().is_cpu() => Packed::quantized(weight)?,
+            Weight::Dense(_) | Weight::Quantized(_) | Weight::Packed(_) => None,
+        };
+        Ok(match packed {
+            Some(packed) => Self {
+                weight: Weight::Packed(Arc::new(packed)),
+                ..self
+            },
+            None => self,
+        })
+    }
+}
+
+/// Candle's quantized product, with one row doubled: with a single row its Q6_K kernel sums in another order than with
+/// several, which would make an answer depend on the batch.
+fn quantized_product(weight: &Arc<QTensor>, x: &Tensor) -> Result<Tensor> {
+    if !x.device().is_cpu() {
+        let product = x.to_dtype(DType::F32)?.apply_op1_no_bwd(weight.as_ref())?;
+        return product.to_dtype(x.dtype());
+    }
+    if weight.dtype() == GgmlDType::Q6K && x.dim(0)? == 1 {
+        let twice = Tensor::cat(&[x, x], 0)?;
+        return twice.apply_op1_no_bwd(weight.as_ref())?.narrow(0, 0, 1);
+    }
+    x.apply_op1_no_bwd(weight.as_ref())
+}
+
+fn packed_product(parts: &[&Packed], bias: Option<&[f32]>, x: &Tensor) -> Result<Tensor> {
+    let (rows, _) = x.dims2()?;
+    let out_features: usize = parts.iter().map(|part| part.out_features()).sum();
+    let mut out = vec![0.0f32; rows * out_features];
+    host::read(x, |x| packed::product(parts, bias, x, rows, &mut out))?;
+    Tensor::from_vec(out, (rows, out_features), x.device())
+}
+
+/// Matrices that share an input, side by side: `[rows, in_features]` to `[rows, sum of out_features]`.
+#[derive(Debug)]
+pub(super) struct Linear {
+    parts: Vec<Matrix>,
+    bias: Option<Tensor>,
+}
+
+impl Linear {
+    /// `bias`, if any, has one entry for each column of the result.
+    pub(super) fn try_new(parts: Vec<Matrix>, bias: Option<Tensor>) -> Result<Self> {
+        let parts = parts
+            .into_iter()
+            .map(Matrix::into_packed)
+            .collect::<Result<_>>()?;
+        Ok(Self { parts, bias })
+    }
+
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let packed: Vec<&Packed> = self.parts.iter().filter_map(Matrix::packed).collect();
+        if packed.len() == self.parts.len() {
+            return match &self.bias {
+                Some(bias) => host::read(bias, |bias| packed_product(&packed, Some(bias), x))?,
+                None => packed_product(&packed, None, x),
+            };
+        }
+        let products = self
+            .parts
+            .iter()
+            .map(|part| part.forward(x))
+            .collect::<Result<Vec<_>>>()?;
+        let product = match products.as_slice() {
+            [one] => one.clone(),
+            several => Tensor::cat(several, D::Minus1)?,
+        };
+        match &self.bias {
+            Some(bias) => product.broadcast_add(bias),
+            None => Ok(product),
+        }
+    }
+}
+
+impl Matrix {
+    fn packed(&self) -> Option<&Packed> {
+        match &self.weight {
+            Weight::Packed(packed) => Some(packed),
+            Weight::Dense(_) | Weight::Quantized(_) => None,
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Weights in f32, sixteen rows to a tile.
+
+use super::activations::groups;
+use super::packed::Output;
+use crate::model::simd::{LANES, by_simd, multiply_add};
+
+/// A weight of each of sixteen rows, in each column in turn.
+pub(super) type Column = [f32; LANES];
+
+/// Rows of a matrix, sixteen at a time; rows beyond the matrix are 0.
+pub(super) fn pack(weight: &[f32], out_features: usize, in_features: usize) -> Vec<Column> {
+    let mut columns = vec![[0.0; LANES]; out_features.div_ceil(LANES) * in_features];
+    for (row, weight) in weight.chunks_exact(in_features).enumerate() {
+        let tile = &mut columns[row / LANES * in_features..][..in_features];
+        for (column, &w) in tile.iter_mut().zip(weight) {
+            column[row % LANES] = w;
+        }
+    }
+    columns
+}
+
+/// One tile's columns of a product, for all rows of `x`, which is interleaved.
+pub(super) fn multiply(tile: &[Column], x: &[f32], rows: usize, output: &Output<'_>) {
+    for (first, group_rows) in groups(rows) {
+        let x = &x[first * tile.len()..(first + group_rows) * tile.len()];
+        let mut sums = [[0.0f32; LANES]; super::activations::GROUP_ROWS];
+        match group_rows {
+            1 => group::<1>(tile, x, &mut sums),
+            2 => group::<2>(tile, x, &mut sums),
+            3 => group::<3>(tile, x, &mut sums),
+            4 => group::<4>(tile, x, &mut sums),
+            5 => group::<5>(tile, x, &mut sums),
+            6 => group::<6>(tile, x, &mut sums),
+            7 => group::<7>(tile, x, &mut sums),
+            _ => group::<8>(tile, x, &mut sums),
+        }
+        for (row, sums) in sums.iter().enumerate().take(group_rows) {
+            output.store(first + row, sums);
+        }
+    }
+}
+
+by_simd! {
+    /// Sums of `ROWS` rows.
+    fn group<const ROWS: usize>(tile: &[Column], x: &[f32], sums: &mut [[f32; LANES]; super::activations::GROUP_ROWS]) = group_inner
+}
+
+#[inline(always)]
+fn group_inner<const FMA: bool, const ROWS: usize>(
+    tile: &[Column],
+    x: &[f32],
+    sums: &mut [[f32; LANES]; super::activations::GROUP_ROWS],
+) {
+    let mut totals = [[0.0f32; LANES]; ROWS];
+    for (column, x) in tile.iter().zip(x.as_chunks::<ROWS>().0) {
+        multiply_add::<FMA, ROWS>(x, column, &mut totals);
+    }
+    sums[..ROWS].copy_from_slice(&totals);
+}

@@ -1,0 +1,223 @@
+//! Matrices as tiles of sixteen rows, and the one parallel region in which several of them are multiplied with the same
+//! rows.
+
+use std::ops::Range;
+
+use candle_core::quantized::QTensor;
+use candle_core::{Result, Tensor};
+
+use super::activations::{Int8Rows, interleave};
+use super::dense::{self, Column};
+#[cfg(target_arch = "x86_64")]
+use super::quantized::QuantizedTiles;
+use crate::model::host;
+use crate::model::parallel::{SharedMut, for_each_range_if_large};
+use crate::model::simd::LANES;
+
+/// A matrix that the kernels of this module read.
+#[derive(Debug)]
+pub(super) struct Packed {
+    tiles: Tiles,
+    out_features: usize,
+    in_features: usize,
+}
+
+enum Tiles {
+    Dense(Vec<Column>),
+    #[cfg(target_arch = "x86_64")]
+    Quantized(QuantizedTiles),
+}
+
+impl std::fmt::Debug for Tiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Dense(_) => "Dense",
+            #[cfg(target_arch = "x86_64")]
+            Self::Quantized(_) => "Quantized",
+        })
+    }
+}
+
+impl Packed {
+    /// From f32 on the CPU.
+    pub(super) fn dense(weight: &Tensor) -> Result<Self> {
+        let (out_features, in_features) = weight.dims2()?;
+        let weight = weight.contiguous()?;
+        let tiles = host::read(&weight, |weight| {
+            dense::pack(weight, out_features, in_features)
+        })?;
+        Ok(Self {
+            tiles: Tiles::Dense(tiles),
+            out_features,
+            in_features,
+        })
+    }
+
+    /// From quantized blocks on the CPU; `None` if there is no kernel for them on this processor.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn quantized(weight: &QTensor) -> Result<Option<Self>> {
+        let (out_features, in_features) = weight.shape().dims2()?;
+        let tiles =
+            QuantizedTiles::pack(weight.dtype(), &weight.data()?, out_features, in_features);
+        Ok(tiles.map(|tiles| Self {
+            tiles: Tiles::Quantized(tiles),
+            out_features,
+            in_features,
+        }))
+    }
+
+    /// There are no kernels for quantized blocks on this processor.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn quantized(_weight: &QTensor) -> Result<Option<Self>> {
+        Ok(None)
+    }
+
+    pub(super) fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// Rows in f32, one after the other.
+    pub(super) fn rows(&self, ids: &[u32]) -> Result<Vec<f32>> {
+        let mut out = vec![0.0f32; ids.len() * self.in_features];
+        for (&id, out) in ids.iter().zip(out.chunks_exact_mut(self.in_features)) {
+            let row = id as usize;
+            if row >= self.out_features {
+                candle_core::bail!("row {row} of a matrix with {} rows", self.out_features);
+            }
+            match &self.tiles {
+                Tiles::Dense(columns) => {
+                    let tile = &columns[row / LANES * self.in_features..][..self.in_features];
+                    for (out, column) in out.iter_mut().zip(tile) {
+                        *out = column[row % LANES];
+                    }
+                }
+                #[cfg(target_arch = "x86_64")]
+                Tiles::Quantized(tiles) => tiles.row(row, out),
+            }
+        }
+        Ok(out)
+    }
+
+    fn is_quantized(&self) -> bool {
+        match &self.tiles {
+            Tiles::Dense(_) => false,
+            #[cfg(target_arch = "x86_64")]
+            Tiles::Quantized(_) => true,
+        }
+    }
+}
+
+/// Where one tile's columns of a product go.
+#[derive(Debug)]
+pub(super) struct Output<'a> {
+    all: &'a SharedMut<'a, f32>,
+    /// Columns of a row of the whole product.
+    stride: usize,
+    /// This tile's.
+    columns: Range<usize>,
+    bias: Option<&'a [f32]>,
+}
+
+impl Output<'_> {
+    /// Writes the sums of one row; those beyond the matrix are dropped.
+    #[inline(always)]
+    pub(super) fn store(&self, row: usize, sums: &[f32; LANES]) {
+        let start = row * self.stride + self.columns.start;
+        #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
+        // SAFETY: a tile is in one thread's range only, and each has columns of its own.
+        let out = unsafe { self.all.part(start..start + self.columns.len()) };
+        match self.bias {
+            None => out.copy_from_slice(&sums[..out.len()]),
+            Some(bias) => {
+                for ((out, sum), bias) in out.iter_mut().zip(sums).zip(&bias[self.columns.clone()])
+                {
+                    *out = sum + bias;
+                }
+            }
+        }
+    }
+}
+
+/// What the kernels read of the input, made once for all parts.
+struct Input {
+    int8: Option<Int8Rows>,
+    f32: Option<Vec<f32>>,
+}
+
+impl Input {
+    fn new(parts: &[&Packed], x: &[f32], rows: usize, columns: usize) -> Self {
+        let has_quantized = parts.iter().any(|part| part.is_quantized());
+        let has_dense = parts.iter().any(|part| !part.is_quantized());
+        Self {
+            int8: has_quantized.then(|| Int8Rows::new(x, rows, columns)),
+            f32: has_dense.then(|| interleave(x, rows, columns)),
+        }
+    }
+}
+
+/// `out[row]` becomes the products of `x[row]` with all parts, side by side, plus `bias`.
+pub(super) fn product(
+    parts: &[&Packed],
+    bias: Option<&[f32]>,
+    x: &[f32],
+    rows: usize,
+    out: &mut [f32],
+) {
+    let Some(columns) = parts.first().map(|part| part.in_features) else {
+        return;
+    };
+    let input = Input::new(parts, x, rows, columns);
+    let stride: usize = parts.iter().map(|part| part.out_features).sum();
+    let out = SharedMut::new(out);
+    let tiles: usize = parts
+        .iter()
+        .map(|part| part.out_features.div_ceil(LANES))
+        .sum();
+    let work = |range: Range<usize>| {
+        let mut first_tile = 0;
+        let mut first_column = 0;
+        for part in parts {
+            let part_tiles = part.out_features.div_ceil(LANES);
+            let start = range.start.clamp(first_tile, first_tile + part_tiles) - first_tile;
+            let end = range.end.clamp(first_tile, first_tile + part_tiles) - first_tile;
+            for tile in start..end {
+                let column = first_column + tile * LANES;
+                let columns = column..(column + LANES).min(first_column + part.out_features);
+                part.multiply_tile(
+                    tile,
+                    &input,
+                    rows,
+                    &Output {
+                        all: &out,
+                        stride,
+                        columns,
+                        bias,
+                    },
+                );
+            }
+            first_tile += part_tiles;
+            first_column += part.out_features;
+        }
+    };
+    for_each_range_if_large(tiles, rows * stride * columns / 8, work);
+}
+
+impl Packed {
+    fn multiply_tile(&self, tile: usize, input: &Input, rows: usize, output: &Output<'_>) {
+        match (&self.tiles, &input.f32, &input.int8) {
+            (Tiles::Dense(columns), Some(x), _) => {
+                let tile = &columns[tile * self.in_features..][..self.in_features];
+                dense::multiply(tile, x, rows, output);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Tiles::Quantized(tiles), _, Some(x)) => tiles.multiply(tile, x, rows, output),
+            (Tiles::Dense(_), None, _) => {
+                unreachable!("invariant: the input has what each part reads")
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Tiles::Quantized(_), _, None) => {
+                unreachable!("invariant: the input has what each part reads")
+            }
+        }
+    }
+}

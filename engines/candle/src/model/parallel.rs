@@ -1,0 +1,114 @@
+//! One parallel loop on the CPU, and the threads that run it.
+//!
+//! Regions are short (tens of microseconds) and many, so threads spin between them, and sleep only when nothing has come
+//! for a while. There are as many as rayon's global pool has when the first region runs, the caller's included, so that
+//! one setting bounds both. Where candle computes the products, its threads, which spin too, run our regions as well: two
+//! spinning sets would take the processors from each other.
+
+mod pool;
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use self::pool::Pool;
+use super::simd::has_quantized_kernels;
+
+/// Our threads; `None` where candle's are used.
+fn pool() -> Option<&'static Pool> {
+    static POOL: OnceLock<Option<Pool>> = OnceLock::new();
+    let start = || Pool::new(rayon::current_num_threads().saturating_sub(1));
+    POOL.get_or_init(|| has_quantized_kernels().then(start))
+        .as_ref()
+}
+
+/// Threads that [`for_each_range_if_large`] runs on, the caller's included.
+pub(super) fn num_threads() -> usize {
+    pool().map_or_else(
+        || candle_core::utils::barrier_pool().n_workers(),
+        Pool::num_workers,
+    ) + 1
+}
+
+/// Calls `work` with ranges that together cover `0..items`: on all threads, or on this one alone when waking others
+/// would cost more than `operations` take.
+pub(super) fn for_each_range_if_large(
+    items: usize,
+    operations: usize,
+    work: impl Fn(Range<usize>) + Sync,
+) {
+    /// Vector operations that take about as long as a region's start and end.
+    const WORTH_SHARING: usize = 16 * 1024;
+    /// Ranges per thread, so that none waits long for the slowest.
+    const RANGES: usize = 8;
+    if items == 0 {
+        return;
+    }
+    if items == 1 || operations < WORTH_SHARING || num_threads() == 1 {
+        return work(0..items);
+    }
+    let Some(pool) = pool() else {
+        return candle_core::utils::barrier_pool().execute_chunked(items, work);
+    };
+    let len = items.div_ceil(num_threads() * RANGES);
+    let next = AtomicUsize::new(0);
+    pool.run(&|| {
+        loop {
+            let start = next.fetch_add(len, Ordering::Relaxed);
+            if start >= items {
+                break;
+            }
+            work(start..(start + len).min(items));
+        }
+    });
+}
+/// A mutable slice whose disjoint parts are written by several threads.
+#[derive(Debug)]
+pub(super) struct SharedMut<'a, T> {
+    start: *mut T,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+#[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
+mod shared {
+    use super::{PhantomData, Range, SharedMut};
+
+    // SAFETY: only `part` gives access, and its callers promise that parts do not overlap.
+    unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+    // SAFETY: as above.
+    unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+
+    impl<'a, T> SharedMut<'a, T> {
+        pub(in super::super) fn new(slice: &'a mut [T]) -> Self {
+            Self {
+                start: slice.as_mut_ptr(),
+                len: slice.len(),
+                slice: PhantomData,
+            }
+        }
+
+        /// Part of the slice.
+        ///
+        /// # Safety
+        /// No two parts that are alive at the same time overlap.
+        ///
+        /// # Panics
+        /// `range` is outside the slice.
+        #[expect(
+            clippy::mut_from_ref,
+            reason = "that is what this type is for; the caller keeps parts apart"
+        )]
+        pub(in super::super) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+            assert!(
+                range.start <= range.end && range.end <= self.len,
+                "part outside the slice"
+            );
+            // SAFETY: inside the slice by the line above, unaliased by the caller's promise.
+            unsafe {
+                std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start)
+            }
+        }
+    }
+}

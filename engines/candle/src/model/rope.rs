@@ -1,0 +1,146 @@
+//! Rotary position embedding with a position per row.
+//!
+//! # Source
+//! RoFormer (Su et al. 2021) in the layout of `transformers`: dimension `i` turns with `i + head_dim / 2`. Llama 3's
+//! scaling as in its reference code.
+
+use super::config::{Rope, RopeScaling};
+
+/// The frequencies of one kind of layer.
+#[derive(Debug, Clone)]
+pub(super) struct Frequencies(Vec<f32>);
+
+impl Frequencies {
+    /// Of layers that see everything.
+    pub(super) fn full(rope: &Rope, head_dim: usize) -> Self {
+        Self(scale(base(rope.theta, head_dim), &rope.scaling))
+    }
+
+    /// Of layers with a sliding window.
+    pub(super) fn windowed(rope: &Rope, head_dim: usize) -> Self {
+        match rope.window_theta {
+            Some(theta) => Self(base(theta, head_dim)),
+            None => Self::full(rope, head_dim),
+        }
+    }
+
+    /// Cosines and sines for rows at `positions`.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "positions are computed with in f32, as the reference does"
+    )]
+    pub(super) fn turns(&self, positions: &[u32]) -> Turns {
+        let angles = positions
+            .iter()
+            .flat_map(|&position| self.0.iter().map(move |f| f * position as f32));
+        let (cos, sin) = angles.map(|angle| (angle.cos(), angle.sin())).unzip();
+        Turns {
+            cos,
+            sin,
+            width: self.0.len(),
+        }
+    }
+}
+
+/// How far each pair of dimensions of each row turns.
+#[derive(Debug, Clone)]
+pub(super) struct Turns {
+    /// `[rows, width]`.
+    pub(super) cos: Vec<f32>,
+    /// `[rows, width]`.
+    pub(super) sin: Vec<f32>,
+    /// Half of a head.
+    pub(super) width: usize,
+}
+
+impl Turns {
+    pub(super) fn row(&self, row: usize) -> (&[f32], &[f32]) {
+        let range = row * self.width..(row + 1) * self.width;
+        (&self.cos[range.clone()], &self.sin[range])
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a head's width")]
+fn base(theta: f32, head_dim: usize) -> Vec<f32> {
+    (0..head_dim / 2)
+        .map(|pair| 1.0 / theta.powf((2 * pair) as f32 / head_dim as f32))
+        .collect()
+}
+
+fn scale(mut frequencies: Vec<f32>, scaling: &RopeScaling) -> Vec<f32> {
+    match scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => frequencies.iter_mut().for_each(|f| *f /= factor),
+        RopeScaling::Factors(factors) => {
+            frequencies
+                .iter_mut()
+                .zip(factors)
+                .for_each(|(frequency, factor)| *frequency /= factor);
+        }
+        &RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context_length,
+        } => {
+            #[expect(clippy::cast_precision_loss, reason = "a context length")]
+            let context = original_context_length as f32;
+            for frequency in &mut frequencies {
+                let wavelength = std::f32::consts::TAU / *frequency;
+                let keep =
+                    (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let keep = keep.clamp(0.0, 1.0);
+                *frequency = (1.0 - keep) * *frequency / factor + keep * *frequency;
+            }
+        }
+    }
+    frequencies
+}
+
+/// Turns one head in place.
+#[inline(always)]
+pub(super) fn turn(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = head.split_at_mut(head.len() / 2);
+    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        let (x, y) = (*a, *b);
+        *a = x * cos - y * sin;
+        *b = y * cos + x * sin;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama3_keeps_high_and_divides_low_frequencies() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context_length: 8192,
+        };
+        let plain = base(500_000.0, 128);
+        let scaled = scale(plain.clone(), &scaling);
+        assert_eq!(scaled[0], plain[0]);
+        assert!((scaled[63] * 8.0 / plain[63] - 1.0).abs() < 1e-6);
+        assert!(
+            scaled
+                .iter()
+                .zip(&plain)
+                .all(|(s, p)| s <= p && *s * 8.0 >= *p * 0.999)
+        );
+    }
+
+    #[test]
+    fn a_turn_by_nothing_changes_nothing_and_lengths_stay() {
+        let mut head = [1.0, 2.0, 3.0, 4.0];
+        turn(&mut head, &[1.0, 1.0], &[0.0, 0.0]);
+        assert_eq!(head, [1.0, 2.0, 3.0, 4.0]);
+        let turns = Frequencies(vec![1.0, 0.1]).turns(&[7]);
+        let (cos, sin) = turns.row(0);
+        turn(&mut head, cos, sin);
+        let length: f32 = head.iter().map(|v| v * v).sum();
+        assert!((length - 30.0).abs() < 1e-4 && head[0] != 1.0);
+    }
+}

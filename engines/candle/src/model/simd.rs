@@ -1,0 +1,231 @@
+//! Vector code without a build for one processor: the widest instructions that this processor has are chosen at run
+//! time, and plain loops over fixed-size arrays become vector instructions in each version.
+//!
+//! A kernel is an `#[inline(always)]` function with a `const FMA: bool`; [`by_simd!`] compiles it once per level.
+
+use std::sync::OnceLock;
+
+/// Lanes that kernels work in: one AVX-512 register, two of AVX2's, four of NEON's.
+pub(super) const LANES: usize = 16;
+
+/// The instruction sets that kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    /// AVX-512 with the 8-bit dot product (VNNI).
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    /// AVX-512 F, BW, DQ and VL.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// What the target triple guarantees.
+    Baseline,
+}
+
+/// This processor's level.
+pub(super) fn level() -> Level {
+    static LEVEL: OnceLock<Level> = OnceLock::new();
+    *LEVEL.get_or_init(detect)
+}
+
+/// Whether this processor has what the kernels for quantized weights need.
+pub(super) fn has_quantized_kernels() -> bool {
+    match level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Vnni => true,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 | Level::Avx2 => false,
+        Level::Baseline => false,
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> Level {
+    let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    let has_avx512 = has_avx2
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    match (
+        has_avx512 && is_x86_feature_detected!("avx512vnni"),
+        has_avx512,
+        has_avx2,
+    ) {
+        (true, _, _) => Level::Avx512Vnni,
+        (_, true, _) => Level::Avx512,
+        (_, _, true) => Level::Avx2,
+        (..) => Level::Baseline,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect() -> Level {
+    Level::Baseline
+}
+
+/// Whether the baseline has a fused multiply-add; without one `f32::mul_add` is a slow call.
+pub(super) const BASELINE_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
+/// Defines a function that runs `$inner::<FMA>` compiled for this processor.
+macro_rules! by_simd {
+    ($(#[$meta:meta])* fn $name:ident $(<$(const $generic:ident : usize),+>)? ($($arg:ident : $ty:ty),* $(,)?) = $inner:ident) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments, reason = "kernels take their sizes one by one")]
+        pub(super) fn $name $(<$(const $generic: usize),+>)? ($($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                #[allow(clippy::too_many_arguments, reason = "kernels take their sizes one by one")]
+                fn avx512 $(<$(const $generic: usize),+>)? ($($arg: $ty),*) {
+                    $inner::<true $($(,$generic)+)?>($($arg),*);
+                }
+                #[target_feature(enable = "avx2,fma")]
+                #[allow(clippy::too_many_arguments, reason = "kernels take their sizes one by one")]
+                fn avx2 $(<$(const $generic: usize),+>)? ($($arg: $ty),*) {
+                    $inner::<true $($(,$generic)+)?>($($arg),*);
+                }
+                match $crate::model::simd::level() {
+                    $crate::model::simd::Level::Avx512Vnni | $crate::model::simd::Level::Avx512 => {
+                        // SAFETY: `level` saw these features on this processor.
+                        #[expect(unsafe_code, reason = "run-time choice of instructions")]
+                        return unsafe { avx512 $(::<$($generic),+>)? ($($arg),*) };
+                    }
+                    $crate::model::simd::Level::Avx2 => {
+                        // SAFETY: as above.
+                        #[expect(unsafe_code, reason = "run-time choice of instructions")]
+                        return unsafe { avx2 $(::<$($generic),+>)? ($($arg),*) };
+                    }
+                    $crate::model::simd::Level::Baseline => {}
+                }
+            }
+            $inner::<{ $crate::model::simd::BASELINE_FMA } $($(,$generic)+)?>($($arg),*);
+        }
+    };
+}
+pub(super) use by_simd;
+
+/// `a * b + c`, fused where that is an instruction.
+#[inline(always)]
+pub(super) fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// Adds `factors[i] * lanes` to the `i`th total. Spelled out for x86, where the compiler does not find it.
+#[inline(always)]
+pub(super) fn multiply_add<const FMA: bool, const N: usize>(
+    factors: &[f32; N],
+    lanes: &[f32; LANES],
+    totals: &mut [[f32; LANES]; N],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if FMA {
+        use std::arch::x86_64::{
+            _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_storeu_ps,
+        };
+        for i in 0..N {
+            for half in 0..LANES / 8 {
+                let total = totals[i][half * 8..].as_mut_ptr();
+                #[expect(unsafe_code, reason = "intrinsics of the processor")]
+                // SAFETY: `FMA` says that the processor has the instructions; eight numbers are read and written in
+                // arrays of sixteen.
+                unsafe {
+                    let lanes = _mm256_loadu_ps(lanes[half * 8..].as_ptr());
+                    let sum =
+                        _mm256_fmadd_ps(_mm256_set1_ps(factors[i]), lanes, _mm256_loadu_ps(total));
+                    _mm256_storeu_ps(total, sum);
+                }
+            }
+        }
+        return;
+    }
+    for (totals, &factor) in totals.iter_mut().zip(factors) {
+        for (total, &lane) in totals.iter_mut().zip(lanes) {
+            *total = fma::<FMA>(factor, lane, *total);
+        }
+    }
+}
+
+/// `e^x` to about one unit in the last place, for `x` in -87..88 (clamped), in operations that vectorize.
+///
+/// # Source
+/// Range reduction by powers of two and the minimax polynomial of Cephes' `expf`.
+#[inline(always)]
+pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
+    // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    const ROUND_BITS: u32 = 0x4B40_0000;
+    let x = x.clamp(-87.3, 88.3);
+    let shifted = fma::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = fma::<FMA>(n, -0.693_359_4, x);
+    let r = fma::<FMA>(n, 2.121_944_4e-4, r);
+    let mut p = 1.987_569_2e-4;
+    for c in [
+        1.398_199_9e-3,
+        8.333_452e-3,
+        4.166_579_6e-2,
+        0.166_666_66,
+        0.5,
+    ] {
+        p = fma::<FMA>(p, r, c);
+    }
+    let p = fma::<FMA>(p, r * r, r) + 1.0;
+    let exponent = shifted.to_bits().wrapping_sub(ROUND_BITS).wrapping_add(127);
+    p * f32::from_bits(exponent << 23)
+}
+
+/// `tanh(x)`.
+#[inline(always)]
+pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
+    1.0 - 2.0 / (exp::<FMA>(2.0 * x) + 1.0)
+}
+
+/// The sum of `values`, in an order that depends on their number only.
+#[inline(always)]
+pub(super) fn sum_of<const FMA: bool>(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let chunks = values.chunks_exact(LANES);
+    let tail: f32 = chunks.remainder().iter().map(|&v| term(v)).sum();
+    for chunk in chunks {
+        for (lane, &v) in lanes.iter_mut().zip(chunk) {
+            *lane += term(v);
+        }
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+        width /= 2;
+    }
+    lanes[0] + tail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_close() {
+        for i in -8000..8000u16 as i32 {
+            let x = f32::from(i16::try_from(i).unwrap()) / 100.0;
+            let want = f64::from(x).exp();
+            for got in [exp::<true>(x), exp::<false>(x)] {
+                assert!(
+                    ((f64::from(got) - want) / want).abs() < 3e-7,
+                    "exp({x}) = {got}, not {want}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn tanh_is_close_and_saturates() {
+        for x in [-100.0f32, -3.0, -0.5, 0.0, 0.01, 0.7, 4.0, 100.0] {
+            assert!((tanh::<false>(x) - x.tanh()).abs() < 2e-7, "{x}");
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! The decoder against `transformers`, and against itself: however rows are packed, chunked and placed, the bits stay.
+//!
+//! The reference models and logits are made by `tests/reference/make.py`.
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use serde::Deserialize;
+
+use super::*;
+use crate::load::{OpenModel, Quantization, WeightOptions};
+
+const BLOCK_SIZE: usize = 4;
+const MODELS: [&str; 9] = [
+    "llama",
+    "llama3",
+    "llama-linear",
+    "llama-biases",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+];
+
+/// How far logits may be from the reference, absolutely; they are of order 1 to 10.
+const TOLERANCE: f32 = 1e-4;
+
+#[derive(Deserialize)]
+struct Expected {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    tokens: Vec<u32>,
+    /// Of the last rows.
+    logits: Vec<Vec<f32>>,
+}
+
+fn load(name: &str, quantization: Quantization) -> (Model, ModelConfig) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/reference")
+        .join(name);
+    let open = OpenModel::open(&folder).unwrap();
+    let options = WeightOptions {
+        device: Device::Cpu,
+        dtype: DType::F32,
+        quantization,
+    };
+    let model = Model::try_new(&open.config, &mut open.weights(options, |_| {})).unwrap();
+    (model, open.config)
+}
+
+fn cases(name: &str) -> Vec<Case> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/reference")
+        .join(name)
+        .join("expected.json");
+    serde_json::from_str::<Expected>(&std::fs::read_to_string(file).unwrap())
+        .unwrap()
+        .cases
+}
+
+fn spec(dtype: DType) -> KvCacheSpec {
+    KvCacheSpec {
+        num_blocks: 64,
+        block_size: BLOCK_SIZE,
+        dtype,
+    }
+}
+
+fn cache(config: &ModelConfig) -> KvCache {
+    KvCache::try_new(config, spec(DType::F32), &Device::Cpu).unwrap()
+}
+
+/// One sequence's share of a step: its tokens so far, how many were computed before, and its blocks.
+struct Chunk<'a> {
+    tokens: &'a [u32],
+    done: usize,
+    blocks: &'a [u32],
+}
+
+/// A step that wants the logits of all its rows.
+fn step(chunks: &[Chunk<'_>]) -> StepBatch {
+    let mut batch = StepBatch::default();
+    for chunk in chunks {
+        let first_row = batch.tokens.len();
+        for position in chunk.done..chunk.tokens.len() {
+            batch.tokens.push(chunk.tokens[position]);
+            batch.positions.push(u32::try_from(position).unwrap());
+            let offset = u32::try_from(position % BLOCK_SIZE).unwrap();
+            batch
+                .slots
+                .push(chunk.blocks[position / BLOCK_SIZE] * BLOCK_SIZE as u32 + offset);
+        }
+        batch.sequences.push(SequenceRows {
+            rows: first_row..batch.tokens.len(),
+            context_len: chunk.tokens.len(),
+            blocks: chunk.blocks[..chunk.tokens.len().div_ceil(BLOCK_SIZE)].to_vec(),
+        });
+    }
+    batch.logit_rows = (0..u32::try_from(batch.tokens.len()).unwrap()).collect();
+    batch
+}
+
+fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
+    logits.to_vec2().unwrap()
+}
+
+/// Blocks that are neither in order nor neighbours.
+fn scattered_blocks(from: u32) -> Vec<u32> {
+    (0..16).map(|i| from + (i * 7 + 3) % 16).collect()
+}
+
+fn prefill(model: &Model, kv: &mut KvCache, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let blocks: Vec<u32> = (0..16).collect();
+    rows(
+        &model
+            .forward(
+                kv,
+                &step(&[Chunk {
+                    tokens,
+                    done: 0,
+                    blocks: &blocks,
+                }]),
+            )
+            .unwrap(),
+    )
+}
+
+fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], tolerance: f32, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let differences = got
+        .iter()
+        .flatten()
+        .zip(want.iter().flatten())
+        .map(|(a, b)| (a - b).abs());
+    let worst = differences.fold(
+        0.0f32,
+        |worst, d| if d > worst || d.is_nan() { d } else { worst },
+    );
+    assert!(worst <= tolerance, "{what}: logits differ by up to {worst}");
+}
+
+#[test]
+fn logits_equal_the_reference() {
+    for name in MODELS {
+        let (model, config) = load(name, Quantization::None);
+        for case in cases(name) {
+            let got = prefill(&model, &mut cache(&config), &case.tokens);
+            let last = &got[got.len() - case.logits.len()..];
+            assert_close(
+                last,
+                &case.logits,
+                TOLERANCE,
+                &format!("{name}, {} tokens", case.tokens.len()),
+            );
+        }
+    }
+}
+
+#[test]
+fn logits_by_tensor_operations_equal_the_reference() {
+    for name in MODELS {
+        let (model, config) = load(name, Quantization::None);
+        for case in cases(name) {
+            let mut kv = KvCache::try_new_tensors(&config, spec(DType::F32), &Device::Cpu).unwrap();
+            let blocks = scattered_blocks(0);
+            let half = case.tokens.len() / 2;
+            let chunk = Chunk {
+                tokens: &case.tokens[..half],
+                done: 0,
+                blocks: &blocks,
+            };
+            model
+                .forward(
+                    &mut kv,
+                    &step(if half > 0 {
+                        std::slice::from_ref(&chunk)
+                    } else {
+                        &[]
+                    }),
+                )
+                .unwrap();
+            let chunk = Chunk {
+                tokens: &case.tokens,
+                done: half,
+                blocks: &blocks,
+            };
+            let got = rows(&model.forward(&mut kv, &step(&[chunk])).unwrap());
+            let kept = got.len().min(case.logits.len());
+            let want = &case.logits[case.logits.len() - kept..];
+            assert_close(
+                &got[got.len() - kept..],
+                want,
+                TOLERANCE,
+                &format!("{name}, {} tokens", case.tokens.len()),
+            );
+        }
+    }
+}
+
+/// The models and weights for which bits are compared.
+fn subjects() -> impl Iterator<Item = (String, Model, ModelConfig, Vec<Case>)> {
+    MODELS.into_iter().flat_map(|name| {
+        [Quantization::None, Quantization::Q8_0].map(|quantization| {
+            let (model, config) = load(name, quantization);
+            (format!("{name} {quantization}"), model, config, cases(name))
+        })
+    })
+}
+
+#[test]
+fn a_prompt_in_chunks_gives_the_bits_of_the_whole() {
+    for (name, model, config, cases) in subjects() {
+        let tokens = &cases[3].tokens;
+        let whole = prefill(&model, &mut cache(&config), tokens);
+        for size in [1, 3, 4, 16, 31] {
+            let mut kv = cache(&config);
+            let blocks = scattered_blocks(20);
+            let mut got = Vec::new();
+            for end in (size..tokens.len() + size).step_by(size) {
+                let tokens = &tokens[..end.min(tokens.len())];
+                let batch = step(&[Chunk {
+                    tokens,
+                    done: end - size,
+                    blocks: &blocks,
+                }]);
+                got.extend(rows(&model.forward(&mut kv, &batch).unwrap()));
+            }
+            assert!(
+                got == whole,
+                "{name}: chunks of {size} differ from the whole"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_beside_any_others() {
+    for (name, model, config, cases) in subjects() {
+        let alone: Vec<_> = cases
+            .iter()
+            .map(|case| prefill(&model, &mut cache(&config), &case.tokens))
+            .collect();
+        let mut kv = cache(&config);
+        let blocks: Vec<_> = (0..4).map(|i| scattered_blocks(i * 16)).collect();
+        // First one token less of each; then a whole prompt beside single rows and a chunk.
+        let chunks = |done: [usize; 4], end: [usize; 4]| -> Vec<Chunk<'_>> {
+            let parts = cases.iter().zip(&blocks).zip(done.into_iter().zip(end));
+            let chunks = parts.map(|((case, blocks), (done, end))| Chunk {
+                tokens: &case.tokens[..end],
+                done,
+                blocks,
+            });
+            chunks
+                .filter(|chunk| chunk.done < chunk.tokens.len())
+                .collect()
+        };
+        let first = rows(
+            &model
+                .forward(&mut kv, &step(&chunks([0, 0, 0, 0], [0, 6, 18, 20])))
+                .unwrap(),
+        );
+        let second = rows(
+            &model
+                .forward(&mut kv, &step(&chunks([0, 6, 18, 20], [1, 7, 19, 45])))
+                .unwrap(),
+        );
+        let want_first = [&alone[1][..6], &alone[2][..18], &alone[3][..20]].concat();
+        let want_second = [
+            &alone[0][..1],
+            &alone[1][6..],
+            &alone[2][18..],
+            &alone[3][20..],
+        ]
+        .concat();
+        assert!(first == want_first, "{name}: the first step differs");
+        assert!(second == want_second, "{name}: the second step differs");
+    }
+}
+
+#[test]
+fn only_the_rows_that_are_asked_for_get_logits() {
+    let (model, config) = load("llama", Quantization::Q8_0);
+    let tokens = &cases("llama")[2].tokens;
+    let whole = prefill(&model, &mut cache(&config), tokens);
+    let blocks: Vec<u32> = (0..16).collect();
+    let mut batch = step(&[Chunk {
+        tokens,
+        done: 0,
+        blocks: &blocks,
+    }]);
+    batch.logit_rows = vec![18, 3];
+    let got = rows(&model.forward(&mut cache(&config), &batch).unwrap());
+    assert!(got == [whole[18].clone(), whole[3].clone()]);
+    batch.logit_rows.clear();
+    assert_eq!(
+        model.forward(&mut cache(&config), &batch).unwrap().dims(),
+        [0, config.vocab_size]
+    );
+    let nothing = model
+        .forward(&mut cache(&config), &StepBatch::default())
+        .unwrap();
+    assert_eq!(nothing.dims(), [0, config.vocab_size]);
+}
+
+#[test]
+fn what_a_block_held_before_is_not_seen() {
+    for name in ["llama", "gemma2"] {
+        let (model, config) = load(name, Quantization::None);
+        let tokens = &cases(name)[2].tokens;
+        let clean = prefill(&model, &mut cache(&config), tokens);
+        let mut kv = cache(&config);
+        kv.fill(f32::NAN);
+        assert!(prefill(&model, &mut kv, tokens) == clean, "{name}");
+    }
+}
+
+#[test]
+fn half_precision_in_the_kv_cache_is_close() {
+    for name in ["llama", "qwen3", "gemma3"] {
+        let (model, config) = load(name, Quantization::None);
+        let case = &cases(name)[3];
+        let mut kv = KvCache::try_new(&config, spec(DType::F16), &Device::Cpu).unwrap();
+        let got = prefill(&model, &mut kv, &case.tokens);
+        let last = &got[got.len() - case.logits.len()..];
+        assert_close(last, &case.logits, 2e-2, name);
+        assert!(
+            last != prefill(&model, &mut cache(&config), &case.tokens)
+                .split_at(got.len() - 4)
+                .1,
+            "{name}: not f16"
+        );
+    }
+}
+
+#[test]
+fn a_batch_that_does_not_fit_is_refused() {
+    let (model, config) = load("llama", Quantization::None);
+    let blocks: Vec<u32> = (0..16).collect();
+    let good = step(&[Chunk {
+        tokens: &[5, 6, 7, 8, 9],
+        done: 0,
+        blocks: &blocks,
+    }]);
+    let refused = |change: &dyn Fn(&mut StepBatch)| {
+        let mut batch = good.clone();
+        change(&mut batch);
+        match model.forward(&mut cache(&config), &batch) {
+            Err(ForwardError::Batch(error)) => error.to_string(),
+            other => panic!("not refused: {other:?}"),
+        }
+    };
+    assert_eq!(
+        refused(&|b| b.tokens[1] = 96),
+        "token 96 is out of range: 96 is the number of them"
+    );
+    assert_eq!(
+        refused(&|b| b.slots[0] = 256),
+        "slot 256 is out of range: 256 is the number of them"
+    );
+    assert_eq!(
+        refused(&|b| b.logit_rows[0] = 5),
+        "logit row 5 is out of range: 5 is the number of them"
+    );
+    assert_eq!(
+        refused(&|b| b.sequences[0].blocks[1] = 64),
+        "block 64 is out of range: 64 is the number of them"
+    );
+    assert_eq!(
+        refused(&|b| _ = b.positions.pop()),
+        "5 tokens, 4 positions and 5 slots in one step"
+    );
+    assert_eq!(
+        refused(&|b| b.sequences[0].rows = 0..4),
+        "sequence 0 has 4 rows and 2 blocks for a context of 5 tokens"
+    );
+    assert_eq!(
+        refused(&|b| _ = b.sequences[0].blocks.pop()),
+        "sequence 0 has 5 rows and 1 blocks for a context of 5 tokens"
+    );
+    assert_eq!(
+        refused(&|b| b.sequences.clear()),
+        "sequence 0 does not continue the rows before it, or rows are left over"
+    );
+}
+
+#[test]
+fn a_context_of_several_partitions_gives_the_same_bits_and_the_reference() {
+    for name in MODELS {
+        let (model, config) = load(name, Quantization::None);
+        let tokens: Vec<u32> = (0..250).map(|i| 3 + i * 37 % 93).collect();
+        let blocks: Vec<u32> = (0..64).map(|i| (i * 7 + 3) % 64).collect();
+        let whole = Chunk {
+            tokens: &tokens,
+            done: 0,
+            blocks: &blocks,
+        };
+        let whole = rows(&model.forward(&mut cache(&config), &step(&[whole])).unwrap());
+        let mut tensors =
+            KvCache::try_new_tensors(&config, spec(DType::F32), &Device::Cpu).unwrap();
+        let mut host = cache(&config);
+        for done in [0, 120, 249] {
+            let end = [120, 249, 250][usize::from(done > 0) + usize::from(done > 120)];
+            let batch = step(&[Chunk {
+                tokens: &tokens[..end],
+                done,
+                blocks: &blocks,
+            }]);
+            let got = rows(&model.forward(&mut host, &batch).unwrap());
+            assert!(got == whole[done..end], "{name}: rows {done}..{end} differ");
+            let want = rows(&model.forward(&mut tensors, &batch).unwrap());
+            assert_close(
+                &got,
+                &want,
+                TOLERANCE,
+                &format!("{name}, rows {done}..{end}"),
+            );
+        }
+    }
+}

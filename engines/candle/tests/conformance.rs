@@ -1,0 +1,83 @@
+//! The candle engine keeps the contract with a real model: all of the conformance kit, one test a check.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+
+use genset_conformance::{
+    Detokenize, Scenario, SequenceOptions, Subject, Verdict, find, run_check, run_sequences, suite,
+};
+use genset_engine_candle::load::ModelFile;
+use genset_engine_candle::synthetic::{SyntheticOptions, SyntheticSize, make_model};
+use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice};
+use tempfile::TempDir;
+use tokenizers::Tokenizer;
+
+const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
+
+/// `tiny-chat`, or, in a checkout without its weights, a model of its shape with random ones.
+static MODEL: LazyLock<(PathBuf, Option<TempDir>)> = LazyLock::new(|| {
+    let folder = Path::new(TINY_CHAT);
+    if folder.join("model.safetensors").exists() {
+        return (folder.to_owned(), None);
+    }
+    let made = tempfile::tempdir().unwrap();
+    let read = |name| ModelFile {
+        name,
+        content: std::fs::read(folder.join(name)).unwrap(),
+    };
+    let tokenizer = [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ]
+    .map(read);
+    let options = SyntheticOptions {
+        size: SyntheticSize::Tiny,
+        seed: 1,
+        gguf: None,
+        tokenizer: &tokenizer,
+    };
+    make_model(made.path(), &options, &|_| {}).unwrap();
+    (made.path().to_owned(), Some(made))
+});
+
+static TEXT: LazyLock<Detokenize> = LazyLock::new(|| {
+    let tokenizer = Tokenizer::from_file(Path::new(TINY_CHAT).join("tokenizer.json")).unwrap();
+    Arc::new(move |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap())
+});
+
+fn args() -> CandleArgs {
+    CandleArgs {
+        device: DeviceChoice::Cpu,
+        // Small enough to be filled.
+        kv_cache_memory: Some(ByteSize(16 << 20)),
+        max_num_seqs: Some(16),
+        max_num_batched_tokens: Some(256),
+        ..CandleArgs::default()
+    }
+}
+
+fn subject() -> Subject {
+    Subject::new(CandleEngine::from_args(&args(), &MODEL.0)).with_text(Arc::clone(&TEXT))
+}
+
+suite!(|_: &Scenario| subject());
+
+/// A check that does not apply passes too, so a declaration that is lost would go unseen.
+#[test]
+fn what_is_declared_is_checked() {
+    for id in [
+        "DT02", "DT03", "DT07", "GD01", "KV01", "KV06", "KV08", "KV09", "MG01", "MG04", "MT02",
+        "MT07",
+    ] {
+        let report = run_check(find(id).unwrap(), |_: &Scenario| subject());
+        assert_eq!(report.verdict, Verdict::Pass, "{id}");
+    }
+}
+
+#[test]
+fn random_sequences_of_operations_keep_the_contract() {
+    run_sequences(|_: &Scenario| subject(), &SequenceOptions::default()).unwrap();
+}

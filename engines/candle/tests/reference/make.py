@@ -1,0 +1,118 @@
+"""Makes the reference models and what `transformers` computes with them.
+
+    python -m venv venv && venv/bin/pip install torch transformers safetensors
+    venv/bin/python make.py
+
+Writes a folder for each architecture beside this file: config.json, model.safetensors (random weights, bf16) and
+expected.json: prompts, and the logits of every position in f32, computed on the CPU.
+"""
+
+import json
+import pathlib
+import shutil
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+HERE = pathlib.Path(__file__).parent
+SIZES = dict(
+    vocab_size=96,
+    hidden_size=48,
+    intermediate_size=80,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=256,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+LLAMA3 = dict(
+    rope_type="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+MODELS = {
+    "llama": ("llama", dict()),
+    "llama3": ("llama", dict(rope=dict(LLAMA3, rope_theta=500000.0), tie_word_embeddings=True)),
+    "llama-linear": ("llama", dict(rope=dict(rope_type="linear", factor=4.0, rope_theta=10000.0))),
+    "llama-biases": ("llama", dict(attention_bias=True, mlp_bias=True)),
+    "mistral": ("mistral", dict(sliding_window=8)),
+    "qwen2": ("qwen2", dict(tie_word_embeddings=True)),
+    "qwen3": ("qwen3", dict(num_attention_heads=6)),
+    "gemma2": (
+        "gemma2",
+        dict(
+            sliding_window=8,
+            query_pre_attn_scalar=24,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=3.0,
+            num_hidden_layers=3,
+        ),
+    ),
+    "gemma3": (
+        "gemma3_text",
+        dict(
+            sliding_window=8,
+            sliding_window_pattern=3,
+            query_pre_attn_scalar=16,
+            num_hidden_layers=4,
+            num_key_value_heads=1,
+        ),
+    ),
+}
+# Lengths around the block size, the windows and the scaled context.
+LENGTHS = [1, 7, 19, 45]
+
+
+def make(name, kind, changes):
+    changes = dict(SIZES, **changes)
+    rope = changes.pop("rope", None)
+    if rope is not None:
+        changes["rope_parameters"] = rope
+    config = AutoConfig.for_model(kind, **changes)
+    torch.manual_seed(sum(map(ord, name)))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            center = 1.0 if "norm" in parameter_name and "gemma" not in kind else 0.0
+            parameter.copy_(center + 0.15 * torch.randn_like(parameter))
+    model = model.to(torch.bfloat16)
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    # Loaded again, so that nothing computed from the configuration has been through bf16.
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    cases = []
+    for length in LENGTHS:
+        tokens = torch.randint(3, config.vocab_size, (1, length))
+        with torch.no_grad():
+            logits = model(tokens, use_cache=False).logits[0]
+        kept = logits[-4:]
+        cases.append(
+            dict(
+                tokens=tokens[0].tolist(),
+                logits=[[round(v, 6) for v in row] for row in kept.tolist()],
+            )
+        )
+    expected = dict(
+        made_with=f"transformers {transformers.__version__}, torch {torch.__version__}",
+        note="logits of the last rows (at most 4) of each prompt",
+        cases=cases,
+    )
+    (folder / "expected.json").write_text(json.dumps(expected, separators=(",", ":")) + "\n")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{name}: {size} bytes, {sum(p.numel() for p in model.parameters())} parameters")
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    for name, (kind, changes) in MODELS.items():
+        make(name, kind, changes)

@@ -1,0 +1,157 @@
+//! What requests and answers look like on a server's HTTP API: one module an API, the same trait for all.
+
+mod completions;
+mod guided;
+mod llama;
+mod sglang;
+mod text;
+mod wire;
+
+use std::sync::Arc;
+
+use genset_backend_common::output::TokenChunk;
+use genset_backend_common::{
+    Capabilities, EngineError, ErrorKind, GenerateRequest, TokenId, async_trait,
+};
+
+pub(crate) use wire::error_of;
+
+use crate::config::{LauncherConfig, ServerInput};
+use crate::dialect::Dialect;
+use crate::http::{Client, HttpError};
+
+/// A request as it is sent.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) path: &'static str,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Call {
+    fn new(path: &'static str, body: &serde_json::Value) -> Self {
+        Self {
+            path,
+            body: body.to_string().into_bytes(),
+        }
+    }
+}
+
+/// What one event says.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Step {
+    pub(crate) tokens: TokenChunk,
+    pub(crate) text: String,
+    pub(crate) end: Option<End>,
+    pub(crate) prompt_tokens: Option<u32>,
+    pub(crate) cached_tokens: Option<u32>,
+}
+
+/// How the server says that a sequence ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    /// At a token, where it is named.
+    Stop(Option<TokenId>),
+    Length,
+    /// The server gave up on the request.
+    Aborted(String),
+}
+
+/// What a server says about itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub(crate) context_length_tokens: Option<u32>,
+    pub(crate) max_num_seqs: Option<u32>,
+}
+
+/// Reads the events of one answer.
+pub(crate) trait Reader: Send {
+    /// # Errors
+    /// What the server says went wrong, or `Disconnected` for what cannot be read.
+    fn read(&mut self, event: &[u8]) -> Result<Step, EngineError>;
+}
+
+/// A server's API.
+#[async_trait]
+pub(crate) trait Api: Send + Sync + std::fmt::Debug {
+    /// What the API carries.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The request on the wire; `max_tokens` is what it may generate, where that is known.
+    ///
+    /// # Errors
+    /// `Unsupported` or `InvalidArgument` for what the API cannot carry.
+    fn call(&self, request: &GenerateRequest, max_tokens: Option<u32>)
+    -> Result<Call, EngineError>;
+
+    /// What the server is probed with, where it cannot carry the usual probe.
+    fn canary(&self, _model: &str) -> Option<GenerateRequest> {
+        None
+    }
+
+    /// A reader for the answer to `request`.
+    fn reader(&self, request: &GenerateRequest) -> Box<dyn Reader>;
+
+    /// Whether the usage comes in an event of its own, after the last token.
+    fn tells_usage_later(&self) -> bool {
+        false
+    }
+
+    /// Asks a healthy server about itself.
+    async fn facts(&self, client: &Client) -> Result<Facts, HttpError>;
+
+    /// The prompt's length, asked of a server that does not tell it with the answer.
+    async fn prompt_tokens(
+        &self,
+        _client: &Client,
+        _request: &GenerateRequest,
+    ) -> Result<Option<u32>, HttpError> {
+        Ok(None)
+    }
+}
+
+/// The API of a program, as the config uses it.
+///
+/// # Errors
+/// `Unsupported` for tokens to `llama_cpp.server`, which takes text only.
+pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Api>, EngineError> {
+    let model = config.model.display().to_string();
+    let is_text = config.input == ServerInput::Text;
+    Ok(match dialect {
+        Dialect::Vllm => Arc::new(completions::Completions::vllm(model, config.extra.as_ref())),
+        Dialect::Trtllm => Arc::new(completions::Completions::trtllm(
+            model,
+            config.extra.as_ref(),
+        )),
+        Dialect::Sglang => Arc::new(sglang::Sglang),
+        Dialect::LlamaServer if is_text => Arc::new(text::Text::llama_server()),
+        Dialect::LlamaServer => Arc::new(llama::Llama),
+        Dialect::LlamaCppPython if is_text => Arc::new(text::Text::llama_cpp_python()),
+        Dialect::LlamaCppPython => {
+            let problem = "llama_cpp.server takes text only; leave the folder with the tokenizer out, or install llama-server";
+            return Err(EngineError::unsupported("--model-config", problem));
+        }
+    })
+}
+
+/// An answer that is none.
+fn unreadable(problem: impl std::fmt::Display) -> EngineError {
+    let message = format!("the server's answer is not what its documentation says: {problem}");
+    EngineError::new(ErrorKind::Disconnected, message)
+}
+
+/// The first model of `/v1/models`, whose context vLLM and SGLang tell.
+async fn first_model(client: &Client) -> Result<Facts, HttpError> {
+    let models: wire::Models = client.get("/v1/models").await?;
+    let context = models
+        .data
+        .into_iter()
+        .next()
+        .and_then(|model| model.max_model_len);
+    Ok(Facts {
+        context_length_tokens: context,
+        max_num_seqs: None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,356 @@
+//! OpenAI's `/v1/completions` with token ids both ways, as vLLM and TensorRT-LLM add to it.
+//!
+//! # Source
+//! vLLM 0.18, "OpenAI-Compatible Server" (`return_token_ids`, `return_tokens_as_token_ids`, `structured_outputs`);
+//! TensorRT-LLM 1.1, "trtllm-serve" (`detokenize`, `response_format`). TensorRT-LLM refuses fields that it does not know.
+
+use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
+use genset_backend_common::{
+    Capabilities, EngineError, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
+    TokenId, async_trait,
+};
+use serde_json::{Map, Value, json};
+
+use super::wire::{Choice, Chunk, Logprobs, error_of, token_logprob};
+use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable};
+use crate::extra::ExtraArgs;
+use crate::http::{Client, HttpError};
+
+/// The most candidates that vLLM gives unless `max-logprobs` says otherwise.
+const VLLM_MAX_LOGPROBS: u32 = 20;
+
+/// What a token's text begins with when it is the token's id.
+const ID_PREFIX: &str = "token_id:";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flavor {
+    Vllm,
+    Trtllm,
+}
+
+/// The API of vLLM or TensorRT-LLM.
+#[derive(Debug)]
+pub(super) struct Completions {
+    flavor: Flavor,
+    model: String,
+    capabilities: Capabilities,
+}
+
+impl Completions {
+    pub(super) fn vllm(model: String, extra: Option<&ExtraArgs>) -> Self {
+        let max_logprobs = extra
+            .and_then(|extra| extra.get("max-logprobs"))
+            .and_then(Value::as_u64);
+        let mut capabilities = sampling();
+        capabilities.max_logprobs = Some(
+            max_logprobs
+                .and_then(|max| u32::try_from(max).ok())
+                .unwrap_or(VLLM_MAX_LOGPROBS),
+        );
+        capabilities.guided = every_grammar();
+        let policy = extra.and_then(|extra| extra.get("scheduling-policy"));
+        capabilities.priority = policy.is_some_and(|policy| policy == "priority");
+        Self {
+            flavor: Flavor::Vllm,
+            model,
+            capabilities,
+        }
+    }
+
+    /// Grammars need a backend for them, which the extra arguments choose.
+    pub(super) fn trtllm(model: String, extra: Option<&ExtraArgs>) -> Self {
+        let mut capabilities = sampling();
+        // Candidates come by their text, which names no token; the chosen one is known.
+        capabilities.max_logprobs = Some(0);
+        if extra.is_some_and(|extra| {
+            extra
+                .get("guided-decoding-backend")
+                .is_some_and(|value| !value.is_null())
+        }) {
+            capabilities.guided = every_grammar();
+        }
+        Self {
+            flavor: Flavor::Trtllm,
+            model,
+            capabilities,
+        }
+    }
+
+    fn add_sampling(&self, body: &mut Map<String, Value>, request: &GenerateRequest) {
+        let sampling = &request.sampling;
+        let mut set = |name: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                body.insert(name.to_owned(), value);
+            }
+        };
+        set("temperature", sampling.temperature.map(Value::from));
+        set("top_p", sampling.top_p.map(Value::from));
+        set("top_k", sampling.top_k.map(Value::from));
+        set("min_p", sampling.min_p.map(Value::from));
+        set(
+            "presence_penalty",
+            sampling.presence_penalty.map(Value::from),
+        );
+        set(
+            "frequency_penalty",
+            sampling.frequency_penalty.map(Value::from),
+        );
+        set(
+            "repetition_penalty",
+            sampling.repetition_penalty.map(Value::from),
+        );
+        // Both take 64 bits with a sign.
+        set(
+            "seed",
+            sampling.seed.map(|seed| Value::from(seed.cast_signed())),
+        );
+        let biases: Map<String, Value> = sampling
+            .logit_bias
+            .iter()
+            .map(|(token, bias)| (token.to_string(), Value::from(*bias)))
+            .collect();
+        set(
+            "logit_bias",
+            (!biases.is_empty()).then_some(Value::Object(biases)),
+        );
+    }
+
+    fn add_own(&self, body: &mut Map<String, Value>, request: &GenerateRequest) {
+        match self.flavor {
+            Flavor::Vllm => {
+                body.insert("return_token_ids".into(), true.into());
+                if let Some(logprobs) = request.output.logprobs {
+                    body.insert("logprobs".into(), logprobs.into());
+                    body.insert("return_tokens_as_token_ids".into(), true.into());
+                }
+                if let Some(guided) = &request.guided {
+                    body.insert("structured_outputs".into(), vllm_guided(guided));
+                }
+                if request.priority != 0 {
+                    // There the smaller number comes first.
+                    body.insert(
+                        "priority".into(),
+                        i64::from(request.priority).saturating_neg().into(),
+                    );
+                }
+            }
+            Flavor::Trtllm => {
+                body.insert("detokenize".into(), false.into());
+                if request.output.logprobs.is_some() {
+                    body.insert("logprobs".into(), 1.into());
+                }
+                if let Some(guided) = &request.guided {
+                    body.insert("response_format".into(), trtllm_guided(guided));
+                }
+            }
+        }
+    }
+}
+
+fn sampling() -> Capabilities {
+    use SamplingOption as Opt;
+    Capabilities::tokens().with_sampling([
+        Opt::Temperature,
+        Opt::TopP,
+        Opt::TopK,
+        Opt::MinP,
+        Opt::PresencePenalty,
+        Opt::FrequencyPenalty,
+        Opt::RepetitionPenalty,
+        Opt::LogitBias,
+        Opt::Seed,
+    ])
+}
+
+fn every_grammar() -> std::collections::BTreeSet<GuidedKind> {
+    use GuidedKind as Kind;
+    [
+        Kind::JsonObject,
+        Kind::JsonSchema,
+        Kind::Regex,
+        Kind::Choice,
+        Kind::Grammar,
+    ]
+    .into()
+}
+
+fn vllm_guided(guided: &GuidedDecoding) -> Value {
+    match guided {
+        GuidedDecoding::JsonObject => json!({"json_object": true}),
+        GuidedDecoding::JsonSchema(schema) => json!({"json": schema}),
+        GuidedDecoding::Regex(regex) => json!({"regex": regex}),
+        GuidedDecoding::Choice(choices) => json!({"choice": choices}),
+        GuidedDecoding::Grammar(grammar) => json!({"grammar": grammar}),
+    }
+}
+
+fn trtllm_guided(guided: &GuidedDecoding) -> Value {
+    match guided {
+        GuidedDecoding::JsonObject => json!({"type": "json_object"}),
+        GuidedDecoding::JsonSchema(schema) => json!({"type": "json_schema", "json_schema": schema}),
+        GuidedDecoding::Regex(regex) => json!({"type": "regex", "regex": regex}),
+        GuidedDecoding::Choice(choices) => {
+            json!({"type": "regex", "regex": super::guided::choice_regex(choices)})
+        }
+        GuidedDecoding::Grammar(grammar) => json!({"type": "ebnf", "ebnf": grammar}),
+    }
+}
+
+/// Whether the server is told to go on past its model's own end-of-sequence tokens. With our list of them it stops at ours,
+/// and names the one it stopped at.
+fn ignores_own_eos(request: &GenerateRequest) -> bool {
+    request.stop.ignore_eos || !request.stop.eos_token_ids.is_empty()
+}
+
+/// The tokens to stop at.
+pub(super) fn stop_ids(request: &GenerateRequest) -> Vec<TokenId> {
+    let stop = &request.stop;
+    let eos = stop.eos_token_ids.iter().filter(|_| !stop.ignore_eos);
+    stop.stop_token_ids.iter().chain(eos).copied().collect()
+}
+
+#[async_trait]
+impl Api for Completions {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn call(
+        &self,
+        request: &GenerateRequest,
+        max_tokens: Option<u32>,
+    ) -> Result<Call, EngineError> {
+        let mut body = Map::new();
+        body.insert("model".into(), self.model.clone().into());
+        body.insert("prompt".into(), request.tokens()?.into());
+        body.insert("stream".into(), true.into());
+        body.insert("stream_options".into(), json!({"include_usage": true}));
+        body.insert("add_special_tokens".into(), false.into());
+        body.insert("ignore_eos".into(), ignores_own_eos(request).into());
+        let stops = stop_ids(request);
+        if !stops.is_empty() {
+            body.insert("stop_token_ids".into(), stops.into());
+        }
+        if request.stop.min_tokens > 0 {
+            body.insert("min_tokens".into(), request.stop.min_tokens.into());
+        }
+        if let Some(max_tokens) = max_tokens {
+            body.insert("max_tokens".into(), max_tokens.into());
+        }
+        self.add_sampling(&mut body, request);
+        self.add_own(&mut body, request);
+        Ok(Call::new("/v1/completions", &Value::Object(body)))
+    }
+
+    fn reader(&self, request: &GenerateRequest) -> Box<dyn Reader> {
+        Box::new(CompletionsReader {
+            logprobs: request.output.logprobs,
+            has_own_eos: self.flavor == Flavor::Vllm && !ignores_own_eos(request),
+        })
+    }
+
+    fn tells_usage_later(&self) -> bool {
+        true
+    }
+
+    async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
+        first_model(client).await
+    }
+}
+
+struct CompletionsReader {
+    logprobs: Option<u32>,
+    /// Whether the last token before a stop without a name is the model's own end of sequence.
+    has_own_eos: bool,
+}
+
+impl Reader for CompletionsReader {
+    fn read(&mut self, event: &[u8]) -> Result<Step, EngineError> {
+        let chunk: Chunk = serde_json::from_slice(event).map_err(unreadable)?;
+        if let Some(error) = &chunk.error {
+            return Err(error_of(None, error));
+        }
+        let mut step = Step::default();
+        if let Some(usage) = &chunk.usage {
+            step.prompt_tokens = usage.prompt_tokens;
+            step.cached_tokens = usage.cached_tokens();
+        }
+        let Some(choice) = chunk.choices.into_iter().next() else {
+            return Ok(step);
+        };
+        step.end = end_of(&choice)?;
+        let Choice {
+            token_ids,
+            logprobs,
+            ..
+        } = choice;
+        let Some(token_ids) = token_ids else {
+            // The last event may have nothing but the end.
+            return match step.end {
+                Some(_) => Ok(step),
+                None => Err(unreadable(
+                    "it has no token_ids; is the server too old to give them?",
+                )),
+            };
+        };
+        step.tokens = TokenChunk {
+            token_ids: token_ids.into(),
+            logprobs: Vec::new(),
+        };
+        if let Some(asked) = self.logprobs {
+            step.tokens.logprobs =
+                read_logprobs(&step.tokens, logprobs.unwrap_or_default(), asked)?;
+        }
+        if self.has_own_eos && step.end == Some(End::Stop(None)) {
+            step.end = Some(End::Stop(step.tokens.token_ids.pop()));
+            step.tokens.logprobs.truncate(step.tokens.token_ids.len());
+        }
+        Ok(step)
+    }
+}
+
+fn end_of(choice: &Choice) -> Result<Option<End>, EngineError> {
+    let Some(reason) = choice.finish_reason.as_deref() else {
+        return Ok(None);
+    };
+    Ok(Some(match reason {
+        "stop" => {
+            let token = choice.stop_reason.as_ref().and_then(Value::as_u64);
+            End::Stop(token.and_then(|token| TokenId::try_from(token).ok()))
+        }
+        "length" => End::Length,
+        other => End::Aborted(other.to_owned()),
+    }))
+}
+
+fn read_logprobs(
+    chunk: &TokenChunk,
+    logprobs: Logprobs,
+    asked: u32,
+) -> Result<Vec<TokenLogprob>, EngineError> {
+    let chosen = logprobs.token_logprobs;
+    if chosen.len() < chunk.token_ids.len() {
+        return Err(unreadable(
+            "log probabilities were asked for and are not there",
+        ));
+    }
+    let mut tops = logprobs.top_logprobs.unwrap_or_default().into_iter();
+    let read = chosen
+        .into_iter()
+        .take(chunk.token_ids.len())
+        .map(|logprob| {
+            let candidates = tops.next().flatten().unwrap_or_default();
+            let top = candidates
+                .iter()
+                .filter_map(|(name, logprob)| candidate(name, logprob))
+                .collect();
+            token_logprob(logprob.unwrap_or(f32::MIN), top, asked)
+        });
+    Ok(read.collect())
+}
+
+fn candidate(name: &str, logprob: &Value) -> Option<TopLogprob> {
+    let token_id = name.strip_prefix(ID_PREFIX)?.parse().ok()?;
+    let logprob = serde_json::from_value(logprob.clone()).ok()?;
+    Some(TopLogprob { token_id, logprob })
+}

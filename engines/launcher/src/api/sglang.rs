@@ -1,0 +1,297 @@
+//! SGLang's own `/generate`, with token ids both ways.
+//!
+//! # Source
+//! SGLang 0.5.9, "SGLang Native APIs" and "Sampling Parameters". Its events repeat all tokens so far, unless the server was
+//! started with `incremental-streaming-output` (formerly `stream-output`); both are read.
+
+use genset_backend_common::output::{TokenLogprob, TopLogprob};
+use genset_backend_common::{
+    Capabilities, EngineError, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
+    TokenId, async_trait,
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::completions::stop_ids;
+use super::wire::{error_of, token_logprob};
+use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable};
+use crate::http::{Client, HttpError};
+
+/// Candidates are cheap there; no client of ours asks for more.
+const MAX_LOGPROBS: u32 = 20;
+
+/// The API of SGLang.
+#[derive(Debug)]
+pub(super) struct Sglang;
+
+#[async_trait]
+impl Api for Sglang {
+    /// No seed: it is honoured only by servers that were started with deterministic inference.
+    fn capabilities(&self) -> Capabilities {
+        use GuidedKind as Kind;
+        use SamplingOption as Opt;
+        let mut capabilities = Capabilities::tokens().with_sampling([
+            Opt::Temperature,
+            Opt::TopP,
+            Opt::TopK,
+            Opt::MinP,
+            Opt::PresencePenalty,
+            Opt::FrequencyPenalty,
+            Opt::RepetitionPenalty,
+            Opt::LogitBias,
+        ]);
+        capabilities.max_logprobs = Some(MAX_LOGPROBS);
+        capabilities.guided = [
+            Kind::JsonObject,
+            Kind::JsonSchema,
+            Kind::Regex,
+            Kind::Choice,
+            Kind::Grammar,
+        ]
+        .into();
+        capabilities
+    }
+
+    fn call(
+        &self,
+        request: &GenerateRequest,
+        max_tokens: Option<u32>,
+    ) -> Result<Call, EngineError> {
+        let mut body = Map::new();
+        body.insert("input_ids".into(), request.tokens()?.into());
+        body.insert("stream".into(), true.into());
+        body.insert(
+            "sampling_params".into(),
+            Value::Object(sampling_params(request, max_tokens)),
+        );
+        if let Some(asked) = request.output.logprobs {
+            body.insert("return_logprob".into(), true.into());
+            body.insert("logprob_start_len".into(), (-1).into());
+            body.insert("top_logprobs_num".into(), asked.into());
+        }
+        Ok(Call::new("/generate", &Value::Object(body)))
+    }
+
+    fn reader(&self, request: &GenerateRequest) -> Box<dyn Reader> {
+        Box::new(SglangReader {
+            logprobs: request.output.logprobs,
+            seen: 0,
+        })
+    }
+
+    async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
+        first_model(client).await
+    }
+}
+
+fn sampling_params(request: &GenerateRequest, max_tokens: Option<u32>) -> Map<String, Value> {
+    let (sampling, stop) = (&request.sampling, &request.stop);
+    let biases: Map<String, Value> = sampling
+        .logit_bias
+        .iter()
+        .map(|(token, bias)| (token.to_string(), Value::from(*bias)))
+        .collect();
+    let stops = stop_ids(request);
+    let values = [
+        ("max_new_tokens", max_tokens.map(Value::from)),
+        (
+            "min_new_tokens",
+            (stop.min_tokens > 0).then(|| stop.min_tokens.into()),
+        ),
+        // It ignores stop_token_ids as well, then; we stop at those by ourselves.
+        ("ignore_eos", Some(stop.ignore_eos.into())),
+        ("stop_token_ids", (!stops.is_empty()).then(|| stops.into())),
+        ("temperature", sampling.temperature.map(Value::from)),
+        ("top_p", sampling.top_p.map(Value::from)),
+        ("top_k", sampling.top_k.map(Value::from)),
+        ("min_p", sampling.min_p.map(Value::from)),
+        (
+            "presence_penalty",
+            sampling.presence_penalty.map(Value::from),
+        ),
+        (
+            "frequency_penalty",
+            sampling.frequency_penalty.map(Value::from),
+        ),
+        (
+            "repetition_penalty",
+            sampling.repetition_penalty.map(Value::from),
+        ),
+        (
+            "logit_bias",
+            (!biases.is_empty()).then_some(Value::Object(biases)),
+        ),
+    ];
+    let guided = request.guided.as_ref().map(guided);
+    let set = values
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)));
+    set.chain(guided)
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+fn guided(guided: &GuidedDecoding) -> (&'static str, Value) {
+    match guided {
+        GuidedDecoding::JsonObject => ("json_schema", json!({"type": "object"}).to_string().into()),
+        GuidedDecoding::JsonSchema(schema) => ("json_schema", schema.to_string().into()),
+        GuidedDecoding::Regex(regex) => ("regex", regex.clone().into()),
+        GuidedDecoding::Choice(choices) => ("regex", super::guided::choice_regex(choices).into()),
+        GuidedDecoding::Grammar(grammar) => ("ebnf", grammar.clone().into()),
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Chunk {
+    output_ids: Option<Vec<TokenId>>,
+    meta_info: MetaInfo,
+    error: Option<Value>,
+}
+
+/// Log probability, token id, and the token's text if that was asked for.
+type Candidate = (Option<f32>, TokenId, Value);
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct MetaInfo {
+    finish_reason: Option<FinishReason>,
+    prompt_tokens: Option<u32>,
+    completion_tokens: Option<usize>,
+    cached_tokens: Option<u32>,
+    output_token_logprobs: Vec<Candidate>,
+    output_top_logprobs: Vec<Option<Vec<Candidate>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct FinishReason {
+    #[serde(rename = "type")]
+    kind: String,
+    /// A token id, or the text of a stop string.
+    matched: Option<Value>,
+    message: Option<String>,
+    status_code: Option<u16>,
+}
+
+struct SglangReader {
+    logprobs: Option<u32>,
+    /// Tokens read so far.
+    seen: usize,
+}
+
+impl Reader for SglangReader {
+    fn read(&mut self, event: &[u8]) -> Result<Step, EngineError> {
+        let chunk: Chunk = serde_json::from_slice(event).map_err(unreadable)?;
+        if let Some(error) = &chunk.error {
+            return Err(error_of(None, error));
+        }
+        let meta = chunk.meta_info;
+        let mut step = Step {
+            prompt_tokens: meta.prompt_tokens,
+            cached_tokens: meta.cached_tokens,
+            end: meta.finish_reason.as_ref().map(end_of).transpose()?,
+            ..Step::default()
+        };
+        let Some(ids) = chunk.output_ids else {
+            return match step.end {
+                Some(End::Aborted(_)) => Ok(step),
+                _ => Err(unreadable(
+                    "it has no output_ids; SGLang gives them since 0.5, and before with skip-tokenizer-init: true in \
+                     --extra-engine-args",
+                )),
+            };
+        };
+        let new = self.new_ids(ids, meta.completion_tokens)?;
+        if let Some(asked) = self.logprobs {
+            step.tokens.logprobs = read_logprobs(
+                last(meta.output_token_logprobs, new.len())?,
+                last_or_none(meta.output_top_logprobs, new.len()),
+                asked,
+            );
+        }
+        step.tokens.token_ids = new.into();
+        if let Some(End::Stop(Some(token))) = step.end
+            && step.tokens.token_ids.last() == Some(&token)
+        {
+            step.tokens.token_ids.pop();
+            step.tokens.logprobs.truncate(step.tokens.token_ids.len());
+        }
+        Ok(step)
+    }
+}
+
+impl SglangReader {
+    /// The tokens that were not seen before. An event has all tokens or the new ones; the count of all tells which.
+    fn new_ids(
+        &mut self,
+        mut ids: Vec<TokenId>,
+        total: Option<usize>,
+    ) -> Result<Vec<TokenId>, EngineError> {
+        let total = total.unwrap_or(ids.len());
+        let new = if ids.len() == total && total >= self.seen {
+            ids.split_off(self.seen)
+        } else if self.seen + ids.len() == total {
+            ids
+        } else {
+            return Err(unreadable(format!(
+                "{} tokens are said to be there, {} came before and {} now",
+                total,
+                self.seen,
+                ids.len()
+            )));
+        };
+        self.seen += new.len();
+        Ok(new)
+    }
+}
+
+fn end_of(reason: &FinishReason) -> Result<End, EngineError> {
+    match reason.kind.as_str() {
+        "stop" => {
+            let token = reason.matched.as_ref().and_then(Value::as_u64);
+            Ok(End::Stop(
+                token.and_then(|token| TokenId::try_from(token).ok()),
+            ))
+        }
+        "length" => Ok(End::Length),
+        other => {
+            let message = reason.message.clone().unwrap_or_else(|| other.to_owned());
+            match reason.status_code {
+                Some(status) => Err(error_of(Some(status), &json!({"message": message}))),
+                None => Ok(End::Aborted(message)),
+            }
+        }
+    }
+}
+
+/// The last `count` of values that are those of all tokens or of the new ones.
+fn last<T>(mut values: Vec<T>, count: usize) -> Result<Vec<T>, EngineError> {
+    match values.len().checked_sub(count) {
+        Some(before) => Ok(values.split_off(before)),
+        None => Err(unreadable(
+            "log probabilities were asked for and are not there",
+        )),
+    }
+}
+
+fn last_or_none<T>(values: Vec<Option<T>>, count: usize) -> Vec<Option<T>> {
+    last(values, count).unwrap_or_else(|_| std::iter::repeat_with(|| None).take(count).collect())
+}
+
+fn read_logprobs(
+    chosen: Vec<Candidate>,
+    tops: Vec<Option<Vec<Candidate>>>,
+    asked: u32,
+) -> Vec<TokenLogprob> {
+    let both = chosen.into_iter().zip(tops);
+    both.map(|((logprob, ..), top)| {
+        let top = top.unwrap_or_default().into_iter();
+        let top = top.map(|(logprob, token_id, _)| TopLogprob {
+            token_id,
+            logprob: logprob.unwrap_or(f32::MIN),
+        });
+        token_logprob(logprob.unwrap_or(f32::MIN), top.collect(), asked)
+    })
+    .collect()
+}

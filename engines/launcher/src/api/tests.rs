@@ -1,0 +1,498 @@
+use genset_backend_common::{ChatInput, GuidedDecoding, SamplingOption};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::config::ServerInput;
+use crate::extra::ExtraArgs;
+use crate::kind::ServerKind;
+
+fn api(dialect: Dialect) -> Arc<dyn Api> {
+    let input = if dialect == Dialect::LlamaCppPython {
+        ServerInput::Text
+    } else {
+        ServerInput::Tokens { vocab_size: None }
+    };
+    of(&LauncherConfig::new(dialect.kind(), "/m", input), dialect).unwrap()
+}
+
+fn request() -> GenerateRequest {
+    GenerateRequest::from_tokens("m", vec![1, 2])
+}
+
+fn body(dialect: Dialect, request: &GenerateRequest) -> Value {
+    let call = api(dialect).call(request, Some(5)).unwrap();
+    serde_json::from_slice(&call.body).unwrap()
+}
+
+const OF_TOKENS: [Dialect; 4] = [
+    Dialect::Vllm,
+    Dialect::Trtllm,
+    Dialect::Sglang,
+    Dialect::LlamaServer,
+];
+
+#[test]
+fn a_plain_request_says_what_it_must() {
+    let mut request = request();
+    request.stop.eos_token_ids = vec![2];
+    request.stop.stop_token_ids = vec![7];
+    let expected = [
+        json!({"model": "/m", "prompt": [1, 2], "stream": true, "stream_options": {"include_usage": true},
+               "add_special_tokens": false, "ignore_eos": true, "stop_token_ids": [7, 2], "max_tokens": 5,
+               "return_token_ids": true}),
+        json!({"model": "/m", "prompt": [1, 2], "stream": true, "stream_options": {"include_usage": true},
+               "add_special_tokens": false, "ignore_eos": true, "stop_token_ids": [7, 2], "max_tokens": 5,
+               "detokenize": false}),
+        json!({"input_ids": [1, 2], "stream": true, "sampling_params": {
+               "max_new_tokens": 5, "ignore_eos": false, "stop_token_ids": [7, 2]}}),
+        json!({"prompt": [1, 2], "stream": true, "return_tokens": true, "cache_prompt": true, "ignore_eos": false,
+               "n_predict": 5}),
+    ];
+    for (dialect, expected) in OF_TOKENS.into_iter().zip(expected) {
+        assert_eq!(body(dialect, &request), expected, "{dialect:?}");
+    }
+}
+
+#[test]
+fn every_declared_option_is_said() {
+    let mut request = request();
+    let sampling = &mut request.sampling;
+    (sampling.temperature, sampling.top_p, sampling.top_k) = (Some(0.5), Some(0.25), Some(3));
+    (
+        sampling.min_p,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    ) = (Some(0.125), Some(1.0), Some(-1.0));
+    (sampling.repetition_penalty, sampling.seed) = (Some(2.0), Some(u64::MAX));
+    sampling.logit_bias = [(7, 1.5)].into();
+    request.output.logprobs = Some(0);
+    for dialect in OF_TOKENS {
+        let body = body(dialect, &request);
+        let said = if dialect == Dialect::Sglang {
+            &body["sampling_params"]
+        } else {
+            &body
+        };
+        let repetition = if dialect == Dialect::LlamaServer {
+            "repeat_penalty"
+        } else {
+            "repetition_penalty"
+        };
+        for (name, value) in [
+            ("temperature", 0.5),
+            ("top_p", 0.25),
+            ("min_p", 0.125),
+            ("presence_penalty", 1.0),
+            ("frequency_penalty", -1.0),
+            (repetition, 2.0),
+        ] {
+            assert_eq!(said[name], json!(value), "{dialect:?} {name}");
+        }
+        assert_eq!(said["top_k"], json!(3), "{dialect:?}");
+        let bias = if dialect == Dialect::LlamaServer {
+            json!([[7, 1.5]])
+        } else {
+            json!({"7": 1.5})
+        };
+        assert_eq!(said["logit_bias"], bias, "{dialect:?}");
+        let declares_seed = api(dialect)
+            .capabilities()
+            .sampling
+            .contains(&SamplingOption::Seed);
+        assert_eq!(said.get("seed").is_some(), declares_seed, "{dialect:?}");
+    }
+    assert_eq!(body(Dialect::Vllm, &request)["seed"], json!(-1));
+    assert_eq!(body(Dialect::LlamaServer, &request)["n_probs"], json!(1));
+    assert_eq!(body(Dialect::Trtllm, &request)["logprobs"], json!(1));
+    assert_eq!(
+        body(Dialect::Sglang, &request)["top_logprobs_num"],
+        json!(0)
+    );
+}
+
+#[test]
+fn grammars_are_said_in_each_servers_way() {
+    let schema = json!({"type": "integer"});
+    let cases = [
+        (
+            Dialect::Vllm,
+            GuidedDecoding::JsonSchema(schema.clone()),
+            "/structured_outputs/json",
+            schema.clone(),
+        ),
+        (
+            Dialect::Vllm,
+            GuidedDecoding::JsonObject,
+            "/structured_outputs/json_object",
+            json!(true),
+        ),
+        (
+            Dialect::Vllm,
+            GuidedDecoding::Choice(vec!["a".into()]),
+            "/structured_outputs/choice",
+            json!(["a"]),
+        ),
+        (
+            Dialect::Trtllm,
+            GuidedDecoding::Regex("a+".into()),
+            "/response_format/regex",
+            json!("a+"),
+        ),
+        (
+            Dialect::Trtllm,
+            GuidedDecoding::Grammar("g".into()),
+            "/response_format/ebnf",
+            json!("g"),
+        ),
+        (
+            Dialect::Sglang,
+            GuidedDecoding::JsonSchema(schema.clone()),
+            "/sampling_params/json_schema",
+            json!("{\"type\":\"integer\"}"),
+        ),
+        (
+            Dialect::Sglang,
+            GuidedDecoding::Choice(vec!["a".into(), "b".into()]),
+            "/sampling_params/regex",
+            json!("(a|b)"),
+        ),
+        (
+            Dialect::LlamaServer,
+            GuidedDecoding::JsonSchema(schema.clone()),
+            "/json_schema",
+            schema,
+        ),
+        (
+            Dialect::LlamaServer,
+            GuidedDecoding::Choice(vec!["a".into()]),
+            "/grammar",
+            json!("root ::= \"a\""),
+        ),
+    ];
+    for (dialect, guided, pointer, expected) in cases {
+        let mut request = request();
+        request.guided = Some(guided);
+        let body = body(dialect, &request);
+        assert_eq!(body.pointer(pointer), Some(&expected), "{dialect:?} {body}");
+    }
+}
+
+#[test]
+fn some_abilities_are_there_only_with_the_servers_own_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("extra.yaml");
+    let settings =
+        "scheduling_policy: priority\nguided_decoding_backend: xgrammar\nmax-logprobs: 5\n";
+    std::fs::write(&path, settings).unwrap();
+    for (kind, dialect) in [
+        (ServerKind::Vllm, Dialect::Vllm),
+        (ServerKind::Trtllm, Dialect::Trtllm),
+    ] {
+        let mut config = LauncherConfig::new(kind, "/m", ServerInput::Tokens { vocab_size: None });
+        let before = of(&config, dialect).unwrap().capabilities();
+        config.extra = Some(ExtraArgs::load(&path).unwrap());
+        let after = of(&config, dialect).unwrap().capabilities();
+        if kind == ServerKind::Vllm {
+            assert_eq!((before.priority, before.max_logprobs), (false, Some(20)));
+            assert_eq!((after.priority, after.max_logprobs), (true, Some(5)));
+        } else {
+            assert!(before.guided.is_empty() && after.guided.len() == 5);
+        }
+    }
+}
+
+#[test]
+fn what_an_api_cannot_carry_is_refused_by_name() {
+    let chat = ChatInput {
+        messages: vec![json!({"role": "user", "content": "hi"})],
+        tools: vec![json!({})],
+    };
+    type Set = fn(&mut GenerateRequest);
+    let cases: [(Dialect, GenerateRequest, &str, Set); 6] = [
+        (Dialect::LlamaServer, request(), "min_tokens", |r| {
+            r.stop.min_tokens = 1
+        }),
+        (Dialect::LlamaCppPython, request(), "input", |_| {}),
+        (
+            Dialect::Vllm,
+            GenerateRequest::from_text("m", "hi"),
+            "input",
+            |_| {},
+        ),
+        (
+            Dialect::LlamaCppPython,
+            GenerateRequest::from_text("m", "hi"),
+            "ignore_eos",
+            |r| r.stop.ignore_eos = true,
+        ),
+        (
+            Dialect::LlamaCppPython,
+            GenerateRequest::from_text("m", "hi"),
+            "stop_token_ids",
+            |r| {
+                r.stop.stop_token_ids = vec![1];
+            },
+        ),
+        (
+            Dialect::LlamaCppPython,
+            GenerateRequest::from_chat("m", chat),
+            "tools",
+            |_| {},
+        ),
+    ];
+    for (dialect, mut request, field, set) in cases {
+        set(&mut request);
+        let error = api(dialect).call(&request, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert_eq!(error.details().field.as_deref(), Some(field));
+    }
+    let tokens = LauncherConfig::new(
+        ServerKind::LlamaCpp,
+        "/m",
+        ServerInput::Tokens { vocab_size: None },
+    );
+    assert_eq!(
+        of(&tokens, Dialect::LlamaCppPython).unwrap_err().kind(),
+        ErrorKind::Unsupported
+    );
+}
+
+fn read(dialect: Dialect, request: &GenerateRequest, events: &[Value]) -> Vec<Step> {
+    let mut reader = api(dialect).reader(request);
+    events
+        .iter()
+        .map(|event| reader.read(event.to_string().as_bytes()).unwrap())
+        .collect()
+}
+
+fn ids(step: &Step) -> Vec<TokenId> {
+    step.tokens.token_ids.to_vec()
+}
+
+#[test]
+fn sglang_tokens_are_the_new_ones_whether_all_are_repeated_or_not() {
+    let event = |ids: &[u32], total: usize| json!({"output_ids": ids, "meta_info": {"completion_tokens": total}});
+    for events in [
+        [
+            event(&[4, 5], 2),
+            event(&[4, 5, 6], 3),
+            event(&[4, 5, 6, 7, 8], 5),
+        ],
+        [event(&[4, 5], 2), event(&[6], 3), event(&[7, 8], 5)],
+    ] {
+        let read = read(Dialect::Sglang, &request(), &events);
+        let tokens: Vec<_> = read.iter().map(ids).collect();
+        assert_eq!(tokens, [vec![4, 5], vec![6], vec![7, 8]]);
+    }
+    let mut reader = api(Dialect::Sglang).reader(&request());
+    reader
+        .read(event(&[4, 5], 2).to_string().as_bytes())
+        .unwrap();
+    let error = reader
+        .read(event(&[1], 9).to_string().as_bytes())
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Disconnected);
+}
+
+#[test]
+fn a_stop_at_the_models_own_end_is_not_part_of_the_answer() {
+    let matched = json!({"output_ids": [4, 2], "meta_info": {
+        "completion_tokens": 2, "finish_reason": {"type": "stop", "matched": 2}}});
+    let step = &read(Dialect::Sglang, &request(), &[matched])[0];
+    assert_eq!(
+        (ids(step), step.end.clone()),
+        (vec![4], Some(End::Stop(Some(2))))
+    );
+
+    let unnamed =
+        json!({"choices": [{"token_ids": [4, 2], "finish_reason": "stop", "stop_reason": null}]});
+    let step = &read(Dialect::Vllm, &request(), std::slice::from_ref(&unnamed))[0];
+    assert_eq!(
+        (ids(step), step.end.clone()),
+        (vec![4], Some(End::Stop(Some(2))))
+    );
+    // With a list of our own the server goes on past its model's, so the last token is an answer's.
+    let mut listed = request();
+    listed.stop.eos_token_ids = vec![9];
+    let step = &read(Dialect::Vllm, &listed, &[unnamed])[0];
+    assert_eq!(
+        (ids(step), step.end.clone()),
+        (vec![4, 2], Some(End::Stop(None)))
+    );
+}
+
+#[test]
+fn candidates_are_sorted_and_as_many_as_asked_for() {
+    let mut request = request();
+    request.output.logprobs = Some(2);
+    let vllm = json!({"choices": [{"token_ids": [7], "finish_reason": null, "logprobs": {
+        "token_logprobs": [-3.0], "tokens": ["token_id:7"],
+        "top_logprobs": [{"token_id:9": -1.5, "token_id:8": -0.5, "token_id:7": -3.0}]}}]});
+    let sglang = json!({"output_ids": [7], "meta_info": {"completion_tokens": 1,
+        "output_token_logprobs": [[-3.0, 7, null]], "output_top_logprobs": [[[-0.5, 8, null], [-1.5, 9, null]]]}});
+    let llama = json!({"tokens": [7], "stop": false, "completion_probabilities": [
+        {"id": 7, "logprob": -3.0, "top_logprobs": [{"id": 8, "logprob": -0.5}, {"id": 9, "logprob": -1.5}]}]});
+    for (dialect, event) in [
+        (Dialect::Vllm, vllm),
+        (Dialect::Sglang, sglang),
+        (Dialect::LlamaServer, llama),
+    ] {
+        let step = &read(dialect, &request, &[event])[0];
+        let at = &step.tokens.logprobs[0];
+        let top: Vec<_> = at.top.iter().map(|c| (c.token_id, c.logprob)).collect();
+        assert_eq!(
+            (at.logprob, top),
+            (-3.0, vec![(8, -0.5), (9, -1.5)]),
+            "{dialect:?}"
+        );
+    }
+}
+
+#[test]
+fn log_probabilities_that_are_missing_are_an_error() {
+    let mut request = request();
+    request.output.logprobs = Some(0);
+    let events = [
+        (Dialect::Trtllm, json!({"choices": [{"token_ids": [7]}]})),
+        (
+            Dialect::Sglang,
+            json!({"output_ids": [7], "meta_info": {"completion_tokens": 1}}),
+        ),
+        (Dialect::LlamaServer, json!({"tokens": [7], "stop": false})),
+    ];
+    for (dialect, event) in events {
+        let read = api(dialect)
+            .reader(&request)
+            .read(event.to_string().as_bytes());
+        assert_eq!(
+            read.unwrap_err().kind(),
+            ErrorKind::Disconnected,
+            "{dialect:?}"
+        );
+    }
+}
+
+#[test]
+fn a_server_that_gives_no_token_ids_is_told_so() {
+    let old = [
+        (
+            Dialect::Vllm,
+            json!({"choices": [{"text": "hi"}]}),
+            "token_ids",
+        ),
+        (
+            Dialect::Sglang,
+            json!({"text": "hi", "meta_info": {}}),
+            "skip-tokenizer-init",
+        ),
+    ];
+    for (dialect, event, expected) in old {
+        let error = api(dialect)
+            .reader(&request())
+            .read(event.to_string().as_bytes())
+            .unwrap_err();
+        assert!(error.message().contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn what_servers_complain_of_has_a_kind() {
+    let cases = [
+        (
+            Some(400),
+            json!({"error": {"message": "x", "type": "BadRequestError", "code": 400}}),
+            ErrorKind::InvalidArgument,
+        ),
+        (
+            Some(400),
+            json!({"object": "error", "message": "x", "code": 400}),
+            ErrorKind::InvalidArgument,
+        ),
+        (
+            Some(422),
+            json!({"detail": [{"msg": "x"}]}),
+            ErrorKind::InvalidArgument,
+        ),
+        (
+            Some(400),
+            json!({"error": {"message": "x", "type": "exceed_context_size_error", "code": 400}}),
+            ErrorKind::ContextLengthExceeded,
+        ),
+        (
+            Some(400),
+            json!({"error": {"message": "x", "code": "context_length_exceeded"}}),
+            ErrorKind::ContextLengthExceeded,
+        ),
+        (
+            Some(404),
+            json!({"detail": "Not Found"}),
+            ErrorKind::NotFound,
+        ),
+        (Some(429), json!("slow down"), ErrorKind::Overloaded),
+        (Some(503), json!(null), ErrorKind::Unavailable),
+        (Some(504), json!(null), ErrorKind::DeadlineExceeded),
+        (
+            Some(500),
+            json!({"error": {"message": "x", "code": null}}),
+            ErrorKind::Internal,
+        ),
+        (
+            None,
+            json!({"error": {"message": "x", "code": 503}}),
+            ErrorKind::Unavailable,
+        ),
+        (None, json!({"message": "x"}), ErrorKind::Internal),
+    ];
+    for (status, body, kind) in cases {
+        assert_eq!(error_of(status, &body).kind(), kind, "{status:?} {body}");
+    }
+}
+
+#[test]
+fn sglang_aborts_have_their_status() {
+    let event = json!({"output_ids": [], "meta_info": {"completion_tokens": 0, "finish_reason": {
+        "type": "abort", "message": "too long", "status_code": 400}}});
+    let error = api(Dialect::Sglang)
+        .reader(&request())
+        .read(event.to_string().as_bytes())
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().contains("too long"));
+}
+
+#[test]
+fn every_canary_can_be_carried() {
+    let canary = api(Dialect::LlamaCppPython).canary("m").unwrap();
+    api(Dialect::LlamaCppPython).call(&canary, None).unwrap();
+    for dialect in OF_TOKENS {
+        assert_eq!(
+            api(dialect).canary("m"),
+            None,
+            "{dialect:?} takes the usual one"
+        );
+    }
+}
+
+#[test]
+fn chats_and_texts_go_to_their_paths() {
+    let messages = vec![json!({"role": "user", "content": "hi"})];
+    let chat = GenerateRequest::from_chat(
+        "m",
+        ChatInput {
+            messages: messages.clone(),
+            tools: vec![],
+        },
+    );
+    let call = api(Dialect::LlamaCppPython).call(&chat, None).unwrap();
+    let body: Value = serde_json::from_slice(&call.body).unwrap();
+    assert_eq!(call.path, "/v1/chat/completions");
+    assert_eq!(
+        body,
+        json!({"messages": messages, "stream": true, "max_tokens": null})
+    );
+    let text = GenerateRequest::from_text("m", "hi");
+    assert_eq!(
+        api(Dialect::LlamaCppPython).call(&text, None).unwrap().path,
+        "/v1/completions"
+    );
+}

@@ -1,0 +1,240 @@
+//! Text and chat in, text out: the OpenAI paths of llama-server and `llama_cpp.server`, for a GGUF file whose tokenizer and
+//! template are inside it.
+//!
+//! # Source
+//! llama.cpp, `tools/server/README.md` of spring 2026; llama-cpp-python 0.3.36, `llama_cpp.server`. The latter tells no usage
+//! in a stream; its prompts are counted by `/extras/tokenize/count`.
+
+use genset_backend_common::{
+    Capabilities, ChatInput, EngineError, GenerateRequest, GuidedKind, Input, async_trait,
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::llama::{grammars, props, refuse_min_tokens, sampling, sampling_options, seed_of};
+use super::wire::{Chunk, error_of};
+use super::{Api, Call, End, Facts, Reader, Step, unreadable};
+use crate::http::{Client, HttpError};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flavor {
+    LlamaServer,
+    LlamaCppPython,
+}
+
+/// The text API of llama.cpp's servers.
+#[derive(Debug)]
+pub(super) struct Text {
+    flavor: Flavor,
+}
+
+impl Text {
+    pub(super) fn llama_server() -> Self {
+        Self {
+            flavor: Flavor::LlamaServer,
+        }
+    }
+
+    pub(super) fn llama_cpp_python() -> Self {
+        Self {
+            flavor: Flavor::LlamaCppPython,
+        }
+    }
+
+    fn refuse(&self, request: &GenerateRequest) -> Result<(), EngineError> {
+        if !request.stop.stop_token_ids.is_empty() {
+            let problem = "this server is driven by text and knows no tokens";
+            return Err(EngineError::unsupported("stop_token_ids", problem));
+        }
+        match self.flavor {
+            Flavor::LlamaServer => refuse_min_tokens(request),
+            Flavor::LlamaCppPython if request.stop.ignore_eos => Err(EngineError::unsupported(
+                "ignore_eos",
+                "llama_cpp.server has no such setting",
+            )),
+            Flavor::LlamaCppPython => Ok(()),
+        }
+    }
+
+    fn options(&self, request: &GenerateRequest) -> Map<String, Value> {
+        let mut body = match self.flavor {
+            Flavor::LlamaServer => sampling(request),
+            Flavor::LlamaCppPython => python_sampling(request),
+        };
+        body.insert("stream".into(), true.into());
+        match self.flavor {
+            Flavor::LlamaServer => {
+                body.insert("stream_options".into(), json!({"include_usage": true}));
+                body.insert("ignore_eos".into(), request.stop.ignore_eos.into());
+            }
+            Flavor::LlamaCppPython if request.stop.min_tokens > 0 => {
+                body.insert("min_tokens".into(), request.stop.min_tokens.into());
+            }
+            Flavor::LlamaCppPython => {}
+        }
+        // Without it, `llama_cpp.server` completes 16 tokens.
+        body.insert("max_tokens".into(), request.stop.max_tokens.into());
+        body
+    }
+}
+
+/// The options of `llama_cpp.server`, which wants every number and no null.
+fn python_sampling(request: &GenerateRequest) -> Map<String, Value> {
+    let mut body = sampling(request);
+    let biases: Map<String, Value> = request
+        .sampling
+        .logit_bias
+        .iter()
+        .map(|(token, bias)| (token.to_string(), Value::from(*bias)))
+        .collect();
+    if !biases.is_empty() {
+        body.insert("logit_bias".into(), Value::Object(biases));
+        body.insert("logit_bias_type".into(), "input_ids".into());
+    }
+    if let Some(seed) = request.sampling.seed {
+        body.insert("seed".into(), seed_of(seed).into());
+    }
+    body
+}
+
+#[async_trait]
+impl Api for Text {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::text().with_sampling(sampling_options());
+        capabilities.guided = match self.flavor {
+            Flavor::LlamaServer => grammars().into(),
+            Flavor::LlamaCppPython => [GuidedKind::Choice, GuidedKind::Grammar].into(),
+        };
+        capabilities
+    }
+
+    fn call(
+        &self,
+        request: &GenerateRequest,
+        _max_tokens: Option<u32>,
+    ) -> Result<Call, EngineError> {
+        self.refuse(request)?;
+        let mut body = self.options(request);
+        let path = match &request.input {
+            Input::Text(text) => {
+                body.insert("prompt".into(), text.clone().into());
+                "/v1/completions"
+            }
+            Input::Chat(chat) => {
+                refuse_tools(chat)?;
+                body.insert("messages".into(), chat.messages.clone().into());
+                "/v1/chat/completions"
+            }
+            Input::Tokens(_) | Input::Embed(_) => {
+                let problem = "this engine takes text and chat messages";
+                return Err(EngineError::unsupported("input", problem));
+            }
+        };
+        Ok(Call::new(path, &Value::Object(body)))
+    }
+
+    /// The usual probe ignores the end of the sequence.
+    fn canary(&self, model: &str) -> Option<GenerateRequest> {
+        let mut canary = GenerateRequest::from_text(model, "Hello");
+        canary.stop.max_tokens = Some(1);
+        (self.flavor == Flavor::LlamaCppPython).then_some(canary)
+    }
+
+    fn reader(&self, _request: &GenerateRequest) -> Box<dyn Reader> {
+        Box::new(TextReader)
+    }
+
+    fn tells_usage_later(&self) -> bool {
+        self.flavor == Flavor::LlamaServer
+    }
+
+    async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
+        match self.flavor {
+            Flavor::LlamaServer => props(client).await,
+            // One model, one sequence: requests wait for each other there anyway.
+            Flavor::LlamaCppPython => Ok(Facts {
+                context_length_tokens: None,
+                max_num_seqs: Some(1),
+            }),
+        }
+    }
+
+    async fn prompt_tokens(
+        &self,
+        client: &Client,
+        request: &GenerateRequest,
+    ) -> Result<Option<u32>, HttpError> {
+        if self.flavor == Flavor::LlamaServer {
+            return Ok(None);
+        }
+        let text = match &request.input {
+            Input::Text(text) => text.clone(),
+            Input::Chat(chat) => text_of(chat),
+            Input::Tokens(_) | Input::Embed(_) => return Ok(None),
+        };
+        #[derive(Deserialize)]
+        struct Count {
+            count: u32,
+        }
+        let body = json!({"input": text}).to_string().into_bytes();
+        let counted: Count = client
+            .post("/extras/tokenize/count", body, &[])
+            .await?
+            .json()
+            .await?;
+        Ok(Some(counted.count))
+    }
+}
+
+fn refuse_tools(chat: &ChatInput) -> Result<(), EngineError> {
+    if chat.tools.is_empty() {
+        return Ok(());
+    }
+    let problem = "tools need the model's own template and tokens; give the model's folder with --model-config";
+    Err(EngineError::unsupported("tools", problem))
+}
+
+/// The texts of a chat: what is counted as its prompt, without what the server's template adds.
+fn text_of(chat: &ChatInput) -> String {
+    let texts = chat
+        .messages
+        .iter()
+        .flat_map(|message| match &message["content"] {
+            Value::String(text) => vec![text.as_str()],
+            Value::Array(parts) => parts
+                .iter()
+                .filter_map(|part| part["text"].as_str())
+                .collect(),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => Vec::new(),
+        });
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+struct TextReader;
+
+impl Reader for TextReader {
+    fn read(&mut self, event: &[u8]) -> Result<Step, EngineError> {
+        let chunk: Chunk = serde_json::from_slice(event).map_err(unreadable)?;
+        if let Some(error) = &chunk.error {
+            return Err(error_of(None, error));
+        }
+        let mut step = Step::default();
+        if let Some(usage) = &chunk.usage {
+            step.prompt_tokens = usage.prompt_tokens;
+            step.cached_tokens = usage.cached_tokens();
+        }
+        let Some(choice) = chunk.choices.into_iter().next() else {
+            return Ok(step);
+        };
+        step.text = choice
+            .text
+            .or(choice.delta.and_then(|delta| delta.content))
+            .unwrap_or_default();
+        step.end = choice.finish_reason.map(|reason| match reason.as_str() {
+            "stop" => End::Stop(None),
+            "length" => End::Length,
+            _ => End::Aborted(reason),
+        });
+        Ok(step)
+    }
+}

@@ -1,0 +1,139 @@
+//! The JSON that more than one API has: OpenAI's completions with the servers' additions, errors, models. Whatever is not
+//! read here may be there or not.
+
+use genset_backend_common::output::{TokenLogprob, TopLogprob};
+use genset_backend_common::{EngineError, ErrorKind, TokenId};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// An event of a streamed completion.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Chunk {
+    pub(super) choices: Vec<Choice>,
+    pub(super) usage: Option<UsageInfo>,
+    pub(super) error: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Choice {
+    pub(super) text: Option<String>,
+    pub(super) delta: Option<Delta>,
+    pub(super) token_ids: Option<Vec<TokenId>>,
+    pub(super) logprobs: Option<Logprobs>,
+    pub(super) finish_reason: Option<String>,
+    /// A token id, or the text of a stop string.
+    pub(super) stop_reason: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Delta {
+    pub(super) content: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Logprobs {
+    pub(super) token_logprobs: Vec<Option<f32>>,
+    pub(super) top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct UsageInfo {
+    pub(super) prompt_tokens: Option<u32>,
+    pub(super) prompt_tokens_details: Option<PromptTokensDetails>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct PromptTokensDetails {
+    pub(super) cached_tokens: Option<u32>,
+}
+
+impl UsageInfo {
+    pub(super) fn cached_tokens(&self) -> Option<u32> {
+        self.prompt_tokens_details.as_ref()?.cached_tokens
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Models {
+    pub(super) data: Vec<Model>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Model {
+    pub(super) max_model_len: Option<u32>,
+}
+
+/// One position's log probabilities, its candidates sorted and as many as asked for.
+pub(super) fn token_logprob(logprob: f32, mut top: Vec<TopLogprob>, asked: u32) -> TokenLogprob {
+    top.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+    top.truncate(usize::try_from(asked).unwrap_or(usize::MAX));
+    for candidate in &mut top {
+        candidate.logprob = candidate.logprob.min(0.0);
+    }
+    // Some servers round a certain token's a little above 0.
+    TokenLogprob {
+        logprob: logprob.min(0.0),
+        top,
+    }
+}
+
+/// Letters of a server's message that are passed on.
+const MESSAGE_CHARS: usize = 300;
+
+/// The error that a server's JSON means: OpenAI's `{"error": {...}}`, its inside, or FastAPI's `{"detail": ...}`.
+pub(crate) fn error_of(status: Option<u16>, body: &Value) -> EngineError {
+    let inside = body
+        .get("error")
+        .filter(|error| !error.is_null())
+        .unwrap_or(body);
+    let code = inside.get("code");
+    let status = status
+        .filter(|status| *status != 200)
+        .or_else(|| {
+            code.and_then(Value::as_u64)
+                .and_then(|code| u16::try_from(code).ok())
+        })
+        .unwrap_or(500);
+    let is_context = [inside.get("type"), code]
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .any(|name| ["exceed_context_size_error", "context_length_exceeded"].contains(&name));
+    let kind = if is_context {
+        ErrorKind::ContextLengthExceeded
+    } else {
+        kind_of(status)
+    };
+    let message = inside
+        .get("message")
+        .or_else(|| body.get("detail"))
+        .unwrap_or(inside);
+    let message = message
+        .as_str()
+        .map_or_else(|| message.to_string(), str::to_owned);
+    let shown: String = message.chars().take(MESSAGE_CHARS).collect();
+    EngineError::new(
+        kind,
+        format!("the server answered with status {status}: {shown}"),
+    )
+}
+
+/// What a status means.
+fn kind_of(status: u16) -> ErrorKind {
+    match status {
+        400 | 413 | 422 => ErrorKind::InvalidArgument,
+        404 => ErrorKind::NotFound,
+        408 | 504 => ErrorKind::DeadlineExceeded,
+        429 => ErrorKind::Overloaded,
+        502 | 503 => ErrorKind::Unavailable,
+        _ => ErrorKind::Internal,
+    }
+}

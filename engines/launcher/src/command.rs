@@ -1,0 +1,250 @@
+//! [`Plan`]: the program and the arguments that start a server, from our settings and its table of flags. What the server has
+//! no flag for is refused by our flag's name; what is said twice is named.
+
+use std::path::PathBuf;
+
+use genset_backend_common::EngineError;
+use serde_json::Value;
+
+use crate::config::{LauncherConfig, split_address};
+use crate::dialect::{Dialect, ExtraStyle, Flag, Flags, LeaderFlag};
+use crate::extra::{ExtraArgs, joined};
+
+/// Context of a `llama_cpp.server` that is told none, in tokens: its own default.
+const LLAMA_CPP_PYTHON_CONTEXT: u32 = 2048;
+
+/// How a server is started, but for its port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) dialect: Dialect,
+    pub(crate) program: PathBuf,
+    args: Vec<String>,
+}
+
+/// A setting of ours that may have a flag of the server's.
+struct Setting {
+    ours: &'static str,
+    flag: Flag,
+    value: Option<String>,
+}
+
+impl Plan {
+    /// # Errors
+    /// `Unsupported` for what the server has no flag for, `InvalidArgument` for what is said twice; both name our flag.
+    pub(crate) fn new(config: &LauncherConfig, dialect: Dialect) -> Result<Self, EngineError> {
+        let (program, mut args) = start_of(config, dialect);
+        let flags = dialect.flags();
+        let model = config.model.display().to_string();
+        match flags.model {
+            Some(name) => args.extend([flag(name), model]),
+            None => args.push(model),
+        }
+        args.extend([flag("host"), "127.0.0.1".to_owned()]);
+        let settings = settings(config, dialect)?;
+        if let Some(extra) = &config.extra {
+            refuse_conflicts(extra, &settings)?;
+        }
+        for setting in &settings {
+            if let (Flag::Named(names), Some(value)) = (setting.flag, &setting.value) {
+                args.extend([flag(names[0]), value.clone()]);
+            }
+        }
+        args.extend(defaults(flags, config.extra.as_ref()));
+        if let Some(extra) = &config.extra {
+            args.extend(extra_args(extra, flags.extra)?);
+        }
+        Ok(Self {
+            dialect,
+            program,
+            args,
+        })
+    }
+
+    /// The arguments of a server that listens on `port`.
+    pub(crate) fn args(&self, port: u16) -> Vec<String> {
+        let mut args = self.args.clone();
+        args.extend([flag("port"), port.to_string()]);
+        args
+    }
+
+    /// The command as one line, for logs and errors.
+    pub(crate) fn line(&self) -> String {
+        format!("{} {}", self.program.display(), self.args.join(" "))
+    }
+}
+
+/// The context that the server is told, in tokens.
+pub(crate) fn asked_context(config: &LauncherConfig, dialect: Dialect) -> Option<u32> {
+    let default = (dialect == Dialect::LlamaCppPython).then_some(LLAMA_CPP_PYTHON_CONTEXT);
+    config.context_length_tokens.or(default)
+}
+
+fn start_of(config: &LauncherConfig, dialect: Dialect) -> (PathBuf, Vec<String>) {
+    if let Some([program, rest @ ..]) = config.command.as_deref() {
+        return (program.into(), rest.to_vec());
+    }
+    let words = dialect.flags().words.iter().map(|word| (*word).to_owned());
+    match (dialect.program(), dialect.module()) {
+        (Some(program), _) => (program.into(), words.collect()),
+        (None, module) => {
+            let run = ["-m", module.unwrap_or_default()].map(str::to_owned);
+            (
+                config.python.clone(),
+                run.into_iter().chain(words).collect(),
+            )
+        }
+    }
+}
+
+fn flag(name: &str) -> String {
+    format!("--{name}")
+}
+
+fn settings(config: &LauncherConfig, dialect: Dialect) -> Result<Vec<Setting>, EngineError> {
+    let flags = dialect.flags();
+    let text = |number: Option<u32>| number.map(|number| number.to_string());
+    let mut settings = vec![
+        Setting {
+            ours: "--context-length",
+            flag: Flag::Named(flags.context),
+            value: text(config.context_length_tokens),
+        },
+        Setting {
+            ours: "--tensor-parallel-size",
+            flag: flags.tensor_parallel,
+            value: text(config.tensor_parallel_size),
+        },
+        Setting {
+            ours: "--base-gpu-id",
+            flag: flags.base_gpu,
+            value: text(config.base_gpu_id),
+        },
+        Setting {
+            ours: "--num-nodes",
+            flag: flags.num_nodes,
+            value: text(config.nodes.num_nodes),
+        },
+        Setting {
+            ours: "--node-rank",
+            flag: flags.node_rank,
+            value: text(config.nodes.node_rank),
+        },
+        Setting {
+            ours: "--kv-cache-block-size",
+            flag: flags.kv_block_size,
+            value: text(config.kv_block_size.map(Into::into)),
+        },
+    ];
+    settings.extend(leader(flags.leader, config.nodes.leader_addr.as_deref()));
+    for setting in &settings {
+        if let (Flag::Refused(instead), Some(_)) = (setting.flag, &setting.value) {
+            let problem = format!("{} has no such setting: {instead}", dialect.kind().title());
+            return Err(EngineError::unsupported(setting.ours, problem));
+        }
+    }
+    Ok(settings)
+}
+
+fn leader(flag: LeaderFlag, address: Option<&str>) -> Vec<Setting> {
+    let setting = |flag, value| Setting {
+        ours: "--leader-addr",
+        flag,
+        value,
+    };
+    match flag {
+        LeaderFlag::Whole(names) => vec![setting(Flag::Named(names), address.map(str::to_owned))],
+        LeaderFlag::Parts(host, port) => {
+            let parts = address.and_then(split_address);
+            vec![
+                setting(Flag::Named(host), parts.map(|(host, _)| host.to_owned())),
+                setting(Flag::Named(port), parts.map(|(_, port)| port.to_string())),
+            ]
+        }
+        LeaderFlag::Refused(instead) => {
+            vec![setting(Flag::Refused(instead), address.map(str::to_owned))]
+        }
+    }
+}
+
+/// Refuses what the file says and we say too.
+fn refuse_conflicts(extra: &ExtraArgs, settings: &[Setting]) -> Result<(), EngineError> {
+    for key in extra.entries().keys() {
+        let name = joined(key);
+        if ["host", "port", "model", "model-path"].contains(&name.as_str()) {
+            return Err(extra.invalid(key, "genset sets it; leave it out"));
+        }
+        let said = settings.iter().find(|setting| match setting.flag {
+            Flag::Named(names) => {
+                setting.value.is_some() && names.iter().any(|n| joined(n) == name)
+            }
+            Flag::Refused(_) => false,
+        });
+        if let Some(setting) = said {
+            let problem = format!("{} says it too; keep one of them", setting.ours);
+            return Err(extra.invalid(key, problem));
+        }
+    }
+    Ok(())
+}
+
+fn defaults(flags: &Flags, extra: Option<&ExtraArgs>) -> Vec<String> {
+    let mut args = Vec::new();
+    for (name, value) in flags.defaults {
+        let is_said = extra.is_some_and(|extra| {
+            let opposite = format!("no-{}", joined(name));
+            extra.get(name).is_some() || extra.get(&opposite).is_some()
+        });
+        if !is_said {
+            args.push(flag(name));
+            args.extend(value.map(str::to_owned));
+        }
+    }
+    args
+}
+
+/// The entries of the file as the program takes them.
+fn extra_args(extra: &ExtraArgs, style: ExtraStyle) -> Result<Vec<String>, EngineError> {
+    if let ExtraStyle::File(name) = style {
+        // The server's directory is ours, but its own launchers may change it.
+        let path = std::path::absolute(extra.path()).unwrap_or_else(|_| extra.path().to_owned());
+        return Ok(vec![flag(name), path.display().to_string()]);
+    }
+    let mut args = Vec::new();
+    for (key, value) in extra.entries() {
+        let name = match style {
+            ExtraStyle::Underscores => joined(key).replace('-', "_"),
+            ExtraStyle::Dashes | ExtraStyle::DashesNoFalse | ExtraStyle::File(_) => joined(key),
+        };
+        if name.is_empty() {
+            return Err(extra.invalid(key, "is no name of a setting"));
+        }
+        match (value, style) {
+            (Value::Null, _) | (Value::Bool(false), ExtraStyle::DashesNoFalse) => {}
+            (Value::Bool(true), ExtraStyle::Dashes | ExtraStyle::DashesNoFalse) => {
+                args.push(flag(&name))
+            }
+            (Value::Bool(false), ExtraStyle::Dashes) => args.push(format!("--no-{name}")),
+            (Value::Array(items), _) => {
+                args.push(flag(&name));
+                args.extend(items.iter().map(word));
+            }
+            (Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_), _) => {
+                args.extend([flag(&name), word(value)]);
+            }
+        }
+    }
+    Ok(args)
+}
+
+/// A value as one argument: text as it is, everything else as JSON.
+fn word(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            value.to_string()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,276 @@
+use std::num::NonZeroU32;
+
+use genset_backend_common::ErrorKind;
+
+use super::*;
+use crate::config::ServerInput;
+use crate::kind::ServerKind;
+
+fn config(kind: ServerKind) -> LauncherConfig {
+    let input = match kind {
+        ServerKind::LlamaCpp => ServerInput::Text,
+        ServerKind::Vllm | ServerKind::Sglang | ServerKind::Trtllm => {
+            ServerInput::Tokens { vocab_size: None }
+        }
+    };
+    LauncherConfig::new(kind, "/m/model", input)
+}
+
+fn line(config: &LauncherConfig, dialect: Dialect) -> String {
+    let plan = Plan::new(config, dialect).unwrap();
+    format!("{} {}", plan.program.display(), plan.args(8000).join(" "))
+}
+
+fn with_extra(config: &mut LauncherConfig, name: &str, text: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    config.extra = Some(ExtraArgs::load(&path).unwrap());
+    folder
+}
+
+#[test]
+fn every_program_is_started_as_its_documentation_says() {
+    let cases = [
+        (
+            Dialect::Vllm,
+            "vllm serve /m/model --host 127.0.0.1 --enable-prompt-tokens-details --uvicorn-log-level warning --port 8000",
+        ),
+        (
+            Dialect::Sglang,
+            "python3 -m sglang.launch_server --model-path /m/model --host 127.0.0.1 --log-level-http warning --port 8000",
+        ),
+        (
+            Dialect::Trtllm,
+            "trtllm-serve /m/model --host 127.0.0.1 --port 8000",
+        ),
+        (
+            Dialect::LlamaServer,
+            "llama-server --model /m/model --host 127.0.0.1 --reasoning-format none --port 8000",
+        ),
+        (
+            Dialect::LlamaCppPython,
+            "python3 -m llama_cpp.server --model /m/model --host 127.0.0.1 --interrupt_requests false --port 8000",
+        ),
+    ];
+    for (dialect, expected) in cases {
+        assert_eq!(line(&config(dialect.kind()), dialect), expected);
+    }
+}
+
+#[test]
+fn our_settings_become_the_servers_flags() {
+    let mut sglang = config(ServerKind::Sglang);
+    sglang.context_length_tokens = Some(4096);
+    sglang.tensor_parallel_size = Some(16);
+    sglang.base_gpu_id = Some(4);
+    sglang.kv_block_size = NonZeroU32::new(64);
+    sglang.nodes.num_nodes = Some(2);
+    sglang.nodes.node_rank = Some(0);
+    sglang.nodes.leader_addr = Some("10.0.0.1:5000".into());
+    let said = line(&sglang, Dialect::Sglang);
+    let expected = "--context-length 4096 --tp-size 16 --base-gpu-id 4 --nnodes 2 --node-rank 0 --page-size 64 \
+                    --dist-init-addr 10.0.0.1:5000";
+    assert!(said.contains(expected), "{said}");
+
+    let mut vllm = sglang.clone();
+    (vllm.kind, vllm.base_gpu_id) = (ServerKind::Vllm, None);
+    let said = line(&vllm, Dialect::Vllm);
+    let expected = "--max-model-len 4096 --tensor-parallel-size 16 --nnodes 2 --node-rank 0 --block-size 64 \
+                    --master-addr 10.0.0.1 --master-port 5000";
+    assert!(said.contains(expected), "{said}");
+
+    let mut llama = config(ServerKind::LlamaCpp);
+    llama.context_length_tokens = Some(512);
+    assert!(line(&llama, Dialect::LlamaServer).contains("--ctx-size 512"));
+    assert!(line(&llama, Dialect::LlamaCppPython).contains("--n_ctx 512"));
+}
+
+#[test]
+fn what_a_server_lacks_is_refused_by_our_flags_name() {
+    type Set = fn(&mut LauncherConfig);
+    let cases: [(Dialect, &str, Set); 7] = [
+        (Dialect::Vllm, "--base-gpu-id", |c| c.base_gpu_id = Some(1)),
+        (Dialect::Trtllm, "--base-gpu-id", |c| {
+            c.base_gpu_id = Some(1)
+        }),
+        (Dialect::Trtllm, "--num-nodes", |c| {
+            c.nodes.num_nodes = Some(2)
+        }),
+        (Dialect::Trtllm, "--kv-cache-block-size", |c| {
+            c.kv_block_size = NonZeroU32::new(16)
+        }),
+        (Dialect::LlamaServer, "--tensor-parallel-size", |c| {
+            c.tensor_parallel_size = Some(2)
+        }),
+        (Dialect::LlamaServer, "--node-rank", |c| {
+            c.nodes.node_rank = Some(0)
+        }),
+        (Dialect::LlamaCppPython, "--leader-addr", |c| {
+            c.nodes.leader_addr = Some("a:1".into())
+        }),
+    ];
+    for (dialect, flag, set) in cases {
+        let mut config = config(dialect.kind());
+        set(&mut config);
+        let error = Plan::new(&config, dialect).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert_eq!(error.details().field.as_deref(), Some(flag));
+    }
+}
+
+#[test]
+fn followers_and_half_said_nodes_are_refused() {
+    type Set = fn(&mut LauncherConfig);
+    let cases: [(&str, Set); 5] = [
+        ("--node-rank", |c| c.nodes.node_rank = Some(1)),
+        ("--leader-addr", |c| c.nodes.num_nodes = Some(2)),
+        ("--leader-addr", |c| {
+            c.nodes.leader_addr = Some("a:1".into())
+        }),
+        ("--num-nodes", |c| c.nodes.num_nodes = Some(0)),
+        ("--leader-addr", |c| {
+            (c.nodes.num_nodes, c.nodes.leader_addr) = (Some(2), Some("nowhere".into()));
+        }),
+    ];
+    for (flag, set) in cases {
+        let mut config = config(ServerKind::Sglang);
+        set(&mut config);
+        let error = config.validate().unwrap_err();
+        assert_eq!(error.details().field.as_deref(), Some(flag), "{error}");
+    }
+    let mut text = config(ServerKind::Vllm);
+    text.input = ServerInput::Text;
+    assert_eq!(text.validate().unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn extra_arguments_become_flags_in_each_programs_way() {
+    let text = r#"{"dtype": "half", "trust_remote_code": true, "enforce-eager": false, "rope_scaling": {"factor": 2.0},
+                   "middleware": ["a", "b"], "seed": null, "swap_space": 4}"#;
+    let cases = [
+        (
+            Dialect::Vllm,
+            "--dtype half --no-enforce-eager --middleware a b --rope-scaling {\"factor\":2.0} --swap-space 4 --trust-remote-code",
+        ),
+        (
+            Dialect::Sglang,
+            "--dtype half --middleware a b --rope-scaling {\"factor\":2.0} --swap-space 4 --trust-remote-code",
+        ),
+        (
+            Dialect::LlamaCppPython,
+            "--dtype half --enforce_eager false --middleware a b --rope_scaling {\"factor\":2.0} --swap_space 4 \
+             --trust_remote_code true",
+        ),
+    ];
+    for (dialect, expected) in cases {
+        let mut config = config(dialect.kind());
+        let _folder = with_extra(&mut config, "extra.json", text);
+        let said = line(&config, dialect);
+        let mut found: Vec<&str> = said.split(" --").collect();
+        found.sort_unstable();
+        for flag in expected.trim_start_matches("--").split(" --") {
+            assert!(
+                found.contains(&flag),
+                "{dialect:?} has no `--{flag}` in {said}"
+            );
+        }
+        assert!(!said.contains("seed"), "{said}");
+    }
+}
+
+#[test]
+fn tensorrt_llm_gets_the_file_itself() {
+    let mut config = config(ServerKind::Trtllm);
+    let folder = with_extra(
+        &mut config,
+        "extra.yaml",
+        "backend: pytorch\nkv_cache_config:\n  event_buffer_max_size: 1024\n",
+    );
+    let expected = format!(
+        "--extra_llm_api_options {}",
+        folder.path().join("extra.yaml").display()
+    );
+    assert!(line(&config, Dialect::Trtllm).contains(&expected));
+}
+
+#[test]
+fn what_the_file_and_a_flag_both_say_is_named() {
+    let cases = [
+        (ServerKind::Vllm, "port: 1", "port"),
+        (ServerKind::Sglang, "model-path: x", "model-path"),
+        (ServerKind::Vllm, "max_model_len: 5", "max_model_len"),
+        (ServerKind::Sglang, "tp: 5", "tp"),
+        (
+            ServerKind::Trtllm,
+            "tensor_parallel_size: 5",
+            "tensor_parallel_size",
+        ),
+    ];
+    for (kind, text, key) in cases {
+        let mut config = config(kind);
+        (config.context_length_tokens, config.tensor_parallel_size) = (Some(4096), Some(2));
+        let _folder = with_extra(&mut config, "extra.yaml", text);
+        let error = Plan::new(&config, Dialect::first_of(kind)).unwrap_err();
+        assert_eq!(
+            error.details().field.as_deref(),
+            Some("--extra-engine-args")
+        );
+        assert!(error.message().contains(key), "{error}");
+        (config.context_length_tokens, config.tensor_parallel_size) = (None, None);
+        let is_always = ["port", "model-path"].contains(&key);
+        assert_eq!(
+            Plan::new(&config, Dialect::first_of(kind)).is_err(),
+            is_always,
+            "{key}"
+        );
+    }
+}
+
+#[test]
+fn a_default_of_ours_gives_way_to_the_file() {
+    let mut config = config(ServerKind::Vllm);
+    let _folder = with_extra(
+        &mut config,
+        "extra.yaml",
+        "uvicorn_log_level: debug\nno-enable-prompt-tokens-details: true",
+    );
+    let said = line(&config, Dialect::Vllm);
+    assert!(
+        said.contains("--uvicorn-log-level debug") && !said.contains("warning"),
+        "{said}"
+    );
+    assert!(!said.contains(" --enable-prompt-tokens-details"), "{said}");
+}
+
+#[test]
+fn bad_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text, expected) in [
+        ("a.json", "{", "no JSON"),
+        ("a.yaml", "a: [", "no YAML"),
+        ("b.yaml", "- a", "one object"),
+        ("c.json", "3", "one object"),
+    ] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let error = ExtraArgs::load(&path).unwrap_err();
+        assert!(
+            error.message().contains(expected) && error.message().contains(name),
+            "{error}"
+        );
+    }
+    assert!(ExtraArgs::load(&folder.path().join("none.json")).is_err());
+}
+
+#[test]
+fn a_command_takes_the_place_of_the_usual_one() {
+    let mut config = config(ServerKind::Vllm);
+    config.command = Some(vec![
+        "uv".into(),
+        "run".into(),
+        "vllm".into(),
+        "serve".into(),
+    ]);
+    assert!(line(&config, Dialect::Vllm).starts_with("uv run vllm serve /m/model --host"));
+}

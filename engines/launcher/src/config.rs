@@ -1,0 +1,208 @@
+//! [`LauncherConfig`]: the model, how the server is started, and how long it may take for what.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use genset_backend_common::EngineError;
+
+use crate::command::Plan;
+use crate::dialect::Dialect;
+use crate::extra::ExtraArgs;
+use crate::kind::ServerKind;
+
+/// What requests carry to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerInput {
+    /// Prompt token ids, and token ids come back.
+    Tokens {
+        /// Ids are below this, where it is known.
+        vocab_size: Option<NonZeroU32>,
+    },
+    /// Text and chat messages; the server templates and tokenizes. llama.cpp only.
+    Text,
+}
+
+/// The nodes that run one model together. The server started here is the leader, rank 0; the others are started by hand.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Nodes {
+    /// How many there are.
+    pub num_nodes: Option<u32>,
+    /// This one's rank, which must be 0.
+    pub node_rank: Option<u32>,
+    /// The leader's `HOST:PORT`, as the others reach it.
+    pub leader_addr: Option<String>,
+}
+
+/// What a [`LauncherEngine`](crate::LauncherEngine) is built from.
+///
+/// # Examples
+/// ```
+/// use genset_engine_launcher::{LauncherConfig, ServerInput, ServerKind};
+///
+/// let input = ServerInput::Tokens { vocab_size: None };
+/// let config = LauncherConfig::new(ServerKind::Vllm, "/models/Qwen3-4B", input);
+/// assert_eq!(config.name, "Qwen3-4B");
+/// config.validate().unwrap();
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct LauncherConfig {
+    /// Which server.
+    pub kind: ServerKind,
+    /// The model as the server is told it: a folder, or a GGUF file.
+    pub model: PathBuf,
+    /// The model's name as the engine gives it.
+    pub name: String,
+    /// What requests carry.
+    pub input: ServerInput,
+    /// The program and its first arguments, in place of the usual ones: `["/opt/vllm/bin/vllm", "serve"]`.
+    pub command: Option<Vec<String>>,
+    /// The interpreter of servers that are Python modules: a path, or a name to be found in `PATH`.
+    pub python: PathBuf,
+    /// Variables added to this process's environment.
+    pub env: BTreeMap<String, String>,
+    /// The context length to ask the server for, in tokens.
+    pub context_length_tokens: Option<u32>,
+    /// The context length that the model's files name, in tokens, for servers that tell none.
+    pub model_context_length_tokens: Option<u32>,
+    /// GPUs that share each layer.
+    pub tensor_parallel_size: Option<u32>,
+    /// The first GPU to use.
+    pub base_gpu_id: Option<u32>,
+    /// The nodes that run the model together.
+    pub nodes: Nodes,
+    /// Tokens per KV block.
+    pub kv_block_size: Option<NonZeroU32>,
+    /// Settings of the server's own.
+    pub extra: Option<ExtraArgs>,
+    /// How long the server may take until it is healthy, loading the model included.
+    pub start_timeout: Duration,
+    /// How often a serving server is asked whether it is healthy.
+    pub health_interval: Duration,
+    /// For how long it may fail to say so before it counts as hung.
+    pub health_timeout: Duration,
+    /// How long the server may take to exit when it is told to, before it is killed.
+    pub exit_timeout: Duration,
+    /// How often in a row a server that died is started again; 0 for never: then the engine is dead.
+    pub max_restarts: u32,
+    /// The pause before the first restart; each further one is twice as long, up to a minute.
+    pub first_pause: Duration,
+    /// How long a server must have served until the count begins anew.
+    pub settled_after: Duration,
+    /// How many of the server's last lines an error carries.
+    pub log_lines: usize,
+}
+
+impl LauncherConfig {
+    /// A server for `model`, named as its folder or file, with the default limits.
+    #[must_use]
+    pub fn new(kind: ServerKind, model: impl Into<PathBuf>, input: ServerInput) -> Self {
+        let model = model.into();
+        let name = model.file_stem().map_or_else(
+            || kind.name().to_owned(),
+            |stem| match model.extension() {
+                Some(end) if !end.eq_ignore_ascii_case("gguf") => {
+                    format!("{}.{}", stem.to_string_lossy(), end.to_string_lossy())
+                }
+                _ => stem.to_string_lossy().into_owned(),
+            },
+        );
+        Self {
+            kind,
+            model,
+            name,
+            input,
+            command: None,
+            python: "python3".into(),
+            env: BTreeMap::new(),
+            context_length_tokens: None,
+            model_context_length_tokens: None,
+            tensor_parallel_size: None,
+            base_gpu_id: None,
+            nodes: Nodes::default(),
+            kv_block_size: None,
+            extra: None,
+            start_timeout: Duration::from_secs(1800),
+            health_interval: Duration::from_secs(5),
+            health_timeout: Duration::from_secs(60),
+            exit_timeout: Duration::from_secs(15),
+            max_restarts: 0,
+            first_pause: Duration::from_secs(1),
+            settled_after: Duration::from_secs(600),
+            log_lines: 20,
+        }
+    }
+
+    /// Checks what a type cannot hold, and that the server has a flag for what is asked.
+    ///
+    /// # Errors
+    /// `InvalidArgument` or `Unsupported`, naming the flag or the field at fault.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        if self.input == ServerInput::Text && self.kind != ServerKind::LlamaCpp {
+            let problem = format!(
+                "{} is driven by tokens; give the model's folder",
+                self.kind.title()
+            );
+            return Err(EngineError::unsupported("MODEL", problem));
+        }
+        let problem = if self
+            .command
+            .as_ref()
+            .is_some_and(|command| command.iter().all(String::is_empty))
+        {
+            ("--server-cmd", "must name a program")
+        } else if self.tensor_parallel_size == Some(0) {
+            ("--tensor-parallel-size", "must be at least 1")
+        } else if self.context_length_tokens == Some(0) {
+            ("--context-length", "must be at least 1")
+        } else if self.health_interval.is_zero() {
+            ("health_interval", "must be longer than nothing")
+        } else {
+            self.nodes.validate()?;
+            // The programs of one kind lack the same settings.
+            return Plan::new(self, Dialect::first_of(self.kind)).map(drop);
+        };
+        Err(EngineError::invalid_argument(problem.0, problem.1))
+    }
+}
+
+impl Nodes {
+    fn validate(&self) -> Result<(), EngineError> {
+        let problem = if self.num_nodes == Some(0) {
+            ("--num-nodes", "must be at least 1")
+        } else if self.node_rank.is_some_and(|rank| rank > 0) {
+            (
+                "--node-rank",
+                "genset starts the leader, rank 0; start the other ranks with the server's own command",
+            )
+        } else if self.num_nodes.is_some_and(|nodes| nodes > 1) && self.leader_addr.is_none() {
+            (
+                "--leader-addr",
+                "several nodes need it, as HOST:PORT that the others reach",
+            )
+        } else if self.leader_addr.is_some() && self.num_nodes.is_none_or(|nodes| nodes == 1) {
+            (
+                "--leader-addr",
+                "is for several nodes; say how many with --num-nodes",
+            )
+        } else if self
+            .leader_addr
+            .as_deref()
+            .is_some_and(|addr| split_address(addr).is_none())
+        {
+            ("--leader-addr", "must be HOST:PORT")
+        } else {
+            return Ok(());
+        };
+        Err(EngineError::invalid_argument(problem.0, problem.1))
+    }
+}
+
+/// Host and port of `HOST:PORT`; brackets around an IPv6 address are taken off.
+pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    (!host.is_empty()).then_some(())?;
+    Some((host, port.parse().ok()?))
+}

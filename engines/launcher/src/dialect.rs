@@ -1,0 +1,209 @@
+//! [`Dialect`]: a program that can be started, and the table of its flags. llama.cpp has two programs; the others one each.
+//!
+//! # Source
+//! The servers' own documentation: vLLM 0.18 (`vllm serve --help`), SGLang 0.5.9 (Server Arguments), TensorRT-LLM 1.1
+//! (`trtllm-serve`), llama.cpp's `tools/server/README.md` of spring 2026, llama-cpp-python 0.3.16 (`llama_cpp.server`).
+
+use crate::kind::ServerKind;
+
+/// The program that is driven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Vllm,
+    Sglang,
+    Trtllm,
+    LlamaServer,
+    LlamaCppPython,
+}
+
+/// How a setting of ours is said to a program.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Flag {
+    /// By the first of these names; the others mean the same.
+    Named(&'static [&'static str]),
+    /// Not at all; this is what to do instead.
+    Refused(&'static str),
+}
+
+/// How the leader's address is said.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum LeaderFlag {
+    /// `HOST:PORT` in one.
+    Whole(&'static [&'static str]),
+    /// Host and port each by themselves.
+    Parts(&'static [&'static str], &'static [&'static str]),
+    /// Not at all; this is what to do instead.
+    Refused(&'static str),
+}
+
+/// How a program takes the entries of a file of extra arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExtraStyle {
+    /// As `--some-name value`; true is `--some-name`, false is `--no-some-name`.
+    Dashes,
+    /// As `--some-name value`; true is `--some-name`, false is nothing.
+    DashesNoFalse,
+    /// As `--some_name value`, true and false included.
+    Underscores,
+    /// As the whole file, by this flag.
+    File(&'static str),
+}
+
+/// The flags of a program.
+#[derive(Debug)]
+pub(crate) struct Flags {
+    /// What comes before everything else.
+    pub(crate) words: &'static [&'static str],
+    /// The flag of the model; `None` where it is a word of its own.
+    pub(crate) model: Option<&'static str>,
+    pub(crate) context: &'static [&'static str],
+    pub(crate) tensor_parallel: Flag,
+    pub(crate) base_gpu: Flag,
+    pub(crate) num_nodes: Flag,
+    pub(crate) node_rank: Flag,
+    pub(crate) leader: LeaderFlag,
+    pub(crate) kv_block_size: Flag,
+    /// What is said unless the extra arguments say otherwise.
+    pub(crate) defaults: &'static [(&'static str, Option<&'static str>)],
+    pub(crate) extra: ExtraStyle,
+}
+
+const VISIBLE_DEVICES: &str = "set CUDA_VISIBLE_DEVICES instead";
+const LLAMA_SPLITS: &str = "llama.cpp splits a model over the GPUs that it sees; set CUDA_VISIBLE_DEVICES, or tensor-split in \
+                            --extra-engine-args";
+const ONE_NODE: &str = "it runs on one node";
+
+const VLLM: Flags = Flags {
+    words: &["serve"],
+    model: None,
+    context: &["max-model-len"],
+    tensor_parallel: Flag::Named(&["tensor-parallel-size", "tp"]),
+    base_gpu: Flag::Refused(VISIBLE_DEVICES),
+    num_nodes: Flag::Named(&["nnodes"]),
+    node_rank: Flag::Named(&["node-rank"]),
+    leader: LeaderFlag::Parts(&["master-addr"], &["master-port"]),
+    kv_block_size: Flag::Named(&["block-size"]),
+    defaults: &[
+        ("enable-prompt-tokens-details", None),
+        ("uvicorn-log-level", Some("warning")),
+    ],
+    extra: ExtraStyle::Dashes,
+};
+
+const SGLANG: Flags = Flags {
+    words: &[],
+    model: Some("model-path"),
+    context: &["context-length"],
+    tensor_parallel: Flag::Named(&["tp-size", "tensor-parallel-size", "tp"]),
+    base_gpu: Flag::Named(&["base-gpu-id"]),
+    num_nodes: Flag::Named(&["nnodes"]),
+    node_rank: Flag::Named(&["node-rank"]),
+    leader: LeaderFlag::Whole(&["dist-init-addr"]),
+    kv_block_size: Flag::Named(&["page-size"]),
+    defaults: &[("log-level-http", Some("warning"))],
+    extra: ExtraStyle::DashesNoFalse,
+};
+
+const TRTLLM: Flags = Flags {
+    words: &[],
+    model: None,
+    context: &["max_seq_len"],
+    tensor_parallel: Flag::Named(&["tp_size", "tensor_parallel_size"]),
+    base_gpu: Flag::Refused(VISIBLE_DEVICES),
+    num_nodes: Flag::Refused(
+        "start genset under mpirun or trtllm-llmapi-launch, which know the nodes",
+    ),
+    node_rank: Flag::Refused(
+        "start genset under mpirun or trtllm-llmapi-launch, which know the nodes",
+    ),
+    leader: LeaderFlag::Refused(
+        "start genset under mpirun or trtllm-llmapi-launch, which know the nodes",
+    ),
+    kv_block_size: Flag::Refused(
+        "set kv_cache_config: {tokens_per_block: N} in --extra-engine-args",
+    ),
+    defaults: &[],
+    extra: ExtraStyle::File("extra_llm_api_options"),
+};
+
+const LLAMA_SERVER: Flags = Flags {
+    words: &[],
+    model: Some("model"),
+    context: &["ctx-size"],
+    tensor_parallel: Flag::Refused(LLAMA_SPLITS),
+    base_gpu: Flag::Refused(VISIBLE_DEVICES),
+    num_nodes: Flag::Refused(ONE_NODE),
+    node_rank: Flag::Refused(ONE_NODE),
+    leader: LeaderFlag::Refused(ONE_NODE),
+    kv_block_size: Flag::Refused("llama.cpp has no KV blocks"),
+    // Thoughts stay in the text, where our own parsers look for them.
+    defaults: &[("reasoning-format", Some("none"))],
+    extra: ExtraStyle::Dashes,
+};
+
+const LLAMA_CPP_PYTHON: Flags = Flags {
+    context: &["n_ctx"],
+    // Otherwise a second request cuts the first one short.
+    defaults: &[("interrupt_requests", Some("false"))],
+    extra: ExtraStyle::Underscores,
+    ..LLAMA_SERVER
+};
+
+impl Dialect {
+    /// The program of `kind` that is looked for first.
+    pub(crate) fn first_of(kind: ServerKind) -> Self {
+        match kind {
+            ServerKind::Vllm => Self::Vllm,
+            ServerKind::Sglang => Self::Sglang,
+            ServerKind::Trtllm => Self::Trtllm,
+            ServerKind::LlamaCpp => Self::LlamaServer,
+        }
+    }
+
+    pub(crate) fn kind(self) -> ServerKind {
+        match self {
+            Self::Vllm => ServerKind::Vllm,
+            Self::Sglang => ServerKind::Sglang,
+            Self::Trtllm => ServerKind::Trtllm,
+            Self::LlamaServer | Self::LlamaCppPython => ServerKind::LlamaCpp,
+        }
+    }
+
+    pub(crate) fn flags(self) -> &'static Flags {
+        match self {
+            Self::Vllm => &VLLM,
+            Self::Sglang => &SGLANG,
+            Self::Trtllm => &TRTLLM,
+            Self::LlamaServer => &LLAMA_SERVER,
+            Self::LlamaCppPython => &LLAMA_CPP_PYTHON,
+        }
+    }
+
+    /// The program's name, for those that are programs.
+    pub(crate) fn program(self) -> Option<&'static str> {
+        match self {
+            Self::Vllm => Some("vllm"),
+            Self::Trtllm => Some("trtllm-serve"),
+            Self::LlamaServer => Some("llama-server"),
+            Self::Sglang | Self::LlamaCppPython => None,
+        }
+    }
+
+    /// The Python module that is run, for those that are modules.
+    pub(crate) fn module(self) -> Option<&'static str> {
+        match self {
+            Self::Sglang => Some("sglang.launch_server"),
+            Self::LlamaCppPython => Some("llama_cpp.server"),
+            Self::Vllm | Self::Trtllm | Self::LlamaServer => None,
+        }
+    }
+
+    /// What answers 200 once the model is loaded. `llama_cpp.server` has nothing made for it, and its other paths wait for
+    /// the model while that is busy.
+    pub(crate) fn health_path(self) -> &'static str {
+        match self {
+            Self::Vllm | Self::Sglang | Self::Trtllm | Self::LlamaServer => "/health",
+            Self::LlamaCppPython => "/openapi.json",
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! [`LauncherEngine`]: the server as an engine.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use genset_backend_common::output;
+use genset_backend_common::{
+    EngineConfig, EngineError, EngineState, GenerateRequest, GuidedDecoding, LLMEngine,
+    OutputStream, RequestContext, StartContext, async_trait,
+};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::api::{self, Api, Facts};
+use crate::command::{Plan, asked_context};
+use crate::config::{LauncherConfig, ServerInput};
+use crate::desk::Desk;
+use crate::drive::Drive;
+use crate::failure::ServerFailure;
+use crate::launch::launch;
+use crate::probe;
+use crate::server::Server;
+use crate::supervise::{Release, Supervisor};
+
+/// The context of a model that nothing tells of, in tokens.
+const DEFAULT_CONTEXT: u32 = 2048;
+
+/// An engine whose work is done by the server of another project, in a process of its own.
+///
+/// The server starts in [`start`](LLMEngine::start) and is gone, with everything it started, when
+/// [`cleanup`](LLMEngine::cleanup) returns; also when this process is killed. When it dies, every request under way ends at
+/// once with an error that may move elsewhere; then it is started again, as often as the config says.
+///
+/// # Examples
+/// ```no_run
+/// use genset_backend_common::{LLMEngine, StartContext};
+/// use genset_engine_launcher::{LauncherConfig, LauncherEngine, ServerInput, ServerKind};
+///
+/// # async fn start() -> Result<(), genset_backend_common::EngineError> {
+/// let input = ServerInput::Tokens { vocab_size: None };
+/// let config = LauncherConfig::new(ServerKind::Vllm, "/models/Qwen3-4B", input);
+/// let engine = LauncherEngine::new(config);
+/// println!("{} is loaded", engine.start(StartContext::detached(1)).await?.model);
+/// engine.cleanup().await
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct LauncherEngine {
+    config: LauncherConfig,
+    running: EngineState<Running>,
+    tasks: TaskTracker,
+    release: Release,
+    /// Cancelled by `cleanup`: a start that is under way ends.
+    abandon: CancellationToken,
+}
+
+/// What `start` builds.
+#[derive(Debug)]
+struct Running {
+    desk: Arc<Desk>,
+    api: Arc<dyn Api>,
+    context_length_tokens: u32,
+    vocab_size: Option<NonZeroU32>,
+    places: Option<Arc<Semaphore>>,
+    /// Ends the server if this is dropped before `cleanup`.
+    _server: KillOnDrop,
+}
+
+#[derive(Debug)]
+struct KillOnDrop(Release);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        self.0.kill.cancel();
+    }
+}
+
+impl LauncherEngine {
+    /// An engine whose server is not started yet.
+    #[must_use]
+    pub fn new(config: LauncherConfig) -> Self {
+        Self {
+            config,
+            running: EngineState::new(),
+            tasks: TaskTracker::new(),
+            release: Release::default(),
+            abandon: CancellationToken::new(),
+        }
+    }
+
+    async fn launch(&self, ctx: &StartContext) -> Result<(Running, EngineConfig), EngineError> {
+        let config = &self.config;
+        config.validate()?;
+        let dialect = probe::dialect(config).await?;
+        let api = api::of(config, dialect)?;
+        let plan = Plan::new(config, dialect)?;
+        let (life, server) = launch(config, &plan, &self.tasks, &ctx.progress).await?;
+        let facts = self.facts(&*api, &server).await?;
+        let context = self.context(asked_context(config, dialect), facts);
+        let declared = self.declare(&*api, context, facts);
+        let desk = Arc::new(Desk::new(Arc::clone(&server)));
+        let supervisor = Supervisor {
+            config: config.clone(),
+            plan,
+            desk: Arc::clone(&desk),
+            health: ctx.health.clone(),
+            release: self.release.clone(),
+            tasks: self.tasks.clone(),
+        };
+        self.tasks.spawn(supervisor.run(life, server));
+        let is_one_at_a_time = facts.max_num_seqs == Some(1) && config.input == ServerInput::Text;
+        let running = Running {
+            desk,
+            api,
+            context_length_tokens: context,
+            vocab_size: declared.vocab_size,
+            places: is_one_at_a_time.then(|| Arc::new(Semaphore::new(1))),
+            _server: KillOnDrop(self.release.clone()),
+        };
+        Ok((running, declared))
+    }
+
+    async fn facts(&self, api: &dyn Api, server: &Server) -> Result<Facts, EngineError> {
+        let asked = timeout(self.config.health_timeout, api.facts(&server.client)).await;
+        let answer = asked.map_err(|_| {
+            ServerFailure::Hung {
+                silent_for: self.config.health_timeout,
+            }
+            .to_error(self.config.kind.title(), &[])
+        })?;
+        answer.map_err(|error| {
+            let title = self.config.kind.title();
+            EngineError::internal(format!(
+                "the {title} server is healthy but does not tell about itself: {error}"
+            ))
+            .with_source(error)
+        })
+    }
+
+    /// What the server says, or what it was told, or what its model's files say.
+    fn context(&self, asked: Option<u32>, facts: Facts) -> u32 {
+        let known = facts.context_length_tokens.filter(|context| *context > 0);
+        known
+            .or(asked)
+            .or(self.config.model_context_length_tokens)
+            .unwrap_or(DEFAULT_CONTEXT)
+    }
+
+    fn declare(&self, api: &dyn Api, context: u32, facts: Facts) -> EngineConfig {
+        let config = &self.config;
+        let mut declared =
+            EngineConfig::new(&config.name, context).with_capabilities(api.capabilities());
+        declared.max_num_seqs = facts.max_num_seqs;
+        declared.kv_block_size = config.kv_block_size;
+        declared.canary = api.canary(&config.name).map(Box::new);
+        declared.vocab_size = match config.input {
+            ServerInput::Tokens { vocab_size } => vocab_size,
+            ServerInput::Text => None,
+        };
+        declared
+    }
+}
+
+impl Running {
+    /// What an answer may hold: what was asked for, and what the context leaves.
+    fn max_tokens(&self, request: &GenerateRequest) -> Option<u32> {
+        let room = request
+            .prompt_tokens()
+            .map(|prompt| self.context_length_tokens.saturating_sub(prompt).max(1));
+        match (request.stop.max_tokens, room) {
+            (Some(asked), Some(room)) => Some(asked.min(room)),
+            (asked, room) => asked.or(room),
+        }
+    }
+}
+
+fn trace_headers(ctx: &RequestContext) -> Vec<(&'static str, String)> {
+    let Some(trace) = ctx.trace() else {
+        return Vec::new();
+    };
+    let mut headers = vec![("traceparent", trace.traceparent.clone())];
+    if !trace.tracestate.is_empty() {
+        headers.push(("tracestate", trace.tracestate.clone()));
+    }
+    headers
+}
+
+#[async_trait]
+impl LLMEngine for LauncherEngine {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let mut declared = None;
+        let start = async {
+            let (running, config) = tokio::select! {
+                biased;
+                () = self.abandon.cancelled() => {
+                    return Err(ServerFailure::Stopped.to_error(self.config.kind.title(), &[]));
+                }
+                launched = self.launch(&ctx) => launched?,
+            };
+            declared = Some(config);
+            Ok(running)
+        };
+        self.running.start(start).await?;
+        declared.ok_or_else(|| EngineError::internal("started without a config"))
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let running = self.running.get()?;
+        if let Some(GuidedDecoding::Choice(choices)) = &request.guided
+            && choices.is_empty()
+        {
+            return Err(EngineError::invalid_argument(
+                "guided_choice",
+                "must hold at least one text",
+            ));
+        }
+        let server = running.desk.server()?;
+        let max_tokens = running.max_tokens(&request);
+        let call = running.api.call(&request, max_tokens)?;
+        let prompt_tokens = request.prompt_tokens().unwrap_or(ctx.prompt_tokens());
+        let drive = Drive {
+            api: Arc::clone(&running.api),
+            server,
+            request,
+            call,
+            max_tokens,
+            vocab_size: running.vocab_size,
+            headers: trace_headers(&ctx),
+            places: running.places.clone(),
+        };
+        Ok(output::stream(
+            ctx.with_prompt_tokens(prompt_tokens),
+            move |out| drive.run(out),
+        ))
+    }
+
+    // `abort` has nothing to add: a request that is cancelled or dropped closes its connection, and the server sees that.
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        // A start that is under way ends, and its server with it.
+        self.abandon.cancel();
+        // Kept to the end: dropping it kills the server, which may still be on its way out.
+        let running = self.running.take();
+        if let Some(running) = &running {
+            let error = ServerFailure::Stopped.to_error(self.config.kind.title(), &[]);
+            running.desk.close(error.clone(), error);
+        }
+        self.release.leave.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! [`ExtraArgs`]: settings of the server's own, from a JSON or YAML file.
+
+use std::path::{Path, PathBuf};
+
+use genset_backend_common::EngineError;
+use serde_json::{Map, Value};
+
+/// The flag that names the file.
+const FLAG: &str = "--extra-engine-args";
+
+/// The largest file that is read, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Settings that are passed through to the server unchanged: as its flags, or, to TensorRT-LLM, as the file itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExtraArgs {
+    path: PathBuf,
+    entries: Map<String, Value>,
+}
+
+impl ExtraArgs {
+    /// Reads a file that holds one JSON object, or one YAML mapping.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the flag and the file.
+    pub fn load(path: &Path) -> Result<Self, EngineError> {
+        let bad = |problem: String| {
+            EngineError::invalid_argument(FLAG, format!("{}: {problem}", path.display()))
+        };
+        let size = std::fs::metadata(path)
+            .map_err(|error| bad(error.to_string()))?
+            .len();
+        if size > MAX_FILE_BYTES {
+            return Err(bad(format!(
+                "has {size} bytes; the limit is {MAX_FILE_BYTES}"
+            )));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+        // Every JSON file that a person writes is a YAML file too, but its errors are better told by a reader of JSON.
+        let is_json = path
+            .extension()
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+        let value: Value = if is_json {
+            serde_json::from_str(&text).map_err(|error| bad(format!("is no JSON: {error}")))?
+        } else {
+            serde_norway::from_str(&text).map_err(|error| bad(format!("is no YAML: {error}")))?
+        };
+        match value {
+            Value::Object(entries) => Ok(Self {
+                path: path.to_owned(),
+                entries,
+            }),
+            Value::Null => Ok(Self {
+                path: path.to_owned(),
+                entries: Map::new(),
+            }),
+            Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Err(bad(
+                "must hold one object, a name and a value for each setting".into(),
+            )),
+        }
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The settings.
+    pub(crate) fn entries(&self) -> &Map<String, Value> {
+        &self.entries
+    }
+
+    /// A setting, however its words are joined.
+    pub(crate) fn get(&self, name: &str) -> Option<&Value> {
+        let name = joined(name);
+        self.entries
+            .iter()
+            .find(|(key, _)| joined(key) == name)
+            .map(|(_, value)| value)
+    }
+
+    pub(crate) fn invalid(&self, key: &str, problem: impl std::fmt::Display) -> EngineError {
+        EngineError::invalid_argument(FLAG, format!("{}: {key}: {problem}", self.path.display()))
+    }
+}
+
+/// A name with its words joined by dashes.
+pub(crate) fn joined(name: &str) -> String {
+    name.trim_start_matches('-').replace('_', "-")
+}

@@ -1,0 +1,84 @@
+//! [`ServerFailure`]: how a server can fail, told apart by what was seen.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use genset_backend_common::{EngineError, ErrorKind};
+
+/// Why a server is of no more use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerFailure {
+    /// It ended by itself with a code, 0 included: nobody had asked it to.
+    #[error("exited with code {code} while it was needed")]
+    Exited {
+        /// The exit code.
+        code: i32,
+    },
+    /// A signal that a fault raises ended it.
+    #[error("crashed: signal {signal}")]
+    Crashed {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// SIGKILL ended it, and it was not ours.
+    #[error(
+        "was killed (SIGKILL), and not by this worker: most often the kernel does that when memory runs out; look for \
+         oom-kill in the kernel's log"
+    )]
+    Killed,
+    /// It was not healthy in time.
+    #[error(
+        "was not healthy within {} s and was stopped; raise --engine-start-timeout if the model takes longer to load",
+        limit.as_secs_f64()
+    )]
+    TooLate {
+        /// The time it had.
+        limit: Duration,
+    },
+    /// It served, and then no longer said that it is healthy.
+    #[error("hung: it did not say that it is healthy for {} s, and was killed", silent_for.as_secs_f64())]
+    Hung {
+        /// How long it did not.
+        silent_for: Duration,
+    },
+    /// The worker stopped it.
+    #[error("was stopped")]
+    Stopped,
+}
+
+impl ServerFailure {
+    /// What an end that nobody asked for says.
+    pub(crate) fn of(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Exited { code },
+            (None, Some(9)) => Self::Killed,
+            (None, signal) => Self::Crashed {
+                signal: signal.unwrap_or_default(),
+            },
+        }
+    }
+
+    /// What the failure means to a request, and to whoever called `start`.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Exited { .. } | Self::Crashed { .. } | Self::Killed | Self::Hung { .. } => {
+                ErrorKind::Disconnected
+            }
+            Self::TooLate { .. } => ErrorKind::DeadlineExceeded,
+            Self::Stopped => ErrorKind::EngineShutdown,
+        }
+    }
+
+    /// The error with the last lines that the server wrote, if any.
+    pub(crate) fn to_error(&self, title: &str, lines: &[String]) -> EngineError {
+        let mut message = format!("the {title} server {self}");
+        if !lines.is_empty() {
+            message.push_str("; its last lines:\n");
+            message.push_str(&lines.join("\n"));
+        }
+        EngineError::new(self.kind(), message).with_source(self.clone())
+    }
+}

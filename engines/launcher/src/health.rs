@@ -1,0 +1,65 @@
+//! Whether a server is healthy: awaited at its start, and watched while it serves.
+
+use std::time::Duration;
+
+use genset_backend_common::ProgressReporter;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::dialect::Dialect;
+use crate::failure::ServerFailure;
+use crate::http::Client;
+use crate::lines::Tail;
+
+/// How often a server that starts is asked.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// How long one question may take.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Letters of a line that are shown as progress.
+const STAGE_CHARS: usize = 160;
+
+async fn is_healthy(client: &Client, dialect: Dialect) -> bool {
+    let asked = timeout(ASK_TIMEOUT, client.status(dialect.health_path())).await;
+    matches!(asked, Ok(Ok(status)) if status.is_success())
+}
+
+/// Waits until the server is healthy, and tells its last line on the way.
+pub(crate) async fn awaited(
+    client: &Client,
+    dialect: Dialect,
+    tail: &Tail,
+    progress: &ProgressReporter,
+) {
+    let title = dialect.kind().title();
+    let mut told = None;
+    while !is_healthy(client, dialect).await {
+        let line = tail.last();
+        if line.is_some() && line != told {
+            let shown: String = line
+                .iter()
+                .flat_map(|line| line.chars())
+                .take(STAGE_CHARS)
+                .collect();
+            progress.report(&format!("{title}: {shown}"), None);
+            told = line;
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// Watches a server that serves; returns once it has not been healthy for `limit`.
+pub(crate) async fn watched(
+    client: &Client,
+    dialect: Dialect,
+    interval: Duration,
+    limit: Duration,
+) -> ServerFailure {
+    let mut last = Instant::now();
+    loop {
+        sleep(interval).await;
+        if is_healthy(client, dialect).await {
+            last = Instant::now();
+        } else if last.elapsed() >= limit {
+            return ServerFailure::Hung { silent_for: limit };
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! [`Client`]: requests to the server on the loopback interface, a connection each, and never through a proxy. Dropping an
+//! answer closes its connection, which is how these servers learn that a request was cancelled.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, RETRY_AFTER};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+/// The largest answer that is read whole, in bytes.
+const MAX_BODY_BYTES: usize = 4 << 20;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HttpError {
+    #[error("it takes no connection: {0}")]
+    Connect(#[source] std::io::Error),
+    #[error("its connection broke: {0}")]
+    Broken(#[from] hyper::Error),
+    #[error("its answer is larger than {MAX_BODY_BYTES} bytes")]
+    TooLarge,
+    #[error("its answer is not what it should be: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    #[error("a request could not be written: {0}")]
+    Request(#[from] hyper::http::Error),
+    #[error("it answered with {0}")]
+    Status(StatusCode),
+}
+
+/// The server's address, and whose tasks its connections are.
+#[derive(Debug, Clone)]
+pub(crate) struct Client {
+    address: SocketAddr,
+    tasks: TaskTracker,
+    /// Connections end with the server, whoever still holds their answers.
+    over: CancellationToken,
+}
+
+/// The head of an answer, and its body to be read.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Body,
+}
+
+/// The body of an answer. Dropping it closes the connection.
+#[derive(Debug)]
+pub(crate) struct Body {
+    incoming: Incoming,
+    _connection: AbortOnDropHandle<()>,
+}
+
+impl Client {
+    pub(crate) fn new(port: u16, tasks: TaskTracker, over: CancellationToken) -> Self {
+        Self {
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            tasks,
+            over,
+        }
+    }
+
+    /// Asks, and reads nothing but the status.
+    pub(crate) async fn status(&self, path: &str) -> Result<StatusCode, HttpError> {
+        Ok(self
+            .send(self.request(Method::GET, path)?.body(Full::default())?)
+            .await?
+            .status)
+    }
+
+    /// Asks for JSON.
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, HttpError> {
+        let request = self.request(Method::GET, path)?.body(Full::default())?;
+        self.send(request).await?.json().await
+    }
+
+    /// Sends JSON.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connection.
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        body: Vec<u8>,
+        headers: &[(&str, &str)],
+    ) -> Result<Answer, HttpError> {
+        let mut request = self
+            .request(Method::POST, path)?
+            .header(CONTENT_TYPE, "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        self.send(request.body(Full::from(body))?).await
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+    ) -> Result<hyper::http::request::Builder, HttpError> {
+        Ok(Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, self.address.to_string()))
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, HttpError> {
+        let stream = TcpStream::connect(self.address)
+            .await
+            .map_err(HttpError::Connect)?;
+        stream.set_nodelay(true).map_err(HttpError::Connect)?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let over = self.over.clone();
+        let task = self.tasks.spawn(async move {
+            tokio::select! {
+                biased;
+                () = over.cancelled() => {}
+                // Whoever reads the answer is told of what goes wrong here.
+                _ = connection => {}
+            }
+        });
+        let connection = AbortOnDropHandle::new(task);
+        let (head, incoming) = sender.send_request(request).await?.into_parts();
+        let body = Body {
+            incoming,
+            _connection: connection,
+        };
+        Ok(Answer {
+            status: head.status,
+            headers: head.headers,
+            body,
+        })
+    }
+}
+
+impl Answer {
+    /// Reads the answer as JSON, if it is one.
+    pub(crate) async fn json<T: DeserializeOwned>(self) -> Result<T, HttpError> {
+        if !self.status.is_success() {
+            return Err(HttpError::Status(self.status));
+        }
+        Ok(serde_json::from_slice(&self.body.read_all().await?)?)
+    }
+
+    /// How long the server wants to be left alone.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        let seconds = self
+            .headers
+            .get(RETRY_AFTER)?
+            .to_str()
+            .ok()?
+            .trim()
+            .parse()
+            .ok()?;
+        Some(Duration::from_secs(seconds))
+    }
+}
+
+impl Body {
+    /// The next piece; `None` at the end.
+    ///
+    /// # Cancel safety
+    /// If another branch wins, nothing was lost.
+    pub(crate) async fn piece(&mut self) -> Result<Option<Bytes>, HttpError> {
+        while let Some(frame) = self.incoming.frame().await {
+            if let Ok(piece) = frame?.into_data() {
+                return Ok(Some(piece));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(crate) async fn read_all(mut self) -> Result<Vec<u8>, HttpError> {
+        let mut all = Vec::new();
+        while let Some(piece) = self.piece().await? {
+            if all.len() + piece.len() > MAX_BODY_BYTES {
+                return Err(HttpError::TooLarge);
+            }
+            all.extend_from_slice(&piece);
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,132 @@
+//! From a plan to a server that is healthy, or the error that says why there is none.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::{EngineError, ProgressReporter};
+use tokio::time::timeout;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use crate::command::Plan;
+use crate::config::LauncherConfig;
+use crate::failure::ServerFailure;
+use crate::health;
+use crate::lines::{Tail, follow};
+use crate::probe;
+use crate::process::Process;
+use crate::server::Server;
+
+/// How long the last lines may take after the group is gone.
+const LAST_LINES: Duration = Duration::from_millis(500);
+
+/// The one owner of a server's process. Dropped, it kills the server and all that it started.
+#[derive(Debug)]
+pub(crate) struct Life {
+    process: Process,
+    readers: Vec<AbortOnDropHandle<()>>,
+    tail: Arc<Tail>,
+    title: &'static str,
+}
+
+impl Life {
+    /// Waits until the server ends by itself.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub(crate) async fn ended(&mut self) -> ServerFailure {
+        match self.process.child.wait().await {
+            Ok(status) => ServerFailure::of(status),
+            Err(error) => {
+                tracing::error!(%error, "the end of the server cannot be awaited; it is killed");
+                ServerFailure::Killed
+            }
+        }
+    }
+
+    /// Tells the server to go and lets it, for as long as it may.
+    pub(crate) async fn leave(&mut self, limit: Duration) {
+        self.process.terminate();
+        if timeout(limit, self.process.child.wait()).await.is_err() {
+            tracing::warn!(
+                "the {} server did not exit within {limit:?}; it is killed",
+                self.title
+            );
+        }
+    }
+
+    /// Ends whatever is left of the server; the error that says what happened.
+    pub(crate) async fn close(self, failure: ServerFailure) -> EngineError {
+        let Self {
+            process,
+            readers,
+            tail,
+            title,
+        } = self;
+        process.end().await;
+        for reader in readers {
+            drop(timeout(LAST_LINES, reader).await);
+        }
+        match failure {
+            ServerFailure::Stopped => failure.to_error(title, &[]),
+            ServerFailure::Exited { .. }
+            | ServerFailure::Crashed { .. }
+            | ServerFailure::Killed
+            | ServerFailure::TooLate { .. }
+            | ServerFailure::Hung { .. } => failure.to_error(title, &tail.lines()),
+        }
+    }
+}
+
+/// Starts a server and waits until it is healthy.
+///
+/// # Errors
+/// `NotFound` with an install line, or how the server failed, with its last lines.
+///
+/// # Cancel safety
+/// Dropping the future kills the server.
+pub(crate) async fn launch(
+    config: &LauncherConfig,
+    plan: &Plan,
+    tasks: &TaskTracker,
+    progress: &ProgressReporter,
+) -> Result<(Life, Arc<Server>), EngineError> {
+    let title = config.kind.title();
+    progress.report(&format!("starting {title}"), None);
+    let port = free_port()?;
+    tracing::info!(port, "starting {title}: {}", plan.line());
+    let mut process = Process::spawn(config, plan, port)
+        .map_err(|error| probe::spawn_error(config, &plan.program, &plan.line(), error))?;
+    let tail = Arc::new(Tail::new(config.log_lines));
+    let mut readers = Vec::new();
+    if let Some(stdout) = process.child.stdout.take() {
+        readers.push(tasks.spawn(follow(stdout, config.kind, Arc::clone(&tail))));
+    }
+    if let Some(stderr) = process.child.stderr.take() {
+        readers.push(tasks.spawn(follow(stderr, config.kind, Arc::clone(&tail))));
+    }
+    let readers = readers.into_iter().map(AbortOnDropHandle::new).collect();
+    let mut life = Life {
+        process,
+        readers,
+        tail: Arc::clone(&tail),
+        title,
+    };
+    let server = Arc::new(Server::new(port, tasks.clone()));
+    let failure = tokio::select! {
+        biased;
+        failure = life.ended() => failure,
+        () = health::awaited(&server.client, plan.dialect, &tail, progress) => return Ok((life, server)),
+        () = tokio::time::sleep(config.start_timeout) => ServerFailure::TooLate { limit: config.start_timeout },
+    };
+    Err(life.close(failure).await)
+}
+
+/// A port that nobody listens on now. The server listens a moment later; should another be faster, it says so and ends.
+fn free_port() -> Result<u16, EngineError> {
+    let bound =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    bound.map(|address| address.port()).map_err(|error| {
+        EngineError::internal(format!("no free port for the server: {error}")).with_source(error)
+    })
+}

@@ -1,0 +1,40 @@
+//! Servers of other projects as engines: [`LauncherEngine`] starts one as a child process, waits until it is healthy, and
+//! drives it over its HTTP API on the loopback interface: vLLM, SGLang, TensorRT-LLM and llama.cpp.
+//!
+//! - [`ServerKind`]: which server.
+//! - [`LauncherConfig`]: the model, how the server is started, and how long it may take for what.
+//! - [`ExtraArgs`]: settings of the server's own, from a JSON or YAML file.
+//! - [`ServerFailure`]: how a server can fail; the source of the errors that its requests end with.
+//!
+//! What an answer looks like is one module a server, under `api`; everything else is the same for all of them.
+
+mod api;
+#[cfg(feature = "cli")]
+mod args;
+mod command;
+mod config;
+mod cut;
+mod desk;
+mod dialect;
+mod drive;
+mod engine;
+mod extra;
+mod failure;
+mod health;
+mod http;
+mod kind;
+mod launch;
+mod lines;
+mod probe;
+mod process;
+mod server;
+mod sse;
+mod supervise;
+
+#[cfg(feature = "cli")]
+pub use args::LauncherArgs;
+pub use config::{LauncherConfig, Nodes, ServerInput};
+pub use engine::LauncherEngine;
+pub use extra::ExtraArgs;
+pub use failure::ServerFailure;
+pub use kind::ServerKind;

@@ -1,0 +1,177 @@
+//! [`Supervisor`]: watches the server, ends its requests when it dies, and starts it again where that was asked for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::{EngineError, ErrorKind, HealthReporter, ProgressReporter};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::command::Plan;
+use crate::config::LauncherConfig;
+use crate::desk::Desk;
+use crate::failure::ServerFailure;
+use crate::health;
+use crate::launch::{Life, launch};
+use crate::server::Server;
+
+/// The longest pause before a restart.
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
+
+/// How the worker lets the server go.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Release {
+    /// It is told to go, and may take its time.
+    pub(crate) leave: CancellationToken,
+    /// It ends now.
+    pub(crate) kill: CancellationToken,
+}
+
+impl Release {
+    async fn wanted(&self) {
+        tokio::select! {
+            () = self.kill.cancelled() => {}
+            () = self.leave.cancelled() => {}
+        }
+    }
+}
+
+/// The one task that owns the server while it serves.
+pub(crate) struct Supervisor {
+    pub(crate) config: LauncherConfig,
+    pub(crate) plan: Plan,
+    pub(crate) desk: Arc<Desk>,
+    pub(crate) health: HealthReporter,
+    pub(crate) release: Release,
+    pub(crate) tasks: TaskTracker,
+}
+
+impl Supervisor {
+    /// Returns when the last server is gone, with its group, and every request has its error.
+    pub(crate) async fn run(self, mut life: Life, mut server: Arc<Server>) {
+        let mut restarts = 0;
+        loop {
+            let begun = Instant::now();
+            let failure = self.watch(&mut life, &server).await;
+            let is_stopped = failure == ServerFailure::Stopped;
+            let kind = failure.kind();
+            // Requests end before the process does: killing and reaping may take a while.
+            let at_once = failure.to_error(self.config.kind.title(), &[]);
+            self.desk.close(self.away(kind, is_stopped), at_once);
+            let error = life.close(failure).await;
+            if is_stopped {
+                return;
+            }
+            tracing::error!(%error, "the server died");
+            if begun.elapsed() >= self.config.settled_after {
+                restarts = 0;
+            }
+            match self.restart(&mut restarts, error).await {
+                Ok((next_life, next_server)) => {
+                    (life, server) = (next_life, Arc::clone(&next_server));
+                    self.desk.open(next_server);
+                    self.health.report_up();
+                }
+                Err(Some(error)) => {
+                    self.desk.close(error.clone(), error.clone());
+                    self.health.report_dead(error.message());
+                    return;
+                }
+                Err(None) => return,
+            }
+        }
+    }
+
+    /// What requests are told while there is no server.
+    fn away(&self, kind: ErrorKind, is_stopped: bool) -> EngineError {
+        let title = self.config.kind.title();
+        if is_stopped {
+            return EngineError::engine_shutdown(format!("the {title} server was stopped"));
+        }
+        if self.config.max_restarts == 0 {
+            return EngineError::new(kind, format!("the {title} server died"));
+        }
+        let message = format!("the {title} server died and is being started again");
+        EngineError::new(ErrorKind::Unavailable, message).with_retry_after(self.config.first_pause)
+    }
+
+    /// Waits until the server has ended or has to.
+    async fn watch(&self, life: &mut Life, server: &Server) -> ServerFailure {
+        let config = &self.config;
+        tokio::select! {
+            biased;
+            () = self.release.kill.cancelled() => ServerFailure::Stopped,
+            () = self.release.leave.cancelled() => {
+                tokio::select! {
+                    biased;
+                    () = self.release.kill.cancelled() => {}
+                    () = life.leave(config.exit_timeout) => {}
+                }
+                ServerFailure::Stopped
+            }
+            failure = life.ended() => failure,
+            failure = health::watched(
+                &server.client,
+                self.plan.dialect,
+                config.health_interval,
+                config.health_timeout,
+            ) => failure,
+        }
+    }
+
+    /// Another server, as long as there may be one; `Err(None)` when the worker wants none any more.
+    async fn restart(
+        &self,
+        restarts: &mut u32,
+        mut error: EngineError,
+    ) -> Result<(Life, Arc<Server>), Option<EngineError>> {
+        if *restarts < self.config.max_restarts {
+            self.health.report_down(error.message());
+        }
+        while *restarts < self.config.max_restarts {
+            let pause = backoff(self.config.first_pause, *restarts);
+            *restarts += 1;
+            tracing::warn!(
+                restart = *restarts,
+                of = self.config.max_restarts,
+                ?pause,
+                "starting the server again"
+            );
+            let progress = ProgressReporter::default();
+            let again = async {
+                sleep(pause).await;
+                launch(&self.config, &self.plan, &self.tasks, &progress).await
+            };
+            let launched = tokio::select! {
+                biased;
+                () = self.release.wanted() => return Err(None),
+                launched = again => launched,
+            };
+            match launched {
+                Ok(launched) => return Ok(launched),
+                Err(failed) => error = failed,
+            }
+        }
+        Err(Some(error))
+    }
+}
+
+fn backoff(first: Duration, restarts: u32) -> Duration {
+    first
+        .saturating_mul(2_u32.saturating_pow(restarts))
+        .min(MAX_BACKOFF)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_pause_is_twice_the_one_before_up_to_a_minute() {
+        let seconds: Vec<_> = (0..8)
+            .map(|n| backoff(Duration::from_secs(1), n).as_secs())
+            .collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60]);
+    }
+}

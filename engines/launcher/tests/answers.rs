@@ -1,0 +1,312 @@
+//! Answers of stand-in servers, good and bad, as streams.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    unreachable_pub,
+    dead_code,
+    reason = "a test fails by panicking, and no test file needs all of the support"
+)]
+
+mod support;
+
+use futures_util::StreamExt as _;
+use futures_util::future::join_all;
+use genset_backend_common::output::Finished;
+use genset_backend_common::{
+    CancelReason, ChatInput, EngineError, ErrorKind, FinishReason, GenerateRequest, LLMEngine,
+    Output, RequestContext, StartContext, TraceContext,
+};
+use genset_engine_launcher::LauncherEngine;
+use serde_json::json;
+use tokio::time::timeout;
+
+use support::{LONG, Reports, config};
+
+const OF_TOKENS: [&str; 4] = ["vllm", "sglang", "trtllm", "llama"];
+
+async fn started(api: &str, flags: &[&str]) -> LauncherEngine {
+    let engine = LauncherEngine::new(config(api, flags));
+    engine.start(StartContext::detached(1)).await.unwrap();
+    engine
+}
+
+fn request(prompt: &[u32], max_tokens: u32) -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("m", prompt.to_vec());
+    request.stop.max_tokens = Some(max_tokens);
+    request.sampling.temperature = Some(0.0);
+    request
+}
+
+#[derive(Debug, Default)]
+struct Answer {
+    tokens: Vec<u32>,
+    text: String,
+    end: Option<Result<Finished, EngineError>>,
+}
+
+impl Answer {
+    fn finished(&self) -> &Finished {
+        match &self.end {
+            Some(Ok(finished)) => finished,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn error(&self) -> &EngineError {
+        match &self.end {
+            Some(Err(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> Answer {
+    let mut outputs = engine
+        .generate(request, RequestContext::new("r"))
+        .await
+        .unwrap();
+    let mut answer = Answer::default();
+    while let Some(item) = timeout(LONG, outputs.next()).await.unwrap() {
+        match item {
+            Ok(Output::Tokens(chunk)) => answer.tokens.extend(chunk.token_ids),
+            Ok(Output::Text(chunk)) => answer.text += &chunk.text,
+            Ok(Output::Finished(finished)) => answer.end = Some(Ok(*finished)),
+            Ok(Output::Embeddings(_)) => panic!("no embeddings were asked for"),
+            Err(error) => answer.end = Some(Err(error)),
+        }
+    }
+    answer
+}
+
+#[tokio::test]
+async fn every_api_gives_the_models_tokens() {
+    let mut answers = Vec::new();
+    for api in OF_TOKENS {
+        let engine = started(api, &[]).await;
+        let answer = answer(&engine, request(&[5, 6, 7, 8], 6)).await;
+        let finished = answer.finished();
+        assert_eq!(finished.reason, FinishReason::Length, "{api}");
+        assert_eq!(
+            (
+                finished.usage.prompt_tokens,
+                finished.usage.completion_tokens
+            ),
+            (4, 6),
+            "{api}"
+        );
+        assert_eq!(finished.usage.cached_tokens, Some(2), "{api}");
+        answers.push(answer.tokens);
+        engine.cleanup().await.unwrap();
+    }
+    assert_eq!(answers[0].len(), 6);
+    assert!(
+        answers.iter().all(|tokens| *tokens == answers[0]),
+        "{answers:?}"
+    );
+}
+
+#[tokio::test]
+async fn every_api_stops_at_a_token_that_is_no_part_of_the_answer() {
+    for api in OF_TOKENS {
+        let engine = started(api, &[]).await;
+        let whole = answer(&engine, request(&[5, 6, 7, 8], 6)).await.tokens;
+        for by_eos in [true, false] {
+            let mut stopping = request(&[5, 6, 7, 8], 6);
+            match by_eos {
+                true => stopping.stop.eos_token_ids = vec![whole[3]],
+                false => stopping.stop.stop_token_ids = vec![whole[3]],
+            }
+            let answer = answer(&engine, stopping).await;
+            assert_eq!(answer.tokens, whole[..3], "{api}");
+            assert_eq!(answer.finished().reason, FinishReason::Stop, "{api}");
+            assert_eq!(answer.finished().stop_token, Some(whole[3]), "{api}");
+        }
+        let mut ignoring = request(&[5, 6, 7, 8], 6);
+        ignoring.stop.eos_token_ids = vec![whole[3]];
+        ignoring.stop.ignore_eos = true;
+        assert_eq!(answer(&engine, ignoring).await.tokens, whole, "{api}");
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn events_in_any_pieces_give_the_same_answer() {
+    for api in OF_TOKENS {
+        let (whole, split) = (
+            started(api, &[]).await,
+            started(api, &["--fault", "split"]).await,
+        );
+        let expected = answer(&whole, request(&[1, 2], 5)).await.tokens;
+        assert_eq!(
+            answer(&split, request(&[1, 2], 5)).await.tokens,
+            expected,
+            "{api}"
+        );
+        whole.cleanup().await.unwrap();
+        split.cleanup().await.unwrap();
+    }
+    let incremental = started("sglang", &["--incremental"]).await;
+    assert_eq!(
+        answer(&incremental, request(&[1, 2], 5)).await.tokens.len(),
+        5
+    );
+    incremental.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn many_streams_do_not_see_each_other() {
+    let engine = started("vllm", &[]).await;
+    let prompts: Vec<Vec<u32>> = (0..32).map(|n| vec![n, 3]).collect();
+    let mut alone = Vec::new();
+    for prompt in &prompts {
+        alone.push(answer(&engine, request(prompt, 12)).await.tokens);
+    }
+    let together = join_all(
+        prompts
+            .iter()
+            .map(|prompt| answer(&engine, request(prompt, 12))),
+    )
+    .await;
+    let together: Vec<_> = together.into_iter().map(|answer| answer.tokens).collect();
+    assert_eq!(together, alone);
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cancelled_request_and_a_dropped_one_close_their_connections() {
+    for api in OF_TOKENS {
+        let mut reports = Reports::listen().await;
+        let engine = started(api, &[&reports.flag(), "--delay", "0.01"]).await;
+        let ctx = RequestContext::new("r");
+        let mut outputs = engine
+            .generate(request(&[1], 200), ctx.clone())
+            .await
+            .unwrap();
+        assert!(matches!(outputs.next().await, Some(Ok(Output::Tokens(_)))));
+        ctx.cancel(CancelReason::Client);
+        let mut last = None;
+        while let Some(item) = timeout(LONG, outputs.next()).await.unwrap() {
+            last = Some(item.unwrap());
+        }
+        let Some(Output::Finished(finished)) = last else {
+            panic!("{last:?}")
+        };
+        assert_eq!(finished.reason, FinishReason::Cancelled, "{api}");
+        assert!(
+            reports.next("cancelled").await.as_u64() < Some(200),
+            "{api}"
+        );
+
+        let mut outputs = engine
+            .generate(request(&[1], 200), RequestContext::new("s"))
+            .await
+            .unwrap();
+        assert!(matches!(outputs.next().await, Some(Ok(Output::Tokens(_)))));
+        drop(outputs);
+        assert!(
+            reports.next("cancelled").await.as_u64() < Some(200),
+            "{api}"
+        );
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn bad_answers_have_their_kinds() {
+    let cases = [
+        ("garbage", ErrorKind::Disconnected),
+        ("half", ErrorKind::Disconnected),
+        ("early-end", ErrorKind::StreamIncomplete),
+        ("error-event", ErrorKind::Unavailable),
+        ("odd-token", ErrorKind::Disconnected),
+    ];
+    for (fault, kind) in cases {
+        let engine = started("vllm", &["--fault", fault]).await;
+        let answer = answer(&engine, request(&[1, 2], 50)).await;
+        assert_eq!(answer.error().kind(), kind, "{fault}: {}", answer.error());
+        assert_eq!(answer.tokens.len(), 2, "{fault}");
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn refusals_have_their_kinds() {
+    let cases = [
+        ("status-400", ErrorKind::InvalidArgument),
+        ("status-404", ErrorKind::NotFound),
+        ("status-429", ErrorKind::Overloaded),
+        ("status-500", ErrorKind::Internal),
+        ("status-503", ErrorKind::Unavailable),
+    ];
+    for (fault, kind) in cases {
+        let engine = started("sglang", &["--fault", fault]).await;
+        let answer = answer(&engine, request(&[1, 2], 50)).await;
+        let error = answer.error();
+        assert_eq!(error.kind(), kind, "{fault}: {error}");
+        assert_eq!(
+            error.details().retry_after.map(|after| after.as_secs()),
+            Some(7),
+            "{fault}"
+        );
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_sent_is_the_documented_request() {
+    let mut reports = Reports::listen().await;
+    let engine = started("vllm", &[&reports.flag()]).await;
+    let trace = TraceContext::parse(
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "a=b",
+    )
+    .unwrap();
+    let ctx = RequestContext::new("r").with_trace(trace);
+    let mut outputs = engine.generate(request(&[1, 2], 3), ctx).await.unwrap();
+    while let Some(item) = outputs.next().await {
+        item.unwrap();
+    }
+    let sent = reports.next("request").await;
+    assert_eq!(sent["path"], "/v1/completions");
+    assert_eq!(sent["body"]["prompt"], json!([1, 2]));
+    assert_eq!(sent["body"]["max_tokens"], json!(3));
+    assert_eq!(sent["headers"]["tracestate"], "a=b");
+    assert!(
+        sent["headers"]["traceparent"]
+            .as_str()
+            .unwrap()
+            .starts_with("00-0af7")
+    );
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_gguf_file_is_served_as_text_by_either_program() {
+    for (api, prompt_tokens) in [("llama", 3), ("llama_cpp.server", 3)] {
+        let mut config = config(api, &[]);
+        config.input = genset_engine_launcher::ServerInput::Text;
+        let engine = LauncherEngine::new(config);
+        engine.start(StartContext::detached(1)).await.unwrap();
+        let text = answer(&engine, GenerateRequest::from_text("m", "one two three")).await;
+        assert_eq!(text.text, "one two three", "{api}");
+        assert_eq!(text.finished().reason, FinishReason::Stop);
+        assert_eq!(text.finished().usage.prompt_tokens, prompt_tokens, "{api}");
+        let messages = vec![json!({"role": "user", "content": "four five six"})];
+        let mut chat = GenerateRequest::from_chat(
+            "m",
+            ChatInput {
+                messages,
+                tools: vec![],
+            },
+        );
+        chat.stop.max_tokens = Some(2);
+        let together = join_all([answer(&engine, chat.clone()), answer(&engine, chat)]).await;
+        for chat in together {
+            assert_eq!(chat.text, "four five", "{api}");
+            assert_eq!(chat.finished().reason, FinishReason::Length);
+            assert_eq!(chat.finished().usage.completion_tokens, 2);
+        }
+        engine.cleanup().await.unwrap();
+    }
+}

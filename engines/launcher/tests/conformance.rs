@@ -1,0 +1,32 @@
+//! Engines on stand-in servers keep the contract: all of the conformance kit, one test a check.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    unreachable_pub,
+    dead_code,
+    reason = "a test fails by panicking, and no test file needs all of the support"
+)]
+
+mod support;
+
+mod vllm {
+    use genset_conformance::{Scenario, suite};
+    use genset_engine_launcher::LauncherEngine;
+
+    suite!(|_: &Scenario| LauncherEngine::new(crate::support::config("vllm", &[])));
+}
+
+mod sglang {
+    use genset_conformance::{Scenario, suite};
+    use genset_engine_launcher::LauncherEngine;
+
+    suite!(|_: &Scenario| LauncherEngine::new(crate::support::config("sglang", &[])));
+}
+
+mod trtllm {
+    use genset_conformance::{Scenario, suite};
+    use genset_engine_launcher::LauncherEngine;
+
+    suite!(|_: &Scenario| LauncherEngine::new(crate::support::config("trtllm", &[])));
+}

@@ -1,0 +1,484 @@
+"""A server that speaks the documented shape of vLLM, SGLang, TensorRT-LLM or llama.cpp, with a tiny model that samples.
+
+For the launcher's tests only: python3 stand_in.py API [--fault NAME] [--report PORT] [...the launcher's own flags]
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import re
+import sys
+import time
+
+VOCABULARY = 1000
+CANDIDATES = 24
+CONTEXT = 256
+OWN_EOS = 2
+
+TRTLLM_FIELDS = set(
+    "model prompt best_of echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream "
+    "stream_options suffix temperature top_p user top_k min_p repetition_penalty stop_token_ids ignore_eos min_tokens "
+    "skip_special_tokens detokenize add_special_tokens response_format priority".split()
+)
+
+
+class Refused(Exception):
+    def __init__(self, status, body, headers=()):
+        super().__init__(status)
+        self.status, self.body, self.headers = status, body, headers
+
+
+class Options:
+    """What the APIs spell in their own ways."""
+
+    def __init__(self, body):
+        self.temperature = body.get("temperature", 1.0)
+        self.top_p = body.get("top_p", 1.0)
+        self.top_k = body.get("top_k", 0)
+        self.min_p = body.get("min_p", 0.0)
+        self.presence = body.get("presence_penalty", 0.0)
+        self.frequency = body.get("frequency_penalty", 0.0)
+        self.repetition = body.get("repetition_penalty", body.get("repeat_penalty", 1.0))
+        bias = body.get("logit_bias") or {}
+        pairs = bias.items() if isinstance(bias, dict) else bias
+        self.bias = {int(token): value for token, value in pairs}
+        self.random = random.Random(body.get("seed"))
+
+
+def logits(prompt, generated, options):
+    """The candidates after the last token, each with its logit."""
+    previous = generated[-1] if generated else sum(prompt) % VOCABULARY
+    first = 100 + (previous * 7 + 3) % 17
+    scores = {(first + place * 29) % VOCABULARY: 5 - 0.4 * place for place in range(CANDIDATES)}
+    for token in options.bias:
+        scores.setdefault(token, -10.0)
+    for token in list(scores):
+        score = scores[token]
+        if options.repetition != 1.0 and (token in generated or token in prompt):
+            score = score / options.repetition if score > 0 else score * options.repetition
+        count = generated.count(token)
+        score -= options.frequency * count + options.presence * (count > 0)
+        scores[token] = score + options.bias.get(token, 0.0)
+    return scores
+
+
+def sample(prompt, generated, options, guide=None):
+    """The next token, and the log probabilities of all candidates, best first."""
+    scores = logits(prompt, generated, options)
+    if guide and guide.text is not None:
+        scores = {guide.next(generated): 0.0}
+    highest = max(scores.values())
+    total = math.log(sum(math.exp(score - highest) for score in scores.values())) + highest
+    ranked = sorted(((score - total, token) for token, score in scores.items()), key=lambda pair: (-pair[0], pair[1]))
+    token = ranked[0][1]
+    if options.temperature > 0 and options.top_k != 1:
+        kept = ranked[: options.top_k] if options.top_k > 0 else ranked
+        heat = max(options.temperature, 1e-4)
+        weights = [math.exp((logprob - kept[0][0]) / heat) for logprob, _ in kept]
+        kept_weights, mass = [], sum(weights)
+        reached = 0.0
+        for weight in weights:
+            if kept_weights and (reached >= options.top_p or weight < options.min_p * weights[0]):
+                break
+            kept_weights.append(weight)
+            reached += weight / mass
+        token = options.random.choices([token for _, token in kept[: len(kept_weights)]], kept_weights)[0]
+    return token, ranked
+
+
+def guided_text(regex=None, schema=None, choice=None):
+    """A text of the language, for the few that the conformance kit asks for; None where there is none to follow."""
+    if choice is not None:
+        return choice[0]
+    if schema is not None:
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+        if schema.get("type", "object") not in ("object", "string", "integer", "array", "boolean", "null"):
+            raise bad_request(f"there is no type {schema['type']}")
+        return json.dumps(schema.get("const", {}))
+    if regex is not None:
+        try:
+            re.compile(regex)
+        except re.error as error:
+            raise bad_request(f"bad regex: {error}") from error
+        digits = re.fullmatch(r"\[0-9\]\{(\d+)\}", regex)
+        if digits:
+            return "0" * int(digits[1])
+        return re.sub(r"\\(.)", r"\1", regex.strip("()").split("|")[0])
+    return None
+
+
+def bad_request(message):
+    return Refused(400, {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}})
+
+
+class Guide:
+    """Says the next token of a text, a byte each, and when it is over."""
+
+    def __init__(self, text):
+        self.text = text.encode() if text is not None else None
+
+    def next(self, generated):
+        return 100 + self.text[len(generated)] if self.text is not None else None
+
+    def is_over(self, generated):
+        return self.text is not None and len(generated) >= len(self.text)
+
+
+class Api:
+    health = "/health"
+
+    def __init__(self, context):
+        self.context = context
+
+    def get(self, path):
+        if path == "/v1/models":
+            return {"object": "list", "data": [{"id": "stand-in", "max_model_len": self.context}]}
+        raise Refused(404, {"detail": "Not Found"})
+
+    def check(self, prompt, max_tokens):
+        if len(prompt) + (max_tokens or 0) > self.context:
+            message = f"{len(prompt)} and {max_tokens} tokens are more than the context of {self.context}"
+            raise Refused(400, {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}})
+
+
+class Completions(Api):
+    """vLLM and TensorRT-LLM."""
+
+    path = "/v1/completions"
+
+    def __init__(self, context, is_vllm):
+        super().__init__(context)
+        self.is_vllm = is_vllm
+
+    def get(self, path):
+        models = super().get(path)
+        if not self.is_vllm:
+            del models["data"][0]["max_model_len"]
+        return models
+
+    async def answer(self, path, body, pace, send):
+        if not self.is_vllm and set(body) - TRTLLM_FIELDS:
+            unknown = ", ".join(set(body) - TRTLLM_FIELDS)
+            message = f"Extra inputs are not permitted: {unknown}"
+            raise Refused(400, {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": 400})
+        prompt, max_tokens = body["prompt"], body.get("max_tokens", 16)
+        self.check(prompt, max_tokens)
+        has_ids = body.get("return_token_ids") if self.is_vllm else not body.get("detokenize", True)
+        options, generated, reason = Options(body), [], None
+        asked = body.get("structured_outputs") or {}
+        schema = asked.get("json", {} if asked.get("json_object") else None)
+        guide = Guide(guided_text(asked.get("regex"), schema, asked.get("choice")))
+        while reason is None:
+            await pace()
+            token, ranked = sample(prompt, generated, options, guide)
+            is_early = len(generated) < body.get("min_tokens", 0)
+            if token in body.get("stop_token_ids", []) and is_early:
+                token = next(other for _, other in ranked if other not in body["stop_token_ids"])
+            generated.append(token)
+            stops = token in body.get("stop_token_ids", []) or (token == OWN_EOS and not body.get("ignore_eos"))
+            reason = "stop" if stops else "length" if len(generated) >= max_tokens else None
+            if reason is None and guide.is_over(generated):
+                # The end of a grammar is the model's own end of sequence.
+                await send({"choices": [self.choice(body, token, ranked, None, has_ids)]})
+                token, reason, stops, ranked = OWN_EOS, "stop", True, [(0.0, OWN_EOS)]
+                if body.get("ignore_eos"):
+                    await send({"choices": [{"index": 0, "text": "", "finish_reason": "stop", "token_ids": []}]})
+                    break
+            is_kept = self.is_vllm or not stops
+            choice = self.choice(body, token, ranked if is_kept else None, reason, has_ids)
+            choice["stop_reason"] = token if stops and token != OWN_EOS else None
+            if has_ids and not is_kept:
+                choice["token_ids"] = []
+            await send({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]})
+        usage = {
+            "prompt_tokens": len(prompt),
+            "total_tokens": len(prompt) + len(generated),
+            "completion_tokens": len(generated),
+            "prompt_tokens_details": {"cached_tokens": len(prompt) // 2},
+        }
+        await send({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "m", "choices": [], "usage": usage})
+        await send("[DONE]")
+
+    def choice(self, body, token, ranked, reason, has_ids):
+        choice = {
+            "index": 0,
+            "text": f" t{token}" if self.is_vllm else "",
+            "logprobs": self.logprobs(body, token, ranked) if ranked else None,
+            "finish_reason": reason,
+            "stop_reason": None,
+        }
+        if has_ids:
+            choice["token_ids"] = [token]
+        return choice
+
+    def logprobs(self, body, token, ranked):
+        if body.get("logprobs") is None:
+            return None
+
+        def name(token):
+            return f"token_id:{token}" if body.get("return_tokens_as_token_ids") else f" t{token}"
+
+        chosen = next(logprob for logprob, other in ranked if other == token)
+        top = {name(other): logprob for logprob, other in ranked[: body["logprobs"]]}
+        top.setdefault(name(token), chosen)
+        return {"text_offset": [0], "token_logprobs": [chosen], "tokens": [name(token)], "top_logprobs": [top]}
+
+
+class Sglang(Api):
+    path = "/generate"
+
+    def __init__(self, context, is_incremental):
+        super().__init__(context)
+        self.is_incremental = is_incremental
+
+    async def answer(self, path, body, pace, send):
+        prompt, params = body["input_ids"], body["sampling_params"]
+        max_tokens = params.get("max_new_tokens", 128)
+        self.check(prompt, max_tokens)
+        options, generated, chosen, tops, reason = Options(params), [], [], [], None
+        stop_ids = [] if params.get("ignore_eos") else params.get("stop_token_ids", [])
+        guide = Guide(guided_text(params.get("regex"), params.get("json_schema")))
+        while reason is None:
+            await pace()
+            token, ranked = sample(prompt, generated, options, guide)
+            if token in stop_ids and len(generated) < params.get("min_new_tokens", 0):
+                token = next(other for _, other in ranked if other not in stop_ids)
+            generated.append(token)
+            chosen.append([next(logprob for logprob, other in ranked if other == token), token, None])
+            tops.append([[logprob, other, None] for logprob, other in ranked[: body.get("top_logprobs_num", 0)]])
+            if token in stop_ids:
+                reason = {"type": "stop", "matched": token}
+            elif len(generated) >= max_tokens:
+                reason = {"type": "length", "length": len(generated)}
+            elif guide.is_over(generated):
+                reason = {"type": "stop", "matched": OWN_EOS}
+            new = slice(-1 if self.is_incremental else 0, None)
+            meta = {
+                "id": "1",
+                "finish_reason": reason,
+                "prompt_tokens": len(prompt),
+                "completion_tokens": len(generated),
+                "cached_tokens": len(prompt) // 2,
+            }
+            if body.get("return_logprob"):
+                meta["output_token_logprobs"] = chosen[new]
+                meta["output_top_logprobs"] = tops[new]
+            await send({"text": None, "output_ids": generated[new], "meta_info": meta})
+        await send("[DONE]")
+
+
+class Llama(Api):
+    """llama-server: its own API and OpenAI's with text."""
+
+    path = ("/completion", "/v1/completions", "/v1/chat/completions")
+
+    def get(self, path):
+        if path == "/props":
+            return {"default_generation_settings": {"n_ctx": self.context}, "total_slots": 4}
+        raise Refused(404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
+
+    async def answer(self, path, body, pace, send):
+        if path == "/completion":
+            return await self.tokens(body, pace, send)
+        return await text_answer(path, body, pace, send, has_usage=True)
+
+    async def tokens(self, body, pace, send):
+        prompt, max_tokens = body["prompt"], body.get("n_predict", -1)
+        if len(prompt) >= self.context:
+            error = {"code": 400, "message": "the request exceeds the context", "type": "exceed_context_size_error"}
+            raise Refused(400, {"error": error})
+        options, generated = Options(body), []
+        while max_tokens < 0 or len(generated) < max_tokens:
+            await pace()
+            token, ranked = sample(prompt, generated, options)
+            generated.append(token)
+            event = {"index": 0, "content": f" t{token}", "tokens": [token], "stop": False, "id_slot": 0}
+            if body.get("n_probs", 0) > 0:
+                top = [{"id": other, "token": "", "bytes": [], "logprob": at} for at, other in ranked[: body["n_probs"]]]
+                chosen = next(logprob for logprob, other in ranked if other == token)
+                event["completion_probabilities"] = [{"id": token, "token": "", "logprob": chosen, "top_logprobs": top}]
+            await send(event)
+        timings = {"cache_n": len(prompt) // 2}
+        end = {"index": 0, "content": "", "tokens": [], "stop": True, "stop_type": "limit", "timings": timings}
+        await send({**end, "tokens_evaluated": len(prompt), "tokens_predicted": len(generated)})
+
+
+class LlamaCppPython(Api):
+    health = "/openapi.json"
+    path = ("/v1/completions", "/v1/chat/completions", "/extras/tokenize/count")
+
+    async def answer(self, path, body, pace, send):
+        if path == "/extras/tokenize/count":
+            raise Refused(200, {"count": len(body["input"].split())})
+        return await text_answer(path, body, pace, send, has_usage=False)
+
+
+async def text_answer(path, body, pace, send, has_usage):
+    """Gives the words back."""
+    is_chat = path == "/v1/chat/completions"
+    text = body["messages"][-1]["content"] if is_chat else body["prompt"]
+    words, limit = text.split(" "), body.get("max_tokens")
+    for place, word in enumerate(words[:limit]):
+        await pace()
+        piece = word if place == 0 else f" {word}"
+        choice = {"index": 0, "finish_reason": None, "logprobs": None}
+        choice.update({"delta": {"content": piece}} if is_chat else {"text": piece})
+        await send({"id": "1", "choices": [choice]})
+    reason = "length" if limit is not None and limit < len(words) else "stop"
+    last = {"index": 0, "finish_reason": reason}
+    last.update({"delta": {}} if is_chat else {"text": ""})
+    await send({"id": "1", "choices": [last]})
+    if has_usage:
+        await send({"id": "1", "choices": [], "usage": {"prompt_tokens": len(words), "completion_tokens": 1}})
+    await send("[DONE]")
+
+
+class Stand:
+    def __init__(self, args, api):
+        self.args, self.api = args, api
+        self.healthy_at = time.monotonic() + args.slow_start
+        self.report = None
+        self.requests = 0
+
+    async def run(self):
+        if self.args.report:
+            _, self.report = await asyncio.open_connection("127.0.0.1", self.args.report)
+            self.say("pid", os.getpid())
+        server = await asyncio.start_server(self.serve, "127.0.0.1", self.args.port, limit=1 << 24)
+        print("INFO: listening", flush=True)
+        async with server:
+            await server.serve_forever()
+
+    def say(self, what, value=None):
+        if self.report:
+            self.report.write(json.dumps({what: value}).encode() + b"\n")
+
+    async def serve(self, reader, writer):
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            method, path, _ = head[0].split(" ")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            await self.dispatch(method, path, headers, body, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def dispatch(self, method, path, headers, body, reader, writer):
+        try:
+            if path == self.api.health:
+                is_up = time.monotonic() >= self.healthy_at and self.args.fault != "never-healthy"
+                if self.args.fault == "hang" and self.requests > 0:
+                    await asyncio.Event().wait()
+                return respond(writer, 200 if is_up else 503, {"status": "ok" if is_up else "loading"})
+            if method == "GET":
+                return respond(writer, 200, self.api.get(path))
+            known = self.api.path
+            if path not in ([known] if isinstance(known, str) else known):
+                raise Refused(404, {"detail": "Not Found"})
+            self.requests += 1
+            self.say("request", {"path": path, "headers": headers, "body": json.loads(body)})
+            await self.stream(path, json.loads(body), reader, writer)
+        except Refused as refused:
+            respond(writer, refused.status, refused.body, refused.headers)
+
+    async def stream(self, path, body, reader, writer):
+        fault = self.args.fault
+        if fault and fault.startswith("status-"):
+            message = {"error": {"message": "no", "type": "x", "code": None}}
+            raise Refused(int(fault[7:]), message, [("retry-after", "7")])
+        begun = False
+        sent = 0
+
+        async def pace():
+            await asyncio.sleep(self.args.delay)
+            if fault == "exit" and sent == 3:
+                print("ERROR: the device is gone", file=sys.stderr, flush=True)
+                os._exit(7)
+
+        def chunk(data):
+            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+        async def send(event):
+            nonlocal begun, sent
+            if not begun:
+                begun = True
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+                )
+            text = event if isinstance(event, str) else json.dumps(event)
+            data = f"data: {text}\n\n".encode()
+            sent += 1
+            if fault == "garbage" and sent == 3:
+                data = b"data: {\"choices\": [{]\n\n"
+            elif fault == "half" and sent == 3:
+                chunk(data[: len(data) // 2])
+                writer.write(b"0\r\n\r\n")
+                raise ConnectionError
+            elif fault == "early-end" and sent == 3:
+                writer.write(b"0\r\n\r\n")
+                raise ConnectionError
+            elif fault == "error-event" and sent == 3:
+                data = b'data: {"error": {"message": "out of blocks", "type": "x", "code": 503}}\n\n'
+            elif fault == "odd-token" and sent == 3:
+                data = data.replace(b'_ids": [', b'_ids": [5000, ', 1)
+            if fault == "split":
+                for byte in data:
+                    chunk(bytes([byte]))
+                    await asyncio.sleep(0)
+            else:
+                chunk(data)
+            await writer.drain()
+
+        work = asyncio.ensure_future(self.api.answer(path, body, pace, send))
+        gone = asyncio.ensure_future(reader.read(1))
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+            self.say("cancelled", sent)
+            return
+        work.result()
+        writer.write(b"0\r\n\r\n")
+        self.say("finished", sent)
+
+
+def respond(writer, status, body, headers=()):
+    data = json.dumps(body).encode()
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{more}content-length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+
+
+def main():
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("api")
+    parser.add_argument("--fault")
+    parser.add_argument("--report", type=int)
+    parser.add_argument("--delay", type=float, default=0.001)
+    parser.add_argument("--slow-start", type=float, default=0.0)
+    parser.add_argument("--incremental", action="store_true")
+    parser.add_argument("--context", type=int, default=CONTEXT)
+    parser.add_argument("--port", type=int)
+    args, _ = parser.parse_known_args()
+    for step in range(3):
+        print(f"INFO: loading shard {step + 1} of 3", file=sys.stderr, flush=True)
+    if args.fault == "exit-at-start":
+        print("ERROR: no GPU here", file=sys.stderr, flush=True)
+        sys.exit(3)
+    apis = {
+        "vllm": lambda: Completions(args.context, True),
+        "trtllm": lambda: Completions(args.context, False),
+        "sglang": lambda: Sglang(args.context, args.incremental),
+        "llama": lambda: Llama(args.context),
+        "llama_cpp.server": lambda: LlamaCppPython(args.context),
+    }
+    asyncio.run(Stand(args, apis[args.api]()).run())
+
+
+if __name__ == "__main__":
+    main()

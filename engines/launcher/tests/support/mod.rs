@@ -1,0 +1,83 @@
+//! Engines on stand-in servers, and what those report.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use genset_engine_launcher::{LauncherConfig, ServerInput, ServerKind};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+/// Catches a hang; nothing is measured by it.
+pub const LONG: Duration = Duration::from_secs(120);
+
+/// An engine's config on the stand-in for `api`, with flags of the stand-in's own.
+pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
+    let kind = match api {
+        "vllm" => ServerKind::Vllm,
+        "sglang" => ServerKind::Sglang,
+        "trtllm" => ServerKind::Trtllm,
+        "llama" | "llama_cpp.server" => ServerKind::LlamaCpp,
+        other => panic!("there is no stand-in for {other}"),
+    };
+    let input = match api {
+        "llama_cpp.server" => ServerInput::Text,
+        _ => ServerInput::Tokens {
+            vocab_size: NonZeroU32::new(1000),
+        },
+    };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in.py");
+    let command = ["python3", "-B", script, api]
+        .into_iter()
+        .chain(flags.iter().copied());
+    let mut config = LauncherConfig::new(kind, "/models/stand-in", input);
+    config.command = Some(command.map(str::to_owned).collect());
+    config.model_context_length_tokens = Some(256);
+    config.start_timeout = LONG;
+    config
+}
+
+/// What a stand-in reports while it runs.
+pub struct Reports {
+    listener: TcpListener,
+    lines: Option<Lines<BufReader<TcpStream>>>,
+}
+
+impl Reports {
+    pub async fn listen() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self {
+            listener,
+            lines: None,
+        }
+    }
+
+    /// The stand-in's flag.
+    pub fn flag(&self) -> String {
+        format!("--report={}", self.listener.local_addr().unwrap().port())
+    }
+
+    /// The next report of this name; others are passed over.
+    pub async fn next(&mut self, name: &str) -> Value {
+        let wanted = async {
+            loop {
+                let Some(lines) = &mut self.lines else {
+                    let (stream, _) = self.listener.accept().await.unwrap();
+                    self.lines = Some(BufReader::new(stream).lines());
+                    continue;
+                };
+                match lines.next_line().await.unwrap_or(None) {
+                    None => self.lines = None,
+                    Some(line) => {
+                        let mut report: Value = serde_json::from_str(&line).unwrap();
+                        if let Some(value) = report.get_mut(name) {
+                            return value.take();
+                        }
+                    }
+                }
+            }
+        };
+        timeout(LONG, wanted).await.unwrap()
+    }
+}
