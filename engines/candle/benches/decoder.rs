@@ -3,6 +3,11 @@
 //! `decode/N` computes one row of each of N sequences with 128 tokens before it, `prefill/512` one prompt of 512 tokens;
 //! elements are tokens. Run with `cargo bench -p genset-engine-candle --bench decoder`.
 
+#![expect(
+    clippy::expect_used,
+    reason = "a benchmark that cannot run says so by panicking"
+)]
+
 use std::collections::HashMap;
 use std::hint::black_box;
 

@@ -90,9 +90,10 @@ fn step(chunks: &[Chunk<'_>]) -> StepBatch {
             batch.tokens.push(chunk.tokens[position]);
             batch.positions.push(u32::try_from(position).unwrap());
             let offset = u32::try_from(position % BLOCK_SIZE).unwrap();
+            let block_size = u32::try_from(BLOCK_SIZE).unwrap();
             batch
                 .slots
-                .push(chunk.blocks[position / BLOCK_SIZE] * BLOCK_SIZE as u32 + offset);
+                .push(chunk.blocks[position / BLOCK_SIZE] * block_size + offset);
         }
         batch.sequences.push(SequenceRows {
             rows: first_row..batch.tokens.len(),

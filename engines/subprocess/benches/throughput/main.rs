@@ -9,13 +9,13 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout,
+    clippy::wildcard_enum_match_arm,
     unreachable_pub,
     reason = "a benchmark fails by panicking and prints its figures"
 )]
 
-#[path = "rust_child.rs"]
 mod rust_child;
-#[path = "../tests/support/mod.rs"]
+#[path = "../../tests/support/mod.rs"]
 mod support;
 
 use std::path::Path;
