@@ -4,6 +4,7 @@
 //! through the alias in `.cargo/config.toml`; CI calls `cargo xtask test` and nothing else.
 
 mod author_crate;
+mod cuda_check;
 mod deny;
 mod llamacpp_check;
 mod openai_client;
@@ -87,6 +88,8 @@ enum Task {
     /// Run a real llama.cpp behind the real binary; builds it from source, which takes long, unless
     /// `GENSET_LLAMACPP_PYTHON` names an interpreter that has it
     LlamacppCheck,
+    /// Check that the candle engine builds for NVIDIA GPUs; needs none, and takes several minutes
+    CudaCheck,
     /// Install protoc, etcd and nats-server with apt-get, where they are missing
     InstallPrograms,
     /// Check licences, banned crates and sources with cargo-deny
@@ -138,6 +141,7 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::PythonPackageTest => python_package::run(&repo),
         Task::PythonKitTest => python_kit::run(&repo),
         Task::LlamacppCheck => llamacpp_check::run(&repo),
+        Task::CudaCheck => cuda_check::run(&repo),
         Task::InstallPrograms => system_packages::ensure_programs(),
         Task::Deny { advisories } => deny::run(&repo, deny::Advisories::from_flag(*advisories)),
     }
