@@ -9,7 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{
+    ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
+};
 use genset_backend_common::EngineError;
 use genset_engine_candle::CandleArgs;
 use genset_engine_echo::EchoArgs;
@@ -194,6 +196,9 @@ struct HttpArgs {
     /// Most memory of kept responses, in bytes
     #[arg(long, env = "GENSET_MAX_STORED_BYTES", default_value_t = FrontendConfig::default().max_stored_bytes)]
     max_stored_bytes: usize,
+    /// Most memory of a model's known prompts and their tokens, in bytes; 0 keeps none
+    #[arg(long, env = "GENSET_TOKENIZER_CACHE_BYTES", default_value_t = FrontendConfig::default().tokenizer_cache_bytes)]
+    tokenizer_cache_bytes: usize,
     /// Connections at once; more wait
     #[arg(long, env = "GENSET_MAX_CONNECTIONS", default_value_t = FrontendConfig::default().max_connections)]
     max_connections: usize,
@@ -206,9 +211,9 @@ struct HttpArgs {
     /// How long a client may take nothing of its answer, in seconds
     #[arg(long, env = "GENSET_WRITE_TIMEOUT", default_value = "60", value_parser = seconds)]
     write_timeout: Seconds,
-    /// Leave out the line that the log has for each request
-    #[arg(long, env = "GENSET_NO_ACCESS_LOG")]
-    no_access_log: bool,
+    /// Whether the log has a line for each request: true or false
+    #[arg(long, env = "GENSET_ACCESS_LOG", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    access_log: bool,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -430,12 +435,13 @@ fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
         max_embedding_inputs: http.max_embedding_inputs,
         max_stored_responses: http.max_stored_responses,
         max_stored_bytes: http.max_stored_bytes,
+        tokenizer_cache_bytes: http.tokenizer_cache_bytes,
         parsers,
         max_connections: http.max_connections,
         header_timeout: http.header_timeout.0,
         body_timeout: http.body_timeout.0,
         write_timeout: http.write_timeout.0,
-        access_log: !http.no_access_log,
+        access_log: http.access_log,
         ..FrontendConfig::default()
     };
     Ok(RunConfig {
@@ -469,8 +475,9 @@ fn check_words(
         (OutputKind::Engine(EngineKind::Server(kind)), path) => {
             required_model(*kind, path).map(drop)
         }
-        // It opens GGUF files too, and says what is wrong with a folder.
-        (OutputKind::Engine(EngineKind::Candle), _) => Ok(()),
+        (OutputKind::Engine(EngineKind::Candle), Some(path)) if is_gguf(path) && path.is_file() => {
+            Ok(())
+        }
         (_, path) => path.map_or(Ok(()), check_model_path),
     }
 }
@@ -630,7 +637,7 @@ fn check_model_path(path: &Path) -> Result<(), EngineError> {
         return Ok(());
     }
     let shown = path.display();
-    if is_gguf(path) {
+    if is_gguf(path) && path.is_file() {
         let problem =
             format!("{shown}: a GGUF file is for out=candle or out=llamacpp; give a model folder");
         return Err(EngineError::unsupported("MODEL", problem));
@@ -638,11 +645,11 @@ fn check_model_path(path: &Path) -> Result<(), EngineError> {
     if path.exists() {
         return Err(EngineError::invalid_argument(
             "MODEL",
-            format!("{shown} is a file; give the folder it lies in"),
+            format!("{shown} is neither a GGUF file nor a folder; give the folder it lies in"),
         ));
     }
     let problem = format!(
-        "{shown} is not a folder. Downloads from a model hub are not available in this build: \
+        "{shown} is neither a folder nor a file. Downloads from a model hub are not available in this build: \
          download the model and give its folder"
     );
     Err(EngineError::invalid_argument("MODEL", problem))
@@ -673,7 +680,7 @@ mod tests {
         let config = parse_words(&[]).unwrap();
         assert_eq!(
             (config.input, config.output),
-            (InputKind::Text, OutputKind::Engine(EngineKind::EchoCore))
+            (InputKind::Text, OutputKind::Engine(EngineKind::Candle))
         );
         let config = parse_words(&["out=sample", ".", "in=http", "--http-port", "0"]).unwrap();
         assert_eq!(
@@ -712,10 +719,20 @@ mod tests {
             (["in=batch:x.jsonl"], "batch:x.jsonl"),
             (["in=dyn://a.b.c.d"], "more than three parts"),
             (["out=dyn://é"], "no part of a name"),
-            (["out=foo"], "none of echo_core"),
+            (["out=foo"], "none of candle, echo_core"),
             (["in=foo"], "none of http"),
-            (["model.gguf"], "GGUF"),
-            (["Qwen/Qwen3-0.6B"], "Downloads"),
+        ] {
+            let error = parse_words(&words).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        for (words, expected) in [
+            (["out=candle", "model.gguf"], "neither a folder nor a file"),
+            (
+                ["out=sample", "Cargo.toml"],
+                "neither a GGUF file nor a folder",
+            ),
+            (["out=sample", "Qwen/Qwen3-0.6B"], "Downloads"),
+            (["out=sample", "--model-config=."], "--model-config"),
         ] {
             let error = parse_words(&words).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -29,10 +29,6 @@ pub(crate) fn banner(config: &RunConfig, server: &FrontendServer, model: &Served
         "stream": true,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     });
-    if config.output.is(EngineKind::EchoCore) {
-        // Its answer is the prompt, whose first end-of-sequence token comes early.
-        body["genset"] = json!({"ignore_eos": true});
-    }
     if config.output.is(EngineKind::Sample) {
         body["max_tokens"] = json!(16);
     }
@@ -80,9 +76,8 @@ pub(crate) async fn run_terminal(
     model: Arc<ServedModel>,
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
-    // The echo would end at the template's own end-of-sequence tokens.
-    let ignore_eos = config.output.is(EngineKind::EchoCore);
-    let chat = chat::Chat::new(model, ignore_eos);
+    let echoes_prompt = config.output.is(EngineKind::EchoCore);
+    let chat = chat::Chat::new(model, echoes_prompt);
     match config.input {
         InputKind::Stdin => stdin::run(chat, signals).await,
         InputKind::Text | InputKind::Http | InputKind::Dyn(_) => editor::run(chat, signals).await,

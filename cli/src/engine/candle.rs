@@ -16,7 +16,7 @@ use genset_runtime::ModelFolder;
 use tempfile::TempDir;
 
 use super::{TINY_CHAT, context_length, template};
-use crate::args::{RunConfig, is_gguf};
+use crate::args::RunConfig;
 
 /// The built-in model's weights: the smaller of the two files in the repository, which needs no work at the start.
 const TINY_CHAT_WEIGHTS: (&str, &[u8]) = (
@@ -56,14 +56,6 @@ fn of_path(
         let folder = config.worker.model_folder()?;
         let folder = folder.ok_or_else(|| EngineError::internal("the model's path is lost"))?;
         return Ok((folder, Arc::new(CandleEngine::from_args(args, path))));
-    }
-    if !is_gguf(path) {
-        let problem = format!(
-            "{} is neither the folder of a model nor a GGUF file. Downloads from a model hub are not available in this \
-             build: download the model and give its folder",
-            path.display()
-        );
-        return Err(EngineError::invalid_argument("MODEL", problem));
     }
     let model = OpenModel::open(path)?;
     let files = model.files(model_config)?;

@@ -27,17 +27,18 @@ pub(super) enum Turn {
 #[derive(Debug)]
 pub(super) struct Chat {
     model: Arc<ServedModel>,
-    ignore_eos: bool,
+    /// Whether the answer is to be the whole prompt, past the end-of-sequence tokens that its template puts in.
+    echoes_prompt: bool,
     system: Option<String>,
     messages: Vec<Value>,
     turns: u64,
 }
 
 impl Chat {
-    pub(super) fn new(model: Arc<ServedModel>, ignore_eos: bool) -> Self {
+    pub(super) fn new(model: Arc<ServedModel>, echoes_prompt: bool) -> Self {
         Self {
             model,
-            ignore_eos,
+            echoes_prompt,
             system: None,
             messages: Vec::new(),
             turns: 0,
@@ -85,9 +86,7 @@ impl Chat {
     ) -> Result<(String, Turn), EngineError> {
         self.turns += 1;
         let ctx = RequestContext::new(format!("chat-{}", self.turns));
-        let job = Job::chat(Arc::clone(&self.model), self.request()?)
-            .await
-            .map_err(to_engine_error)?;
+        let job = self.job().await.map_err(to_engine_error)?;
         let mut answers = job.start(&ctx).await?;
         let Some(mut answer) = answers.pop() else {
             return Err(EngineError::internal("the request had no answer"));
@@ -112,18 +111,28 @@ impl Chat {
         }
     }
 
-    fn request(&self) -> Result<ChatRequest, EngineError> {
+    async fn job(&self) -> Result<Job, ApiError> {
+        let mut request = self.request()?;
+        if self.echoes_prompt {
+            // The whole prompt, and then no more: the echo would begin again.
+            let counted = Job::chat(Arc::clone(&self.model), request.clone()).await?;
+            let tokens = counted.prompt().map_or(0, <[_]>::len);
+            request.params.stop.max_tokens = u32::try_from(tokens).ok().filter(|count| *count > 0);
+        }
+        Job::chat(Arc::clone(&self.model), request).await
+    }
+
+    fn request(&self) -> Result<ChatRequest, ApiError> {
         let system = self
             .system
             .iter()
             .map(|text| json!({"role": "system", "content": text}));
         let messages: Vec<Value> = system.chain(self.messages.iter().cloned()).collect();
-        let body = json!({"model": self.model_name(), "messages": messages, "ignore_eos": self.ignore_eos});
+        let body = json!({"model": self.model_name(), "messages": messages, "ignore_eos": self.echoes_prompt});
         ChatRequest::parse(
             body.to_string().as_bytes(),
             &RequestLimits::from(&FrontendConfig::default()),
         )
-        .map_err(to_engine_error)
     }
 }
 

@@ -61,7 +61,7 @@ async fn words_are_settings_and_win_over_the_file() {
     let path = file.path().to_str().unwrap();
     let shown = settings(&[], &[]).await;
     assert_setting(&shown, "in", "text", "default");
-    assert_setting(&shown, "out", "echo_core", "default");
+    assert_setting(&shown, "out", "candle", "default");
     assert_setting(&shown, "model", Value::Null, "unset");
 
     let shown = settings(&["--config", path], &[]).await;

@@ -8,6 +8,7 @@
     reason = "a test fails by panicking, also in its helpers"
 )]
 
+mod candle;
 mod config;
 mod conform;
 mod deploy;

@@ -11,10 +11,20 @@ use crate::fleet::Fleet;
 use crate::support::{Response, Server, soon};
 
 /// Documented metrics that no process of this test can show, and why.
-const NOT_SHOWN_HERE: [(&str, &str); 1] = [(
-    "genset_model_server_cache_config_info",
-    "only with an engine that declares a KV cache; backend-common tests it",
-)];
+const NOT_SHOWN_HERE: [(&str, &str); 3] = [
+    (
+        "genset_model_server_cache_config_info",
+        "only with an engine that declares a KV cache; backend-common tests it",
+    ),
+    (
+        "genset_http_key_requests_total",
+        "only with API keys; the frontend's tests have some",
+    ),
+    (
+        "genset_http_key_tokens_total",
+        "only with API keys; the frontend's tests have some",
+    ),
+];
 
 /// A row of the reference: type and labels.
 #[derive(Debug, PartialEq, Eq)]
@@ -90,6 +100,9 @@ async fn processes_have_the_metrics_that_are_documented_and_no_other() {
     let worker = fleet.worker(&[]).await;
     let frontend = fleet.frontend(&[]).await;
     frontend.stream(3).await.rest().await;
+    // One that fails.
+    let refused = frontend.post("/v1/chat/completions", "{}").await;
+    assert_eq!(refused.response().await.status, 400);
     for address in fleet.listed_addresses() {
         // A stranger at the wire port is refused, and his connection ends.
         let mut stranger = soon(TcpStream::connect(address)).await.unwrap();
@@ -99,6 +112,11 @@ async fn processes_have_the_metrics_that_are_documented_and_no_other() {
     let mut shown = BTreeMap::new();
     shown_with(&mut shown, "genset_wire_refused_total", async || {
         worker.get("/metrics").await
+    })
+    .await;
+    // While the model is still there.
+    shown_with(&mut shown, "genset_http_failures_total", async || {
+        frontend.get("/metrics").await
     })
     .await;
     worker.stop().await;

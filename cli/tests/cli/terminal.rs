@@ -38,7 +38,7 @@ impl Terminal {
         pty.resize(Size::new(24, 100)).expect("a size");
         let held = program_side.as_fd().try_clone_to_owned();
         let command = pty_process::Command::new(env!("CARGO_BIN_EXE_genset"))
-            .args(["run", "in=text"])
+            .args(["run", "in=text", "out=echo_core"])
             .args(words)
             .env_clear()
             .env("TERM", "xterm-256color")

@@ -92,8 +92,16 @@ async fn a_port_in_use_is_named() {
 async fn a_model_that_cannot_be_loaded_is_named() {
     refused(&["/no/such/folder"], &["MODEL", "/no/such/folder"]).await;
     refused(&["Qwen/Qwen3-0.6B"], &["MODEL", "Downloads"]).await;
-    refused(&["--model-path", "model.gguf"], &["GGUF"]).await;
-    refused(&["/dev/null"], &["/dev/null", "is a file"]).await;
+    refused(
+        &["--model-path", "model.gguf"],
+        &["neither a folder nor a file"],
+    )
+    .await;
+    refused(
+        &["/dev/null"],
+        &["/dev/null", "neither a GGUF file nor a folder"],
+    )
+    .await;
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
@@ -106,7 +114,7 @@ async fn a_model_that_cannot_be_loaded_is_named() {
     refused(&[path], &["tokenizer.json", "not valid JSON"]).await;
     fs::write(dir.path().join("config.json"), "{}").unwrap();
     fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
-    refused(&[path], &["vocab_size"]).await;
+    refused(&["out=sample", path], &["vocab_size"]).await;
 }
 
 #[tokio::test]

@@ -314,7 +314,13 @@ fn device(choice: DeviceChoice) -> Result<Device, EngineError> {
             Device::Cpu
         })),
         DeviceChoice::Cuda(number) => Device::new_cuda(number).map_err(|error| {
-            let problem = format!("the GPU {number} cannot be used: {error}; see what nvidia-smi lists, or use --device cpu");
+            let hint = if cfg!(feature = "cuda") {
+                "see what nvidia-smi lists"
+            } else {
+                "this build computes on the CPU alone; build it with the cargo feature cuda"
+            };
+            let problem =
+                format!("the GPU {number} cannot be used: {error}; {hint}, or use --device cpu");
             EngineError::invalid_argument("--device", problem)
         }),
     }

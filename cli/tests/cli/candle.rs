@@ -1,0 +1,216 @@
+//! `out=candle`: the language model that answers when nothing else is said.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::support::{Server, genset, run, run_with, tiny_chat};
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    messages: Value,
+    answer: String,
+}
+
+fn golden() -> Vec<Case> {
+    let file = fs::read(tiny_chat().join("golden.json")).expect("it is in the repository");
+    let golden: Golden = serde_json::from_slice(&file).expect("it is JSON");
+    assert!(golden.cases.len() > 20);
+    golden.cases
+}
+
+async fn chat(server: &Server, mut body: Value) -> Value {
+    body["model"] = "tiny-chat".into();
+    let exchange = server.post("/v1/chat/completions", &body.to_string()).await;
+    let answer = exchange.response().await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    serde_json::from_str(&answer.body).expect("JSON")
+}
+
+async fn answers_every_golden_question(server: Server) {
+    for case in golden() {
+        let answer = chat(&server, json!({"messages": case.messages})).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["message"]["content"], case.answer.as_str());
+        assert_eq!(choice["finish_reason"], "stop");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_built_in_model_answers_its_golden_questions() {
+    answers_every_golden_question(Server::start(&[]).await).await;
+}
+
+/// The weights as floats, which are quantized as they are loaded.
+#[tokio::test]
+async fn the_models_folder_answers_the_same() {
+    let folder = tiny_chat();
+    let folder = folder.to_str().expect("a path in UTF-8");
+    answers_every_golden_question(Server::start(&["out=candle", folder]).await).await;
+}
+
+/// The tokenizer and the template come out of the file.
+#[tokio::test]
+async fn a_gguf_file_alone_answers_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tiny-chat.gguf");
+    fs::copy(tiny_chat().join("tiny-chat-q8_0.gguf"), &file).expect("a copy");
+    let file = file.to_str().expect("a path in UTF-8");
+    let server = Server::start(&[file, "--model-name", "tiny-chat"]).await;
+    answers_every_golden_question(server).await;
+}
+
+#[tokio::test]
+async fn a_question_on_standard_input_is_answered() {
+    let ended = run_with(
+        genset(&["run", "in=stdin"]),
+        b"What is the capital of Spain?",
+    )
+    .await;
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert_eq!(ended.stdout.trim_end(), "The capital of Spain is Madrid.");
+}
+
+/// Answers that run together are those that each gives alone, be they greedy or seeded.
+#[tokio::test]
+async fn neighbours_change_nothing() {
+    let server = Server::start(&[]).await;
+    let cases = golden();
+    let body = |case: &Case, seed: u64| {
+        let temperature = if seed == 0 { 0.0 } else { 1.0 };
+        json!({
+            "messages": case.messages, "temperature": temperature, "seed": seed, "max_tokens": 24,
+            "logprobs": true, "top_logprobs": 2,
+        })
+    };
+    let jobs: Vec<(usize, u64)> = (0..16).map(|index| (index % 8, index as u64 % 3)).collect();
+    let mut alone = Vec::new();
+    for (case, seed) in &jobs {
+        alone.push(chat(&server, body(&cases[*case], *seed)).await["choices"].clone());
+    }
+    let together = jobs
+        .iter()
+        .map(|(case, seed)| chat(&server, body(&cases[*case], *seed)));
+    let together = futures_util::future::join_all(together).await;
+    for (alone, together) in alone.iter().zip(together) {
+        let (content, expected) = (
+            &together["choices"][0]["message"]["content"],
+            &alone[0]["message"]["content"],
+        );
+        assert_eq!(content, expected);
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_answer_keeps_to_its_schema() {
+    let server = Server::start(&[]).await;
+    let schema = json!({
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}, "people": {"type": "integer"}},
+        "required": ["city", "people"],
+        "additionalProperties": false,
+    });
+    let messages = json!([{"role": "user", "content": "What is the capital of France?"}]);
+    let format = json!({"type": "json_schema", "json_schema": {"name": "city", "schema": schema}});
+    for temperature in [0, 1] {
+        let body = json!({
+            "messages": messages, "response_format": format, "temperature": temperature, "seed": 1, "max_tokens": 200,
+        });
+        let answer = chat(&server, body).await;
+        let content = answer["choices"][0]["message"]["content"]
+            .as_str()
+            .expect("text");
+        let object: Value = serde_json::from_str(content).expect("it is JSON");
+        assert!(
+            ["Paris", "Rome"].contains(&object["city"].as_str().expect("a city")),
+            "{content}"
+        );
+        assert!(
+            object["people"].is_i64() || object["people"].is_u64(),
+            "{content}"
+        );
+    }
+    let choice = json!({"messages": messages, "guided_choice": ["yes", "no"]});
+    let answer = chat(&server, choice).await;
+    let content = answer["choices"][0]["message"]["content"]
+        .as_str()
+        .expect("text");
+    assert!(["yes", "no"].contains(&content), "{content}");
+    let broken = json!({
+        "model": "tiny-chat", "messages": messages, "guided_regex": "(",
+    });
+    let exchange = server
+        .post("/v1/chat/completions", &broken.to_string())
+        .await;
+    let refused = exchange.response().await;
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert!(refused.body.contains("guided_regex"), "{}", refused.body);
+    server.stop().await;
+}
+
+/// A prefix that was computed before is not computed again, and usage says so.
+#[tokio::test]
+async fn a_repeated_prompt_comes_from_the_cache() {
+    let server = Server::start(&[]).await;
+    let messages = json!([{"role": "user", "content": "one two three ".repeat(40)}]);
+    let cached = async || {
+        let body = json!({"messages": messages, "max_tokens": 1});
+        let usage = chat(&server, body).await["usage"].clone();
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+        (
+            cached.expect("a number"),
+            usage["prompt_tokens"].as_u64().expect("a number"),
+        )
+    };
+    let (first, prompt) = cached().await;
+    let (second, _) = cached().await;
+    assert!(
+        first < 32 && second + 16 >= prompt && second < prompt,
+        "{first}, {second} of {prompt}"
+    );
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_served_is_named_with_what_to_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
+    let half = path("half");
+    fs::create_dir(&half).expect("a folder");
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(tiny_chat().join(file), Path::new(&half).join(file)).expect("a copy");
+    }
+    let cut = path("cut.gguf");
+    let whole = fs::read(tiny_chat().join("tiny-chat-q8_0.gguf")).expect("it is there");
+    fs::write(&cut, &whole[..whole.len() / 2]).expect("a file");
+    let note = path("note.txt");
+    fs::write(&note, "no model").expect("a file");
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&[&half], 1, "model.safetensors"),
+        (&[&cut], 2, "cut.gguf"),
+        (&[&note], 2, "neither a GGUF file nor a folder"),
+        (&["org/model"], 2, "model hub"),
+        (&["--kv-cache-memory", "1B"], 1, "--kv-cache-memory"),
+        (&["--device", "cuda:0"], 1, "cuda"),
+    ];
+    for (words, code, says) in cases {
+        let words = [&["run", "in=stdin"], words].concat();
+        let ended = run(&words).await;
+        assert_eq!(ended.code, Some(code), "{words:?}: {}", ended.stderr);
+        let said = ended.stderr.to_lowercase();
+        assert!(
+            said.contains(&says.to_lowercase()),
+            "{words:?}: {}",
+            ended.stderr
+        );
+    }
+}
