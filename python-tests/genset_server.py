@@ -1,13 +1,20 @@
 """A real `genset` process for a test: started on a free port, stopped as an operator would stop it."""
 
+import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
+HERE = Path(__file__).parent
+MODEL = HERE.parent / "models" / "tiny-chat"
 ADDRESS = re.compile(r"listening on (http://[^\s\x1b]+)")
 METRIC = re.compile(r"^genset_http_requests_in_flight(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
 START_SECONDS = 60
@@ -89,3 +96,18 @@ class GensetServer:
                 self.url = found.group(1).rstrip("/")
                 self._started.set()
         self._started.set()  # The output has ended: without an address there will be none.
+
+
+def embedding_server(name, folder):
+    """A server whose one model, `name`, embeds; `folder` is an empty one for its files.
+
+    They are tiny-chat's, with a config.json that says that embeddings may be cut.
+    """
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(MODEL / file, folder / file)
+    config = {**json.loads((MODEL / "config.json").read_text()), "is_matryoshka": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = ["--model-name", name, "--model-path", str(folder)]
+    package = f"PYTHONPATH={HERE.parent / 'python' / 'src'}"
+    command = ["env", package, sys.executable, str(HERE / "embedding_engine.py"), *model]
+    return GensetServer(*model, out=f"cmd:{shlex.join(command)}")

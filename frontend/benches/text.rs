@@ -11,7 +11,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use genset_frontend::text::{ChatTemplate, Detokenizer, StopMatcher, TemplateInput, TextTokenizer};
 use serde_json::{Map, Value, json};
 use tokenizers::models::bpe::{BPE, BpeTrainer};
@@ -213,5 +213,76 @@ fn prompt(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, load_150k, detokenize, stop, prompt);
+/// A chat of ten messages and 8,000 tokens, as the template renders it. The marks make all but its last message new, and the last.
+fn conversation(tokenizer: &TextTokenizer, first_mark: u64, last_mark: u64) -> String {
+    let paragraph = tokenizer.encode(PARAGRAPH, false).unwrap().len();
+    let content = PARAGRAPH.repeat(800 / paragraph);
+    let mut text = String::new();
+    for turn in 0..10 {
+        let mark = if turn == 9 { last_mark } else { first_mark };
+        let role = ["user", "assistant"][turn % 2];
+        text.push_str(&format!("<|im_start|>{role}\n{mark} {content}<|im_end|>\n"));
+    }
+    text.push_str("<|im_start|>assistant\n");
+    text
+}
+
+/// The tokens of a conversation with the cache of known prefixes, and without.
+fn prefix(c: &mut Criterion) {
+    let mut json = byte_level_json();
+    let next = json["model"]["vocab"].as_object().unwrap().len();
+    json["added_tokens"] = ["<|im_start|>", "<|im_end|>"]
+        .iter()
+        .enumerate()
+        .map(|(index, content)| {
+            json!({ "id": next + index, "content": content, "special": true, "normalized": false,
+                "single_word": false, "lstrip": false, "rstrip": false })
+        })
+        .collect();
+    let plain = load(&json);
+    let cached = TextTokenizer::from_bytes(json.to_string().as_bytes()).unwrap();
+    let cached = cached.with_prefix_cache(16 << 20);
+    let mut group = c.benchmark_group("prefix");
+    let tokens = plain.encode(&conversation(&plain, 0, 0), false).unwrap();
+    group.throughput(Throughput::Elements(tokens.len() as u64));
+    let mut mark = 0;
+    let mut next_mark = || {
+        mark += 1;
+        mark
+    };
+    group.bench_function("8000_tokens_plain", |b| {
+        let make = || conversation(&plain, 0, next_mark());
+        b.iter_batched(
+            make,
+            |text| plain.encode(&text, false).unwrap(),
+            BatchSize::SmallInput,
+        );
+    });
+    group.bench_function("8000_tokens_all_but_the_last_message_known", |b| {
+        let make = || conversation(&plain, 0, next_mark());
+        b.iter_batched(
+            make,
+            |text| cached.encode_prompt(&text, false).unwrap(),
+            BatchSize::SmallInput,
+        );
+    });
+    group.bench_function("8000_tokens_all_known", |b| {
+        let text = conversation(&plain, 0, 0);
+        b.iter(|| cached.encode_prompt(&text, false).unwrap());
+    });
+    group.bench_function("8000_tokens_nothing_known", |b| {
+        let make = || {
+            let mark = next_mark();
+            conversation(&plain, mark, mark)
+        };
+        b.iter_batched(
+            make,
+            |text| cached.encode_prompt(&text, false).unwrap(),
+            BatchSize::SmallInput,
+        );
+    });
+    group.finish();
+}
+
+criterion_group!(benches, load_150k, detokenize, stop, prompt, prefix);
 criterion_main!(benches);

@@ -43,6 +43,8 @@ pub struct FrontendConfig {
     pub max_stored_responses: usize,
     /// The most memory they may take, in bytes.
     pub max_stored_bytes: usize,
+    /// The most memory that the tokens of known prompts may take, for each model, in bytes; 0 keeps none.
+    pub tokenizer_cache_bytes: usize,
     /// The parsers of answers, for every model, in place of what its card names.
     pub parsers: ParserNames,
     /// Connections at once; more wait to be accepted.
@@ -77,6 +79,7 @@ impl Default for FrontendConfig {
             max_tools: 128,
             max_stored_responses: 1024,
             max_stored_bytes: 64 << 20,
+            tokenizer_cache_bytes: 16 << 20,
             parsers: ParserNames::default(),
             max_connections: 16_384,
             header_timeout: Duration::from_secs(60),

@@ -85,18 +85,22 @@ enum OneOrMany {
 }
 
 impl TextFiles {
-    /// Reads a model's files; `file` gives them by name.
+    /// Reads a model's files; `file` gives them by name. The tokenizer keeps at most so many bytes of known prompts.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the file at fault.
-    pub fn read(file: impl Fn(&str) -> Option<Vec<u8>>) -> Result<Self, EngineError> {
+    pub fn read(
+        file: impl Fn(&str) -> Option<Vec<u8>>,
+        tokenizer_cache_bytes: usize,
+    ) -> Result<Self, EngineError> {
         let required = |name: &'static str| {
             file(name).ok_or_else(|| {
                 EngineError::invalid_argument(name, "the model's workers publish no such file")
             })
         };
         let tokenizer = TextTokenizer::from_bytes(&required("tokenizer.json")?)
-            .map_err(|error| bad_file("tokenizer.json", error))?;
+            .map_err(|error| bad_file("tokenizer.json", error))?
+            .with_prefix_cache(tokenizer_cache_bytes);
         let tokenizer_config = required("tokenizer_config.json")?;
         let source = match file("chat_template.jinja").map(String::from_utf8) {
             Some(Ok(jinja)) => TemplateSource::from_jinja(jinja, &tokenizer_config).map(Some),
@@ -185,6 +189,7 @@ impl Models {
             selection: config.selection,
             timeout: config.model_timeout,
             parsers: config.parsers.clone(),
+            tokenizer_cache_bytes: config.tokenizer_cache_bytes,
             timings: PromptTimings::register(runtime.metrics()),
         };
         let shutdown = models.shutdown.clone();
@@ -252,6 +257,7 @@ struct Follower {
     selection: SelectionMode,
     timeout: Duration,
     parsers: ParserNames,
+    tokenizer_cache_bytes: usize,
     timings: PromptTimings,
 }
 
@@ -365,7 +371,8 @@ impl Follower {
             files.insert(artifact.name.clone(), content);
         }
         // Building a tokenizer of a quarter million entries takes a second.
-        let read = move || TextFiles::read(|name| files.get(name).cloned());
+        let cache_bytes = self.tokenizer_cache_bytes;
+        let read = move || TextFiles::read(|name| files.get(name).cloned(), cache_bytes);
         tokio::task::spawn_blocking(read)
             .await
             .unwrap_or_else(|error| {

@@ -21,7 +21,7 @@ use crate::error::ApiError;
 use crate::model::{ServedModel, TextFiles};
 use crate::openai::{ChatRequest, CommonParams, CompletionRequest, Prompt, arguments_as_text};
 use crate::parsers::Splitting;
-use crate::text::{TemplateError, TemplateInput};
+use crate::text::{EncodedPrompt, TemplateError, TemplateInput};
 
 /// Prompts longer than this many bytes are tokenized on a thread of their own, so that they delay nobody else's tokens:
 /// about the text an async thread tokenizes in a few milliseconds.
@@ -93,7 +93,7 @@ impl Job {
             if let Some(splitting) = &mut splitting {
                 splitting.see_prompt(&prompt);
             }
-            let tokens = timings.tokenize(|| tokenize(text, &prompt, false, "messages"))?;
+            let tokens = timings.tokenize(|| encode(text, &prompt, false, "messages"))?;
             Ok((tokens, splitting))
         });
         let (tokens, splitting) = prepared.await?;
@@ -144,7 +144,7 @@ impl Job {
                     let tokens = off_async_threads(text.len(), move || match &with_model.text {
                         Some(files) => with_model
                             .timings
-                            .tokenize(|| tokenize(files, &text, true, "prompt")),
+                            .tokenize(|| encode(files, &text, true, "prompt")),
                         None => Ok(Vec::new()),
                     });
                     Input::Tokens(tokens.await?)
@@ -416,7 +416,16 @@ fn tokenize(
     add_special: bool,
     field: &str,
 ) -> Result<Vec<TokenId>, ApiError> {
+    encode(text, prompt, add_special, field).map(|prompt| prompt.ids)
+}
+
+fn encode(
+    text: &TextFiles,
+    prompt: &str,
+    add_special: bool,
+    field: &str,
+) -> Result<EncodedPrompt, ApiError> {
     text.tokenizer
-        .encode(prompt, add_special)
+        .encode_prompt(prompt, add_special)
         .map_err(|error| ApiError::invalid(field, format!("cannot be tokenized: {error}")))
 }

@@ -12,6 +12,7 @@
 //! where the stream is.
 
 pub mod detokenize;
+mod prefix_cache;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
@@ -21,4 +22,4 @@ pub use stop::{StopMatcher, StopOutcome};
 pub use template::{
     ChatTemplate, TemplateError, TemplateInput, TemplateSource, TemplateSourceError,
 };
-pub use tokenizer::{TextTokenizer, TokenizerError};
+pub use tokenizer::{EncodedPrompt, TextTokenizer, TokenizerError};

@@ -1,19 +1,23 @@
-//! How long prompts take to make.
+//! How long prompts take to make, and what was known of them.
 
-use genset_backend_common::MetricsRegistry;
+use genset_backend_common::{MetricsRegistry, TokenId};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
+
+use crate::text::EncodedPrompt;
 
 /// Bounds of the histograms, in seconds: a short prompt takes microseconds, a book tens of milliseconds.
 const BUCKETS_S: [f64; 12] = [
     10e-6, 30e-6, 100e-6, 300e-6, 1e-3, 3e-3, 10e-3, 30e-3, 100e-3, 300e-3, 1.0, 10.0,
 ];
 
-/// Histograms of the time that templates and tokenizers take. Clones share.
+/// Histograms of the time that templates and tokenizers take, and a counter of tokens that took none. Clones share.
 #[derive(Debug, Clone)]
 pub struct PromptTimings {
     template: Histogram,
     tokenize: Histogram,
+    cached_tokens: Counter,
 }
 
 impl PromptTimings {
@@ -23,6 +27,7 @@ impl PromptTimings {
         let this = Self {
             template: Histogram::new(BUCKETS_S),
             tokenize: Histogram::new(BUCKETS_S),
+            cached_tokens: Counter::default(),
         };
         registry.register(
             "genset_frontend_template_seconds",
@@ -34,6 +39,11 @@ impl PromptTimings {
             "From a prompt to its token ids",
             this.tokenize.clone(),
         );
+        registry.register(
+            "genset_frontend_tokenizer_cached_tokens",
+            "Prompt tokens that were known from other prompts",
+            this.cached_tokens.clone(),
+        );
         this
     }
 
@@ -42,9 +52,15 @@ impl PromptTimings {
         time(&self.template, render)
     }
 
-    /// Times a tokenizer.
-    pub(super) fn tokenize<T>(&self, encode: impl FnOnce() -> T) -> T {
-        time(&self.tokenize, encode)
+    /// Times a tokenizer, and counts what it knew.
+    pub(super) fn tokenize<E>(
+        &self,
+        encode: impl FnOnce() -> Result<EncodedPrompt, E>,
+    ) -> Result<Vec<TokenId>, E> {
+        let prompt = time(&self.tokenize, encode)?;
+        let cached = u64::try_from(prompt.cached_tokens).unwrap_or(u64::MAX);
+        self.cached_tokens.inc_by(cached);
+        Ok(prompt.ids)
     }
 }
 

@@ -3,10 +3,11 @@
 use crate::error::ApiError;
 
 /// The fields of a chat and what they are called here.
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 9] = [
     ("prompt", "input"),
     ("messages", "input"),
     ("max_completion_tokens", "max_output_tokens"),
+    ("logprobs", "top_logprobs"),
     ("reasoning_effort", "reasoning.effort"),
     ("response_format", "text.format"),
     ("response_format.json_schema.name", "text.format.name"),

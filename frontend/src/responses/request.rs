@@ -187,7 +187,8 @@ fn read_text(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), A
     let Some(mut text) = fields.object("text", "text.")? else {
         return Ok(());
     };
-    copy(&mut text, "verbosity", chat, "verbosity");
+    let medium = [json!("medium")];
+    text.refuse("verbosity", &medium, "only \"medium\" is available")?;
     if let Some(format) = text.take("format") {
         let mut format = Block::new("text.format".into(), format)?;
         let format = match format.required_string("type")?.as_str() {
@@ -223,6 +224,10 @@ fn read_reasoning(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<
         return Ok(());
     };
     copy(&mut reasoning, "effort", chat, "reasoning_effort");
+    let why = "the chat template decides which thoughts the model sees again";
+    reasoning.refuse("context", &[json!("auto")], why)?;
+    let standard = [json!("standard")];
+    reasoning.refuse("mode", &standard, "only \"standard\" is available")?;
     reasoning.finish(&["summary", "generate_summary"])
 }
 

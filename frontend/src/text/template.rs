@@ -19,6 +19,7 @@ mod python;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::error::Error;
 
 use minijinja::value::Serde;
@@ -205,7 +206,7 @@ impl ChatTemplate {
             .map(|token| defined("eos_token", token));
         let given = input.extra.iter().map(|(name, value)| defined(name, value));
         let own = [
-            defined("messages", input.messages),
+            defined("messages", without_nulls(input.messages)),
             defined("tools", tools),
             defined("add_generation_prompt", input.add_generation_prompt),
         ];
@@ -221,6 +222,23 @@ impl ChatTemplate {
             .add_template_owned(name, source)
             .map_err(|error| explain(&error, self.fuel))
     }
+}
+
+/// The messages as `transformers` hands them on: a key that is null is left out, for templates take a key for its presence.
+/// Clients that repeat an answer send it whole, with `"tool_calls": null`.
+fn without_nulls(messages: &[serde_json::Value]) -> Cow<'_, [serde_json::Value]> {
+    let has_null = |message: &serde_json::Value| {
+        let mut values = message.as_object().into_iter().flat_map(Map::values);
+        values.any(serde_json::Value::is_null)
+    };
+    if !messages.iter().any(has_null) {
+        return Cow::Borrowed(messages);
+    }
+    let mut messages = messages.to_vec();
+    for message in messages.iter_mut().filter_map(|m| m.as_object_mut()) {
+        message.retain(|_, value| !value.is_null());
+    }
+    Cow::Owned(messages)
 }
 
 /// Sorts an error of the template engine by who is at fault.

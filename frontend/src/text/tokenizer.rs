@@ -1,9 +1,10 @@
 //! Prompt text to token ids, and what each token id stands for.
 //!
-//! [`TextTokenizer`] wraps a `tokenizer.json` of the `tokenizers` crate. It is immutable and shared by
+//! [`TextTokenizer`] wraps a `tokenizer.json` of the `tokenizers` crate. It is shared by
 //! [`Arc`](std::sync::Arc): the preprocessor encodes prompts with it, every
 //! [`Detokenizer`](super::Detokenizer) reads its table of decoded pieces, and log-probabilities ask it
-//! for the text of single tokens. It is not the place for chat formatting (see
+//! for the text of single tokens. With a [cache](TextTokenizer::with_prefix_cache) a conversation's
+//! history is not tokenized again with every turn; nothing else in it changes. It is not the place for chat formatting (see
 //! [`template`](super::template)) or for limits on the prompt's length, which belong to validation.
 
 use std::fmt;
@@ -11,6 +12,7 @@ use std::fmt;
 use tokenizers::Tokenizer;
 
 use super::detokenize::pieces::{PieceTable, Position};
+use super::prefix_cache::PrefixCache;
 
 /// Why a tokenizer could not be loaded, or could not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +75,16 @@ pub struct TextTokenizer {
     inner: Tokenizer,
     pieces: PieceTable,
     vocab_size: usize,
+    prefixes: Option<PrefixCache>,
+}
+
+/// A prompt's tokens.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EncodedPrompt {
+    /// All of them.
+    pub ids: Vec<u32>,
+    /// How many of them were known from other prompts.
+    pub cached_tokens: usize,
 }
 
 impl TextTokenizer {
@@ -97,7 +109,16 @@ impl TextTokenizer {
             inner,
             pieces,
             vocab_size,
+            prefixes: None,
         })
+    }
+
+    /// With a cache of at most so many bytes for [`encode_prompt`](Self::encode_prompt); 0 for none. There is none either
+    /// where it could not be exact, such as for a tokenizer without special tokens.
+    #[must_use]
+    pub fn with_prefix_cache(mut self, max_bytes: usize) -> Self {
+        self.prefixes = PrefixCache::try_new(&self.inner, max_bytes);
+        self
     }
 
     /// The token ids of `text`. With `add_special_tokens` the tokenizer's post-processor adds what the
@@ -116,6 +137,28 @@ impl TextTokenizer {
             .encode_fast(text, add_special_tokens)
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|source| TokenizerError::Encode { source })
+    }
+
+    /// The same tokens as [`encode`](Self::encode). What is known from other prompts, up to a special token, is not
+    /// tokenized again: time grows with the rest. Prompts with `add_special_tokens` do without the cache.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_prompt(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<EncodedPrompt, TokenizerError> {
+        match &self.prefixes {
+            Some(prefixes) if !add_special_tokens => {
+                prefixes.encode(text, |part| self.encode(part, false))
+            }
+            Some(_) | None => Ok(EncodedPrompt {
+                ids: self.encode(text, add_special_tokens)?,
+                cached_tokens: 0,
+            }),
+        }
     }
 
     /// Decodes a whole sequence at once: the reference that a [`Detokenizer`](super::Detokenizer)'s
@@ -186,6 +229,7 @@ impl fmt::Debug for TextTokenizer {
         f.debug_struct("TextTokenizer")
             .field("vocab_size", &self.vocab_size)
             .field("decoding", &self.pieces.plan())
+            .field("has_prefix_cache", &self.prefixes.is_some())
             .finish_non_exhaustive()
     }
 }
@@ -254,6 +298,33 @@ mod tests {
         let text = "the quick brown fox";
         let ids = tokenizer.encode(text, false).unwrap();
         assert_eq!(tokenizer.decode_all(&ids, false).unwrap(), text);
+    }
+
+    #[test]
+    fn known_prefixes_are_not_tokenized_again() {
+        let json = fixtures::byte_level_json().to_string();
+        let plain = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
+        let cached = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
+        let cached = cached.with_prefix_cache(1 << 20);
+        let known = format!("<|bos|>{}<|eos|>", "the quick brown fox ".repeat(20));
+        for (rest, cached_tokens) in [
+            ("one", 0),
+            ("two", plain.encode(&known, false).unwrap().len()),
+        ] {
+            let text = format!("{known}{rest}");
+            let prompt = cached.encode_prompt(&text, false).unwrap();
+            assert_eq!(prompt.ids, plain.encode(&text, false).unwrap());
+            assert_eq!(prompt.cached_tokens, cached_tokens);
+        }
+        for max_bytes in [0, 1 << 20] {
+            let tokenizer = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
+            let tokenizer = tokenizer.with_prefix_cache(max_bytes);
+            for _ in 0..2 {
+                let prompt = tokenizer.encode_prompt(&known, true).unwrap();
+                assert_eq!(prompt.ids, plain.encode(&known, true).unwrap());
+                assert_eq!(prompt.cached_tokens, 0);
+            }
+        }
     }
 
     #[test]

@@ -530,7 +530,7 @@ async fn what_is_wrong_is_named_in_the_words_of_this_api() {
             "previous_response_id",
         ),
         (json!({"reasoning": {"effort": "low"}}), "reasoning.effort"),
-        (json!({"text": {"verbosity": "high"}}), "verbosity"),
+        (json!({"text": {"verbosity": "high"}}), "text.verbosity"),
         (
             json!({"text": {"format": {"type": "poem"}}}),
             "text.format.type",

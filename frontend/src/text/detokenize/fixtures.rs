@@ -90,7 +90,7 @@ pub(in crate::text) fn tiktoken() -> Arc<TextTokenizer> {
 }
 
 /// A BPE vocabulary over `▁`-separated words, with all byte tokens and no decoder.
-fn sentence_piece_json() -> Value {
+pub(in crate::text) fn sentence_piece_json() -> Value {
     let bytes = (0..=u8::MAX).map(|byte| AddedToken::from(format!("<0x{byte:02X}>"), false));
     let trainer = BpeTrainer::builder()
         .vocab_size(600)
@@ -123,8 +123,7 @@ pub(in crate::text) fn sentence_piece() -> Arc<TextTokenizer> {
     .unwrap()
 }
 
-/// As BERT.
-pub(in crate::text) fn word_piece() -> Arc<TextTokenizer> {
+pub(in crate::text) fn word_piece_json() -> Value {
     let model = WordPiece::builder()
         .unk_token("[UNK]".to_owned())
         .build()
@@ -136,5 +135,10 @@ pub(in crate::text) fn word_piece() -> Arc<TextTokenizer> {
         .build();
     let mut tokenizer = train(model.into(), BertPreTokenizer, trainer);
     tokenizer.with_decoder(Some(tokenizers::decoders::wordpiece::WordPiece::default()));
-    parse(&load(&tokenizer)).unwrap()
+    load(&tokenizer)
+}
+
+/// As BERT.
+pub(in crate::text) fn word_piece() -> Arc<TextTokenizer> {
+    parse(&word_piece_json()).unwrap()
 }
