@@ -78,7 +78,7 @@ async fn chat_completions() {
         ),
         (
             "chat_past_eos",
-            json!({"ignore_eos": true, "add_generation_prompt": false}),
+            json!({"ignore_eos": true, "add_generation_prompt": false, "max_tokens": 7}),
         ),
     ];
     for (name, further) in cases {
