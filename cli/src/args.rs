@@ -161,7 +161,7 @@ struct HttpArgs {
     /// TOML file with the hashed keys of those who may ask; 'genset key NAME' makes one
     #[arg(long, env = "GENSET_API_KEYS", value_name = "FILE")]
     api_keys: Option<PathBuf>,
-    /// Origin of web pages that may ask, as https://app.example.com; * for any; several, separated by commas
+    /// Origins of web pages that may ask, each a scheme and a host, separated by commas; * for any
     #[arg(
         long,
         env = "GENSET_CORS_ORIGINS",
