@@ -138,12 +138,12 @@ const PROCESSES: &[(&str, &str, &[&str])] = &[
     (
         "token_out_of_range",
         "an embedding table padded to a round size, whose padding rows are sampled too",
-        &["SP01", "SP14"],
+        &["SP14"],
     ),
     (
         "empty_chunk",
         "an item for each step, whether or not it brought a token",
-        &["SP01", "SP14"],
+        &["SP14"],
     ),
     (
         "terminal_that_is_no_output",
