@@ -55,7 +55,7 @@ fn make(args: &MakeModelArgs) -> Result<String, EngineError> {
         gguf: args.gguf,
         tokenizer: &tokenizer,
     };
-    let progress = Progress::new("writing weights");
+    let progress = Progress::of_bytes("writing weights");
     let made = synthetic::make_model(&args.out, &options, &|done| {
         progress.set(done.bytes, done.all_bytes);
     });

@@ -13,9 +13,19 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(label: &'static str) -> Self {
+    pub(super) fn of_bytes(label: &'static str) -> Self {
+        Self::new(
+            label,
+            "{msg} [{bar:40}] {decimal_bytes}/{decimal_total_bytes} {eta}",
+        )
+    }
+
+    pub(super) fn of_rounds(label: &'static str) -> Self {
+        Self::new(label, "{msg} [{bar:40}] {pos}/{len} {eta}")
+    }
+
+    fn new(label: &'static str, style: &str) -> Self {
         let bar = ProgressBar::new(0);
-        let style = "{msg} [{bar:40}] {decimal_bytes}/{decimal_total_bytes} {eta}";
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
@@ -27,7 +37,7 @@ impl Progress {
         }
     }
 
-    /// `done` of `all` bytes are done.
+    /// `done` of `all` are done.
     pub(super) fn set(&self, done: u64, all: u64) {
         if !self.bar.is_hidden() {
             self.bar.set_length(all);

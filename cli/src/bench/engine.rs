@@ -1,0 +1,252 @@
+//! `genset bench engine`: how fast the engine of `out=candle` computes a model, without tokenizer, worker and server.
+//!
+//! Prompts are random tokens, none of them seen before unless that is what is measured. Each figure is the median of
+//! several measurements, which take turns, so that a machine that slows down slows all of them.
+
+mod load;
+mod report;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use genset_backend_common::{EngineError, LLMEngine, StartContext};
+use genset_engine_candle::{CandleArgs, CandleEngine};
+use serde::Serialize;
+
+use super::progress::Progress;
+use crate::input::print;
+use load::Load;
+
+#[derive(Debug, Args)]
+pub(crate) struct EngineBenchArgs {
+    /// Checkout folder or GGUF file
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Sequences that decode at once, each list entry a measurement
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64], value_name = "COUNTS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    sequences: Vec<u32>,
+    /// Tokens in the prompt of a sequence that decodes
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context_tokens: u32,
+    /// Tokens that a sequence decodes
+    #[arg(long, default_value_t = 48, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(8..))]
+    new_tokens: u32,
+    /// Tokens in the prompt of which prefill is measured
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    prefill_tokens: u32,
+    /// Tokens in the prompt that comes twice
+    #[arg(long, default_value_t = 1000, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    prefix_tokens: u32,
+    /// Measurements of each kind; the median is shown
+    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeats: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten, next_help_heading = "Engine")]
+    candle: CandleArgs,
+}
+
+/// What was measured; rates are medians.
+#[derive(Debug, Serialize)]
+struct Measured {
+    /// The served model's name.
+    model: String,
+    decode: Vec<Decode>,
+    prefill_tokens: u32,
+    prefill_tokens_per_s: f64,
+    prefix_tokens: u32,
+    first_token_cold_s: f64,
+    first_token_cached_s: f64,
+}
+
+/// Sequences that decode together.
+#[derive(Debug, Serialize)]
+struct Decode {
+    sequences: u32,
+    tokens_per_s: f64,
+    /// Part of a step's time that is not spent in the model: planning, sampling, delivering.
+    outside_model: f64,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// The model cannot be loaded, or refuses the lengths that were asked for.
+pub(super) fn perform(args: &EngineBenchArgs) -> Result<(), EngineError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            EngineError::internal("the async runtime cannot be started").with_source(error)
+        })?;
+    let measured = runtime.block_on(measure(args))?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&measured).map_err(|error| {
+            EngineError::internal("figures that are no JSON").with_source(error)
+        })?;
+        print(&format!("{text}\n"));
+    } else {
+        print(&report::table(&measured));
+    }
+    Ok(())
+}
+
+async fn measure(args: &EngineBenchArgs) -> Result<Measured, EngineError> {
+    let mut candle = args.candle.clone();
+    let most = args.sequences.iter().copied().max().unwrap_or(1);
+    candle.max_num_seqs.get_or_insert(most);
+    let engine = CandleEngine::from_args(&candle, &args.model);
+    let start = StartContext::detached(1);
+    let metrics = start.metrics.clone();
+    let measured = match engine.start(start).await {
+        Ok(config) => {
+            let load = Load::new(&engine, &config, metrics);
+            measure_all(args, load, config.model).await
+        }
+        Err(error) => Err(error),
+    };
+    engine.cleanup().await?;
+    measured
+}
+
+async fn measure_all(
+    args: &EngineBenchArgs,
+    mut load: Load<'_>,
+    model: String,
+) -> Result<Measured, EngineError> {
+    let progress = Progress::of_rounds("measuring");
+    let repeats = u64::from(args.repeats);
+    let rounds = repeats + 1;
+    let mut decodes = vec![Vec::new(); args.sequences.len()];
+    let (mut prefills, mut colds, mut cacheds) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..rounds {
+        progress.set(round, rounds);
+        let mut of_round = Vec::new();
+        for sequences in &args.sequences {
+            of_round.push(
+                load.decode(*sequences, args.context_tokens, args.new_tokens)
+                    .await?,
+            );
+        }
+        let prefill = load.first_token(args.prefill_tokens).await?;
+        let (cold, cached) = load.first_token_twice(args.prefix_tokens).await?;
+        // The first round warms up: pages of the model's file, the processor's clock, the threads.
+        if round > 0 {
+            for (all, one) in decodes.iter_mut().zip(of_round) {
+                all.push(one);
+            }
+            prefills.push(prefill.as_secs_f64());
+            colds.push(cold.as_secs_f64());
+            cacheds.push(cached.as_secs_f64());
+        }
+    }
+    progress.finish();
+    let decode = args.sequences.iter().zip(decodes).map(|(&sequences, all)| {
+        let rates = all.iter().map(|one| one.tokens_per_s).collect();
+        let outside = all.iter().map(|one| one.outside_model).collect();
+        Decode {
+            sequences,
+            tokens_per_s: median(rates),
+            outside_model: median(outside),
+        }
+    });
+    Ok(Measured {
+        model,
+        decode: decode.collect(),
+        prefill_tokens: args.prefill_tokens,
+        prefill_tokens_per_s: f64::from(args.prefill_tokens) / median(prefills),
+        prefix_tokens: args.prefix_tokens,
+        first_token_cold_s: median(colds),
+        first_token_cached_s: median(cacheds),
+    })
+}
+
+/// The middle one; of an even number, the upper of the two in the middle.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// `duration` in the unit that people read it in.
+fn readable(duration: Duration) -> String {
+    let ms = duration.as_secs_f64() * 1000.0;
+    if ms < 1000.0 {
+        format!("{ms:.1} ms")
+    } else {
+        format!("{:.2} s", ms / 1000.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_engine_candle::synthetic::{self, SyntheticOptions, SyntheticSize};
+
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert!(median(Vec::new()).is_nan());
+    }
+
+    #[test]
+    fn a_model_is_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = SyntheticOptions {
+            size: SyntheticSize::Tiny,
+            seed: 1,
+            gguf: None,
+            tokenizer: &[],
+        };
+        synthetic::make_model(&folder.path().join("m"), &options, &|_| {}).unwrap();
+        let args = EngineBenchArgs {
+            model: folder.path().join("m"),
+            sequences: vec![1, 3],
+            context_tokens: 8,
+            new_tokens: 8,
+            prefill_tokens: 32,
+            prefix_tokens: 64,
+            repeats: 1,
+            json: true,
+            candle: CandleArgs::default(),
+        };
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let measured = runtime.block_on(measure(&args)).unwrap();
+        assert_eq!(measured.decode.len(), 2);
+        for one in &measured.decode {
+            assert!(one.tokens_per_s > 0.0, "{measured:?}");
+            assert!((0.0..=1.0).contains(&one.outside_model), "{measured:?}");
+        }
+        assert!(measured.prefill_tokens_per_s > 0.0 && measured.first_token_cached_s > 0.0);
+        let table = report::table(&measured);
+        assert!(table.contains("3 sequences"), "{table}");
+    }
+
+    #[test]
+    fn lengths_beyond_the_context_are_refused_by_the_engine() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = SyntheticOptions {
+            size: SyntheticSize::Tiny,
+            seed: 1,
+            gguf: None,
+            tokenizer: &[],
+        };
+        synthetic::make_model(&folder.path().join("m"), &options, &|_| {}).unwrap();
+        let args = EngineBenchArgs {
+            model: folder.path().join("m"),
+            sequences: vec![1],
+            context_tokens: 8,
+            new_tokens: 8,
+            prefill_tokens: 1_000_000,
+            prefix_tokens: 64,
+            repeats: 1,
+            json: false,
+            candle: CandleArgs::default(),
+        };
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let error = runtime.block_on(measure(&args)).unwrap_err();
+        assert!(error.to_string().contains("prompt"), "{error}");
+    }
+}

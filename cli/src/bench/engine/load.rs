@@ -1,0 +1,210 @@
+//! [`Load`]: requests to an engine, and when their tokens came.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::try_join_all;
+use genset_backend_common::output::Output;
+use genset_backend_common::{
+    EngineConfig, EngineError, GenerateRequest, LLMEngine, MetricsRegistry, RequestContext, TokenId,
+};
+use tokio::time::Instant;
+
+/// One measurement of sequences that decode together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DecodeFigures {
+    pub(super) tokens_per_s: f64,
+    pub(super) outside_model: f64,
+}
+
+/// An engine under load.
+pub(super) struct Load<'a> {
+    engine: &'a dyn LLMEngine,
+    metrics: MetricsRegistry,
+    vocab_size: u32,
+    requests: u64,
+    random: u64,
+}
+
+/// When tokens came, and how many at once.
+type Arrivals = Vec<(Instant, usize)>;
+
+impl<'a> Load<'a> {
+    pub(super) fn new(
+        engine: &'a dyn LLMEngine,
+        config: &EngineConfig,
+        metrics: MetricsRegistry,
+    ) -> Self {
+        Self {
+            engine,
+            metrics,
+            vocab_size: config.vocab_size.map_or(1, std::num::NonZeroU32::get),
+            requests: 0,
+            random: 0x9E37_79B9_7F4A_7C15,
+        }
+    }
+
+    /// `sequences` sequences with prompts of their own decode `new_tokens` each. The rate is of the time in which all of
+    /// them decode; the part outside the model is of all their steps.
+    pub(super) async fn decode(
+        &mut self,
+        sequences: u32,
+        context_tokens: u32,
+        new_tokens: u32,
+    ) -> Result<DecodeFigures, EngineError> {
+        let prompts: Vec<_> = (0..sequences)
+            .map(|_| self.prompt(context_tokens))
+            .collect();
+        let requests: Vec<_> = prompts
+            .into_iter()
+            .map(|prompt| self.request(prompt, new_tokens))
+            .collect();
+        let before = self.step_times();
+        let engine = self.engine;
+        let all = try_join_all(
+            requests
+                .into_iter()
+                .map(|(request, ctx)| arrivals(engine, request, ctx)),
+        );
+        let all = all.await?;
+        let after = self.step_times();
+        let (step, forward) = (after.0 - before.0, after.1 - before.1);
+        Ok(DecodeFigures {
+            tokens_per_s: together(&all),
+            outside_model: ((step - forward) / step).clamp(0.0, 1.0),
+        })
+    }
+
+    /// From a request with a prompt not seen before to its first token.
+    pub(super) async fn first_token(
+        &mut self,
+        prompt_tokens: u32,
+    ) -> Result<Duration, EngineError> {
+        let prompt = self.prompt(prompt_tokens);
+        self.time_first_token(prompt).await
+    }
+
+    /// From a request to its first token: the first time, and the second time.
+    pub(super) async fn first_token_twice(
+        &mut self,
+        prompt_tokens: u32,
+    ) -> Result<(Duration, Duration), EngineError> {
+        let prompt = self.prompt(prompt_tokens);
+        let cold = self.time_first_token(prompt.clone()).await?;
+        let cached = self.time_first_token(prompt).await?;
+        Ok((cold, cached))
+    }
+
+    async fn time_first_token(&mut self, prompt: Vec<TokenId>) -> Result<Duration, EngineError> {
+        let (request, ctx) = self.request(prompt, 1);
+        let asked = Instant::now();
+        let came = arrivals(self.engine, request, ctx).await?;
+        let first = came.first().map(|(at, _)| *at - asked);
+        first.ok_or_else(|| EngineError::internal("an answer without a token"))
+    }
+
+    fn request(
+        &mut self,
+        prompt: Vec<TokenId>,
+        max_tokens: u32,
+    ) -> (GenerateRequest, RequestContext) {
+        self.requests += 1;
+        let mut request = GenerateRequest::from_tokens("bench", prompt);
+        request.stop.max_tokens = Some(max_tokens);
+        request.stop.ignore_eos = true;
+        request.sampling.temperature = Some(0.0);
+        (
+            request,
+            RequestContext::new(format!("bench-{}", self.requests)),
+        )
+    }
+
+    /// Tokens from a linear congruential generator: no two prompts begin alike.
+    fn prompt(&mut self, tokens: u32) -> Vec<TokenId> {
+        (0..tokens)
+            .map(|_| {
+                self.random = self
+                    .random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                u32::try_from((self.random >> 33) % u64::from(self.vocab_size)).unwrap_or(0)
+            })
+            .collect()
+    }
+
+    /// Seconds in steps so far, and in the model.
+    fn step_times(&self) -> (f64, f64) {
+        let text = self.metrics.encode();
+        let sum = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|value| value.trim().parse().ok())
+                .unwrap_or(0.0)
+        };
+        (
+            sum("genset_candle_step_seconds_sum "),
+            sum("genset_candle_forward_seconds_sum "),
+        )
+    }
+}
+
+async fn arrivals(
+    engine: &dyn LLMEngine,
+    request: GenerateRequest,
+    ctx: RequestContext,
+) -> Result<Arrivals, EngineError> {
+    let mut stream = engine.generate(request, ctx).await?;
+    let mut came = Vec::new();
+    while let Some(output) = stream.next().await {
+        let tokens = match output? {
+            Output::Tokens(chunk) => chunk.token_ids.len(),
+            Output::Finished(finished) => finished.last.token_ids.len(),
+            Output::Text(_) | Output::Embeddings(_) => 0,
+        };
+        if tokens > 0 {
+            came.push((Instant::now(), tokens));
+        }
+    }
+    Ok(came)
+}
+
+/// Tokens a second between the moment when the last sequence has begun and the moment when the first one ends.
+#[expect(clippy::cast_precision_loss, reason = "thousands of tokens")]
+fn together(all: &[Arrivals]) -> f64 {
+    let begun = all
+        .iter()
+        .filter_map(|came| came.first())
+        .map(|(at, _)| *at)
+        .max();
+    let ended = all
+        .iter()
+        .filter_map(|came| came.last())
+        .map(|(at, _)| *at)
+        .min();
+    let (Some(begun), Some(ended)) = (begun, ended) else {
+        return f64::NAN;
+    };
+    let within = |(at, _): &&(Instant, usize)| *at > begun && *at <= ended;
+    let tokens: usize = all
+        .iter()
+        .flatten()
+        .filter(within)
+        .map(|(_, tokens)| *tokens)
+        .sum();
+    tokens as f64 / ended.saturating_duration_since(begun).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_of_the_time_in_which_all_decode() {
+        let zero = Instant::now();
+        let at = |ms: u64| zero + Duration::from_millis(ms);
+        let early: Arrivals = (0..=4).map(|n| (at(n * 100), 1)).collect();
+        let late: Arrivals = (2..=6).map(|n| (at(n * 100), 1)).collect();
+        // From 200 ms, when the later one begins, to 400 ms, when the earlier one ends: two tokens each.
+        assert!((together(&[early, late]) - 20.0).abs() < 1e-6);
+        assert!(together(&[]).is_nan());
+    }
+}

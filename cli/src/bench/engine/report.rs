@@ -1,0 +1,46 @@
+//! The figures as a person reads them.
+
+use std::time::Duration;
+
+use super::{Measured, readable};
+
+/// A line for each figure.
+pub(super) fn table(measured: &Measured) -> String {
+    let mut text = format!("{}\n", measured.model);
+    let one = measured.decode.iter().find(|decode| decode.sequences == 1);
+    for decode in &measured.decode {
+        let plural = if decode.sequences == 1 { "" } else { "s" };
+        let what = format!("decode, {} sequence{plural}", decode.sequences);
+        let times = one
+            .filter(|one| one.sequences != decode.sequences)
+            .map(|one| format!(", {:.1} times one", decode.tokens_per_s / one.tokens_per_s))
+            .unwrap_or_default();
+        text.push_str(&line(
+            &what,
+            &format!(
+                "{:.0} tokens/s, {:.1} % of a step outside the model{times}",
+                decode.tokens_per_s,
+                100.0 * decode.outside_model
+            ),
+        ));
+    }
+    text.push_str(&line(
+        &format!("prefill, {} tokens", measured.prefill_tokens),
+        &format!("{:.0} tokens/s", measured.prefill_tokens_per_s),
+    ));
+    let seconds = |s: f64| readable(Duration::try_from_secs_f64(s).unwrap_or_default());
+    text.push_str(&line(
+        &format!("first token, prompt of {}", measured.prefix_tokens),
+        &format!(
+            "{} the first time, {} the second time: 1/{:.0}",
+            seconds(measured.first_token_cold_s),
+            seconds(measured.first_token_cached_s),
+            measured.first_token_cold_s / measured.first_token_cached_s
+        ),
+    ));
+    text
+}
+
+fn line(what: &str, figure: &str) -> String {
+    format!("  {what:<28} {figure}\n")
+}
