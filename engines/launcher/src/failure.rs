@@ -1,10 +1,9 @@
 //! [`ServerFailure`]: how a server can fail, told apart by what was seen.
 
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::ExitStatus;
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
+use genset_child::End;
 
 /// Why a server is of no more use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,7 +21,13 @@ pub enum ServerFailure {
         /// The signal's number.
         signal: i32,
     },
-    /// SIGKILL ended it, and it was not ours.
+    /// The kernel killed in its control group because memory ran out, and it ended by SIGKILL.
+    #[error(
+        "was killed because memory ran out: its control group counts an out-of-memory kill; raise the memory limit, or have \
+         the server use less"
+    )]
+    OutOfMemory,
+    /// SIGKILL ended it; it was not ours, and nobody says whose.
     #[error(
         "was killed (SIGKILL), and not by this worker: most often the kernel does that when memory runs out; look for \
          oom-kill in the kernel's log"
@@ -49,24 +54,15 @@ pub enum ServerFailure {
 }
 
 impl ServerFailure {
-    /// What an end that nobody asked for says.
-    pub(crate) fn of(status: ExitStatus) -> Self {
-        match (status.code(), status.signal()) {
-            (Some(code), _) => Self::Exited { code },
-            (None, Some(9)) => Self::Killed,
-            (None, signal) => Self::Crashed {
-                signal: signal.unwrap_or_default(),
-            },
-        }
-    }
-
     /// What the failure means to a request, and to whoever called `start`.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Exited { .. } | Self::Crashed { .. } | Self::Killed | Self::Hung { .. } => {
-                ErrorKind::Disconnected
-            }
+            Self::Exited { .. }
+            | Self::Crashed { .. }
+            | Self::OutOfMemory
+            | Self::Killed
+            | Self::Hung { .. } => ErrorKind::Disconnected,
             Self::TooLate { .. } => ErrorKind::DeadlineExceeded,
             Self::Stopped => ErrorKind::EngineShutdown,
         }
@@ -80,5 +76,16 @@ impl ServerFailure {
             message.push_str(&lines.join("\n"));
         }
         EngineError::new(self.kind(), message).with_source(self.clone())
+    }
+}
+
+impl From<End> for ServerFailure {
+    fn from(end: End) -> Self {
+        match end {
+            End::Exited { code } => Self::Exited { code },
+            End::Crashed { signal, .. } => Self::Crashed { signal },
+            End::Killed => Self::Killed,
+            End::OutOfMemory => Self::OutOfMemory,
+        }
     }
 }

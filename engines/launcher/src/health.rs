@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use genset_backend_common::ProgressReporter;
+use genset_child::Tail;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::dialect::Dialect;
 use crate::failure::ServerFailure;
 use crate::http::Client;
-use crate::lines::Tail;
 
 /// How often a server that starts is asked.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -5,20 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ProgressReporter};
-use tokio::time::timeout;
+use genset_child::{End, Tail, follow, last_lines, leave};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::command::Plan;
 use crate::config::LauncherConfig;
 use crate::failure::ServerFailure;
 use crate::health;
-use crate::lines::{Tail, follow};
+use crate::lines::log;
 use crate::probe;
 use crate::process::Process;
 use crate::server::Server;
-
-/// How long the last lines may take after the group is gone.
-const LAST_LINES: Duration = Duration::from_millis(500);
 
 /// The one owner of a server's process. Dropped, it kills the server and all that it started.
 #[derive(Debug)]
@@ -36,7 +33,7 @@ impl Life {
     /// Nothing is lost when the future is dropped.
     pub(crate) async fn ended(&mut self) -> ServerFailure {
         match self.process.child.wait().await {
-            Ok(status) => ServerFailure::of(status),
+            Ok(status) => End::of(status, self.process.oom_kills.as_ref()).into(),
             Err(error) => {
                 tracing::error!(%error, "the end of the server cannot be awaited; it is killed");
                 ServerFailure::Killed
@@ -47,12 +44,8 @@ impl Life {
     /// Tells the server to go and lets it, for as long as it may.
     pub(crate) async fn leave(&mut self, limit: Duration) {
         self.process.terminate();
-        if timeout(limit, self.process.child.wait()).await.is_err() {
-            tracing::warn!(
-                "the {} server did not exit within {limit:?}; it is killed",
-                self.title
-            );
-        }
+        let what = format!("the {} server", self.title);
+        leave(&mut self.process.child, limit, &what).await;
     }
 
     /// Ends whatever is left of the server; the error that says what happened.
@@ -64,13 +57,12 @@ impl Life {
             title,
         } = self;
         process.end().await;
-        for reader in readers {
-            drop(timeout(LAST_LINES, reader).await);
-        }
+        last_lines(readers).await;
         match failure {
             ServerFailure::Stopped => failure.to_error(title, &[]),
             ServerFailure::Exited { .. }
             | ServerFailure::Crashed { .. }
+            | ServerFailure::OutOfMemory
             | ServerFailure::Killed
             | ServerFailure::TooLate { .. }
             | ServerFailure::Hung { .. } => failure.to_error(title, &tail.lines()),
@@ -99,11 +91,18 @@ pub(crate) async fn launch(
         .map_err(|error| probe::spawn_error(config, &plan.program, &plan.line(), error))?;
     let tail = Arc::new(Tail::new(config.log_lines));
     let mut readers = Vec::new();
+    let keep = || {
+        let (server, tail) = (config.kind.name(), Arc::clone(&tail));
+        move |line: &str| {
+            tail.keep(line);
+            log(server, line);
+        }
+    };
     if let Some(stdout) = process.child.stdout.take() {
-        readers.push(tasks.spawn(follow(stdout, config.kind, Arc::clone(&tail))));
+        readers.push(tasks.spawn(follow(stdout, keep())));
     }
     if let Some(stderr) = process.child.stderr.take() {
-        readers.push(tasks.spawn(follow(stderr, config.kind, Arc::clone(&tail))));
+        readers.push(tasks.spawn(follow(stderr, keep())));
     }
     let readers = readers.into_iter().map(AbortOnDropHandle::new).collect();
     let mut life = Life {

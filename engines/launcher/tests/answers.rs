@@ -177,7 +177,7 @@ async fn many_streams_do_not_see_each_other() {
 async fn a_cancelled_request_and_a_dropped_one_close_their_connections() {
     for api in OF_TOKENS {
         let mut reports = Reports::listen().await;
-        let engine = started(api, &[&reports.flag(), "--delay", "0.01"]).await;
+        let engine = started(api, &[&reports.flag(), "--delay", "0.1"]).await;
         let ctx = RequestContext::new("r");
         let mut outputs = engine
             .generate(request(&[1], 200), ctx.clone())

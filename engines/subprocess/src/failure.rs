@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
+use genset_child::End;
 
 /// Why the engine's process is of no more use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -112,5 +113,16 @@ impl ChildFailure {
             message.push_str(&stderr.join("\n"));
         }
         EngineError::new(self.kind(), message).with_source(self.clone())
+    }
+}
+
+impl From<End> for ChildFailure {
+    fn from(end: End) -> Self {
+        match end {
+            End::Exited { code } => Self::Exited { code },
+            End::Crashed { signal, name } => Self::Crashed { signal, name },
+            End::Killed => Self::Killed,
+            End::OutOfMemory => Self::OutOfMemory,
+        }
     }
 }

@@ -15,7 +15,6 @@ mod failure;
 mod keeper;
 mod lines;
 mod link;
-mod oom;
 mod outbox;
 mod outputs;
 mod process;

@@ -3,17 +3,16 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{ExitStatus, Stdio};
+use std::os::unix::process::CommandExt as _;
+use std::process::Stdio;
 
 use command_fds::{CommandFdExt as _, FdMapping};
 use genset_backend_common::{EngineError, ErrorKind};
-use rustix::process::{Pid, Signal, kill_process_group};
+use genset_child::Group;
 use tokio::net::UnixStream;
 use tokio::process::Child;
 
 use crate::config::SubprocessConfig;
-use crate::failure::ChildFailure;
 
 /// Names the descriptor of the socket to the process.
 pub(crate) const FD_VARIABLE: &str = "GENSET_ENGINE_FD";
@@ -65,7 +64,7 @@ impl Process {
             .id()
             .ok_or_else(|| io::Error::other("the process ended before it was seen"))?;
         Ok(Self {
-            group: Group::new(pid),
+            group: Group::led_by(pid),
             child,
             socket,
             leash,
@@ -131,68 +130,4 @@ fn spawn_error(config: &SubprocessConfig, error: io::Error) -> EngineError {
         ))
     };
     built.with_source(error)
-}
-
-/// The process group of a child: the child and what it started. Killed when dropped.
-#[derive(Debug)]
-pub(crate) struct Group(Option<Pid>);
-
-impl Group {
-    fn new(pid: u32) -> Self {
-        Self(i32::try_from(pid).ok().and_then(Pid::from_raw))
-    }
-
-    /// Kills whoever is left of the group.
-    pub(crate) fn kill(&self) {
-        // Nobody is left: the usual case at an orderly end.
-        if let Some(pid) = self.0 {
-            kill_process_group(pid, Signal::KILL).unwrap_or_default();
-        }
-    }
-
-    /// Kills for the last time; the id may belong to others soon.
-    pub(crate) fn finish(&mut self) {
-        self.kill();
-        self.0 = None;
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// What an end that nobody asked for says.
-pub(crate) fn classify(status: ExitStatus) -> ChildFailure {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => ChildFailure::Exited { code },
-        (None, Some(9)) => ChildFailure::Killed,
-        (None, signal) => {
-            let signal = signal.unwrap_or_default();
-            ChildFailure::Crashed {
-                signal,
-                name: signal_name(signal),
-            }
-        }
-    }
-}
-
-fn signal_name(signal: i32) -> &'static str {
-    match signal {
-        2 => "SIGINT",
-        3 => "SIGQUIT",
-        4 => "SIGILL",
-        5 => "SIGTRAP",
-        6 => "SIGABRT",
-        7 => "SIGBUS",
-        8 => "SIGFPE",
-        11 => "SIGSEGV",
-        13 => "SIGPIPE",
-        14 => "SIGALRM",
-        15 => "SIGTERM",
-        24 => "SIGXCPU",
-        31 => "SIGSYS",
-        _ => "no common one",
-    }
 }

@@ -7,6 +7,7 @@ use genset_backend_common::wire::RequestHead;
 use genset_backend_common::{
     EngineConfig, EngineError, HealthReporter, ProgressReporter, Role, StartContext,
 };
+use genset_child::{OomKills, Tail, follow};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -17,9 +18,8 @@ use crate::call::Call;
 use crate::config::SubprocessConfig;
 use crate::events::Sinks;
 use crate::failure::ChildFailure;
-use crate::lines::{Tail, follow};
+use crate::lines::log;
 use crate::link::Link;
-use crate::oom::OomKills;
 use crate::process::Process;
 use crate::supervisor::{Release, Supervisor};
 use crate::tasks;
@@ -198,12 +198,15 @@ impl Launcher {
     ) -> Vec<AbortOnDropHandle<()>> {
         let mut readers = Vec::new();
         if let Some(stdout) = child.stdout.take() {
-            let reader = self.tasks.spawn(follow(stdout, Level::INFO, pid, None));
-            readers.push(AbortOnDropHandle::new(reader));
+            let reader = follow(stdout, move |line| log(line, Level::INFO, pid));
+            readers.push(AbortOnDropHandle::new(self.tasks.spawn(reader)));
         }
         if let Some(stderr) = child.stderr.take() {
             let tail = Arc::clone(tail);
-            let reader = async move { follow(stderr, Level::WARN, pid, Some(&tail)).await };
+            let reader = follow(stderr, move |line| {
+                tail.keep(line);
+                log(line, Level::WARN, pid);
+            });
             readers.push(AbortOnDropHandle::new(self.tasks.spawn(reader)));
         }
         readers

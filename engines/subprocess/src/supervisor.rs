@@ -5,21 +5,17 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 
 use genset_backend_common::HealthReporter;
+use genset_child::{End, Group, OomKills, Tail, last_lines, leave};
 use tokio::process::Child;
 use tokio::time::{Duration, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::failure::ChildFailure;
-use crate::lines::Tail;
 use crate::link::Link;
-use crate::oom::OomKills;
-use crate::process::{Group, classify};
 
 /// How long a process that closed its socket may take to exit, and one that exited leaves for its last frames to be read.
 const SETTLE: Duration = Duration::from_secs(1);
-/// How long the last lines may take after the process group is gone.
-const LAST_LINES: Duration = Duration::from_millis(500);
 
 /// How the worker lets the process go.
 #[derive(Debug, Clone, Default)]
@@ -61,17 +57,16 @@ impl Supervisor {
     /// Returns when the process and its group are gone, it was reaped, and every call has its error.
     pub(crate) async fn run(mut self) {
         let failure = self.end().await;
-        let failure = name_kill(failure, self.oom_kills.as_ref());
         // Where it was reaped already, its group's id is free for others only once nobody is left in the group, and the kernel
         // does not give a number out again so soon.
         self.group.kill();
         // It was killed, so this ends; a process that the kernel cannot end is the kernel's to report.
-        let status = self.child.wait().await;
+        let status = self.child.wait().await.ok();
         self.group.finish();
+        let end = status.map(|status| End::of(status, self.oom_kills.as_ref()));
+        let failure = settle(failure, end);
         tracing::debug!(?status, %failure, "the engine's process ended");
-        for reader in &mut self.readers {
-            drop(timeout(LAST_LINES, reader).await);
-        }
+        last_lines(self.readers).await;
         if failure == ChildFailure::Stopped {
             self.link.fail(failure.to_error(&[]));
             return;
@@ -99,7 +94,7 @@ impl Supervisor {
                 tokio::select! {
                     biased;
                     () = release.kill.cancelled() => {}
-                    () = self.leave() => {}
+                    () = leave(&mut self.child, self.exit_timeout, "the engine's process") => {}
                 }
                 ChildFailure::Stopped
             }
@@ -109,16 +104,6 @@ impl Supervisor {
                 let trouble = timeout(SETTLE, self.link.trouble()).await;
                 conclude(trouble.ok(), status.ok())
             }
-        }
-    }
-
-    /// Lets the process exit by itself, for as long as it may.
-    async fn leave(&mut self) {
-        let limit = self.exit_timeout;
-        if timeout(limit, self.child.wait()).await.is_err() {
-            tracing::warn!(
-                "the engine's process did not exit within {limit:?} after its cleanup; it is killed"
-            );
         }
     }
 
@@ -135,17 +120,24 @@ impl Supervisor {
     }
 }
 
-/// A kill that nobody owns up to is the kernel's where its counter says so.
-fn name_kill(failure: ChildFailure, oom_kills: Option<&OomKills>) -> ChildFailure {
-    if failure == ChildFailure::Killed && oom_kills.is_some_and(OomKills::have_grown) {
-        return ChildFailure::OutOfMemory;
+/// What happened, now that the process is reaped. One that closed its socket may have been slower to end than it was given:
+/// how it ended says more, unless that was our kill.
+fn settle(failure: ChildFailure, end: Option<End>) -> ChildFailure {
+    let is_slow = failure == ChildFailure::ClosedSocket;
+    match end {
+        Some(End::OutOfMemory) if is_slow || failure == ChildFailure::Killed => {
+            ChildFailure::OutOfMemory
+        }
+        Some(end @ (End::Exited { .. } | End::Crashed { .. })) if is_slow => end.into(),
+        Some(End::Exited { .. } | End::Crashed { .. } | End::Killed | End::OutOfMemory) | None => {
+            failure
+        }
     }
-    failure
 }
 
 /// What happened, given what was seen on the socket and how the process ended, where it did.
 fn conclude(trouble: Option<ChildFailure>, status: Option<ExitStatus>) -> ChildFailure {
-    let end = status.map(classify);
+    let end = status.map(|status| ChildFailure::from(End::of(status, None)));
     match (trouble, end) {
         (None | Some(ChildFailure::ClosedSocket), Some(end)) => end,
         // It was cut off by what ended it.
@@ -163,14 +155,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kill_is_the_kernels_where_the_count_of_its_group_grew() {
-        let root = tempfile::tempdir().unwrap();
-        let kills = OomKills::in_test(root.path(), 3);
-        let named = |failure| name_kill(failure, Some(&kills));
-        assert_eq!(named(ChildFailure::Killed), ChildFailure::Killed);
-        OomKills::count_in_test(root.path(), 4);
-        assert_eq!(named(ChildFailure::Killed), ChildFailure::OutOfMemory);
-        assert_eq!(named(ChildFailure::HalfFrame), ChildFailure::HalfFrame);
-        assert_eq!(name_kill(ChildFailure::Killed, None), ChildFailure::Killed);
+    fn memory_that_ran_out_is_told_from_our_kill_and_from_anothers() {
+        let settled = |failure| settle(failure, Some(End::OutOfMemory));
+        assert_eq!(settled(ChildFailure::Killed), ChildFailure::OutOfMemory);
+        assert_eq!(
+            settled(ChildFailure::ClosedSocket),
+            ChildFailure::OutOfMemory
+        );
+        assert_eq!(settled(ChildFailure::HalfFrame), ChildFailure::HalfFrame);
+        let killed = settle(ChildFailure::Killed, Some(End::Killed));
+        assert_eq!(killed, ChildFailure::Killed);
+    }
+
+    #[test]
+    fn an_end_that_took_its_time_is_told_from_a_socket_that_was_closed() {
+        let settled = |end| settle(ChildFailure::ClosedSocket, end);
+        let exited = End::Exited { code: 3 };
+        assert_eq!(settled(Some(exited)), ChildFailure::Exited { code: 3 });
+        assert_eq!(settled(Some(End::Killed)), ChildFailure::ClosedSocket);
+        assert_eq!(settled(None), ChildFailure::ClosedSocket);
+        assert_eq!(
+            settle(ChildFailure::HalfFrame, Some(exited)),
+            ChildFailure::HalfFrame
+        );
     }
 }

@@ -274,7 +274,9 @@ async fn a_process_may_end_by_itself_after_its_cleanup() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("said");
     let path = file.display().to_string();
-    let engine = SubprocessEngine::new(config("says_goodbye").with_args([path]));
+    let mut slow = config("says_goodbye").with_args([path]);
+    slow.exit_timeout = Duration::from_secs(60);
+    let engine = SubprocessEngine::new(slow);
     start(&engine).await.unwrap();
     engine.cleanup().await.unwrap();
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "goodbye");
@@ -330,7 +332,7 @@ async fn what_the_process_started_ends_with_it_and_it_is_reaped() {
     engine.cleanup().await.unwrap();
     let is_reaped = !Path::new("/proc").join(child).exists();
     assert!(is_reaped, "the child is a zombie");
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     while is_alive(grandchild) {
         assert!(
             tokio::time::Instant::now() < deadline,

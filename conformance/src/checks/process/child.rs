@@ -83,8 +83,10 @@ fn begun(
     credit: u32,
 ) -> Result<u32, Stop> {
     let stream = worker.request("generate", credit, &request(config, LONG))?;
+    let deadline = tokio::time::Instant::now() + trial.limits().call;
     loop {
-        match worker.next("the first item of an answer", trial.limits().call)? {
+        let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+        match worker.next("the first item of an answer", left)? {
             Arrival::Item(on, Some(_)) if on == stream => return Ok(stream),
             Arrival::Item(on, Some(_)) | Arrival::End(on) if on != stream => {}
             other => fail!("a long answer began with {other:?}"),

@@ -1,5 +1,6 @@
 //! What the boundary costs: tokens a second at 64 streams and this side's CPU time for each, the delay of a first token, and this
-//! side's memory. Once with an engine on the Python package, once with one in Rust.
+//! side's memory. With an engine on the Python package that answers each request by itself, with one whose steps answer all of
+//! them, and with one in Rust.
 //!
 //! `cargo bench -p genset-engine-subprocess --bench throughput`. The engines make a chunk for every stream in each step and do
 //! nothing else, so what is measured is the package and the crate. Medians of five. Linux only: CPU time and memory are read from
@@ -43,7 +44,7 @@ fn main() {
         .build()
         .unwrap();
     println!("memory of this side before: {:.1} MiB", memory_mib("VmRSS"));
-    for child in ["Python", "Rust"] {
+    for child in [Child::PythonEach, Child::PythonBatch, Child::Rust] {
         for tokens_a_chunk in [1, 4] {
             runtime.block_on(measure(child, tokens_a_chunk));
         }
@@ -55,17 +56,29 @@ fn main() {
     );
 }
 
+/// The engine in the process.
+#[derive(Debug, Clone, Copy)]
+enum Child {
+    PythonEach,
+    PythonBatch,
+    Rust,
+}
+
 /// The process of the engine.
-fn process(child: &str, tokens_a_chunk: u32) -> SubprocessConfig {
-    let config = if child == "Rust" {
-        SubprocessConfig::new(std::env::current_exe().unwrap())
-    } else {
-        support::program(&Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/stepping.py"))
+fn process(child: Child, tokens_a_chunk: u32) -> SubprocessConfig {
+    let script = |name: &str| {
+        let benches = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches");
+        support::program(&benches.join(name))
+    };
+    let config = match child {
+        Child::PythonEach => script("stepping.py"),
+        Child::PythonBatch => script("batching.py"),
+        Child::Rust => SubprocessConfig::new(std::env::current_exe().unwrap()),
     };
     config.with_args([tokens_a_chunk.to_string()])
 }
 
-async fn measure(child: &str, tokens_a_chunk: u32) {
+async fn measure(child: Child, tokens_a_chunk: u32) {
     let engine = SubprocessEngine::new(process(child, tokens_a_chunk));
     engine.start(StartContext::detached(1)).await.unwrap();
     read_all(&engine, TOKENS_A_STREAM / 16).await;
@@ -82,7 +95,7 @@ async fn measure(child: &str, tokens_a_chunk: u32) {
         delays.push(first_token_us(&engine).await);
     }
     println!(
-        "{child}, {tokens_a_chunk} tokens a chunk: {:.0} tokens/s, {:.2} us CPU a token on this side, first token after {:.0} us",
+        "{child:?}, {tokens_a_chunk} tokens a chunk: {:.0} tokens/s, {:.2} us CPU a token on this side, first token after {:.0} us",
         median(rates),
         median(costs),
         median(delays)

@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 
 /// The counter of a control group's out-of-memory kills, as it stood when the process was started.
 #[derive(Debug)]
-pub(crate) struct OomKills {
+pub struct OomKills {
     file: PathBuf,
     at_start: u64,
 }
 
 impl OomKills {
     /// The counter of the group that process `pid` is in; `None` where there is none.
-    pub(crate) fn of(pid: u32) -> Option<Self> {
+    #[must_use]
+    pub fn of(pid: u32) -> Option<Self> {
         Self::read(
             &PathBuf::from(format!("/proc/{pid}/cgroup")),
             Path::new("/sys/fs/cgroup"),
@@ -32,7 +33,8 @@ impl OomKills {
     }
 
     /// Whether there were kills since.
-    pub(crate) fn have_grown(&self) -> bool {
+    #[must_use]
+    pub fn have_grown(&self) -> bool {
         count(&self.file).is_some_and(|now| now > self.at_start)
     }
 }
