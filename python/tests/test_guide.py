@@ -20,6 +20,7 @@ GUIDE = REPOSITORY / "docs/guide/python-engines.md"
 BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILES = {
     "pyproject.toml",
+    "src/my_backend/batch.py",
     "src/my_backend/engine.py",
     "src/my_backend/main.py",
     "src/my_backend/telemetry.py",
@@ -88,6 +89,18 @@ def test_the_guides_program_serves(package: Path, monkeypatch: pytest.MonkeyPatc
     assert worker.frame()[0] == Kind.ITEM
     worker.process.kill()
     worker.process.wait(30)
+
+
+def test_the_guides_batch_engine_answers(package: Path) -> None:
+    script = (
+        "import asyncio; from genset.testing import collect; from my_backend.batch import MyBatchBackend\n"
+        "request = {'token_ids': [1, 2047], 'stop_conditions': {'max_tokens': 3}}\n"
+        "chunks = asyncio.run(collect(MyBatchBackend(), request))\n"
+        "assert [chunk['token_ids'] for chunk in chunks] == [[0], [1], [2]], chunks\n"
+        "assert chunks[-1]['finish_reason'] == 'length'"
+    )
+    ran = python(package, "-c", script)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_the_histogram_of_the_guide_is_published(package: Path) -> None:

@@ -47,9 +47,9 @@ class WorkerStub:
     def request(self, stream: int, endpoint: str, body: Any) -> None:
         self.requests([stream], endpoint, body)
 
-    def requests(self, streams: Iterable[int], endpoint: str, body: Any) -> None:
+    def requests(self, streams: Iterable[int], endpoint: str, body: Any, credit: int = 64) -> None:
         """Asks on each stream, with one write: the engine sees them in one turn of its loop."""
-        head = {"endpoint": endpoint, "instance": 0, "credit": 64}
+        head = {"endpoint": endpoint, "instance": 0, "credit": credit}
         frames = (encode(Kind.REQUEST, stream, pack({**head, "id": f"r-{stream}"}) + pack(body)) for stream in streams)
         self.sock.sendall(b"".join(frames))
 

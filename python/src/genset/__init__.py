@@ -1,5 +1,6 @@
-"""Engines in Python for Genset: subclass `LLMEngine`, and hand the class to `genset.backend.run`."""
+"""Engines in Python for Genset: subclass `LLMEngine` or `BatchEngine`, and hand the class to `genset.backend.run`."""
 
+from genset.batch import BatchEngine, StepOutput
 from genset.engine import Context, EngineConfig, LLMEngine, WorkerConfig, WorkerHandle
 from genset.types import (
     CompletionUsage,
@@ -16,6 +17,7 @@ from genset.types import (
 )
 
 __all__ = [
+    "BatchEngine",
     "CompletionUsage",
     "Context",
     "EngineConfig",
@@ -26,6 +28,7 @@ __all__ = [
     "Metric",
     "OutputOptions",
     "SamplingOptions",
+    "StepOutput",
     "StopConditions",
     "TokenLogprob",
     "TopLogprob",

@@ -1,8 +1,9 @@
-"""The socket to the worker: a thread reads it, the event loop writes it."""
+"""The socket to the worker: a thread reads it, whoever has frames writes it, and the event loop what it did not take at once."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ class Channel:
         self._on_frames = on_frames
         self._on_end = on_end
         self._unsent = bytearray()
+        self._writing = threading.Lock()
         self._is_told_to_go = threading.Event()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._read, name="genset-reader", daemon=True)
@@ -49,23 +51,28 @@ class Channel:
         self._is_over.set()
         self._loop.remove_writer(self._sock)
 
-    # Writing, on the loop.
+    # Writing, on any thread.
 
     def write(self, data: bytes) -> None:
         """Sends now what the socket takes, and the rest when it takes more."""
-        if not self._unsent:
+        with self._writing:
+            if self._unsent:
+                self._unsent += data
+                return
             sent = self._send(data)
             if sent == len(data):
                 return
-            data = data[sent:]
-            self._loop.add_writer(self._sock, self._write_more)
-        self._unsent += data
+            self._unsent += data[sent:]
+        # A loop that is closed sends no more: the process is about to end.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.add_writer, self._sock, self._write_more)
 
     def _write_more(self) -> None:
-        sent = self._send(bytes(self._unsent[:_READ_BYTES]))
-        del self._unsent[:sent]
-        if not self._unsent:
-            self._loop.remove_writer(self._sock)
+        with self._writing:
+            sent = self._send(bytes(self._unsent[:_READ_BYTES]))
+            del self._unsent[:sent]
+            if not self._unsent:
+                self._loop.remove_writer(self._sock)
 
     def _send(self, data: bytes) -> int:
         try:

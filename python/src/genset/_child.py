@@ -22,6 +22,9 @@ from genset._frames import (
     unpack,
     unpack_request,
 )
+from genset._stepper import Stepper, as_engine_error
+from genset._stream import Stream
+from genset.batch import BatchEngine
 from genset.engine import Context, LLMEngine, WorkerHandle
 from genset.exceptions import EngineError, Internal, NotFound
 
@@ -33,51 +36,6 @@ CANCEL_GRACE_S = 1.0
 _BATCH_BYTES = 256 << 10
 _EVENTS_KEPT = 4096
 _NIL = b"\xc0"
-
-
-class Stream:
-    """One request of the worker's."""
-
-    def __init__(self, stream_id: int, head: dict[str, Any]) -> None:
-        self.prefix = b"\x92" + pack(stream_id)
-        self.id = stream_id
-        self.is_generate: bool = head["endpoint"] == "generate"
-        self.credit: int = head.get("credit", 0)
-        self.context = Context(
-            head.get("id", ""),
-            headers=head.get("headers"),
-            traceparent=head.get("traceparent", ""),
-            tracestate=head.get("tracestate", ""),
-            deadline_ms=head.get("deadline_ms"),
-        )
-        self.task: asyncio.Task[None] | None = None
-        self._more = asyncio.Event()
-
-    def grant(self, items: int) -> None:
-        """The worker has room for more items."""
-        self.credit += items
-        self._more.set()
-
-    def stop(self, reason: str) -> None:
-        """The worker wants no more."""
-        self.context.stop(reason)
-        self._more.set()
-
-    def take_credit_now(self) -> bool:
-        """Whether an item may be sent; takes its credit."""
-        if self.credit <= 0 or self.context.is_stopped():
-            return False
-        self.credit -= 1
-        return True
-
-    async def take_credit(self) -> bool:
-        """Waits until an item may be sent; False when none is wanted any more."""
-        while not self.take_credit_now():
-            if self.context.is_stopped():
-                return False
-            self._more.clear()
-            await self._more.wait()
-        return True
 
 
 class Child:
@@ -93,7 +51,8 @@ class Child:
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_EVENTS_KEPT)
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._background: set[asyncio.Task[None]] = set()
-        self._peer_limit = 4096
+        self._batch_limit = 2048
+        self._stepper: Stepper | None = None
         self._is_greeted = False
         self._is_told_to_go = False
         self._endpoints = {
@@ -131,10 +90,10 @@ class Child:
             self._greet(kind, payload)
         elif kind == Kind.REQUEST:
             self._on_request(stream, payload)
-        elif kind == Kind.CREDIT and stream in self._streams:
-            self._streams[stream].grant(unpack(payload)["items"])
-        elif kind == Kind.CANCEL and stream in self._streams:
-            self._cancel(self._streams[stream], unpack(payload).get("reason", "client"))
+        elif kind == Kind.CREDIT and (granted := self._streams.get(stream)):
+            granted.grant(unpack(payload)["items"])
+        elif kind == Kind.CANCEL and (cancelled := self._streams.get(stream)):
+            self._cancel(cancelled, unpack(payload).get("reason", "client"))
         elif kind == Kind.PING:
             self._send(Kind.PONG, 0, payload)
         elif kind == Kind.GO_AWAY:
@@ -152,7 +111,7 @@ class Child:
             )
             self._send(Kind.GO_AWAY, 0, pack({"code": "version", "reason": reason}))
             raise ProtocolError(reason)
-        self._peer_limit = hello["max_frame_bytes"]
+        self._batch_limit = min(_BATCH_BYTES, hello["max_frame_bytes"] // 2)
         self._is_greeted = True
 
     def _on_request(self, stream_id: int, payload: bytes) -> None:
@@ -160,11 +119,22 @@ class Child:
             raise ProtocolError(f"a Request on stream {stream_id}, which is not free")
         head, body = unpack_request(payload)
         stream = self._streams[stream_id] = Stream(stream_id, head)
+        if stream.is_generate and isinstance(self._engine, BatchEngine):
+            self._submit(self._engine, stream, body)
+            return
         handler = self._endpoints.get(head["endpoint"])
         if handler is None:
             self._fail(stream, NotFound(f"there is no endpoint {head['endpoint']!r}", field="endpoint"))
             return
         stream.task = self._loop.create_task(self._answer(stream, handler(stream, body)))
+
+    def _submit(self, engine: BatchEngine[Any], stream: Stream, body: dict[str, Any]) -> None:
+        if self._stepper is None:
+            self._stepper = Stepper(engine, self._streams, self._channel.write, self._batch_limit)
+        try:
+            self._stepper.submit(stream, body)
+        except Exception as error:
+            self._fail(stream, as_engine_error(error))
 
     def _cancel(self, stream: Stream, reason: str) -> None:
         stream.stop(reason)
@@ -188,11 +158,16 @@ class Child:
 
     async def _clean_up_alone(self) -> None:
         try:
-            await self._engine.cleanup()
+            await self._clean_up()
         except Exception:
             logger.exception("cleanup failed")
         # The engine may have started processes of its own.
         kill_group()
+
+    async def _clean_up(self) -> None:
+        if self._stepper is not None:
+            await asyncio.to_thread(self._stepper.close)
+        await self._engine.cleanup()
 
     def _finish(self, error: Exception | None) -> None:
         if not self._over.done():
@@ -219,7 +194,7 @@ class Child:
         pair = stream.prefix + item
         self._pending.append(pair)
         self._pending_bytes += len(pair)
-        if self._pending_bytes > min(_BATCH_BYTES, self._peer_limit // 2):
+        if self._pending_bytes > self._batch_limit:
             self._flush()
 
     def _flush(self) -> None:
@@ -243,13 +218,10 @@ class Child:
     async def _answer(self, stream: Stream, handler: Coroutine[Any, Any, None]) -> None:
         try:
             await handler
-        except EngineError as error:
-            self._fail(stream, error)
         except asyncio.CancelledError:
             self._end(stream)
         except Exception as error:
-            logger.exception("an exception that is no genset error")
-            self._fail(stream, Internal(f"{type(error).__name__}: {error}"))
+            self._fail(stream, as_engine_error(error))
         else:
             self._end(stream)
 
@@ -266,8 +238,8 @@ class Child:
 
     def _progress(self, stream: Stream, stage: str, fraction: float | None) -> None:
         # One place is kept for the config. A stage nobody has room for is no loss.
-        if stream.credit > 1 and stream.id in self._streams:
-            stream.credit -= 1
+        if stream.granted - stream.sent > 1 and stream.id in self._streams:
+            stream.sent += 1
             self._batch(stream, pack({"progress": {"stage": stage, "fraction": fraction}}))
 
     async def _generate(self, stream: Stream, body: dict[str, Any]) -> None:
@@ -276,9 +248,13 @@ class Child:
         chunks = self._engine.generate(request, stream.context)
         try:
             async for chunk in chunks:
-                for item in answer.items(chunk):
-                    # Mostly there is credit, and no need to go by the event loop.
-                    if not stream.take_credit_now() and not await stream.take_credit():
+                plain = answer.plain(chunk)
+                # Mostly there is credit, and no need to go by the event loop.
+                if plain is not None and stream.take_credit_now():
+                    self._batch(stream, plain)
+                    continue
+                for item in answer.items(chunk) if plain is None else (plain,):
+                    if not await stream.take_credit():
                         return
                     self._batch(stream, item)
                 if answer.is_finished:
@@ -292,7 +268,7 @@ class Child:
         await self._engine.drain()
 
     async def _cleanup(self, stream: Stream, body: Any) -> None:
-        await self._engine.cleanup()
+        await self._clean_up()
         logger.info("engine cleaned up")
 
     async def _control(self, stream: Stream, body: dict[str, Any]) -> None:

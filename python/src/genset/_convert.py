@@ -22,10 +22,11 @@ _REASONS = {
 }
 
 
-_PLAIN_KEYS = frozenset(["token_ids", "index"])
 _TOKENS_PREFIX = b"\x81\xa6tokens\x81\xa9token_ids"  # {"tokens": {"token_ids": ...}}
+TOKEN_PREFIX = _TOKENS_PREFIX + b"\x91\xce"
+"""Of an item with one token. Its id follows, in four bytes, the first the highest."""
 _PACKER = msgpack.Packer()
-"""Of the event loop's thread alone; made once, since making one costs more than packing a token."""
+"""Of the one thread that packs answers; made once, since making one costs more than packing a token."""
 
 
 def request_from_wire(wire: dict[str, Any]) -> GenerateRequest:
@@ -90,23 +91,30 @@ class Answer:
 
     def __init__(self, request: GenerateRequest) -> None:
         self._prompt_tokens = len(request.get("token_ids") or ()) + sum(map(len, request.get("embed") or ()))
-        self._completion_tokens = 0
+        self.completion_tokens = 0
         self.is_finished = False
+
+    def plain(self, chunk: GenerateChunk) -> bytes | None:
+        """The one packed item of a chunk with nothing but tokens, as almost all are; None for any other, to be given to `items`."""
+        if len(chunk) == (2 if "index" in chunk else 1):
+            token_ids = chunk.get("token_ids")
+            if token_ids:
+                self.completion_tokens += len(token_ids)
+                packed: bytes = _PACKER.pack(token_ids)
+                return _TOKENS_PREFIX + packed
+        return None
 
     def items(self, chunk: GenerateChunk) -> list[bytes]:
         """The packed items of a chunk; none for an empty one."""
-        if chunk.keys() <= _PLAIN_KEYS and chunk.get("token_ids"):
-            # Almost every chunk of almost every answer.
-            self._completion_tokens += len(chunk["token_ids"])
-            return [_TOKENS_PREFIX + _PACKER.pack(chunk["token_ids"])]
-        return [pack(item) for item in self._maps(chunk)]
+        plain = self.plain(chunk)
+        return [pack(item) for item in self._maps(chunk)] if plain is None else [plain]
 
     def _maps(self, chunk: GenerateChunk) -> list[dict[str, Any]]:
         reason = chunk.get("finish_reason")
         items: list[dict[str, Any]] = []
         if "text" in chunk:
             count = chunk.get("token_count", 1 if chunk["text"] else 0)
-            self._completion_tokens += count
+            self.completion_tokens += count
             if chunk["text"] or count:
                 items.append({"text": {"text": chunk["text"], "token_count": count}})
         if "embeddings" in chunk:
@@ -114,7 +122,7 @@ class Answer:
         token_ids = chunk.get("token_ids")
         tokens: dict[str, Any] = {}
         if token_ids:
-            self._completion_tokens += len(token_ids)
+            self.completion_tokens += len(token_ids)
             tokens["token_ids"] = token_ids
             if chunk.get("logprobs"):
                 tokens["logprobs"] = chunk["logprobs"]
@@ -134,7 +142,7 @@ class Answer:
             "reason": known,
             "usage": {
                 "prompt_tokens": usage.get("prompt_tokens", self._prompt_tokens),
-                "completion_tokens": usage.get("completion_tokens", self._completion_tokens),
+                "completion_tokens": usage.get("completion_tokens", self.completion_tokens),
                 "cached_tokens": usage.get("cached_tokens"),
             },
             "last": last,

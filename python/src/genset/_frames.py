@@ -67,13 +67,18 @@ def encode(kind: int, stream: int, payload: bytes = b"") -> bytes:
     return _HEADER.pack(_HEADER_REST + len(payload), kind, 0, stream) + payload
 
 
-_ARRAY = msgpack.Packer()
-
-
 def encode_batch(pairs: list[bytes]) -> bytes:
     """A frame on stream 0 with pairs that are packed already."""
-    header: bytes = _ARRAY.pack_array_header(len(pairs))
+    header = b"\xdd" + len(pairs).to_bytes(4, "big")
     return encode(Kind.ITEM, 0, b"".join((header, *pairs)))
+
+
+def encode_batches(pairs: list[bytes], limit: int) -> bytes:
+    """As `encode_batch`, in frames of at most `limit` bytes where there are several pairs."""
+    if len(pairs) == 1 or sum(map(len, pairs)) <= limit:
+        return encode_batch(pairs)
+    middle = len(pairs) // 2
+    return encode_batches(pairs[:middle], limit) + encode_batches(pairs[middle:], limit)
 
 
 class Decoder:

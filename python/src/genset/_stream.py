@@ -1,0 +1,61 @@
+"""One request of the worker's, and the credit it grants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from genset._frames import pack
+from genset.engine import Context
+
+
+class Stream:
+    """A stream that the worker opened. The event loop grants and stops; whoever answers counts what is sent."""
+
+    def __init__(self, stream_id: int, head: dict[str, Any]) -> None:
+        self.prefix = b"\x92" + pack(stream_id)
+        """Begins a pair of a batch; an item or nil is its end."""
+        self.id = stream_id
+        self.is_generate: bool = head["endpoint"] == "generate"
+        self.granted: int = head.get("credit", 0)
+        self.sent = 0
+        self.is_stopped = False
+        self.context = Context(
+            head.get("id", ""),
+            headers=head.get("headers"),
+            traceparent=head.get("traceparent", ""),
+            tracestate=head.get("tracestate", ""),
+            deadline_ms=head.get("deadline_ms"),
+        )
+        self.task: asyncio.Task[None] | None = None
+        self._more = asyncio.Event()
+        self.wake: Callable[[], None] = self._more.set
+        """Tells whoever answers of more credit, or of the stop."""
+
+    def grant(self, items: int) -> None:
+        """The worker has room for more items."""
+        self.granted += items
+        self.wake()
+
+    def stop(self, reason: str) -> None:
+        """The worker wants no more."""
+        self.is_stopped = True
+        self.context.stop(reason)
+        self.wake()
+
+    def take_credit_now(self) -> bool:
+        """Whether an item may be sent; takes its credit."""
+        if self.sent >= self.granted or self.is_stopped:
+            return False
+        self.sent += 1
+        return True
+
+    async def take_credit(self) -> bool:
+        """Waits until an item may be sent; False when none is wanted any more."""
+        while not self.take_credit_now():
+            if self.is_stopped:
+                return False
+            self._more.clear()
+            await self._more.wait()
+        return True
