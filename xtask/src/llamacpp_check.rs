@@ -18,14 +18,8 @@ const PYTHON_VARIABLE: &str = "GENSET_LLAMACPP_PYTHON";
 /// # Errors
 /// When llama.cpp cannot be had, the binary does not build or an answer is not what it should be.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
-    let tests = repo.root().join("engines/launcher/tests");
-    let python = match env::var_os(PYTHON_VARIABLE) {
-        Some(python) => PathBuf::from(python),
-        None => {
-            let requirements = tests.join("llamacpp-requirements.txt");
-            virtual_environment(repo, "venv-llamacpp", &requirements, "llama_cpp, uvicorn")?
-        }
-    };
+    let tests = tests(repo);
+    let python = python_with_llamacpp(repo)?;
     let genset = build_binary(repo, "genset")?;
     let mut check = Command::new(python);
     check
@@ -34,4 +28,20 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
         .arg(genset)
         .arg(repo.root().join("models/tiny-chat/tiny-chat-q8_0.gguf"));
     run_command(&mut check)
+}
+
+/// The interpreter that `GENSET_LLAMACPP_PYTHON` names, or one for which llama.cpp is built from source.
+///
+/// # Errors
+/// When llama.cpp cannot be had.
+pub(crate) fn python_with_llamacpp(repo: &Repo) -> anyhow::Result<PathBuf> {
+    if let Some(python) = env::var_os(PYTHON_VARIABLE) {
+        return Ok(PathBuf::from(python));
+    }
+    let requirements = tests(repo).join("llamacpp-requirements.txt");
+    virtual_environment(repo, "venv-llamacpp", &requirements, "llama_cpp, uvicorn")
+}
+
+fn tests(repo: &Repo) -> PathBuf {
+    repo.root().join("engines/launcher/tests")
 }

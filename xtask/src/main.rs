@@ -6,6 +6,8 @@
 mod author_crate;
 mod cuda_check;
 mod deny;
+mod gpu_test;
+mod llamacpp_bench;
 mod llamacpp_check;
 mod openai_client;
 mod process;
@@ -43,7 +45,7 @@ enum Task {
     ///
     /// Format, lints, the Python package, tests, docs, licences, the engine author's package count, the
     /// Python OpenAI client and a Python client of the wire protocol. What a step needs and the machine lacks is
-    /// installed: under target/ (cargo-deny, Python venvs), or with apt-get (protoc, etcd and
+    /// installed: under target/ (cargo-deny, Python venvs), or with apt-get (protoc, etcd, a C++ compiler and
     /// nats-server; as root, or through a sudo that asks no password).
     Test {
         /// Also check dependencies for security advisories; fetches the advisory database from GitHub
@@ -88,9 +90,37 @@ enum Task {
     /// Run a real llama.cpp behind the real binary; builds it from source, which takes long, unless
     /// `GENSET_LLAMACPP_PYTHON` names an interpreter that has it
     LlamacppCheck,
-    /// Check that the candle engine builds for NVIDIA GPUs; needs none, and takes several minutes
+    /// Measure the candle engine beside llama.cpp, on the same random GGUF file, in turns; llama.cpp as for
+    /// `llamacpp-check`
+    LlamacppBench {
+        /// Size of the model: tiny, 100m, 500m or 1b
+        #[arg(long, default_value = "100m")]
+        params: String,
+        /// Type of its matrices in GGUF
+        #[arg(long, default_value = "q4_k")]
+        gguf: String,
+        /// Rounds, of which the medians are shown
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
+    },
+    /// Check that the candle engine builds for NVIDIA GPUs, and test its kernels on the host; needs no GPU, and
+    /// takes a quarter of an hour the first time
     CudaCheck,
-    /// Install protoc, etcd and nats-server with apt-get, where they are missing
+    /// Test the kernels for GPUs on the host: their own source, emulated; needs a C++ compiler
+    KernelTest,
+    /// Test and measure the candle engine on an NVIDIA GPU; fails where there is none
+    GpuTest {
+        /// The GPU's number in nvidia-smi
+        #[arg(long, default_value_t = 0)]
+        gpu: usize,
+        /// What the GPU's memory gives at most, in GB/s, where the GPU is not a known one
+        #[arg(long, value_name = "GB/S")]
+        memory_bandwidth: Option<f64>,
+        /// Tests alone, no figures
+        #[arg(long)]
+        without_bench: bool,
+    },
+    /// Install protoc, etcd, nats-server and a C++ compiler with apt-get, where they are missing
     InstallPrograms,
     /// Check licences, banned crates and sources with cargo-deny
     Deny {
@@ -141,7 +171,33 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::PythonPackageTest => python_package::run(&repo),
         Task::PythonKitTest => python_kit::run(&repo),
         Task::LlamacppCheck => llamacpp_check::run(&repo),
+        Task::LlamacppBench {
+            params,
+            gguf,
+            rounds,
+        } => {
+            let rounds = *rounds;
+            let comparison = llamacpp_bench::Comparison {
+                params,
+                gguf,
+                rounds,
+            };
+            llamacpp_bench::run(&repo, &comparison)
+        }
         Task::CudaCheck => cuda_check::run(&repo),
+        Task::KernelTest => cuda_check::test_kernels(&repo),
+        Task::GpuTest {
+            gpu,
+            memory_bandwidth,
+            without_bench,
+        } => {
+            let test = gpu_test::GpuTest {
+                gpu: *gpu,
+                memory_bandwidth: *memory_bandwidth,
+                without_bench: *without_bench,
+            };
+            gpu_test::run(&repo, &test)
+        }
         Task::InstallPrograms => system_packages::ensure_programs(),
         Task::Deny { advisories } => deny::run(&repo, deny::Advisories::from_flag(*advisories)),
     }

@@ -12,8 +12,9 @@ struct Program {
     package: &'static str,
 }
 
-/// What the features of [`crate::test_command::FEATURES`] need: protoc to build them, the servers to test them.
-const PROGRAMS: [Program; 3] = [
+/// What the features of [`crate::test_command::FEATURES`] need: protoc to build them, the servers to test them; and what
+/// compiles the kernels for GPUs for the host.
+const PROGRAMS: [Program; 4] = [
     Program {
         name: "protoc",
         package: "protobuf-compiler",
@@ -26,6 +27,10 @@ const PROGRAMS: [Program; 3] = [
         name: "nats-server",
         package: "nats-server",
     },
+    Program {
+        name: "c++",
+        package: "g++",
+    },
 ];
 
 /// Installs the programs that are missing.
@@ -35,7 +40,7 @@ const PROGRAMS: [Program; 3] = [
 pub(crate) fn ensure_programs() -> anyhow::Result<()> {
     let missing: Vec<_> = PROGRAMS.iter().filter(|program| !program.runs()).collect();
     if missing.is_empty() {
-        eprintln!("protoc, etcd and nats-server are here");
+        eprintln!("protoc, etcd, nats-server and c++ are here");
         return Ok(());
     }
     let packages: Vec<_> = missing.iter().map(|program| program.package).collect();

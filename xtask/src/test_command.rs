@@ -10,7 +10,8 @@ use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
 use crate::stopwatch::Stopwatch;
 use crate::{
-    author_crate, openai_client, python_kit, python_package, system_packages, wire_client,
+    author_crate, cuda_check, openai_client, python_kit, python_package, system_packages,
+    wire_client,
 };
 
 /// One line of the run: its headline, the command that repeats it alone, and what it does.
@@ -26,7 +27,7 @@ pub(crate) const FEATURES: &str = "genset/etcd,genset/nats,genset/otlp";
 /// The runtime's features, each of which must do without the others.
 const RUNTIME_FEATURES: [&str; 4] = ["etcd", "nats", "otlp", "tls"];
 
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 15] = [
     Step {
         title: "format",
         repeat: "cargo fmt --all --check",
@@ -67,6 +68,11 @@ const STEPS: [Step; 14] = [
             let arguments = ["test", "--workspace", "--features", FEATURES];
             run_command(cargo(repo.root()).args(arguments))
         },
+    },
+    Step {
+        title: "kernels for GPUs, run on the host",
+        repeat: "cargo xtask kernel-test",
+        perform: |repo, _| cuda_check::test_kernels(repo),
     },
     Step {
         title: "runtime with no feature",

@@ -15,6 +15,7 @@
 //! | `attention` | attention over KV blocks |
 //! | `norm`, `rope`, `feed_forward` | the other parts of a layer |
 //! | `host`, `parallel`, `simd` | what kernels on the CPU stand on |
+//! | `kernels` | what kernels on a GPU stand on |
 //!
 //! # Invariant
 //! On the CPU a row's logits depend on its own sequence's tokens only, bit for bit: not on the other rows of the step,
@@ -26,6 +27,7 @@ pub(crate) mod config;
 mod decoder;
 mod feed_forward;
 mod host;
+pub(crate) mod kernels;
 mod kv_cache;
 pub(crate) mod linear;
 mod norm;

@@ -2,45 +2,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use genset_conformance::{
     Detokenize, Scenario, SequenceOptions, Subject, Verdict, find, run_check, run_sequences, suite,
 };
-use genset_engine_candle::load::ModelFile;
-use genset_engine_candle::synthetic::{SyntheticOptions, SyntheticSize, make_model};
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice};
-use tempfile::TempDir;
 use tokenizers::Tokenizer;
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 
-/// `tiny-chat`, or, in a checkout without its weights, a model of its shape with random ones.
-static MODEL: LazyLock<(PathBuf, Option<TempDir>)> = LazyLock::new(|| {
-    let folder = Path::new(TINY_CHAT);
-    if folder.join("model.safetensors").exists() {
-        return (folder.to_owned(), None);
-    }
-    let made = tempfile::tempdir().unwrap();
-    let read = |name| ModelFile {
-        name,
-        content: std::fs::read(folder.join(name)).unwrap(),
-    };
-    let tokenizer = [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-    ]
-    .map(read);
-    let options = SyntheticOptions {
-        size: SyntheticSize::Tiny,
-        seed: 1,
-        gguf: None,
-        tokenizer: &tokenizer,
-    };
-    make_model(made.path(), &options, &|_| {}).unwrap();
-    (made.path().to_owned(), Some(made))
+/// Where the engine computes: `cpu`, or what this variable says.
+const DEVICE_VARIABLE: &str = "GENSET_TEST_DEVICE";
+
+static DEVICE: LazyLock<DeviceChoice> = LazyLock::new(|| match std::env::var(DEVICE_VARIABLE) {
+    Ok(device) => device.parse().unwrap(),
+    Err(_) => DeviceChoice::Cpu,
 });
 
 static TEXT: LazyLock<Detokenize> = LazyLock::new(|| {
@@ -50,7 +28,7 @@ static TEXT: LazyLock<Detokenize> = LazyLock::new(|| {
 
 fn args() -> CandleArgs {
     CandleArgs {
-        device: DeviceChoice::Cpu,
+        device: *DEVICE,
         // Small enough to be filled.
         kv_cache_memory: Some(ByteSize(16 << 20)),
         max_num_seqs: Some(16),
@@ -60,7 +38,8 @@ fn args() -> CandleArgs {
 }
 
 fn subject() -> Subject {
-    Subject::new(CandleEngine::from_args(&args(), &MODEL.0)).with_text(Arc::clone(&TEXT))
+    Subject::new(CandleEngine::from_args(&args(), Path::new(TINY_CHAT)))
+        .with_text(Arc::clone(&TEXT))
 }
 
 suite!(|_: &Scenario| subject());

@@ -5,7 +5,7 @@ use std::error::Error;
 use candle_core::{D, Result, Tensor};
 use genset_backend_common::TokenId;
 
-use crate::model::StepBatch;
+use crate::model::{StepBatch, kernels};
 
 /// Why a step was not computed. Every request in it fails.
 pub(crate) type ForwardError = Box<dyn Error + Send + Sync>;
@@ -92,19 +92,24 @@ fn select(logits: &Tensor, rows: &[u32]) -> Result<Tensor> {
     logits.index_select(&Tensor::from_slice(rows, rows.len(), logits.device())?, 0)
 }
 
-/// What is not a number, or infinite, makes a row's sum so; what is finite does not, at the size of logits.
 fn find_best(logits: &Tensor) -> Result<Vec<Fetched>> {
+    let places = if kernels::can_choose(logits.device()) {
+        kernels::best(logits)?
+    } else {
+        best_by_tensors(logits)?
+    };
+    let fetched = |place: Option<u32>| place.map_or(Fetched::NotFinite, Fetched::Best);
+    Ok(places.into_iter().map(fetched).collect())
+}
+
+/// The place of each row's largest logit, where we have no kernel for it. What is not a number, or infinite, makes a row's
+/// sum so; what is finite does not, at the size of logits.
+fn best_by_tensors(logits: &Tensor) -> Result<Vec<Option<u32>>> {
     let best = logits.argmax(D::Minus1)?.to_vec1::<u32>()?;
     let sums = logits.sum(D::Minus1)?.to_vec1::<f32>()?;
     let found = best.into_iter().zip(sums);
     Ok(found
-        .map(|(token, sum)| {
-            if sum.is_finite() {
-                Fetched::Best(token)
-            } else {
-                Fetched::NotFinite
-            }
-        })
+        .map(|(place, sum)| sum.is_finite().then_some(place))
         .collect())
 }
 
@@ -147,6 +152,36 @@ mod tests {
                 .iter()
                 .all(|row| matches!(row, Fetched::Logits(row) if row.len() == 3))
         );
+    }
+
+    #[test]
+    fn a_device_chooses_as_the_sampler_does_among_equals_too() {
+        use genset_backend_common::GenerateRequest;
+        use genset_sampling::Sampler;
+        const VOCAB_SIZE: usize = 700;
+        // Few values, so that the best is there many times.
+        let rows: Vec<Vec<f32>> = (0..40u32)
+            .map(|row| {
+                let number = |place: u32| (row * 7919 + place * place * 31) % 97 / 7;
+                (0..VOCAB_SIZE)
+                    .map(|place| number(u32::try_from(place).unwrap()) as f32 - 6.0)
+                    .collect()
+            })
+            .collect();
+        let logits = Tensor::new(rows.clone(), &Device::Cpu).unwrap();
+        let by_tensors = best_by_tensors(&logits).unwrap();
+        let fetched = fetch_from_device(&logits, VOCAB_SIZE, &[true; 40]).unwrap();
+        let mut sampler =
+            Sampler::try_new(&GenerateRequest::from_tokens("m", vec![1]), VOCAB_SIZE, 0).unwrap();
+        assert!(sampler.is_argmax());
+        for ((mut row, by_tensors), fetched) in rows.into_iter().zip(by_tensors).zip(fetched) {
+            let want = sampler.sample(&mut row, None).unwrap().token;
+            assert_eq!(by_tensors, Some(want));
+            assert!(
+                matches!(fetched, Fetched::Best(token) if token == want),
+                "{fetched:?}"
+            );
+        }
     }
 
     #[test]

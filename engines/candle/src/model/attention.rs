@@ -1,18 +1,21 @@
 //! Attention of packed rows over KV blocks: one operation for prefill chunks and decode rows of many sequences.
 //!
-//! In main memory `prepare` and `paged` compute it with kernels of our own, straight on the KV blocks; elsewhere
-//! `tensors` does, in plain candle operations.
+//! In main memory `prepare` and `paged` compute it with kernels of our own, straight on the KV blocks. On a GPU
+//! `by_kernels` does the same; what its kernels do not take is left to `tensors`, in plain candle operations.
 
+pub(super) mod by_kernels;
 mod paged;
+mod plan;
 mod prepare;
 mod tensors;
 
 use candle_core::{Result, Tensor};
 
+use self::plan::{Plan, PlanFor};
 use super::batch::StepBatch;
-use super::kv_cache::{HostKv, KvNumber, LayerKv};
+use super::kv_cache::{HostKv, KvCache, KvNumber, LayerKv};
 use super::norm::Norm;
-use super::rope::Turns;
+use super::rope::{Frequencies, Turns};
 use crate::model::host;
 
 /// One layer's attention, without its projections.
@@ -33,16 +36,63 @@ pub(super) struct Attention {
     pub(super) key_norm: Option<Norm>,
 }
 
+/// What the layers of a step share.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// How far heads turn in layers without and with a window.
+    Turns {
+        full: Turns,
+        /// `None` where it is the same.
+        windowed: Option<Turns>,
+    },
+    /// What the kernels read.
+    Plan(Plan),
+}
+
+impl Step {
+    /// For layers like `attention`, with windows in some of them if `has_windows`.
+    pub(super) fn try_new(
+        batch: &StepBatch,
+        attention: &Attention,
+        frequencies: [&Frequencies; 2],
+        has_windows: bool,
+        kv: &KvCache,
+    ) -> Result<Self> {
+        let [full, windowed] = frequencies;
+        if let Some(device) = kv.device_with_kernels() {
+            let of = PlanFor {
+                full,
+                windowed,
+                group: attention.group(),
+                has_many: by_kernels::has_many(kv.spec().dtype),
+            };
+            return Ok(Self::Plan(Plan::try_new(batch, of, device)?));
+        }
+        Ok(Self::Turns {
+            full: full.turns(&batch.positions),
+            windowed: has_windows.then(|| windowed.turns(&batch.positions)),
+        })
+    }
+}
+
 impl Attention {
     /// From `qkv`, `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`, to `[rows, num_heads * head_dim]`. Stores the
     /// rows' keys and values, then attends. The batch has been checked.
     pub(super) fn forward(
         &self,
         qkv: &Tensor,
-        turns: &Turns,
+        step: &Step,
         kv: &mut LayerKv,
         batch: &StepBatch,
     ) -> Result<Tensor> {
+        let turns = match step {
+            Step::Turns {
+                windowed: Some(windowed),
+                ..
+            } if self.window.is_some() => windowed,
+            Step::Turns { full, .. } => full,
+            Step::Plan(plan) => return self.forward_by_kernels(qkv, plan, kv),
+        };
         match kv {
             LayerKv::HostF32(kv) => self.forward_on_host(qkv, turns, kv, batch),
             LayerKv::HostF16(kv) => self.forward_on_host(qkv, turns, kv, batch),
@@ -50,8 +100,27 @@ impl Attention {
                 keys,
                 values,
                 block_size,
+                ..
             } => tensors::forward(self, qkv, turns, (keys, values), batch, *block_size),
         }
+    }
+
+    fn forward_by_kernels(&self, qkv: &Tensor, plan: &Plan, kv: &mut LayerKv) -> Result<Tensor> {
+        let LayerKv::Device {
+            keys,
+            values,
+            block_size,
+            ..
+        } = kv
+        else {
+            candle_core::bail!("a step for kernels on a KV cache that is not for them");
+        };
+        let kv = by_kernels::Kv {
+            keys,
+            values,
+            block_size: *block_size,
+        };
+        by_kernels::forward(self, qkv, plan, kv)
     }
 
     fn forward_on_host<T: KvNumber>(

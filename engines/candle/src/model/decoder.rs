@@ -2,14 +2,14 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::attention::Attention;
+use super::attention::{Attention, Step};
 use super::batch::{BatchError, BatchLimits, StepBatch};
 use super::config::ModelConfig;
 use super::feed_forward::FeedForward;
 use super::kv_cache::KvCache;
 use super::linear::{Linear, Matrix};
 use super::norm::Norm;
-use super::rope::{Frequencies, Turns};
+use super::rope::Frequencies;
 use super::weights::Weights;
 use crate::error::LoadError;
 
@@ -119,27 +119,21 @@ impl Model {
 
     /// What the last layer leaves, before the last norm; `[rows, hidden_size]`.
     fn hidden_states(&self, kv: &mut KvCache, batch: &StepBatch) -> candle_core::Result<Tensor> {
-        let full = self.full_frequencies.turns(&batch.positions);
-        let windowed = if self
-            .layers
-            .iter()
-            .any(|layer| layer.attention.window.is_some())
-        {
-            self.windowed_frequencies.turns(&batch.positions)
-        } else {
-            full.clone()
-        };
         let mut stream = Stream {
             x: self.embed(&batch.tokens)?,
             delta: None,
         };
+        let Some(first) = self.layers.first() else {
+            return stream.into_sum();
+        };
+        let has_windows = self
+            .layers
+            .iter()
+            .any(|layer| layer.attention.window.is_some());
+        let frequencies = [&self.full_frequencies, &self.windowed_frequencies];
+        let step = Step::try_new(batch, &first.attention, frequencies, has_windows, kv)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            let turns = if layer.attention.window.is_some() {
-                &windowed
-            } else {
-                &full
-            };
-            layer.forward(&mut stream, turns, kv, index, batch)?;
+            layer.forward(&mut stream, &step, kv, index, batch)?;
         }
         stream.into_sum()
     }
@@ -229,15 +223,13 @@ impl Layer {
     fn forward(
         &self,
         stream: &mut Stream,
-        turns: &Turns,
+        step: &Step,
         kv: &mut KvCache,
         index: usize,
         batch: &StepBatch,
     ) -> candle_core::Result<()> {
         let qkv = self.qkv.forward(&stream.normed(&self.input_norm)?)?;
-        let attended = self
-            .attention
-            .forward(&qkv, turns, kv.layer(index), batch)?;
+        let attended = self.attention.forward(&qkv, step, kv.layer(index), batch)?;
         stream.delta = Some(post(
             self.attention_post_norm.as_ref(),
             self.output.forward(&attended)?,

@@ -4,6 +4,7 @@ use candle_core::{D, Result, Tensor};
 
 use super::config::Activation;
 use super::host;
+use super::kernels;
 use super::linear::Linear;
 use super::parallel::{SharedMut, for_each_range_if_large};
 use super::simd::{by_simd, exp, tanh};
@@ -29,6 +30,9 @@ fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     let (rows, both) = gate_up.dims2()?;
     let width = both / 2;
     if !gate_up.device().is_cpu() {
+        if kernels::are_for(gate_up.device(), gate_up.dtype()) {
+            return kernels::gate(gate_up, matches!(activation, Activation::GeluTanh));
+        }
         let gate = gate_up.narrow(D::Minus1, 0, width)?;
         let gate = match activation {
             Activation::Silu => gate.silu()?,

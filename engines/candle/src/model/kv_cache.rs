@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use super::attention::by_kernels;
 use super::config::ModelConfig;
 
 /// The shape of a KV cache.
@@ -51,6 +52,8 @@ pub(super) enum LayerKv {
         keys: Tensor,
         values: Tensor,
         block_size: usize,
+        /// Whether kernels of our own take them, and not candle's operations.
+        has_kernels: bool,
     },
 }
 
@@ -66,7 +69,10 @@ impl KvCache {
             (true, other) => {
                 candle_core::bail!("a KV cache on the CPU is f32 or f16, not {other:?}")
             }
-            (false, _) => device_layer(config, &spec, device),
+            (false, dtype) => {
+                let has_kernels = by_kernels::cover(device, dtype, config.head_dim);
+                device_layer(config, &spec, device, has_kernels)
+            }
         };
         let layers = (0..config.num_layers)
             .map(|_| layer())
@@ -74,17 +80,30 @@ impl KvCache {
         Ok(Self { spec, layers })
     }
 
-    /// As for a GPU, on any device: the path of plain candle operations.
+    /// As for a GPU, on any device: the path of plain candle operations, or that of the kernels.
     #[cfg(test)]
-    pub(super) fn try_new_tensors(
+    pub(super) fn try_new_as_on_gpu(
         config: &ModelConfig,
         spec: KvCacheSpec,
         device: &Device,
+        has_kernels: bool,
     ) -> Result<Self> {
         let layers = (0..config.num_layers)
-            .map(|_| device_layer(config, &spec, device))
+            .map(|_| device_layer(config, &spec, device, has_kernels))
             .collect::<Result<_>>()?;
         Ok(Self { spec, layers })
+    }
+
+    /// Where it is, if kernels of our own work on it.
+    pub(super) fn device_with_kernels(&self) -> Option<&Device> {
+        match self.layers.first() {
+            Some(LayerKv::Device {
+                keys,
+                has_kernels: true,
+                ..
+            }) => Some(keys.device()),
+            Some(LayerKv::Device { .. } | LayerKv::HostF32(_) | LayerKv::HostF16(_)) | None => None,
+        }
     }
 
     /// Fills all slots, as if others had used them.
@@ -114,7 +133,12 @@ impl KvCache {
     }
 }
 
-fn device_layer(config: &ModelConfig, spec: &KvCacheSpec, device: &Device) -> Result<LayerKv> {
+fn device_layer(
+    config: &ModelConfig,
+    spec: &KvCacheSpec,
+    device: &Device,
+    has_kernels: bool,
+) -> Result<LayerKv> {
     let shape = (
         spec.num_blocks * spec.block_size,
         config.num_kv_heads * config.head_dim,
@@ -123,6 +147,7 @@ fn device_layer(config: &ModelConfig, spec: &KvCacheSpec, device: &Device) -> Re
         keys: Tensor::zeros(shape, spec.dtype, device)?,
         values: Tensor::zeros(shape, spec.dtype, device)?,
         block_size: spec.block_size,
+        has_kernels,
     })
 }
 

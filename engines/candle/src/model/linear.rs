@@ -170,7 +170,7 @@ pub(super) struct Linear {
 impl Linear {
     /// `bias`, if any, has one entry for each column of the result.
     pub(super) fn try_new(parts: Vec<Matrix>, bias: Option<Tensor>) -> Result<Self> {
-        let parts = parts
+        let parts = side_by_side(parts)?
             .into_iter()
             .map(Matrix::into_packed)
             .collect::<Result<_>>()?;
@@ -201,7 +201,23 @@ impl Linear {
     }
 }
 
+/// On a GPU dense matrices become one: one product in place of several, and no joining of what they give.
+fn side_by_side(parts: Vec<Matrix>) -> Result<Vec<Matrix>> {
+    let dense: Vec<&Tensor> = parts.iter().filter_map(Matrix::dense_on_gpu).collect();
+    if parts.len() < 2 || dense.len() < parts.len() {
+        return Ok(parts);
+    }
+    Ok(vec![Matrix::dense(Tensor::cat(&dense, 0)?)?])
+}
+
 impl Matrix {
+    fn dense_on_gpu(&self) -> Option<&Tensor> {
+        match &self.weight {
+            Weight::Dense(weight) if !weight.device().is_cpu() => Some(weight),
+            Weight::Dense(_) | Weight::Quantized(_) | Weight::Packed(_) => None,
+        }
+    }
+
     fn packed(&self) -> Option<&Packed> {
         match &self.weight {
             Weight::Packed(packed) => Some(packed),

@@ -3,6 +3,7 @@
 use candle_core::{D, DType, Result, Tensor};
 
 use super::host;
+use super::kernels;
 use super::parallel::{SharedMut, for_each_range_if_large};
 use super::simd::{by_simd, sum_of};
 
@@ -43,6 +44,9 @@ impl Norm {
     /// Normalizes `x`.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         if !x.device().is_cpu() {
+            if kernels::are_for(x.device(), x.dtype()) {
+                return kernels::norm(x, &self.weight, self.eps);
+            }
             return self.forward_by_tensors(x);
         }
         let width = x.dim(D::Minus1)?;
@@ -65,6 +69,9 @@ impl Norm {
     /// `x + delta`, and the same normalized.
     pub(super) fn add_forward(&self, x: &Tensor, delta: &Tensor) -> Result<(Tensor, Tensor)> {
         if !x.device().is_cpu() {
+            if kernels::are_for(x.device(), x.dtype()) {
+                return kernels::add_norm(x, delta, &self.weight, self.eps);
+            }
             let sum = (x + delta)?;
             let normed = self.forward_by_tensors(&sum)?;
             return Ok((sum, normed));

@@ -24,6 +24,11 @@ impl Frequencies {
         }
     }
 
+    /// The angle of one position, for each pair of dimensions.
+    pub(super) fn per_pair(&self) -> &[f32] {
+        &self.0
+    }
+
     /// Cosines and sines for rows at `positions`.
     #[expect(
         clippy::cast_precision_loss,

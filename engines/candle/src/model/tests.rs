@@ -39,13 +39,22 @@ struct Case {
 }
 
 fn load(name: &str, quantization: Quantization) -> (Model, ModelConfig) {
+    load_on(name, quantization, &Device::Cpu, DType::F32)
+}
+
+fn load_on(
+    name: &str,
+    quantization: Quantization,
+    device: &Device,
+    dtype: DType,
+) -> (Model, ModelConfig) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/reference")
         .join(name);
     let open = OpenModel::open(&folder).unwrap();
     let options = WeightOptions {
-        device: Device::Cpu,
-        dtype: DType::F32,
+        device: device.clone(),
+        dtype,
         quantization,
     };
     let model = Model::try_new(&open.config, &mut open.weights(options, |_| {})).unwrap();
@@ -163,10 +172,33 @@ fn logits_equal_the_reference() {
 
 #[test]
 fn logits_by_tensor_operations_equal_the_reference() {
+    compare_with_reference_as_on_gpu(&Device::Cpu, DType::F32, TOLERANCE, false);
+}
+
+/// On a GPU in each type that it computes with; emulated in f32, which is what activations are on the host.
+#[cfg(any(feature = "cuda", feature = "kernel-emulation"))]
+#[test]
+fn logits_by_kernels_for_gpus_equal_the_reference() {
+    let device = kernels::test_device();
+    // Halves round every activation: by 2^-11 in f16, by 2^-8 in bf16.
+    let all = [(DType::F32, 1e-3), (DType::F16, 3e-2), (DType::BF16, 3e-1)];
+    let dtypes = if device.is_cpu() { &all[..1] } else { &all[..] };
+    for (dtype, tolerance) in dtypes {
+        compare_with_reference_as_on_gpu(&device, *dtype, *tolerance, true);
+    }
+}
+
+fn compare_with_reference_as_on_gpu(
+    device: &Device,
+    dtype: DType,
+    tolerance: f32,
+    has_kernels: bool,
+) {
     for name in MODELS {
-        let (model, config) = load(name, Quantization::None);
+        let (model, config) = load_on(name, Quantization::None, device, dtype);
         for case in cases(name) {
-            let mut kv = KvCache::try_new_tensors(&config, spec(DType::F32), &Device::Cpu).unwrap();
+            let mut kv =
+                KvCache::try_new_as_on_gpu(&config, spec(dtype), device, has_kernels).unwrap();
             let blocks = scattered_blocks(0);
             let half = case.tokens.len() / 2;
             let chunk = Chunk {
@@ -195,8 +227,8 @@ fn logits_by_tensor_operations_equal_the_reference() {
             assert_close(
                 &got[got.len() - kept..],
                 want,
-                TOLERANCE,
-                &format!("{name}, {} tokens", case.tokens.len()),
+                tolerance,
+                &format!("{name} in {dtype:?}, {} tokens", case.tokens.len()),
             );
         }
     }
@@ -401,7 +433,7 @@ fn a_context_of_several_partitions_gives_the_same_bits_and_the_reference() {
         };
         let whole = rows(&model.forward(&mut cache(&config), &step(&[whole])).unwrap());
         let mut tensors =
-            KvCache::try_new_tensors(&config, spec(DType::F32), &Device::Cpu).unwrap();
+            KvCache::try_new_as_on_gpu(&config, spec(DType::F32), &Device::Cpu, false).unwrap();
         let mut host = cache(&config);
         for done in [0, 120, 249] {
             let end = [120, 249, 250][usize::from(done > 0) + usize::from(done > 120)];
@@ -419,6 +451,51 @@ fn a_context_of_several_partitions_gives_the_same_bits_and_the_reference() {
                 TOLERANCE,
                 &format!("{name}, rows {done}..{end}"),
             );
+        }
+    }
+}
+
+/// A context that is split, beside a prompt in chunks, through every layer.
+#[cfg(any(feature = "cuda", feature = "kernel-emulation"))]
+#[test]
+fn kernels_for_gpus_mix_chunks_and_decode_rows() {
+    let device = kernels::test_device();
+    for name in ["llama", "gemma2", "gemma3"] {
+        let (on_host, config) = load(name, Quantization::None);
+        let (model, _) = load_on(name, Quantization::None, &device, DType::F32);
+        let spec = KvCacheSpec {
+            num_blocks: 200,
+            ..spec(DType::F32)
+        };
+        let mut host = KvCache::try_new(&config, spec.clone(), &Device::Cpu).unwrap();
+        let mut kv = KvCache::try_new_as_on_gpu(&config, spec, &device, true).unwrap();
+        let tokens: Vec<u32> = (0..600).map(|i| 3 + i * 37 % 93).collect();
+        let blocks: Vec<u32> = (0..200).map(|i| (i * 7 + 3) % 200).collect();
+        let (long, short) = blocks.split_at(150);
+        // The long one's prompt, then its decode row beside the chunks of the short one.
+        for (long_done, long_end, short_done, short_end) in
+            [(0, 599, 0, 0), (599, 600, 0, 21), (600, 600, 21, 50)]
+        {
+            let chunks = [
+                Chunk {
+                    tokens: &tokens[..long_end],
+                    done: long_done,
+                    blocks: long,
+                },
+                Chunk {
+                    tokens: &tokens[..short_end],
+                    done: short_done,
+                    blocks: short,
+                },
+            ];
+            let chunks: Vec<_> = chunks
+                .into_iter()
+                .filter(|chunk| chunk.done < chunk.tokens.len())
+                .collect();
+            let batch = step(&chunks);
+            let want = rows(&on_host.forward(&mut host, &batch).unwrap());
+            let got = rows(&model.forward(&mut kv, &batch).unwrap());
+            assert_close(&got, &want, 1e-3, name);
         }
     }
 }

@@ -1,0 +1,54 @@
+//! Compiles `kernels/` where a feature asks for it: with nvcc for GPUs, with the C++ compiler for tests on the host.
+
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=kernels");
+    #[cfg(feature = "cuda")]
+    for_gpus()?;
+    #[cfg(feature = "kernel-emulation")]
+    for_the_host();
+    Ok(())
+}
+
+/// One PTX module for each number type and one for logits, so that a process loads what it computes with alone. PTX of `compute_80` runs on
+/// every GPU from Ampere on: the driver translates it when the module is loaded.
+#[cfg(feature = "cuda")]
+fn for_gpus() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-env-changed=NVCC_CCBIN");
+    // Finds nvcc as candle's own kernels do.
+    let nvcc = cudaforge::CudaToolkit::detect()?.nvcc_path;
+    let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+    for module in ["BF16", "F16", "F32", "LOGITS"] {
+        let mut command = std::process::Command::new(&nvcc);
+        command
+            .args(["--ptx", "-arch=compute_80", "-std=c++17", "-O3"])
+            .arg(format!("-DGENSET_{module}"))
+            .arg("kernels/genset.cu")
+            .arg("-o")
+            .arg(out.join(format!("genset_{module}.ptx")));
+        if let Ok(compiler) = std::env::var("NVCC_CCBIN") {
+            command.args(["-ccbin", &compiler]);
+        }
+        let status = command.status()?;
+        if !status.success() {
+            return Err(format!("{} failed on kernels/genset.cu: {status}", nvcc.display()).into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(feature = "kernel-emulation")]
+fn for_the_host() {
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .opt_level(2)
+        // A jump to another fiber's stack is what it is for, and no attack.
+        .flag("-U_FORTIFY_SOURCE")
+        .flag("-fno-strict-aliasing")
+        .flag("-Wno-unknown-pragmas")
+        .file("kernels/emulation/run.cpp")
+        .compile("genset_emulation");
+}

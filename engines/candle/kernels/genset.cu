@@ -1,0 +1,51 @@
+// The kernels by their names: those for the numbers that the macros GENSET_BF16, GENSET_F16 and GENSET_F32 ask for, and
+// those for logits, GENSET_LOGITS.
+//
+// `nvcc` makes a module of each; `emulation/` compiles the same for the host.
+#include "attention.cuh"
+#include "prefill.cuh"
+#include "rows.cuh"
+
+#ifdef __CUDACC__
+#define KERNEL(NAME, THREADS, ARGUMENTS, ...)                                                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS) NAME(const ARGUMENTS arguments) { __VA_ARGS__(arguments); }
+#else
+#define KERNEL(NAME, THREADS, ARGUMENTS, ...)                                                                                \
+  static const emulation::Kernel kernel_##NAME(                                                                              \
+      #NAME, THREADS, [](const void *arguments) { __VA_ARGS__(*static_cast<const ARGUMENTS *>(arguments)); });
+#endif
+
+#define ATTEND(T, LANES, NAME)                                                                                               \
+  KERNEL(attend_q1_l##LANES##_##NAME, ATTEND_THREADS, AttendArguments<T>, attend<T, LANES, 1>)                               \
+  KERNEL(attend_q2_l##LANES##_##NAME, ATTEND_THREADS, AttendArguments<T>, attend<T, LANES, 2>)                               \
+  KERNEL(attend_q4_l##LANES##_##NAME, ATTEND_THREADS, AttendArguments<T>, attend<T, LANES, 4>)                               \
+  KERNEL(attend_q8_l##LANES##_##NAME, ATTEND_THREADS, AttendArguments<T>, attend<T, LANES, 8>)
+
+#define KERNELS(T, NAME)                                                                                                     \
+  KERNEL(heads_##NAME, HEAD_THREADS, HeadArguments<T>, heads<T>)                                                             \
+  ATTEND(T, 4, NAME) ATTEND(T, 8, NAME) ATTEND(T, 16, NAME) ATTEND(T, 32, NAME)                                              \
+  KERNEL(merge_##NAME, ATTEND_THREADS, AttendArguments<T>, merge<T>)                                                         \
+  KERNEL(norm_##NAME, ROW_THREADS, NormArguments<T>, norm<T>)                                                                \
+  KERNEL(gate_##NAME, ROW_THREADS, GateArguments<T>, gate<T>)
+
+// Tensor cores know no f32.
+#define PREFILL_KERNELS(T, NAME)                                                                                             \
+  KERNEL(prefill_d32_##NAME, PREFILL_THREADS, AttendArguments<T>, prefill<T, 32>)                                            \
+  KERNEL(prefill_d64_##NAME, PREFILL_THREADS, AttendArguments<T>, prefill<T, 64>)                                            \
+  KERNEL(prefill_d128_##NAME, PREFILL_THREADS, AttendArguments<T>, prefill<T, 128>)                                          \
+  KERNEL(prefill_d256_##NAME, PREFILL_THREADS, AttendArguments<T>, prefill<T, 256>)
+
+#ifdef GENSET_BF16
+KERNELS(__nv_bfloat16, bf16)
+PREFILL_KERNELS(__nv_bfloat16, bf16)
+#endif
+#ifdef GENSET_F16
+KERNELS(__half, f16)
+PREFILL_KERNELS(__half, f16)
+#endif
+#ifdef GENSET_F32
+KERNELS(float, f32)
+#endif
+#ifdef GENSET_LOGITS
+KERNEL(best_logits, ROW_THREADS, BestArguments, best)
+#endif

@@ -1,0 +1,101 @@
+// What is done to rows one by one: norms, the gate of the feed-forward block, and the search for the best logit.
+#pragma once
+
+#include "numbers.cuh"
+
+constexpr unsigned ROW_THREADS = 256;
+
+template <typename T> struct NormArguments {
+  T *sum;         // [rows, width]: x + delta; not written without delta
+  T *normed;      // [rows, width]
+  const T *x;     // [rows, width]
+  const T *delta; // [rows, width], or null
+  const T *weight; // [width]
+  unsigned width;
+  float eps;
+};
+static_assert(sizeof(NormArguments<float>) == 48, "as `NormArguments` in Rust");
+
+// x + delta, and the same divided by its root mean square and multiplied by the weights. A block does a row.
+template <typename T> __device__ void norm(const NormArguments<T> &a) {
+  __shared__ float shared[ROW_THREADS / WARP];
+  const size_t row = static_cast<size_t>(blockIdx.x) * a.width;
+  const T *x = a.x + row;
+  float squares = 0;
+  for (unsigned i = threadIdx.x; i < a.width; i += ROW_THREADS) {
+    float value = to_float(x[i]);
+    if (a.delta != nullptr) {
+      put(&a.sum[row + i], value + to_float(a.delta[row + i]));
+      // What is normalized is what the next block adds to: the sum as it is kept.
+      value = to_float(a.sum[row + i]);
+    }
+    squares += value * value;
+  }
+  const float mean = sum_over_block<ROW_THREADS>(squares, shared) / static_cast<float>(a.width);
+  const float scale = 1.0f / sqrtf(mean + a.eps);
+  // Each thread reads what it wrote itself.
+  const T *kept = a.delta != nullptr ? a.sum + row : x;
+  for (unsigned i = threadIdx.x; i < a.width; i += ROW_THREADS)
+    put(&a.normed[row + i], to_float(kept[i]) * scale * to_float(a.weight[i]));
+}
+
+template <typename T> struct GateArguments {
+  T *out;           // [rows, width]
+  const T *gate_up; // [rows, 2 * width]
+  unsigned width;
+  unsigned is_gelu;
+};
+static_assert(sizeof(GateArguments<float>) == 24, "as `GateArguments` in Rust");
+
+// activation(first half) * second half of every row. The grid is [columns / ROW_THREADS, rows].
+template <typename T> __device__ void gate(const GateArguments<T> &a) {
+  const unsigned column = blockIdx.x * ROW_THREADS + threadIdx.x;
+  if (column >= a.width) return;
+  const size_t row = blockIdx.y;
+  const T *from = a.gate_up + row * 2 * a.width;
+  const float x = to_float(from[column]), up = to_float(from[a.width + column]);
+  const float inner = 0.7978845608f * x * (1.0f + 0.044715f * x * x);
+  const float activated = a.is_gelu ? 0.5f * x * (1.0f + tanhf(inner)) : x / (1.0f + expf(-x));
+  put(&a.out[row * a.width + column], activated * up);
+}
+
+struct BestArguments {
+  unsigned *out;       // [rows]: the place of the largest, or NO_BEST
+  const float *logits; // [rows, width]
+  unsigned width;
+  unsigned unused;
+};
+static_assert(sizeof(BestArguments) == 24, "as `BestArguments` in Rust");
+
+// A row has a logit that is not a number or is plus infinity, or minus infinity everywhere.
+constexpr unsigned NO_BEST = 0xffffffffu;
+
+// The place of a row's largest number; among equals the first. A block does a row.
+__device__ inline void best(const BestArguments &a) {
+  __shared__ float shared_value[ROW_THREADS];
+  __shared__ unsigned shared_place[ROW_THREADS];
+  __shared__ unsigned shared_is_bad[ROW_THREADS];
+  const float *row = a.logits + static_cast<size_t>(blockIdx.x) * a.width;
+  float value = -INFINITY;
+  unsigned place = NO_BEST, is_bad = 0;
+  for (unsigned i = threadIdx.x; i < a.width; i += ROW_THREADS) {
+    const float logit = row[i];
+    is_bad |= logit != logit || logit == INFINITY;
+    if (logit > value) value = logit, place = i;
+  }
+  shared_value[threadIdx.x] = value, shared_place[threadIdx.x] = place, shared_is_bad[threadIdx.x] = is_bad;
+  for (unsigned offset = ROW_THREADS / 2; offset > 0; offset /= 2) {
+    __syncthreads();
+    if (threadIdx.x < offset) {
+      const unsigned other = threadIdx.x + offset;
+      shared_is_bad[threadIdx.x] |= shared_is_bad[other];
+      const bool is_better = shared_value[other] > shared_value[threadIdx.x];
+      const bool is_equal = shared_value[other] == shared_value[threadIdx.x];
+      if (is_better || (is_equal && shared_place[other] < shared_place[threadIdx.x])) {
+        shared_value[threadIdx.x] = shared_value[other];
+        shared_place[threadIdx.x] = shared_place[other];
+      }
+    }
+  }
+  if (threadIdx.x == 0) a.out[blockIdx.x] = shared_is_bad[0] ? NO_BEST : shared_place[0];
+}

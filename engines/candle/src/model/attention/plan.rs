@@ -1,0 +1,214 @@
+//! [`Plan`]: which row of a step belongs where, as the kernels read it. One array of words, made on the host and copied to
+//! the device once for all layers.
+
+use candle_core::{Device, Result, Tensor};
+
+use crate::model::batch::StepBatch;
+use crate::model::kernels::narrow;
+use crate::model::rope::Frequencies;
+
+/// Queries that a block of the kernel for many queries works on; `PREFILL_QUERIES` in `prefill.cuh`.
+pub(super) const MANY_QUERIES: usize = 64;
+/// The most queries that a block of the kernel for few queries works on.
+const MOST_FEW_QUERIES: usize = 8;
+
+/// A step's plan. Queries are those of one key and value head: `group` of them a row.
+#[derive(Debug)]
+pub(in crate::model) struct Plan {
+    pub(super) words: Tensor,
+    /// Where in the words, of each row.
+    pub(super) positions: u32,
+    pub(super) slots: u32,
+    /// Where in the words, of layers without and with a window.
+    pub(super) full_frequencies: u32,
+    pub(super) windowed_frequencies: u32,
+    /// Where in the words: `Sequence` in `attention.cuh`.
+    pub(super) sequences: u32,
+    /// Above all decode rows.
+    pub(super) few: Tiles,
+    /// Prefill chunks.
+    pub(super) many: Tiles,
+}
+
+/// Blocks of a kernel: each takes some queries of one sequence.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tiles {
+    /// Where in the words: for each tile the sequence and its first query.
+    pub(super) start: u32,
+    pub(super) count: usize,
+    /// The most queries of a tile.
+    pub(super) queries: usize,
+    /// The longest context of a sequence in the tiles.
+    pub(super) longest_context: usize,
+}
+
+/// What a plan depends on beside the batch.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::model) struct PlanFor<'a> {
+    pub(in crate::model) full: &'a Frequencies,
+    pub(in crate::model) windowed: &'a Frequencies,
+    /// Query heads of a key and value head.
+    pub(in crate::model) group: usize,
+    /// Whether there is a kernel for many queries.
+    pub(in crate::model) has_many: bool,
+}
+
+impl Plan {
+    pub(in crate::model) fn try_new(
+        batch: &StepBatch,
+        of: PlanFor<'_>,
+        device: &Device,
+    ) -> Result<Self> {
+        let mut words = Words::default();
+        let positions = words.add(&batch.positions)?;
+        let slots = words.add(&batch.slots)?;
+        let full_frequencies = words.add(&bits(of.full))?;
+        let windowed_frequencies = words.add(&bits(of.windowed))?;
+        let mut sequences = Vec::with_capacity(4 * batch.sequences.len());
+        for sequence in &batch.sequences {
+            sequences.push(words.add(&sequence.blocks)?);
+            sequences.push(narrow(sequence.rows.start)?);
+            sequences.push(narrow(sequence.rows.len())?);
+            sequences.push(narrow(sequence.context_len - sequence.rows.len())?);
+        }
+        let sequences = words.add(&sequences)?;
+        let is_many =
+            |rows: usize| of.has_many && rows > 1 && rows * of.group > 2 * MOST_FEW_QUERIES;
+        let few = words.tiles(batch, of.group, None, |rows| !is_many(rows))?;
+        let many = words.tiles(batch, of.group, Some(MANY_QUERIES), is_many)?;
+        let len = words.0.len();
+        Ok(Self {
+            words: Tensor::from_vec(words.0, len, device)?,
+            positions,
+            slots,
+            full_frequencies,
+            windowed_frequencies,
+            sequences,
+            few,
+            many,
+        })
+    }
+}
+
+fn bits(frequencies: &Frequencies) -> Vec<u32> {
+    frequencies.per_pair().iter().map(|f| f.to_bits()).collect()
+}
+
+#[derive(Debug, Default)]
+struct Words(Vec<u32>);
+
+impl Words {
+    /// Returns where the words begin.
+    fn add(&mut self, words: &[u32]) -> Result<u32> {
+        let start = narrow(self.0.len())?;
+        self.0.extend_from_slice(words);
+        Ok(start)
+    }
+
+    /// The tiles of those sequences whose number of rows is `wanted`; of `queries` each, or of as many as the kernel for few
+    /// queries best takes.
+    fn tiles(
+        &mut self,
+        batch: &StepBatch,
+        group: usize,
+        queries: Option<usize>,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Tiles> {
+        let chosen = || {
+            let all = batch.sequences.iter().enumerate();
+            all.filter(|(_, sequence)| wanted(sequence.rows.len()))
+        };
+        let most = chosen()
+            .map(|(_, sequence)| sequence.rows.len() * group)
+            .max();
+        let Some(most) = most else {
+            return Ok(Tiles::default());
+        };
+        let queries = queries.unwrap_or_else(|| most.next_power_of_two().min(MOST_FEW_QUERIES));
+        let mut words = Vec::new();
+        for (index, sequence) in chosen() {
+            for first in (0..sequence.rows.len() * group).step_by(queries) {
+                words.extend([narrow(index)?, narrow(first)?]);
+            }
+        }
+        let longest = chosen().map(|(_, sequence)| sequence.context_len).max();
+        Ok(Tiles {
+            start: self.add(&words)?,
+            count: words.len() / 2,
+            queries,
+            longest_context: longest.unwrap_or(0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::batch::SequenceRows;
+    use crate::model::config::{Rope, RopeScaling};
+
+    fn plan(batch: &StepBatch, group: usize, has_many: bool) -> (Plan, Vec<u32>) {
+        let rope = Rope {
+            theta: 10_000.0,
+            window_theta: None,
+            scaling: RopeScaling::None,
+        };
+        let frequencies = Frequencies::full(&rope, 4);
+        let of = PlanFor {
+            full: &frequencies,
+            windowed: &frequencies,
+            group,
+            has_many,
+        };
+        let plan = Plan::try_new(batch, of, &Device::Cpu).unwrap();
+        let words = plan.words.to_vec1().unwrap();
+        (plan, words)
+    }
+
+    /// A prefill chunk of 9 rows after 4 tokens, and a decode row after 6.
+    fn batch() -> StepBatch {
+        let sequence = |rows, context_len, blocks| SequenceRows {
+            rows,
+            context_len,
+            blocks,
+        };
+        StepBatch {
+            tokens: vec![0; 10],
+            positions: (4..13).chain([6]).collect(),
+            slots: (20..30).collect(),
+            sequences: vec![
+                sequence(0..9, 13, vec![5, 6, 7, 2]),
+                sequence(9..10, 7, vec![1, 3]),
+            ],
+            logit_rows: vec![9],
+        }
+    }
+
+    #[test]
+    fn decode_rows_and_chunks_are_in_tiles_of_their_own() {
+        let (plan, words) = plan(&batch(), 2, true);
+        let at = |start: u32, len: usize| &words[start as usize..start as usize + len];
+        assert_eq!(at(plan.positions, 10), batch().positions);
+        assert_eq!(at(plan.slots, 10), batch().slots);
+        assert_eq!(f32::from_bits(at(plan.full_frequencies, 2)[1]), 0.01);
+        let sequences = at(plan.sequences, 8);
+        assert_eq!(sequences[1..4], [0, 9, 4]);
+        assert_eq!(sequences[5..8], [9, 1, 6]);
+        assert_eq!(at(sequences[0], 4), [5, 6, 7, 2]);
+        assert_eq!(at(sequences[4], 2), [1, 3]);
+        assert_eq!((plan.few.count, plan.few.queries), (1, 2));
+        assert_eq!(at(plan.few.start, 2), [1, 0]);
+        assert_eq!(plan.few.longest_context, 7);
+        assert_eq!((plan.many.count, plan.many.queries), (1, 64));
+        assert_eq!(at(plan.many.start, 2), [0, 0]);
+    }
+
+    #[test]
+    fn without_a_kernel_for_many_queries_chunks_are_cut_into_few() {
+        let (plan, words) = plan(&batch(), 2, false);
+        assert_eq!(plan.many, Tiles::default());
+        assert_eq!((plan.few.count, plan.few.queries), (4, 8));
+        let tiles = &words[plan.few.start as usize..][..8];
+        assert_eq!(tiles, [0, 0, 0, 8, 0, 16, 1, 0]);
+    }
+}

@@ -1,0 +1,385 @@
+//! Kernels of our own for GPUs, `kernels/genset.cu`, and how they are called.
+//!
+//! A kernel takes one structure of addresses and numbers, the same in C++ and here. `cuda` launches it on a GPU;
+//! `emulated`, for tests alone, runs the same source on the host. Where neither is in the build, or the device or the type
+//! of numbers is another, [`are_for`] says so, and callers take candle's operations.
+//!
+//! Attention's kernels are called from `attention::by_kernels`; the others from here.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "kernel-emulation")]
+mod emulated;
+
+use candle_core::{DType, Device, Result, Storage, Tensor};
+
+/// Kernels that are compiled together; a process loads those that it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Module {
+    /// Of a model that computes in bf16.
+    Bf16,
+    /// Likewise in f16.
+    F16,
+    /// Likewise in f32.
+    F32,
+    /// What is done to logits, which are in f32 always.
+    Logits,
+}
+
+impl Module {
+    /// For models that compute with such numbers.
+    pub(super) fn of(dtype: DType) -> Option<Self> {
+        if dtype == DType::BF16 {
+            Some(Self::Bf16)
+        } else if dtype == DType::F16 {
+            Some(Self::F16)
+        } else if dtype == DType::F32 {
+            Some(Self::F32)
+        } else {
+            None
+        }
+    }
+
+    /// What its kernels' names end with.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+            Self::Logits => "logits",
+        }
+    }
+}
+
+/// Whether there are kernels for such numbers on this device. The first call for a device loads them, which can take
+/// seconds: the driver translates them for the GPU.
+pub(super) fn are_for(device: &Device, dtype: DType) -> bool {
+    Module::of(dtype).is_some_and(|module| is_there(device, module))
+}
+
+/// Whether [`best`] is there for logits on this device.
+pub(crate) fn can_choose(device: &Device) -> bool {
+    is_there(device, Module::Logits)
+}
+
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(unused_variables, reason = "what is emulated is there as a whole")
+)]
+fn is_there(device: &Device, module: Module) -> bool {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        return cuda::is_there(device, module);
+    }
+    cfg!(feature = "kernel-emulation") && device.is_cpu()
+}
+
+/// A structure of arguments as a kernel reads it.
+///
+/// # Safety
+/// The type is `repr(C)`, has no padding, and is the one that the kernel was written for.
+#[expect(unsafe_code, reason = "kernels read through addresses")]
+pub(super) unsafe trait Arguments: Copy + 'static {}
+
+/// A kernel's call.
+#[derive(Debug)]
+pub(super) struct Launch<'a, A> {
+    /// Without the module's name at its end.
+    pub(super) kernel: &'a str,
+    pub(super) module: Module,
+    /// Blocks.
+    pub(super) grid: [usize; 3],
+    /// Threads of a block, as the kernel was compiled for.
+    pub(super) threads: u32,
+    #[cfg_attr(
+        not(any(feature = "cuda", feature = "kernel-emulation")),
+        expect(dead_code, reason = "nothing is launched in this build")
+    )]
+    pub(super) arguments: A,
+}
+
+impl<A: Arguments> Launch<'_, A> {
+    /// Queues the kernel on the device. A grid without blocks is no call.
+    ///
+    /// # Safety
+    /// The arguments' addresses are those of tensors of this device which live until this returns, as large as the kernel
+    /// takes them to be; nobody else reads what the kernel writes before it was queued.
+    ///
+    /// # Errors
+    /// There are no kernels for the device, or it refuses.
+    #[expect(unsafe_code, reason = "kernels write through addresses")]
+    pub(super) unsafe fn on(self, device: &Device) -> Result<()> {
+        if self.grid.contains(&0) {
+            return Ok(());
+        }
+        let mut grid = [0u32; 3];
+        for (to, from) in grid.iter_mut().zip(self.grid) {
+            *to = u32::try_from(from).map_err(candle_core::Error::wrap)?;
+        }
+        let name = format!("{}_{}", self.kernel, self.module.name());
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(device) = device {
+            let Self {
+                module,
+                threads,
+                arguments,
+                ..
+            } = self;
+            // SAFETY: what this function asks for.
+            return unsafe { cuda::launch(device, &name, module, grid, threads, arguments) };
+        }
+        #[cfg(feature = "kernel-emulation")]
+        if device.is_cpu() {
+            // SAFETY: what this function asks for.
+            return unsafe { emulated::launch(&name, grid, &self.arguments) };
+        }
+        candle_core::bail!(
+            "no kernel {name} of {} threads for {device:?}",
+            self.threads
+        )
+    }
+}
+
+/// Where a contiguous tensor's numbers are, for a kernel.
+///
+/// # Errors
+/// The tensor is not contiguous, or where no kernels are.
+pub(super) fn address(tensor: &Tensor) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Some((start, _)) = layout.contiguous_offsets() else {
+        candle_core::bail!("expected a contiguous tensor, got {layout:?}");
+    };
+    let first = first_address(&storage)?;
+    Ok(first + (start * tensor.dtype().size_in_bytes()) as u64)
+}
+
+fn first_address(storage: &Storage) -> Result<u64> {
+    #[cfg(feature = "cuda")]
+    if let Storage::Cuda(storage) = storage {
+        return cuda::address(storage);
+    }
+    #[cfg(feature = "kernel-emulation")]
+    if let Storage::Cpu(storage) = storage {
+        return emulated::address(storage);
+    }
+    candle_core::bail!("no kernels for tensors on {:?}", storage.device())
+}
+
+/// A tensor for a kernel to write, whatever is in its memory.
+pub(super) fn to_write(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    #[expect(
+        unsafe_code,
+        reason = "what would be written here is written by the kernel"
+    )]
+    // SAFETY: any bits are numbers of these types, and callers give the tensor to a kernel that writes all of it.
+    unsafe {
+        Tensor::empty(shape, dtype, device)
+    }
+}
+
+/// Those for a tensor's numbers.
+pub(super) fn module_of(tensor: &Tensor) -> Result<Module> {
+    match Module::of(tensor.dtype()) {
+        Some(module) => Ok(module),
+        None => candle_core::bail!("no kernels for numbers of type {:?}", tensor.dtype()),
+    }
+}
+
+/// Counts and places as kernels take them.
+pub(super) fn narrow(value: usize) -> Result<u32> {
+    u32::try_from(value).map_err(candle_core::Error::wrap)
+}
+
+/// Threads of a block that works on a row; `ROW_THREADS` in `rows.cuh`.
+const ROW_THREADS: u32 = 256;
+
+/// As in `rows.cuh`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct NormArguments {
+    sum: u64,
+    normed: u64,
+    x: u64,
+    delta: u64,
+    weight: u64,
+    width: u32,
+    eps: f32,
+}
+
+const _: () = assert!(size_of::<NormArguments>() == 48);
+
+#[expect(unsafe_code, reason = "kernels read through addresses")]
+// SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
+unsafe impl Arguments for NormArguments {}
+
+/// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
+pub(super) fn norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+    let normed = to_write(x.dims(), x.dtype(), x.device())?;
+    launch_norm(x, None, weight, eps, &normed)?;
+    Ok(normed)
+}
+
+/// `x + delta`, and the same normalized.
+pub(super) fn add_norm(
+    x: &Tensor,
+    delta: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<(Tensor, Tensor)> {
+    if delta.shape() != x.shape() || delta.dtype() != x.dtype() {
+        candle_core::bail!("cannot add {delta:?} to {x:?}");
+    }
+    let sum = to_write(x.dims(), x.dtype(), x.device())?;
+    let normed = to_write(x.dims(), x.dtype(), x.device())?;
+    launch_norm(x, Some((delta, &sum)), weight, eps, &normed)?;
+    Ok((sum, normed))
+}
+
+fn launch_norm(
+    x: &Tensor,
+    delta_and_sum: Option<(&Tensor, &Tensor)>,
+    weight: &Tensor,
+    eps: f32,
+    normed: &Tensor,
+) -> Result<()> {
+    let width = weight.elem_count();
+    if x.dims().last() != Some(&width) || weight.dtype() != x.dtype() {
+        candle_core::bail!("a norm with weights {weight:?} of {x:?}");
+    }
+    let (delta, sum) = match delta_and_sum {
+        Some((delta, sum)) => (address(delta)?, address(sum)?),
+        None => (0, 0),
+    };
+    let launch = Launch {
+        kernel: "norm",
+        module: module_of(x)?,
+        grid: [x.elem_count() / width, 1, 1],
+        threads: ROW_THREADS,
+        arguments: NormArguments {
+            sum,
+            normed: address(normed)?,
+            x: address(x)?,
+            delta,
+            weight: address(weight)?,
+            width: narrow(width)?,
+            eps,
+        },
+    };
+    #[expect(unsafe_code, reason = "kernels write through addresses")]
+    // SAFETY: the shapes were compared; `sum` and `normed` are new tensors of the shape of `x`.
+    unsafe {
+        launch.on(x.device())
+    }
+}
+
+/// As in `rows.cuh`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct GateArguments {
+    out: u64,
+    gate_up: u64,
+    width: u32,
+    is_gelu: u32,
+}
+
+const _: () = assert!(size_of::<GateArguments>() == 24);
+
+#[expect(unsafe_code, reason = "kernels read through addresses")]
+// SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
+unsafe impl Arguments for GateArguments {}
+
+/// `activation(first half) * second half` of every row, with GELU (by tanh) or SiLU.
+pub(super) fn gate(gate_up: &Tensor, is_gelu: bool) -> Result<Tensor> {
+    let (rows, both) = gate_up.dims2()?;
+    let width = both / 2;
+    let out = to_write(&[rows, width], gate_up.dtype(), gate_up.device())?;
+    let launch = Launch {
+        kernel: "gate",
+        module: module_of(gate_up)?,
+        grid: [width.div_ceil(ROW_THREADS as usize), rows, 1],
+        threads: ROW_THREADS,
+        arguments: GateArguments {
+            out: address(&out)?,
+            gate_up: address(gate_up)?,
+            width: narrow(width)?,
+            is_gelu: u32::from(is_gelu),
+        },
+    };
+    #[expect(unsafe_code, reason = "kernels write through addresses")]
+    // SAFETY: `out` is new and as large as the grid writes; `gate_up` has twice its columns.
+    unsafe {
+        launch.on(gate_up.device())?;
+    }
+    Ok(out)
+}
+
+/// As in `rows.cuh`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct BestArguments {
+    out: u64,
+    logits: u64,
+    width: u32,
+    unused: u32,
+}
+
+const _: () = assert!(size_of::<BestArguments>() == 24);
+
+#[expect(unsafe_code, reason = "kernels read through addresses")]
+// SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
+unsafe impl Arguments for BestArguments {}
+
+/// The place of each row's largest logit, the first among equals; `None` for a row with a logit that is not a number or is
+/// plus infinity, and for one of minus infinities. `logits: [rows, vocab_size]` in f32.
+///
+/// # Errors
+/// There are no kernels for the device, or it refuses.
+pub(crate) fn best(logits: &Tensor) -> Result<Vec<Option<u32>>> {
+    let (rows, width) = logits.dims2()?;
+    if logits.dtype() != DType::F32 {
+        candle_core::bail!("logits are in f32, not {:?}", logits.dtype());
+    }
+    let out = to_write(&[rows], DType::U32, logits.device())?;
+    let launch = Launch {
+        kernel: "best",
+        module: Module::Logits,
+        grid: [rows, 1, 1],
+        threads: ROW_THREADS,
+        arguments: BestArguments {
+            out: address(&out)?,
+            logits: address(logits)?,
+            width: narrow(width)?,
+            unused: 0,
+        },
+    };
+    #[expect(unsafe_code, reason = "kernels write through addresses")]
+    // SAFETY: `out` is new and has a place for each row.
+    unsafe {
+        launch.on(logits.device())?;
+    }
+    let places = out.to_vec1::<u32>()?;
+    Ok(places
+        .into_iter()
+        .map(|place| (place != u32::MAX).then_some(place))
+        .collect())
+}
+
+/// Where tests of kernels run: on the GPU that `GENSET_TEST_DEVICE` names, else emulated.
+#[cfg(test)]
+#[cfg(any(feature = "cuda", feature = "kernel-emulation"))]
+pub(crate) fn test_device() -> Device {
+    match std::env::var("GENSET_TEST_DEVICE").as_deref() {
+        Ok("cpu") | Err(_) if cfg!(feature = "kernel-emulation") => Device::Cpu,
+        Ok(name) => {
+            let number = name.strip_prefix("cuda:").unwrap().parse().unwrap();
+            Device::new_cuda(number).unwrap()
+        }
+        Err(_) => panic!(
+            "GENSET_TEST_DEVICE names no GPU, such as cuda:0; `cargo xtask gpu-test` sets it"
+        ),
+    }
+}
+
+#[cfg(test)]
+#[cfg(any(feature = "cuda", feature = "kernel-emulation"))]
+mod tests;

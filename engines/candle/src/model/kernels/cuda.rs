@@ -1,0 +1,106 @@
+//! Kernels on an NVIDIA GPU.
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{
+    DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg,
+};
+use candle_core::cuda_backend::{CudaDType, DeviceId, WrapErr};
+use candle_core::{CudaDevice, CudaStorage, DType, Result};
+use half::{bf16, f16};
+use parking_lot::Mutex;
+
+use super::{Arguments, Module};
+
+/// What `are_for` found out, for each GPU and module.
+static FOUND: Mutex<Vec<(DeviceId, Module, bool)>> = Mutex::new(Vec::new());
+
+/// As the build script compiled it.
+fn ptx(module: Module) -> &'static str {
+    match module {
+        Module::Bf16 => include_str!(concat!(env!("OUT_DIR"), "/genset_BF16.ptx")),
+        Module::F16 => include_str!(concat!(env!("OUT_DIR"), "/genset_F16.ptx")),
+        Module::F32 => include_str!(concat!(env!("OUT_DIR"), "/genset_F32.ptx")),
+        Module::Logits => include_str!(concat!(env!("OUT_DIR"), "/genset_LOGITS.ptx")),
+    }
+}
+
+/// What candle keeps it under.
+fn key(module: Module) -> String {
+    format!("genset_{}", module.name())
+}
+
+/// Whether the module can be loaded; loads it. A GPU or a driver that is too old refuses, which is logged.
+pub(super) fn is_there(device: &CudaDevice, module: Module) -> bool {
+    let mut found = FOUND.lock();
+    let known = |(id, of, _): &&(DeviceId, Module, bool)| *id == device.id() && *of == module;
+    if let Some((.., is_there)) = found.iter().find(known) {
+        return *is_there;
+    }
+    let any = if module == Module::Logits {
+        "best"
+    } else {
+        "norm"
+    };
+    let any = format!("{any}_{}", module.name());
+    let loaded = device.get_or_load_custom_func(&any, &key(module), ptx(module));
+    if let Err(error) = &loaded {
+        tracing::warn!(%error, ?module, "the kernels cannot be loaded on this GPU; plain operations do their work");
+    }
+    found.push((device.id(), module, loaded.is_ok()));
+    loaded.is_ok()
+}
+
+/// The structure is what the driver copies.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Copied<A>(A);
+
+#[expect(unsafe_code, reason = "how the driver is told that it may copy a type")]
+// SAFETY: `Arguments` are plain numbers as the kernel expects them.
+unsafe impl<A: Arguments> DeviceRepr for Copied<A> {}
+
+/// Queues a kernel.
+///
+/// # Safety
+/// As for [`Launch::on`](super::Launch::on).
+#[expect(unsafe_code, reason = "kernels write through addresses")]
+pub(super) unsafe fn launch<A: Arguments>(
+    device: &CudaDevice,
+    name: &str,
+    module: Module,
+    [x, y, z]: [u32; 3],
+    threads: u32,
+    arguments: A,
+) -> Result<()> {
+    let function = device.get_or_load_custom_func(name, &key(module), ptx(module))?;
+    let arguments = Copied(arguments);
+    let mut call = function.builder();
+    call.arg(&arguments);
+    let config = LaunchConfig {
+        grid_dim: (x, y, z),
+        block_dim: (threads, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    // SAFETY: the caller's.
+    unsafe { call.launch(config) }.w()?;
+    Ok(())
+}
+
+/// Where the numbers begin on the GPU.
+pub(super) fn address(storage: &CudaStorage) -> Result<u64> {
+    fn of<T: CudaDType>(storage: &CudaStorage) -> Result<u64> {
+        let stream = storage.device.cuda_stream();
+        // One stream does everything, in order: there is nothing to wait for.
+        Ok(storage.as_cuda_slice::<T>()?.device_ptr(&stream).0)
+    }
+    let dtype = storage.dtype();
+    if dtype == DType::BF16 {
+        of::<bf16>(storage)
+    } else if dtype == DType::F16 {
+        of::<f16>(storage)
+    } else if dtype == DType::U32 {
+        of::<u32>(storage)
+    } else {
+        of::<f32>(storage)
+    }
+}

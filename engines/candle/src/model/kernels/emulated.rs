@@ -1,0 +1,59 @@
+//! The kernels' own source, compiled for the host: `kernels/emulation/`. For tests alone, and slow.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr::from_ref;
+
+use candle_core::{CpuStorage, Result};
+use parking_lot::Mutex;
+
+use super::Arguments;
+
+#[expect(unsafe_code, reason = "C++")]
+unsafe extern "C" {
+    fn genset_emulate(name: *const c_char, grid: *const u32, arguments: *const c_void) -> c_int;
+}
+
+/// The emulation's state is global.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Runs a kernel to its end.
+///
+/// # Safety
+/// As for [`Launch::on`](super::Launch::on).
+#[expect(unsafe_code, reason = "kernels write through addresses")]
+pub(super) unsafe fn launch<A: Arguments>(name: &str, grid: [u32; 3], arguments: &A) -> Result<()> {
+    let name_in_c = CString::new(name).map_err(candle_core::Error::wrap)?;
+    let _alone = ONE_AT_A_TIME.lock();
+    // SAFETY: the caller's for the arguments; the name ends with a zero, and the grid has three numbers.
+    let code = unsafe {
+        genset_emulate(
+            name_in_c.as_ptr(),
+            grid.as_ptr(),
+            from_ref(arguments).cast(),
+        )
+    };
+    match code {
+        0 => Ok(()),
+        1 => candle_core::bail!("there is no kernel {name}"),
+        _ => candle_core::bail!(
+            "threads of the kernel {name} wait for each other at different places"
+        ),
+    }
+}
+
+/// Where the numbers begin. The address comes from the vectors themselves and from no slice of them, which would be for
+/// reading alone.
+pub(super) fn address(storage: &CpuStorage) -> Result<u64> {
+    let address = if let CpuStorage::BF16(numbers) = storage {
+        numbers.as_ptr().expose_provenance()
+    } else if let CpuStorage::F16(numbers) = storage {
+        numbers.as_ptr().expose_provenance()
+    } else if let CpuStorage::F32(numbers) = storage {
+        numbers.as_ptr().expose_provenance()
+    } else if let CpuStorage::U32(numbers) = storage {
+        numbers.as_ptr().expose_provenance()
+    } else {
+        candle_core::bail!("no kernels for numbers of this type")
+    };
+    Ok(address as u64)
+}

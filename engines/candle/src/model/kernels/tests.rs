@@ -1,0 +1,120 @@
+//! The kernels, on a GPU or emulated on the host, against candle's operations.
+
+#[cfg(feature = "kernel-emulation")]
+use half::{bf16, f16};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+
+fn random(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
+    let mut random = StdRng::seed_from_u64(seed);
+    let len = shape.iter().product();
+    let numbers: Vec<f32> = (0..len)
+        .map(|_| random.random_range(-3.0f32..3.0))
+        .collect();
+    let tensor = Tensor::from_vec(numbers, shape, &test_device()).unwrap();
+    tensor.to_dtype(dtype).unwrap()
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f32> {
+    let tensor = tensor.to_dtype(DType::F32).unwrap();
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Within about a unit in the last place of numbers of order 4.
+fn assert_close(got: &Tensor, want: &Tensor, what: &str) {
+    assert_eq!(got.shape(), want.shape(), "{what}");
+    let tolerance = if got.dtype() == DType::F32 {
+        4e-6
+    } else if got.dtype() == DType::F16 {
+        4e-3
+    } else {
+        3.2e-2
+    };
+    for (got, want) in numbers(got).iter().zip(numbers(want)) {
+        assert!((got - want).abs() <= tolerance, "{what}: {got}, not {want}");
+    }
+}
+
+const NUMBERS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+#[test]
+fn norms_are_those_of_tensors() {
+    use crate::model::norm::Norm;
+    for (dtype, width) in NUMBERS.into_iter().zip([48, 256, 1000]) {
+        let x = random(&[5, width], dtype, 1);
+        let delta = random(&[5, width], dtype, 2);
+        let norm = Norm::try_new(&random(&[width], dtype, 3), 0.0, 1e-5).unwrap();
+        let got = super::norm(&x, norm.weight(), norm.eps()).unwrap();
+        assert_close(&got, &norm.forward_by_tensors(&x).unwrap(), "norm");
+        let (sum, normed) = add_norm(&x, &delta, norm.weight(), norm.eps()).unwrap();
+        let want = (x + delta).unwrap();
+        assert_close(&sum, &want, "sum");
+        assert_close(
+            &normed,
+            &norm.forward_by_tensors(&want).unwrap(),
+            "normed sum",
+        );
+    }
+}
+
+#[test]
+fn gates_are_candles() {
+    for dtype in NUMBERS {
+        let x = random(&[3, 2 * 300], dtype, 4);
+        let (first, second) = (x.narrow(1, 0, 300).unwrap(), x.narrow(1, 300, 300).unwrap());
+        let [first, second] = [first, second].map(|x| x.to_dtype(DType::F32).unwrap());
+        for is_gelu in [false, true] {
+            let activated = if is_gelu { first.gelu() } else { first.silu() };
+            let want = (activated.unwrap() * &second).unwrap();
+            assert_close(
+                &gate(&x, is_gelu).unwrap(),
+                &want.to_dtype(dtype).unwrap(),
+                "gate",
+            );
+        }
+    }
+}
+
+#[test]
+fn the_best_logit_is_the_first_of_the_largest_and_what_is_no_logit_is_seen() {
+    for width in [3, 256, 1000] {
+        let mut rows = vec![vec![-5.0f32; width]; 6];
+        // Equals, the lower in a later place of the kernel's walk.
+        rows[0][width - 1] = 2.0;
+        rows[0][1] = 2.0;
+        rows[1][2] = f32::NAN;
+        rows[2][0] = f32::INFINITY;
+        rows[3][0] = f32::NEG_INFINITY;
+        rows[4].fill(f32::NEG_INFINITY);
+        let logits = Tensor::new(rows, &test_device()).unwrap();
+        let places = best(&logits).unwrap();
+        assert_eq!(places, [Some(1), None, None, Some(1), None, Some(0)]);
+    }
+}
+
+/// What the emulation has in place of the GPU's own conversions.
+#[cfg(feature = "kernel-emulation")]
+#[test]
+fn the_emulation_rounds_as_the_crate_half() {
+    // A gate multiplies many numbers of each type by one factor.
+    let by_gate = |factors: &[f32], dtype: DType| {
+        let up = Tensor::from_slice(factors, (factors.len(), 1), &Device::Cpu).unwrap();
+        let gate_up = Tensor::cat(&[up.ones_like().unwrap(), up], 1).unwrap();
+        numbers(&gate(&gate_up.to_dtype(dtype).unwrap(), false).unwrap())
+    };
+    let one = 1.0 / (1.0 + (-1.0f32).exp());
+    let finite = |convert: fn(u16) -> f32| -> Vec<f32> {
+        let all = (0..=u16::MAX).step_by(37).map(convert);
+        all.filter(|number| number.is_finite()).collect()
+    };
+    let factors = finite(|bits| f16::from_bits(bits).to_f32());
+    for (got, factor) in by_gate(&factors, DType::F16).iter().zip(&factors) {
+        assert_eq!(*got, f16::from_f32(one * factor).to_f32(), "{factor}");
+    }
+    let factors = finite(|bits| bf16::from_bits(bits).to_f32());
+    for (got, factor) in by_gate(&factors, DType::BF16).iter().zip(&factors) {
+        assert_eq!(*got, bf16::from_f32(one * factor).to_f32(), "{factor}");
+    }
+}

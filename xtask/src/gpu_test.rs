@@ -1,0 +1,493 @@
+//! `cargo xtask gpu-test`: what can only be shown where an NVIDIA GPU is. Not part of CI, and never skipped by itself: where
+//! there is no GPU it fails and says what it looked for.
+//!
+//! In order: the engine's unit tests with its kernels on the GPU, logits against the reference in each number type, the
+//! conformance kit, tiny-chat's golden questions through the binary, and figures of a random model of a billion weights,
+//! beside those of `transformers` where Python has it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+
+use crate::process::{output, run as run_command, succeeds};
+use crate::repo::Repo;
+
+/// Tells tests where to compute.
+const DEVICE_VARIABLE: &str = "GENSET_TEST_DEVICE";
+/// Names an interpreter that has torch and transformers, where `python3` has not.
+const PYTHON_VARIABLE: &str = "GENSET_TORCH_PYTHON";
+/// GPUs have the numbers that `nvidia-smi` gives them.
+const ORDER: (&str, &str) = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+const FEATURES: &str = "genset-engine-candle/cuda";
+
+/// Sequences that decode together in the figures.
+const MANY: u64 = 64;
+const CONTEXT_TOKENS: &str = "128";
+const NEW_TOKENS: &str = "256";
+const PREFILL_TOKENS: &str = "512";
+
+/// GPUs by parts of their names, the first that fits, and what their memory gives at most, in GB/s.
+const BANDWIDTHS: [(&str, f64); 12] = [
+    ("B200", 8000.0),
+    ("GH200", 4000.0),
+    ("H200", 4800.0),
+    ("H100 PCIe", 2000.0),
+    ("H100 NVL", 3900.0),
+    ("H100", 3350.0),
+    ("A100-SXM4-80GB", 2039.0),
+    ("A100 80GB", 1935.0),
+    ("A100", 1555.0),
+    ("L40S", 864.0),
+    ("L4", 300.0),
+    ("RTX 4090", 1008.0),
+];
+
+/// What is asked for.
+#[derive(Debug)]
+pub(crate) struct GpuTest {
+    /// The GPU, as `nvidia-smi` numbers them.
+    pub(crate) gpu: usize,
+    /// What its memory gives at most, in GB/s, where the name is not known here.
+    pub(crate) memory_bandwidth: Option<f64>,
+    /// No figures.
+    pub(crate) without_bench: bool,
+}
+
+/// Runs everything, and stops at the first failure.
+///
+/// # Errors
+/// When there is no GPU, something does not build, or a test fails.
+pub(crate) fn run(repo: &Repo, test: &GpuTest) -> anyhow::Result<()> {
+    let gpu = Gpu::find(test.gpu)?;
+    eprintln!(
+        "{}, compute capability {}",
+        gpu.name, gpu.compute_capability
+    );
+    let toolkit = Toolkit::find(repo, &gpu)?;
+    let device = format!("cuda:{}", test.gpu);
+    let tests = [
+        "-p",
+        "genset-engine-candle",
+        "--features",
+        FEATURES,
+        "--lib",
+    ];
+    run_command(
+        toolkit
+            .cargo("test")
+            .args(tests)
+            .env(DEVICE_VARIABLE, &device),
+    )?;
+    let kit = [
+        "-p",
+        "genset-engine-candle",
+        "--features",
+        FEATURES,
+        "--test",
+        "conformance",
+    ];
+    run_command(
+        toolkit
+            .cargo("test")
+            .args(kit)
+            .env(DEVICE_VARIABLE, &device),
+    )?;
+    let build = ["--release", "-p", "genset", "--features", "genset/cuda"];
+    run_command(toolkit.cargo("build").args(build))?;
+    let genset = repo.target().join("release/genset");
+    ask_golden_questions(repo, &toolkit, &genset, &device)?;
+    if test.without_bench {
+        return Ok(());
+    }
+    let bandwidth = test.memory_bandwidth.or_else(|| gpu.bandwidth());
+    measure(repo, &toolkit, &genset, &device, bandwidth)
+}
+
+/// What `nvidia-smi` says of a GPU.
+#[derive(Debug)]
+struct Gpu {
+    name: String,
+    /// Such as `9.0`.
+    compute_capability: String,
+}
+
+impl Gpu {
+    fn find(number: usize) -> anyhow::Result<Self> {
+        let mut list = Command::new("nvidia-smi");
+        list.args(["--query-gpu=name,compute_cap", "--format=csv,noheader"]);
+        let listed = list.stderr(Stdio::null()).output();
+        let said = match &listed {
+            Err(error) => format!("`nvidia-smi` cannot be run ({error})"),
+            Ok(output) if !output.status.success() => {
+                format!("`nvidia-smi` failed ({})", output.status)
+            }
+            Ok(output) => {
+                let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+                match lines.lines().nth(number).and_then(Self::parse) {
+                    Some(gpu) => return Ok(gpu),
+                    None => format!("`nvidia-smi` lists no GPU {number}"),
+                }
+            }
+        };
+        let file = Path::new("/dev/nvidia0");
+        let is = if file.exists() { "is" } else { "is not" };
+        bail!(
+            "no NVIDIA GPU to test on: {said}, and {} {is} there. This task needs a GPU with its driver; \
+             `cargo xtask cuda-check` does what can be done without one",
+            file.display()
+        );
+    }
+
+    /// A line of `nvidia-smi`, such as `NVIDIA H200, 9.0`.
+    fn parse(line: &str) -> Option<Self> {
+        let (name, compute_capability) = line.rsplit_once(',')?;
+        Some(Self {
+            name: name.trim().to_owned(),
+            compute_capability: compute_capability.trim().to_owned(),
+        })
+    }
+
+    fn bandwidth(&self) -> Option<f64> {
+        let known = BANDWIDTHS.iter().find(|(name, _)| self.name.contains(name));
+        known.map(|(_, bandwidth)| *bandwidth)
+    }
+}
+
+/// Where `nvcc` and the CUDA libraries come from.
+#[derive(Debug)]
+struct Toolkit {
+    root: PathBuf,
+    /// What a shell does first.
+    environment: String,
+    compute_cap: String,
+}
+
+impl Toolkit {
+    /// The machine's own, else one that is put together from wheels.
+    fn find(repo: &Repo, gpu: &Gpu) -> anyhow::Result<Self> {
+        let compute_cap = gpu.compute_capability.replace('.', "");
+        let root = repo.root().to_owned();
+        if succeeds(Command::new("nvcc").arg("--version")) {
+            let environment = String::new();
+            return Ok(Self {
+                root,
+                environment,
+                compute_cap,
+            });
+        }
+        eprintln!("there is no nvcc on the PATH: building with a toolkit from NVIDIA's wheels");
+        let mut script = Command::new(root.join("xtask/cuda-toolchain.sh"));
+        script
+            .arg(repo.target().join("cuda"))
+            .env("CUDA_COMPUTE_CAP", &compute_cap);
+        let mut environment = output(&mut script)?;
+        let libraries = libraries_of_wheels()?;
+        environment.push_str(&format!(
+            "export LD_LIBRARY_PATH='{libraries}'\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\"\n"
+        ));
+        Ok(Self {
+            root,
+            environment,
+            compute_cap,
+        })
+    }
+
+    fn cargo(&self, subcommand: &str) -> Command {
+        let mut command = self.command(Path::new("cargo"));
+        command.arg(subcommand);
+        command
+    }
+
+    /// A program that finds the toolkit and its libraries.
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("bash");
+        let script = format!("{}exec \"$0\" \"$@\"", self.environment);
+        command.arg("-c").arg(script).arg(program);
+        command
+            .current_dir(&self.root)
+            .env("CUDA_COMPUTE_CAP", &self.compute_cap)
+            .env(ORDER.0, ORDER.1);
+        command
+    }
+}
+
+/// The folder with `libcublas.so.13` and the others that a build with trampolines opens when it runs.
+fn libraries_of_wheels() -> anyhow::Result<String> {
+    const FIND: &str = "import glob, site, sysconfig\n\
+        folders = site.getsitepackages() + [site.getusersitepackages(), sysconfig.get_path('purelib')]\n\
+        print(*[found for folder in folders for found in glob.glob(folder + '/nvidia/cu13/lib')][:1])";
+    let found = output(Command::new(python()).args(["-c", FIND]))?;
+    let found = found.trim();
+    ensure!(
+        !found.is_empty(),
+        "no CUDA libraries: there is neither a CUDA toolkit nor, among Python's packages, a folder nvidia/cu13/lib; \
+         `python3 -m pip install nvidia-cublas nvidia-curand nvidia-cuda-nvrtc` makes one, and so does a PyTorch for CUDA 13"
+    );
+    Ok(found.to_owned())
+}
+
+fn python() -> String {
+    std::env::var(PYTHON_VARIABLE).unwrap_or_else(|_| "python3".to_owned())
+}
+
+/// tiny-chat's questions of one message, each to a process of its own.
+fn ask_golden_questions(
+    repo: &Repo,
+    toolkit: &Toolkit,
+    genset: &Path,
+    device: &str,
+) -> anyhow::Result<()> {
+    let folder = repo.root().join("models/tiny-chat");
+    let golden: Value = serde_json::from_str(&fs::read_to_string(folder.join("golden.json"))?)?;
+    let cases = golden["cases"]
+        .as_array()
+        .context("golden.json has no cases")?;
+    let mut asked = 0;
+    for case in cases {
+        let [message] = case["messages"].as_array().map_or(&[][..], Vec::as_slice) else {
+            continue;
+        };
+        let question = message["content"]
+            .as_str()
+            .context("a message without content")?;
+        let mut ask = toolkit.command(genset);
+        ask.args(["run", "in=stdin", "out=candle"])
+            .arg(&folder)
+            .args(["--device", device]);
+        let answer = answer(&mut ask, question)?;
+        let expected = case["answer"]
+            .as_str()
+            .context("a case without an answer")?;
+        ensure!(
+            answer.trim_end() == expected,
+            "on the GPU {question:?} is answered {:?} and not {expected:?}",
+            answer.trim_end()
+        );
+        asked += 1;
+    }
+    ensure!(
+        asked > 10,
+        "golden.json has {asked} questions of one message"
+    );
+    eprintln!("{asked} golden questions answered on {device}");
+    Ok(())
+}
+
+fn answer(ask: &mut Command, question: &str) -> anyhow::Result<String> {
+    use std::io::Write as _;
+    let mut child = ask.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut input = child.stdin.take().context("the program has no input")?;
+    input.write_all(question.as_bytes())?;
+    drop(input);
+    let output = child.wait_with_output()?;
+    ensure!(
+        output.status.success(),
+        "`genset run` failed on {question:?} ({})",
+        output.status
+    );
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Figures of a random model in bf16, and those of `transformers` for the same files.
+fn measure(
+    repo: &Repo,
+    toolkit: &Toolkit,
+    genset: &Path,
+    device: &str,
+    bandwidth: Option<f64>,
+) -> anyhow::Result<()> {
+    let model = repo.target().join("bench/1b");
+    if !model.join("model.safetensors").exists() {
+        let mut make = toolkit.command(genset);
+        make.args(["bench", "make-model", "--params", "1b", "--out"])
+            .arg(&model);
+        run_command(&mut make)?;
+    }
+    let mut bench = toolkit.command(genset);
+    bench
+        .args(["bench", "engine"])
+        .arg(&model)
+        .args(["--device", device, "--json"]);
+    bench.args([
+        "--sequences",
+        &format!("1,{MANY}"),
+        "--context-tokens",
+        CONTEXT_TOKENS,
+    ]);
+    bench.args([
+        "--new-tokens",
+        NEW_TOKENS,
+        "--prefill-tokens",
+        PREFILL_TOKENS,
+    ]);
+    let ours: Value = serde_json::from_str(&output(&mut bench)?)?;
+    let ours = Figures {
+        one: decode(&ours, 1)?,
+        many: decode(&ours, MANY)?,
+        prefill: ours["prefill_tokens_per_s"]
+            .as_f64()
+            .context("no figure of prefill")?,
+    };
+    let theirs = measure_transformers(repo, &model, device)?;
+    let bytes = bytes_a_token(&model)?;
+    eprint!("{}", report(&ours, theirs.as_ref(), bytes, bandwidth));
+    Ok(())
+}
+
+/// Tokens a second.
+#[derive(Debug)]
+struct Figures {
+    /// Of one sequence that decodes.
+    one: f64,
+    /// Of [`MANY`] together.
+    many: f64,
+    prefill: f64,
+}
+
+fn decode(measured: &Value, sequences: u64) -> anyhow::Result<f64> {
+    let all = measured["decode"].as_array();
+    let found = all.and_then(|all| all.iter().find(|one| one["sequences"] == sequences));
+    found
+        .and_then(|one| one["tokens_per_s"].as_f64())
+        .with_context(|| format!("no figure of {sequences} sequences in {measured}"))
+}
+
+/// `None` where Python has no torch with a GPU, which is said.
+fn measure_transformers(
+    repo: &Repo,
+    model: &Path,
+    device: &str,
+) -> anyhow::Result<Option<Figures>> {
+    const HAS: &str = "import torch, transformers; assert torch.cuda.is_available()";
+    let python = python();
+    if !succeeds(Command::new(&python).args(["-c", HAS])) {
+        eprintln!(
+            "not compared: {python} has no transformers with a torch that sees the GPU; {PYTHON_VARIABLE} names another"
+        );
+        return Ok(None);
+    }
+    let mut bench = Command::new(&python);
+    bench.env(ORDER.0, ORDER.1);
+    bench
+        .arg(
+            repo.root()
+                .join("engines/candle/benches/transformers_gpu.py"),
+        )
+        .arg(model);
+    bench.args([
+        device,
+        &MANY.to_string(),
+        CONTEXT_TOKENS,
+        NEW_TOKENS,
+        PREFILL_TOKENS,
+    ]);
+    let measured: Value = serde_json::from_str(&output(&mut bench)?)?;
+    let figure = |name: &str| {
+        measured[name]
+            .as_f64()
+            .with_context(|| format!("no figure {name}"))
+    };
+    Ok(Some(Figures {
+        one: figure("one")?,
+        many: figure("many")?,
+        prefill: figure("prefill")?,
+    }))
+}
+
+/// Weights that one decode row reads: all but an embedding that is no output matrix.
+fn bytes_a_token(model: &Path) -> anyhow::Result<f64> {
+    let config: Value = serde_json::from_str(&fs::read_to_string(model.join("config.json"))?)?;
+    let size = |name: &str| {
+        config[name]
+            .as_f64()
+            .with_context(|| format!("no {name} in config.json"))
+    };
+    let embedding = if config["tie_word_embeddings"].as_bool() == Some(true) {
+        0.0
+    } else {
+        size("vocab_size")? * size("hidden_size")? * 2.0
+    };
+    #[expect(clippy::cast_precision_loss, reason = "a file's size, for a figure")]
+    let file = fs::metadata(model.join("model.safetensors"))?.len() as f64;
+    Ok(file - embedding)
+}
+
+fn report(ours: &Figures, theirs: Option<&Figures>, bytes: f64, bandwidth: Option<f64>) -> String {
+    let line = |what: &str, of: fn(&Figures) -> f64| {
+        let beside = theirs.map_or(String::new(), |theirs| {
+            format!(
+                "; transformers {:.0}, {:.2} times",
+                of(theirs),
+                of(ours) / of(theirs)
+            )
+        });
+        format!("  {what:<22} {:.0} tokens/s{beside}\n", of(ours))
+    };
+    let read = bytes * ours.one / 1e9;
+    let share = bandwidth.map_or(
+        "of an unknown limit (--memory-bandwidth)".to_owned(),
+        |limit| {
+            format!(
+                "{:.0} % of {limit:.0} GB/s (aim: 70 %)",
+                100.0 * read / limit
+            )
+        },
+    );
+    [
+        line("decode, 1 sequence", |figures| figures.one),
+        format!("  {:<22} {read:.0} GB/s of weights, {share}\n", ""),
+        line(&format!("decode, {MANY} sequences"), |figures| figures.many),
+        format!(
+            "  {:<22} {:.1} times one (aim: 20)\n",
+            "",
+            ours.many / ours.one
+        ),
+        line(&format!("prefill, {PREFILL_TOKENS}"), |figures| {
+            figures.prefill
+        }),
+    ]
+    .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_nvidia_smi_is_read() {
+        let gpu = Gpu::parse("NVIDIA H200, 9.0").unwrap();
+        assert_eq!(
+            (gpu.name.as_str(), gpu.compute_capability.as_str()),
+            ("NVIDIA H200", "9.0")
+        );
+        assert_eq!(gpu.bandwidth(), Some(4800.0));
+        assert!(Gpu::parse("No devices were found").is_none());
+        assert_eq!(
+            Gpu::parse("NVIDIA GH200 480GB, 9.0").unwrap().bandwidth(),
+            Some(4000.0)
+        );
+        assert_eq!(Gpu::parse("Tesla T4, 7.5").unwrap().bandwidth(), None);
+    }
+
+    #[test]
+    fn the_report_names_shares_ratios_and_aims() {
+        let ours = Figures {
+            one: 1000.0,
+            many: 25_000.0,
+            prefill: 90_000.0,
+        };
+        let theirs = Figures {
+            one: 50.0,
+            many: 2000.0,
+            prefill: 45_000.0,
+        };
+        let text = report(&ours, Some(&theirs), 2.4e9, Some(4800.0));
+        assert!(text.contains("50 % of 4800 GB/s (aim: 70 %)"), "{text}");
+        assert!(text.contains("25.0 times one"), "{text}");
+        assert!(text.contains("transformers 50, 20.00 times"), "{text}");
+        assert!(report(&ours, None, 2.4e9, None).contains("unknown limit"));
+    }
+}

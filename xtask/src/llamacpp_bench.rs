@@ -1,0 +1,193 @@
+//! `cargo xtask llamacpp-bench`: the candle engine and llama.cpp on the same GGUF file, in turns, in one run.
+//!
+//! Ours is measured by `genset bench engine`, llama.cpp by `engines/candle/benches/llamacpp.py`, both in release builds with
+//! as many threads as the machine has. Rates are medians over the rounds; what counts is their ratio.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::available_parallelism;
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use crate::llamacpp_check::python_with_llamacpp;
+use crate::process::{cargo, output, run as run_command};
+use crate::repo::Repo;
+
+const SEQUENCES: [u32; 4] = [1, 4, 16, 64];
+const CONTEXT_TOKENS: u32 = 128;
+const NEW_TOKENS: u32 = 48;
+const PREFILL_TOKENS: u32 = 512;
+
+/// What to compare.
+#[derive(Debug)]
+pub(crate) struct Comparison<'a> {
+    /// Size of the random model, as `genset bench make-model` takes it.
+    pub(crate) params: &'a str,
+    /// Type of its matrices in GGUF.
+    pub(crate) gguf: &'a str,
+    pub(crate) rounds: u32,
+}
+
+/// Rates of one round or their medians: decode at each of [`SEQUENCES`], then prefill, in tokens a second.
+type Rates = Vec<f64>;
+
+/// Builds, makes the model if it is not there, measures and prints a table.
+///
+/// # Errors
+/// When llama.cpp cannot be had, something does not build, or either engine cannot load the model.
+pub(crate) fn run(repo: &Repo, comparison: &Comparison<'_>) -> anyhow::Result<()> {
+    let python = python_with_llamacpp(repo)?;
+    run_command(cargo(repo.root()).args(["build", "--release", "-p", "genset"]))?;
+    let genset = repo.root().join("target/release/genset");
+    let model = model(repo, &genset, comparison)?;
+    let threads = available_parallelism().map_or(1, usize::from).to_string();
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for round in 1..=comparison.rounds {
+        eprintln!("round {round} of {}", comparison.rounds);
+        ours.push(measure_genset(&genset, &model, &threads)?);
+        theirs.push(measure_llamacpp(repo, &python, &model, &threads)?);
+    }
+    let table = table(comparison, &threads, &medians(&ours), &medians(&theirs));
+    std::io::stdout().write_all(table.as_bytes())?;
+    Ok(())
+}
+
+fn model(repo: &Repo, genset: &Path, comparison: &Comparison<'_>) -> anyhow::Result<PathBuf> {
+    let folder = repo.root().join(format!(
+        "target/bench/{}-{}",
+        comparison.params, comparison.gguf
+    ));
+    let gguf = folder.join("model.gguf");
+    if !gguf.exists() {
+        let mut make = Command::new(genset);
+        make.args(["bench", "make-model", "--params", comparison.params]);
+        make.args(["--gguf", comparison.gguf, "--out"]).arg(&folder);
+        run_command(&mut make)?;
+    }
+    Ok(gguf)
+}
+
+fn sequences() -> String {
+    SEQUENCES.map(|count| count.to_string()).join(",")
+}
+
+fn measure_genset(genset: &Path, model: &Path, threads: &str) -> anyhow::Result<Rates> {
+    let mut bench = Command::new(genset);
+    bench.args([
+        "bench",
+        "engine",
+        "--json",
+        "--repeats",
+        "1",
+        "--sequences",
+        &sequences(),
+    ]);
+    bench.args(["--context-tokens", &CONTEXT_TOKENS.to_string()]);
+    bench.args(["--new-tokens", &NEW_TOKENS.to_string()]);
+    bench.args(["--prefill-tokens", &PREFILL_TOKENS.to_string()]);
+    bench.args(["--threads", threads]).arg(model);
+    let figures = json(&mut bench)?;
+    let decode = figures["decode"].as_array().context("no decode figures")?;
+    rates(decode.iter().map(|one| &one["tokens_per_s"]), &figures)
+}
+
+fn measure_llamacpp(
+    repo: &Repo,
+    python: &Path,
+    model: &Path,
+    threads: &str,
+) -> anyhow::Result<Rates> {
+    let mut bench = Command::new(python);
+    bench.arg(repo.root().join("engines/candle/benches/llamacpp.py"));
+    bench.arg(model).args([threads, &sequences()]);
+    bench.args([CONTEXT_TOKENS, NEW_TOKENS, PREFILL_TOKENS].map(|count| count.to_string()));
+    let figures = json(&mut bench)?;
+    rates(
+        figures["decode"]
+            .as_array()
+            .context("no decode figures")?
+            .iter(),
+        &figures,
+    )
+}
+
+fn json(command: &mut Command) -> anyhow::Result<Value> {
+    let text = output(command)?;
+    serde_json::from_str(&text).with_context(|| format!("{command:?} printed no JSON: {text}"))
+}
+
+fn rates<'a>(decode: impl Iterator<Item = &'a Value>, figures: &'a Value) -> anyhow::Result<Rates> {
+    let all = decode.chain([&figures["prefill_tokens_per_s"]]);
+    all.map(|rate| rate.as_f64().context("a rate that is no number"))
+        .collect()
+}
+
+fn medians(rounds: &[Rates]) -> Rates {
+    let columns = rounds.first().map_or(0, Vec::len);
+    let median = |column: usize| {
+        let mut values: Vec<f64> = rounds.iter().map(|round| round[column]).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    (0..columns).map(median).collect()
+}
+
+fn table(comparison: &Comparison<'_>, threads: &str, ours: &Rates, theirs: &Rates) -> String {
+    let mut text = format!(
+        "| {} {}, {threads} threads, tokens/s | genset | llama.cpp | ratio |\n|---|---|---|---|\n",
+        comparison.params, comparison.gguf
+    );
+    let decode = SEQUENCES.map(|count| format!("decode, {count} at once"));
+    let names = decode
+        .into_iter()
+        .chain([format!("prefill, {PREFILL_TOKENS} tokens")]);
+    for ((name, ours), theirs) in names.zip(ours).zip(theirs) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "| {name} | {ours:.0} | {theirs:.0} | {:.2} |",
+            ours / theirs
+        );
+    }
+    if let (Some(one), Some(sixteen)) = (ours.first(), ours.get(2)) {
+        let _ = writeln!(
+            text,
+            "\n16 at once give {:.1} times the tokens of one.",
+            sixteen / one
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_shows_medians_and_their_ratio() {
+        let comparison = Comparison {
+            params: "100m",
+            gguf: "q4_k",
+            rounds: 3,
+        };
+        let ours = medians(&[
+            vec![9.0, 1.0, 30.0, 1.0, 5.0],
+            vec![10.0, 1.0, 40.0, 1.0, 6.0],
+            vec![99.0, 1.0, 90.0, 1.0, 7.0],
+        ]);
+        assert_eq!(ours, [10.0, 1.0, 40.0, 1.0, 6.0]);
+        let table = table(&comparison, "2", &ours, &vec![5.0, 1.0, 1.0, 1.0, 12.0]);
+        assert!(
+            table.contains("| decode, 1 at once | 10 | 5 | 2.00 |"),
+            "{table}"
+        );
+        assert!(
+            table.contains("| prefill, 512 tokens | 6 | 12 | 0.50 |"),
+            "{table}"
+        );
+        assert!(table.contains("give 4.0 times"), "{table}");
+    }
+}
