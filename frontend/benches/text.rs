@@ -1,6 +1,6 @@
 //! The text side of a request: template and tokenizer once, detokenizer and stop strings per token.
 //!
-//! Run with `cargo bench -p genset-frontend --bench text`. Elements are tokens for `detokenize`, bytes of
+//! Run with `cargo bench -p genset-frontend --bench text`. Elements are tokens for `detokenize` and `prefix`, bytes of
 //! text for `stop` and for `prompt`.
 
 #![expect(
@@ -11,7 +11,10 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{
+    BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
+};
 use genset_frontend::text::{ChatTemplate, Detokenizer, StopMatcher, TemplateInput, TextTokenizer};
 use serde_json::{Map, Value, json};
 use tokenizers::models::bpe::{BPE, BpeTrainer};
@@ -179,109 +182,143 @@ const TEMPLATE: &str = r"
 {%- endif %}
 ";
 
-fn prompt(c: &mut Criterion) {
-    let mut group = c.benchmark_group("prompt");
-    let template = ChatTemplate::try_new(TEMPLATE, None, None).unwrap();
-    let tokenizer = load(&byte_level_json());
-    let roles = ["user", "assistant"];
-    let messages: Vec<Value> = roles
-        .iter()
-        .cycle()
-        .take(10)
+fn messages() -> Vec<Value> {
+    let roles = ["user", "assistant"].iter().cycle().take(10);
+    roles
         .map(|role| json!({ "role": role, "content": PARAGRAPH }))
-        .collect();
+        .collect()
+}
+
+fn prompt(c: &mut Criterion) {
+    let template = ChatTemplate::try_new(TEMPLATE, None, None).unwrap();
+    let json = byte_level_json();
+    let tokenizer = load(&json);
+    let crates_own: Tokenizer = serde_json::from_value(json).unwrap();
+    let messages = messages();
     let input = TemplateInput {
         messages: &messages,
         tools: None,
         add_generation_prompt: true,
         extra: &Map::new(),
     };
-    let bytes = template.render(&input).unwrap().len();
-    group.throughput(Throughput::Elements(bytes as u64));
+    let text = template.render(&input).unwrap();
+    let mut group = c.benchmark_group("prompt");
+    group.throughput(Throughput::Elements(text.len() as u64));
     group.bench_function("render_10_messages", |b| {
         b.iter(|| black_box(template.render(&input).unwrap()));
     });
+    group.bench_function("tokenize_10_messages", |b| {
+        b.iter(|| black_box(tokenizer.encode(&text, false).unwrap()));
+    });
+    // The plain library call.
+    group.bench_function("tokenize_10_messages/tokenizers_alone", |b| {
+        b.iter(|| black_box(crates_own.encode_fast(text.as_str(), false).unwrap()));
+    });
     group.bench_function("render_and_tokenize_10_messages", |b| {
         b.iter(|| {
-            black_box(
-                tokenizer
-                    .encode(&template.render(&input).unwrap(), false)
-                    .unwrap(),
-            )
+            let text = template.render(&input).unwrap();
+            black_box(tokenizer.encode(&text, false).unwrap())
         });
     });
     group.finish();
 }
 
-/// A chat of ten messages and 8,000 tokens, as the template renders it. The marks make all but its last message new, and the last.
-fn conversation(tokenizer: &TextTokenizer, first_mark: u64, last_mark: u64) -> String {
-    let paragraph = tokenizer.encode(PARAGRAPH, false).unwrap().len();
-    let content = PARAGRAPH.repeat(800 / paragraph);
-    let mut text = String::new();
-    for turn in 0..10 {
-        let mark = if turn == 9 { last_mark } else { first_mark };
-        let role = ["user", "assistant"][turn % 2];
-        text.push_str(&format!("<|im_start|>{role}\n{mark} {content}<|im_end|>\n"));
-    }
-    text.push_str("<|im_start|>assistant\n");
-    text
-}
-
-/// The tokens of a conversation with the cache of known prefixes, and without.
-fn prefix(c: &mut Criterion) {
+/// With the tokens that begin and end a message.
+fn chat_json() -> Value {
     let mut json = byte_level_json();
     let next = json["model"]["vocab"].as_object().unwrap().len();
-    json["added_tokens"] = ["<|im_start|>", "<|im_end|>"]
-        .iter()
-        .enumerate()
+    let added = ["<|im_start|>", "<|im_end|>"].iter().enumerate();
+    json["added_tokens"] = added
         .map(|(index, content)| {
             json!({ "id": next + index, "content": content, "special": true, "normalized": false,
                 "single_word": false, "lstrip": false, "rstrip": false })
         })
         .collect();
+    json
+}
+
+/// Conversations of ten messages and 8,000 tokens, as a template renders them.
+struct Conversations {
+    content: String,
+    mark: u64,
+}
+
+impl Conversations {
+    fn new(tokenizer: &TextTokenizer) -> Self {
+        let paragraph = tokenizer.encode(PARAGRAPH, false).unwrap().len();
+        Self {
+            content: PARAGRAPH.repeat(800 / paragraph),
+            mark: 0,
+        }
+    }
+
+    /// No message is like another. Of a mark's own: the nine messages before the last, and the last.
+    fn text(&self, first_mark: u64, last_mark: u64) -> String {
+        let content = &self.content;
+        let message = |turn: usize| {
+            let mark = if turn == 9 { last_mark } else { first_mark };
+            let role = ["user", "assistant"][turn % 2];
+            format!("<|im_start|>{role}\n{mark}.{turn} {content}<|im_end|>\n")
+        };
+        let messages: String = (0..10).map(message).collect();
+        messages + "<|im_start|>assistant\n"
+    }
+
+    fn known(&self) -> String {
+        self.text(0, 0)
+    }
+
+    fn with_new_last(&mut self) -> String {
+        self.mark += 1;
+        self.text(0, self.mark)
+    }
+
+    fn new_throughout(&mut self) -> String {
+        self.mark += 1;
+        self.text(self.mark, self.mark)
+    }
+}
+
+/// The tokens of a conversation with the cache of known prefixes, and without.
+fn prefix(c: &mut Criterion) {
+    let json = chat_json();
     let plain = load(&json);
     let cached = TextTokenizer::from_bytes(json.to_string().as_bytes()).unwrap();
     let cached = cached.with_prefix_cache(16 << 20);
+    let mut conversations = Conversations::new(&plain);
+    let known = conversations.known();
+    let tokens = plain.encode(&known, false).unwrap();
     let mut group = c.benchmark_group("prefix");
-    let tokens = plain.encode(&conversation(&plain, 0, 0), false).unwrap();
     group.throughput(Throughput::Elements(tokens.len() as u64));
-    let mut mark = 0;
-    let mut next_mark = || {
-        mark += 1;
-        mark
+    let mut of_new = |name, make: fn(&mut Conversations) -> String, encode: Encode<'_>| {
+        bench_new(&mut group, name, || make(&mut conversations), encode);
     };
-    group.bench_function("8000_tokens_plain", |b| {
-        let make = || conversation(&plain, 0, next_mark());
-        b.iter_batched(
-            make,
-            |text| plain.encode(&text, false).unwrap(),
-            BatchSize::SmallInput,
-        );
-    });
-    group.bench_function("8000_tokens_all_but_the_last_message_known", |b| {
-        let make = || conversation(&plain, 0, next_mark());
-        b.iter_batched(
-            make,
-            |text| cached.encode_prompt(&text, false).unwrap(),
-            BatchSize::SmallInput,
-        );
-    });
-    group.bench_function("8000_tokens_all_known", |b| {
-        let text = conversation(&plain, 0, 0);
-        b.iter(|| cached.encode_prompt(&text, false).unwrap());
-    });
-    group.bench_function("8000_tokens_nothing_known", |b| {
-        let make = || {
-            let mark = next_mark();
-            conversation(&plain, mark, mark)
-        };
-        b.iter_batched(
-            make,
-            |text| cached.encode_prompt(&text, false).unwrap(),
-            BatchSize::SmallInput,
-        );
+    let uncached: Encode<'_> = &|text| plain.encode(text, false).unwrap();
+    let with_cache: Encode<'_> = &|text| cached.encode_prompt(text, false).unwrap().ids;
+    let new_last = Conversations::with_new_last;
+    of_new("8000_tokens_last_message_new/uncached", new_last, uncached);
+    of_new("8000_tokens_last_message_new/cached", new_last, with_cache);
+    let new_throughout = Conversations::new_throughout;
+    of_new("8000_tokens_all_new/uncached", new_throughout, uncached);
+    of_new("8000_tokens_all_new/cached", new_throughout, with_cache);
+    group.bench_function("8000_tokens_all_known/cached", |b| {
+        b.iter(|| black_box(with_cache(&known)));
     });
     group.finish();
+}
+
+type Encode<'a> = &'a dyn Fn(&str) -> Vec<u32>;
+
+/// Measures `encode` alone, each time with another text.
+fn bench_new(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    mut make: impl FnMut() -> String,
+    encode: Encode<'_>,
+) {
+    group.bench_function(name, |b| {
+        b.iter_batched(&mut make, |text| encode(&text), BatchSize::SmallInput);
+    });
 }
 
 criterion_group!(benches, load_150k, detokenize, stop, prompt, prefix);

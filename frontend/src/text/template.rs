@@ -6,6 +6,9 @@
 //! `raise_exception`, `strftime_now`, `tojson` as `json.dumps` writes it, `break` and `continue`, and
 //! `generation` blocks. [`TemplateSource`] finds the template in a `tokenizer_config.json`.
 //!
+//! A template is a model's, not a request's; but models come from everywhere, so what one rendering may take is bounded:
+//! its instructions by fuel, its memory by `bounds`.
+//!
 //! The frontend's preprocessor calls it, after validation. It does not check messages: which roles and
 //! orders of messages a model takes, its template says, by raising an exception.
 //!
@@ -13,8 +16,10 @@
 //!
 //! `transformers/utils/chat_template_utils.py`.
 
+mod bounds;
 mod config;
 mod python;
+mod source;
 
 #[cfg(test)]
 mod tests;
@@ -27,8 +32,10 @@ use minijinja::{Environment, ErrorKind, Value};
 use serde::Serialize;
 use serde_json::Map;
 
+use bounds::{Bounds, TooLarge};
 pub use config::{TemplateSource, TemplateSourceError};
 use python::Raised;
+use source::Bounded;
 
 /// How many template instructions one rendering may execute, unless
 /// [`with_fuel`](ChatTemplate::with_fuel) says otherwise. A message takes some hundred, so this is room
@@ -62,6 +69,12 @@ pub enum TemplateError {
     OutOfFuel {
         /// The fuel, in instructions.
         limit: u64,
+    },
+    /// The rendering made more text, or longer lists, than it may.
+    #[error("the chat template makes more than {limit_bytes} bytes of these messages")]
+    TooLarge {
+        /// How much a value, or all of them, may take.
+        limit_bytes: usize,
     },
     /// The template failed on these messages, without raising an exception of its own: it met a message
     /// that it was not written for, or uses what this implementation lacks.
@@ -111,13 +124,17 @@ pub struct TemplateInput<'a> {
 /// assert_eq!(prompt, "<|user|>Hi</s><|assistant|>");
 /// # Ok::<(), genset_frontend::text::TemplateError>(())
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     bos_token: Option<String>,
     eos_token: Option<String>,
     has_tool_use: bool,
+    /// As asked for; see [`effective_fuel`](Self::effective_fuel).
     fuel: u64,
+    bounds: Bounds,
+    /// The longest text of the templates that a loop or a macro can repeat, in bytes.
+    longest_repeated: usize,
 }
 
 impl ChatTemplate {
@@ -139,9 +156,11 @@ impl ChatTemplate {
             eos_token: eos.map(str::to_owned),
             has_tool_use: false,
             fuel,
+            bounds: Bounds::DEFAULT,
+            longest_repeated: 0,
         };
         template.add(CHAT, source)?;
-        Ok(template.with_fuel(fuel))
+        Ok(template)
     }
 
     /// Compiles a second template, rendered instead of the first when a request offers tools.
@@ -155,14 +174,20 @@ impl ChatTemplate {
         Ok(self)
     }
 
-    /// Sets how many template instructions one rendering may execute. This bounds its time; its memory
-    /// is bounded only by what the template makes of its input, so templates are to be trusted, and
-    /// never taken from a request.
+    /// Sets how many template instructions one rendering may execute. It may execute fewer if the template repeats long
+    /// texts of its own, for these count for nothing else.
     #[must_use]
     pub fn with_fuel(mut self, instructions: u64) -> Self {
-        self.environment.set_fuel(Some(instructions));
         self.fuel = instructions;
+        self.environment.set_fuel(Some(self.effective_fuel()));
         self
+    }
+
+    /// No text of the template's own takes less than two instructions to be repeated.
+    fn effective_fuel(&self) -> u64 {
+        let repetitions = self.bounds.made_bytes / self.longest_repeated.max(1);
+        self.fuel
+            .min(u64::try_from(2 * repetitions).unwrap_or(u64::MAX))
     }
 
     /// Whether a variable of this name makes a difference to the template.
@@ -177,8 +202,8 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// [`TemplateError::Raised`] if the template refuses the input, [`TemplateError::OutOfFuel`] and
-    /// [`TemplateError::Render`] if it fails.
+    /// [`TemplateError::Raised`] if the template refuses the input, [`TemplateError::OutOfFuel`],
+    /// [`TemplateError::TooLarge`] and [`TemplateError::Render`] if it fails.
     pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TemplateError> {
         let tools = input.tools.filter(|tools| !tools.is_empty());
         let name = match tools {
@@ -188,8 +213,8 @@ impl ChatTemplate {
         let context = self.context(input, tools);
         self.environment
             .get_template(name)
-            .and_then(|template| template.render(context))
-            .map_err(|error| explain(&error, self.fuel))
+            .and_then(|template| bounds::counted(self.bounds, || template.render(context)))
+            .map_err(|error| explain(&error, self.effective_fuel()))
     }
 
     fn context(&self, input: &TemplateInput<'_>, tools: Option<&[serde_json::Value]>) -> Value {
@@ -217,10 +242,18 @@ impl ChatTemplate {
     }
 
     fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
-        let source = python::without_generation_tags(source);
+        let source = source::without_generation_tags(source);
+        let invalid = |error| explain(&error, DEFAULT_FUEL);
+        let syntax = self.environment.syntax().clone();
+        let bounded = Bounded::try_new(&source, syntax).map_err(invalid)?;
         self.environment
-            .add_template_owned(name, source)
-            .map_err(|error| explain(&error, self.fuel))
+            .add_function(bounded.function, bounds::bounded_in);
+        self.environment
+            .add_template_owned(name, bounded.source)
+            .map_err(invalid)?;
+        self.longest_repeated = self.longest_repeated.max(bounded.longest_repeated);
+        self.environment.set_fuel(Some(self.effective_fuel()));
+        Ok(())
     }
 }
 
@@ -243,18 +276,16 @@ fn without_nulls(messages: &[serde_json::Value]) -> Cow<'_, [serde_json::Value]>
 
 /// Sorts an error of the template engine by who is at fault.
 fn explain(error: &minijinja::Error, fuel: u64) -> TemplateError {
-    // A macro's error comes wrapped in its caller's.
-    fn cause<'a>(error: &&'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
-        (**error).source()
-    }
-    let outermost: &(dyn Error + 'static) = error;
-    let chain = || std::iter::successors(Some(outermost), cause);
-    if let Some(raised) = chain().find_map(|error| error.downcast_ref::<Raised>()) {
+    if let Some(raised) = find_cause::<Raised>(error) {
         return TemplateError::Raised {
             message: raised.message.clone(),
         };
     }
-    let innermost = chain()
+    if let Some(&TooLarge { limit_bytes }) = find_cause(error) {
+        return TemplateError::TooLarge { limit_bytes };
+    }
+    // A macro's error comes wrapped in its caller's.
+    let innermost = causes(error)
         .filter_map(|error| error.downcast_ref::<minijinja::Error>())
         .last()
         .unwrap_or(error);
@@ -270,4 +301,17 @@ fn explain(error: &minijinja::Error, fuel: u64) -> TemplateError {
     } else {
         TemplateError::Render { line, message }
     }
+}
+
+fn find_cause<T: Error + 'static>(error: &minijinja::Error) -> Option<&T> {
+    causes(error).find_map(|error| error.downcast_ref())
+}
+
+/// The error itself, and what caused it.
+fn causes(error: &minijinja::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    fn cause<'a>(error: &&'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+        (**error).source()
+    }
+    let outermost: &(dyn Error + 'static) = error;
+    std::iter::successors(Some(outermost), cause)
 }

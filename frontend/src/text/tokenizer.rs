@@ -7,7 +7,9 @@
 //! history is not tokenized again with every turn; nothing else in it changes. It is not the place for chat formatting (see
 //! [`template`](super::template)) or for limits on the prompt's length, which belong to validation.
 
+use std::any::Any;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokenizers::Tokenizer;
 
@@ -50,6 +52,14 @@ pub enum TokenizerError {
         /// What the `tokenizers` crate said.
         #[source]
         source: tokenizers::Error,
+    },
+    /// The model's tokenizer is of a kind, or has settings, for which the `tokenizers` crate panics.
+    #[error("the model's tokenizer cannot {task} this: the tokenizers library panicked: {message}")]
+    Panicked {
+        /// What it was asked to do.
+        task: &'static str,
+        /// What it said.
+        message: String,
     },
 }
 
@@ -97,8 +107,13 @@ impl TextTokenizer {
     /// # Errors
     ///
     /// [`TokenizerError::Load`] when the file is malformed, [`TokenizerError::UnsupportedDecoder`] or
-    /// [`TokenizerError::VocabularyTooLarge`] when its tokens cannot be decoded one at a time.
+    /// [`TokenizerError::VocabularyTooLarge`] when its tokens cannot be decoded one at a time, and
+    /// [`TokenizerError::Panicked`].
     pub fn from_bytes(json: &[u8]) -> Result<Self, TokenizerError> {
+        guarded("load", || Self::load(json))
+    }
+
+    fn load(json: &[u8]) -> Result<Self, TokenizerError> {
         let load = |source| TokenizerError::Load { source };
         let mut inner = Tokenizer::from_bytes(json).map_err(load)?;
         inner.with_truncation(None).map_err(load)?;
@@ -117,7 +132,14 @@ impl TextTokenizer {
     /// where it could not be exact, such as for a tokenizer without special tokens.
     #[must_use]
     pub fn with_prefix_cache(mut self, max_bytes: usize) -> Self {
-        self.prefixes = PrefixCache::try_new(&self.inner, max_bytes);
+        let cache = guarded("encode", || {
+            Ok(PrefixCache::try_new(&self.inner, max_bytes))
+        });
+        self.prefixes = cache.unwrap_or_else(|error| {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "no cache of tokenized prefixes");
+            None
+        });
         self
     }
 
@@ -131,12 +153,15 @@ impl TextTokenizer {
     /// # Errors
     ///
     /// [`TokenizerError::Encode`] when the model has no token for a part of the text and no unknown
-    /// token either, or a pattern of the pre-tokenizer gives up.
+    /// token either, or a pattern of the pre-tokenizer gives up. [`TokenizerError::Panicked`] when two of
+    /// its added tokens claim the same spaces.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
-        self.inner
-            .encode_fast(text, add_special_tokens)
-            .map(|encoding| encoding.get_ids().to_vec())
-            .map_err(|source| TokenizerError::Encode { source })
+        guarded("encode", || {
+            self.inner
+                .encode_fast(text, add_special_tokens)
+                .map(|encoding| encoding.get_ids().to_vec())
+                .map_err(|source| TokenizerError::Encode { source })
+        })
     }
 
     /// The same tokens as [`encode`](Self::encode). What is known from other prompts, up to a special token, is not
@@ -166,16 +191,18 @@ impl TextTokenizer {
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::Decode`] when a pattern of the decoder gives up.
+    /// [`TokenizerError::Decode`] when a pattern of the decoder gives up, and [`TokenizerError::Panicked`].
     pub fn decode_all(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
         // Some decoders of the `tokenizers` crate count on there being at least one token.
         let visible = |&id: &u32| self.pieces.is_visible(id, skip_special);
         if !ids.iter().any(visible) {
             return Ok(String::new());
         }
-        self.inner
-            .decode(ids, skip_special)
-            .map_err(|source| TokenizerError::Decode { source })
+        guarded("decode", || {
+            self.inner
+                .decode(ids, skip_special)
+                .map_err(|source| TokenizerError::Decode { source })
+        })
     }
 
     /// The id of a token given as it stands in the vocabulary, such as `<|im_end|>` or `Ġthe`.
@@ -224,6 +251,25 @@ impl TextTokenizer {
     }
 }
 
+/// Does `work` with the `tokenizers` crate, whose panics are this request's errors: it counts on files that its own authors
+/// made, and models' files hold what it was not written for.
+fn guarded<T>(
+    task: &'static str,
+    work: impl FnOnce() -> Result<T, TokenizerError>,
+) -> Result<T, TokenizerError> {
+    // Nothing of a tokenizer changes while it works but its caches of words, which are filled in one step each.
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
+        let message = panic_message(&*payload);
+        Err(TokenizerError::Panicked { task, message })
+    })
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("it did not say why").to_owned()
+}
+
 impl fmt::Debug for TextTokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TextTokenizer")
@@ -235,110 +281,4 @@ impl fmt::Debug for TextTokenizer {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::text::detokenize::fixtures;
-
-    #[test]
-    fn is_shared_between_threads() {
-        fn shared<T: Send + Sync + 'static>() {}
-        shared::<Arc<TextTokenizer>>();
-    }
-
-    #[test]
-    fn encodes_and_decodes() {
-        let tokenizer = fixtures::byte_level();
-        let text = "the quick brown 🦊, שלום";
-        let ids = tokenizer.encode(text, false).unwrap();
-        assert_eq!(tokenizer.decode_all(&ids, false).unwrap(), text);
-        assert_eq!(tokenizer.encode("", false).unwrap(), [] as [u32; 0]);
-    }
-
-    #[test]
-    fn special_tokens_are_found_in_text_and_skipped_on_request() {
-        let tokenizer = fixtures::byte_level();
-        let eos = tokenizer.token_id("<|eos|>").unwrap();
-        assert!(tokenizer.is_special(eos));
-        assert_eq!(tokenizer.id_to_token(eos).unwrap(), "<|eos|>");
-        let ids = tokenizer.encode("the<|eos|>", false).unwrap();
-        assert_eq!(ids.last(), Some(&eos));
-        assert_eq!(tokenizer.decode_all(&ids, true).unwrap(), "the");
-        assert_eq!(tokenizer.decode_all(&ids, false).unwrap(), "the<|eos|>");
-        assert_eq!(tokenizer.decode_all(&[eos], true).unwrap(), "");
-    }
-
-    #[test]
-    fn token_text_is_what_the_token_adds() {
-        let byte_level = fixtures::byte_level();
-        let the = byte_level.token_id("Ġthe").unwrap();
-        assert_eq!(byte_level.token_text(the), " the");
-        let lead_byte = byte_level.token_id("ð").unwrap();
-        assert_eq!(byte_level.token_bytes(lead_byte), [0xf0]);
-        assert_eq!(byte_level.token_text(lead_byte), "\u{fffd}");
-        assert_eq!(byte_level.token_text(u32::MAX), "");
-
-        let sentence_piece = fixtures::sentence_piece();
-        let byte = sentence_piece.token_id("<0xE2>").unwrap();
-        assert_eq!(sentence_piece.token_bytes(byte), [0xe2]);
-    }
-
-    #[test]
-    fn truncation_and_padding_of_the_file_are_dropped() {
-        let mut json = fixtures::byte_level_json();
-        json["truncation"] = serde_json::json!({
-            "direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0
-        });
-        json["padding"] = serde_json::json!({
-            "strategy": { "Fixed": 64 }, "direction": "Right", "pad_to_multiple_of": null,
-            "pad_id": 0, "pad_type_id": 0, "pad_token": "!"
-        });
-        let tokenizer = TextTokenizer::from_bytes(json.to_string().as_bytes()).unwrap();
-        let text = "the quick brown fox";
-        let ids = tokenizer.encode(text, false).unwrap();
-        assert_eq!(tokenizer.decode_all(&ids, false).unwrap(), text);
-    }
-
-    #[test]
-    fn known_prefixes_are_not_tokenized_again() {
-        let json = fixtures::byte_level_json().to_string();
-        let plain = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
-        let cached = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
-        let cached = cached.with_prefix_cache(1 << 20);
-        let known = format!("<|bos|>{}<|eos|>", "the quick brown fox ".repeat(20));
-        for (rest, cached_tokens) in [
-            ("one", 0),
-            ("two", plain.encode(&known, false).unwrap().len()),
-        ] {
-            let text = format!("{known}{rest}");
-            let prompt = cached.encode_prompt(&text, false).unwrap();
-            assert_eq!(prompt.ids, plain.encode(&text, false).unwrap());
-            assert_eq!(prompt.cached_tokens, cached_tokens);
-        }
-        for max_bytes in [0, 1 << 20] {
-            let tokenizer = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
-            let tokenizer = tokenizer.with_prefix_cache(max_bytes);
-            for _ in 0..2 {
-                let prompt = tokenizer.encode_prompt(&known, true).unwrap();
-                assert_eq!(prompt.ids, plain.encode(&known, true).unwrap());
-                assert_eq!(prompt.cached_tokens, 0);
-            }
-        }
-    }
-
-    #[test]
-    fn malformed_files_are_errors() {
-        let error = TextTokenizer::from_bytes(b"{}").unwrap_err();
-        assert!(matches!(error, TokenizerError::Load { .. }), "{error:?}");
-        let error = fixtures::with_decoder(serde_json::json!(
-            { "type": "Strip", "content": " ", "start": 0, "stop": 1 }
-        ))
-        .unwrap_err();
-        assert!(matches!(error, TokenizerError::UnsupportedDecoder { .. }));
-        let mut sparse = fixtures::byte_level_json();
-        sparse["model"]["vocab"]["far away"] = u32::MAX.into();
-        let error = TextTokenizer::from_bytes(sparse.to_string().as_bytes()).unwrap_err();
-        assert!(matches!(error, TokenizerError::VocabularyTooLarge { .. }));
-    }
-}
+mod tests;

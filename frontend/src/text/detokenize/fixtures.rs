@@ -1,11 +1,13 @@
-//! Small tokenizers of every family, made in code.
+//! Small tokenizers of every family, made in code by the library's own trainers.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use serde_json::{Value, json};
 use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::models::unigram::{Unigram, UnigramTrainer};
 use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainer};
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
+use tokenizers::normalizers::NFKC;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -26,7 +28,40 @@ const CORPUS: &[&str] = &[
     "fn main() {\n\tprintln!(\"hello\");\n}\r\n    x += 1;",
 ];
 
-fn load(tokenizer: &Tokenizer) -> Value {
+/// How Llama 3 splits text into words.
+const LLAMA_3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How tiktoken's `cl100k_base` does.
+const CL100K_WORDS: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+
+/// A tokenizer of one family.
+pub(in crate::text) struct Family {
+    pub(in crate::text) name: &'static str,
+    pub(in crate::text) tokenizer: Arc<TextTokenizer>,
+    /// Whether text that is encoded and decoded is as it was.
+    pub(in crate::text) is_lossless: bool,
+}
+
+/// Every family in common use.
+pub(in crate::text) static FAMILIES: LazyLock<Vec<Family>> = LazyLock::new(|| {
+    let family = |name, json: &Value, is_lossless| Family {
+        name,
+        tokenizer: parse(json).unwrap(),
+        is_lossless,
+    };
+    vec![
+        family("GPT-2", &byte_level_json(), true),
+        family("Llama 3", &llama_3_json(), true),
+        family("tiktoken", &tiktoken_json(), true),
+        family("tiny-chat", &tiny_chat_json(), true),
+        family("Llama 2", &llama_2_json(), false),
+        family("Gemma", &gemma_json(), false),
+        family("T5", &unigram_json(), false),
+        family("BERT", &word_piece_json(), false),
+    ]
+});
+
+fn to_json(tokenizer: &Tokenizer) -> Value {
     serde_json::to_value(tokenizer).unwrap()
 }
 
@@ -34,6 +69,7 @@ fn parse(json: &Value) -> Result<Arc<TextTokenizer>, TokenizerError> {
     TextTokenizer::from_bytes(json.to_string().as_bytes()).map(Arc::new)
 }
 
+/// Special tokens and others, some of them in the spelling that vocabularies use for other things.
 fn add_tokens(tokenizer: &mut Tokenizer) {
     let special = ["<|bos|>", "<|eos|>", "Ġé"].map(|text| AddedToken::from(text, true));
     tokenizer.add_special_tokens(special).unwrap();
@@ -42,7 +78,7 @@ fn add_tokens(tokenizer: &mut Tokenizer) {
 }
 
 fn train(
-    model: ModelWrapper,
+    model: impl Into<ModelWrapper>,
     pre: impl Into<PreTokenizerWrapper>,
     trainer: impl Into<TrainerWrapper>,
 ) -> Tokenizer {
@@ -53,40 +89,60 @@ fn train(
     tokenizer
 }
 
-fn byte_level_trainer() -> BpeTrainer {
-    BpeTrainer::builder()
+fn train_byte_level(pre: impl Into<PreTokenizerWrapper>) -> Value {
+    let trainer = BpeTrainer::builder()
         .vocab_size(400)
         .show_progress(false)
-        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-        .build()
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect());
+    let mut tokenizer = train(BPE::default(), pre, trainer.build());
+    tokenizer.with_decoder(Some(ByteLevel::default()));
+    to_json(&tokenizer)
 }
 
-pub(in crate::text) fn byte_level_json() -> Value {
-    let pre = ByteLevel::new(false, true, true);
-    let mut tokenizer = train(BPE::default().into(), pre, byte_level_trainer());
-    tokenizer.with_decoder(Some(ByteLevel::default()));
-    load(&tokenizer)
+/// The byte-level alphabet after a split by the model's own pattern.
+fn split_and_byte_level(words: &str) -> Value {
+    let pattern = SplitPattern::Regex(words.to_owned());
+    let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).unwrap();
+    let byte_level = ByteLevel::new(false, false, false);
+    train_byte_level(Sequence::new(vec![split.into(), byte_level.into()]))
 }
 
 /// As GPT-2.
+pub(in crate::text) fn byte_level_json() -> Value {
+    train_byte_level(ByteLevel::new(false, true, true))
+}
+
 pub(in crate::text) fn byte_level() -> Arc<TextTokenizer> {
     parse(&byte_level_json()).unwrap()
 }
 
-/// As Llama 3 and Qwen: the byte-level alphabet after a split by the model's own pattern.
-pub(in crate::text) fn tiktoken() -> Arc<TextTokenizer> {
-    let pattern = SplitPattern::Regex(
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-            .to_owned(),
+/// As Llama 3: whole words before merges, and a text begins with a special token.
+pub(in crate::text) fn llama_3_json() -> Value {
+    let mut json = split_and_byte_level(LLAMA_3_WORDS);
+    json["model"]["ignore_merges"] = true.into();
+    let added = json["added_tokens"].as_array().unwrap();
+    let bos = added.iter().find(|token| token["content"] == "<|bos|>");
+    let id = bos.unwrap()["id"].clone();
+    let begin = json!({ "SpecialToken": { "id": "<|bos|>", "type_id": 0 } });
+    let text = |id, type_id| json!({ "Sequence": { "id": id, "type_id": type_id } });
+    json["post_processor"] = json!({ "type": "TemplateProcessing",
+        "single": [begin, text("A", 0)], "pair": [begin, text("A", 0), text("B", 1)],
+        "special_tokens": { "<|bos|>": { "id": "<|bos|>", "ids": [id], "tokens": ["<|bos|>"] } } });
+    json
+}
+
+/// As tokenizers made from tiktoken's files.
+pub(in crate::text) fn tiktoken_json() -> Value {
+    split_and_byte_level(CL100K_WORDS)
+}
+
+/// The file of the model that comes with the repository.
+pub(in crate::text) fn tiny_chat_json() -> Value {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../models/tiny-chat/tokenizer.json"
     );
-    let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).unwrap();
-    let pre = Sequence::new(vec![
-        split.into(),
-        ByteLevel::new(false, false, false).into(),
-    ]);
-    let mut tokenizer = train(BPE::default().into(), pre, byte_level_trainer());
-    tokenizer.with_decoder(Some(ByteLevel::default()));
-    parse(&load(&tokenizer)).unwrap()
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
 /// A BPE vocabulary over `▁`-separated words, with all byte tokens and no decoder.
@@ -95,10 +151,9 @@ pub(in crate::text) fn sentence_piece_json() -> Value {
     let trainer = BpeTrainer::builder()
         .vocab_size(600)
         .show_progress(false)
-        .special_tokens(bytes.collect())
-        .build();
-    let tokenizer = train(BPE::default().into(), Metaspace::default(), trainer);
-    let mut json = load(&tokenizer);
+        .special_tokens(bytes.collect());
+    let tokenizer = train(BPE::default(), Metaspace::default(), trainer.build());
+    let mut json = to_json(&tokenizer);
     // As in real files, byte tokens belong to the model alone.
     let added = json["added_tokens"].as_array_mut().unwrap();
     added.retain(|token| !token["content"].as_str().unwrap().starts_with("<0x"));
@@ -106,23 +161,62 @@ pub(in crate::text) fn sentence_piece_json() -> Value {
     json
 }
 
+/// A SentencePiece vocabulary with any decoder.
 pub(in crate::text) fn with_decoder(decoder: Value) -> Result<Arc<TextTokenizer>, TokenizerError> {
     let mut json = sentence_piece_json();
     json["decoder"] = decoder;
     parse(&json)
 }
 
-/// As Llama 2.
-pub(in crate::text) fn sentence_piece() -> Arc<TextTokenizer> {
-    with_decoder(json!({ "type": "Sequence", "decoders": [
-        { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
-        { "type": "ByteFallback" },
-        { "type": "Fuse" },
-        { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
-    ] }))
-    .unwrap()
+/// The decoder of SentencePiece vocabularies, with further stages.
+fn byte_fallback_decoder(further: impl IntoIterator<Item = Value>) -> Value {
+    let mut stages = vec![
+        json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " }),
+        json!({ "type": "ByteFallback" }),
+        json!({ "type": "Fuse" }),
+    ];
+    stages.extend(further);
+    json!({ "type": "Sequence", "decoders": stages })
 }
 
+/// As Llama 2: every text begins with a space, which decoding takes away.
+pub(in crate::text) fn llama_2_json() -> Value {
+    let strip = json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 });
+    let mut json = sentence_piece_json();
+    json["decoder"] = byte_fallback_decoder([strip]);
+    json
+}
+
+pub(in crate::text) fn llama_2() -> Arc<TextTokenizer> {
+    parse(&llama_2_json()).unwrap()
+}
+
+/// As Gemma: no space before the text, and none taken away.
+pub(in crate::text) fn gemma_json() -> Value {
+    let mut json = sentence_piece_json();
+    json["normalizer"] = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+    json["pre_tokenizer"] = json!({ "type": "Split", "pattern": { "String": " " },
+        "behavior": "MergedWithPrevious", "invert": false });
+    json["decoder"] = byte_fallback_decoder([]);
+    json
+}
+
+/// As T5 and XLM-R: every piece has a rating, and what has none is unknown.
+pub(in crate::text) fn unigram_json() -> Value {
+    let trainer = UnigramTrainer::builder()
+        .vocab_size(300)
+        .show_progress(false)
+        .special_tokens(vec![AddedToken::from("<unk>", true)])
+        .unk_token(Some("<unk>".to_owned()))
+        .build()
+        .unwrap();
+    let mut tokenizer = train(Unigram::default(), Metaspace::default(), trainer);
+    tokenizer.with_normalizer(Some(NFKC)).unwrap();
+    tokenizer.with_decoder(Some(Metaspace::default()));
+    to_json(&tokenizer)
+}
+
+/// As BERT.
 pub(in crate::text) fn word_piece_json() -> Value {
     let model = WordPiece::builder()
         .unk_token("[UNK]".to_owned())
@@ -133,12 +227,65 @@ pub(in crate::text) fn word_piece_json() -> Value {
         .show_progress(false)
         .special_tokens(vec![AddedToken::from("[UNK]", true)])
         .build();
-    let mut tokenizer = train(model.into(), BertPreTokenizer, trainer);
+    let mut tokenizer = train(model, BertPreTokenizer, trainer);
     tokenizer.with_decoder(Some(tokenizers::decoders::wordpiece::WordPiece::default()));
-    load(&tokenizer)
+    to_json(&tokenizer)
 }
 
-/// As BERT.
 pub(in crate::text) fn word_piece() -> Arc<TextTokenizer> {
     parse(&word_piece_json()).unwrap()
 }
+
+/// Parts of texts that split badly.
+pub(in crate::text) const PIECES: &[&str] = &[
+    // White space, line ends and what is invisible.
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\0",
+    "\u{1b}",
+    "\u{7f}",
+    "\u{a0}",
+    "\u{200b}",
+    "\u{feff}",
+    // Emoji: with joiners, modifiers, variation selectors, flags and keycaps.
+    "🦊",
+    "👩‍👩‍👧‍👦",
+    "👍🏽",
+    "❤️‍🔥",
+    "🇨🇭",
+    "🇨",
+    "🏴󠁧󠁢󠁳󠁣󠁴󠁿",
+    "1️⃣",
+    // Combining marks.
+    "e\u{301}",
+    "\u{301}",
+    "Z͑ͫ̓a̴͒",
+    "नमस्ते",
+    "ที่",
+    // From right to left, with marks of direction.
+    "שָׁלוֹם ",
+    "مرحبا",
+    "\u{202e}abc\u{202c}",
+    // Without spaces, and beyond the basic plane.
+    "日本語",
+    "한국어",
+    "𠮷𝔘",
+    // What decoders clean up.
+    "do not",
+    " n't",
+    " ' ",
+    "don't .",
+    // What looks like a token.
+    "<0xE2>",
+    "▁",
+    "Ġ",
+    "##ing",
+    "\u{fffd}",
+    "<|eos|>",
+    "<|im_end|>",
+    "<tool>",
+    "é ☕",
+];

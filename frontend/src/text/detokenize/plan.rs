@@ -56,15 +56,6 @@ pub(super) struct Chain {
     pub(super) plan: Plan,
 }
 
-/// How far along a chain we are when dividing it.
-#[derive(Clone, Copy)]
-enum Reached {
-    PerToken,
-    ByteFallback,
-    Joined,
-    Stripped,
-}
-
 impl Chain {
     pub(super) fn try_new(decoder: Option<&DecoderWrapper>) -> Result<Self, TokenizerError> {
         let mut stages = Vec::new();
@@ -75,44 +66,19 @@ impl Chain {
             check(stage)?;
         }
 
-        let mut per_token = Vec::new();
-        let mut content = Content::Text;
-        let mut strip = None;
-        let mut reached = Reached::PerToken;
-        for stage in stages {
-            use DecoderWrapper as Stage;
-            reached = match (reached, stage) {
-                (
-                    Reached::PerToken,
-                    Stage::Replace(_) | Stage::Metaspace(_) | Stage::WordPiece(_) | Stage::Strip(_),
-                ) => {
-                    per_token.push(stage.clone());
-                    Reached::PerToken
-                }
-                (Reached::PerToken, Stage::ByteFallback(_)) => {
-                    content = Content::TextAndFallbackBytes;
-                    Reached::ByteFallback
-                }
-                (Reached::PerToken, Stage::ByteLevel(_)) => {
-                    content = Content::ByteLevel;
-                    Reached::Joined
-                }
-                (Reached::Stripped, Stage::Fuse(_)) => Reached::Stripped,
-                (_, Stage::Fuse(_)) => Reached::Joined,
-                (Reached::Joined, Stage::Strip(stage)) => {
-                    strip = Some(LeadingStrip {
-                        content: stage.content,
-                        left: stage.start,
-                    });
-                    Reached::Stripped
-                }
-                _ => return Ok(Self::at_end()),
-            };
-        }
-        Ok(Self {
-            per_token,
-            joins_by_space: decoder.is_none(),
-            plan: Plan::Incremental { content, strip },
+        let mut division = Division::new();
+        let is_divided = stages.into_iter().all(|stage| division.take(stage));
+        Ok(if is_divided {
+            Self {
+                per_token: division.per_token,
+                joins_by_space: decoder.is_none(),
+                plan: Plan::Incremental {
+                    content: division.content,
+                    strip: division.strip,
+                },
+            }
+        } else {
+            Self::at_end()
         })
     }
 
@@ -166,6 +132,67 @@ impl Chain {
             .iter()
             .try_fold(tokens, |tokens, stage| stage.decode_chain(tokens))
             .map_err(|source| TokenizerError::Decode { source })
+    }
+}
+
+/// A chain on its way to being divided.
+struct Division {
+    per_token: Vec<DecoderWrapper>,
+    content: Content,
+    strip: Option<LeadingStrip>,
+    reached: Reached,
+}
+
+/// How far along the chain we are.
+#[derive(Clone, Copy)]
+enum Reached {
+    PerToken,
+    ByteFallback,
+    Joined,
+    Stripped,
+}
+
+impl Division {
+    fn new() -> Self {
+        Self {
+            per_token: Vec::new(),
+            content: Content::Text,
+            strip: None,
+            reached: Reached::PerToken,
+        }
+    }
+
+    /// Takes the chain's next stage; false if it cannot be done as tokens come.
+    fn take(&mut self, stage: &DecoderWrapper) -> bool {
+        use DecoderWrapper as Stage;
+        self.reached = match (self.reached, stage) {
+            (
+                Reached::PerToken,
+                Stage::Replace(_) | Stage::Metaspace(_) | Stage::WordPiece(_) | Stage::Strip(_),
+            ) => {
+                self.per_token.push(stage.clone());
+                Reached::PerToken
+            }
+            (Reached::PerToken, Stage::ByteFallback(_)) => {
+                self.content = Content::TextAndFallbackBytes;
+                Reached::ByteFallback
+            }
+            (Reached::PerToken, Stage::ByteLevel(_)) => {
+                self.content = Content::ByteLevel;
+                Reached::Joined
+            }
+            (Reached::Stripped, Stage::Fuse(_)) => Reached::Stripped,
+            (_, Stage::Fuse(_)) => Reached::Joined,
+            (Reached::Joined, Stage::Strip(stage)) => {
+                self.strip = Some(LeadingStrip {
+                    content: stage.content,
+                    left: stage.start,
+                });
+                Reached::Stripped
+            }
+            _ => return false,
+        };
+        true
     }
 }
 

@@ -204,30 +204,6 @@ fn metaspace(prepend_scheme: &str, split: bool) -> Value {
     json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": prepend_scheme, "split": split })
 }
 
-fn tiny_chat() -> Value {
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../models/tiny-chat/tokenizer.json"
-    );
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
-}
-
-/// As T5 and XLM-R: every character has a rating, and what has none is unknown.
-fn unigram() -> Value {
-    let mut vocab = vec![json!(["<unk>", 0.0]), json!(["▁", -2.0])];
-    let scored = [
-        "▁the", "▁quick", "ab", "abc", "e\u{301}", "..", "▁fox", "us", "er",
-    ];
-    vocab.extend(scored.map(|piece| json!([piece, -3.5])));
-    let chars = ('!'..='~').chain("é🦊日本שلا".chars());
-    vocab.extend(chars.map(|c| json!([c.to_string(), -4.0])));
-    json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "post_processor": null,
-        "normalizer": { "type": "NFKC" }, "pre_tokenizer": metaspace("first", false), "decoder": metaspace("first", false),
-        "model": { "type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": false },
-    })
-}
-
 /// Tokenizers with every kind of normalizer, pre-tokenizer, model and post-processor that may treat a text's parts otherwise
 /// than the whole.
 fn families() -> Vec<(&'static str, Value)> {
@@ -235,11 +211,6 @@ fn families() -> Vec<(&'static str, Value)> {
     let sentence_piece = fixtures::sentence_piece_json();
     let word_piece = fixtures::word_piece_json();
     let prefix_space = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
-    let llama3 = json!({ "type": "Sequence", "pretokenizers": [
-        { "type": "Split", "behavior": "Isolated", "invert": false, "pattern": {
-            "Regex": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+" } },
-        { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
-    ] });
     let llama2 = json!({ "type": "Sequence", "normalizers": [
         { "type": "Prepend", "prepend": "▁" },
         { "type": "Replace", "pattern": { "String": " " }, "content": "▁" },
@@ -261,13 +232,11 @@ fn families() -> Vec<(&'static str, Value)> {
     let on_byte_level = |part, value| with(byte_level.clone(), part, value);
     let on_sentence_piece = |part, value| with(sentence_piece.clone(), part, value);
     vec![
-        ("tiny-chat", tiny_chat()),
+        ("tiny-chat", fixtures::tiny_chat_json()),
         ("byte-level", byte_level.clone()),
         ("prefix space", on_byte_level("pre_tokenizer", prefix_space)),
-        (
-            "split and byte-level",
-            on_byte_level("pre_tokenizer", llama3),
-        ),
+        ("split and byte-level", fixtures::llama_3_json()),
+        ("tiktoken", fixtures::tiktoken_json()),
         ("NFC", on_byte_level("normalizer", nfc)),
         ("NFKC", on_byte_level("normalizer", nfkc)),
         ("strip", on_byte_level("normalizer", strip)),
@@ -296,7 +265,15 @@ fn families() -> Vec<(&'static str, Value)> {
         ),
         ("word piece", word_piece.clone()),
         ("BERT", with(word_piece, "normalizer", bert)),
-        ("unigram", unigram()),
+        ("unigram", fixtures::unigram_json()),
+        (
+            "whole unigram",
+            with(
+                fixtures::unigram_json(),
+                "pre_tokenizer",
+                metaspace("first", false),
+            ),
+        ),
     ]
 }
 
@@ -470,14 +447,14 @@ fn there_is_no_cache_where_it_could_not_be_exact() {
         let tokenizer = Tokenizer::from_bytes(json.to_string()).unwrap();
         PrefixCache::try_new(&tokenizer, max_bytes).is_some()
     };
-    assert!(has_cache(&tiny_chat(), 1));
-    assert!(!has_cache(&tiny_chat(), 0));
+    assert!(has_cache(&fixtures::tiny_chat_json(), 1));
+    assert!(!has_cache(&fixtures::tiny_chat_json(), 0));
 
-    let mut random = tiny_chat();
+    let mut random = fixtures::tiny_chat_json();
     random["model"]["dropout"] = 0.1.into();
     assert!(!has_cache(&random, 1 << 20));
 
-    let bare = with(tiny_chat(), "added_tokens", json!([]));
+    let bare = with(fixtures::tiny_chat_json(), "added_tokens", json!([]));
     assert!(!has_cache(&bare, 1 << 20));
     for settings in [["special", "single_word"], ["special", "normalized"]] {
         let none_is_border = with_tokens(bare.clone(), [added("<|x|>", &settings)]);
@@ -488,7 +465,7 @@ fn there_is_no_cache_where_it_could_not_be_exact() {
         "single": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
         "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }] });
     assert!(!has_cache(
-        &with(tiny_chat(), "post_processor", twice),
+        &with(fixtures::tiny_chat_json(), "post_processor", twice),
         1 << 20
     ));
 }

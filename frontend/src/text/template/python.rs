@@ -5,7 +5,6 @@
 //! `_compile_jinja_template` in `transformers/utils/chat_template_utils.py`, and Python's `json.dumps`.
 
 use std::io::{self, Write};
-use std::ops::Range;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, from_args};
@@ -13,6 +12,8 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
+
+use super::bounds::{self, Grows, TooLarge};
 
 /// An environment without templates.
 pub(super) fn environment() -> Result<Environment<'static>, Error> {
@@ -24,6 +25,7 @@ pub(super) fn environment() -> Result<Environment<'static>, Error> {
     environment.set_syntax(syntax);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(python_method);
+    bounds::install(&mut environment);
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
@@ -37,16 +39,32 @@ fn python_method(
     method: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
-    if let Some(text) = value.as_str() {
-        let strip = match method {
-            "removeprefix" => str::strip_prefix::<&str>,
-            "removesuffix" => str::strip_suffix::<&str>,
-            _ => return pycompat::unknown_method_callback(state, value, method, args),
-        };
-        let (affix,): (&str,) = from_args(args)?;
-        return Ok(strip(text, affix).unwrap_or(text).into());
+    match value.as_str() {
+        Some(text) => text_method(state, text, value, method, args),
+        None => pycompat::unknown_method_callback(state, value, method, args),
     }
-    pycompat::unknown_method_callback(state, value, method, args)
+}
+
+fn text_method(
+    state: &mut State<'_, '_>,
+    text: &str,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    let strip = match method {
+        "removeprefix" => str::strip_prefix::<&str>,
+        "removesuffix" => str::strip_suffix::<&str>,
+        _ => {
+            if let Some((grows, args)) = Grows::of_text_method(method, value, args) {
+                grows.check(&args)?;
+            }
+            let outcome = pycompat::unknown_method_callback(state, value, method, args)?;
+            return bounds::bounded(outcome);
+        }
+    };
+    let (affix,): (&str,) = from_args(args)?;
+    Ok(strip(text, affix).unwrap_or(text).into())
 }
 
 /// An exception that the template raised.
@@ -56,7 +74,8 @@ pub(super) struct Raised {
     pub(super) message: String,
 }
 
-fn raise_exception(message: String) -> Result<Value, Error> {
+fn raise_exception(message: &Value) -> Result<Value, Error> {
+    let message = message.to_string();
     Err(Error::from(ErrorKind::InvalidOperation).with_source(Raised { message }))
 }
 
@@ -65,46 +84,6 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     jiff::fmt::strtime::format(format, &jiff::Zoned::now()).map_err(|source| {
         Error::new(ErrorKind::InvalidOperation, "invalid strftime format").with_source(source)
     })
-}
-
-/// Makes `generation` blocks, which mark what the assistant wrote, plain scopes. `transformers` uses
-/// them to mask training data; Jinja itself does not know them. Lines stay where they were.
-pub(super) fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    let mut in_raw = false;
-    while let Some(word) = next_tag_word(rest, in_raw) {
-        let (name, after) = (&rest[word.clone()], word.end);
-        out.push_str(&rest[..word.start]);
-        out.push_str(match name {
-            "generation" if !in_raw => "with",
-            "endgeneration" if !in_raw => "endwith",
-            other => other,
-        });
-        in_raw = name == "raw" || (in_raw && name != "endraw");
-        rest = &rest[after..];
-    }
-    out.push_str(rest);
-    out
-}
-
-/// Where the first word of the next `{% tag %}` stands; comments are passed over, outside raw blocks.
-fn next_tag_word(source: &str, in_raw: bool) -> Option<Range<usize>> {
-    let mut at = 0;
-    loop {
-        at += source[at..].find('{')?;
-        let here = &source[at..];
-        if let Some(tag) = here.strip_prefix("{%") {
-            let word = tag.strip_prefix(['-', '+']).unwrap_or(tag).trim_start();
-            let start = source.len() - word.len();
-            let len = word.find(|c: char| !c.is_alphanumeric() && c != '_');
-            return Some(start..start + len.unwrap_or(word.len()));
-        }
-        at += match here.strip_prefix("{#") {
-            Some(comment) if !in_raw => "{#".len() + comment.find("#}")?,
-            Some(_) | None => 1,
-        };
-    }
 }
 
 /// `json.dumps(value, ensure_ascii=False)`, with its other options as keyword arguments.
@@ -123,6 +102,38 @@ fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
 
 fn json_error(source: serde_json::Error) -> Error {
     Error::new(ErrorKind::BadSerialization, "cannot write this as JSON").with_source(source)
+}
+
+/// No more than the largest value: indentation makes far more of one than it was.
+struct Limited {
+    bytes: Vec<u8>,
+    max_bytes: usize,
+    is_full: bool,
+}
+
+impl Limited {
+    fn new(max_bytes: usize) -> Self {
+        Self {
+            bytes: Vec::new(),
+            max_bytes,
+            is_full: false,
+        }
+    }
+}
+
+impl Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.is_full |= self.bytes.len() + bytes.len() > self.max_bytes;
+        if self.is_full {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// How `json.dumps` lays out JSON.
@@ -176,11 +187,14 @@ impl JsonStyle {
     }
 
     fn write<T: Serialize>(self, value: &T) -> Result<String, Error> {
-        let mut out = Vec::new();
-        value
-            .serialize(&mut Serializer::with_formatter(&mut out, self))
-            .map_err(json_error)?;
-        String::from_utf8(out).map_err(|source| {
+        let mut out = Limited::new(bounds::max_value_bytes());
+        let written = value.serialize(&mut Serializer::with_formatter(&mut out, self));
+        if out.is_full {
+            return Err(TooLarge::error(out.max_bytes));
+        }
+        written.map_err(json_error)?;
+        bounds::count(out.bytes.len())?;
+        String::from_utf8(out.bytes).map_err(|source| {
             Error::new(ErrorKind::BadSerialization, "not UTF-8").with_source(source)
         })
     }

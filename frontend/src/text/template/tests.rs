@@ -192,9 +192,9 @@ fn rewriting_generation_tags_keeps_everything_else() {
         "é{%é%}{%-",
         "{#}{% generation %}",
     ] {
-        assert_eq!(python::without_generation_tags(source), source);
+        assert_eq!(source::without_generation_tags(source), source);
     }
-    let rewritten = python::without_generation_tags("{%\n generation\n%}x{%-endgeneration%}");
+    let rewritten = source::without_generation_tags("{%\n generation\n%}x{%-endgeneration%}");
     assert_eq!(rewritten, "{%\n with\n%}x{%-endwith%}");
 }
 
@@ -206,6 +206,14 @@ fn strftime_now_tells_the_date() {
     assert!(year >= 2025);
     let date = render("{{ strftime_now('%d %b %Y') }}", Value::Null);
     assert_eq!(date.len(), "26 Jul 2024".len());
+    for no_format in ["%", "%99999999999Y"] {
+        let error =
+            try_render(&format!("\n{{{{ strftime_now('{no_format}') }}}}"), &[]).unwrap_err();
+        assert!(
+            matches!(&error, TemplateError::Render { line: 2, message } if message.contains("strftime")),
+            "{error:?}"
+        );
+    }
 }
 
 #[test]
@@ -255,6 +263,11 @@ fn errors_say_who_is_at_fault() {
     assert_eq!(try_render(raise, &[]).unwrap_err(), raised);
     let in_macro = format!("{{% macro m() %}}{raise}{{% endmacro %}}{{{{ m() }}}}");
     assert_eq!(try_render(&in_macro, &[]).unwrap_err(), raised);
+    let of_a_message = "{{ raise_exception('no ' + messages[0].role ~ ' role') }}";
+    let error = try_render(of_a_message, &[say("system", "")]).unwrap_err();
+    assert_eq!(error, raised);
+    let of_a_number = try_render("{{ raise_exception(1 + 1) }}", &[]).unwrap_err();
+    assert_eq!(of_a_number.to_string(), "2");
 
     let error = try_render("a\n{% if %}", &[]).unwrap_err();
     assert!(
@@ -265,25 +278,6 @@ fn errors_say_who_is_at_fault() {
     assert!(
         matches!(error, TemplateError::Render { line: 3, .. }),
         "{error:?}"
-    );
-}
-
-#[test]
-fn an_endless_template_runs_out_of_fuel() {
-    let source = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
-    let template = ChatTemplate::try_new(source, None, None)
-        .unwrap()
-        .with_fuel(5_000);
-    let (messages, extra) = (&[][..], &no_extra());
-    let input = TemplateInput {
-        messages,
-        tools: None,
-        add_generation_prompt: false,
-        extra,
-    };
-    assert_eq!(
-        template.render(&input),
-        Err(TemplateError::OutOfFuel { limit: 5_000 })
     );
 }
 

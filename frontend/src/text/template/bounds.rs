@@ -1,0 +1,244 @@
+//! What one rendering may make. Fuel bounds how many instructions it takes, but one of them can double a text.
+//!
+//! Whatever a template makes is weighed: what it prints, what filters and methods that can grow a value return, and the values
+//! that `source` leads through [`bounded`]. What only takes parts of its input is not. So memory is bounded whatever the
+//! template does, by [`Bounds::made_bytes`] and one step more.
+
+mod grows;
+
+use std::cell::Cell;
+
+use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::{
+    Environment, Error, ErrorKind, Output, State, Value, escape_formatter, filters,
+    tests as predicates,
+};
+
+pub(super) use grows::Grows;
+
+/// How many bytes one rendering may make.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// Of one value.
+    pub(super) value_bytes: usize,
+    /// In all, kept or not. A text that grows by a message at a time is made anew each time.
+    pub(super) made_bytes: usize,
+}
+
+impl Bounds {
+    /// Values of 16 million tokens of text.
+    pub(super) const DEFAULT: Self = Self {
+        value_bytes: 64 << 20,
+        made_bytes: 1 << 30,
+    };
+}
+
+/// What a value takes beside its text.
+const VALUE_BYTES: usize = 32;
+
+/// How deep lists and objects may lie in each other: they are written out by recursion.
+const MAX_DEPTH: usize = 128;
+
+/// A template went beyond a bound.
+#[derive(Debug, thiserror::Error)]
+#[error("too large")]
+pub(super) struct TooLarge {
+    pub(super) limit_bytes: usize,
+}
+
+impl TooLarge {
+    pub(super) fn error(limit_bytes: usize) -> Error {
+        Error::from(ErrorKind::InvalidOperation).with_source(Self { limit_bytes })
+    }
+}
+
+/// What has been made of what may be.
+#[derive(Debug, Clone, Copy)]
+struct Made {
+    bounds: Bounds,
+    bytes: usize,
+}
+
+thread_local! {
+    /// Of this thread's rendering, which is one call on one thread and does not begin another.
+    static MADE: Cell<Made> = const {
+        Cell::new(Made { bounds: Bounds::DEFAULT, bytes: 0 })
+    };
+}
+
+/// Counts from nothing while `render` runs.
+pub(super) fn counted<T>(bounds: Bounds, render: impl FnOnce() -> T) -> T {
+    MADE.set(Made { bounds, bytes: 0 });
+    render()
+}
+
+/// How many bytes a value of the present rendering may have.
+pub(super) fn max_value_bytes() -> usize {
+    MADE.get().bounds.value_bytes
+}
+
+/// Refuses a value of so many bytes if it is too large.
+fn check_value(bytes: usize) -> Result<(), Error> {
+    let limit_bytes = max_value_bytes();
+    if bytes > limit_bytes {
+        return Err(TooLarge::error(limit_bytes));
+    }
+    Ok(())
+}
+
+/// Adds the bounds to an environment, whose filters must not be replaced after.
+pub(super) fn install(environment: &mut Environment<'_>) {
+    environment.set_formatter(print);
+    for (name, filter) in growing_filters() {
+        bound_filter(environment, name, filter);
+    }
+    for name in ["dict", "namespace"] {
+        bound_arguments(environment, name);
+    }
+}
+
+/// The filters of which something larger than their input may come; `tojson` is in `python`.
+fn growing_filters() -> [(&'static str, Value); 11] {
+    [
+        ("batch", Value::from_function(filters::batch)),
+        ("chain", Value::from_function(filters::chain)),
+        ("format", Value::from_function(filters::format)),
+        ("indent", Value::from_function(filters::indent)),
+        ("join", Value::from_function(filters::join)),
+        ("pprint", Value::from_function(filters::pprint)),
+        ("replace", Value::from_function(filters::replace)),
+        ("slice", Value::from_function(filters::slice)),
+        ("string", Value::from_function(filters::string)),
+        ("sum", Value::from_function(filters::sum)),
+        ("zip", Value::from_function(filters::zip)),
+    ]
+}
+
+fn bound_filter(environment: &mut Environment<'_>, name: &'static str, filter: Value) {
+    let grows = Grows::of_filter(name);
+    let filter = move |state: &mut State<'_, '_>, args: Rest<Value>, named: Kwargs| {
+        let args = all(args, named);
+        grows.check(&args)?;
+        bounded(filter.call(state, &args)?)
+    };
+    environment.add_filter(name, filter);
+}
+
+/// Of a function that makes an object of its arguments.
+fn bound_arguments(environment: &mut Environment<'_>, name: &'static str) {
+    let mut globals = environment.globals();
+    let Some(make) = globals.find_map(|(global, value)| (global == name).then_some(value)) else {
+        return;
+    };
+    drop(globals);
+    let make = move |state: &mut State<'_, '_>, args: Rest<Value>, named: Kwargs| {
+        let args = all(args, named);
+        for arg in &args {
+            count(weigh(arg)?)?;
+        }
+        make.call(state, &args)
+    };
+    environment.add_function(name, make);
+}
+
+/// Arguments as a function gets them: those with names are the last, if there are any.
+fn all(args: Rest<Value>, named: Kwargs) -> Vec<Value> {
+    let mut args = args.0;
+    let named = Value::from(named);
+    if named.is_true() {
+        args.push(named);
+    }
+    args
+}
+
+/// The value, if the template may have made it, and may make it an attribute of these namespaces.
+pub(super) fn bounded_in(value: Value, namespaces: Rest<Value>) -> Result<Value, Error> {
+    let value = bounded(value)?;
+    for namespace in namespaces.iter() {
+        if holds(&value, namespace, 0)? {
+            let detail = "a namespace cannot be an attribute of itself";
+            return Err(Error::new(ErrorKind::InvalidOperation, detail));
+        }
+    }
+    Ok(value)
+}
+
+/// The value, if the template may have made it.
+pub(super) fn bounded(value: Value) -> Result<Value, Error> {
+    count(weigh(&value)?)?;
+    Ok(value)
+}
+
+fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    count(weigh(value)?)?;
+    escape_formatter(out, state, value)
+}
+
+/// Counts bytes that the template is about to make, or has made.
+pub(super) fn count(bytes: usize) -> Result<(), Error> {
+    check_value(bytes)?;
+    let mut made = MADE.get();
+    made.bytes += bytes;
+    MADE.set(made);
+    if made.bytes > made.bounds.made_bytes {
+        return Err(TooLarge::error(made.bounds.made_bytes));
+    }
+    Ok(())
+}
+
+/// The bytes of a value and all that is in it, as often as it is in it.
+fn weigh(value: &Value) -> Result<usize, Error> {
+    // Most values are texts.
+    if let Some(text) = value.as_str() {
+        return Ok(text.len());
+    }
+    let mut weight = 0;
+    add_weight(value, 0, &mut weight)?;
+    Ok(weight)
+}
+
+fn add_weight(value: &Value, depth: usize, weight: &mut usize) -> Result<(), Error> {
+    *weight += VALUE_BYTES + value.as_str().map_or(0, str::len);
+    check_value(*weight)?;
+    each_in(value, depth, |inner| add_weight(inner, depth + 1, weight))
+}
+
+/// Whether the value is this one, or has it anywhere in it.
+fn holds(value: &Value, namespace: &Value, depth: usize) -> Result<bool, Error> {
+    if value.as_object().is_some() && predicates::is_sameas(value, namespace) {
+        return Ok(true);
+    }
+    let mut is_in = false;
+    each_in(value, depth, |inner| {
+        is_in = is_in || holds(inner, namespace, depth + 1)?;
+        Ok(())
+    })?;
+    Ok(is_in)
+}
+
+/// Calls `visit` with the items of a list, or the keys and values of an object.
+fn each_in(
+    value: &Value,
+    depth: usize,
+    mut visit: impl FnMut(&Value) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let kind = value.kind();
+    let is_list = matches!(kind, ValueKind::Seq | ValueKind::Iterable);
+    if !is_list && kind != ValueKind::Map {
+        return Ok(());
+    }
+    if depth == MAX_DEPTH {
+        let detail = "lists and objects lie too deep in each other";
+        return Err(Error::new(ErrorKind::InvalidOperation, detail));
+    }
+    for item in value.try_iter()? {
+        visit(&item)?;
+        if !is_list {
+            visit(&value.get_item(&item)?)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

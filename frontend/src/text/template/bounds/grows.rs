@@ -1,0 +1,139 @@
+//! [`Grows`]: how large the outcome of a filter or method would be, before it is made.
+
+use minijinja::value::Kwargs;
+use minijinja::{Error, Value};
+
+use super::{VALUE_BYTES, check_value, max_value_bytes, weigh};
+
+/// What makes the outcome of a filter or method larger than its input, to be bounded before it is made.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::text::template) enum Grows {
+    /// At most as all arguments together, or as a value is when it is written out.
+    Little,
+    /// By a number of items.
+    ByCount,
+    /// By spaces before each line.
+    ByIndent,
+    /// By the text between items.
+    ByJoining,
+    /// By texts for shorter ones.
+    ByReplacing,
+    /// By the widths in a format.
+    ByWidths,
+}
+
+impl Grows {
+    /// What a filter does.
+    pub(super) fn of_filter(name: &str) -> Self {
+        match name {
+            "batch" | "slice" => Self::ByCount,
+            "format" => Self::ByWidths,
+            "indent" => Self::ByIndent,
+            "join" => Self::ByJoining,
+            "replace" => Self::ByReplacing,
+            _ => Self::Little,
+        }
+    }
+
+    /// What methods of texts do, and their arguments in the order of the filter that does the same.
+    pub(in crate::text::template) fn of_text_method(
+        method: &str,
+        text: &Value,
+        args: &[Value],
+    ) -> Option<(Self, Vec<Value>)> {
+        let text = std::slice::from_ref(text);
+        match method {
+            "replace" => Some((Self::ByReplacing, [text, args].concat())),
+            "format" => Some((Self::ByWidths, [text, args].concat())),
+            "join" => Some((Self::ByJoining, [args, text].concat())),
+            _ => None,
+        }
+    }
+
+    /// Refuses arguments of which something too large would be made.
+    pub(in crate::text::template) fn check(self, args: &[Value]) -> Result<(), Error> {
+        let bytes = match self {
+            Self::Little => 0,
+            Self::ByCount => args.iter().skip(1).map(count_of).sum::<usize>() * VALUE_BYTES,
+            Self::ByIndent => indented_bytes(args),
+            Self::ByJoining => joined_bytes(args)?,
+            Self::ByReplacing => replaced_bytes(args),
+            Self::ByWidths => formatted_bytes(args)?,
+        };
+        check_value(bytes)
+    }
+}
+
+/// A number, but none that is too large to count with.
+fn count_of(value: &Value) -> usize {
+    let too_many = max_value_bytes() + 1;
+    value.as_usize().unwrap_or(0).min(too_many)
+}
+
+/// Of `indent(text, width, ...)`, where the width may have a name.
+fn indented_bytes(args: &[Value]) -> usize {
+    let lines = text_of(args, 0).matches('\n').count() + 1;
+    let named = args
+        .last()
+        .and_then(|last| Kwargs::try_from(last.clone()).ok());
+    let named = named.and_then(|named| named.get::<Option<Value>>("width").ok().flatten());
+    let width = args.get(1).map_or(0, count_of);
+    lines.saturating_mul(width.max(named.as_ref().map_or(0, count_of)))
+}
+
+/// Of `join(items, text)`.
+fn joined_bytes(args: &[Value]) -> Result<usize, Error> {
+    let Some(items) = args.first() else {
+        return Ok(0);
+    };
+    let items_bytes = weigh(items)?;
+    // There are no more items than that.
+    let joiners = items.len().unwrap_or(items_bytes / VALUE_BYTES);
+    let between = joiners.saturating_mul(text_of(args, 1).len());
+    Ok(items_bytes.saturating_add(between))
+}
+
+/// Of `replace(text, from, to)`.
+fn replaced_bytes(args: &[Value]) -> usize {
+    let (text, from, to) = (text_of(args, 0), text_of(args, 1), text_of(args, 2));
+    text.matches(from).count().saturating_mul(to.len())
+}
+
+/// Of `format(text, values...)`: no more than the sum of all widths, with all values.
+fn formatted_bytes(args: &[Value]) -> Result<usize, Error> {
+    let format = text_of(args, 0);
+    let mut bytes: usize = 0;
+    for arg in args.iter().skip(1) {
+        bytes = bytes.saturating_add(weigh(arg)?);
+        if format.contains('*') || format.contains(":{") {
+            bytes = bytes.saturating_add(count_of(arg));
+        }
+    }
+    let specs = format.match_indices(['%', '{']).map(|(at, opening)| {
+        let rest = &format[at + 1..];
+        match opening {
+            "{" => rest.split('}').next().unwrap_or_default(),
+            _ => after_name(rest)
+                .split(char::is_alphabetic)
+                .next()
+                .unwrap_or_default(),
+        }
+    });
+    let numbers = specs.flat_map(|spec| spec.split(|c: char| !c.is_ascii_digit()));
+    let widths = numbers
+        .filter(|digits| !digits.is_empty())
+        .map(|digits| digits.parse().unwrap_or(usize::MAX));
+    Ok(widths.fold(bytes, usize::saturating_add))
+}
+
+/// What follows the name in `%(name)s`.
+fn after_name(spec: &str) -> &str {
+    let named = spec
+        .strip_prefix('(')
+        .and_then(|named| named.split_once(')'));
+    named.map_or(spec, |(_, rest)| rest)
+}
+
+fn text_of(args: &[Value], index: usize) -> &str {
+    args.get(index).and_then(Value::as_str).unwrap_or_default()
+}

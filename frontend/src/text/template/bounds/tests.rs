@@ -1,0 +1,397 @@
+//! Templates that would never end, or take all memory; and that those which do neither are rendered as ever.
+
+use minijinja::value::Serde;
+use proptest::prelude::*;
+use serde_json::{Map, json};
+
+use super::*;
+use crate::text::template::{
+    ChatTemplate, DEFAULT_FUEL, TemplateError, TemplateInput, python, source,
+};
+
+/// Small ones, so that they are reached soon.
+const BOUNDS: Bounds = Bounds {
+    value_bytes: 1 << 20,
+    made_bytes: 16 << 20,
+};
+
+fn try_render(source: &str, bounds: Bounds, fuel: u64) -> Result<String, TemplateError> {
+    let mut template = ChatTemplate::try_new(source, None, None)?;
+    template.bounds = bounds;
+    template.with_fuel(fuel).render(&TemplateInput {
+        messages: &[json!({ "role": "user", "content": "Hi" })],
+        tools: None,
+        add_generation_prompt: true,
+        extra: &Map::new(),
+    })
+}
+
+fn outcome(source: &str) -> Result<String, TemplateError> {
+    try_render(source, BOUNDS, 1_000_000)
+}
+
+fn render_error(source: &str) -> String {
+    match outcome(source) {
+        Err(TemplateError::Render { message, .. }) => message,
+        other => panic!("{source}: {other:?}"),
+    }
+}
+
+fn is_too_large(source: &str) -> bool {
+    matches!(outcome(source), Err(TemplateError::TooLarge { .. }))
+}
+
+#[test]
+fn loops_without_end_run_out_of_fuel() {
+    let many = "{% for x in range(100000) %}".repeat(5) + "{{ x }}" + &"{% endfor %}".repeat(5);
+    let alternating = "{% macro a() %}{% for x in range(9) %}{{ b() }}{% endfor %}{% endmacro %}\
+        {% macro b() %}{% for x in range(9) %}{{ c() }}{% endfor %}{% endmacro %}\
+        {% macro c() %}{% for x in range(100000) %}{% endfor %}{% endmacro %}{{ a() }}";
+    let grown = "{% set ns = namespace(l=[0]) %}{% for x in range(12) %}{% set ns.l = ns.l + ns.l %}{% endfor %}\
+        {% for x in ns.l %}{% for y in ns.l %}{% endfor %}{% endfor %}";
+    for source in [&*many, alternating, grown] {
+        let limit = 100_000;
+        let error = try_render(source, BOUNDS, limit).unwrap_err();
+        assert_eq!(error, TemplateError::OutOfFuel { limit }, "{source}");
+    }
+    assert!(
+        render_error("{% for x in range(10 ** 9) %}{% endfor %}").contains("range has too many")
+    );
+}
+
+#[test]
+fn recursion_without_end_is_an_error() {
+    for source in [
+        "{% macro m(x) %}{{ m(x ~ 'a') }}{% endmacro %}{{ m('a') }}",
+        "{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}{{ a() }}{% endmacro %}{{ a() }}",
+        "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+        "{% macro m() %}{{ caller() }}{% call m() %}x{% endcall %}{% endmacro %}{% call m() %}x{% endcall %}",
+    ] {
+        let error = render_error(source);
+        assert!(error.contains("recursion limit exceeded"), "{error}");
+    }
+}
+
+#[test]
+fn expressions_without_end_are_refused_before_they_are_compiled() {
+    let chain = |count| format!("{{% set a = 'a' %}}{{{{ a{} }}}}", " ~ a".repeat(count));
+    assert_eq!(outcome(&chain(99)).unwrap(), "a".repeat(100));
+    for endless in [
+        chain(100_000),
+        format!("{{{{ a{} }}}}", "|upper".repeat(100_000)),
+        format!("{{{{ a{} }}}}", ".a".repeat(100_000)),
+        format!("{{{{ {}a{} }}}}", "(".repeat(100_000), ")".repeat(100_000)),
+        format!("{{% set a = a{} %}}", " or a".repeat(100_000)),
+    ] {
+        let error = outcome(&endless).unwrap_err();
+        assert!(
+            matches!(&error, TemplateError::Syntax { message, .. } if message.contains("tokens in a tag")),
+            "{error:?}"
+        );
+    }
+}
+
+/// Every way in which a value makes a larger one of itself.
+const DOUBLINGS: &[&str] = &[
+    "set ns.x = ns.x ~ ns.x",
+    "set ns.x = ns.x + ns.x",
+    "set ns.x = (ns.x) ~ (ns.x)",
+    "set ns.x = ns.x * 2",
+    "set ns.x = (ns.x ~ ns.x) if true else ''",
+    "set ns.x = false or ns.x ~ ns.x",
+    "set ns.x = [ns.x, ns.x] | join",
+    "set ns.x = [ns.x, ns.x] | join(ns.x)",
+    "set ns.x = ''.join([ns.x, ns.x])",
+    "set ns.x = 'aa' | replace('a', ns.x)",
+    "set ns.x = 'aa'.replace('a', ns.x)",
+    "set ns.x = '%s%s' | format(ns.x, ns.x)",
+    "set ns.x = '{}{}'.format(ns.x, ns.x)",
+    "set ns.x = [ns.x, ns.x] | string",
+    "set ns.x = [ns.x, ns.x] | tojson",
+    "set ns.x = [ns.x, ns.x]",
+    "set ns.x = (ns.x, ns.x)",
+    "set ns.x = { 'a': ns.x, 'b': ns.x }",
+    "set ns.x = dict(a=ns.x, b=ns.x)",
+    "set ns.x = namespace(a=ns.x, b=ns.x)",
+    "set ns.x = [ns.x] | chain([ns.x]) | list | tojson",
+    "set ns.x = twice(ns.x)",
+    "set ns.y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = ns.y",
+];
+
+#[test]
+fn what_doubles_again_and_again_is_bounded() {
+    for again in DOUBLINGS {
+        let source = format!(
+            "{{% macro twice(x) %}}{{{{ x }}}}{{{{ x }}}}{{% endmacro %}}{{% set ns = namespace(x='ab', y='') %}}\
+             {{% for i in range(60) %}}{{% {again} %}}{{% endfor %}}"
+        );
+        assert!(is_too_large(&source), "{again}");
+    }
+}
+
+#[test]
+fn what_doubles_otherwise_is_bounded() {
+    for again in [
+        "ns.x + ns.x",
+        "ns.x * 2",
+        "ns.x | chain(ns.x)",
+        "[ns.x, ns.x] | sum(start=[])",
+    ] {
+        let source = format!(
+            "{{% set ns = namespace(x=['ab']) %}}{{% for i in range(60) %}}{{% set ns.x = {again} %}}{{% endfor %}}"
+        );
+        assert!(is_too_large(&source), "{again}");
+    }
+    let thrown_away =
+        "{% set x = 'x' * 900000 %}{% for i in range(1000) %}{% set y = x ~ i %}{% endfor %}";
+    let limit_bytes = BOUNDS.made_bytes;
+    assert_eq!(
+        outcome(thrown_away),
+        Err(TemplateError::TooLarge { limit_bytes })
+    );
+    let spelled_out = "{% set x = 'ab' %}".to_owned() + &"{% set x = x ~ x %}".repeat(60);
+    assert!(is_too_large(&spelled_out));
+}
+
+#[test]
+fn one_step_does_not_make_too_much() {
+    assert!(render_error("{{ 'x' * 10 ** 9 }}").contains("repeated string is too large"));
+    for source in [
+        "{{ 'x' * 100000000 }}",
+        "{% set x = ['abcdefgh' * 1000000] * 1000 %}",
+        "{{ '%900000000s' | format('a') }}",
+        "{{ '%*s' | format(900000000, 'a') }}",
+        "{{ '%(a)900000000s' | format(a='a') }}",
+        "{{ '{:900000000}'.format('a') }}",
+        "{{ '{a:>900000000}'.format(a='a') }}",
+        "{{ 'a\n' | indent(900000000) }}",
+        "{{ 'a\n' | indent(width=900000000) }}",
+        "{{ [1] | batch(900000000, 'a') }}",
+        "{{ [1] | slice(900000000) }}",
+        "{{ range(100000) | join('x' * 1000000) }}",
+        "{{ ('x' * 1000000).join(range(100000)) }}",
+        "{{ ('a' * 1000000) | replace('a', 'b' * 1000000) }}",
+        "{{ ('a' * 1000000).replace('', 'b' * 1000000) }}",
+        "{% set x = range(100000) | list %}{{ [[[[[[[[x, x, x]]]]]]]] | tojson(indent=64) }}",
+    ] {
+        assert!(is_too_large(source), "{source}");
+    }
+}
+
+#[test]
+fn a_number_in_a_format_is_no_width() {
+    let source =
+        "{{ 'call 900000000 {} 900000000'.format(1) }} {{ '900000000 %s 9%%' | format(2) }}";
+    assert_eq!(
+        outcome(source).unwrap(),
+        "call 900000000 1 900000000 900000000 2 9%"
+    );
+}
+
+#[test]
+fn lists_do_not_lie_too_deep_in_each_other() {
+    for inner in [
+        "[ns.x]",
+        "(ns.x,)",
+        "{ 'a': ns.x }",
+        "dict(a=ns.x)",
+        "[ns.x] + []",
+    ] {
+        let source = format!(
+            "{{% set ns = namespace(x=0) %}}{{% for i in range(100000) %}}{{% set ns.x = {inner} %}}{{% endfor %}}{{{{ ns.x }}}}"
+        );
+        assert!(render_error(&source).contains("too deep"), "{inner}");
+    }
+}
+
+#[test]
+fn a_namespace_is_no_attribute_of_itself() {
+    for cycle in [
+        "set a.x = a",
+        "set a.x = [1, { 'k': a }]",
+        "set a.x, b.x = b, a",
+        "set b.x = a %}{% set a.x = b",
+        "set b.x = [a] %}{% set a.x = (b, 1)",
+    ] {
+        let source = format!(
+            "{{% set a = namespace() %}}{{% set b = namespace() %}}{{% {cycle} %}}{{% set s = a ~ b %}}{{{{ a }}}}"
+        );
+        let error = render_error(&source);
+        assert!(error.contains("attribute of itself"), "{cycle}: {error}");
+    }
+    let other = "{% set a = namespace(x=1) %}{% set b = namespace() %}{% set b.a = a %}{{ b.a.x }}";
+    assert_eq!(outcome(other).unwrap(), "1");
+}
+
+/// Text of the template's own is counted by the instructions it takes to repeat it.
+#[test]
+fn repeated_text_costs_fuel() {
+    let text = "x".repeat(100_000);
+    let limit = u64::try_from(2 * (BOUNDS.made_bytes / text.len())).unwrap();
+    for (begin, end) in [
+        (
+            "{% for a in range(100000) %}{% if false %}",
+            "{% endif %}{% endfor %}",
+        ),
+        (
+            "{% macro m() %}",
+            "{% endmacro %}{% for a in range(100000) %}{% endfor %}",
+        ),
+    ] {
+        let source = format!("{begin}{text}{end}");
+        assert_eq!(outcome(&source), Err(TemplateError::OutOfFuel { limit }));
+    }
+    // Once is once.
+    let once = text.clone() + "{% for a in range(20000) %}{% endfor %}";
+    assert_eq!(outcome(&once), Ok(text));
+}
+
+/// Nothing is refused that conversations of usual length need.
+#[test]
+fn a_text_may_grow_by_a_message_at_a_time() {
+    let source = "{% set ns = namespace(text='', list=[]) %}{% for i in range(2000) %}\
+        {% set ns.text = ns.text + 'a message of some length, ' ~ i %}{% set ns.list = ns.list + [i] %}\
+        {% endfor %}{{ ns.text | length }} {{ ns.list | length }}";
+    let grown = try_render(source, Bounds::DEFAULT, DEFAULT_FUEL);
+    assert_eq!(grown.unwrap(), "58890 2000");
+}
+
+/// Expressions of all kinds, with brackets where they do and do not matter.
+fn expression() -> impl Strategy<Value = String> {
+    let leaf = prop::sample::select(vec![
+        "1",
+        "2.5",
+        "-3",
+        "'a'",
+        "'b' 'c'",
+        "text",
+        "number",
+        "list",
+        "map",
+        "map.k",
+        "list[0]",
+        "none",
+        "true",
+        "absent",
+        "text.upper()",
+        "m(text)",
+        "m(x=number)",
+        "list | length",
+        "['a', text]",
+        "{'k': text}",
+        "('a', 1)",
+        "[]",
+        "{}",
+        "text[1:]",
+        "list[::-1]",
+        "map.get('k', 1)",
+        "'é🦊'",
+    ]);
+    let leaf = leaf.prop_map(str::to_owned);
+    leaf.prop_recursive(5, 40, 3, |inner| {
+        let operator = prop::sample::select(vec![
+            "+", "~", "*", "-", "/", "//", "%", "==", "<", "in", "not in", "and", "or",
+        ]);
+        prop_oneof![
+            4 => (inner.clone(), operator, inner.clone()).prop_map(|(a, op, b)| format!("{a} {op} {b}")),
+            3 => inner.clone().prop_map(|a| format!("({a})")),
+            1 => inner.clone().prop_map(|a| format!("not {a}")),
+            1 => inner.clone().prop_map(|a| format!("-{a}")),
+            1 => inner.clone().prop_map(|a| format!("{a} | string")),
+            1 => inner.clone().prop_map(|a| format!("({a}) | join('-')")),
+            1 => inner.clone().prop_map(|a| format!("m({a})")),
+            1 => inner.clone().prop_map(|a| format!("m(x={a})")),
+            1 => (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("[{a}, {b}]")),
+            1 => (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("({a}, {b})")),
+            1 => (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("{{'k': {a}, {b}: 1}}")),
+            1 => (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("list[{a}:{b}]")),
+            1 => (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("{a} if {b}")),
+            1 => (inner.clone(), inner.clone(), inner).prop_map(|(a, b, c)| format!("{a} if {b} else {c}")),
+        ]
+    })
+}
+
+/// What the engine makes of `source` by itself, and what of the bounded source; an error is an error.
+fn both(source: &str) -> (Option<String>, Option<String>) {
+    let mut environment = python::environment().unwrap();
+    let render = |environment: &Environment<'_>, source: &str| {
+        let context =
+            json!({ "text": "Ab c", "number": 2, "list": ["x", "y", 3], "map": { "k": "v" } });
+        counted(Bounds::DEFAULT, || {
+            environment.render_str(source, Value::from(Serde(context)))
+        })
+        .ok()
+    };
+    let plain = render(&environment, source);
+    let changed = source::Bounded::try_new(source, environment.syntax().clone());
+    let bound = changed.ok().and_then(|changed| {
+        environment.add_function(changed.function, bounded_in);
+        render(&environment, &changed.source)
+    });
+    (plain, bound)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn bounding_changes_nothing_else(a in expression(), b in expression()) {
+        let source = format!(
+            "{{% macro m(x=[1] + [2]) %}}<{{{{ x ~ x }}}}>{{% endmacro %}}{{% set s = {a} %}}{{{{ s }}}}\n\
+             {{%- set t = {b}, s %}}{{% set n = namespace(v={a}) %}}{{% set n.w = {b} %}}{{% set n.x, n.y =s,{a} %}}\
+             {{{{ t }}}} {{{{ n.v }}}} {{{{ n.w }}}} {{{{ n.y }}}}\
+             {{%- for i in [s, {b}] if i is not in ['a' ~ 'b'] %}} {{{{ {b} }}}}{{% endfor %}}{{{{ s is sameas s }}}}"
+        );
+        let (plain, bound) = both(&source);
+        prop_assert_eq!(plain, bound, "{}", source);
+    }
+}
+
+#[test]
+fn the_source_is_changed_where_values_grow_and_nowhere_else() {
+    for (source, expected) in [
+        ("{{ a + b ~ c }}", "{{ a + b ~ c }}"),
+        (
+            "{% set x = a + b ~ c %}",
+            "{% set x = _bounded(a + b ~ c) %}",
+        ),
+        (
+            "{% set x = (a) + (b | upper) %}",
+            "{% set x = _bounded((a) + (b | upper)) %}",
+        ),
+        (
+            "{{ 'a' * 3 }}",
+            "{{ _bounded(_bounded('a') * _bounded(3)) }}",
+        ),
+        (
+            "{{ f(a + b)[c ~ d] }}",
+            "{{ f(_bounded(a + b))[_bounded(c ~ d)] }}",
+        ),
+        (
+            "{% if a == b + c or [1, 2] %}",
+            "{% if a == _bounded(b + c) or [1, 2] %}",
+        ),
+        (
+            "{% set x = [a, [b]] %}",
+            "{% set x = _bounded([a, _bounded([b])]) %}",
+        ),
+        (
+            "é{%- set x = 'é' ~ y -%}\n\né",
+            "é{%- set x = _bounded('é' ~ y) -%}\n\né",
+        ),
+        (
+            "{% set _bounded = a + b %}",
+            "{% set _bounded = _bounded_(a + b) %}",
+        ),
+        (
+            "{# a + b #}{% raw %}{{ a + b }}{% endraw %}",
+            "{# a + b #}{% raw %}{{ a + b }}{% endraw %}",
+        ),
+    ] {
+        let source = source.replace(" or [1, 2] %}", " or [1, 2] %}{% endif %}");
+        let expected = expected.replace(" or [1, 2] %}", " or [1, 2] %}{% endif %}");
+        let syntax = python::environment().unwrap().syntax().clone();
+        let changed = source::Bounded::try_new(&source, syntax).unwrap();
+        assert_eq!(changed.source, expected);
+    }
+}

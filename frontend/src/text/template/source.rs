@@ -1,0 +1,385 @@
+//! A template's source as the engine gets it: what `transformers` knows and Jinja does not is replaced, and what could grow
+//! without end is led through a function that bounds it.
+//!
+//! Lines stay where they were, so that errors name the right ones.
+
+use std::ops::Range;
+
+use minijinja::machinery::ast::{
+    BinOp, BinOpKind, CallArg, Expr, ForLoop, Macro, Set, Spanned, Stmt,
+};
+use minijinja::machinery::{Span, Token, parse, tokenize};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Error, ErrorKind};
+
+/// More than any template in use has need for.
+const MAX_TAG_TOKENS: usize = 1_000;
+
+/// Makes `generation` blocks, which mark what the assistant wrote, plain scopes. `transformers` uses
+/// them to mask training data; Jinja itself does not know them.
+pub(super) fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    let mut in_raw = false;
+    while let Some(word) = next_tag_word(rest, in_raw) {
+        let (name, after) = (&rest[word.clone()], word.end);
+        out.push_str(&rest[..word.start]);
+        out.push_str(match name {
+            "generation" if !in_raw => "with",
+            "endgeneration" if !in_raw => "endwith",
+            other => other,
+        });
+        in_raw = name == "raw" || (in_raw && name != "endraw");
+        rest = &rest[after..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Where the first word of the next `{% tag %}` stands; comments are passed over, outside raw blocks.
+fn next_tag_word(source: &str, in_raw: bool) -> Option<Range<usize>> {
+    let mut at = 0;
+    loop {
+        at += source[at..].find('{')?;
+        let here = &source[at..];
+        if let Some(tag) = here.strip_prefix("{%") {
+            let word = tag.strip_prefix(['-', '+']).unwrap_or(tag).trim_start();
+            let start = source.len() - word.len();
+            let len = word.find(|c: char| !c.is_alphanumeric() && c != '_');
+            return Some(start..start + len.unwrap_or(word.len()));
+        }
+        at += match here.strip_prefix("{#") {
+            Some(comment) if !in_raw => "{#".len() + comment.find("#}")?,
+            Some(_) | None => 1,
+        };
+    }
+}
+
+/// A source in which every value that grows passes through a function.
+#[derive(Debug)]
+pub(super) struct Bounded {
+    pub(super) source: String,
+    /// The function's name, which the source does not use otherwise.
+    pub(super) function: String,
+    /// The longest text of the template that a rendering can repeat, in bytes.
+    pub(super) longest_repeated: usize,
+}
+
+impl Bounded {
+    /// Leads through a function what operators join or repeat, and what lists and objects are made of.
+    ///
+    /// # Errors
+    /// Those of the syntax.
+    pub(super) fn try_new(source: &str, syntax: SyntaxConfig) -> Result<Self, Error> {
+        check_tags(source, syntax.clone())?;
+        let mut found = Found::new(source);
+        found.statement(&parse(source, "", syntax)?, false);
+        let mut function = "_bounded".to_owned();
+        while source.contains(&function) {
+            function.push('_');
+        }
+        Ok(Self {
+            source: found.wrapped(&function),
+            function,
+            longest_repeated: found.longest_repeated,
+        })
+    }
+}
+
+/// Refuses tags so long that the engine, which compiles expressions by recursion, could run out of stack.
+fn check_tags(source: &str, syntax: SyntaxConfig) -> Result<(), Error> {
+    let mut tokens = 0;
+    // What is no token at all, the parser says better.
+    for (token, span) in tokenize(source, false, syntax).map_while(Result::ok) {
+        tokens += 1;
+        if matches!(token, Token::VariableStart | Token::BlockStart) {
+            tokens = 0;
+        }
+        if tokens > MAX_TAG_TOKENS {
+            let line = span.start_line;
+            let detail = format!("more than {MAX_TAG_TOKENS} tokens in a tag, up to line {line}");
+            return Err(Error::new(ErrorKind::SyntaxError, detail));
+        }
+    }
+    Ok(())
+}
+
+/// What grows, found in a template's syntax tree.
+struct Found<'t> {
+    source: &'t str,
+    growing: Vec<Growing>,
+    longest_repeated: usize,
+}
+
+/// An expression that becomes a call of the function.
+struct Growing {
+    /// In bytes of the source.
+    range: Range<usize>,
+    opening: &'static str,
+    closing: String,
+}
+
+/// Whether an expression's own outcome is bounded by what it is part of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Within {
+    /// A larger sum, or what is printed.
+    Bounded,
+    Other,
+}
+
+impl<'t> Found<'t> {
+    fn new(source: &'t str) -> Self {
+        Self {
+            source,
+            growing: Vec::new(),
+            longest_repeated: 0,
+        }
+    }
+
+    fn wrapped(&self, function: &str) -> String {
+        let mut marks = Vec::new();
+        for (index, growing) in self.growing.iter().enumerate() {
+            let Range { start, end } = growing.range;
+            // At one place, what ends there comes before what begins; and what is outside, outside.
+            let opening = (start, true, usize::MAX - end, index);
+            let closing = (end, false, usize::MAX - start, usize::MAX - index);
+            marks.push((opening, function.to_owned() + growing.opening));
+            marks.push((closing, growing.closing.clone()));
+        }
+        marks.sort();
+        let mut out = String::with_capacity(self.source.len() + 2 * marks.len() * function.len());
+        let mut done = 0;
+        for ((at, ..), mark) in marks {
+            out.push_str(&self.source[done..at]);
+            out.push_str(&mark);
+            done = at;
+        }
+        out.push_str(&self.source[done..]);
+        out
+    }
+
+    fn grows(&mut self, span: Span) {
+        self.growing.push(Growing {
+            range: span.start_offset as usize..span.end_offset as usize,
+            opening: "(",
+            closing: ")".to_owned(),
+        });
+    }
+
+    fn statements(&mut self, statements: &[Stmt<'_>], is_repeated: bool) {
+        for statement in statements {
+            self.statement(statement, is_repeated);
+        }
+    }
+
+    fn statement(&mut self, statement: &Stmt<'_>, is_repeated: bool) {
+        match statement {
+            Stmt::Template(it) => self.statements(&it.children, is_repeated),
+            Stmt::EmitExpr(it) => self.expression(&it.expr, Within::Bounded),
+            Stmt::EmitRaw(it) if is_repeated => {
+                self.longest_repeated = self.longest_repeated.max(it.raw.len());
+            }
+            Stmt::ForLoop(it) => self.for_loop(it, is_repeated),
+            Stmt::IfCond(it) => {
+                self.own(&it.expr);
+                self.statements(&it.true_body, is_repeated);
+                self.statements(&it.false_body, is_repeated);
+            }
+            Stmt::WithBlock(it) => {
+                self.all(it.assignments.iter().map(|(_, value)| value));
+                self.statements(&it.body, is_repeated);
+            }
+            Stmt::Set(it) => self.set(it),
+            Stmt::SetBlock(it) => {
+                self.all(&it.filter);
+                self.statements(&it.body, is_repeated);
+            }
+            Stmt::AutoEscape(it) => self.statements(&it.body, is_repeated),
+            Stmt::FilterBlock(it) => {
+                self.own(&it.filter);
+                self.statements(&it.body, is_repeated);
+            }
+            Stmt::Block(it) => self.statements(&it.body, true),
+            Stmt::Macro(it) => self.template_macro(it),
+            Stmt::CallBlock(it) => {
+                self.arguments(&it.call.args);
+                self.template_macro(&it.macro_decl);
+            }
+            Stmt::Do(it) => self.arguments(&it.call.args),
+            // There are no other templates to be had.
+            Stmt::Import(_) | Stmt::FromImport(_) | Stmt::Extends(_) | Stmt::Include(_) => {}
+            Stmt::EmitRaw(_) | Stmt::Continue(_) | Stmt::Break(_) => {}
+        }
+    }
+
+    /// A value that an attribute of a namespace gets must not hold the namespace: nothing could print it then.
+    fn set(&mut self, it: &Spanned<Set<'_>>) {
+        let namespaces = namespaces(&it.target);
+        let bare_items = bare_items(&it.expr);
+        if namespaces.is_empty() && bare_items.is_none() {
+            return self.own(&it.expr);
+        }
+        let start = it.span().start_offset as usize;
+        let end = it.span().end_offset as usize;
+        let source = self.source;
+        if let Some((_, value)) = source[start..end].split_once('=') {
+            let named: String = namespaces.iter().map(|name| format!(", {name}")).collect();
+            let (opening, closing) = match bare_items {
+                Some(_) => ("((", ")"),
+                None => ("(", ""),
+            };
+            self.growing.push(Growing {
+                range: end - value.trim_start().len()..end,
+                opening,
+                closing: format!("{closing}{named})"),
+            });
+        }
+        match bare_items {
+            Some(items) => self.all(items),
+            None => self.expression(&it.expr, Within::Bounded),
+        }
+    }
+
+    fn for_loop(&mut self, it: &ForLoop<'_>, is_repeated: bool) {
+        self.own(&it.iter);
+        self.all(&it.filter_expr);
+        self.statements(&it.body, true);
+        self.statements(&it.else_body, is_repeated);
+    }
+
+    fn template_macro(&mut self, it: &Macro<'_>) {
+        self.all(&it.defaults);
+        self.statements(&it.body, true);
+    }
+
+    fn own(&mut self, expression: &Expr<'_>) {
+        self.expression(expression, Within::Other);
+    }
+
+    fn all<'a, 's: 'a>(&mut self, expressions: impl IntoIterator<Item = &'a Expr<'s>>) {
+        for expression in expressions {
+            self.own(expression);
+        }
+    }
+
+    fn arguments(&mut self, arguments: &[CallArg<'_>]) {
+        for argument in arguments {
+            match argument {
+                CallArg::Pos(it)
+                | CallArg::Kwarg(_, it)
+                | CallArg::PosSplat(it)
+                | CallArg::KwargSplat(it) => self.own(it),
+            }
+        }
+    }
+
+    fn expression(&mut self, expression: &Expr<'_>, within: Within) {
+        match expression {
+            Expr::Var(_) | Expr::Const(_) => {}
+            Expr::BinOp(it) => self.operation(it, within),
+            Expr::List(it) => self.made(&it.items, it.span()),
+            Expr::Tuple(it) => self.made(&it.items, it.span()),
+            Expr::Map(it) => self.made(it.keys.iter().chain(&it.values), it.span()),
+            Expr::UnaryOp(it) => self.own(&it.expr),
+            Expr::Slice(it) => {
+                self.own(&it.expr);
+                self.all([&it.start, &it.stop, &it.step].into_iter().flatten());
+            }
+            Expr::Compare(it) => {
+                self.own(&it.expr);
+                self.all(it.ops.iter().map(|op| &op.expr));
+            }
+            Expr::IfExpr(it) => {
+                self.expression(&it.true_expr, within);
+                self.own(&it.test_expr);
+                if let Some(other) = &it.false_expr {
+                    self.expression(other, within);
+                }
+            }
+            Expr::Filter(it) => {
+                self.all(&it.expr);
+                self.arguments(&it.args);
+            }
+            Expr::Test(it) => {
+                self.own(&it.expr);
+                self.arguments(&it.args);
+            }
+            Expr::GetAttr(it) => self.own(&it.expr),
+            Expr::GetItem(it) => self.all([&it.expr, &it.subscript_expr]),
+            Expr::Call(it) => {
+                self.own(&it.expr);
+                self.arguments(&it.args);
+            }
+        }
+    }
+
+    /// A list or an object.
+    fn made<'a, 's: 'a>(&mut self, items: impl IntoIterator<Item = &'a Expr<'s>>, span: Span) {
+        let mut is_constant = true;
+        for item in items {
+            is_constant &= matches!(item, Expr::Const(_));
+            self.own(item);
+        }
+        if !is_constant {
+            self.grows(span);
+        }
+    }
+
+    /// An operation, down a chain of them by its left side, which may be long.
+    fn operation(&mut self, operation: &Spanned<BinOp<'_>>, within: Within) {
+        let (mut operation, mut within) = (operation, within);
+        loop {
+            // A sum is no longer than its parts, which stand in the source one by one.
+            let is_sum = matches!(operation.op, BinOpKind::Add | BinOpKind::Concat);
+            let inner = if is_sum {
+                Within::Bounded
+            } else {
+                Within::Other
+            };
+            if is_sum && within == Within::Other {
+                self.grows(operation.span());
+            }
+            if matches!(operation.op, BinOpKind::Mul) {
+                self.grows(operation.span());
+                // Else the engine multiplies constants when it compiles.
+                self.constant(&operation.left);
+                self.constant(&operation.right);
+            }
+            self.expression(&operation.right, inner);
+            let Expr::BinOp(left) = &operation.left else {
+                return self.expression(&operation.left, inner);
+            };
+            (operation, within) = (left, inner);
+        }
+    }
+
+    fn constant(&mut self, expression: &Expr<'_>) {
+        if let Expr::Const(constant) = expression {
+            self.grows(constant.span());
+        }
+    }
+}
+
+/// The names of namespaces of which attributes are set.
+fn namespaces<'a>(target: &Expr<'a>) -> Vec<&'a str> {
+    if let Expr::List(it) = target {
+        return it.items.iter().flat_map(namespaces).collect();
+    }
+    let Expr::GetAttr(it) = target else {
+        return Vec::new();
+    };
+    if let Expr::Var(namespace) = &it.expr {
+        return vec![namespace.id];
+    }
+    namespaces(&it.expr)
+}
+
+/// The items of a tuple without brackets, whose span does not hold its first item.
+fn bare_items<'e, 'a>(expression: &'e Expr<'a>) -> Option<&'e [Expr<'a>]> {
+    let Expr::Tuple(tuple) = expression else {
+        return None;
+    };
+    let first = tuple.items.first()?;
+    let is_bare = first.span().start_offset < tuple.span().start_offset;
+    is_bare.then_some(&*tuple.items)
+}
