@@ -1,6 +1,7 @@
 """The official client's own test suite, from the source distribution of the version that is installed.
 
-`openai_suite.toml` lists every test of FILES: those that must pass, and those left out, each with its reason.
+`openai_suite.toml` lists every test of FILES: those that must pass, those that must pass once `suite_values` has given them
+the values that they lack, and those left out, each with its reason.
 """
 
 import importlib.metadata
@@ -39,28 +40,30 @@ def fetch(folder):
 
 
 def run(suite, files, url, folder):
-    """Runs the tests of `files` against the server at `url`: id to outcome and explanation."""
-    written = folder / "outcomes.json"
+    """Runs the tests of `files` against the server at `url`: id to outcome, explanation, and whether values were filled in."""
+    written, filled = folder / "outcomes.json", folder / "filled.json"
     command = [sys.executable, "-B", "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=line"]
-    command += ["-p", "suite_outcomes", "--outcomes", str(written)]
+    command += ["-p", "suite_outcomes", "--outcomes", str(written), "-p", "suite_values", "--filled", str(filled)]
     command += [f"{RESOURCES}/{name}" for name in files]
     environment = {**os.environ, "TEST_API_BASE_URL": f"{url}/v1", "PYTHONPATH": str(HERE)}
     ran = subprocess.run(command, cwd=suite, env=environment, timeout=RUN_SECONDS, capture_output=True, text=True)
     assert ran.returncode in (0, 1), f"{ran.stdout}\n{ran.stderr}"
-    return json.loads(written.read_text())
+    changed = json.loads(filled.read_text())
+    return {test: (*outcome, test in changed) for test, outcome in json.loads(written.read_text()).items()}
 
 
 def listed():
-    """The tests that must pass, and those left out with their reasons."""
+    """The tests that must pass as they are, those that must pass with values, and those left out with their reasons."""
     suite = tomllib.loads((HERE / "openai_suite.toml").read_text())
     left_out = {}
     for group in suite["left_out"]:
         assert group["reason"], "a test is left out for a reason"
         for test in group["tests"]:
             assert left_out.setdefault(test, group["reason"]) == group["reason"], f"{test} is listed twice"
-    assert len(set(suite["run"])) == len(suite["run"]), "a test is listed twice"
-    assert not left_out.keys() & set(suite["run"]), "a test is run or left out"
-    return set(suite["run"]), left_out
+    as_it_is, with_values = suite["run"], suite["run_with_values"]
+    every = [*as_it_is, *with_values, *left_out]
+    assert len(set(every)) == len(every), "a test is listed twice"
+    return set(as_it_is), set(with_values), left_out
 
 
 def names(test):

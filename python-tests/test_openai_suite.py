@@ -36,21 +36,26 @@ def outcomes(suite, tmp_path_factory):
     return outcomes
 
 
-def disagreements(outcomes, run, left_out):
-    for test, (outcome, why) in outcomes.items():
-        as_run = [name for name in openai_suite.names(test) if name in run]
-        as_left_out = [name for name in openai_suite.names(test) if name in left_out]
-        if len(as_run) + len(as_left_out) != 1:
-            yield f"{test} {outcome}, and is in {len(as_run) + len(as_left_out)} lists"
-        elif as_run and outcome != "passed":
+def disagreements(outcomes, run, with_values, left_out):
+    for test, (outcome, why, is_filled) in outcomes.items():
+        lists = [
+            known for known in (run, with_values, left_out) for name in openai_suite.names(test) if name in known
+        ]
+        if len(lists) != 1:
+            yield f"{test} {outcome}, and is in {len(lists)} lists"
+        elif lists[0] is left_out:
+            if outcome != "failed":
+                yield f"{test} is left out and {outcome}"
+        elif outcome != "passed":
             yield f"{test} {outcome}: {why}"
-        elif as_left_out and outcome != "failed":
-            yield f"{test} is left out and {outcome}"
+        elif is_filled != (lists[0] is with_values):
+            yield f"{test} was {'' if is_filled else 'not '}given values"
 
 
 def test_every_test_of_the_suite_does_what_the_list_says(outcomes):
-    run, left_out = openai_suite.listed()
+    run, with_values, left_out = openai_suite.listed()
     found = {name for test in outcomes for name in openai_suite.names(test)}
-    unknown = [f"{test} is in no file of the suite" for test in sorted(run | left_out.keys()) if test not in found]
-    problems = [*disagreements(outcomes, run, left_out), *unknown]
+    known = run | with_values | left_out.keys()
+    unknown = [f"{test} is in no file of the suite" for test in sorted(known) if test not in found]
+    problems = [*disagreements(outcomes, run, with_values, left_out), *unknown]
     assert not problems, INSTRUCTIONS + "\n".join(problems)

@@ -1,4 +1,4 @@
-"""Every field of the official client's Responses request does what docs/guide/other-apis.md says."""
+"""Every field of the official client's Responses requests does what docs/guide/other-apis.md says."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from openai.types.responses import response_create_params
+from openai.types.responses import input_token_count_params, response_create_params
 from openai.types.responses.response_text_config_param import ResponseTextConfigParam
 from openai.types.shared_params.reasoning import Reasoning
 
@@ -66,16 +66,33 @@ ASKING = {
 # An engine's refusal does not tell which of two fields asked for what it lacks.
 NAMED = {'include: ["message.output_text.logprobs"]': "top_logprobs"}
 
+# The same of the route that counts a prompt's tokens.
+COUNT = "/v1/responses/input_tokens"
+ASKING_TO_COUNT = {
+    "model": {"model": "tiny-chat"},
+    "input": {"input": [{"role": "user", "content": "Hi"}]},
+    "instructions": {"instructions": "Be brief."},
+    "previous_response_id": {},
+    "tools": {"tools": [TOOL]},
+    "tool_choice": {"tools": [TOOL], "tool_choice": "none"},
+    "parallel_tool_calls": {"parallel_tool_calls": False},
+    "text": {"text": {"format": {"type": "text"}, "verbosity": "medium"}},
+    "reasoning": {"reasoning": {"summary": "auto"}},
+    "truncation": {"truncation": "auto"},
+    "conversation": {"conversation": "conv_1"},
+    "personality": {"personality": "friendly"},
+}
 
-def documented():
-    """The lines of the guide's table, each with its fate."""
-    text = GUIDE.read_text()
-    body = text.split("\n## `/v1/responses`\n", 1)[1].split("\n## ", 1)[0]
+
+def documented(heading="## `/v1/responses`"):
+    """The lines of the guide's table under a heading, each with its fate."""
+    body = GUIDE.read_text().split(f"\n{heading}\n", 1)[1]
+    body = re.split(r"\n###? ", body, maxsplit=1)[0]
     fates = {}
     for names, fate in re.findall(r"^\| (`.*?) \| (\w+) \|", body, re.MULTILINE):
         for name in re.findall(r"`([^`]+)`", names):
             assert fates.setdefault(name, fate) == fate, f"{name} is listed twice"
-    assert set(fates.values()) == {"honoured", "refused", "ignored", "engine"}
+    assert set(fates.values()) <= {"honoured", "refused", "ignored", "engine"}
     return fates
 
 
@@ -86,10 +103,10 @@ def url():
         assert server.stop() == 0, server.output
 
 
-def ask(url, further):
+def ask(url, further, path="/v1/responses", body=BODY):
     """The status and body of a request as it is, past the client's own checks."""
-    data = json.dumps({**BODY, **further}).encode()
-    request = urllib.request.Request(f"{url}/v1/responses", data, {"Content-Type": "application/json"})
+    data = json.dumps({**body, **further}).encode()
+    request = urllib.request.Request(f"{url}{path}", data, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, response.read().decode()
@@ -136,3 +153,23 @@ def test_every_field_of_the_client_is_documented_and_tried():
 def test_a_field_of_nobody_is_unknown(url):
     error = json.loads(ask(url, {"temprature": 1})[1])["error"]
     assert (error["param"], error["code"]) == ("temprature", "unknown_parameter")
+
+
+@pytest.mark.parametrize("field", ASKING_TO_COUNT)
+def test_a_field_of_a_count_has_the_fate_that_is_documented(url, field):
+    fate = documented(f"### `{COUNT}`")[field]
+    further = ASKING_TO_COUNT[field]
+    if field == "previous_response_id":
+        further = {field: json.loads(ask(url, {})[1])["id"]}
+    status, body = ask(url, further, COUNT, {"model": "tiny-chat", "input": "Hello"})
+    if fate == "honoured":
+        assert status == 200, body
+        assert json.loads(body)["input_tokens"] > 0
+    else:
+        error = json.loads(body)["error"]
+        assert (status, error["code"], error["param"]) == (400, "unsupported_parameter", field), error
+
+
+def test_every_field_of_a_count_is_documented_and_tried():
+    fields = typing.get_type_hints(input_token_count_params.InputTokenCountParams).keys()
+    assert fields == documented(f"### `{COUNT}`").keys() == ASKING_TO_COUNT.keys()

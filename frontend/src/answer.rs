@@ -2,6 +2,7 @@
 
 mod logprobs;
 mod steps;
+mod thoughts;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use logprobs::Ratings;
 pub use logprobs::{Candidate, RatedToken};
 pub use steps::StepMetrics;
 use steps::Steps;
+use thoughts::Thoughts;
 
 /// How an answer ended and what it cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,23 @@ impl AnswerEnd {
     }
 }
 
+/// What the answers to a request cost together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// What engines count.
+    pub usage: Usage,
+    /// How many of the completion tokens were thoughts, with the markers around them.
+    pub reasoning_tokens: u32,
+}
+
+impl Spent {
+    /// Adds an answer that ended so, and had so many tokens of thoughts.
+    pub fn add(&mut self, end: &AnswerEnd, reasoning_tokens: u32) {
+        end.add_to(&mut self.usage);
+        self.reasoning_tokens = self.reasoning_tokens.saturating_add(reasoning_tokens);
+    }
+}
+
 /// A whole answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completed {
@@ -57,6 +76,8 @@ pub struct Completed {
     pub end: AnswerEnd,
     /// Its tokens' log probabilities; `None` where they were not asked for.
     pub rated: Option<Vec<RatedToken>>,
+    /// How many of its tokens were thoughts.
+    pub reasoning_tokens: u32,
 }
 
 /// The end of an answer that was read piece by piece.
@@ -66,6 +87,18 @@ pub struct Ending {
     pub has_calls: bool,
     /// Log probabilities that no piece took along.
     pub rated: Vec<RatedToken>,
+    /// How many of its tokens were thoughts.
+    pub reasoning_tokens: u32,
+}
+
+impl Ending {
+    /// What an answer cost that ended so, alone in its request.
+    #[must_use]
+    pub fn spent(&self, end: &AnswerEnd) -> Spent {
+        let mut spent = Spent::default();
+        spent.add(end, self.reasoning_tokens);
+        spent
+    }
 }
 
 /// The call that starts an answer.
@@ -90,6 +123,8 @@ pub struct Answer {
     pays_for_prompt: bool,
     /// Takes the text apart, where there is markup to look for.
     splitter: Option<Box<Splitter>>,
+    /// Counts its tokens of thoughts, where the splitter looks for thoughts.
+    thoughts: Option<Box<Thoughts>>,
     /// Keeps log probabilities, where they were asked for.
     ratings: Option<Box<Ratings>>,
     /// Bytes of text that passed the stop matcher.
@@ -138,6 +173,7 @@ impl Answer {
             completion_tokens: 0,
             pays_for_prompt: true,
             splitter: None,
+            thoughts: None,
             ratings: None,
             given: 0,
             echo: None,
@@ -168,16 +204,12 @@ impl Answer {
     /// has in it.
     #[must_use]
     pub fn with_splitter(mut self, splitter: Splitter, markers: Arc<[TokenId]>) -> Self {
+        self.thoughts = Thoughts::of(&splitter).map(Box::new);
         self.splitter = Some(Box::new(splitter));
         self.detokenizer = self
             .detokenizer
             .map(|detokenizer| detokenizer.showing(markers));
         self
-    }
-
-    /// What takes the text of [`Self::poll_text`] apart; `None` where all of it is content.
-    pub fn splitter(&mut self) -> Option<&mut Splitter> {
-        self.splitter.as_deref_mut()
     }
 
     /// Hands on `text`, which [`Self::poll_text`] gave: taken apart where there is markup, and with the first piece the log
@@ -191,10 +223,16 @@ impl Answer {
                 each(Delta::Content(text), rated);
                 rated.clear();
             }
-            Some(splitter) => splitter.push(text, |delta| {
-                each(delta, rated);
-                rated.clear();
-            }),
+            Some(splitter) => {
+                match &mut self.thoughts {
+                    Some(thoughts) => thoughts.feed(splitter, text),
+                    None => splitter.feed(text),
+                }
+                splitter.flush(|delta| {
+                    each(delta, rated);
+                    rated.clear();
+                });
+            }
         }
     }
 
@@ -203,9 +241,16 @@ impl Answer {
         let ratings = self.ratings.as_mut();
         let mut rated = ratings.map_or_else(Vec::new, |ratings| std::mem::take(ratings.ready()));
         let Some(splitter) = &mut self.splitter else {
-            let has_calls = false;
-            return Ending { has_calls, rated };
+            return Ending {
+                has_calls: false,
+                rated,
+                reasoning_tokens: 0,
+            };
         };
+        let reasoning_tokens = self.thoughts.map_or(0, |mut thoughts| {
+            thoughts.feed(splitter, "");
+            thoughts.count()
+        });
         splitter.finish(|delta| {
             each(delta, &rated);
             rated.clear();
@@ -213,6 +258,7 @@ impl Answer {
         Ending {
             has_calls: splitter.has_calls(),
             rated,
+            reasoning_tokens,
         }
     }
 
@@ -305,7 +351,9 @@ impl Answer {
             Output::Text(chunk) => {
                 self.completion_tokens = self.completion_tokens.saturating_add(chunk.token_count);
                 self.scratch.push_str(&chunk.text);
-                Ok(self.match_stops(out))
+                let end = self.match_stops(out);
+                self.note_tokens(chunk.token_count);
+                Ok(end)
             }
             Output::Embeddings(_) => Err(EngineError::internal(
                 "the engine sent embeddings for a text request",
@@ -354,8 +402,10 @@ impl Answer {
                 detokenizer.push(token, &mut self.scratch);
             }
             self.rate(token, logprobs.next())?;
-            if let Some(end) = self.match_stops(out) {
-                return Ok(Some(end));
+            let end = self.match_stops(out);
+            self.note_tokens(1);
+            if end.is_some() {
+                return Ok(end);
             }
         }
         Ok(None)
@@ -374,6 +424,13 @@ impl Answer {
             .is_none_or(|detokenizer| !detokenizer.holds_back());
         ratings.push(token, logprob, &self.scratch, is_whole);
         Ok(())
+    }
+
+    /// The text of so many tokens, as far as they have some, ends here.
+    fn note_tokens(&mut self, tokens: u32) {
+        if let Some(thoughts) = &mut self.thoughts {
+            thoughts.note(tokens, self.given);
+        }
     }
 
     /// The next `bytes` of the text were given out.
@@ -426,19 +483,19 @@ impl Answer {
         };
         let ratings = self.ratings.as_mut();
         let rated = ratings.map(|ratings| std::mem::take(ratings.ready()));
-        let message = match self.splitter() {
-            None => Message::from(text),
-            Some(splitter) => {
-                let mut message = Message::default();
-                splitter.push(&text, |delta| message.add(delta));
-                splitter.finish(|delta| message.add(delta));
-                message
-            }
+        let (message, reasoning_tokens) = if self.splitter.is_none() {
+            (Message::from(text), 0)
+        } else {
+            let mut message = Message::default();
+            self.deliver(&text, |delta, _| message.add(delta));
+            let ending = self.end(|delta, _| message.add(delta));
+            (message, ending.reasoning_tokens)
         };
         Ok(Completed {
             message,
             end,
             rated,
+            reasoning_tokens,
         })
     }
 
@@ -452,16 +509,16 @@ impl Answer {
     pub async fn next_text(&mut self, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
         let from = out.len();
         let end = std::future::poll_fn(|cx| self.poll_text(cx, out)).await?;
-        if let Some(splitter) = self.splitter() {
+        if self.splitter.is_some() {
             let text = out.split_off(from);
             let mut add = |delta: Delta<'_>| {
                 if let Delta::Content(text) = delta {
                     out.push_str(text);
                 }
             };
-            splitter.push(&text, &mut add);
-            if end.is_some() {
-                splitter.finish(&mut add);
+            self.deliver(&text, |delta, _| add(delta));
+            if let (Some(_), Some(splitter)) = (end, &mut self.splitter) {
+                splitter.finish(add);
             }
         }
         Ok(end)

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,8 +26,12 @@ pub struct FrontendConfig {
     pub endpoint: Option<EndpointName>,
     /// How instances are selected.
     pub selection: SelectionMode,
+    /// About the largest head of a request, its headers and its path together, in bytes; at least 8192.
+    pub max_header_bytes: usize,
     /// The largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// The most memory that all request bodies may take together, in bytes.
+    pub max_bodies_bytes: usize,
     /// The largest `n`.
     pub max_choices: u32,
     /// The most stop strings.
@@ -49,6 +54,11 @@ pub struct FrontendConfig {
     pub parsers: ParserNames,
     /// Connections at once; more wait to be accepted.
     pub max_connections: usize,
+    /// Requests of one model that are answered at once; more wait.
+    pub max_model_running_requests: NonZeroUsize,
+    /// Requests of one model that may wait; more are refused. With those that run they should be fewer than the connections,
+    /// so that a model that is full leaves some to the others.
+    pub max_model_waiting_requests: usize,
     /// Limit on reading a request's head, also of an idle kept-alive connection.
     pub header_timeout: Duration,
     /// Limit on reading a request's body.
@@ -70,7 +80,9 @@ impl Default for FrontendConfig {
             cors_origins: Vec::new(),
             endpoint: None,
             selection: SelectionMode::default(),
+            max_header_bytes: 64 << 10,
             max_body_bytes: 32 << 20,
+            max_bodies_bytes: 1 << 30,
             max_choices: 16,
             max_stop_strings: 16,
             max_stop_bytes: 1024,
@@ -82,6 +94,8 @@ impl Default for FrontendConfig {
             tokenizer_cache_bytes: 16 << 20,
             parsers: ParserNames::default(),
             max_connections: 16_384,
+            max_model_running_requests: NonZeroUsize::new(8192).unwrap_or(NonZeroUsize::MIN),
+            max_model_waiting_requests: 4096,
             header_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(60),

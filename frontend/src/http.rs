@@ -4,13 +4,17 @@ mod access;
 mod apis;
 mod body;
 mod connection;
+mod docs;
 mod handlers;
 mod messages;
 mod metrics;
+mod openapi;
 mod poll_again;
+mod request_body;
 mod responses;
 mod server;
 mod stall;
+mod stream;
 mod tls;
 
 pub use server::FrontendServer;

@@ -29,6 +29,11 @@ pub trait MarkupParser: Send {
 
     /// The text is over: gives out what was held back.
     fn finish(&mut self, out: &mut Deltas);
+
+    /// Whether what comes next is thoughts, as far as is certain; `None` of a parser that finds no thoughts.
+    fn is_thinking(&self) -> Option<bool> {
+        None
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! [`ServedModel`]: a model ready to answer text, and [`Models`]: those that live workers serve, prepared as they appear.
 
+mod admission;
+mod infill;
 mod matryoshka;
 
 use std::collections::BTreeMap;
@@ -17,7 +19,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub(crate) use admission::{ModelAdmission, Place};
+pub use infill::Infill;
 pub use matryoshka::Matryoshka;
+
+use admission::{Admissions, ModelLimits};
 
 use crate::config::FrontendConfig;
 use crate::parsers::{ParserNames, Parsers};
@@ -40,7 +46,12 @@ pub struct ServedModel {
     pub parsers: Parsers,
     /// How long its prompts take to make.
     pub timings: PromptTimings,
+    /// How many of its requests this server answers at once.
+    pub(crate) admission: Arc<ModelAdmission>,
 }
+
+/// How many instructions a chat template may take where it holds up others.
+const QUICK_FUEL: u64 = 50_000;
 
 /// What a model's files say about text.
 #[derive(Debug)]
@@ -49,10 +60,14 @@ pub struct TextFiles {
     pub tokenizer: Arc<TextTokenizer>,
     /// Messages to text; `None` when the model has no chat template.
     pub template: Option<ChatTemplate>,
+    /// The same with the fuel of a few milliseconds, to be rendered where it would hold up others.
+    pub quick_template: Option<ChatTemplate>,
     /// The tokens that end a sequence.
     pub eos_token_ids: Vec<TokenId>,
     /// The lengths its embeddings may be cut to.
     pub matryoshka: Matryoshka,
+    /// How it is asked for what stands between two texts; `None` when it cannot be.
+    pub infill: Option<&'static Infill>,
 }
 
 impl ServedModel {
@@ -132,7 +147,11 @@ impl TextFiles {
         let matryoshka = matryoshka.transpose();
         let matryoshka = matryoshka.map_err(|error| bad_file("config.json", error))?;
         Ok(Self {
+            infill: Infill::of(&tokenizer),
             tokenizer: Arc::new(tokenizer),
+            quick_template: template
+                .clone()
+                .map(|template| template.with_fuel(QUICK_FUEL)),
             template,
             eos_token_ids,
             matryoshka: matryoshka.unwrap_or_default(),
@@ -191,6 +210,13 @@ impl Models {
             parsers: config.parsers.clone(),
             tokenizer_cache_bytes: config.tokenizer_cache_bytes,
             timings: PromptTimings::register(runtime.metrics()),
+            admissions: Admissions::register(
+                runtime.metrics(),
+                ModelLimits {
+                    running: config.max_model_running_requests,
+                    waiting: config.max_model_waiting_requests,
+                },
+            ),
         };
         let shutdown = models.shutdown.clone();
         models.tasks.spawn(async move {
@@ -259,6 +285,7 @@ struct Follower {
     parsers: ParserNames,
     tokenizer_cache_bytes: usize,
     timings: PromptTimings,
+    admissions: Admissions,
 }
 
 /// A model on its way to being ready.
@@ -275,6 +302,7 @@ impl Follower {
         loop {
             let wanted = live.borrow_and_update().clone();
             self.count_left_out(&wanted);
+            self.admissions.retain(|name| wanted.contains_key(name));
             self.map.send_modify(|map| {
                 Arc::make_mut(map)
                     .retain(|name, known| wanted.get(name).is_some_and(|live| known.is_of(live)));
@@ -361,6 +389,7 @@ impl Follower {
             text,
             parsers,
             timings: self.timings.clone(),
+            admission: self.admissions.of(&live.card.name),
         }))
     }
 

@@ -36,6 +36,8 @@ pub struct Job {
     /// How the answers are taken apart; `None` where all of their text is content.
     splitting: Option<Splitting>,
     guided: Option<GuidedDecoding>,
+    /// The client's field that asks for `guided`.
+    bound_by: Option<Arc<str>>,
     /// What the answers to each input begin with, if with their prompts.
     echoes: Vec<Arc<str>>,
 }
@@ -55,9 +57,10 @@ impl Job {
             reasoning_effort,
         } = request;
         let (mut splitting, mut guided) = Splitting::plan(&model.card, model.parsers, &tools)?;
-        if let Some(format) = bind(&model, &mut params)? {
+        let mut bound_by = guided.as_ref().map(|_| "tools".into());
+        if let Some((format, field)) = bind(&model, &mut params)? {
             // It is bound from its first token: there is no markup to look for.
-            (splitting, guided) = (None, Some(format));
+            (splitting, guided, bound_by) = (None, Some(format), Some(field));
         }
         if let Some(effort) = reasoning_effort {
             add_reasoning_effort(&model, effort, &mut template_args)?;
@@ -72,12 +75,34 @@ impl Job {
                 inputs: vec![Input::Chat(ChatInput { messages, tools })],
                 splitting,
                 guided,
+                bound_by,
                 echoes: Vec::new(),
             });
         }
         let texts = messages.iter().chain(tools.offered());
-        let bytes = texts.map(text_bytes).sum();
+        let mut bytes = texts.map(text_bytes).sum();
         let with_model = Arc::clone(&model);
+        let mut quick = None;
+        if bytes < LONG_PROMPT_BYTES
+            && let Some(template) = with_model
+                .text
+                .as_ref()
+                .and_then(|text| text.quick_template.as_ref())
+        {
+            let input = TemplateInput {
+                messages: &messages,
+                tools: Some(tools.offered()),
+                add_generation_prompt,
+                extra: &template_args,
+            };
+            match with_model
+                .timings
+                .quick_template(|| template.render(&input))
+            {
+                Err(TemplateError::OutOfFuel { .. }) => bytes = usize::MAX,
+                rendered => quick = rendered.ok(),
+            }
+        }
         let prepared = off_async_threads(bytes, move || {
             let Some(text) = &with_model.text else {
                 return Ok((Vec::new(), splitting));
@@ -89,7 +114,10 @@ impl Job {
                 template_args: &template_args,
             };
             let timings = &with_model.timings;
-            let prompt = timings.template(|| chat.render(text, &with_model.card.name))?;
+            let prompt = match quick {
+                Some(prompt) => prompt,
+                None => timings.template(|| chat.render(text, &with_model.card.name))?,
+            };
             if let Some(splitting) = &mut splitting {
                 splitting.see_prompt(&prompt);
             }
@@ -103,6 +131,7 @@ impl Job {
             params,
             splitting,
             guided,
+            bound_by,
             echoes: Vec::new(),
         })
     }
@@ -119,37 +148,20 @@ impl Job {
             mut params,
             prompts,
             echo,
+            suffix,
         } = request;
-        let guided = bind(&model, &mut params)?;
+        let (guided, bound_by) = bind(&model, &mut params)?.unzip();
         let mut inputs = Vec::with_capacity(prompts.len());
         let mut echoes = Vec::new();
         for prompt in prompts {
             if echo {
                 echoes.push(shown(&prompt, &model)?);
             }
-            inputs.push(match (prompt, &model.text) {
-                (Prompt::Tokens(tokens), Some(_)) => Input::Tokens(tokens),
-                (Prompt::Tokens(_), None) => {
-                    return Err(ApiError::unsupported(
-                        "prompt",
-                        "this model takes text, not token ids",
-                    ));
-                }
-                (Prompt::Text(text), None) => {
-                    refuse_token_options(&params)?;
-                    Input::Text(text)
-                }
-                (Prompt::Text(text), Some(_)) => {
-                    let with_model = Arc::clone(&model);
-                    let tokens = off_async_threads(text.len(), move || match &with_model.text {
-                        Some(files) => with_model
-                            .timings
-                            .tokenize(|| encode(files, &text, true, "prompt")),
-                        None => Ok(Vec::new()),
-                    });
-                    Input::Tokens(tokens.await?)
-                }
-            });
+            let prompt = match &suffix {
+                Some(suffix) => between(prompt, suffix, &model)?,
+                None => prompt,
+            };
+            inputs.push(input(prompt, &params, &model).await?);
         }
         Ok(Self {
             model,
@@ -157,6 +169,7 @@ impl Job {
             inputs,
             splitting: None,
             guided,
+            bound_by,
             echoes,
         })
     }
@@ -167,18 +180,27 @@ impl Job {
         &self.params
     }
 
-    /// Starts the first answer and readies the others, prompt by prompt; those start as they are read. An answer's place in
-    /// the list is its index in the response.
+    /// As [`Self::answers`], with the first [begun](begin).
+    ///
+    /// # Errors
+    /// As both.
+    ///
+    /// # Cancel safety
+    /// Dropping the future or an answer cancels it.
+    pub async fn start(self, ctx: &RequestContext) -> Result<Vec<Answer>, EngineError> {
+        let mut answers = self.answers(ctx)?;
+        begin(&mut answers).await?;
+        Ok(answers)
+    }
+
+    /// Readies the answers, prompt by prompt. Each starts as it is read; its place in the list is its index in the response.
     ///
     /// The answers of one request must not wait for each other: were all started before any is read, a request with more
     /// answers than the engine has places would wait for itself.
     ///
     /// # Errors
-    /// What any of the requests is refused with by the model's card, or the first by its engine.
-    ///
-    /// # Cancel safety
-    /// Dropping the future or an answer cancels it.
-    pub async fn start(self, ctx: &RequestContext) -> Result<Vec<Answer>, EngineError> {
+    /// What any of the requests is refused with by the model's card.
+    pub fn answers(self, ctx: &RequestContext) -> Result<Vec<Answer>, EngineError> {
         let count = self.inputs.len() * usize::try_from(self.params.n).unwrap_or(1);
         let mut answers = Vec::with_capacity(count);
         for (prompt, input) in self.inputs.iter().enumerate() {
@@ -197,9 +219,6 @@ impl Job {
                 });
             }
         }
-        if let Some(first) = answers.first_mut() {
-            first.started().await?;
-        }
         Ok(answers)
     }
 
@@ -211,7 +230,11 @@ impl Job {
     ) -> Answer {
         let engine = Arc::clone(&self.model.engine);
         let prompt_tokens = request.prompt_tokens().unwrap_or(0);
-        let starting = Box::pin(async move { engine.generate(request, ctx).await });
+        let bound_by = self.bound_by.clone();
+        let starting = Box::pin(async move {
+            let started = engine.generate(request, ctx).await;
+            started.map_err(|error| as_the_client_calls_it(error, bound_by.as_deref()))
+        });
         let tokenizer = self
             .model
             .text
@@ -256,18 +279,108 @@ impl Job {
     }
 }
 
+/// Starts the first answer, so that what the engine refuses is known before anything is sent.
+///
+/// # Errors
+/// The engine's refusal.
+///
+/// # Cancel safety
+/// The answer is still starting when the future is dropped.
+pub async fn begin(answers: &mut [Answer]) -> Result<(), EngineError> {
+    match answers.first_mut() {
+        Some(first) => first.started().await,
+        None => Ok(()),
+    }
+}
+
 /// Checks what the model must be able to do beside generating, and takes out what binds the answers.
 fn bind(
     model: &ServedModel,
     params: &mut CommonParams,
-) -> Result<Option<GuidedDecoding>, ApiError> {
+) -> Result<Option<(GuidedDecoding, Arc<str>)>, ApiError> {
     let can = &model.card.capabilities;
     if let Some(logprobs) = &params.logprobs {
         // Text that an engine makes by itself comes without.
         logprobs.check(can.max_logprobs.filter(|_| model.text.is_some()))?;
     }
     let guided = params.guided.take();
-    guided.map(|guided| guided.check(&can.guided)).transpose()
+    let checked = guided.map(|guided| {
+        let field = guided.field.as_str().into();
+        Ok((guided.check(&can.guided)?, field))
+    });
+    checked.transpose()
+}
+
+/// What engines call the fields that bind an answer.
+const BINDING_FIELDS: [&str; 4] = [
+    "response_format",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+];
+
+/// The error of an engine with the name of the client's own field, where it is about what binds the answer.
+fn as_the_client_calls_it(error: EngineError, bound_by: Option<&str>) -> EngineError {
+    let details = error.details();
+    let (Some(theirs), Some(ours)) = (details.field.as_deref(), bound_by) else {
+        return error;
+    };
+    if theirs == ours || !BINDING_FIELDS.contains(&theirs) {
+        return error;
+    }
+    let message = match error.message().strip_prefix(theirs) {
+        Some(rest) => format!("{ours}{rest}"),
+        None => error.message().to_owned(),
+    };
+    EngineError::new(error.kind(), message)
+        .with_details(details.clone())
+        .with_field(ours)
+        .with_source(error)
+}
+
+/// A completion's prompt as the engine takes it.
+async fn input(
+    prompt: Prompt,
+    params: &CommonParams,
+    model: &Arc<ServedModel>,
+) -> Result<Input, ApiError> {
+    match (prompt, &model.text) {
+        (Prompt::Tokens(tokens), Some(_)) => Ok(Input::Tokens(tokens)),
+        (Prompt::Tokens(_), None) => {
+            let why = "this model takes text, not token ids";
+            Err(ApiError::unsupported("prompt", why))
+        }
+        (Prompt::Text(text), None) => {
+            refuse_token_options(params)?;
+            Ok(Input::Text(text))
+        }
+        (Prompt::Text(text), Some(_)) => {
+            let with_model = Arc::clone(model);
+            let tokens = off_async_threads(text.len(), move || match &with_model.text {
+                Some(files) => with_model
+                    .timings
+                    .tokenize(|| encode(files, &text, true, "prompt")),
+                None => Ok(Vec::new()),
+            });
+            Ok(Input::Tokens(tokens.await?))
+        }
+    }
+}
+
+/// The prompt whose answer stands between `prompt` and `suffix`.
+fn between(prompt: Prompt, suffix: &str, model: &ServedModel) -> Result<Prompt, ApiError> {
+    let infill = model.text.as_ref().and_then(|text| text.infill);
+    let Some(infill) = infill else {
+        let why = "this model's tokenizer has no tokens that ask for text between two others; leave the field out";
+        return Err(ApiError::unsupported("suffix", why));
+    };
+    match prompt {
+        Prompt::Text(text) => Ok(Prompt::Text(infill.prompt(&text, suffix))),
+        Prompt::Tokens(_) => {
+            let problem = "expected a text, not token ids, beside a 'suffix'";
+            Err(ApiError::invalid("prompt", problem))
+        }
+    }
 }
 
 /// Effort is a variable of the template, where it has one.
@@ -403,6 +516,7 @@ fn refused_by_template(error: &TemplateError) -> ApiError {
         ),
         other @ (TemplateError::Syntax { .. }
         | TemplateError::OutOfFuel { .. }
+        | TemplateError::TooLarge { .. }
         | TemplateError::Render { .. }) => ApiError::invalid(
             "messages",
             format!("the model's chat template cannot render them: {other}"),

@@ -7,6 +7,7 @@ use genset_backend_common::EngineError;
 use genset_backend_common::worker::{Report, WorkerHandle};
 use genset_frontend::FrontendServer;
 use genset_runtime::{Readiness, Signals, StatusServer};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::{CUT_SHORT, Node, ready, tell};
 use crate::args::{EngineKind, RunConfig};
@@ -14,6 +15,9 @@ use crate::input;
 
 /// How long connections may take to send what is written, once every answer is.
 const CONNECTION_GRACE: Duration = Duration::from_secs(5);
+
+/// Files that a process has open beside its connections, and then some.
+const SPARE_FILES: usize = 256;
 
 /// A server and its worker in one process.
 ///
@@ -53,9 +57,29 @@ pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, E
     Ok(if has_finished { 0 } else { CUT_SHORT })
 }
 
+/// Every connection takes a file descriptor: lets the process have as many as the system allows it.
+fn raise_file_limit(max_connections: usize) {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let allowed = limit.maximum.and_then(|files| usize::try_from(files).ok());
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files could not be raised");
+    }
+    if let Some(files) =
+        allowed.filter(|files| *files < max_connections.saturating_add(SPARE_FILES))
+    {
+        tracing::warn!(
+            files,
+            max_connections,
+            "the system allows fewer open files than connections; raise its limit or lower --max-connections"
+        );
+    }
+}
+
 async fn bind(node: &Node) -> Result<FrontendServer, EngineError> {
     let config = &node.config.frontend;
     let address = config.address;
+    raise_file_limit(config.max_connections);
     FrontendServer::bind(&node.runtime, config.clone()).await.map_err(|error| {
         let problem = format!("cannot listen on {address}: {error}; choose another with --http-host and --http-port");
         EngineError::invalid_argument("--http-port", problem)

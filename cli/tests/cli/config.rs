@@ -168,3 +168,53 @@ async fn a_value_that_the_environment_shadows_is_not_checked() {
     let shown = settings(&["--config", path], &[("GENSET_HTTP_PORT", "9")]).await;
     assert_setting(&shown, "http-port", 9, "environment");
 }
+
+/// What a server's config has under another name than its settings.
+const NAMED_OTHERWISE: [(&str, &[&str]); 5] = [
+    ("address", &["http-host", "http-port"]),
+    ("tls", &["http-tls-cert", "http-tls-key"]),
+    ("endpoint", &["out"]),
+    ("selection", &["router-mode"]),
+    ("parsers", &["tool-parser", "reasoning-parser"]),
+];
+
+/// No limit of the server's is without a setting, nor hidden.
+#[tokio::test]
+async fn everything_that_the_server_is_configured_with_is_shown() {
+    let source = crate::metrics::repository("frontend/src/config.rs");
+    let source = std::fs::read_to_string(source).unwrap();
+    let fields = source.split("pub struct FrontendConfig {").nth(1).unwrap();
+    let fields = fields.split("\n}").next().unwrap();
+    let fields: Vec<&str> = fields
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("pub ")?.split(':').next())
+        .collect();
+    assert!(fields.len() > 20, "{fields:?}");
+    let shown = settings(&["in=http"], &[]).await;
+    for field in fields {
+        let same = field.replace('_', "-");
+        let others = NAMED_OTHERWISE.iter().find(|(name, _)| *name == field);
+        let names = others.map_or(vec![same.as_str()], |(_, names)| names.to_vec());
+        for name in names {
+            assert!(!shown[name].is_null(), "{field}: no setting {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn limits_of_a_model_are_settings() {
+    let environment = [("GENSET_MAX_MODEL_RUNNING_REQUESTS", "5")];
+    let words = ["--max-model-waiting-requests=0", "--model-timeout=1.5"];
+    let shown = settings(&words, &environment).await;
+    assert_setting(&shown, "max-model-running-requests", 5, "environment");
+    assert_setting(&shown, "max-model-waiting-requests", 0, "flag");
+    assert_setting(&shown, "model-timeout", 1.5, "flag");
+    assert_setting(&shown, "max-stop-bytes", 1024, "default");
+    let none = with_environment(&["--max-model-running-requests=0"], &[]).await;
+    assert_eq!(none.code, Some(2));
+    assert!(
+        none.stderr.contains("--max-model-running-requests"),
+        "{}",
+        none.stderr
+    );
+}

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use rustix::process::Signal;
+
 use crate::support::{Server, done_events, finish_reason, text_of, tiny_chat};
 
 /// The `curl` command of the banner, as the address, path and body it would send.
@@ -100,4 +102,46 @@ async fn a_bad_request_is_refused_and_the_server_goes_on() {
     assert_eq!(refused.status, 404);
     assert_eq!(server.get("/health").await.status, 200);
     server.stop().await;
+}
+
+/// The access log: a line for each request, whatever became of it, and none for what is not asked of a model.
+#[tokio::test]
+async fn every_request_has_one_line_in_the_access_log() {
+    let mut command =
+        crate::support::genset(&["run", "in=http", "out=echo_core", "--http-port", "0"]);
+    command.args(["--token-echo-delay-ms", "0"]);
+    command.env("GENSET_LOG", "info");
+    let mut server = Server::spawn(command).await;
+    let body = json!({"model": "tiny-chat", "messages": [{"role": "user", "content": "Hi"}], "stream": true});
+    let requests = [
+        ("/v1/chat/completions", body.to_string(), "status=200"),
+        ("/v1/chat/completions", "{}".to_owned(), "status=400"),
+        (
+            "/v1/responses",
+            json!({"model": "nobody", "input": "Hi"}).to_string(),
+            "status=404",
+        ),
+    ];
+    let mut ids = Vec::new();
+    for (path, body, _) in &requests {
+        let response = server.post(path, body).await.response().await;
+        let id = response.head.split("x-request-id: ").nth(1);
+        let id = id.and_then(|rest| rest.lines().next()).expect("an id");
+        ids.push(id.to_owned());
+    }
+    assert_eq!(server.get("/health").await.status, 200);
+    server.signal(Signal::TERM);
+    assert_eq!(server.exit_code().await, Some(0));
+    let log = server.log();
+    let lines: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("genset::access"))
+        .collect();
+    assert_eq!(lines.len(), requests.len(), "{log}");
+    for ((id, (_, _, status)), line) in ids.iter().zip(&requests).zip(lines) {
+        assert!(
+            line.contains(id.as_str()) && line.contains(status),
+            "{line}"
+        );
+    }
 }

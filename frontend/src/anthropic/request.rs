@@ -96,7 +96,7 @@ impl MessagesRequest {
         read_output_config(&mut fields, &mut chat)?;
         let shows_thinking = read_thinking(&mut fields, max_tokens)?;
         fields.finish(&["cache_control"])?;
-        let chat = ChatRequest::parse(Value::Object(chat).to_string().as_bytes(), limits);
+        let chat = ChatRequest::read(chat.into(), limits);
         Ok(Self {
             chat: chat.map_err(in_our_words)?,
             shows_thinking,

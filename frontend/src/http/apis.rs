@@ -5,7 +5,6 @@ use std::panic::AssertUnwindSafe;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use genset_backend_common::output::Usage;
@@ -14,11 +13,11 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::json;
 
 use super::access::Caller;
-use super::handlers::{
-    App, REQUEST_ID, context, find_any_model, find_model, read_body, request_id,
-};
+use super::handlers::{App, REQUEST_ID, context, find_any_model, find_model, request_id};
 use super::metrics::RequestGuard;
+use super::request_body::{HeldBody, read_body};
 use crate::error::ApiError;
+use crate::model::ServedModel;
 use crate::openai::{
     DetokenizeRequest, EmbeddingRequest, RequestLimits, TokenizeInput, TokenizeRequest,
     embeddings_json,
@@ -31,22 +30,38 @@ pub(super) struct Call {
     pub(super) request_id: String,
     pub(super) caller: Caller,
     pub(super) headers: HeaderMap,
-    pub(super) body: Bytes,
+    /// Gone once it is read as a request.
+    pub(super) body: HeldBody,
+    pub(super) body_bytes: usize,
     pub(super) guard: RequestGuard,
 }
 
 impl Call {
-    /// What its engine is told of it; opens its span.
+    /// Waits for a place among the requests to `model`. What its engine is told of the request; opens its span.
     ///
     /// # Errors
-    /// A 400 that names the header at fault.
-    pub(super) fn context(&mut self) -> Result<RequestContext, ApiError> {
+    /// A 400 that names the header at fault, or what [`RequestGuard::enter`] refuses with.
+    pub(super) async fn admit(&mut self, model: &ServedModel) -> Result<RequestContext, ApiError> {
         let ctx = context(&self.request_id, &self.headers)?;
-        Ok(self.guard.trace(ctx))
+        let ctx = self.guard.trace(ctx);
+        self.guard.enter(model, ctx.deadline()).await?;
+        Ok(ctx)
     }
 
     pub(super) fn limits(&self) -> RequestLimits {
         RequestLimits::from(&*self.app.config)
+    }
+
+    /// Reads the body as a request; a long one where it delays nobody else.
+    ///
+    /// # Errors
+    /// What `parse` refuses.
+    pub(super) async fn parse<T: Send + 'static>(
+        &mut self,
+        parse: impl FnOnce(&[u8], &RequestLimits) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (body, limits) = (std::mem::take(&mut self.body), self.limits());
+        pipeline::off_async_threads(self.body_bytes, move || parse(&body, &limits)).await
     }
 }
 
@@ -93,7 +108,8 @@ pub(super) async fn answer(
         caller,
         app,
         headers,
-        body: Bytes::new(),
+        body: HeldBody::default(),
+        body_bytes: 0,
     };
     let answered = AssertUnwindSafe(read_and_work(&mut call, body, work))
         .catch_unwind()
@@ -128,7 +144,8 @@ pub(super) async fn answer(
 
 async fn read_and_work(call: &mut Call, body: Body, work: Work) -> Result<Reply, ApiError> {
     call.guard.admit(call.caller.clone())?;
-    call.body = read_body(&call.app.config, body).await?;
+    call.body = read_body(&call.app.config, &call.app.bodies, &call.headers, body).await?;
+    call.body_bytes = call.body.len();
     call.guard.body_read();
     if call.app.draining.is_cancelled() {
         return Err(ApiError::draining());
@@ -144,12 +161,13 @@ pub(super) fn openai_error(error: &ApiError, _request_id: &str) -> Response {
 pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let max_inputs = call.app.config.max_embedding_inputs;
-        let request = EmbeddingRequest::parse(&call.body, max_inputs)?;
+        let parse = move |body: &[u8], _: &_| EmbeddingRequest::parse(body, max_inputs);
+        let request = call.parse(parse).await?;
         call.guard.model(&request.model);
         let model = find_model(&call.app, &request.model, EndpointType::Embeddings)?;
         let (name, encoding) = (request.model.clone(), request.encoding);
+        let ctx = call.admit(&model).await?;
         let job = EmbedJob::prepare(model, request).await?;
-        let ctx = call.context()?;
         let embedded = job.run(&ctx).await?;
         call.guard.usage(&Usage {
             prompt_tokens: embedded.prompt_tokens,
@@ -168,7 +186,7 @@ pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiErro
 
 pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
-        let request = TokenizeRequest::parse(&call.body, &call.limits())?;
+        let request = call.parse(TokenizeRequest::parse).await?;
         let model = find_any_model(&call.app, &request.model)?;
         let tokens = match request.input {
             TokenizeInput::Prompt {
@@ -200,7 +218,7 @@ pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
 
 pub(super) fn detokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
-        let request = DetokenizeRequest::parse(&call.body)?;
+        let request = call.parse(|body, _| DetokenizeRequest::parse(body)).await?;
         let model = find_any_model(&call.app, &request.model)?;
         let prompt = pipeline::detokenize(model, request.tokens).await?;
         Ok(Reply::Json(json!({"prompt": prompt}).to_string()))

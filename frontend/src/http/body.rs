@@ -5,12 +5,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use genset_backend_common::output::Usage;
 use http::StatusCode;
 use http_body::{Body, Frame};
 
 use super::metrics::RequestGuard;
-use crate::answer::{Answer, AnswerEnd};
+use crate::answer::{Answer, AnswerEnd, Spent};
 use crate::error::ApiError;
 use crate::openai::{ChoiceEnd, ChunkEncoder};
 
@@ -23,7 +22,7 @@ pub(super) struct EventBody {
     encoder: ChunkEncoder,
     answers: Vec<Option<Answer>>,
     running: usize,
-    usage: Usage,
+    spent: Spent,
     has_usage_event: bool,
     guard: RequestGuard,
     buffer: BytesMut,
@@ -53,7 +52,7 @@ impl EventBody {
             encoder,
             running: answers.len(),
             answers: answers.into_iter().map(Some).collect(),
-            usage: Usage::default(),
+            spent: Spent::default(),
             has_usage_event,
             guard,
             buffer: BytesMut::new(),
@@ -112,7 +111,7 @@ impl EventBody {
             Err(error) => {
                 let error = ApiError::from(error);
                 self.guard.fail(&error);
-                self.encoder.error(&error, &mut self.buffer);
+                self.encoder.error(error, &mut self.buffer);
                 self.answers.clear();
                 self.progress = Progress::Done;
             }
@@ -130,13 +129,13 @@ impl EventBody {
         let reason = ChoiceEnd::new(end.reason, ending.has_calls);
         self.encoder
             .finish(index, reason, &ending.rated, &mut self.buffer);
-        end.add_to(&mut self.usage);
+        self.spent.add(&end, ending.reasoning_tokens);
         self.running -= 1;
         if self.running == 0 {
             self.guard.set_status(StatusCode::OK);
-            self.guard.usage(&self.usage);
+            self.guard.spent(&self.spent);
             if self.has_usage_event {
-                self.encoder.usage(&self.usage, &mut self.buffer);
+                self.encoder.usage(&self.spent, &mut self.buffer);
             }
             self.encoder.done(&mut self.buffer);
             self.progress = Progress::Done;

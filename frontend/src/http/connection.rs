@@ -25,6 +25,9 @@ use crate::config::FrontendConfig;
 /// Pause after the operating system refused a connection (out of file descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// As little as a connection can do with.
+const MIN_HEADER_BYTES: usize = 8192;
+
 /// Accepts connections until it is told to close.
 pub(super) struct Acceptor {
     pub(super) listener: TcpListener,
@@ -109,22 +112,15 @@ impl Connection {
         let serving = Serving {
             router,
             header_timeout: config.header_timeout,
+            max_header_bytes: config.max_header_bytes.max(MIN_HEADER_BYTES),
             closing,
             aborting,
         };
         let Some(tls) = tls else {
             return serving.run(stream).await;
         };
-        let greeted = tokio::select! {
-            biased;
-            () = serving.closing.cancelled() => return,
-            greeted = tokio::time::timeout(config.header_timeout, tls.greet(stream)) => greeted,
-        };
-        match greeted {
-            Ok(Ok(stream)) => serving.run(stream).await,
-            Ok(Err(error)) => tracing::debug!(%error, "a client could not be greeted"),
-            Err(_elapsed) => tracing::debug!("a client did not greet in time"),
-        }
+        // In a box: it is larger by kilobytes, and the tasks of plain connections would have room for it too.
+        Box::pin(serving.greet_and_run(stream, tls)).await;
     }
 }
 
@@ -132,17 +128,32 @@ impl Connection {
 struct Serving {
     router: Router,
     header_timeout: Duration,
+    max_header_bytes: usize,
     closing: CancellationToken,
     aborting: CancellationToken,
 }
 
 impl Serving {
+    async fn greet_and_run(self, stream: StallGuard, tls: Tls) {
+        let greeted = tokio::select! {
+            biased;
+            () = self.closing.cancelled() => return,
+            greeted = tokio::time::timeout(self.header_timeout, tls.greet(stream)) => greeted,
+        };
+        match greeted {
+            Ok(Ok(stream)) => self.run(stream).await,
+            Ok(Err(error)) => tracing::debug!(%error, "a client could not be greeted"),
+            Err(_elapsed) => tracing::debug!("a client did not greet in time"),
+        }
+    }
+
     async fn run(self, stream: impl AsyncRead + AsyncWrite + Unpin) {
         let io = TokioIo::new(stream);
         let service = TowerToHyperService::new(self.router);
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.header_timeout)
+            .max_buf_size(self.max_header_bytes)
             .serve_connection(io, service);
         let mut serving = pin!(serving);
         let again = PollAgain::new();

@@ -15,14 +15,11 @@ use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
-use genset_backend_common::output::Usage;
 use genset_backend_common::{
     EndpointType, EngineError, MetricsRegistry, RequestContext, TraceContext,
 };
 use genset_runtime::METRICS_CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use http_body::Body as _;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -30,10 +27,13 @@ use tokio_util::sync::CancellationToken;
 use super::access::{self, Caller};
 use super::apis::{self, Given, Work};
 use super::body::EventBody;
+use super::docs;
 use super::messages;
 use super::metrics::{HttpMetrics, RequestGuard};
+use super::openapi;
+use super::request_body::{BodyBudget, HeldBody, read_body};
 use super::responses;
-use crate::answer::Answer;
+use crate::answer::{Answer, Spent};
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
 use crate::keys::ApiKeys;
@@ -42,7 +42,7 @@ use crate::openai::{
     Api, ChatRequest, ChunkEncoder, CompletionRequest, RequestLimits, ResponseHead,
     completed_choice, response_json,
 };
-use crate::pipeline::Job;
+use crate::pipeline::{self, Job};
 use crate::responses::ResponseStore;
 
 /// The header with the request's id, taken from the client or made here, and given back.
@@ -62,6 +62,7 @@ pub(super) struct App {
     pub(super) metrics: HttpMetrics,
     pub(super) registry: MetricsRegistry,
     pub(super) responses: Arc<ResponseStore>,
+    pub(super) bodies: BodyBudget,
     /// `None` where everybody may ask.
     pub(super) keys: Option<ApiKeys>,
     pub(super) draining: CancellationToken,
@@ -77,6 +78,10 @@ pub(super) fn router(app: App) -> Router {
         .route(
             "/v1/responses/{id}",
             get(responses::retrieve).delete(responses::delete),
+        )
+        .route(
+            "/v1/responses/input_tokens",
+            openai("input_tokens", responses::input_tokens),
         )
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route(
@@ -101,7 +106,8 @@ pub(super) fn router(app: App) -> Router {
         .route("/ready", get(ready))
         .route("/health", get(ready))
         .route("/metrics", get(metrics))
-        .route("/openapi.json", get(openapi))
+        .route("/openapi.json", get(openapi::serve(&app.config)))
+        .route("/docs", get(docs::serve(&app.config)))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_route);
     let router = match access::cors(&app.config.cors_origins) {
@@ -176,9 +182,9 @@ async fn complete(app: App, api: Api, caller: Caller, headers: HeaderMap, body: 
     let mut guard = app.metrics.request(endpoint, &request_id);
     let answered = async {
         guard.admit(caller)?;
-        let body = read_body(&app.config, body).await?;
+        let body = read_body(&app.config, &app.bodies, &headers, body).await?;
         guard.body_read();
-        answer(&app, api, &request_id, &headers, &body, &mut guard).await
+        answer(&app, api, &request_id, &headers, body, &mut guard).await
     };
     let answered = AssertUnwindSafe(answered)
         .catch_unwind()
@@ -229,24 +235,30 @@ async fn answer(
     api: Api,
     request_id: &str,
     headers: &HeaderMap,
-    body: &[u8],
+    body: HeldBody,
     guard: &mut RequestGuard,
 ) -> Result<Answered, ApiError> {
     if app.draining.is_cancelled() {
         return Err(ApiError::draining());
     }
     let limits = RequestLimits::from(&*app.config);
+    let bytes = body.len();
+    let ctx = guard.trace(context(request_id, headers)?);
     let job = match api {
         Api::Chat => {
-            let request = ChatRequest::parse(body, &limits)?;
+            let parse = move || ChatRequest::parse(&body, &limits);
+            let request = pipeline::off_async_threads(bytes, parse).await?;
             guard.model(&request.params.model);
             let model = find_model(app, &request.params.model, EndpointType::Chat)?;
+            guard.enter(&model, ctx.deadline()).await?;
             Job::chat(model, request).await?
         }
         Api::Completions => {
-            let request = CompletionRequest::parse(body, &limits)?;
+            let parse = move || CompletionRequest::parse(&body, &limits);
+            let request = pipeline::off_async_threads(bytes, parse).await?;
             guard.model(&request.params.model);
             let model = find_model(app, &request.params.model, EndpointType::Completions)?;
+            guard.enter(&model, ctx.deadline()).await?;
             Job::completion(model, request).await?
         }
     };
@@ -259,9 +271,9 @@ async fn answer(
         model: job.params().model.clone(),
     };
     let (is_stream, has_usage) = (job.params().stream, job.params().include_usage);
-    let ctx = guard.trace(context(request_id, headers)?);
-    let mut answers = job.start(&ctx).await?;
+    let mut answers = job.answers(&ctx)?;
     guard.measure(&mut answers);
+    pipeline::begin(&mut answers).await?;
     if is_stream {
         return Ok(Answered::Streamed {
             encoder: ChunkEncoder::new(&head, has_usage),
@@ -270,16 +282,16 @@ async fn answer(
         });
     }
     let answers = try_join_all(answers.into_iter().map(Answer::collect)).await?;
-    let mut usage = Usage::default();
+    let mut spent = Spent::default();
     let mut choices = Vec::with_capacity(answers.len());
     for (index, answer) in answers.iter().enumerate() {
         choices.push(completed_choice(api, index, answer));
-        answer.end.add_to(&mut usage);
+        spent.add(&answer.end, answer.reasoning_tokens);
     }
     guard.text();
-    guard.usage(&usage);
+    guard.spent(&spent);
     Ok(Answered::Whole(json_response(&response_json(
-        &head, choices, &usage,
+        &head, choices, &spent,
     ))))
 }
 
@@ -342,34 +354,6 @@ pub(super) fn context(request_id: &str, headers: &HeaderMap) -> Result<RequestCo
         Some(trace) => ctx.with_trace(trace),
         None => ctx,
     })
-}
-
-pub(super) async fn read_body(config: &FrontendConfig, body: Body) -> Result<Bytes, ApiError> {
-    let too_large = || {
-        let limit = config.max_body_bytes;
-        let message = format!("The request body is over this server's limit of {limit} bytes.");
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
-    };
-    // What is announced too large is not waited for.
-    if usize::try_from(body.size_hint().lower()).map_or(true, |size| size > config.max_body_bytes) {
-        return Err(too_large());
-    }
-    let read = Limited::new(body, config.max_body_bytes).collect();
-    match tokio::time::timeout(config.body_timeout, read).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
-        Ok(Err(_)) => Err(ApiError::new(
-            StatusCode::BAD_REQUEST,
-            "The request body broke off.",
-        )),
-        Err(_elapsed) => Err(ApiError::new(
-            StatusCode::REQUEST_TIMEOUT,
-            format!(
-                "The request body did not arrive within {} s.",
-                config.body_timeout.as_secs_f64()
-            ),
-        )),
-    }
 }
 
 pub(super) fn event_response<B>(body: B) -> Response
@@ -480,12 +464,6 @@ async fn metrics(State(app): State<App>) -> Response {
         app.registry.encode(),
     )
         .into_response()
-}
-
-/// Every route and its fields, written by hand; a test compares it with the router.
-async fn openapi() -> Response {
-    let document = include_str!("openapi.json");
-    ([(header::CONTENT_TYPE, "application/json")], document).into_response()
 }
 
 /// What a route has no answer for. The router adds the methods that it has.

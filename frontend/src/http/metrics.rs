@@ -16,8 +16,9 @@ use tokio::time::Instant;
 use tracing::Span;
 
 use super::access::Caller;
-use crate::answer::{Answer, StepMetrics};
+use crate::answer::{Answer, Spent, StepMetrics};
 use crate::error::ApiError;
+use crate::model::{Place, ServedModel};
 
 /// The status of a request that was dropped before its answer ended: nginx's, which the error table uses too.
 const CLIENT_LEFT: u16 = 499;
@@ -68,6 +69,7 @@ struct Shared {
     prompt_tokens: Counter,
     completion_tokens: Counter,
     cached_tokens: Counter,
+    reasoning_tokens: Counter,
     input_length: Histogram,
     output_length: Histogram,
     failures: Family<FailureLabels, Counter>,
@@ -85,6 +87,7 @@ impl HttpMetrics {
             prompt_tokens: Counter::default(),
             completion_tokens: Counter::default(),
             cached_tokens: Counter::default(),
+            reasoning_tokens: Counter::default(),
             input_length: Histogram::new(LENGTH_BUCKETS),
             output_length: Histogram::new(LENGTH_BUCKETS),
             failures: Family::default(),
@@ -122,6 +125,11 @@ impl HttpMetrics {
             &name("cached_tokens"),
             "Prompt tokens that engines had in their cache",
             shared.cached_tokens.clone(),
+        );
+        registry.register(
+            &name("reasoning_tokens"),
+            "Completion tokens of answered requests that were thoughts",
+            shared.reasoning_tokens.clone(),
         );
         registry.register(
             &name("input_length_tokens"),
@@ -162,6 +170,7 @@ impl HttpMetrics {
             model: String::new(),
             request_id: request_id.to_owned(),
             caller: Caller::default(),
+            place: None,
             span: Span::none(),
         }
     }
@@ -186,6 +195,8 @@ pub(super) struct RequestGuard {
     model: String,
     request_id: String,
     caller: Caller,
+    /// Among the requests to its model, held to the end of the answer.
+    place: Option<Place>,
     /// Open as long as the request is; disabled where nobody sees spans.
     span: Span,
 }
@@ -225,6 +236,19 @@ impl RequestGuard {
         Ok(())
     }
 
+    /// Waits for a place among the requests to its model.
+    ///
+    /// # Errors
+    /// A 429 when too many wait already, a 504 when the deadline passes meanwhile.
+    pub(super) async fn enter(
+        &mut self,
+        model: &ServedModel,
+        deadline: Option<Instant>,
+    ) -> Result<(), ApiError> {
+        self.place = Some(model.admission.admit(deadline).await?);
+        Ok(())
+    }
+
     /// Notes the model that is asked for.
     pub(super) fn model(&mut self, name: &str) {
         name.clone_into(&mut self.model);
@@ -253,6 +277,13 @@ impl RequestGuard {
     }
 
     /// Notes what it cost, once it is answered.
+    pub(super) fn spent(&mut self, spent: &Spent) {
+        self.usage(&spent.usage);
+        let thoughts = u64::from(spent.reasoning_tokens);
+        self.metrics.shared.reasoning_tokens.inc_by(thoughts);
+    }
+
+    /// As [`Self::spent`], of a request without answers of its own.
     pub(super) fn usage(&mut self, usage: &Usage) {
         let shared = &self.metrics.shared;
         shared.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));

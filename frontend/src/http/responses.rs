@@ -1,32 +1,28 @@
 //! `/v1/responses`: an answer as items, whole or streamed, and the store of those that later requests go on from.
 
-use std::convert::Infallible;
 use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Extension;
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{FromRequestParts, Path, RawQuery, State};
 use axum::response::{IntoResponse, Response};
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use genset_backend_common::output::Usage;
 use genset_backend_common::{EndpointType, EngineError};
 use http::StatusCode;
-use http_body::{Body, Frame};
+use http::request::Parts;
 use serde_json::json;
 
 use super::access::Caller;
 use super::apis::{Call, Reply};
-use super::body::FRAME_BYTES;
-use super::handlers::{App, event_response, find_model, json_response};
-use super::metrics::RequestGuard;
-use crate::answer::{Answer, AnswerEnd};
+use super::handlers::{App, find_model, json_response};
+use super::stream::{AnswerEvents, stream};
+use crate::answer::{Answer, AnswerEnd, Ending, RatedToken, Spent};
 use crate::error::ApiError;
-use crate::pipeline::Job;
+use crate::markup::Delta;
+use crate::pipeline::{self, Job};
 use crate::responses::{
     EventEncoder, Item, Output, ResponseEnd, ResponseHead, ResponseStore, ResponsesRequest, Stored,
     in_our_words,
@@ -34,13 +30,17 @@ use crate::responses::{
 
 pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
-        let request = ResponsesRequest::parse(&call.body)?;
+        let request = call.parse(|body, _| ResponsesRequest::parse(body)).await?;
         let history = history(
             &call.app.responses,
             request.previous_response_id.as_deref(),
             &call.caller,
         )?;
-        let chat = request.to_chat(&history, &call.limits())?;
+        let to_chat = move |_: &[u8], limits: &_| {
+            let chat = request.to_chat(&history, limits)?;
+            Ok((request, history, chat))
+        };
+        let (request, history, chat) = call.parse(to_chat).await?;
         let head = ResponseHead {
             id: format!("resp_{:032x}", rand::random::<u128>()),
             created: SystemTime::now()
@@ -61,28 +61,53 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         };
         call.guard.model(&head.model);
         let model = find_model(&call.app, &head.model, EndpointType::Chat)?;
+        let ctx = call.admit(&model).await?;
         let job = Job::chat(model, chat).await.map_err(in_our_words)?;
-        let ctx = call.context()?;
-        // One prompt and one choice have one answer.
-        let answers = job.start(&ctx).await;
-        let mut answers = answers.map_err(|error| in_our_words(error.into()))?;
+        let refused = |error: EngineError| in_our_words(error.into());
+        let mut answers = job.answers(&ctx).map_err(refused)?;
         call.guard.measure(&mut answers);
+        pipeline::begin(&mut answers).await.map_err(refused)?;
+        // One prompt and one choice have one answer.
         let answer = answers.pop();
         let answer = answer.ok_or_else(|| EngineError::internal("the request has no answer"))?;
         if request.is_stream {
             let encoder = EventEncoder::new(head);
+            let events = ResponseEvents { encoder, keeper };
             return Ok(Reply::Streamed(Box::new(|guard| {
-                stream(encoder, answer, keeper, guard)
+                stream(events, answer, guard)
             })));
         }
-        let (output, end) = whole(answer).await?;
+        let (output, end, spent) = whole(answer).await?;
         call.guard.text();
-        call.guard.usage(&usage_of(&end));
-        let end = ResponseEnd::new(&end);
+        call.guard.spent(&spent);
+        let end = ResponseEnd::new(&end, spent);
         let response = head.ended(output.to_json(end.last_item_status()), &end);
         let json = response.to_string();
         keeper.keep(response, output);
         Ok(Reply::Json(json))
+    }
+    .boxed()
+}
+
+/// Counts the tokens of the prompt that a response would have.
+pub(super) fn input_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
+    async move {
+        let request = call
+            .parse(|body, _| ResponsesRequest::parse_to_count(body))
+            .await?;
+        let history = history(
+            &call.app.responses,
+            request.previous_response_id.as_deref(),
+            &call.caller,
+        )?;
+        let to_chat = move |_: &[u8], limits: &_| request.to_chat(&history, limits);
+        let chat = call.parse(to_chat).await?;
+        call.guard.model(&chat.params.model);
+        let model = find_model(&call.app, &chat.params.model, EndpointType::Chat)?;
+        let job = Job::chat(model.clone(), chat).await.map_err(in_our_words)?;
+        let tokens = job.prompt().ok_or_else(|| pipeline::no_tokenizer(&model))?;
+        let count = json!({"object": "response.input_tokens", "input_tokens": tokens.len()});
+        Ok(Reply::Json(count.to_string()))
     }
     .boxed()
 }
@@ -137,7 +162,7 @@ impl Keeper {
 }
 
 /// Reads an answer to its end.
-async fn whole(mut answer: Answer) -> Result<(Output, AnswerEnd), EngineError> {
+async fn whole(mut answer: Answer) -> Result<(Output, AnswerEnd, Spent), EngineError> {
     let mut output = Output::default();
     let mut text = String::new();
     let end = loop {
@@ -153,137 +178,34 @@ async fn whole(mut answer: Answer) -> Result<(Output, AnswerEnd), EngineError> {
     let ending = answer.end(|delta, rated| output.add(delta, rated));
     output.add_rated(&ending.rated);
     output.ensure_item();
-    Ok((output, end))
+    Ok((output, end, ending.spent(&end)))
 }
 
-fn usage_of(end: &AnswerEnd) -> Usage {
-    let mut usage = Usage::default();
-    end.add_to(&mut usage);
-    usage
-}
-
-fn stream(
-    mut encoder: EventEncoder,
-    answer: Answer,
-    keeper: Keeper,
-    guard: RequestGuard,
-) -> Response {
-    let mut buffer = BytesMut::new();
-    encoder.start(&mut buffer);
-    event_response(ResponseBody {
-        running: Some(Running {
-            encoder,
-            answer,
-            keeper,
-        }),
-        guard,
-        buffer,
-        text: String::new(),
-        has_sent_text: false,
-    })
-}
-
-/// The events of one response, written as the tokens come. Dropping it cancels what still runs; nothing is kept then.
-struct ResponseBody {
-    /// Gone when it has ended.
-    running: Option<Running>,
-    guard: RequestGuard,
-    buffer: BytesMut,
-    /// Text of the present item of the engine's; empty between two.
-    text: String,
-    has_sent_text: bool,
-}
-
-struct Running {
+/// The events of one response. It is kept once it has ended; dropped before, nothing is.
+struct ResponseEvents {
     encoder: EventEncoder,
-    answer: Answer,
     keeper: Keeper,
 }
 
-impl ResponseBody {
-    /// Writes what is ready, until nothing is or the frame is full. The first text leaves at once.
-    fn fill(&mut self, cx: &mut Context<'_>) {
-        while self.buffer.len() < FRAME_BYTES {
-            let Some(Running {
-                encoder, answer, ..
-            }) = &mut self.running
-            else {
-                return;
-            };
-            let Poll::Ready(result) = answer.poll_text(cx, &mut self.text) else {
-                return;
-            };
-            let before = self.buffer.len();
-            if !self.text.is_empty() {
-                let buffer = &mut self.buffer;
-                answer.deliver(&self.text, |delta, rated| {
-                    encoder.delta(delta, rated, buffer);
-                });
-                self.text.clear();
-                self.guard.text();
-            }
-            let has_text = self.buffer.len() > before;
-            match result {
-                Ok(None) => {}
-                Ok(Some(end)) => self.end(&end),
-                Err(error) => self.fail(error),
-            }
-            if has_text && !std::mem::replace(&mut self.has_sent_text, true) {
-                return;
-            }
-        }
+impl AnswerEvents for ResponseEvents {
+    fn start(&mut self, out: &mut BytesMut) {
+        self.encoder.start(out);
     }
 
-    fn end(&mut self, end: &AnswerEnd) {
-        let Some(Running {
-            mut encoder,
-            answer,
-            keeper,
-        }) = self.running.take()
-        else {
-            return;
-        };
-        let buffer = &mut self.buffer;
-        let ending = answer.end(|delta, rated| encoder.delta(delta, rated, buffer));
-        encoder.add_rated(&ending.rated);
-        let (response, output) = encoder.finish(&ResponseEnd::new(end), buffer);
-        keeper.keep(response, output);
-        self.guard.set_status(StatusCode::OK);
-        self.guard.usage(&usage_of(end));
+    fn delta(&mut self, delta: Delta<'_>, rated: &[RatedToken], out: &mut BytesMut) {
+        self.encoder.delta(delta, rated, out);
     }
 
-    fn fail(&mut self, error: EngineError) {
-        let error = in_our_words(ApiError::from(error));
-        self.guard.fail(&error);
-        if let Some(Running { encoder, .. }) = self.running.take() {
-            let end = ResponseEnd::Failed(Box::new(error));
-            encoder.finish(&end, &mut self.buffer);
-        }
-    }
-}
-
-impl Body for ResponseBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let this = &mut *self;
-        this.fill(cx);
-        if !this.buffer.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(this.buffer.split().freeze()))));
-        }
-        if this.running.is_some() {
-            Poll::Pending
-        } else {
-            Poll::Ready(None)
-        }
+    fn finish(mut self, end: &AnswerEnd, ending: Ending, out: &mut BytesMut) {
+        self.encoder.add_rated(&ending.rated);
+        let end = ResponseEnd::new(end, ending.spent(end));
+        let (response, output) = self.encoder.finish(&end, out);
+        self.keeper.keep(response, output);
     }
 
-    fn is_end_stream(&self) -> bool {
-        self.running.is_none() && self.buffer.is_empty()
+    fn fail(self, error: ApiError, out: &mut BytesMut) {
+        let end = ResponseEnd::Failed(Box::new(in_our_words(error)));
+        self.encoder.finish(&end, out);
     }
 }
 
@@ -297,16 +219,28 @@ fn not_found(id: &str) -> ApiError {
     }
 }
 
+/// A response's id in a path.
+pub(super) struct Id(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        let problem = "the id in the path is not valid UTF-8";
+        path.map(|Path(id)| Self(id))
+            .map_err(|_| ApiError::invalid("response_id", problem))
+    }
+}
+
 pub(super) async fn retrieve(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let is_stream = query.is_some_and(|query| query.split('&').any(|pair| pair == "stream=true"));
-    if is_stream {
-        let why = "a response that was given cannot be streamed again";
-        return ApiError::unsupported("stream", why).into_response();
+    if let Err(error) = check_query(query.as_deref().unwrap_or_default()) {
+        return error.into_response();
     }
     match app.responses.get(&id, caller.name()) {
         Some(stored) => json_response(&stored.response),
@@ -314,10 +248,27 @@ pub(super) async fn retrieve(
     }
 }
 
+/// Refuses what a response that was given cannot be asked for. What it includes was decided with its request.
+fn check_query(query: &str) -> Result<(), ApiError> {
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        match name {
+            "stream" if value == "true" => {
+                let why = "a response that was given cannot be streamed again";
+                return Err(ApiError::unsupported("stream", why));
+            }
+            "stream" | "starting_after" => {}
+            name if name.starts_with("include") => {}
+            other => return Err(ApiError::invalid(other, "there is no such parameter")),
+        }
+    }
+    Ok(())
+}
+
 pub(super) async fn delete(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Response {
     if app.responses.delete(&id, caller.name()) {
         json_response(&json!({"id": id, "object": "response", "deleted": true}))
@@ -330,7 +281,7 @@ pub(super) async fn delete(
 pub(super) async fn cancel(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Response {
     match app.responses.get(&id, caller.name()) {
         None => not_found(&id).into_response(),
@@ -345,7 +296,7 @@ pub(super) async fn cancel(
 pub(super) async fn input_items(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Response {
     let Some(stored) = app.responses.get(&id, caller.name()) else {

@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::connection::Acceptor;
 use super::handlers::{App, router};
 use super::metrics::HttpMetrics;
+use super::request_body::BodyBudget;
 use super::tls::Tls;
 use crate::config::FrontendConfig;
 use crate::keys::ApiKeys;
@@ -79,6 +80,7 @@ impl FrontendServer {
                 config.max_stored_responses,
                 config.max_stored_bytes,
             )),
+            bodies: BodyBudget::new(config.max_bodies_bytes),
             keys: keys.clone(),
             draining: server.draining.clone(),
         };

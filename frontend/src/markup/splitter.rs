@@ -94,9 +94,27 @@ impl Splitter {
 
     /// Takes the next piece of text; `each` gets every delta, and every call with an id.
     pub fn push(&mut self, text: &str, each: impl FnMut(Delta<'_>)) {
+        self.feed(text);
+        self.flush(each);
+    }
+
+    /// Takes the next piece of text; its deltas wait for [`flush`](Self::flush).
+    pub(crate) fn feed(&mut self, text: &str) {
         let mut deltas = std::mem::take(&mut self.deltas);
         self.run(&mut deltas, |parser, out| parser.push(text, out), text);
+        self.deltas = deltas;
+    }
+
+    /// `each` gets the deltas that wait.
+    pub(crate) fn flush(&mut self, each: impl FnMut(Delta<'_>)) {
+        let deltas = std::mem::take(&mut self.deltas);
         self.deliver(deltas, each);
+    }
+
+    /// Whether what comes next is thoughts, as far as is certain; `None` where none are looked for.
+    pub(crate) fn is_thinking(&self) -> Option<bool> {
+        let of = |parser: &Option<Box<dyn MarkupParser>>| parser.as_ref()?.is_thinking();
+        of(&self.reasoning).or_else(|| of(&self.tools))
     }
 
     /// The text is over; `each` gets what was held back.

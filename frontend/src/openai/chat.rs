@@ -35,7 +35,14 @@ impl ChatRequest {
     /// # Errors
     /// A 400 that names the field.
     pub fn parse(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        Self::read(Fields::parse(body)?, limits)
+    }
+
+    /// Reads the fields of a request, wherever they come from.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub(crate) fn read(mut fields: Fields, limits: &RequestLimits) -> Result<Self, ApiError> {
         let mut params = CommonParams::read(&mut fields, limits, None)?;
         params.logprobs = LogprobOptions::read_chat(&mut fields)?;
         let format = GuidedOptions::read_response_format(&mut fields)?;

@@ -23,6 +23,8 @@ pub struct CompletionRequest {
     pub prompts: Vec<Prompt>,
     /// Whether an answer begins with its prompt.
     pub echo: bool,
+    /// What comes behind each answer.
+    pub suffix: Option<String>,
 }
 
 /// A prompt of a completion request.
@@ -52,7 +54,7 @@ impl CompletionRequest {
             let why = "log probabilities of the prompt are not available; leave out 'logprobs'";
             return Err(ApiError::unsupported("echo", why));
         }
-        fields.refuse("suffix", &[json!("")], "this model has no suffix mode")?;
+        let suffix = fields.string("suffix")?.filter(|text| !text.is_empty());
         let n = u64::from(params.n);
         fields.refuse(
             "best_of",
@@ -64,6 +66,7 @@ impl CompletionRequest {
             params,
             prompts,
             echo,
+            suffix,
         })
     }
 }

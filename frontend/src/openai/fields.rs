@@ -22,6 +22,12 @@ pub struct Fields {
     prefix: &'static str,
 }
 
+impl From<Map<String, Value>> for Fields {
+    fn from(object: Map<String, Value>) -> Self {
+        Self { object, prefix: "" }
+    }
+}
+
 impl Fields {
     /// Takes a body that must be a JSON object.
     ///
@@ -33,7 +39,7 @@ impl Fields {
             bad_request(format!("The request body is not valid JSON: {error}."))
         })?;
         match value {
-            Value::Object(object) => Ok(Self { object, prefix: "" }),
+            Value::Object(object) => Ok(object.into()),
             other => Err(bad_request(format!(
                 "The request body must be a JSON object, got {}.",
                 describe(&other)

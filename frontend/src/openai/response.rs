@@ -2,11 +2,10 @@
 
 use bytes::{BufMut, BytesMut};
 use genset_backend_common::FinishReason;
-use genset_backend_common::output::Usage;
 use serde_json::{Value, json};
 
 use super::logprobs::logprobs_json;
-use crate::answer::{Completed, RatedToken};
+use crate::answer::{Completed, RatedToken, Spent};
 use crate::error::ApiError;
 use crate::markup::{Delta, Message, ToolCall};
 
@@ -98,7 +97,11 @@ impl From<FinishReason> for ChoiceEnd {
 
 /// The `usage` object. What is not counted is 0.
 #[must_use]
-pub fn usage_json(usage: &Usage) -> Value {
+pub fn usage_json(spent: &Spent) -> Value {
+    let Spent {
+        usage,
+        reasoning_tokens,
+    } = spent;
     json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -111,7 +114,7 @@ pub fn usage_json(usage: &Usage) -> Value {
             "audio_tokens": 0,
         },
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": reasoning_tokens,
             "text_tokens": usage.completion_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
@@ -127,6 +130,7 @@ pub fn completed_choice(api: Api, index: usize, answer: &Completed) -> Value {
         message,
         end,
         rated,
+        reasoning_tokens: _,
     } = answer;
     let reason = ChoiceEnd::new(end.reason, !message.tool_calls.is_empty()).name();
     let logprobs = rated.as_ref().map(|rated| logprobs_json(api, rated));
@@ -180,14 +184,14 @@ fn call_json(call: &ToolCall) -> Value {
 
 /// A whole response.
 #[must_use]
-pub fn response_json(head: &ResponseHead, choices: Vec<Value>, usage: &Usage) -> Value {
+pub fn response_json(head: &ResponseHead, choices: Vec<Value>, spent: &Spent) -> Value {
     let mut response = json!({
         "id": head.id,
         "object": head.api.object(false),
         "created": head.created,
         "model": head.model,
         "choices": choices,
-        "usage": usage_json(usage),
+        "usage": usage_json(spent),
         "system_fingerprint": FINGERPRINT,
     });
     if let (Api::Chat, Some(fields)) = (head.api, response.as_object_mut()) {
@@ -324,17 +328,17 @@ impl ChunkEncoder {
     }
 
     /// The usage event: no choices.
-    pub fn usage(&self, usage: &Usage, out: &mut BytesMut) {
+    pub fn usage(&self, spent: &Spent, out: &mut BytesMut) {
         out.put_slice(&self.before_index);
         out.put_slice(b"],\"usage\":");
-        put_json(&usage_json(usage), out);
+        put_json(&usage_json(spent), out);
         out.put_slice(b"}\n\n");
     }
 
     /// An error after the first byte.
-    pub fn error(&self, error: &ApiError, out: &mut BytesMut) {
+    pub fn error(&self, error: ApiError, out: &mut BytesMut) {
         out.put_slice(b"data: ");
-        put_json(&error.to_json(), out);
+        put_json(&error.in_the_words_of(self.api).to_json(), out);
         out.put_slice(b"\n\n");
     }
 

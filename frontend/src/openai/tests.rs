@@ -5,7 +5,7 @@ use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::answer::{AnswerEnd, Completed};
+use crate::answer::{AnswerEnd, Completed, Spent};
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
 use crate::markup::{Message, ToolCall};
@@ -32,6 +32,7 @@ fn completed(message: Message, reason: FinishReason) -> Completed {
             stop_string: None,
         },
         rated: None,
+        reasoning_tokens: 0,
     }
 }
 
@@ -232,7 +233,7 @@ proptest! {
             encoder.start(index, &mut out);
             encoder.text(index, &text, &mut out);
             encoder.finish(index, FinishReason::Stop, &[], &mut out);
-            encoder.usage(&Usage::default(), &mut out);
+            encoder.usage(&Spent::default(), &mut out);
             let events = events(&out);
             prop_assert_eq!(events.len(), if api == Api::Chat { 4 } else { 3 });
             let piece = &events[events.len() - 3];
@@ -266,10 +267,13 @@ proptest! {
 
 #[test]
 fn a_whole_answer_and_a_streamed_one_say_the_same() {
-    let usage = Usage {
-        prompt_tokens: 3,
-        completion_tokens: 4,
-        cached_tokens: Some(2),
+    let spent = Spent {
+        usage: Usage {
+            prompt_tokens: 3,
+            completion_tokens: 4,
+            cached_tokens: Some(2),
+        },
+        reasoning_tokens: 1,
     };
     for api in [Api::Chat, Api::Completions] {
         for (reason, name) in [
@@ -280,11 +284,11 @@ fn a_whole_answer_and_a_streamed_one_say_the_same() {
         ] {
             let choice =
                 completed_choice(api, 5, &completed(Message::from("text".to_owned()), reason));
-            let whole = response_json(&head(api, "m"), vec![choice], &usage);
+            let whole = response_json(&head(api, "m"), vec![choice], &spent);
             let encoder = ChunkEncoder::new(&head(api, "m"), true);
             let mut out = BytesMut::new();
             encoder.finish(5, reason, &[], &mut out);
-            encoder.usage(&usage, &mut out);
+            encoder.usage(&spent, &mut out);
             let streamed = events(&out);
             for end in [&whole["choices"][0], &streamed[0]["choices"][0]] {
                 assert_eq!(
@@ -295,6 +299,8 @@ fn a_whole_answer_and_a_streamed_one_say_the_same() {
             assert_eq!(whole["usage"], streamed[1]["usage"]);
             assert_eq!(whole["usage"]["total_tokens"], 7);
             assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
+            let details = &whole["usage"]["completion_tokens_details"];
+            assert_eq!(details["reasoning_tokens"], 1);
         }
     }
 }

@@ -101,7 +101,7 @@ fn read_chat(
             chat.insert(name.into(), value);
         }
     }
-    ChatRequest::parse(Value::Object(chat).to_string().as_bytes(), limits)
+    ChatRequest::read(chat.into(), limits)
 }
 
 /// A request of `/detokenize`.

@@ -52,6 +52,17 @@ impl PromptTimings {
         time(&self.template, render)
     }
 
+    /// Times a template that may be rendered once more, unless it is.
+    pub(super) fn quick_template<T, E>(
+        &self,
+        render: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let started = Instant::now();
+        let rendered = render()?;
+        self.template.observe(started.elapsed().as_secs_f64());
+        Ok(rendered)
+    }
+
     /// Times a tokenizer, and counts what it knew.
     pub(super) fn tokenize<E>(
         &self,

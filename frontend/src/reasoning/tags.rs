@@ -103,4 +103,8 @@ impl MarkupParser for TagsParser {
         self.give(self.held.len(), out);
         self.content.finish(out);
     }
+
+    fn is_thinking(&self) -> Option<bool> {
+        Some(self.is_inside)
+    }
 }

@@ -49,6 +49,21 @@ fn refused() -> [(&'static str, Vec<Value>); 8] {
     ]
 }
 
+/// The fields of a request to count a prompt's tokens.
+const COUNTED: [&str; 11] = [
+    "conversation",
+    "input",
+    "instructions",
+    "model",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "reasoning",
+    "text",
+    "tool_choice",
+    "tools",
+    "truncation",
+];
+
 /// What a response may `include`. The first is honoured; the second has nothing to add here, for thoughts are never
 /// encrypted.
 const INCLUDES: [&str; 2] = [
@@ -83,7 +98,10 @@ impl ResponsesRequest {
     /// # Errors
     /// A 400 that names the field.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        Self::read(Fields::parse(body)?)
+    }
+
+    fn read(mut fields: Fields) -> Result<Self, ApiError> {
         let mut repeated = Repeated::take_from(&fields);
         let mut chat = Map::new();
         for name in SAME {
@@ -118,6 +136,22 @@ impl ResponsesRequest {
         Ok(request)
     }
 
+    /// Reads the body of a request to count a prompt's tokens: as [`Self::parse`], without the fields that are about the
+    /// answer alone.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn parse_to_count(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let mut counted = Map::new();
+        for name in COUNTED {
+            copy(&mut fields, name, &mut counted, name);
+        }
+        fields.refuse("personality", &[], "it is not available")?;
+        fields.finish(&[])?;
+        Self::read(counted.into())
+    }
+
     /// The chat it asks for, after the items in `history`. Instructions come first and hold for this request alone.
     ///
     /// # Errors
@@ -135,8 +169,7 @@ impl ResponsesRequest {
         items.for_each(|item| item.add_to(&mut turns));
         let mut chat = self.chat.clone();
         chat.insert("messages".into(), turns.into_messages().into());
-        let body = Value::Object(chat).to_string();
-        ChatRequest::parse(body.as_bytes(), limits).map_err(in_our_words)
+        ChatRequest::read(chat.into(), limits).map_err(in_our_words)
     }
 }
 

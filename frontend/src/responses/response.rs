@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use genset_backend_common::FinishReason;
-use genset_backend_common::output::Usage;
 use serde_json::{Map, Value, json};
 
-use crate::answer::AnswerEnd;
+use crate::answer::{AnswerEnd, Spent};
 use crate::error::ApiError;
 use crate::openai::Fields;
 
@@ -75,26 +74,24 @@ pub struct ResponseHead {
 #[derive(Debug, Clone, PartialEq)]
 pub enum ResponseEnd {
     /// It is whole.
-    Completed(Usage),
+    Completed(Spent),
     /// It was cut short.
-    Incomplete(Usage, &'static str),
+    Incomplete(Spent, &'static str),
     /// It failed after it had begun.
     Failed(Box<ApiError>),
 }
 
 impl ResponseEnd {
-    /// The end of an answer that ended so.
+    /// The end of an answer that ended so, and cost so much.
     #[must_use]
-    pub fn new(end: &AnswerEnd) -> Self {
-        let mut usage = Usage::default();
-        end.add_to(&mut usage);
+    pub fn new(end: &AnswerEnd, spent: Spent) -> Self {
         match end.reason {
-            FinishReason::Stop => Self::Completed(usage),
+            FinishReason::Stop => Self::Completed(spent),
             // A cancelled answer is read by nobody; should one be, it was cut short.
             FinishReason::Length | FinishReason::Cancelled => {
-                Self::Incomplete(usage, "max_output_tokens")
+                Self::Incomplete(spent, "max_output_tokens")
             }
-            FinishReason::ContentFilter => Self::Incomplete(usage, "content_filter"),
+            FinishReason::ContentFilter => Self::Incomplete(spent, "content_filter"),
         }
     }
 
@@ -136,9 +133,9 @@ impl ResponseHead {
     pub fn ended(&self, output: Vec<Value>, end: &ResponseEnd) -> Value {
         let mut response = self.object(end.status(), output);
         match end {
-            ResponseEnd::Completed(usage) => response["usage"] = usage_json(usage),
-            ResponseEnd::Incomplete(usage, reason) => {
-                response["usage"] = usage_json(usage);
+            ResponseEnd::Completed(spent) => response["usage"] = usage_json(spent),
+            ResponseEnd::Incomplete(spent, reason) => {
+                response["usage"] = usage_json(spent);
                 response["incomplete_details"] = json!({"reason": reason});
             }
             ResponseEnd::Failed(error) => {
@@ -188,7 +185,8 @@ fn error_code(error: &ApiError) -> &'static str {
     }
 }
 
-fn usage_json(usage: &Usage) -> Value {
+fn usage_json(spent: &Spent) -> Value {
+    let usage = &spent.usage;
     json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
@@ -196,7 +194,7 @@ fn usage_json(usage: &Usage) -> Value {
             "cache_write_tokens": 0,
         },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": spent.reasoning_tokens},
         "total_tokens": usage.total_tokens(),
     })
 }

@@ -163,4 +163,8 @@ impl MarkupParser for HarmonyParser {
         // A header that no body follows is not text of the model's.
         self.content.finish(out);
     }
+
+    fn is_thinking(&self) -> Option<bool> {
+        Some(matches!(self.state, State::Body(Body::Reasoning)))
+    }
 }

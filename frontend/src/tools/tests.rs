@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use proptest::prelude::{Just, any, prop_assert_eq, proptest};
+use proptest::prelude::{Just, ProptestConfig, any, prop_assert_eq, proptest};
 use proptest::strategy::{Strategy, Union};
 use serde_json::{Value, json};
 
@@ -219,20 +219,25 @@ fn dialects() -> impl Strategy<Value = ToolDialect> {
 }
 
 proptest! {
-    /// However a transcript is cut, and wherever it breaks off, the pieces are read as the whole, and no marker is content.
-    #[test]
-    fn any_cutting_is_read_alike(
-        which in 0..TRANSCRIPTS.len(), end: usize, cuts in proptest::collection::vec(any::<usize>(), 0..12),
-    ) {
-        let (name, text, ..) = TRANSCRIPTS[which];
-        let text = cut(text, &[end])[0];
-        let whole = run(name, [text]);
-        prop_assert_eq!(&run(name, cut(text, &cuts)), &whole);
-        prop_assert_eq!(&run(name, characters(text)), &whole);
-        let is_markup = |marker: &&str| marker.len() > 2 && whole.content.contains(*marker);
-        prop_assert_eq!(ToolDialect::find(name).unwrap().markers().into_iter().find(is_markup), None);
-    }
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
+    /// However any dialect's transcripts are cut, and wherever they break off, the pieces are read as the whole, and no marker
+    /// is content.
+    #[test]
+    fn any_cutting_is_read_alike(end: usize, cuts in proptest::collection::vec(any::<usize>(), 0..12)) {
+        for (name, text, ..) in TRANSCRIPTS {
+            let text = cut(text, &[end])[0];
+            let whole = run(name, [text]);
+            prop_assert_eq!(&run(name, cut(text, &cuts)), &whole);
+            prop_assert_eq!(&run(name, characters(text)), &whole);
+            let is_markup = |marker: &&str| marker.len() > 2 && whole.content.contains(*marker);
+            let markers = ToolDialect::find(name).unwrap().markers();
+            prop_assert_eq!(markers.into_iter().find(is_markup), None, "{}", name);
+        }
+    }
+}
+
+proptest! {
     /// The same for text that no model would write.
     #[test]
     fn any_soup_is_read_alike(
@@ -255,5 +260,25 @@ proptest! {
             let message = run(dialect.name(), cut(&text, &cuts));
             prop_assert_eq!(seen(&message), (text.as_str(), vec![]));
         }
+    }
+}
+
+/// The families that applications ask for by name have a parser.
+#[test]
+fn the_families_of_the_field_have_parsers() {
+    for name in [
+        "hermes",
+        "llama3_json",
+        "mistral",
+        "pythonic",
+        "qwen3_coder",
+        "deepseek",
+        "harmony",
+        "phi4",
+        "glm",
+        "kimi",
+        "minimax",
+    ] {
+        assert!(ToolDialect::find(name).is_some(), "{name}");
     }
 }

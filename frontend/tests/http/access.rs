@@ -1,14 +1,13 @@
 //! API keys, origins, HTTPS.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use genset_frontend::FrontendConfig;
 use genset_frontend::keys::KeyHash;
 use http::HeaderValue;
 use serde_json::json;
 
-use crate::client::{get, request};
+use crate::client::request;
 use crate::support::{CHAT, MODEL, Site, chat, config, echo};
 
 /// A site with keys, and the folder that the file is in.
@@ -36,7 +35,14 @@ fn bearer(key: &str) -> String {
 #[tokio::test]
 async fn without_a_key_only_the_servers_state_is_shown() {
     let (site, _folder) = site_with_keys(&[("a", "sk-a", "")]).await;
-    for path in ["/live", "/ready", "/health", "/metrics", "/openapi.json"] {
+    for path in [
+        "/live",
+        "/ready",
+        "/health",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+    ] {
         assert_eq!(site.get(path).await.status, 200, "{path}");
     }
     let body = chat("Hello", json!({})).to_string();
@@ -183,6 +189,9 @@ async fn pages_of_other_origins_ask_if_they_may() {
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn https_is_spoken_with_the_certificate_given() {
+    use std::sync::Arc;
+
+    use crate::client::get;
     use genset_frontend::FrontendTls;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;

@@ -419,7 +419,7 @@ async fn a_model_whose_engine_tokenizes_has_no_tokens_to_show() {
 }
 
 /// The paths that the router is made of, as the document writes them.
-fn routes() -> Vec<String> {
+pub(crate) fn routes() -> Vec<String> {
     let source = include_str!("../../src/http/handlers.rs");
     let routes = source.split(".route(").skip(1).map(|rest| {
         let path = rest.split('"').nth(1).expect("a path");

@@ -153,7 +153,7 @@ async fn a_client_says_how_long_an_answer_is_of_use() {
         "genset_http_failures_total{endpoint=\"chat_completions\",kind=\"invalid_request\"} 5",
         "genset_http_time_to_first_token_seconds_count 2",
         "genset_http_answers_queued 0",
-        "genset_frontend_template_seconds_count 7",
+        "genset_frontend_template_seconds_count 2",
     ] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }
@@ -321,5 +321,210 @@ async fn noise_is_not_served() {
         );
         site.is_well().await;
     }
+    site.close().await;
+}
+
+/// Ways to say two things about where a request ends. Whoever stands before this server may have believed the other one:
+/// nothing after such a head is taken for a request.
+#[tokio::test]
+async fn a_request_with_two_ends_is_the_last_of_its_connection() {
+    let site = Site::start(echo()).await;
+    let hidden = "GET /live HTTP/1.1\r\nhost: test\r\n\r\n";
+    let line = "POST /v1/completions HTTP/1.1\r\nhost: test\r\n";
+    let refused = [
+        "content-length: 1\r\ncontent-length: 2\r\n\r\n{}",
+        "content-length: 1, 2\r\n\r\n{}",
+        "content-length: 2, 2\r\n\r\n{}",
+        "content-length: +2\r\n\r\n{}",
+        "content-length: -2\r\n\r\n{}",
+        "content-length: 0x2\r\n\r\n{}",
+        "content-length: 2 2\r\n\r\n{}",
+        "content-length:\r\n\r\n{}",
+        "content-length: 18446744073709551616\r\n\r\n{}",
+        "content-length : 2\r\n\r\n{}",
+        "transfer-encoding: gzip\r\n\r\n0\r\n\r\n",
+        "transfer-encoding: identity\r\n\r\n0\r\n\r\n",
+        "transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        "transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        "transfer-encoding: \u{b}chunked\r\n\r\n0\r\n\r\n",
+        "transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+        "transfer-encoding\t: chunked\r\n\r\n0\r\n\r\n",
+        "transfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+        "x: y\r\n folded\r\n\r\n",
+        "content\u{0}length: 2\r\n\r\n{}",
+        "no colon\r\n\r\n",
+        "transfer-encoding: chunked\r\n\r\nzz\r\n",
+        "transfer-encoding: chunked\r\n\r\n-1\r\n{}\r\n0\r\n\r\n",
+        "transfer-encoding: chunked\r\n\r\n+2\r\n{}\r\n0\r\n\r\n",
+        "transfer-encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n",
+        "transfer-encoding: chunked\r\n\r\n2\r\n{}x\r\n0\r\n\r\n",
+        "transfer-encoding: chunked\r\n\r\n2\n{}\n0\n\n",
+        "transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\n{}",
+    ];
+    for shape in refused {
+        let mut client = site.connect().await;
+        client.send(format!("{line}{shape}{hidden}")).await;
+        let response = client.response_to("POST").await;
+        let status = response.map(|response| response.status);
+        assert_eq!(status, Some(400), "{shape:?}");
+        assert!(client.is_closed().await, "{shape:?}");
+        site.is_well().await;
+    }
+    // HTTP/1.0 has no chunks.
+    let mut client = site.connect().await;
+    let old = "POST /v1/completions HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n";
+    client.send(format!("{old}{hidden}")).await;
+    assert_eq!(client.response().await.status, 400);
+    assert!(client.is_closed().await);
+    site.close().await;
+}
+
+/// With both a length and chunks the chunks count, as RFC 9112 has it, and nothing comes after them.
+#[tokio::test]
+async fn of_a_length_and_chunks_the_chunks_count_and_the_connection_ends() {
+    let site = Site::start(echo()).await;
+    let body = completion("Hello", json!({})).to_string();
+    let chunks = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    let hidden = "GET /live HTTP/1.1\r\nhost: test\r\n\r\n";
+    for heads in [
+        "content-length: 5\r\ntransfer-encoding: chunked\r\n",
+        "transfer-encoding: chunked\r\ncontent-length: 5\r\n",
+        "transfer-encoding: chunked\r\ncontent-length: 0\r\nconnection: keep-alive\r\n",
+    ] {
+        let mut client = site.connect().await;
+        let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: test\r\n{heads}\r\n");
+        client.send(format!("{head}{chunks}{hidden}")).await;
+        assert_eq!(client.response().await.content(), "Hello", "{heads}");
+        assert!(client.is_closed().await, "{heads}");
+    }
+    // The same length twice is one length.
+    let mut client = site.connect().await;
+    let twice = format!("content-length: {}\r\n", body.len());
+    client
+        .send(request("POST", COMPLETIONS, &twice, &body))
+        .await;
+    assert_eq!(client.response().await.content(), "Hello");
+    client.send(get("/live")).await;
+    assert_eq!(client.response().await.status, 200);
+    site.close().await;
+}
+
+/// A body that is shorter than it was said to be is no request; what is longer is the next one, and none.
+#[tokio::test]
+async fn lengths_that_lie() {
+    let site = Site::start(echo()).await;
+    let body = completion("Hello", json!({})).to_string();
+    let mut client = site.connect().await;
+    client.send(head(COMPLETIONS, body.len() - 1)).await;
+    client.send(&body).await;
+    let (status, _, _, message) = client.response().await.refusal();
+    assert_eq!(status, 400);
+    assert!(message.contains("not valid JSON"), "{message}");
+    assert_eq!(client.response().await.status, 400);
+    assert!(client.is_closed().await);
+    for (announced, sent) in [(100_000, body.as_str()), (31 << 20, "{\"prompt\": \"")] {
+        let mut client = site.connect().await;
+        client.send(head(COMPLETIONS, announced)).await;
+        client.send(sent).await;
+        drop(client);
+        site.is_well().await;
+    }
+    site.idle().await;
+    site.close().await;
+}
+
+/// What a few bytes may swell to is not for a client to choose.
+#[tokio::test]
+async fn a_body_in_an_encoding_is_refused_unread() {
+    let site = Site::start(echo()).await;
+    let bomb = vec![0x1f_u8; 20 << 20];
+    for path in [
+        CHAT,
+        COMPLETIONS,
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/messages",
+        "/tokenize",
+        "/detokenize",
+    ] {
+        for encoding in [
+            "gzip",
+            "deflate",
+            "br",
+            "zstd",
+            "GZip",
+            "identity, gzip",
+            "x-gzip",
+            "\u{e9}",
+        ] {
+            let headers = format!("content-encoding: {encoding}\r\n");
+            let body = if encoding == "gzip" {
+                bomb.as_slice()
+            } else {
+                b"\x1f\x8b"
+            };
+            let response = site.send(request("POST", path, &headers, body)).await;
+            assert_eq!(response.status, 415, "{path} {encoding}");
+            let error = &response.json()["error"];
+            let message = error["message"].as_str().unwrap_or_default();
+            assert!(message.starts_with("The content-encoding"), "{message}");
+            if path != "/v1/messages" {
+                assert_eq!(error["param"], "content-encoding");
+            }
+        }
+    }
+    let plain = completion("Hello", json!({})).to_string();
+    for encoding in ["identity", "", "identity, identity"] {
+        let headers = format!("content-encoding: {encoding}\r\n");
+        let response = site
+            .send(request("POST", COMPLETIONS, &headers, &plain))
+            .await;
+        assert_eq!(response.content(), "Hello");
+    }
+    site.is_well().await;
+    site.idle().await;
+    site.close().await;
+}
+
+/// Many large bodies at once are refused before they take the memory of everybody else; what is only announced takes none.
+#[tokio::test]
+async fn bodies_have_a_budget_together() {
+    let config = FrontendConfig {
+        max_bodies_bytes: 256 << 10,
+        ..config()
+    };
+    let site = Site::with(config, echo()).await;
+    let mut announced = Vec::new();
+    for _ in 0..50 {
+        let mut client = site.connect().await;
+        client.send(head(CHAT, 200 << 10)).await;
+        announced.push(client);
+    }
+    site.is_well().await;
+    // One that has come but for its last byte.
+    let mut body = chat("Hello", json!({})).to_string();
+    body += &" ".repeat((200 << 10) - body.len());
+    let mut holder = announced.pop().expect("a client");
+    holder.send(body.get(1..).expect("a body")).await;
+    for _ in 0..20 {
+        // By then what was sent has been read.
+        site.is_well().await;
+    }
+    let second = post(CHAT, &body);
+    let response = site.send(&second).await;
+    let (status, _, _, message) = response.refusal();
+    assert_eq!(status, 503, "{message}");
+    assert!(message.contains("262144 bytes"), "{message}");
+    assert_eq!(response.header("retry-after"), Some("1"));
+    site.is_well().await;
+    holder.send("}").await;
+    assert_eq!(
+        holder.response().await.status,
+        400,
+        "its first byte is missing"
+    );
+    assert_eq!(site.send(&second).await.status, 200);
+    drop(announced);
+    site.idle().await;
     site.close().await;
 }

@@ -240,3 +240,55 @@ async fn the_request_id_is_the_clients_where_it_is_usable() {
     }
     site.close().await;
 }
+
+/// A tokenizer with the tokens for it makes the prompt of a suffix; any other refuses by name.
+#[tokio::test]
+async fn a_suffix_stands_behind_the_answer_where_the_model_has_tokens_for_it() {
+    let mut worker = worker_config();
+    for artifact in &mut worker.artifacts {
+        if artifact.reference.name == "tokenizer.json" {
+            let file = String::from_utf8(artifact.content.to_vec()).expect("text");
+            let file = file
+                .replace("<|im_start|>", "<fim_prefix>")
+                .replace("<|im_end|>", "<fim_suffix>")
+                .replace("<|endoftext|>", "<fim_middle>");
+            *artifact = Artifact::new("tokenizer.json", file.into_bytes());
+        }
+    }
+    let engine = Script::tokens(encode("b"));
+    let site = Site::with_worker(config(), worker, engine.clone()).await;
+    let body = completion(vec!["a", "c"], json!({"suffix": "d", "echo": true}));
+    let response = site.post(COMPLETIONS, &body).await;
+    assert_eq!(response.content(), "ab");
+    let [prefix, suffix, middle] = [1, 2, 0];
+    for (request, prompt) in engine.requests().iter().zip(["a", "c"]) {
+        let expected = [
+            vec![prefix],
+            encode(prompt),
+            vec![suffix],
+            encode("d"),
+            vec![middle],
+        ];
+        assert_eq!(request.tokens().expect("tokens"), expected.concat());
+    }
+    let tokens = completion(encode("a"), json!({"suffix": "d"}));
+    let (status, param, ..) = site.post(COMPLETIONS, &tokens).await.refusal();
+    assert_eq!((status, param.as_deref()), (400, Some("prompt")));
+    site.close().await;
+    for engine in [echo(), echo_text()] {
+        let site = Site::start(engine).await;
+        let body = completion("a", json!({"suffix": "d"}));
+        let (status, param, code, _) = site.post(COMPLETIONS, &body).await.refusal();
+        assert_eq!((status, param.as_deref()), (400, Some("suffix")));
+        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+        let body = completion("a", json!({"echo": true, "logprobs": 1}));
+        let (status, param, code, message) = site.post(COMPLETIONS, &body).await.refusal();
+        assert_eq!((status, param.as_deref()), (400, Some("echo")));
+        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+        assert!(
+            message.contains("log probabilities of the prompt"),
+            "{message}"
+        );
+        site.close().await;
+    }
+}

@@ -1,5 +1,6 @@
 //! Every method on every kind of route.
 
+use crate::apis::routes;
 use crate::client::request;
 use crate::support::{CHAT, COMPLETIONS, Site, echo};
 
@@ -10,14 +11,30 @@ const METHODS: [&str; 9] = [
 #[tokio::test]
 async fn each_is_answered_or_told_which_there_are() {
     let site = Site::start(echo()).await;
+    let mut met = Vec::new();
     for (path, allowed) in [
         (CHAT, &["POST"][..]),
         (COMPLETIONS, &["POST"]),
+        ("/v1/embeddings", &["POST"]),
+        ("/v1/responses", &["POST"]),
+        ("/v1/responses/input_tokens", &["POST"]),
+        ("/v1/responses/resp_0", &["GET", "HEAD", "DELETE"]),
+        ("/v1/responses/resp_0/cancel", &["POST"]),
+        ("/v1/responses/resp_0/input_items", &["GET", "HEAD"]),
+        ("/v1/messages", &["POST"]),
+        ("/v1/messages/count_tokens", &["POST"]),
         ("/v1/models", &["GET", "HEAD"]),
         ("/v1/models/tiny", &["GET", "HEAD"]),
+        ("/tokenize", &["POST"]),
+        ("/detokenize", &["POST"]),
+        ("/live", &["GET", "HEAD"]),
+        ("/ready", &["GET", "HEAD"]),
         ("/health", &["GET", "HEAD"]),
         ("/metrics", &["GET", "HEAD"]),
+        ("/openapi.json", &["GET", "HEAD"]),
+        ("/docs", &["GET", "HEAD"]),
     ] {
+        met.push(path.replace("resp_0", "{id}").replace("tiny", "{id}"));
         for method in METHODS.iter().filter(|method| !allowed.contains(method)) {
             let mut client = site.connect().await;
             client.send(request(method, path, "", "")).await;
@@ -36,6 +53,10 @@ async fn each_is_answered_or_told_which_there_are() {
             }
         }
     }
+    let mut routes = routes();
+    routes.sort_unstable();
+    met.sort_unstable();
+    assert_eq!(met, routes, "no route is left out");
     site.close().await;
 }
 
@@ -48,6 +69,8 @@ async fn a_head_is_a_get_without_its_body() {
         "/v1/models/tiny",
         "/health",
         "/live",
+        "/openapi.json",
+        "/docs",
         "/v1/nothing",
     ] {
         let got = site.get(path).await;

@@ -334,7 +334,12 @@ async fn a_conversation_goes_on_from_a_response() {
         let path = format!("{path_of_second}/input_items{query}");
         assert_eq!(site.get(&path).await.status, 400, "{query}");
     }
-    assert_eq!(site.get(&format!("{path}?stream=true")).await.status, 400);
+    for (query, param) in [("stream=true", "stream"), ("tpyo=1", "tpyo")] {
+        let refused = site.get(&format!("{path}?{query}")).await.refusal();
+        assert_eq!((refused.0, refused.1.as_deref()), (400, Some(param)));
+    }
+    let query = "stream=false&include%5B%5D=a&include_obfuscation=true&starting_after=0";
+    assert_eq!(site.get(&format!("{path}?{query}")).await.status, 200);
     let cancel = site.post(&format!("{path}/cancel"), &json!({})).await;
     assert_eq!(cancel.status, 400);
     let delete = || request("DELETE", &path, "", "");
@@ -580,4 +585,78 @@ async fn what_is_wrong_is_named_in_the_words_of_this_api() {
         404
     );
     site.close().await;
+}
+
+/// A count is what the usage of the same request says.
+#[tokio::test]
+async fn the_prompts_tokens_are_counted_without_an_answer() {
+    const COUNT: &str = "/v1/responses/input_tokens";
+    let engine = Script::tokens(encode("Paris."));
+    let site = site(engine.clone()).await;
+    let first = site.post(RESPONSES, &asked("Hi", json!({}))).await.json();
+    for further in [
+        json!({}),
+        json!({"instructions": "Be brief.", "truncation": "disabled"}),
+        json!({"tools": tools(), "tool_choice": "auto", "parallel_tool_calls": true}),
+        json!({"previous_response_id": first["id"], "text": {"format": {"type": "text"}}}),
+        json!({"input": [{"role": "user", "content": "One"}, {"role": "assistant", "content": "two"}]}),
+    ] {
+        let mut body = json!({"model": MODEL, "input": "And?"});
+        for (name, value) in further.as_object().into_iter().flatten() {
+            body[name] = value.clone();
+        }
+        let counted = site.post(COUNT, &body).await;
+        assert_eq!(counted.status, 200, "{}", counted.text());
+        let before = engine.requests().len();
+        let usage = site.post(RESPONSES, &body).await.json()["usage"].clone();
+        let expected =
+            json!({"object": "response.input_tokens", "input_tokens": usage["input_tokens"]});
+        assert_eq!(counted.json(), expected, "{further}");
+        assert_eq!(engine.requests().len(), before + 1);
+    }
+    let body = json!({"model": MODEL, "input": "Hello there"});
+    check("responses_input_tokens", &site.post(COUNT, &body).await);
+    for (further, param, code) in [
+        (json!({"input": null}), "input", None),
+        (json!({"model": null}), "model", None),
+        (
+            json!({"conversation": "conv_1"}),
+            "conversation",
+            Some("unsupported_parameter"),
+        ),
+        (
+            json!({"personality": "friendly"}),
+            "personality",
+            Some("unsupported_parameter"),
+        ),
+        (
+            json!({"truncation": "auto"}),
+            "truncation",
+            Some("unsupported_parameter"),
+        ),
+        (json!({"stream": true}), "stream", Some("unknown_parameter")),
+        (
+            json!({"max_output_tokens": 4}),
+            "max_output_tokens",
+            Some("unknown_parameter"),
+        ),
+        (
+            json!({"previous_response_id": "resp_0"}),
+            "previous_response_id",
+            Some("previous_response_not_found"),
+        ),
+    ] {
+        let mut body = body.clone();
+        for (name, value) in further.as_object().into_iter().flatten() {
+            body[name] = value.clone();
+        }
+        let (status, named, known, message) = site.post(COUNT, &body).await.refusal();
+        assert_eq!((status, named.as_deref()), (400, Some(param)), "{message}");
+        assert_eq!(known.as_deref(), code, "{message}");
+    }
+    site.close().await;
+    let text = Site::start(echo_text()).await;
+    let response = text.post(COUNT, &body).await;
+    assert_eq!(response.status, 400, "{}", response.text());
+    text.close().await;
 }

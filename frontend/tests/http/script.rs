@@ -9,7 +9,7 @@ use genset_backend_common::output::{
 };
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, GenerateRequest, GuidedKind, LLMEngine,
-    RequestContext, SamplingOption, StartContext, async_trait,
+    RequestContext, SamplingOption, StartContext, TraceContext, async_trait,
 };
 use parking_lot::Mutex;
 
@@ -25,6 +25,7 @@ pub(crate) struct Script {
     active: Arc<AtomicUsize>,
     requests: Mutex<Vec<GenerateRequest>>,
     ids: Mutex<Vec<String>>,
+    traces: Mutex<Vec<Option<TraceContext>>>,
     refusal: Mutex<Option<EngineError>>,
 }
 
@@ -67,6 +68,7 @@ impl Script {
             active: Arc::default(),
             requests: Mutex::default(),
             ids: Mutex::default(),
+            traces: Mutex::default(),
             refusal: Mutex::default(),
         })
     }
@@ -131,6 +133,11 @@ impl Script {
         self.ids.lock().clone()
     }
 
+    /// The traces that they are part of.
+    pub(crate) fn traces(&self) -> Vec<Option<TraceContext>> {
+        self.traces.lock().clone()
+    }
+
     /// An engine that answers with `token` without end, as fast as it is taken.
     pub(crate) fn endless(token: u32) -> Arc<Self> {
         let engine = Self::new(move |_, out| async move {
@@ -193,6 +200,7 @@ impl LLMEngine for Script {
         }
         self.requests.lock().push(request.clone());
         self.ids.lock().push(ctx.id().to_owned());
+        self.traces.lock().push(ctx.trace().cloned());
         if let Some(error) = self.refusal.lock().clone() {
             return Err(error);
         }

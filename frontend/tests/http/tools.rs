@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::output::Finish;
+use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{Artifact, GuidedDecoding, LLMEngine};
 use genset_frontend::{FrontendConfig, FrontendServer, ParserNames};
@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use crate::client::Response;
 use crate::golden::check;
 use crate::script::Script;
-use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, config, encode, worker_config};
+use crate::support::{
+    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, tokenizer, worker_config,
+};
 
 const CALLS: &str = "<think>\nI need the weather.\n</think>\n\nI look.\n\
     <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>\n\
@@ -332,4 +334,87 @@ async fn completions_are_not_taken_apart() {
         .refusal();
     assert_eq!(refusal.1.as_deref(), Some("parallel_tool_calls"));
     site.close().await;
+}
+
+/// The tokens of `text` that hold thoughts, as the guide counts them: with the markers around.
+fn tokens_of_thoughts(text: &str) -> usize {
+    let begin = text.find("<think>").expect("thoughts") + "<think>".len();
+    let end = text.find("</think>").expect("their end") + "</think>".len();
+    let is_thought = |at: usize| (begin..end).contains(&at);
+    let tokens = encode(text);
+    let length = |count: usize| {
+        let text = tokenizer().decode_all(&tokens[..count], false);
+        text.expect("they decode").len()
+    };
+    let places = (0..tokens.len()).map(|index| (length(index), length(index + 1)));
+    places
+        .filter(|(before, after)| is_thought(*before) || is_thought(*after))
+        .count()
+}
+
+#[tokio::test]
+async fn tokens_of_thoughts_are_counted_apart() {
+    let expected = tokens_of_thoughts(CALLS);
+    assert!(expected > 4 && expected < encode(CALLS).len() / 2);
+    let at_once = Script::new(|_, out| async move {
+        for token_ids in encode(CALLS).chunks(7) {
+            out.tokens(TokenChunk {
+                token_ids: token_ids.iter().copied().collect(),
+                logprobs: Default::default(),
+            })
+            .await?;
+        }
+        Ok(Finish::stop())
+    });
+    for engine in [Script::tokens(encode(CALLS)), at_once] {
+        let site = site(engine).await;
+        for further in [
+            json!({}),
+            json!({"tools": tools()}),
+            json!({"tools": tools(), "n": 2}),
+        ] {
+            let choices = further["n"].as_u64().unwrap_or(1);
+            let of_usage = |usage: &Value| {
+                let details = &usage["completion_tokens_details"];
+                assert!(details["reasoning_tokens"].as_u64() < usage["completion_tokens"].as_u64());
+                details["reasoning_tokens"].as_u64()
+            };
+            let expected = u64::try_from(expected).ok().map(|count| count * choices);
+            let whole = site.post(CHAT, &chat("Weather?", further.clone())).await;
+            assert_eq!(of_usage(&whole.json()["usage"]), expected, "{further}");
+            let mut further = further;
+            further["stream"] = true.into();
+            further["stream_options"] = json!({"include_usage": true});
+            let streamed = site.post(CHAT, &chat("Weather?", further)).await;
+            let events = streamed.events();
+            let last: Value = serde_json::from_str(&events[events.len() - 2]).expect("JSON");
+            assert_eq!(of_usage(&last["usage"]), expected);
+        }
+        let body = json!({"model": MODEL, "input": "Weather?", "tools": tools_of_responses()});
+        let whole = site.post("/v1/responses", &body).await.json();
+        let mut body = body;
+        body["stream"] = true.into();
+        let streamed = site.post("/v1/responses", &body).await.text();
+        let last = streamed.rsplit("data: ").next().expect("an event");
+        let last: Value = serde_json::from_str(last).expect("JSON");
+        for usage in [&whole["usage"], &last["response"]["usage"]] {
+            assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], expected);
+        }
+        site.idle().await;
+        let counted = site.metric("genset_http_reasoning_tokens_total");
+        assert_eq!(
+            counted,
+            f64::from(u32::try_from(expected * 10).expect("few"))
+        );
+        site.close().await;
+    }
+    // Who looks for no thoughts counts none.
+    let site = Site::start(Script::tokens(encode(CALLS))).await;
+    let usage = site.post(CHAT, &chat("Weather?", json!({}))).await.json()["usage"].clone();
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], 0);
+    site.close().await;
+}
+
+fn tools_of_responses() -> Value {
+    json!([{"type": "function", "name": "get_weather", "parameters": {"type": "object"}}])
 }

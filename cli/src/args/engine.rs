@@ -1,0 +1,232 @@
+//! Flags of engines, and what each engine needs, takes and has no use for.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use genset_backend_common::EngineError;
+use genset_engine_candle::CandleArgs;
+use genset_engine_echo::EchoArgs;
+use genset_engine_launcher::{LauncherArgs, ServerKind};
+use genset_runtime::WorkerArgs;
+
+use super::words::{EngineKind, InputKind, OutputKind};
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EngineArgs {
+    #[command(flatten)]
+    pub(crate) echo: EchoArgs,
+    /// Pause of out=sample before each token, in milliseconds
+    #[arg(long, default_value_t = 0, env = "GENSET_TOKEN_DELAY_MS")]
+    pub(crate) token_delay_ms: u64,
+    /// TOML file with the replies of out=scripted
+    #[arg(long, env = "GENSET_SCRIPT", value_name = "FILE")]
+    pub(crate) script: Option<PathBuf>,
+    /// Command that starts the engine of out=cmd; out=cmd:COMMAND says the same
+    #[arg(long, env = "GENSET_ENGINE_CMD", value_name = "COMMAND")]
+    pub(crate) engine_cmd: Option<String>,
+    /// How often in a row the process of out=cmd, or a server, is started again when it ended by itself, with pauses that
+    /// double; 0 for never
+    #[arg(
+        long,
+        env = "GENSET_ENGINE_RESTARTS",
+        value_name = "N",
+        default_value_t = 0
+    )]
+    pub(crate) engine_restarts: u32,
+    /// Jinja file with a chat template, in place of the model's own
+    #[arg(long, env = "GENSET_CHAT_TEMPLATE", value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+    /// Folder with tokenizer and template for a GGUF file, in place of those inside it [out=candle, llamacpp]
+    #[arg(long, env = "GENSET_MODEL_CONFIG", value_name = "DIR")]
+    pub(crate) model_config: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Candle")]
+    pub(crate) candle: CandleArgs,
+    #[command(flatten, next_help_heading = "Servers of other projects")]
+    pub(crate) launcher: LauncherArgs,
+}
+
+/// Refuses words that make no sense together.
+pub(super) fn check_words(
+    input: &InputKind,
+    output: &OutputKind,
+    worker: &WorkerArgs,
+) -> Result<(), EngineError> {
+    if let OutputKind::Dyn(_) = output {
+        if matches!(input, InputKind::Dyn(_)) {
+            let problem = "in=dyn is a worker and needs an engine of its own, not out=dyn";
+            return Err(EngineError::invalid_argument("out", problem));
+        }
+        if worker.model_path.is_some() {
+            let problem =
+                "out=dyn serves the models of the workers there are; give the folder to a worker";
+            return Err(EngineError::invalid_argument("MODEL", problem));
+        }
+    }
+    match (output, worker.model_path.as_deref()) {
+        (OutputKind::Engine(EngineKind::Server(kind)), path) => {
+            required_model(*kind, path).map(drop)
+        }
+        (OutputKind::Engine(EngineKind::Candle), Some(path)) if is_gguf(path) && path.is_file() => {
+            Ok(())
+        }
+        (_, path) => path.map_or(Ok(()), check_model_path),
+    }
+}
+
+/// Refuses flags that the engine has no use for, and the lack of one it needs.
+pub(super) fn check_engine(
+    output: &OutputKind,
+    engine: &EngineArgs,
+    worker: &WorkerArgs,
+) -> Result<(), EngineError> {
+    if output.is(EngineKind::Scripted) {
+        required_script(engine.script.as_deref())?;
+    }
+    if output.is(EngineKind::Cmd) {
+        required_command(engine.engine_cmd.as_deref())?;
+    }
+    check_server_flags(output, engine)?;
+    check_model_config(output, engine, worker)?;
+    if engine.chat_template.is_none() {
+        return Ok(());
+    }
+    let problem = match output {
+        OutputKind::Dyn(_) => {
+            "out=dyn serves the models of the workers there are; give it to a worker"
+        }
+        OutputKind::Engine(EngineKind::EchoFull) => "echo_full takes text and applies no template",
+        OutputKind::Engine(EngineKind::Scripted) if worker.model_path.is_none() => {
+            "without a MODEL, scripted takes text and applies no template"
+        }
+        OutputKind::Engine(EngineKind::Cmd) if worker.model_path.is_none() => {
+            "without a MODEL there is no tokenizer to go with it; name the model's folder"
+        }
+        OutputKind::Engine(EngineKind::Server(_))
+            if worker.model_path.as_deref().is_some_and(is_gguf)
+                && engine.model_config.is_none() =>
+        {
+            "llama.cpp applies the template inside a GGUF file; name the model's folder with --model-config"
+        }
+        OutputKind::Engine(
+            EngineKind::Candle
+            | EngineKind::EchoCore
+            | EngineKind::Sample
+            | EngineKind::Scripted
+            | EngineKind::Cmd
+            | EngineKind::Server(_),
+        ) => {
+            return Ok(());
+        }
+    };
+    Err(EngineError::invalid_argument("--chat-template", problem))
+}
+
+/// Refuses a tokenizer for what has its own, or needs none.
+fn check_model_config(
+    output: &OutputKind,
+    engine: &EngineArgs,
+    worker: &WorkerArgs,
+) -> Result<(), EngineError> {
+    let takes_one =
+        output.is(EngineKind::Candle) || output.is(EngineKind::Server(ServerKind::LlamaCpp));
+    let has_gguf = worker.model_path.as_deref().is_some_and(is_gguf);
+    if engine.model_config.is_none() || (takes_one && has_gguf) {
+        return Ok(());
+    }
+    let problem = "is for a GGUF file as MODEL of out=candle or out=llamacpp; a model's folder has its own tokenizer";
+    Err(EngineError::invalid_argument("--model-config", problem))
+}
+
+/// Refuses flags about a server where there is none.
+fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), EngineError> {
+    if let OutputKind::Engine(EngineKind::Server(_)) = output {
+        return Ok(());
+    }
+    let Some(flag) = engine.launcher.first_given() else {
+        return Ok(());
+    };
+    let servers = ServerKind::ALL.map(ServerKind::name).join(", ");
+    let problem = format!(
+        "is about a server that is launched (out={servers}); out={} has no use for it",
+        output.word()
+    );
+    Err(EngineError::invalid_argument(flag, problem))
+}
+
+/// The model that a server needs: a folder, or for llama.cpp a GGUF file.
+///
+/// # Errors
+/// `InvalidArgument`, naming what is expected.
+pub(crate) fn required_model(kind: ServerKind, path: Option<&Path>) -> Result<&Path, EngineError> {
+    let wanted = match kind {
+        ServerKind::LlamaCpp => "a GGUF file",
+        ServerKind::Vllm | ServerKind::Sglang | ServerKind::Trtllm => {
+            "the folder of a local model checkout"
+        }
+    };
+    let Some(path) = path else {
+        let problem = format!("out={kind} serves a model of yours; name {wanted}");
+        return Err(EngineError::invalid_argument("MODEL", problem));
+    };
+    let is_one = match kind {
+        ServerKind::LlamaCpp => is_gguf(path) && path.is_file(),
+        ServerKind::Vllm | ServerKind::Sglang | ServerKind::Trtllm => path.is_dir(),
+    };
+    if is_one {
+        return Ok(path);
+    }
+    let problem = format!("{} is not {wanted}, which out={kind} needs", path.display());
+    Err(EngineError::invalid_argument("MODEL", problem))
+}
+
+/// Whether a model is one file that holds everything.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// The script that the scripted engine needs.
+///
+/// # Errors
+/// `InvalidArgument`, naming the flag, when there is none.
+pub(crate) fn required_script(given: Option<&Path>) -> Result<&Path, EngineError> {
+    given.ok_or_else(|| {
+        let problem = "the scripted engine answers what a script says; name its TOML file";
+        EngineError::invalid_argument("--script", problem)
+    })
+}
+
+/// The command that the engine in a process of its own needs.
+///
+/// # Errors
+/// `InvalidArgument`, naming the flag, when there is none.
+pub(crate) fn required_command(given: Option<&str>) -> Result<&str, EngineError> {
+    given.ok_or_else(|| {
+        let problem = "an engine in a process of its own needs the command that starts it, as out=cmd:COMMAND";
+        EngineError::invalid_argument("--engine-cmd", problem)
+    })
+}
+
+/// Says what this build cannot load before it says what is missing.
+fn check_model_path(path: &Path) -> Result<(), EngineError> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let shown = path.display();
+    if is_gguf(path) && path.is_file() {
+        let problem =
+            format!("{shown}: a GGUF file is for out=candle or out=llamacpp; give a model folder");
+        return Err(EngineError::unsupported("MODEL", problem));
+    }
+    if path.exists() {
+        return Err(EngineError::invalid_argument(
+            "MODEL",
+            format!("{shown} is neither a GGUF file nor a folder; give the folder it lies in"),
+        ));
+    }
+    let problem = format!(
+        "{shown} is neither a folder nor a file. Downloads from a model hub are not available in this build: \
+         download the model and give its folder"
+    );
+    Err(EngineError::invalid_argument("MODEL", problem))
+}

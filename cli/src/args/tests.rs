@@ -1,0 +1,100 @@
+use std::path::Path;
+
+use super::*;
+
+fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
+    let words = ["genset", "run"].iter().chain(words);
+    let read = read(words.map(OsString::from).collect())?;
+    match Cli::from_arg_matches(&read.matches).unwrap().command {
+        CliCommand::Run(args) => check(*args),
+        CliCommand::Conform { .. } | CliCommand::Bench { .. } | CliCommand::Key { .. } => {
+            panic!("the words say run")
+        }
+    }
+}
+
+#[test]
+fn the_command_line_is_well_formed() {
+    command().debug_assert();
+}
+
+#[test]
+fn words_come_in_any_order_and_have_defaults() {
+    let config = parse_words(&[]).unwrap();
+    assert_eq!(
+        (config.input, config.output),
+        (InputKind::Text, OutputKind::Engine(EngineKind::Candle))
+    );
+    let config = parse_words(&["out=sample", ".", "in=http", "--http-port", "0"]).unwrap();
+    assert_eq!(
+        (config.input, config.output),
+        (InputKind::Http, OutputKind::Engine(EngineKind::Sample))
+    );
+    assert_eq!(config.worker.model_path.as_deref(), Some(Path::new(".")));
+}
+
+#[test]
+fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
+    let config = parse_words(&["in=dyn://llama", "out=sample"]).unwrap();
+    assert_eq!(config.name.to_string(), "llama.backend.generate");
+    let config = parse_words(&["in=dyn", "out=sample", "--namespace=n"]).unwrap();
+    assert_eq!(config.name.to_string(), "n.backend.generate");
+    let config = parse_words(&["in=http", "out=dyn"]).unwrap();
+    assert_eq!(config.output, OutputKind::Dyn(None));
+    assert_eq!(config.frontend.endpoint, None);
+    let config = parse_words(&["in=text", "out=dyn://a.b"]).unwrap();
+    let endpoint = config.frontend.endpoint.map(|name| name.to_string());
+    assert_eq!(endpoint.as_deref(), Some("a.b.generate"));
+    for words in [["in=dyn", "out=dyn"], ["out=dyn", "."]] {
+        parse_words(&words).unwrap_err();
+    }
+}
+
+#[test]
+fn what_is_absent_is_refused_by_name() {
+    for (words, expected) in [
+        (["out=mocker"], "mocker is not available in this build"),
+        (
+            ["out=vllm"],
+            "out=vllm serves a model of yours; name the folder",
+        ),
+        (["out=llamacpp"], "name a GGUF file"),
+        (["in=batch:x.jsonl"], "batch:x.jsonl"),
+        (["in=dyn://a.b.c.d"], "more than three parts"),
+        (["out=dyn://é"], "no part of a name"),
+        (["out=foo"], "none of candle, echo_core"),
+        (["in=foo"], "none of http"),
+    ] {
+        let error = parse_words(&words).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    for (words, expected) in [
+        (["out=candle", "model.gguf"], "neither a folder nor a file"),
+        (
+            ["out=sample", "Cargo.toml"],
+            "neither a GGUF file nor a folder",
+        ),
+        (["out=sample", "Qwen/Qwen3-0.6B"], "Downloads"),
+        (["out=sample", "--model-config=."], "--model-config"),
+    ] {
+        let error = parse_words(&words).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    for words in [
+        ["out=sample", "--tensor-parallel-size=2"],
+        ["out=dyn", "--server-cmd=x"],
+    ] {
+        let error = parse_words(&words).unwrap_err().to_string();
+        assert!(error.contains("has no use for it"), "{error}");
+    }
+    let error = parse_words(&["out=sglang", "x.gguf"]).unwrap_err();
+    assert!(error.to_string().contains("is not the folder"), "{error}");
+    for words in [
+        ["in=http", "in=text"],
+        [".", ".."],
+        ["--model-path=.", ".."],
+    ] {
+        let error = parse_words(&words).unwrap_err().to_string();
+        assert!(error.contains("given twice"), "{error}");
+    }
+}

@@ -1,0 +1,81 @@
+//! `/openapi.json`: every route and its fields, with the limits of this server's config.
+//!
+//! The document is written by hand, as the readers of requests are. Tests send what it allows, and what it forbids, to a
+//! running server, so that the two do not part.
+
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::future::{Ready, ready};
+use http::header;
+use serde_json::Value;
+
+use crate::config::FrontendConfig;
+
+/// The document. A string that begins with `$` stands for a value that is known only to a running server.
+const TEMPLATE: &str = include_str!("openapi.json");
+
+/// What answers with the document of a server with this config.
+pub(super) fn serve(
+    config: &FrontendConfig,
+) -> impl FnOnce() -> Ready<Response> + Clone + Send + Sync + 'static {
+    let document = document(config);
+    move || ready(([(header::CONTENT_TYPE, "application/json")], document).into_response())
+}
+
+pub(super) fn document(config: &FrontendConfig) -> Bytes {
+    let document = serde_json::from_str(TEMPLATE).map(|mut document| {
+        fill(&mut document, config);
+        document.to_string()
+    });
+    debug_assert!(document.is_ok(), "the document is JSON");
+    Bytes::from(document.unwrap_or_default())
+}
+
+fn fill(value: &mut Value, config: &FrontendConfig) {
+    match value {
+        Value::String(text) => {
+            let name = text.strip_prefix('$');
+            if let Some(known) = name.and_then(|name| known(name, config)) {
+                *value = known;
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| fill(item, config)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| fill(field, config)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+fn known(name: &str, config: &FrontendConfig) -> Option<Value> {
+    Some(match name {
+        "version" => env!("CARGO_PKG_VERSION").into(),
+        "max_choices" => config.max_choices.into(),
+        "max_stop_strings" => config.max_stop_strings.into(),
+        "max_stop_bytes" => config.max_stop_bytes.into(),
+        "max_prompts" => config.max_prompts.into(),
+        "max_embedding_inputs" => config.max_embedding_inputs.into(),
+        "max_tools" => config.max_tools.into(),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_those_of_the_config() {
+        let config = FrontendConfig {
+            max_choices: 3,
+            max_tools: 7,
+            ..FrontendConfig::default()
+        };
+        let document = document(&config);
+        let document: Value = serde_json::from_slice(&document).unwrap();
+        let schemas = &document["components"]["schemas"];
+        assert_eq!(schemas["Choices"]["maximum"], 3);
+        assert_eq!(schemas["Tools"]["maxItems"], 7);
+        let text = document.to_string();
+        assert!(!text.contains("\"$m"), "a limit without a value");
+        assert!(!text.contains("\"$version\""));
+    }
+}

@@ -1,0 +1,142 @@
+//! The body of an answer that is streamed alone, whatever its API's events are. Chat and completions stream several side by
+//! side; theirs is in `body`.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+use http_body::{Body, Frame};
+
+use super::body::FRAME_BYTES;
+use super::handlers::event_response;
+use super::metrics::RequestGuard;
+use crate::answer::{Answer, AnswerEnd, Ending, RatedToken};
+use crate::error::ApiError;
+use crate::markup::Delta;
+
+/// How an API writes the events of one answer.
+pub(super) trait AnswerEvents: Send + Unpin + 'static {
+    /// What comes before the answer.
+    fn start(&mut self, out: &mut BytesMut);
+
+    /// A piece of the answer, and the log probabilities that come with it.
+    fn delta(&mut self, delta: Delta<'_>, rated: &[RatedToken], out: &mut BytesMut);
+
+    /// The answer has ended.
+    fn finish(self, end: &AnswerEnd, ending: Ending, out: &mut BytesMut);
+
+    /// The answer broke off.
+    fn fail(self, error: ApiError, out: &mut BytesMut);
+}
+
+/// The response that streams `answer`. It counts the request to its end.
+pub(super) fn stream<E: AnswerEvents>(
+    mut events: E,
+    answer: Answer,
+    guard: RequestGuard,
+) -> Response {
+    let mut buffer = BytesMut::new();
+    events.start(&mut buffer);
+    event_response(AnswerBody {
+        running: Some(Running { events, answer }),
+        guard,
+        buffer,
+        text: String::new(),
+        has_sent_text: false,
+    })
+}
+
+/// The events of one answer, written as the tokens come. Dropping it cancels what still runs.
+struct AnswerBody<E> {
+    /// Gone when it has ended.
+    running: Option<Running<E>>,
+    guard: RequestGuard,
+    buffer: BytesMut,
+    /// Text of the present item of the engine's; empty between two.
+    text: String,
+    has_sent_text: bool,
+}
+
+struct Running<E> {
+    events: E,
+    answer: Answer,
+}
+
+impl<E: AnswerEvents> AnswerBody<E> {
+    /// Writes what is ready, until nothing is or the frame is full. The first text leaves at once.
+    fn fill(&mut self, cx: &mut Context<'_>) {
+        while self.buffer.len() < FRAME_BYTES {
+            let Some(Running { events, answer }) = &mut self.running else {
+                return;
+            };
+            let Poll::Ready(result) = answer.poll_text(cx, &mut self.text) else {
+                return;
+            };
+            let before = self.buffer.len();
+            if !self.text.is_empty() {
+                let buffer = &mut self.buffer;
+                answer.deliver(&self.text, |delta, rated| {
+                    events.delta(delta, rated, buffer);
+                });
+                self.text.clear();
+                self.guard.text();
+            }
+            let has_text = self.buffer.len() > before;
+            match result {
+                Ok(None) => {}
+                Ok(Some(end)) => self.end(&end),
+                Err(error) => self.fail(error.into()),
+            }
+            if has_text && !std::mem::replace(&mut self.has_sent_text, true) {
+                return;
+            }
+        }
+    }
+
+    fn end(&mut self, end: &AnswerEnd) {
+        let Some(Running { mut events, answer }) = self.running.take() else {
+            return;
+        };
+        let buffer = &mut self.buffer;
+        let ending = answer.end(|delta, rated| events.delta(delta, rated, buffer));
+        let spent = ending.spent(end);
+        events.finish(end, ending, buffer);
+        self.guard.set_status(StatusCode::OK);
+        self.guard.spent(&spent);
+    }
+
+    fn fail(&mut self, error: ApiError) {
+        self.guard.fail(&error);
+        if let Some(Running { events, .. }) = self.running.take() {
+            events.fail(error, &mut self.buffer);
+        }
+    }
+}
+
+impl<E: AnswerEvents> Body for AnswerBody<E> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        this.fill(cx);
+        if !this.buffer.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(this.buffer.split().freeze()))));
+        }
+        if this.running.is_some() {
+            Poll::Pending
+        } else {
+            Poll::Ready(None)
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.running.is_none() && self.buffer.is_empty()
+    }
+}

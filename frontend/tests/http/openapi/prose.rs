@@ -1,0 +1,213 @@
+//! What the document says in words: rules between fields, and of the model at hand. A body that its schema allows and that
+//! is mended here must be served.
+
+use serde_json::{Map, Value, json};
+
+use crate::support::MODEL;
+
+/// The vocabulary of the test model.
+const VOCABULARY: u64 = 2048;
+
+/// Fields of which one binds the answer.
+const GUIDED: [&str; 4] = [
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+];
+
+/// Makes a body that its schema allows keep the rules that no schema says.
+pub(super) fn mend(path: &str, body: &mut Value) {
+    let Value::Object(body) = body else {
+        panic!("every body is an object")
+    };
+    body.insert("model".into(), MODEL.into());
+    // What the model has not: a shorter embedding, an earlier response, text between two others.
+    body.remove("dimensions");
+    body.remove("previous_response_id");
+    body.remove("suffix");
+    mend_stream(body);
+    mend_numbers(body);
+    mend_stops(body);
+    mend_inputs(path, body);
+    mend_tools(body);
+    mend_formats(body);
+    if path.contains("/messages") {
+        mend_messages(body);
+    }
+}
+
+fn is_set(body: &Map<String, Value>, name: &str) -> bool {
+    body.get(name).is_some_and(|value| !value.is_null())
+}
+
+fn mend_stream(body: &mut Map<String, Value>) {
+    if is_set(body, "stream_options") {
+        body.insert("stream".into(), true.into());
+    }
+}
+
+fn mend_numbers(body: &mut Map<String, Value>) {
+    if is_set(body, "top_logprobs") && !body.contains_key("input") {
+        body.insert("logprobs".into(), true.into());
+    }
+    if is_set(body, "best_of") {
+        let n = body.get("n").filter(|n| !n.is_null()).cloned();
+        body.insert("best_of".into(), n.unwrap_or_else(|| json!(1)));
+    }
+    if body.get("echo") == Some(&json!(true)) {
+        body.remove("logprobs");
+    }
+    for_extensions(body, |fields| {
+        if is_set(fields, "min_tokens") {
+            fields.insert("min_tokens".into(), 1.into());
+        }
+    });
+}
+
+/// The body, and the objects in it that may have the same fields.
+fn for_extensions(body: &mut Map<String, Value>, mut mend: impl FnMut(&mut Map<String, Value>)) {
+    mend(body);
+    for extension in ["genset", "nvext"] {
+        if let Some(Value::Object(fields)) = body.get_mut(extension) {
+            mend(fields);
+        }
+    }
+}
+
+/// Limits in bytes, where a schema counts letters.
+fn mend_stops(body: &mut Map<String, Value>) {
+    let shorten = |stop: &mut Value| {
+        if stop.as_str().is_some_and(|stop| stop.len() > 1024) {
+            *stop = json!("stop");
+        }
+    };
+    for name in ["stop", "stop_sequences"] {
+        match body.get_mut(name) {
+            Some(Value::Array(stops)) => stops.iter_mut().for_each(shorten),
+            Some(stop) => shorten(stop),
+            None => {}
+        }
+    }
+}
+
+/// Token ids of the model's, and at least one.
+fn mend_inputs(path: &str, body: &mut Map<String, Value>) {
+    for_extensions(body, |fields| {
+        if let Some(ids) = fields.get_mut("stop_token_ids") {
+            into_vocabulary(ids);
+        }
+    });
+    if let Some(tokens) = body.get_mut("tokens") {
+        into_vocabulary(tokens);
+    }
+    if path == "/v1/completions" {
+        fill(&mut body["prompt"]);
+    }
+    if path == "/v1/embeddings" {
+        fill(&mut body["input"]);
+    }
+}
+
+fn fill(prompt: &mut Value) {
+    into_vocabulary(prompt);
+    match prompt {
+        Value::String(text) if text.is_empty() => *text = "Hi".into(),
+        Value::Array(prompts) => prompts
+            .iter_mut()
+            .filter(|prompt| prompt.is_string())
+            .for_each(fill),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {}
+    }
+}
+
+fn into_vocabulary(ids: &mut Value) {
+    match ids {
+        Value::Number(id) => {
+            let inside = id.as_u64().map(|id| id % VOCABULARY);
+            *ids = json!(inside);
+        }
+        Value::Array(ids) => ids.iter_mut().for_each(into_vocabulary),
+        Value::Null | Value::Bool(_) | Value::String(_) | Value::Object(_) => {}
+    }
+}
+
+/// Names that differ, and a choice among them.
+fn mend_tools(body: &mut Map<String, Value>) {
+    let tools = body.get_mut("tools").and_then(Value::as_array_mut);
+    let mut has_tools = false;
+    for (index, tool) in tools.into_iter().flatten().enumerate() {
+        has_tools = true;
+        let function = if tool.get("function").is_some() {
+            &mut tool["function"]
+        } else {
+            tool
+        };
+        function["name"] = format!("tool_{index}").into();
+    }
+    let Some(choice) = body.get_mut("tool_choice") else {
+        return;
+    };
+    match choice {
+        Value::Object(choice) => {
+            if let Some(function) = choice.get_mut("function") {
+                function["name"] = "tool_0".into();
+            } else if choice.contains_key("name") {
+                choice.insert("name".into(), "tool_0".into());
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {}
+    }
+    if !has_tools {
+        body.remove("tool_choice");
+    }
+}
+
+/// One field at most binds the answer, and then it calls no tools.
+fn mend_formats(body: &mut Map<String, Value>) {
+    let mut is_bound = body.get("response_format").is_some_and(is_format)
+        || body
+            .get("text")
+            .and_then(|text| text.get("format"))
+            .is_some_and(is_format)
+        || body
+            .get("output_config")
+            .and_then(|config| config.get("format"))
+            .is_some_and(Value::is_object);
+    for_extensions(body, |fields| {
+        for name in GUIDED {
+            if !is_set(fields, name) {
+                continue;
+            }
+            if std::mem::replace(&mut is_bound, true) {
+                fields.remove(name);
+            } else if name == "guided_json" && fields[name].is_string() {
+                fields.insert(name.into(), "{}".into());
+            }
+        }
+    });
+    if is_bound {
+        body.remove("tools");
+        body.remove("tool_choice");
+    }
+}
+
+fn is_format(format: &Value) -> bool {
+    format.is_object() && format["type"] != "text"
+}
+
+/// The last word is the user's, and thoughts are shorter than the answer.
+fn mend_messages(body: &mut Map<String, Value>) {
+    if let Some(Value::Array(messages)) = body.get_mut("messages") {
+        messages.push(json!({"role": "user", "content": "Hi"}));
+    }
+    let budget = body
+        .get_mut("thinking")
+        .and_then(|thinking| thinking.get_mut("budget_tokens"));
+    if let Some(budget) = budget {
+        *budget = json!(1024);
+        if body.contains_key("max_tokens") {
+            body.insert("max_tokens".into(), json!(2000));
+        }
+    }
+}
