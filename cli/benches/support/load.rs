@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -70,8 +70,13 @@ pub(crate) fn request(max_tokens: u32) -> Vec<u8> {
         "ignore_eos": true,
         "max_tokens": max_tokens,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    })
-    .to_string();
+    });
+    http_request(&body)
+}
+
+/// A request with this body, as it goes over the wire.
+pub(crate) fn http_request(body: &Value) -> Vec<u8> {
+    let body = body.to_string();
     let len = body.len();
     format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n\
@@ -81,7 +86,7 @@ pub(crate) fn request(max_tokens: u32) -> Vec<u8> {
 }
 
 /// Reads one streamed answer and counts its events.
-async fn read_stream(connection: &mut TcpStream) -> io::Result<u64> {
+pub(crate) async fn read_stream(connection: &mut TcpStream) -> io::Result<u64> {
     const LAST_CHUNK: &[u8] = b"data: [DONE]\n\n\r\n0\r\n\r\n";
     let (mut buffer, mut events) = (Vec::with_capacity(16 << 10), 0);
     loop {

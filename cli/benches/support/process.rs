@@ -18,7 +18,8 @@ use super::round;
 /// Between two looks whether something has come.
 const PAUSE: Duration = Duration::from_micros(500);
 
-/// `genset run`, killed when it is dropped.
+/// `genset run`, killed when it is dropped: the binary that Cargo built, or the one that `GENSET_BENCH_PROGRAM` names, for
+/// comparing two builds.
 pub(crate) struct Genset {
     child: Child,
     pid: Pid,
@@ -26,7 +27,9 @@ pub(crate) struct Genset {
 
 impl Genset {
     pub(crate) fn run(words: &[&str]) -> io::Result<Self> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_genset"));
+        let program = std::env::var("GENSET_BENCH_PROGRAM");
+        let program = program.unwrap_or_else(|_| env!("CARGO_BIN_EXE_genset").to_owned());
+        let mut command = Command::new(program);
         command
             .arg("run")
             .args(words)
@@ -90,7 +93,8 @@ pub(crate) async fn wait_for(address: SocketAddr, path: &str, text: &str) -> io:
     }
 }
 
-async fn get(address: SocketAddr, path: &str) -> io::Result<String> {
+/// The answer to a GET of `path` on a connection of its own.
+pub(crate) async fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;

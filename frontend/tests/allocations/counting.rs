@@ -1,0 +1,66 @@
+//! [`Counting`]: the system's allocator, which counts what the present thread asks of it. Tests run side by side, each on a
+//! thread of its own.
+
+#![expect(
+    unsafe_code,
+    reason = "an allocator's functions are unsafe; these hand every call on as it came"
+)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
+}
+
+pub(crate) struct Counting;
+
+/// How often this thread asked for memory so far: new blocks, and blocks that were to grow or shrink.
+pub(crate) fn allocations() -> u64 {
+    ALLOCATIONS.get()
+}
+
+/// The bytes that this thread asked for and did not give back.
+pub(crate) fn live_bytes() -> isize {
+    LIVE_BYTES.get()
+}
+
+fn asked(layout: Layout) {
+    // A thread that is ending has no counters any more.
+    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+    add_live(layout.size().cast_signed());
+}
+
+fn add_live(bytes: isize) {
+    let _ = LIVE_BYTES.try_with(|live| live.set(live.get() + bytes));
+}
+
+// SAFETY: every call goes to the system's allocator as it came; counting allocates nothing and cannot unwind.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        asked(layout);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        asked(layout);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        asked(layout);
+        add_live(size.cast_signed() - 2 * layout.size().cast_signed());
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(block, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        add_live(-layout.size().cast_signed());
+
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(block, layout) }
+    }
+}

@@ -1,0 +1,147 @@
+//! Tokens to events without a server: detokenize, match stop strings, take apart, encode.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::BytesMut;
+use futures_util::stream;
+use genset_backend_common::OutputStream;
+use genset_frontend::answer::Answer;
+use genset_frontend::markup::{Delta, IdStyle, Splitter};
+use genset_frontend::openai::{Api, ChunkEncoder, ResponseHead};
+use genset_frontend::reasoning::ReasoningDialect;
+use genset_frontend::tools::{ToolDialect, ToolSchemas};
+use genset_frontend::{anthropic, responses};
+use serde_json::json;
+
+use crate::counting::allocations;
+use crate::{STOPS, answer, tokenizer};
+
+/// Tokens of the shortest answer; the others have a multiple.
+const TOKENS: u32 = 500;
+
+/// Writes one piece.
+type Write = Box<dyn FnMut(Delta<'_>, &mut BytesMut)>;
+
+fn openai(api: Api, has_usage: bool) -> Write {
+    let head = ResponseHead {
+        api,
+        id: format!("{}{:032x}", api.id_prefix(), u128::MAX),
+        created: 1_700_000_000,
+        model: "tiny".into(),
+    };
+    let encoder = ChunkEncoder::new(&head, has_usage);
+    Box::new(move |delta, out| encoder.delta(0, delta, &[], out))
+}
+
+fn messages() -> Write {
+    let mut encoder = anthropic::EventEncoder::new(anthropic::MessageHead {
+        id: format!("msg_{:032x}", u128::MAX),
+        model: "tiny".into(),
+        shows_thinking: true,
+        stop_sequences: [].into(),
+    });
+    Box::new(move |delta, out| encoder.delta(delta, out))
+}
+
+fn response() -> Write {
+    let body = json!({"model": "tiny", "input": "Hi"}).to_string();
+    let request = responses::ResponsesRequest::parse(body.as_bytes()).unwrap();
+    let mut encoder = responses::EventEncoder::new(responses::ResponseHead {
+        id: format!("resp_{:032x}", u128::MAX),
+        created: 1_700_000_000,
+        model: "tiny".into(),
+        store: true,
+        repeated: Arc::new(request.repeated),
+    });
+    Box::new(move |delta, out| encoder.delta(delta, &[], out))
+}
+
+/// Parsers of thoughts and calls, as a model with both has them.
+fn splitter() -> Splitter {
+    let reasoning = ReasoningDialect::find("qwen3").unwrap();
+    let tools = ToolDialect::find("hermes").unwrap();
+    let schemas = Arc::new(ToolSchemas::new(&[]));
+    Splitter::new(
+        reasoning.parser(None, true),
+        Some(tools.parser(schemas)),
+        IdStyle::Call,
+    )
+}
+
+/// The allocations of an answer of `tokens`, from its first item to its last, into a buffer that has room.
+fn count(tokens: u32, stops: &[&str], splitter: Option<Splitter>, write: &mut Write) -> u64 {
+    let outputs = OutputStream::from_raw(Box::pin(stream::iter(answer(1, tokens))));
+    let stops = stops.iter().map(|&stop| stop.to_owned()).collect();
+    let mut answer = Answer::new(outputs, Some(Arc::clone(tokenizer())), stops, 1);
+    if let Some(splitter) = splitter {
+        answer = answer.with_splitter(splitter, Arc::default());
+    }
+    let mut out = BytesMut::with_capacity(usize::try_from(tokens).unwrap() * 512);
+    let (capacity, mut text) = (out.capacity(), String::new());
+    let mut cx = Context::from_waker(Waker::noop());
+    let before = allocations();
+    loop {
+        let Poll::Ready(end) = answer.poll_text(&mut cx, &mut text) else {
+            panic!("every item is ready");
+        };
+        if !text.is_empty() {
+            answer.deliver(&text, |delta, _| write(delta, &mut out));
+            text.clear();
+        }
+        if end.unwrap().is_some() {
+            break;
+        }
+    }
+    let allocations = allocations() - before;
+    assert_eq!(out.capacity(), capacity, "the buffer had no room");
+    assert!(out.len() > usize::try_from(tokens).unwrap() * 20, "{out:?}");
+    allocations
+}
+
+/// How many allocations an answer has beyond those of one of `TOKENS`, when it is 2, 4 and 16 times as long.
+fn further(stops: &[&str], splits: bool, write: impl Fn() -> Write) -> [u64; 3] {
+    let count = |times: u32| {
+        let splitter = splits.then(splitter);
+        count(TOKENS * times, stops, splitter, &mut write())
+    };
+    // What is made once for the process is made here.
+    count(1);
+    let base = count(1);
+    [2, 4, 16].map(|times| count(times).saturating_sub(base))
+}
+
+#[test]
+fn a_further_token_of_chat_and_completions_allocates_nothing() {
+    for api in [Api::Chat, Api::Completions] {
+        for has_usage in [false, true] {
+            for stops in [&[][..], &STOPS] {
+                let further = further(stops, false, || openai(api, has_usage));
+                assert_eq!(further, [0; 3], "{api:?}, usage {has_usage}, {stops:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_further_token_of_a_message_allocates_nothing() {
+    for stops in [&[][..], &STOPS] {
+        assert_eq!(further(stops, false, messages), [0; 3], "{stops:?}");
+    }
+}
+
+/// A response is kept whole: its text grows, doubling, which is once for twice the tokens.
+#[test]
+fn a_further_token_of_a_response_allocates_nothing_but_the_text_that_is_kept() {
+    for stops in [&[][..], &STOPS] {
+        assert_eq!(further(stops, false, response), [1, 2, 4], "{stops:?}");
+    }
+}
+
+#[test]
+fn parsers_of_thoughts_and_calls_allocate_nothing_for_a_further_token() {
+    for stops in [&[][..], &STOPS] {
+        let chat = further(stops, true, || openai(Api::Chat, false));
+        assert_eq!(chat, [0; 3], "{stops:?}");
+    }
+}

@@ -1,0 +1,57 @@
+//! What a stream allocates: nothing for a further token, and a bounded amount while it is open.
+//!
+//! A binary of its own, for its allocator. `counting` is that; `encoders` takes tokens to events without a server, `server`
+//! takes them through a whole one, engine to socket, on one thread.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
+
+mod counting;
+mod encoders;
+mod server;
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use genset_backend_common::output::Finish;
+use genset_backend_common::{EngineError, Output, TokenId};
+use genset_frontend::text::TextTokenizer;
+use genset_runtime::ModelFolder;
+
+#[global_allocator]
+static ALLOCATOR: counting::Counting = counting::Counting;
+
+/// Stop strings that begin often and never end.
+const STOPS: [&str; 3] = ["\n\nUser:", " the end of it", "🦀🦀🦀"];
+
+/// The test model's files.
+fn folder() -> &'static ModelFolder {
+    static FOLDER: OnceLock<ModelFolder> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-chat");
+        ModelFolder::load(Path::new(path)).unwrap()
+    })
+}
+
+fn tokenizer() -> &'static Arc<TextTokenizer> {
+    static TOKENIZER: OnceLock<Arc<TextTokenizer>> = OnceLock::new();
+    TOKENIZER.get_or_init(|| {
+        let mut artifacts = folder().artifacts.iter();
+        let file = artifacts.find(|artifact| artifact.reference.name == "tokenizer.json");
+        Arc::new(TextTokenizer::from_bytes(&file.unwrap().content).unwrap())
+    })
+}
+
+/// An engine's items for an answer of so many tokens: words, quotes and line breaks to escape, code points in several tokens.
+fn answer(prompt_tokens: u32, tokens: u32) -> Vec<Result<Output, EngineError>> {
+    static PERIOD: OnceLock<Vec<TokenId>> = OnceLock::new();
+    let text = "It is \"the engine\" that turns.\n\nUsers like the crab 🦀, and the עברית of the \\ path.\n";
+    let period = PERIOD.get_or_init(|| tokenizer().encode(text, false).unwrap());
+    let ids = period.iter().copied().cycle();
+    let steps = (0..tokens).zip(ids).map(|(_, id)| Ok(Output::from(id)));
+    let end = Finish::length().into_finished(prompt_tokens, tokens);
+    steps.chain([Ok(Output::Finished(Box::new(end)))]).collect()
+}
