@@ -5,11 +5,17 @@ llamacpp.py MODEL.gguf THREADS SEQUENCES CONTEXT_TOKENS NEW_TOKENS PREFILL_TOKEN
 SEQUENCES is a list, such as 1,4,16,64. Prints JSON. Sampling costs nothing here: the next token is always the same one.
 """
 
+import ctypes
 import json
 import sys
 import time
 
 import llama_cpp
+
+
+@llama_cpp.llama_log_callback
+def say_nothing(level, text, user_data):
+    """What goes wrong ends the program with a message of its own."""
 
 
 class Context:
@@ -77,6 +83,7 @@ def prefill(model, threads, tokens):
 def main():
     path, threads, sequences, context_tokens, new_tokens, prefill_tokens = sys.argv[1:]
     threads, context_tokens, new_tokens, prefill_tokens = map(int, (threads, context_tokens, new_tokens, prefill_tokens))
+    llama_cpp.llama_log_set(say_nothing, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
     if not model:
