@@ -185,6 +185,32 @@ mod tests {
 
     use super::*;
 
+    /// Measures a small model once, its prefill with a prompt of so many tokens.
+    fn measure_tiny(prefill_tokens: u32) -> Result<Measured, EngineError> {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().join("m");
+        let options = SyntheticOptions {
+            size: SyntheticSize::Tiny,
+            seed: 1,
+            gguf: None,
+            tokenizer: &[],
+        };
+        synthetic::make_model(&model, &options, &|_| {}).unwrap();
+        let args = EngineBenchArgs {
+            model,
+            sequences: vec![1, 3],
+            context_tokens: 8,
+            new_tokens: 8,
+            prefill_tokens,
+            prefix_tokens: 64,
+            repeats: 1,
+            json: true,
+            candle: CandleArgs::default(),
+        };
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(measure(&args))
+    }
+
     #[test]
     fn the_median_is_the_middle_one() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
@@ -193,27 +219,7 @@ mod tests {
 
     #[test]
     fn a_model_is_measured() {
-        let folder = tempfile::tempdir().unwrap();
-        let options = SyntheticOptions {
-            size: SyntheticSize::Tiny,
-            seed: 1,
-            gguf: None,
-            tokenizer: &[],
-        };
-        synthetic::make_model(&folder.path().join("m"), &options, &|_| {}).unwrap();
-        let args = EngineBenchArgs {
-            model: folder.path().join("m"),
-            sequences: vec![1, 3],
-            context_tokens: 8,
-            new_tokens: 8,
-            prefill_tokens: 32,
-            prefix_tokens: 64,
-            repeats: 1,
-            json: true,
-            candle: CandleArgs::default(),
-        };
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let measured = runtime.block_on(measure(&args)).unwrap();
+        let measured = measure_tiny(32).unwrap();
         assert_eq!(measured.decode.len(), 2);
         for one in &measured.decode {
             assert!(one.tokens_per_s > 0.0, "{measured:?}");
@@ -226,27 +232,7 @@ mod tests {
 
     #[test]
     fn lengths_beyond_the_context_are_refused_by_the_engine() {
-        let folder = tempfile::tempdir().unwrap();
-        let options = SyntheticOptions {
-            size: SyntheticSize::Tiny,
-            seed: 1,
-            gguf: None,
-            tokenizer: &[],
-        };
-        synthetic::make_model(&folder.path().join("m"), &options, &|_| {}).unwrap();
-        let args = EngineBenchArgs {
-            model: folder.path().join("m"),
-            sequences: vec![1],
-            context_tokens: 8,
-            new_tokens: 8,
-            prefill_tokens: 1_000_000,
-            prefix_tokens: 64,
-            repeats: 1,
-            json: false,
-            candle: CandleArgs::default(),
-        };
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let error = runtime.block_on(measure(&args)).unwrap_err();
+        let error = measure_tiny(1_000_000).unwrap_err();
         assert!(error.to_string().contains("prompt"), "{error}");
     }
 }
