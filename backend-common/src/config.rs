@@ -134,26 +134,34 @@ impl Bounds<'_> {
     pub(crate) fn check(&self, request: &GenerateRequest) -> Result<(), EngineError> {
         request.validate()?;
         self.capabilities.check(request)?;
+        self.check_vocabulary("stop_token_ids", &request.stop.stop_token_ids)?;
+        self.check_vocabulary("logit_bias", request.sampling.logit_bias.keys())?;
         let prompts: &[Vec<TokenId>] = match &request.input {
             Input::Tokens(tokens) => std::slice::from_ref(tokens),
             Input::Embed(inputs) => inputs,
             Input::Text(_) | Input::Chat(_) => &[],
         };
         for prompt in prompts {
-            self.check_vocabulary(prompt)?;
+            self.check_vocabulary("prompt", prompt)?;
             self.check_context(prompt.len(), matches!(request.input, Input::Embed(_)))?;
         }
         Ok(())
     }
 
-    fn check_vocabulary(&self, prompt: &[TokenId]) -> Result<(), EngineError> {
+    /// The model's own end-of-sequence ids are not looked at: no client gave them.
+    fn check_vocabulary<'t>(
+        &self,
+        field: &str,
+        tokens: impl IntoIterator<Item = &'t TokenId>,
+    ) -> Result<(), EngineError> {
         let Some(vocab_size) = self.vocab_size else {
             return Ok(());
         };
-        match prompt.iter().find(|token| **token >= vocab_size.get()) {
+        let mut tokens = tokens.into_iter();
+        match tokens.find(|token| **token >= vocab_size.get()) {
             None => Ok(()),
             Some(token) => Err(EngineError::invalid_argument(
-                "prompt",
+                field,
                 format!(
                     "token id {token} is not in the vocabulary, which ends at {}",
                     vocab_size.get() - 1
@@ -505,6 +513,34 @@ mod tests {
         assert_eq!(kind(vec![1, 2, 9]), Ok(()));
         assert_eq!(kind(vec![10]), Err(ErrorKind::InvalidArgument));
         assert_eq!(kind(vec![1; 4]), Err(ErrorKind::ContextLengthExceeded));
+    }
+
+    #[test]
+    fn options_out_of_the_vocabulary_are_refused_by_name_and_id() {
+        type Ask = fn(&mut GenerateRequest, TokenId);
+        let asks: [(&str, Ask); 2] = [
+            ("stop_token_ids", |request, token| {
+                request.stop.stop_token_ids = vec![1, token];
+            }),
+            ("logit_bias", |request, token| {
+                request.sampling.logit_bias = [(1, 1.0), (token, 1.0)].into();
+            }),
+        ];
+        let can = Capabilities::tokens().with_sampling([SamplingOption::LogitBias]);
+        let unknown = EngineConfig::new("m", 16).with_capabilities(can);
+        let known = unknown.clone().with_vocab_size(10);
+        for (field, ask) in asks {
+            let mut request = request();
+            request.stop.eos_token_ids = vec![10];
+            ask(&mut request, 9);
+            known.check(&request).unwrap();
+            ask(&mut request, 10);
+            unknown.check(&request).unwrap();
+            let error = known.check(&request).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert_eq!(error.details().field.as_deref(), Some(field));
+            assert!(error.message().contains("token id 10 "), "{error}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod metrics;
 mod openapi;
 mod poll_again;
 mod request_body;
+mod request_id;
 mod responses;
 mod server;
 mod stall;

@@ -6,6 +6,7 @@
 mod author_crate;
 mod cuda_check;
 mod deny;
+mod disk_space;
 mod gpu_test;
 mod llamacpp_bench;
 mod llamacpp_check;

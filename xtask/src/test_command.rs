@@ -10,8 +10,8 @@ use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
 use crate::stopwatch::Stopwatch;
 use crate::{
-    author_crate, cuda_check, openai_client, python_kit, python_package, system_packages,
-    wire_client,
+    author_crate, cuda_check, disk_space, openai_client, python_kit, python_package,
+    system_packages, wire_client,
 };
 
 /// One line of the run: its headline, the command that repeats it alone, and what it does.
@@ -151,9 +151,10 @@ fn check_runtime(repo: &Repo, features: &[&str]) -> anyhow::Result<()> {
 /// Performs every step, or stops at the first that fails.
 ///
 /// # Errors
-/// The failed step's error, with the step's name and the command that repeats it.
+/// There is no room on the disk; or the failed step's error, with the step's name and the command that repeats it.
 pub(crate) fn run(repo: &Repo, advisories: Advisories) -> anyhow::Result<()> {
     let whole = Stopwatch::start();
+    disk_space::ensure(repo)?;
     for (index, step) in STEPS.iter().enumerate() {
         let headline = format!("[{}/{}] {}", index + 1, STEPS.len(), step.title);
         eprintln!("\n==> {headline}");

@@ -80,7 +80,7 @@ fn sample() -> BoxFactory {
 /// The built-in model, with a cache small enough to be filled.
 fn candle() -> Result<BoxFactory, EngineError> {
     let args = CandleArgs {
-        kv_cache_memory: Some(ByteSize(16 << 20)),
+        kv_cache_memory: Some(ByteSize(8 << 20)),
         max_num_seqs: Some(16),
         ..CandleArgs::default()
     };

@@ -21,6 +21,9 @@ pub struct CandleArgs {
     /// Memory for the KV cache, such as 512MiB or 8GiB [default: enough for every sequence, at most half of what is free]
     #[cfg_attr(feature = "cli", arg(long, value_name = "BYTES"))]
     pub kv_cache_memory: Option<ByteSize>,
+    /// Type of the numbers in the KV cache: on the CPU f16 (auto) or f32; on a GPU that of --dtype
+    #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "DTYPE"))]
+    pub kv_cache_dtype: DtypeChoice,
     /// Sequences that run at once [default: 32 on the CPU, 256 on a GPU]
     #[cfg_attr(feature = "cli", arg(long, value_name = "COUNT"))]
     pub max_num_seqs: Option<u32>,
@@ -51,6 +54,7 @@ impl Default for CandleArgs {
             dtype: DtypeChoice::Auto,
             quantize: Quantization::default(),
             kv_cache_memory: None,
+            kv_cache_dtype: DtypeChoice::Auto,
             max_num_seqs: None,
             max_num_batched_tokens: None,
             block_size: 16,
@@ -72,15 +76,15 @@ pub enum DeviceChoice {
     Cuda(usize),
 }
 
-/// The type of weights and activations on a GPU.
+/// A type of numbers: that of weights and activations on a GPU, or that of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DtypeChoice {
-    /// `bf16` on a GPU, `f32` on the CPU.
+    /// On a GPU `bf16`; on the CPU `f32`, and `f16` in the KV cache.
     #[default]
     Auto,
     /// 32 bits; the CPU only.
     F32,
-    /// 16 bits; a GPU only.
+    /// 16 bits; on the CPU in the KV cache only.
     F16,
     /// 16 bits with the range of f32; a GPU only.
     Bf16,

@@ -26,7 +26,7 @@ mod batch;
 pub(crate) mod config;
 mod decoder;
 mod feed_forward;
-mod host;
+pub(crate) mod host;
 pub(crate) mod kernels;
 mod kv_cache;
 pub(crate) mod linear;

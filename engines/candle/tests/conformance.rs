@@ -30,7 +30,7 @@ fn args() -> CandleArgs {
     CandleArgs {
         device: *DEVICE,
         // Small enough to be filled.
-        kv_cache_memory: Some(ByteSize(16 << 20)),
+        kv_cache_memory: Some(ByteSize(8 << 20)),
         max_num_seqs: Some(16),
         max_num_batched_tokens: Some(256),
         ..CandleArgs::default()

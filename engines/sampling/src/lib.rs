@@ -45,4 +45,5 @@ mod select;
 pub use error::SampleError;
 pub use logprobs::{MIN_LOGPROB, token_logprob};
 pub use mask::TokenMask;
+pub use math::best_token;
 pub use sampler::{Sampled, Sampler};

@@ -16,6 +16,15 @@ pub(crate) struct Best {
     pub(crate) logit: f32,
 }
 
+/// The token that a [`Sampler`](crate::Sampler) of which nothing but the best is asked chooses from `logits`,
+/// `[vocab]`: the one of the largest logit, among equals the lowest id. For engines that want the row left where it is.
+///
+/// # Errors
+/// For a logit that is not a number or is plus infinity, and where all are minus infinity.
+pub fn best_token(logits: &[f32]) -> Result<TokenId, SampleError> {
+    best(logits).map(|best| best.token)
+}
+
 /// The best of `logits`, in one pass. Also finds what must not be there.
 ///
 /// # Errors

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue, Method};
+use http::{HeaderValue, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use super::handlers::{App, REQUEST_ID, request_id};
+use super::handlers::App;
 use super::messages;
+use super::request_id::{ANTHROPIC_REQUEST_ID, REQUEST_ID, request_id};
 use crate::keys::Key;
 
 /// The key that a request came with; `None` on a server that asks for none.
@@ -34,15 +35,11 @@ pub(super) async fn identify(State(app): State<App>, mut request: Request, next:
         Err(error) => {
             let id = request_id(request.headers());
             app.metrics.request("unauthorized", &id).fail(&error);
-            let mut response = if request.uri().path().starts_with("/v1/messages") {
-                messages::repeat_request_id(messages::anthropic_error(&error, &id))
+            if request.uri().path().starts_with("/v1/messages") {
+                messages::anthropic_error(&error, &id)
             } else {
                 error.into_response()
-            };
-            if let Ok(id) = HeaderValue::from_str(&id) {
-                response.headers_mut().insert(REQUEST_ID, id);
             }
-            response
         }
     }
 }
@@ -58,7 +55,7 @@ pub(super) fn cors(origins: &[HeaderValue]) -> Option<CorsLayer> {
         AllowOrigin::list(origins.iter().cloned())
     };
     let methods = [Method::GET, Method::POST, Method::DELETE];
-    let shown = [REQUEST_ID, "request-id", "retry-after"].map(HeaderName::from_static);
+    let shown = [REQUEST_ID, ANTHROPIC_REQUEST_ID, header::RETRY_AFTER];
     let layer = CorsLayer::new()
         .allow_origin(origins)
         .allow_methods(methods)

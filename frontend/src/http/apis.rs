@@ -9,13 +9,14 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use genset_backend_common::output::Usage;
 use genset_backend_common::{EndpointType, EngineError, RequestContext};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use serde_json::json;
 
 use super::access::Caller;
-use super::handlers::{App, REQUEST_ID, context, find_any_model, find_model, request_id};
+use super::handlers::{App, context, find_any_model, find_model};
 use super::metrics::RequestGuard;
 use super::request_body::{HeldBody, read_body};
+use super::request_id::request_id;
 use crate::error::ApiError;
 use crate::model::ServedModel;
 use crate::openai::{
@@ -123,7 +124,7 @@ pub(super) async fn answer(
         mut guard,
         ..
     } = call;
-    let mut response = match answered {
+    match answered {
         Ok(Reply::Json(json)) => {
             guard.set_status(StatusCode::OK);
             ([(header::CONTENT_TYPE, "application/json")], json).into_response()
@@ -135,11 +136,7 @@ pub(super) async fn answer(
             tracing::debug!(request_id, status, message, "refused");
             write_error(&error, &request_id)
         }
-    };
-    if let Ok(value) = HeaderValue::from_str(&request_id) {
-        response.headers_mut().insert(REQUEST_ID, value);
     }
-    response
 }
 
 async fn read_and_work(call: &mut Call, body: Body, work: Work) -> Result<Reply, ApiError> {

@@ -32,6 +32,7 @@ use super::messages;
 use super::metrics::{HttpMetrics, RequestGuard};
 use super::openapi;
 use super::request_body::{BodyBudget, HeldBody, read_body};
+use super::request_id::{self, request_id};
 use super::responses;
 use crate::answer::{Answer, Spent};
 use crate::config::FrontendConfig;
@@ -45,14 +46,8 @@ use crate::openai::{
 use crate::pipeline::{self, Job};
 use crate::responses::ResponseStore;
 
-/// The header with the request's id, taken from the client or made here, and given back.
-pub(super) const REQUEST_ID: &str = "x-request-id";
-
 /// The header with the seconds after which an answer is of no use to the client.
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
-
-/// The longest request id that is taken from a client, in bytes.
-const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// What handlers share.
 #[derive(Debug, Clone)]
@@ -114,6 +109,8 @@ pub(super) fn router(app: App) -> Router {
         Some(cors) => router.layer(cors),
         None => router,
     };
+    // Around everything else, so that no answer is without.
+    let router = router.layer(middleware::from_fn(request_id::carry));
     router.with_state(app)
 }
 
@@ -148,8 +145,7 @@ fn anthropic(endpoint: &'static str, work: Work) -> MethodRouter<App> {
                 headers,
                 body,
             };
-            let answered = apis::answer(app, given, work, messages::anthropic_error);
-            messages::repeat_request_id(answered.await)
+            apis::answer(app, given, work, messages::anthropic_error).await
         },
     )
 }
@@ -193,7 +189,7 @@ async fn complete(app: App, api: Api, caller: Caller, headers: HeaderMap, body: 
             tracing::error!(request_id, "a handler panicked");
             Err(EngineError::internal("the server failed on this request").into())
         });
-    let mut response = match answered {
+    match answered {
         Ok(Answered::Whole(response)) => {
             guard.set_status(StatusCode::OK);
             response
@@ -214,11 +210,7 @@ async fn complete(app: App, api: Api, caller: Caller, headers: HeaderMap, body: 
             );
             error.into_response()
         }
-    };
-    if let Ok(value) = HeaderValue::from_str(&request_id) {
-        response.headers_mut().insert(REQUEST_ID, value);
     }
-    response
 }
 
 enum Answered {
@@ -314,17 +306,6 @@ pub(super) fn find_model(
         param: Some("model".into()),
         ..ApiError::new(StatusCode::BAD_REQUEST, message)
     })
-}
-
-/// The client's id, if it is short and printable, else a new one.
-pub(super) fn request_id(headers: &HeaderMap) -> String {
-    let given = headers
-        .get(REQUEST_ID)
-        .and_then(|value| value.to_str().ok());
-    match given {
-        Some(id) if !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES => id.to_owned(),
-        _ => format!("req-{:032x}", rand::random::<u128>()),
-    }
 }
 
 /// What the engine is told of a request: a unique id, its trace, and when its answer is of no use any more.

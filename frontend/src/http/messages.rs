@@ -12,7 +12,7 @@ use genset_backend_common::{EndpointType, EngineError};
 use serde_json::{Value, json};
 
 use super::apis::{Call, Reply};
-use super::handlers::{self, find_model};
+use super::handlers::find_model;
 use super::stream::{AnswerEvents, stream};
 use crate::answer::{Answer, AnswerEnd, Ending, RatedToken, Spent};
 use crate::anthropic::{
@@ -22,9 +22,6 @@ use crate::error::ApiError;
 use crate::markup::Delta;
 use crate::pipeline::{self, Job};
 
-/// The header in which Anthropic's clients look for the request's id.
-const REQUEST_ID: &str = "request-id";
-
 /// Errors as Anthropic's API has them.
 pub(super) fn anthropic_error(error: &ApiError, request_id: &str) -> Response {
     let error = in_our_words(error.clone());
@@ -32,14 +29,6 @@ pub(super) fn anthropic_error(error: &ApiError, request_id: &str) -> Response {
     // Status and headers are those of any error.
     let mut response = error.into_response();
     *response.body_mut() = AnyBody::from(body);
-    response
-}
-
-/// Repeats the request's id where Anthropic's clients look for it.
-pub(super) fn repeat_request_id(mut response: Response) -> Response {
-    if let Some(id) = response.headers().get(handlers::REQUEST_ID).cloned() {
-        response.headers_mut().insert(REQUEST_ID, id);
-    }
     response
 }
 

@@ -169,6 +169,7 @@ impl HttpMetrics {
             usage: Usage::default(),
             model: String::new(),
             request_id: request_id.to_owned(),
+            trace_id: None,
             caller: Caller::default(),
             place: None,
             span: Span::none(),
@@ -194,6 +195,8 @@ pub(super) struct RequestGuard {
     usage: Usage,
     model: String,
     request_id: String,
+    /// Of the client's trace, or of one that begins here; `None` where nothing is traced.
+    trace_id: Option<String>,
     caller: Caller,
     /// Among the requests to its model, held to the end of the answer.
     place: Option<Place>,
@@ -213,10 +216,14 @@ impl RequestGuard {
             otel.kind = "server",
             otel.status_code = tracing::field::Empty,
             http.response.status_code = tracing::field::Empty,
+            // What the client knows it by; `request_id` goes on with what makes it unique.
+            "http.response.header.x-request-id" = self.request_id,
             endpoint = self.endpoint,
             request_id = ctx.id(),
         );
-        continue_trace(&self.span, ctx)
+        let ctx = continue_trace(&self.span, ctx);
+        self.trace_id = ctx.trace().map(|trace| trace.trace_id().to_owned());
+        ctx
     }
 
     /// Notes that the request has arrived: what it takes from here on is the server's time.
@@ -320,6 +327,7 @@ impl RequestGuard {
             prompt_tokens = self.usage.prompt_tokens,
             completion_tokens = self.usage.completion_tokens,
             request_id = self.request_id,
+            trace_id = self.trace_id,
         );
     }
 

@@ -70,6 +70,8 @@ async fn without_a_key_only_the_servers_state_is_shown() {
     }
     let message = site.send(request("POST", "/v1/messages", "", "{}")).await;
     assert_eq!(message.status, 401);
+    let id = message.header("request-id").expect("an id");
+    assert_eq!(message.json()["request_id"], id);
     assert_eq!(message.json()["error"]["type"], "authentication_error");
     for headers in [bearer("sk-a"), "x-api-key: sk-a\r\n".into()] {
         let response = site.send(request("POST", CHAT, &headers, &body)).await;
@@ -174,6 +176,7 @@ async fn pages_of_other_origins_ask_if_they_may() {
         client.send(preflight("https://a.example")).await;
         let response = client.response_to("OPTIONS").await.expect("an answer");
         assert_eq!(response.header("access-control-allow-origin"), expected);
+        assert!(response.header("x-request-id").is_some());
         if expected.is_some() {
             let headers = response.header("access-control-allow-headers");
             assert_eq!(headers, Some("authorization,content-type"));

@@ -241,6 +241,58 @@ async fn the_request_id_is_the_clients_where_it_is_usable() {
     site.close().await;
 }
 
+/// Before a worker is asked, and where the client calls a field something else, in its words.
+#[tokio::test]
+async fn token_ids_out_of_the_vocabulary_are_refused_by_name_and_id() {
+    let engine = Script::tokens(encode("Hi"));
+    let site = Site::start(engine.clone()).await;
+    let limited = |further: Value| json!({"max_tokens": 1, "genset": further});
+    for (path, body, field, token) in [
+        (
+            CHAT,
+            chat("Hello", json!({"logit_bias": {"5": 1, "2048": -1}})),
+            "logit_bias",
+            2048,
+        ),
+        (
+            COMPLETIONS,
+            completion("Hello", json!({"logit_bias": {"4294967295": 1}})),
+            "logit_bias",
+            u32::MAX,
+        ),
+        (
+            CHAT,
+            chat("Hello", json!({"stop_token_ids": [7, 2048], "stream": true})),
+            "stop_token_ids",
+            2048,
+        ),
+        (
+            COMPLETIONS,
+            completion(vec![1], limited(json!({"stop_token_ids": [3000]}))),
+            "stop_token_ids",
+            3000,
+        ),
+        (
+            COMPLETIONS,
+            completion(vec![vec![1], vec![2, 2048]], json!({})),
+            "prompt",
+            2048,
+        ),
+    ] {
+        let (status, param, code, message) = site.post(path, &body).await.refusal();
+        assert_eq!(
+            (status, param.as_deref(), code),
+            (400, Some(field), None),
+            "{body}"
+        );
+        assert!(message.contains(&format!("id {token} ")), "{message}");
+    }
+    assert!(engine.requests().is_empty(), "no engine was asked");
+    let last = json!({"logit_bias": {"2047": 1}, "stop_token_ids": [2047]});
+    assert_eq!(site.post(CHAT, &chat("Hello", last)).await.status, 200);
+    site.close().await;
+}
+
 /// A tokenizer with the tokens for it makes the prompt of a suffix; any other refuses by name.
 #[tokio::test]
 async fn a_suffix_stands_behind_the_answer_where_the_model_has_tokens_for_it() {

@@ -44,6 +44,7 @@ async fn each_is_answered_or_told_which_there_are() {
             let allow = response.header("allow").expect("a list of methods");
             let allow: Vec<&str> = allow.split(',').map(str::trim).collect();
             assert_eq!(allow, allowed, "{method} {path}");
+            assert!(response.header("x-request-id").is_some());
             if matches!(*method, "HEAD" | "OPTIONS") {
                 assert!(response.body.is_empty());
             } else {

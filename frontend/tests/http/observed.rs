@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use genset_backend_common::output::Finish;
 use genset_backend_common::worker::WorkerConfig;
+use genset_frontend::FrontendConfig;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
 use crate::client::{post, request};
 use crate::script::Script;
-use crate::support::{CHAT, Site, chat, config, encode, eventually, worker_config};
+use crate::support::{CHAT, Site, chat, config, echo, encode, eventually, worker_config};
 
 const TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -120,6 +121,63 @@ async fn every_state_of_a_request_is_counted() {
 
 fn chat_of_nobody() -> String {
     chat("Hello", json!({"model": "nobody"})).to_string()
+}
+
+/// Whoever answers, and whatever the answer is.
+#[tokio::test]
+async fn every_answer_carries_the_id_of_its_request() {
+    let config = FrontendConfig {
+        max_body_bytes: 1000,
+        ..config()
+    };
+    let site = Site::with(config, echo()).await;
+    let good = chat("Hello", json!({"max_tokens": 3})).to_string();
+    let streamed = chat("Hello", json!({"max_tokens": 3, "stream": true})).to_string();
+    let large = "x".repeat(1001);
+    let message = json!({"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}).to_string();
+    let gzip = "content-encoding: gzip\r\n";
+    let cases = [
+        ("POST", CHAT, "", &*good, 200),
+        ("POST", CHAT, "", &streamed, 200),
+        ("POST", CHAT, "", "{", 400),
+        ("POST", CHAT, "", &large, 413),
+        ("POST", CHAT, gzip, &good, 415),
+        ("POST", "/tokenize", "", &large, 413),
+        ("POST", "/v1/messages", "", &message, 200),
+        ("POST", "/v1/messages", "", &large, 413),
+        ("PUT", "/v1/messages", "", "", 405),
+        ("PUT", CHAT, "", "", 405),
+        ("OPTIONS", CHAT, "", "", 204),
+        ("GET", "/v1/models", "", "", 200),
+        ("GET", "/v1/models/nobody", "", "", 404),
+        ("GET", "/v1/responses/resp_0", "", "", 404),
+        ("DELETE", "/v1/responses/resp_0", "", "", 404),
+        ("GET", "/v1/nothing", "", "", 404),
+        ("HEAD", "/v1/nothing", "", "", 404),
+        ("GET", "/health", "", "", 200),
+        ("GET", "/metrics", "", "", 200),
+        ("GET", "/openapi.json", "", "", 200),
+        ("GET", "/docs", "", "", 200),
+    ];
+    for (method, path, further, body, status) in cases {
+        for (given, expected) in [("mine-1", "mine-1"), ("é", "req-"), ("", "req-")] {
+            let headers = format!("x-request-id: {given}\r\n{further}");
+            let mut client = site.connect().await;
+            client.send(request(method, path, &headers, body)).await;
+            let response = client.response_to(method).await.expect("an answer");
+            let asked = format!("{method} {path} {given:?}");
+            assert_eq!(response.status, status, "{asked}");
+            let ids = response.headers.iter();
+            let ids: Vec<_> = ids.filter(|(name, _)| name == "x-request-id").collect();
+            let [(_, id)] = ids[..] else {
+                panic!("one id, not {ids:?}: {asked}");
+            };
+            assert!(id.starts_with(expected), "{asked}: {id}");
+            let anthropics = path.starts_with("/v1/messages").then_some(&**id);
+            assert_eq!(response.header("request-id"), anthropics, "{asked}");
+        }
+    }
+    site.close().await;
 }
 
 /// A trace that is well formed reaches the engine, on every route; without an exporter of spans it is the client's own.

@@ -234,14 +234,18 @@ impl Core {
         choosing: Vec<Choosing>,
         logits: Vec<Fetched>,
     ) -> usize {
-        let chosen: Vec<(Choosing, Result<Next, EngineError>)> = choosing
-            .into_par_iter()
-            .zip(logits)
-            .map(|(mut choosing, logits)| {
-                let next = choosing.choose(logits);
-                (choosing, next)
-            })
-            .collect();
+        let choose = |(mut choosing, logits): (Choosing, Fetched)| {
+            let next = choosing.choose(logits);
+            (choosing, next)
+        };
+        let has_rows = logits
+            .iter()
+            .any(|fetched| matches!(fetched, Fetched::Logits(_)));
+        let chosen: Vec<(Choosing, Result<Next, EngineError>)> = if has_rows {
+            choosing.into_par_iter().zip(logits).map(choose).collect()
+        } else {
+            choosing.into_iter().zip(logits).map(choose).collect()
+        };
         let prefilled = rows.iter().filter(|row| !row.wants_token);
         let mut reports: Vec<Report> = prefilled
             .map(|row| Report {

@@ -4,8 +4,9 @@ use std::error::Error;
 
 use candle_core::{D, Result, Tensor};
 use genset_backend_common::TokenId;
+use genset_sampling::best_token;
 
-use crate::model::{StepBatch, kernels};
+use crate::model::{StepBatch, host, kernels};
 
 /// Why a step was not computed. Every request in it fails.
 pub(crate) type ForwardError = Box<dyn Error + Send + Sync>;
@@ -24,14 +25,14 @@ pub(crate) trait Forward: Send {
 pub(crate) enum Fetched {
     /// All of it: `[vocab_size]`.
     Logits(Vec<f32>),
-    /// The best token, found on the device.
+    /// The best token, found where the row is.
     Best(TokenId),
-    /// Found on the device: the row holds what is no logit.
+    /// Found on a GPU: the row holds what is no logit.
     NotFinite,
 }
 
-/// Takes rows of `logits` (`[rows, vocab_size]`) to main memory. Where `is_best` says that only the best token is asked for,
-/// a GPU looks for it itself.
+/// Takes rows of `logits` (`[rows, vocab_size]`) to the sampler. Where `is_best` says that only the best token is asked for,
+/// it is found where the row is, and the row stays there.
 ///
 /// # Errors
 /// Candle refuses, or the shape is another.
@@ -44,11 +45,15 @@ pub(crate) fn fetch(logits: &Tensor, is_best: &[bool]) -> Result<Vec<Fetched>> {
         );
     }
     if logits.device().is_cpu() {
-        return (0..rows)
-            .map(|row| Ok(Fetched::Logits(logits.get(row)?.to_vec1()?)))
-            .collect();
+        return host::map_rows(logits, |row, logits| fetch_row(logits, is_best[row]));
     }
     fetch_from_device(logits, vocab_size, is_best)
+}
+
+fn fetch_row(logits: &[f32], is_best: bool) -> Fetched {
+    let best = is_best.then(|| best_token(logits).ok()).flatten();
+    // The sampler says what is wrong with a row that has no best token.
+    best.map_or_else(|| Fetched::Logits(logits.to_vec()), Fetched::Best)
 }
 
 /// Rows in one transfer.
@@ -187,6 +192,21 @@ mod tests {
     #[test]
     fn rows_that_were_not_asked_for_are_an_error() {
         assert!(fetch(&logits(), &[true]).is_err());
-        assert_eq!(fetch(&logits(), &[true; 4]).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn main_memory_gives_whole_what_is_asked_for_and_what_has_no_best_token() {
+        let fetched = fetch(&logits(), &[true, true, false, true]).unwrap();
+        let [
+            Fetched::Best(1),
+            Fetched::Logits(odd),
+            Fetched::Logits(asked),
+            Fetched::Best(0),
+        ] = fetched.as_slice()
+        else {
+            panic!("{fetched:?}")
+        };
+        assert!(odd[0].is_nan());
+        assert_eq!(asked, &[5.0, 4.0, 6.0]);
     }
 }

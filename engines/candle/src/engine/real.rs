@@ -156,7 +156,7 @@ impl RealLoader {
         options: &WeightOptions,
         limits: &Limits,
     ) -> Result<KvCacheSpec, EngineError> {
-        let dtype = options.dtype;
+        let dtype = kv_cache_dtype(self.args.kv_cache_dtype, options.dtype, &options.device)?;
         let block_size = wide(self.args.block_size);
         let wanted = KvCacheOptions {
             memory: self.args.kv_cache_memory.map(|size| size.0),
@@ -340,6 +340,29 @@ fn dtype(choice: DtypeChoice, device: &Device) -> Result<DType, EngineError> {
             "on a GPU it is bf16 or f16; f32 is not supported there",
         )),
     }
+}
+
+/// What the KV cache keeps, for activations in `dtype`.
+fn kv_cache_dtype(
+    choice: DtypeChoice,
+    dtype: DType,
+    device: &Device,
+) -> Result<DType, EngineError> {
+    let problem = match (choice, device.is_cpu()) {
+        (DtypeChoice::Auto | DtypeChoice::F16, true) => return Ok(DType::F16),
+        (DtypeChoice::F32, true) => return Ok(DType::F32),
+        (DtypeChoice::Bf16, true) => "on the CPU it is f16 or f32".to_owned(),
+        (DtypeChoice::Auto, false) => return Ok(dtype),
+        (DtypeChoice::Bf16, false) if dtype == DType::BF16 => return Ok(dtype),
+        (DtypeChoice::F16, false) if dtype == DType::F16 => return Ok(dtype),
+        (DtypeChoice::F32 | DtypeChoice::F16 | DtypeChoice::Bf16, false) => {
+            format!(
+                "on a GPU it is the type that --dtype gives, here {}; leave it out",
+                dtype.as_str()
+            )
+        }
+    };
+    Err(EngineError::invalid_argument("--kv-cache-dtype", problem))
 }
 
 fn engine_config(

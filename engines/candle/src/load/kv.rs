@@ -16,7 +16,7 @@ pub struct KvCacheOptions {
     pub max_num_seqs: usize,
     /// The most tokens of a sequence.
     pub context_length: usize,
-    /// Bytes of a number in the cache: 4 on the CPU, 2 on a GPU.
+    /// Bytes of a number in the cache: 2, or 4 for f32.
     pub bytes_per_value: usize,
 }
 

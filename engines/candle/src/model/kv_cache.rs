@@ -9,6 +9,7 @@ use half::slice::HalfFloatSliceExt;
 
 use super::attention::by_kernels;
 use super::config::ModelConfig;
+use super::simd::{LANES, widen};
 
 /// The shape of a KV cache.
 #[derive(Debug, Clone, PartialEq)]
@@ -155,35 +156,36 @@ fn device_layer(
 pub(super) trait KvNumber: Copy + Send + Sync + std::fmt::Debug {
     const ZERO: Self;
 
-    fn from_f32(value: f32) -> Self;
+    /// Rounds `from` to `to`, which is as long.
+    fn round(from: &[f32], to: &mut [Self]);
 
-    /// The numbers in f32: themselves, or in `scratch`.
-    fn as_f32<'a>(numbers: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32];
+    /// Sixteen numbers in f32.
+    fn lanes<const FMA: bool>(numbers: &[Self; LANES]) -> [f32; LANES];
 }
 
 impl KvNumber for f32 {
     const ZERO: Self = 0.0;
 
-    fn from_f32(value: f32) -> Self {
-        value
+    fn round(from: &[f32], to: &mut [Self]) {
+        to.copy_from_slice(from);
     }
 
-    fn as_f32<'a>(numbers: &'a [Self], _scratch: &'a mut [f32]) -> &'a [f32] {
-        numbers
+    #[inline(always)]
+    fn lanes<const FMA: bool>(numbers: &[Self; LANES]) -> [f32; LANES] {
+        *numbers
     }
 }
 
 impl KvNumber for f16 {
     const ZERO: Self = Self::ZERO;
 
-    fn from_f32(value: f32) -> Self {
-        Self::from_f32(value)
+    fn round(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
     }
 
-    fn as_f32<'a>(numbers: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
-        let scratch = &mut scratch[..numbers.len()];
-        numbers.convert_to_f32_slice(scratch);
-        scratch
+    #[inline(always)]
+    fn lanes<const FMA: bool>(numbers: &[Self; LANES]) -> [f32; LANES] {
+        widen::<FMA>(numbers)
     }
 }
 
@@ -221,27 +223,22 @@ impl<T: KvNumber> HostKv<T> {
     }
 
     /// Stores a token's key of one head.
-    pub(super) fn set_key(&mut self, slot: usize, head: usize, key: &[f32]) {
+    pub(super) fn set_key(&mut self, slot: usize, head: usize, key: &[T]) {
         let start = self.start(slot / self.block_size, head) + slot % self.block_size;
         for (to, &from) in self.keys[start..]
             .iter_mut()
             .step_by(self.block_size)
             .zip(key)
         {
-            *to = T::from_f32(from);
+            *to = from;
         }
     }
 
     /// Stores a token's value of one head.
-    pub(super) fn set_value(&mut self, slot: usize, head: usize, value: &[f32]) {
+    pub(super) fn set_value(&mut self, slot: usize, head: usize, value: &[T]) {
         let start =
             self.start(slot / self.block_size, head) + slot % self.block_size * self.head_dim;
-        for (to, &from) in self.values[start..start + self.head_dim]
-            .iter_mut()
-            .zip(value)
-        {
-            *to = T::from_f32(from);
-        }
+        self.values[start..start + self.head_dim].copy_from_slice(value);
     }
 
     /// A block's keys of one head, `[head_dim, block_size]`.

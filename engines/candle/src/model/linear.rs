@@ -155,9 +155,8 @@ fn quantized_product(weight: &Arc<QTensor>, x: &Tensor) -> Result<Tensor> {
 fn packed_product(parts: &[&Packed], bias: Option<&[f32]>, x: &Tensor) -> Result<Tensor> {
     let (rows, _) = x.dims2()?;
     let out_features: usize = parts.iter().map(|part| part.out_features()).sum();
-    let mut out = vec![0.0f32; rows * out_features];
-    host::read(x, |x| packed::product(parts, bias, x, rows, &mut out))?;
-    Tensor::from_vec(out, (rows, out_features), x.device())
+    let product = host::read(x, |x| packed::product(parts, bias, x, rows))?;
+    Tensor::from_vec(product, (rows, out_features), x.device())
 }
 
 /// Matrices that share an input, side by side: `[rows, in_features]` to `[rows, sum of out_features]`.

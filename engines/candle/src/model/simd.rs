@@ -5,6 +5,9 @@
 
 use std::sync::OnceLock;
 
+use half::f16;
+use half::slice::HalfFloatSliceExt as _;
+
 /// Lanes that kernels work in: one AVX-512 register, two of AVX2's, four of NEON's.
 pub(super) const LANES: usize = 16;
 
@@ -17,7 +20,7 @@ pub(super) enum Level {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// What the target triple guarantees.
@@ -43,7 +46,9 @@ pub(super) fn has_quantized_kernels() -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn detect() -> Level {
-    let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    let has_avx2 = is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
     let has_avx512 = has_avx2
         && is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -66,42 +71,45 @@ fn detect() -> Level {
     Level::Baseline
 }
 
-/// Whether the baseline has a fused multiply-add; without one `f32::mul_add` is a slow call.
-pub(super) const BASELINE_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+/// Whether the baseline has a fused multiply-add (on x86 also F16C); without one `f32::mul_add` is a slow call.
+pub(super) const BASELINE_FMA: bool = cfg!(any(
+    target_arch = "aarch64",
+    all(target_feature = "fma", target_feature = "f16c")
+));
 
 /// Defines a function that runs `$inner::<FMA>` compiled for this processor.
 macro_rules! by_simd {
-    ($(#[$meta:meta])* fn $name:ident $(<$(const $generic:ident : usize),+>)? ($($arg:ident : $ty:ty),* $(,)?) = $inner:ident) => {
+    ($(#[$meta:meta])* fn $name:ident $(<$(const $generic:ident : usize),+ $(; $type:ident : $bound:path)?>)? ($($arg:ident : $ty:ty),* $(,)?) = $inner:ident) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments, reason = "kernels take their sizes one by one")]
-        pub(super) fn $name $(<$(const $generic: usize),+>)? ($($arg: $ty),*) {
+        pub(super) fn $name $(<$(const $generic: usize),+ $(, $type: $bound)?>)? ($($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
                 #[allow(clippy::too_many_arguments, reason = "kernels take their sizes one by one")]
-                fn avx512 $(<$(const $generic: usize),+>)? ($($arg: $ty),*) {
-                    $inner::<true $($(,$generic)+)?>($($arg),*);
+                fn avx512 $(<$(const $generic: usize),+ $(, $type: $bound)?>)? ($($arg: $ty),*) {
+                    $inner::<true $($(,$generic)+ $(,$type)?)?>($($arg),*);
                 }
-                #[target_feature(enable = "avx2,fma")]
+                #[target_feature(enable = "avx2,fma,f16c")]
                 #[allow(clippy::too_many_arguments, reason = "kernels take their sizes one by one")]
-                fn avx2 $(<$(const $generic: usize),+>)? ($($arg: $ty),*) {
-                    $inner::<true $($(,$generic)+)?>($($arg),*);
+                fn avx2 $(<$(const $generic: usize),+ $(, $type: $bound)?>)? ($($arg: $ty),*) {
+                    $inner::<true $($(,$generic)+ $(,$type)?)?>($($arg),*);
                 }
                 match $crate::model::simd::level() {
                     $crate::model::simd::Level::Avx512Vnni | $crate::model::simd::Level::Avx512 => {
                         // SAFETY: `level` saw these features on this processor.
                         #[expect(unsafe_code, reason = "run-time choice of instructions")]
-                        return unsafe { avx512 $(::<$($generic),+>)? ($($arg),*) };
+                        return unsafe { avx512 $(::<$($generic),+ $(,$type)?>)? ($($arg),*) };
                     }
                     $crate::model::simd::Level::Avx2 => {
                         // SAFETY: as above.
                         #[expect(unsafe_code, reason = "run-time choice of instructions")]
-                        return unsafe { avx2 $(::<$($generic),+>)? ($($arg),*) };
+                        return unsafe { avx2 $(::<$($generic),+ $(,$type)?>)? ($($arg),*) };
                     }
                     $crate::model::simd::Level::Baseline => {}
                 }
             }
-            $inner::<{ $crate::model::simd::BASELINE_FMA } $($(,$generic)+)?>($($arg),*);
+            $inner::<{ $crate::model::simd::BASELINE_FMA } $($(,$generic)+ $(,$type)?)?>($($arg),*);
         }
     };
 }
@@ -146,6 +154,28 @@ pub(super) fn multiply_add<const FMA: bool, const N: usize>(
             *total = fma::<FMA>(factor, lane, *total);
         }
     }
+}
+
+/// Sixteen half-precision numbers in f32. `FMA` also says that the processor has F16C.
+#[inline(always)]
+pub(super) fn widen<const FMA: bool>(numbers: &[f16; LANES]) -> [f32; LANES] {
+    let mut lanes = [0.0f32; LANES];
+    #[cfg(target_arch = "x86_64")]
+    if FMA {
+        use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
+        for half in 0..LANES / 8 {
+            #[expect(unsafe_code, reason = "intrinsics of the processor")]
+            // SAFETY: `FMA` says that the processor has the instructions; eight numbers are read and written in arrays of
+            // sixteen.
+            unsafe {
+                let wide = _mm256_cvtph_ps(_mm_loadu_si128(numbers[half * 8..].as_ptr().cast()));
+                _mm256_storeu_ps(lanes[half * 8..].as_mut_ptr(), wide);
+            }
+        }
+        return lanes;
+    }
+    numbers.convert_to_f32_slice(&mut lanes);
+    lanes
 }
 
 /// `e^x` to about one unit in the last place, for `x` in -87..88 (clamped), in operations that vectorize.
@@ -218,6 +248,25 @@ mod tests {
                     ((f64::from(got) - want) / want).abs() < 3e-7,
                     "exp({x}) = {got}, not {want}"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn halves_are_widened_exactly() {
+        for first in (0..=u16::MAX - 15).step_by(16) {
+            let halves: [f16; LANES] =
+                std::array::from_fn(|lane| f16::from_bits(first + u16::try_from(lane).unwrap()));
+            let want = halves.map(f16::to_f32);
+            let has_f16c = level() != Level::Baseline || BASELINE_FMA;
+            let fast = has_f16c.then(|| widen::<true>(&halves));
+            for got in [Some(widen::<false>(&halves)), fast].into_iter().flatten() {
+                for (got, want) in got.into_iter().zip(want) {
+                    assert!(
+                        got == want || got.is_nan() && want.is_nan(),
+                        "{got}, not {want}"
+                    );
+                }
             }
         }
     }

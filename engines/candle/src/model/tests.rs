@@ -80,7 +80,11 @@ fn spec(dtype: DType) -> KvCacheSpec {
 }
 
 fn cache(config: &ModelConfig) -> KvCache {
-    KvCache::try_new(config, spec(DType::F32), &Device::Cpu).unwrap()
+    cache_of(DType::F32, config)
+}
+
+fn cache_of(dtype: DType, config: &ModelConfig) -> KvCache {
+    KvCache::try_new(config, spec(dtype), &Device::Cpu).unwrap()
 }
 
 /// One sequence's share of a step: its tokens so far, how many were computed before, and its blocks.
@@ -234,23 +238,50 @@ fn compare_with_reference_as_on_gpu(
     }
 }
 
-/// The models and weights for which bits are compared.
-fn subjects() -> impl Iterator<Item = (String, Model, ModelConfig, Vec<Case>)> {
+/// The models for which bits are compared: every architecture, in f32 and as it is served by default.
+fn subjects() -> impl Iterator<Item = Subject> {
     MODELS.into_iter().flat_map(|name| {
-        [Quantization::None, Quantization::Q8_0].map(|quantization| {
+        [
+            (Quantization::None, DType::F32),
+            (Quantization::Q8_0, DType::F16),
+        ]
+        .map(|(quantization, kv_dtype)| {
             let (model, config) = load(name, quantization);
-            (format!("{name} {quantization}"), model, config, cases(name))
+            Subject {
+                name: format!("{name} {quantization}"),
+                model,
+                config,
+                cases: cases(name),
+                kv_dtype,
+            }
         })
     })
 }
 
+struct Subject {
+    name: String,
+    model: Model,
+    config: ModelConfig,
+    cases: Vec<Case>,
+    kv_dtype: DType,
+}
+
+impl Subject {
+    fn cache(&self) -> KvCache {
+        cache_of(self.kv_dtype, &self.config)
+    }
+}
+
 #[test]
 fn a_prompt_in_chunks_gives_the_bits_of_the_whole() {
-    for (name, model, config, cases) in subjects() {
+    for subject in subjects() {
+        let Subject {
+            name, model, cases, ..
+        } = &subject;
         let tokens = &cases[3].tokens;
-        let whole = prefill(&model, &mut cache(&config), tokens);
+        let whole = prefill(model, &mut subject.cache(), tokens);
         for size in [1, 3, 4, 16, 31] {
-            let mut kv = cache(&config);
+            let mut kv = subject.cache();
             let blocks = scattered_blocks(20);
             let mut got = Vec::new();
             for end in (size..tokens.len() + size).step_by(size) {
@@ -272,12 +303,15 @@ fn a_prompt_in_chunks_gives_the_bits_of_the_whole() {
 
 #[test]
 fn a_row_has_the_same_bits_beside_any_others() {
-    for (name, model, config, cases) in subjects() {
+    for subject in subjects() {
+        let Subject {
+            name, model, cases, ..
+        } = &subject;
         let alone: Vec<_> = cases
             .iter()
-            .map(|case| prefill(&model, &mut cache(&config), &case.tokens))
+            .map(|case| prefill(model, &mut subject.cache(), &case.tokens))
             .collect();
-        let mut kv = cache(&config);
+        let mut kv = subject.cache();
         let blocks: Vec<_> = (0..4).map(|i| scattered_blocks(i * 16)).collect();
         // First one token less of each; then a whole prompt beside single rows and a chunk.
         let chunks = |done: [usize; 4], end: [usize; 4]| -> Vec<Chunk<'_>> {
@@ -353,11 +387,10 @@ fn what_a_block_held_before_is_not_seen() {
 
 #[test]
 fn half_precision_in_the_kv_cache_is_close() {
-    for name in ["llama", "qwen3", "gemma3"] {
+    for name in MODELS {
         let (model, config) = load(name, Quantization::None);
         let case = &cases(name)[3];
-        let mut kv = KvCache::try_new(&config, spec(DType::F16), &Device::Cpu).unwrap();
-        let got = prefill(&model, &mut kv, &case.tokens);
+        let got = prefill(&model, &mut cache_of(DType::F16, &config), &case.tokens);
         let last = &got[got.len() - case.logits.len()..];
         assert_close(last, &case.logits, 2e-2, name);
         assert!(

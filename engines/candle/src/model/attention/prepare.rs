@@ -43,16 +43,20 @@ pub(super) fn store_keys_and_values<T: KvNumber>(
     let head_dim = attention.head_dim;
     let width = attention.num_kv_heads * head_dim;
     let mut keys = vec![0.0f32; width];
+    let mut rounded = vec![T::ZERO; 2 * width];
     with_norm(attention.key_norm.as_ref(), |norm| {
         for (row, (qkv, &slot)) in qkv
             .chunks_exact(attention.qkv_width())
             .zip(&batch.slots)
             .enumerate()
         {
-            let (row_keys, values) = qkv[attention.num_heads * head_dim..].split_at(width);
+            let (row_keys, row_values) = qkv[attention.num_heads * head_dim..].split_at(width);
             keys.copy_from_slice(row_keys);
             prepare_heads(&mut keys, head_dim, norm, turns, row, 1.0);
-            let heads = keys
+            let (keys_out, values) = rounded.split_at_mut(width);
+            T::round(&keys, keys_out);
+            T::round(row_values, values);
+            let heads = keys_out
                 .chunks_exact(head_dim)
                 .zip(values.chunks_exact(head_dim))
                 .enumerate();

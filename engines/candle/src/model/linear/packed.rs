@@ -1,15 +1,16 @@
 //! Matrices as tiles of sixteen rows, and the one parallel region in which several of them are multiplied with the same
 //! rows.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use candle_core::quantized::QTensor;
 use candle_core::{Result, Tensor};
 
-use super::activations::{Int8Rows, interleave};
+use super::activations::interleave;
 use super::dense::{self, Column};
 #[cfg(target_arch = "x86_64")]
-use super::quantized::QuantizedTiles;
+use super::quantized::{Int8Rows, QuantizedTiles};
 use crate::model::host;
 use crate::model::parallel::{SharedMut, for_each_range_if_large};
 use crate::model::simd::LANES;
@@ -110,7 +111,7 @@ impl Packed {
 /// Where one tile's columns of a product go.
 #[derive(Debug)]
 pub(super) struct Output<'a> {
-    all: &'a SharedMut<'a, f32>,
+    all: &'a SharedMut<'a, MaybeUninit<f32>>,
     /// Columns of a row of the whole product.
     stride: usize,
     /// This tile's.
@@ -127,11 +128,15 @@ impl Output<'_> {
         // SAFETY: a tile is in one thread's range only, and each has columns of its own.
         let out = unsafe { self.all.part(start..start + self.columns.len()) };
         match self.bias {
-            None => out.copy_from_slice(&sums[..out.len()]),
+            None => {
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    out.write(*sum);
+                }
+            }
             Some(bias) => {
                 for ((out, sum), bias) in out.iter_mut().zip(sums).zip(&bias[self.columns.clone()])
                 {
-                    *out = sum + bias;
+                    out.write(sum + bias);
                 }
             }
         }
@@ -140,35 +145,39 @@ impl Output<'_> {
 
 /// What the kernels read of the input, made once for all parts.
 struct Input {
+    #[cfg(target_arch = "x86_64")]
     int8: Option<Int8Rows>,
     f32: Option<Vec<f32>>,
 }
 
 impl Input {
     fn new(parts: &[&Packed], x: &[f32], rows: usize, columns: usize) -> Self {
-        let has_quantized = parts.iter().any(|part| part.is_quantized());
         let has_dense = parts.iter().any(|part| !part.is_quantized());
+        #[cfg(target_arch = "x86_64")]
+        let has_quantized = parts.iter().any(|part| part.is_quantized());
         Self {
+            #[cfg(target_arch = "x86_64")]
             int8: has_quantized.then(|| Int8Rows::new(x, rows, columns)),
             f32: has_dense.then(|| interleave(x, rows, columns)),
         }
     }
 }
 
-/// `out[row]` becomes the products of `x[row]` with all parts, side by side, plus `bias`.
+/// The products of each of `rows` rows of `x` with all parts, side by side, plus `bias`.
 pub(super) fn product(
     parts: &[&Packed],
     bias: Option<&[f32]>,
     x: &[f32],
     rows: usize,
-    out: &mut [f32],
-) {
+) -> Vec<f32> {
     let Some(columns) = parts.first().map(|part| part.in_features) else {
-        return;
+        return Vec::new();
     };
     let input = Input::new(parts, x, rows, columns);
     let stride: usize = parts.iter().map(|part| part.out_features).sum();
-    let out = SharedMut::new(out);
+    // Not zeroed first: with many rows that takes a good part of the time of a small product.
+    let mut product = Vec::with_capacity(rows * stride);
+    let out = SharedMut::new(&mut product.spare_capacity_mut()[..rows * stride]);
     let tiles: usize = parts
         .iter()
         .map(|part| part.out_features.div_ceil(LANES))
@@ -200,23 +209,30 @@ pub(super) fn product(
         }
     };
     for_each_range_if_large(tiles, rows * stride * columns / 8, work);
+    #[expect(unsafe_code, reason = "the kernels write each number once")]
+    // SAFETY: every tile was multiplied and has stored its columns of every row; together they have all of them.
+    unsafe {
+        product.set_len(rows * stride);
+    }
+    product
 }
 
 impl Packed {
     fn multiply_tile(&self, tile: usize, input: &Input, rows: usize, output: &Output<'_>) {
-        match (&self.tiles, &input.f32, &input.int8) {
-            (Tiles::Dense(columns), Some(x), _) => {
+        match &self.tiles {
+            Tiles::Dense(columns) => {
+                let Some(x) = &input.f32 else {
+                    unreachable!("invariant: the input has what each part reads")
+                };
                 let tile = &columns[tile * self.in_features..][..self.in_features];
                 dense::multiply(tile, x, rows, output);
             }
             #[cfg(target_arch = "x86_64")]
-            (Tiles::Quantized(tiles), _, Some(x)) => tiles.multiply(tile, x, rows, output),
-            (Tiles::Dense(_), None, _) => {
-                unreachable!("invariant: the input has what each part reads")
-            }
-            #[cfg(target_arch = "x86_64")]
-            (Tiles::Quantized(_), _, None) => {
-                unreachable!("invariant: the input has what each part reads")
+            Tiles::Quantized(tiles) => {
+                let Some(x) = &input.int8 else {
+                    unreachable!("invariant: the input has what each part reads")
+                };
+                tiles.multiply(tile, x, rows, output);
             }
         }
     }

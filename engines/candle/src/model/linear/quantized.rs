@@ -4,13 +4,15 @@
 //! adds four products to each of sixteen sums. A row's sums are added up in the order of the columns whatever the other
 //! rows are.
 
+mod int8;
 mod kernels;
 mod tiles;
 
 use candle_core::quantized::GgmlDType;
 
+pub(super) use self::int8::Int8Rows;
 use self::tiles::{Tile, TileQ4_0, TileQ4K, TileQ5K, TileQ6K, TileQ8_0};
-use super::activations::{Int8Rows, groups};
+use super::activations::{GROUP_ROWS, groups};
 use super::packed::Output;
 use crate::model::simd::{LANES, has_quantized_kernels};
 
@@ -86,7 +88,7 @@ impl QuantizedTiles {
         let first = tile * self.per_row;
         let range = first..first + self.per_row;
         for (first_row, group_rows) in groups(rows) {
-            let mut sums = [[0.0f32; LANES]; super::activations::GROUP_ROWS];
+            let mut sums = [[0.0f32; LANES]; GROUP_ROWS];
             let group = x.group(first_row, group_rows);
             with_tiles!(&self.tiles, tiles => kernels::multiply(&tiles[range.clone()], &group, &mut sums[..group_rows]));
             for (row, sums) in sums.iter().enumerate().take(group_rows) {

@@ -58,8 +58,6 @@ pub(super) struct Scratch {
     current: Partial,
     merged: Partial,
     segments: Vec<Segment>,
-    keys: Vec<f32>,
-    values: Vec<f32>,
 }
 
 impl Scratch {
@@ -74,8 +72,6 @@ impl Scratch {
             current: Partial::empty(),
             merged: Partial::empty(),
             segments: Vec::new(),
-            keys: vec![0.0; attention.head_dim * block_size],
-            values: vec![0.0; attention.head_dim * block_size],
         }
     }
 
@@ -113,7 +109,7 @@ impl Scratch {
         let start = index * PARTITION;
         self.find_segments(tile, start);
         for segment in &self.segments {
-            let keys = T::as_f32(kv.keys(segment.block, tile.head), &mut self.keys);
+            let keys = kv.keys(segment.block, tile.head);
             for (group, scores) in self.scores.chunks_mut(GROUP).enumerate() {
                 let queries =
                     &self.queries[group * GROUP * self.head_dim..][..scores.len() * self.head_dim];
@@ -129,7 +125,7 @@ impl Scratch {
         }
         self.current.values.fill(0.0);
         for segment in &self.segments {
-            let values = T::as_f32(kv.values(segment.block, tile.head), &mut self.values);
+            let values = kv.values(segment.block, tile.head);
             let values =
                 &values[segment.offsets.start * self.head_dim..segment.offsets.end * self.head_dim];
             let groups = self
@@ -186,9 +182,9 @@ impl Scratch {
 }
 
 /// Scores of a group's queries, `[head_dim, queries]`, with a segment's tokens.
-fn score(
+fn score<T: KvNumber>(
     queries: &[f32],
-    keys: &[f32],
+    keys: &[T],
     block_size: usize,
     segment: &Segment,
     scores: &mut [[f32; PARTITION]],
@@ -198,28 +194,28 @@ fn score(
         let tokens = from..(from + LANES).min(offsets.end);
         let at = segment.first + from - offsets.start;
         match scores.len() {
-            1 => score_lanes::<1>(queries, keys, block_size, tokens, at, scores),
-            2 => score_lanes::<2>(queries, keys, block_size, tokens, at, scores),
-            3 => score_lanes::<3>(queries, keys, block_size, tokens, at, scores),
-            4 => score_lanes::<4>(queries, keys, block_size, tokens, at, scores),
-            5 => score_lanes::<5>(queries, keys, block_size, tokens, at, scores),
-            6 => score_lanes::<6>(queries, keys, block_size, tokens, at, scores),
-            7 => score_lanes::<7>(queries, keys, block_size, tokens, at, scores),
-            _ => score_lanes::<8>(queries, keys, block_size, tokens, at, scores),
+            1 => score_lanes::<1, T>(queries, keys, block_size, tokens, at, scores),
+            2 => score_lanes::<2, T>(queries, keys, block_size, tokens, at, scores),
+            3 => score_lanes::<3, T>(queries, keys, block_size, tokens, at, scores),
+            4 => score_lanes::<4, T>(queries, keys, block_size, tokens, at, scores),
+            5 => score_lanes::<5, T>(queries, keys, block_size, tokens, at, scores),
+            6 => score_lanes::<6, T>(queries, keys, block_size, tokens, at, scores),
+            7 => score_lanes::<7, T>(queries, keys, block_size, tokens, at, scores),
+            _ => score_lanes::<8, T>(queries, keys, block_size, tokens, at, scores),
         }
     }
 }
 
 by_simd! {
     /// Scores of up to sixteen tokens.
-    fn score_lanes<const QUERIES: usize>(queries: &[f32], keys: &[f32], block_size: usize, tokens: Range<usize>, at: usize, scores: &mut [[f32; PARTITION]])
+    fn score_lanes<const QUERIES: usize; T: KvNumber>(queries: &[f32], keys: &[T], block_size: usize, tokens: Range<usize>, at: usize, scores: &mut [[f32; PARTITION]])
         = score_lanes_inner
 }
 
 #[inline(always)]
-fn score_lanes_inner<const FMA: bool, const QUERIES: usize>(
+fn score_lanes_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
     queries: &[f32],
-    keys: &[f32],
+    keys: &[T],
     block_size: usize,
     tokens: Range<usize>,
     at: usize,
@@ -233,13 +229,13 @@ fn score_lanes_inner<const FMA: bool, const QUERIES: usize>(
             let Some(keys) = keys[tokens.start..].first_chunk::<LANES>() else {
                 break;
             };
-            multiply_add::<FMA, QUERIES>(queries, keys, &mut totals);
+            multiply_add::<FMA, QUERIES>(queries, &T::lanes::<FMA>(keys), &mut totals);
         }
     } else {
         for (queries, keys) in queries.iter().zip(keys.chunks_exact(block_size)) {
-            let mut padded = [0.0f32; LANES];
+            let mut padded = [T::ZERO; LANES];
             padded[..len].copy_from_slice(&keys[tokens.clone()]);
-            multiply_add::<FMA, QUERIES>(queries, &padded, &mut totals);
+            multiply_add::<FMA, QUERIES>(queries, &T::lanes::<FMA>(&padded), &mut totals);
         }
     }
     for (scores, totals) in scores.iter_mut().zip(&totals) {
@@ -296,36 +292,36 @@ fn weigh_inner<const FMA: bool>(
 }
 
 /// Adds a segment's values, `[tokens, head_dim]`, by the weights from `first` on, to a group's `[queries, head_dim]`.
-fn add_values(
+fn add_values<T: KvNumber>(
     weights: &[[f32; PARTITION]],
     first: usize,
-    values: &[f32],
+    values: &[T],
     head_dim: usize,
     out: &mut [f32],
 ) {
     match weights.len() {
-        1 => add_values_of::<1>(weights, first, values, head_dim, out),
-        2 => add_values_of::<2>(weights, first, values, head_dim, out),
-        3 => add_values_of::<3>(weights, first, values, head_dim, out),
-        4 => add_values_of::<4>(weights, first, values, head_dim, out),
-        5 => add_values_of::<5>(weights, first, values, head_dim, out),
-        6 => add_values_of::<6>(weights, first, values, head_dim, out),
-        7 => add_values_of::<7>(weights, first, values, head_dim, out),
-        _ => add_values_of::<8>(weights, first, values, head_dim, out),
+        1 => add_values_of::<1, T>(weights, first, values, head_dim, out),
+        2 => add_values_of::<2, T>(weights, first, values, head_dim, out),
+        3 => add_values_of::<3, T>(weights, first, values, head_dim, out),
+        4 => add_values_of::<4, T>(weights, first, values, head_dim, out),
+        5 => add_values_of::<5, T>(weights, first, values, head_dim, out),
+        6 => add_values_of::<6, T>(weights, first, values, head_dim, out),
+        7 => add_values_of::<7, T>(weights, first, values, head_dim, out),
+        _ => add_values_of::<8, T>(weights, first, values, head_dim, out),
     }
 }
 
 by_simd! {
     /// For a group of `QUERIES`.
-    fn add_values_of<const QUERIES: usize>(weights: &[[f32; PARTITION]], first: usize, values: &[f32], head_dim: usize, out: &mut [f32])
+    fn add_values_of<const QUERIES: usize; T: KvNumber>(weights: &[[f32; PARTITION]], first: usize, values: &[T], head_dim: usize, out: &mut [f32])
         = add_values_inner
 }
 
 #[inline(always)]
-fn add_values_inner<const FMA: bool, const QUERIES: usize>(
+fn add_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
     weights: &[[f32; PARTITION]],
     first: usize,
-    values: &[f32],
+    values: &[T],
     head_dim: usize,
     out: &mut [f32],
 ) {
@@ -344,11 +340,11 @@ fn add_values_inner<const FMA: bool, const QUERIES: usize>(
         for (token, value) in values.chunks_exact(head_dim).enumerate() {
             let factors = weights.map(|weights| weights[token]);
             if let Some(lanes) = value[start..].first_chunk::<LANES>() {
-                multiply_add::<FMA, QUERIES>(&factors, lanes, &mut totals);
+                multiply_add::<FMA, QUERIES>(&factors, &T::lanes::<FMA>(lanes), &mut totals);
             } else {
-                let mut padded = [0.0f32; LANES];
+                let mut padded = [T::ZERO; LANES];
                 padded[..len].copy_from_slice(&value[start..]);
-                multiply_add::<FMA, QUERIES>(&factors, &padded, &mut totals);
+                multiply_add::<FMA, QUERIES>(&factors, &T::lanes::<FMA>(&padded), &mut totals);
             }
         }
         for (query, totals) in totals.iter().enumerate() {

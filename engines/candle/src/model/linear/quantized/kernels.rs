@@ -11,8 +11,8 @@
 
 use std::arch::x86_64::*;
 
+use super::int8::{BLOCK, Int8Group};
 use super::tiles::{Quad, Scales, TileQ4_0, TileQ4K, TileQ5K, TileQ6K, TileQ8_0};
-use crate::model::linear::activations::{BLOCK, Int8Group};
 use crate::model::simd::LANES;
 
 /// Tiles with a kernel.

@@ -1,0 +1,301 @@
+//! Rows in 8-bit integers, as the kernels read them.
+
+#![expect(unsafe_code, reason = "intrinsics of the processor")]
+
+use std::arch::x86_64::*;
+
+use crate::model::linear::activations::{GROUP_ROWS, groups};
+use crate::model::parallel::{SharedMut, for_each_range_if_large};
+use crate::model::simd::has_quantized_kernels;
+
+/// Numbers that share a scale.
+pub(super) const BLOCK: usize = 32;
+
+/// Rows in 8-bit integers with a scale for each [`BLOCK`] numbers.
+///
+/// In a group of `m` rows that starts at row `r`, `values` holds four numbers of each row in turn, from `r * width` on;
+/// the others hold one entry of each row in turn, from `r * width / 32` (`sums`: `/ 16`) on.
+#[derive(Debug)]
+pub(in crate::model::linear) struct Int8Rows {
+    /// Columns, rounded up to whole tiles; those beyond the input are 0.
+    width: usize,
+    values: Vec<i8>,
+    scales: Vec<f32>,
+    /// Sums of each block's numbers, scaled.
+    scaled_sums: Vec<f32>,
+    /// Sums of each half block's integers.
+    sums: Vec<i32>,
+}
+
+impl Int8Rows {
+    /// Rounds the rows of `x`, `[rows, columns]`.
+    ///
+    /// # Panics
+    /// This processor has no kernels for quantized weights, so that nobody could read the result.
+    pub(in crate::model::linear) fn new(x: &[f32], rows: usize, columns: usize) -> Self {
+        assert!(has_quantized_kernels(), "8-bit rows without their kernels");
+        let width = columns.next_multiple_of(2 * BLOCK);
+        let mut this = Self {
+            width,
+            values: vec![0; rows * width],
+            scales: vec![0.0; rows * width / BLOCK],
+            scaled_sums: vec![0.0; rows * width / BLOCK],
+            sums: vec![0; rows * width / (BLOCK / 2)],
+        };
+        let values = SharedMut::new(&mut this.values);
+        let scales = SharedMut::new(&mut this.scales);
+        let scaled_sums = SharedMut::new(&mut this.scaled_sums);
+        let sums = SharedMut::new(&mut this.sums);
+        // Sixteen numbers are one vector operation of about ten.
+        for_each_range_if_large(rows.div_ceil(GROUP_ROWS), rows * columns / 2, |range| {
+            for (first, rows) in groups(rows).skip(range.start).take(range.len()) {
+                let part = |unit: usize| first * width / unit..(first + rows) * width / unit;
+                // SAFETY: a group is in one range only, and groups do not overlap.
+                let mut group = unsafe {
+                    Int8GroupMut {
+                        rows,
+                        values: values.part(part(1)),
+                        scales: scales.part(part(BLOCK)),
+                        scaled_sums: scaled_sums.part(part(BLOCK)),
+                        sums: sums.part(part(BLOCK / 2)),
+                    }
+                };
+                let x = &x[first * columns..(first + rows) * columns];
+                for (row, x) in x.chunks_exact(columns).enumerate() {
+                    // SAFETY: the processor has the instructions by the assertion above.
+                    unsafe { group.round(row, x) }
+                }
+            }
+        });
+        this
+    }
+
+    /// The group of `rows` rows from `first` on.
+    pub(super) fn group(&self, first: usize, rows: usize) -> Int8Group<'_> {
+        let part = |unit: usize| first * self.width / unit..(first + rows) * self.width / unit;
+        Int8Group {
+            values: &self.values[part(1)],
+            scales: &self.scales[part(BLOCK)],
+            scaled_sums: &self.scaled_sums[part(BLOCK)],
+            sums: &self.sums[part(BLOCK / 2)],
+        }
+    }
+}
+
+/// One group of [`Int8Rows`].
+#[derive(Debug)]
+pub(super) struct Int8Group<'a> {
+    pub(super) values: &'a [i8],
+    pub(super) scales: &'a [f32],
+    pub(super) scaled_sums: &'a [f32],
+    pub(super) sums: &'a [i32],
+}
+
+impl Int8Group<'_> {
+    /// Sees to it that kernels without bounds checks stay inside.
+    ///
+    /// # Panics
+    /// The group is smaller than `rows` rows of `columns` columns.
+    pub(super) fn check(&self, rows: usize, columns: usize) {
+        let blocks = rows * columns / BLOCK;
+        assert!(
+            self.values.len() >= rows * columns,
+            "a group narrower than the tiles"
+        );
+        assert!(
+            self.scales.len() >= blocks
+                && self.scaled_sums.len() >= blocks
+                && self.sums.len() >= 2 * blocks
+        );
+    }
+}
+
+/// One group while it is made.
+struct Int8GroupMut<'a> {
+    rows: usize,
+    values: &'a mut [i8],
+    scales: &'a mut [f32],
+    scaled_sums: &'a mut [f32],
+    sums: &'a mut [i32],
+}
+
+impl Int8GroupMut<'_> {
+    /// Rounds a row of the group.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn round(&mut self, row: usize, x: &[f32]) {
+        for (block, x) in x.chunks(BLOCK).enumerate() {
+            let rounded = match x.first_chunk::<BLOCK>() {
+                Some(x) => round_block(x),
+                None => {
+                    let mut padded = [0.0f32; BLOCK];
+                    padded[..x.len()].copy_from_slice(x);
+                    round_block(&padded)
+                }
+            };
+            let words = &mut self.values[block * BLOCK * self.rows + row * 4..];
+            for (word, to) in rounded
+                .values
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .zip(words.chunks_mut(self.rows * 4))
+            {
+                to[..4].copy_from_slice(word);
+            }
+            let at = block * self.rows + row;
+            let [first, second] = rounded.sums;
+            self.scales[at] = rounded.scale;
+            #[expect(clippy::cast_precision_loss, reason = "at most 32 * 127")]
+            let sum = (first + second) as f32;
+            self.scaled_sums[at] = rounded.scale * sum;
+            self.sums[2 * block * self.rows + row] = first;
+            self.sums[(2 * block + 1) * self.rows + row] = second;
+        }
+    }
+}
+
+/// A block in integers.
+#[derive(Debug, PartialEq)]
+struct Rounded {
+    /// NaN if a number of the block is not finite: integers would hide it.
+    scale: f32,
+    /// In -127..=127.
+    values: [i8; BLOCK],
+    /// Of each half.
+    sums: [i32; 2],
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn round_block(x: &[f32; BLOCK]) -> Rounded {
+    // SAFETY: two vectors of sixteen.
+    let halves = unsafe {
+        [
+            _mm512_loadu_ps(x.as_ptr()),
+            _mm512_loadu_ps(x[BLOCK / 2..].as_ptr()),
+        ]
+    };
+    let magnitudes = halves.map(|half| _mm512_abs_ps(half));
+    let largest = _mm512_reduce_max_ps(_mm512_max_ps(magnitudes[0], magnitudes[1]));
+    let infinite = _mm512_set1_ps(f32::INFINITY);
+    let are_finite = magnitudes
+        .map(|half| _mm512_cmp_ps_mask::<_CMP_LT_OQ>(half, infinite))
+        .iter()
+        .all(|&mask| mask == u16::MAX);
+    let scale = if are_finite {
+        largest / 127.0
+    } else {
+        f32::NAN
+    };
+    let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+    let mut rounded = Rounded {
+        scale,
+        values: [0; BLOCK],
+        sums: [0; 2],
+    };
+    let outputs = rounded
+        .values
+        .as_chunks_mut::<{ BLOCK / 2 }>()
+        .0
+        .iter_mut()
+        .zip(&mut rounded.sums);
+    for (half, (values, sum)) in halves.into_iter().zip(outputs) {
+        let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(half, inverse)));
+        // SAFETY: sixteen bytes.
+        unsafe { _mm_storeu_si128(values.as_mut_ptr().cast(), bytes) };
+        *sum = sum_of_bytes(bytes);
+    }
+    rounded
+}
+
+/// The sum of sixteen signed bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn sum_of_bytes(bytes: __m128i) -> i32 {
+    // As unsigned bytes each is 128 more.
+    let raised = _mm_xor_si128(bytes, _mm_set1_epi8(i8::MIN));
+    let sums = _mm_sad_epu8(raised, _mm_setzero_si128());
+    _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    fn round(x: &[f32; BLOCK]) -> Option<Rounded> {
+        // SAFETY: asked for on the same line.
+        has_quantized_kernels().then(|| unsafe { round_block(x) })
+    }
+
+    #[test]
+    fn blocks_are_rounded_to_the_nearest_of_255_steps() {
+        let mut rng = StdRng::seed_from_u64(3);
+        for exponent in -30..30 {
+            let x: [f32; BLOCK] =
+                std::array::from_fn(|_| rng.random_range(-1.0f32..1.0) * 2f32.powi(exponent));
+            let Some(rounded) = round(&x) else { return };
+            let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+            assert_eq!(rounded.scale, largest / 127.0);
+            for (&x, &value) in x.iter().zip(&rounded.values) {
+                assert!((x - rounded.scale * f32::from(value)).abs() <= 0.501 * rounded.scale);
+            }
+            let sum = |half: &[i8]| half.iter().map(|&v| i32::from(v)).sum::<i32>();
+            let (first, second) = rounded.values.split_at(BLOCK / 2);
+            assert_eq!(rounded.sums, [sum(first), sum(second)]);
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_not_hidden() {
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for place in [0, 15, 16, 31] {
+                let mut x = [0.5f32; BLOCK];
+                x[place] = odd;
+                let Some(rounded) = round(&x) else { return };
+                assert!(rounded.scale.is_nan(), "{odd} at {place}");
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_stay_zeros() {
+        let Some(rounded) = round(&[0.0; BLOCK]) else {
+            return;
+        };
+        let want = Rounded {
+            scale: 0.0,
+            values: [0; BLOCK],
+            sums: [0; 2],
+        };
+        assert_eq!(rounded, want);
+    }
+
+    #[test]
+    fn rows_lie_interleaved_with_zeros_behind() {
+        if !has_quantized_kernels() {
+            return;
+        }
+        // Nine rows are a group of eight and one of one; 96 columns are padded to 128.
+        let (rows, columns) = (9, 96);
+        let x: Vec<f32> = (0..rows * columns)
+            .map(|i| (i % 61) as f32 - 30.0)
+            .collect();
+        let whole = Int8Rows::new(&x, rows, columns);
+        for (row, x) in x.chunks_exact(columns).enumerate() {
+            let alone = Int8Rows::new(x, 1, columns);
+            let (first, in_group) = if row < 8 { (0, 8) } else { (8, 1) };
+            let (group, alone) = (whole.group(first, in_group), alone.group(0, 1));
+            for (at, &value) in alone.values.iter().enumerate() {
+                let there = (at / 4 * in_group + row - first) * 4 + at % 4;
+                assert_eq!(group.values[there], value, "row {row}, column {at}");
+            }
+            assert_eq!(alone.values[columns..], [0; 32]);
+            for (block, &scale) in alone.scales.iter().enumerate() {
+                assert_eq!(group.scales[block * in_group + row - first], scale);
+            }
+        }
+    }
+}
