@@ -133,7 +133,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The process's exit code: 0 clean, 1 failed, 3 forced. (2 is a usage error, given before a worker exists.)
+    /// The process's exit code: 0 clean, 1 failed, 3 forced. (2 is a usage error, which only who read the command line knows.)
     #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -212,11 +213,16 @@ async fn a_request_is_one_trace_from_client_to_worker_and_all_of_it_is_sent_befo
     let worker = fleet
         .worker(&[export, late, ("OTEL_SERVICE_NAME", "a-worker")])
         .await;
-    let frontend = fleet.frontend(&[export, late]).await;
+    let mut frontend = fleet.frontend(&[export, late]).await;
     traced_chat(&frontend, "01").await;
     traced_chat(&frontend, "00").await;
     assert_eq!(collector.posts(), 0);
-    frontend.stop().await;
+    frontend.signal(Signal::TERM);
+    assert_eq!(frontend.exit_code().await, Some(0));
+    let log = frontend.log();
+    let lines = log.lines().filter(|line| line.contains("genset::access"));
+    let named = lines.filter(|line| line.contains("my-request") && line.contains(TRACE_ID));
+    assert_eq!(named.count(), 2, "{log}");
     worker.stop().await;
 
     let spans = collector.spans();
@@ -238,6 +244,8 @@ async fn a_request_is_one_trace_from_client_to_worker_and_all_of_it_is_sent_befo
         let id = &span.attributes["request_id"];
         assert!(id.starts_with("my-request."), "{id}");
     }
+    let in_answer = &http.attributes["http.response.header.x-request-id"];
+    assert_eq!(in_answer, "my-request");
 }
 
 #[tokio::test]

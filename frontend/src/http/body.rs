@@ -17,6 +17,21 @@ use crate::openai::{ChoiceEnd, ChunkEncoder};
 /// puts in front of a slow client.
 pub(super) const FRAME_BYTES: usize = 8 << 10;
 
+/// The next frame of a body, once what is ready was written into `buffer`.
+pub(super) fn next_frame(
+    buffer: &mut BytesMut,
+    has_ended: bool,
+) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    if !buffer.is_empty() {
+        return Poll::Ready(Some(Ok(Frame::data(buffer.split().freeze()))));
+    }
+    if has_ended {
+        Poll::Ready(None)
+    } else {
+        Poll::Pending
+    }
+}
+
 /// The events of one request. Dropping it cancels what still runs.
 pub(super) struct EventBody {
     encoder: ChunkEncoder,
@@ -152,17 +167,11 @@ impl Body for EventBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
-        if this.progress == Progress::Done && this.buffer.is_empty() {
-            return Poll::Ready(None);
-        }
         if this.progress == Progress::Opening {
             this.open();
         }
         this.fill(cx);
-        if this.buffer.is_empty() {
-            return Poll::Pending;
-        }
-        Poll::Ready(Some(Ok(Frame::data(this.buffer.split().freeze()))))
+        next_frame(&mut this.buffer, this.progress == Progress::Done)
     }
 
     fn is_end_stream(&self) -> bool {

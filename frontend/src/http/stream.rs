@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use http_body::{Body, Frame};
 
-use super::body::FRAME_BYTES;
+use super::body::{FRAME_BYTES, next_frame};
 use super::handlers::event_response;
 use super::metrics::RequestGuard;
 use crate::answer::{Answer, AnswerEnd, Ending, RatedToken};
@@ -126,14 +126,7 @@ impl<E: AnswerEvents> Body for AnswerBody<E> {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
         this.fill(cx);
-        if !this.buffer.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(this.buffer.split().freeze()))));
-        }
-        if this.running.is_some() {
-            Poll::Pending
-        } else {
-            Poll::Ready(None)
-        }
+        next_frame(&mut this.buffer, this.running.is_none())
     }
 
     fn is_end_stream(&self) -> bool {

@@ -262,7 +262,10 @@ async fn token_ids_out_of_the_vocabulary_are_refused_by_name_and_id() {
         ),
         (
             CHAT,
-            chat("Hello", json!({"stop_token_ids": [7, 2048], "stream": true})),
+            chat(
+                "Hello",
+                json!({"stop_token_ids": [7, 2048], "stream": true}),
+            ),
             "stop_token_ids",
             2048,
         ),

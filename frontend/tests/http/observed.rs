@@ -134,7 +134,9 @@ async fn every_answer_carries_the_id_of_its_request() {
     let good = chat("Hello", json!({"max_tokens": 3})).to_string();
     let streamed = chat("Hello", json!({"max_tokens": 3, "stream": true})).to_string();
     let large = "x".repeat(1001);
-    let message = json!({"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}).to_string();
+    let message =
+        json!({"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]})
+            .to_string();
     let gzip = "content-encoding: gzip\r\n";
     let cases = [
         ("POST", CHAT, "", &*good, 200),
