@@ -8,7 +8,7 @@
 mod support;
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -24,24 +24,9 @@ use self::support::process::{Genset, free_address, wait_for};
 use self::support::{hardware, per, round};
 
 const LOADS: [Load; 4] = [
-    Load {
-        name: "256 streams, no delay",
-        streams: 256,
-        tokens: 128,
-        token_delay_ms: 0,
-    },
-    Load {
-        name: "256 streams, a token every 7 ms",
-        streams: 256,
-        tokens: 128,
-        token_delay_ms: 7,
-    },
-    Load {
-        name: "16 streams of one token",
-        streams: 16,
-        tokens: 1,
-        token_delay_ms: 0,
-    },
+    Load::FULL_SPEED,
+    Load::PACED,
+    Load::SHORT_ANSWERS,
     Load {
         name: "1 stream of one token",
         streams: 1,
@@ -62,30 +47,7 @@ struct Lives {
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let has = |word: &str| words.iter().any(|given| given == word);
-    if !has("--bench") || has("--test") {
-        return ExitCode::SUCCESS;
-    }
-    let measured = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .and_then(|runtime| runtime.block_on(measure(has("--quick"))));
-    let shown = measured.and_then(|results| {
-        let text = if has("--json") {
-            format!("{results:#}\n")
-        } else {
-            table(&results)
-        };
-        io::stdout().write_all(text.as_bytes())
-    });
-    match shown {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    support::main(|words| measure(words.has("--quick")), table)
 }
 
 async fn measure(is_quick: bool) -> io::Result<Value> {

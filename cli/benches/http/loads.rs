@@ -16,24 +16,9 @@ const LOADS: [Load; 4] = [
         tokens: 128,
         token_delay_ms: 0,
     },
-    Load {
-        name: "256 streams, no delay",
-        streams: 256,
-        tokens: 128,
-        token_delay_ms: 0,
-    },
-    Load {
-        name: "256 streams, a token every 7 ms",
-        streams: 256,
-        tokens: 128,
-        token_delay_ms: 7,
-    },
-    Load {
-        name: "16 streams of one token",
-        streams: 16,
-        tokens: 1,
-        token_delay_ms: 0,
-    },
+    Load::FULL_SPEED,
+    Load::PACED,
+    Load::SHORT_ANSWERS,
 ];
 
 pub(crate) async fn measure() -> io::Result<Value> {

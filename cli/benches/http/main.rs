@@ -15,13 +15,13 @@ mod prompts;
 mod server;
 mod tables;
 
-use std::io::{self, Write as _};
+use std::io;
 use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 
 use self::server::Server;
-use self::support::{hardware, round};
+use self::support::{Words, hardware, round};
 
 /// Starts, of which the median is told.
 const STARTS: usize = 10;
@@ -29,39 +29,16 @@ const STARTS: usize = 10;
 const PARTS: [&str; 5] = ["starts", "loads", "prompts", "health", "memory"];
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let has = |word: &str| words.iter().any(|given| given == word);
-    if !has("--bench") || has("--test") {
-        return ExitCode::SUCCESS;
-    }
-    let named = PARTS.into_iter().filter(|part| has(part)).collect();
-    let measured = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .and_then(|runtime| runtime.block_on(measure(named)));
-    let shown = measured.and_then(|results| {
-        let text = if has("--json") {
-            format!("{results:#}\n")
-        } else {
-            tables::all(&results)
-        };
-        io::stdout().write_all(text.as_bytes())
-    });
-    match shown {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    support::main(measure, tables::all)
 }
 
 /// Measures the parts that are named, or all.
-async fn measure(named: Vec<&str>) -> io::Result<Value> {
+async fn measure(words: Words) -> io::Result<Value> {
+    let are_named = PARTS.iter().any(|part| words.has(part));
     let mut results = Map::new();
     results.insert("hardware".into(), hardware().into());
     for part in PARTS {
-        if !named.is_empty() && !named.contains(&part) {
+        if are_named && !words.has(part) {
             continue;
         }
         let result = match part {

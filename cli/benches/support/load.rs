@@ -26,6 +26,32 @@ pub(crate) struct Load {
     pub(crate) token_delay_ms: u32,
 }
 
+impl Load {
+    /// As fast as everything together can.
+    pub(crate) const FULL_SPEED: Self = Self {
+        name: "256 streams, no delay",
+        streams: 256,
+        tokens: 128,
+        token_delay_ms: 0,
+    };
+
+    /// At a model's pace.
+    pub(crate) const PACED: Self = Self {
+        name: "256 streams, a token every 7 ms",
+        streams: 256,
+        tokens: 128,
+        token_delay_ms: 7,
+    };
+
+    /// What a request costs, rather than a token.
+    pub(crate) const SHORT_ANSWERS: Self = Self {
+        name: "16 streams of one token",
+        streams: 16,
+        tokens: 1,
+        token_delay_ms: 0,
+    };
+}
+
 #[derive(Default)]
 pub(crate) struct Done {
     pub(crate) requests: u64,

@@ -1,7 +1,56 @@
-//! What the benchmarks of the binary share: its processes, the load they are put under, and numbers for people.
+//! What the benchmarks of the binary share: their `main`, its processes, the loads they are put under, and numbers for people.
 
 pub(crate) mod load;
 pub(crate) mod process;
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+/// What follows the benchmark's name on the command line.
+pub(crate) struct Words(Vec<String>);
+
+impl Words {
+    pub(crate) fn has(&self, word: &str) -> bool {
+        self.0.iter().any(|given| given == word)
+    }
+}
+
+/// A benchmark's whole `main`: measures, and prints the results as JSON with `--json`, else as `table` shows them. Run by
+/// `cargo test` it does nothing.
+pub(crate) fn main<F>(
+    measure: impl FnOnce(Words) -> F,
+    table: impl FnOnce(&Value) -> String,
+) -> ExitCode
+where
+    F: Future<Output = io::Result<Value>>,
+{
+    let words = Words(std::env::args().skip(1).collect());
+    if !words.has("--bench") || words.has("--test") {
+        return ExitCode::SUCCESS;
+    }
+    let as_json = words.has("--json");
+    let measured = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .and_then(|runtime| runtime.block_on(measure(words)));
+    let shown = measured.and_then(|results| {
+        let text = if as_json {
+            format!("{results:#}\n")
+        } else {
+            table(&results)
+        };
+        io::stdout().write_all(text.as_bytes())
+    });
+    match shown {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// How many a second.
 pub(crate) fn per(count: u64, seconds: f64) -> f64 {
