@@ -9,7 +9,7 @@ use std::time::Duration;
 use genset_backend_common::EngineError;
 use genset_backend_common::worker::{Report, Worker, WorkerHandle};
 use genset_frontend::model::{Models, ServedModel};
-use genset_runtime::{InstanceId, Reach, Runtime, RuntimeRegistrar, Signals};
+use genset_runtime::{InstanceId, Reach, Runtime, RuntimeRegistrar, Signals, exit_code};
 
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
 use crate::engine;
@@ -93,7 +93,7 @@ impl Node {
 
 /// Says how the worker ended, when not well; returns the exit code.
 fn tell(report: &Report) -> u8 {
-    let code = report.outcome.exit_code();
+    let code = exit_code(report);
     match &report.error {
         Some(error) if code != 0 => eprintln!("error: {error}"),
         _ => tracing::info!(outcome = ?report.outcome, "stopped"),

@@ -43,4 +43,4 @@ pub use selection::SelectionMode;
 pub use status::{Health, HealthSource, METRICS_CONTENT_TYPE, Readiness, StatusServer};
 pub use telemetry::continue_trace;
 #[cfg(feature = "cli")]
-pub use worker_main::{Signals, WorkerArgs, parse, run, run_worker};
+pub use worker_main::{Signals, WorkerArgs, exit_code, parse, run, run_worker};

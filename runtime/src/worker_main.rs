@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
-use genset_backend_common::worker::{RequestLimits, Worker, WorkerConfig, WorkerHandle};
-use genset_backend_common::{EndpointType, EngineError, LLMEngine};
+use genset_backend_common::worker::{
+    Fault, Outcome, Report, RequestLimits, StopCause, Worker, WorkerConfig, WorkerHandle,
+};
+use genset_backend_common::{EndpointType, EngineError, ErrorKind, LLMEngine};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::component::Runtime;
@@ -21,7 +23,7 @@ use crate::network_args::{NetworkArgs, Reach};
 use crate::registrar::RuntimeRegistrar;
 use crate::status::{HealthSource, StatusServer};
 
-/// The exit code of a usage or configuration error, given before a worker exists.
+/// The exit code of a usage or configuration error.
 const USAGE_ERROR: u8 = 2;
 
 /// The flags every worker has.
@@ -348,7 +350,28 @@ async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {
         }
     };
     tracing::info!(outcome = ?report.outcome, "worker stopped");
-    report.outcome.exit_code()
+    exit_code(&report)
+}
+
+/// The exit code of a worker that ended so: its outcome's, but that of a usage error where the engine did not start because
+/// of a flag.
+#[must_use]
+pub fn exit_code(report: &Report) -> u8 {
+    let has_refused = report.outcome == Outcome::Failed(StopCause::StartFailed(Fault::Error));
+    if has_refused && report.error.as_ref().is_some_and(is_about_a_flag) {
+        USAGE_ERROR
+    } else {
+        report.outcome.exit_code()
+    }
+}
+
+fn is_about_a_flag(error: &EngineError) -> bool {
+    let is_callers = matches!(
+        error.kind(),
+        ErrorKind::InvalidArgument | ErrorKind::Unsupported
+    );
+    let field = error.details().field.as_deref();
+    is_callers && field.is_some_and(|field| field.starts_with("--"))
 }
 
 /// Says how far a long start is, at most a line a second.
@@ -360,4 +383,35 @@ async fn log_progress(handle: &WorkerHandle) -> std::convert::Infallible {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     std::future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_flag_that_a_start_refused_is_a_usage_error() {
+        let start = Outcome::Failed(StopCause::StartFailed(Fault::Error));
+        let code = |outcome, error| exit_code(&Report { outcome, error });
+        let flag = EngineError::invalid_argument("--threads", "must be at least 1");
+        assert_eq!(code(start, Some(flag.clone())), 2);
+        assert_eq!(
+            code(start, Some(EngineError::unsupported("--device", "no"))),
+            2
+        );
+        let of_a_model = EngineError::invalid_argument("MODEL", "is broken");
+        let of_the_machine = EngineError::internal("no file opens").with_field("--device");
+        for error in [None, Some(of_a_model), Some(of_the_machine)] {
+            assert_eq!(code(start, error), 1);
+        }
+        for (outcome, expected) in [
+            (Outcome::Clean, 0),
+            (Outcome::Forced, 3),
+            (Outcome::Failed(StopCause::CanaryFailed), 1),
+            (Outcome::Failed(StopCause::StartFailed(Fault::Timeout)), 1),
+            (Outcome::CleanupFailed(Fault::Error), 1),
+        ] {
+            assert_eq!(code(outcome, Some(flag.clone())), expected, "{outcome:?}");
+        }
+    }
 }

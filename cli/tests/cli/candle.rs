@@ -199,8 +199,8 @@ async fn a_model_that_cannot_be_served_is_named_with_what_to_do() {
         (&[&cut], 2, "cut.gguf"),
         (&[&note], 2, "neither a GGUF file nor a folder"),
         (&["org/model"], 2, "model hub"),
-        (&["--kv-cache-memory", "1B"], 1, "--kv-cache-memory"),
-        (&["--device", "cuda:0"], 1, "cuda"),
+        (&["--kv-cache-memory", "1B"], 2, "--kv-cache-memory"),
+        (&["--device", "cuda:0"], 2, "cuda"),
     ];
     for (words, code, says) in cases {
         let words = [&["run", "in=stdin"], words].concat();

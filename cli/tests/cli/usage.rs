@@ -74,6 +74,24 @@ async fn bad_flags_are_named() {
     .await;
 }
 
+/// Known once the engine starts, and no less of a usage error.
+#[tokio::test]
+async fn flags_that_the_engine_refuses_are_named() {
+    for input in ["in=http", "in=stdin"] {
+        let words = |flag, value| [input, "out=candle", "--http-port", "0", flag, value];
+        for (flag, value) in [("--kv-cache-memory", "1B"), ("--threads", "0")] {
+            refused(&words(flag, value), &[flag]).await;
+        }
+    }
+    // A worker alone tells its log.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let words = ["run", "in=dyn", "out=candle", "--threads", "0"];
+    let ended = run(&[&words[..], &["--discovery-path", path]].concat()).await;
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("--threads"), "{}", ended.stderr);
+}
+
 #[tokio::test]
 async fn a_port_in_use_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -125,6 +125,20 @@ pub enum LoadError {
         /// What is missing or not understood.
         problem: String,
     },
+    /// `--kv-cache-memory` holds no KV block.
+    #[error(
+        "--kv-cache-memory is {}, and one KV block of {block_size} tokens takes {}; raise it, or lower --block-size",
+        Bytes(*memory),
+        Bytes(*block)
+    )]
+    KvCacheTooSmall {
+        /// Bytes the cache may take.
+        memory: u64,
+        /// Bytes of a block.
+        block: u64,
+        /// Tokens of a block.
+        block_size: usize,
+    },
     /// The model would not fit in memory; nothing was allocated.
     #[error("not enough memory: {estimate}, and {} is available; {fix}", Bytes(*available))]
     NotEnoughMemory {
@@ -173,6 +187,7 @@ impl LoadError {
             | Self::WrongShape { .. }
             | Self::TokenizerMismatch { .. }
             | Self::NoTokenizer { .. }
+            | Self::KvCacheTooSmall { .. }
             | Self::NotEnoughMemory { .. } => ErrorKind::InvalidArgument,
         }
     }
@@ -182,8 +197,10 @@ impl LoadError {
     pub fn field(&self) -> &'static str {
         match self {
             Self::NoTokenizer { .. } => "--model-config",
-            Self::NotEnoughMemory { .. } => "--kv-cache-memory",
-            Self::NotAModel { .. }
+            Self::KvCacheTooSmall { .. } => "--kv-cache-memory",
+            // Not a flag: what is free is the machine's, and may be more at the next start.
+            Self::NotEnoughMemory { .. }
+            | Self::NotAModel { .. }
             | Self::Incomplete { .. }
             | Self::Read { .. }
             | Self::Broken { .. }

@@ -58,7 +58,8 @@ pub fn kv_bytes_per_block(config: &ModelConfig, block_size: usize, bytes_per_val
 /// knows what is available, enough for one sequence of full length and no less than 512 MiB.
 ///
 /// # Errors
-/// `NotEnoughMemory`: not one block fits, or the memory asked for is not there.
+/// `KvCacheTooSmall`: not one block fits in `--kv-cache-memory`. `NotEnoughMemory`: or beside the weights; or the memory
+/// asked for is not there.
 pub fn kv_cache_size(
     config: &ModelConfig,
     options: &KvCacheOptions,
@@ -102,15 +103,10 @@ fn too_small(
     bytes_per_block: u64,
 ) -> LoadError {
     if let Some(memory) = options.memory {
-        return LoadError::NotEnoughMemory {
-            estimate: format!(
-                "one KV block of {} tokens takes {}",
-                options.block_size,
-                Bytes(bytes_per_block)
-            ),
-            needed: bytes_per_block,
-            available: memory,
-            fix: "raise --kv-cache-memory or lower --block-size".into(),
+        return LoadError::KvCacheTooSmall {
+            memory,
+            block: bytes_per_block,
+            block_size: options.block_size,
         };
     }
     let available = available.unwrap_or(0);

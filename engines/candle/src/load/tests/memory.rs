@@ -77,16 +77,18 @@ fn memory_that_is_asked_for_is_kept_to() {
     assert_eq!(size.blocks, 2);
     options.memory = Some(393_215);
     let error = kv_cache_size(&config, &options, &estimate(), None).unwrap_err();
+    let error = EngineError::from(error);
+    assert_eq!(error.details().field.as_deref(), Some("--kv-cache-memory"));
     assert!(
         error
-            .to_string()
+            .message()
             .contains("one KV block of 16 tokens takes 384.0 KiB"),
         "{error}"
     );
     options.memory = Some(8 * GIB);
     let error = kv_cache_size(&config, &options, &estimate(), Some(4 * GIB)).unwrap_err();
     let error = EngineError::from(error);
-    assert_eq!(error.details().field.as_deref(), Some("--kv-cache-memory"));
+    assert_eq!(error.details().field.as_deref(), Some("MODEL"));
     assert!(
         error
             .message()
