@@ -127,16 +127,22 @@ impl Output<'_> {
         #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
         // SAFETY: a tile is in one thread's range only, and each has columns of its own.
         let out = unsafe { self.all.part(start..start + self.columns.len()) };
-        match self.bias {
+        let sums = match self.bias.map(|bias| &bias[self.columns.clone()]) {
+            None => *sums,
+            Some(bias) => {
+                let mut sums = *sums;
+                for (sum, bias) in sums.iter_mut().zip(bias) {
+                    *sum += bias;
+                }
+                sums
+            }
+        };
+        // A whole tile is one vector, and no loop.
+        match out.first_chunk_mut::<LANES>() {
+            Some(out) => *out = sums.map(MaybeUninit::new),
             None => {
                 for (out, sum) in out.iter_mut().zip(sums) {
-                    out.write(*sum);
-                }
-            }
-            Some(bias) => {
-                for ((out, sum), bias) in out.iter_mut().zip(sums).zip(&bias[self.columns.clone()])
-                {
-                    out.write(sum + bias);
+                    out.write(sum);
                 }
             }
         }
@@ -164,12 +170,7 @@ impl Input {
 }
 
 /// The products of each of `rows` rows of `x` with all parts, side by side, plus `bias`.
-pub(super) fn product(
-    parts: &[&Packed],
-    bias: Option<&[f32]>,
-    x: &[f32],
-    rows: usize,
-) -> Vec<f32> {
+pub(super) fn product(parts: &[&Packed], bias: Option<&[f32]>, x: &[f32], rows: usize) -> Vec<f32> {
     let Some(columns) = parts.first().map(|part| part.in_features) else {
         return Vec::new();
     };

@@ -239,7 +239,7 @@ fn score_lanes_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
         }
     }
     for (scores, totals) in scores.iter_mut().zip(&totals) {
-        scores[at..at + len].copy_from_slice(&totals[..len]);
+        put_lanes(totals, &mut scores[at..at + len]);
     }
 }
 
@@ -335,7 +335,7 @@ fn add_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
         let len = (head_dim - start).min(LANES);
         let mut totals = [[0.0f32; LANES]; QUERIES];
         for (query, totals) in totals.iter_mut().enumerate() {
-            totals[..len].copy_from_slice(&out[query * head_dim + start..][..len]);
+            *totals = lanes_of(&out[query * head_dim + start..][..len]);
         }
         for (token, value) in values.chunks_exact(head_dim).enumerate() {
             let factors = weights.map(|weights| weights[token]);
@@ -348,8 +348,27 @@ fn add_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
             }
         }
         for (query, totals) in totals.iter().enumerate() {
-            out[query * head_dim + start..][..len].copy_from_slice(&totals[..len]);
+            put_lanes(totals, &mut out[query * head_dim + start..][..len]);
         }
+    }
+}
+
+/// Up to sixteen numbers, and zeros behind. Sixteen are no call of `memcpy`, here and below.
+#[inline(always)]
+fn lanes_of(numbers: &[f32]) -> [f32; LANES] {
+    numbers.first_chunk().copied().unwrap_or_else(|| {
+        let mut lanes = [0.0; LANES];
+        lanes[..numbers.len()].copy_from_slice(numbers);
+        lanes
+    })
+}
+
+/// The first of `lanes`, as many as `out` has room for.
+#[inline(always)]
+fn put_lanes(lanes: &[f32; LANES], out: &mut [f32]) {
+    match out.first_chunk_mut() {
+        Some(out) => *out = *lanes,
+        None => out.copy_from_slice(&lanes[..out.len()]),
     }
 }
 
