@@ -139,13 +139,16 @@ impl Output<'_> {
         };
         // A whole tile is one vector, and no loop.
         match out.first_chunk_mut::<LANES>() {
-            Some(out) => *out = sums.map(MaybeUninit::new),
-            None => {
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    out.write(sum);
-                }
-            }
+            Some(out) => write_each(out, &sums),
+            None => write_each(out, &sums),
         }
+    }
+}
+
+#[inline(always)]
+fn write_each(out: &mut [MaybeUninit<f32>], sums: &[f32]) {
+    for (out, sum) in out.iter_mut().zip(sums) {
+        out.write(*sum);
     }
 }
 

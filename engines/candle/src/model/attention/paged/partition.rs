@@ -338,7 +338,10 @@ fn add_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
             *totals = lanes_of(&out[query * head_dim + start..][..len]);
         }
         for (token, value) in values.chunks_exact(head_dim).enumerate() {
-            let factors = weights.map(|weights| weights[token]);
+            let mut factors = [0.0; QUERIES];
+            for (factor, weights) in factors.iter_mut().zip(&weights) {
+                *factor = weights[token];
+            }
             if let Some(lanes) = value[start..].first_chunk::<LANES>() {
                 multiply_add::<FMA, QUERIES>(&factors, &T::lanes::<FMA>(lanes), &mut totals);
             } else {

@@ -132,15 +132,11 @@ impl Int8GroupMut<'_> {
                     round_block(&padded)
                 }
             };
-            let words = &mut self.values[block * BLOCK * self.rows + row * 4..];
-            for (word, to) in rounded
-                .values
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .zip(words.chunks_mut(self.rows * 4))
-            {
-                to[..4].copy_from_slice(word);
+            let (to, _) = self.values.as_chunks_mut::<4>();
+            let to = &mut to[block * BLOCK / 4 * self.rows + row..];
+            let (words, _) = rounded.values.as_chunks::<4>();
+            for (to, word) in to.iter_mut().step_by(self.rows).zip(words) {
+                *to = *word;
             }
             let at = block * self.rows + row;
             let [first, second] = rounded.sums;
@@ -168,44 +164,44 @@ struct Rounded {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn round_block(x: &[f32; BLOCK]) -> Rounded {
-    // SAFETY: two vectors of sixteen.
-    let halves = unsafe {
-        [
-            _mm512_loadu_ps(x.as_ptr()),
-            _mm512_loadu_ps(x[BLOCK / 2..].as_ptr()),
-        ]
+    let (first, second) = x.split_at(BLOCK / 2);
+    // SAFETY: sixteen numbers each.
+    let (first, second) = unsafe {
+        (
+            _mm512_loadu_ps(first.as_ptr()),
+            _mm512_loadu_ps(second.as_ptr()),
+        )
     };
-    let magnitudes = halves.map(|half| _mm512_abs_ps(half));
-    let largest = _mm512_reduce_max_ps(_mm512_max_ps(magnitudes[0], magnitudes[1]));
+    let (first_size, second_size) = (_mm512_abs_ps(first), _mm512_abs_ps(second));
+    let largest = _mm512_reduce_max_ps(_mm512_max_ps(first_size, second_size));
     let infinite = _mm512_set1_ps(f32::INFINITY);
-    let are_finite = magnitudes
-        .map(|half| _mm512_cmp_ps_mask::<_CMP_LT_OQ>(half, infinite))
-        .iter()
-        .all(|&mask| mask == u16::MAX);
-    let scale = if are_finite {
+    let are_finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(first_size, infinite)
+        & _mm512_cmp_ps_mask::<_CMP_LT_OQ>(second_size, infinite);
+    let scale = if are_finite == u16::MAX {
         largest / 127.0
     } else {
         f32::NAN
     };
     let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-    let mut rounded = Rounded {
-        scale,
-        values: [0; BLOCK],
-        sums: [0; 2],
-    };
-    let outputs = rounded
-        .values
-        .as_chunks_mut::<{ BLOCK / 2 }>()
-        .0
-        .iter_mut()
-        .zip(&mut rounded.sums);
-    for (half, (values, sum)) in halves.into_iter().zip(outputs) {
-        let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(half, inverse)));
-        // SAFETY: sixteen bytes.
-        unsafe { _mm_storeu_si128(values.as_mut_ptr().cast(), bytes) };
-        *sum = sum_of_bytes(bytes);
+    let (first, second) = (to_bytes(first, inverse), to_bytes(second, inverse));
+    let mut values = [0; BLOCK];
+    // SAFETY: sixteen bytes each, one after the other.
+    unsafe {
+        _mm_storeu_si128(values.as_mut_ptr().cast(), first);
+        _mm_storeu_si128(values[BLOCK / 2..].as_mut_ptr().cast(), second);
     }
-    rounded
+    Rounded {
+        scale,
+        values,
+        sums: [sum_of_bytes(first), sum_of_bytes(second)],
+    }
+}
+
+/// `x * factor`, rounded.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn to_bytes(x: __m512, factor: __m512) -> __m128i {
+    _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, factor)))
 }
 
 /// The sum of sixteen signed bytes.
