@@ -6,6 +6,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use half::vec::HalfBitsVecExt;
 
 use super::attention::by_kernels;
 use super::config::ModelConfig;
@@ -156,6 +157,9 @@ fn device_layer(
 pub(super) trait KvNumber: Copy + Send + Sync + std::fmt::Debug {
     const ZERO: Self;
 
+    /// So many zeros, which take no memory before they are written.
+    fn zeros(len: usize) -> Vec<Self>;
+
     /// Rounds `from` to `to`, which is as long.
     fn round(from: &[f32], to: &mut [Self]);
 
@@ -165,6 +169,10 @@ pub(super) trait KvNumber: Copy + Send + Sync + std::fmt::Debug {
 
 impl KvNumber for f32 {
     const ZERO: Self = 0.0;
+
+    fn zeros(len: usize) -> Vec<Self> {
+        vec![0.0; len]
+    }
 
     fn round(from: &[f32], to: &mut [Self]) {
         to.copy_from_slice(from);
@@ -178,6 +186,11 @@ impl KvNumber for f32 {
 
 impl KvNumber for f16 {
     const ZERO: Self = Self::ZERO;
+
+    fn zeros(len: usize) -> Vec<Self> {
+        // The library writes zeros of types that are not its own.
+        vec![0u16; len].reinterpret_into()
+    }
 
     fn round(from: &[f32], to: &mut [Self]) {
         to.convert_from_f32_slice(from);
@@ -204,8 +217,8 @@ impl<T: KvNumber> HostKv<T> {
     fn new(config: &ModelConfig, spec: &KvCacheSpec) -> Self {
         let len = spec.num_blocks * spec.block_size * config.num_kv_heads * config.head_dim;
         Self {
-            keys: vec![T::ZERO; len],
-            values: vec![T::ZERO; len],
+            keys: T::zeros(len),
+            values: T::zeros(len),
             num_heads: config.num_kv_heads,
             head_dim: config.head_dim,
             block_size: spec.block_size,
@@ -255,5 +268,39 @@ impl<T: KvNumber> HostKv<T> {
 
     fn start(&self, block: usize, head: usize) -> usize {
         (block * self.num_heads + head) * self.head_dim * self.block_size
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+    use crate::synthetic::SyntheticSize;
+
+    fn resident_bytes() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+        let kib = line.unwrap().split_whitespace().nth(1).unwrap();
+        kib.parse::<u64>().unwrap() * 1024
+    }
+
+    #[test]
+    fn an_unused_cache_takes_no_memory() {
+        let config = SyntheticSize::M100.config();
+        for dtype in [DType::F16, DType::F32] {
+            let mut spec = KvCacheSpec {
+                num_blocks: 1,
+                block_size: 16,
+                dtype,
+            };
+            let size = 4 << 30;
+            spec.num_blocks = size / spec.block_bytes(&config);
+            let before = resident_bytes();
+            let cache = KvCache::try_new(&config, spec, &Device::Cpu).unwrap();
+            // Other tests run in this process meanwhile.
+            let grown = resident_bytes().saturating_sub(before);
+            assert!(grown < 3 << 30, "{dtype:?}: {grown} bytes");
+            drop(cache);
+        }
     }
 }
