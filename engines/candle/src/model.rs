@@ -27,7 +27,6 @@ pub(crate) mod config;
 mod decoder;
 mod feed_forward;
 pub(crate) mod host;
-mod huge_pages;
 pub(crate) mod kernels;
 mod kv_cache;
 pub(crate) mod linear;

@@ -2,7 +2,6 @@
 
 use super::activations::groups;
 use super::packed::Output;
-use crate::model::huge_pages::filled;
 use crate::model::simd::{LANES, by_simd, multiply_add};
 
 /// A weight of each of sixteen rows, in each column in turn.
@@ -10,7 +9,7 @@ pub(super) type Column = [f32; LANES];
 
 /// Rows of a matrix, sixteen at a time; rows beyond the matrix are 0.
 pub(super) fn pack(weight: &[f32], out_features: usize, in_features: usize) -> Vec<Column> {
-    let mut columns = filled([0.0; LANES], out_features.div_ceil(LANES) * in_features);
+    let mut columns = vec![[0.0; LANES]; out_features.div_ceil(LANES) * in_features];
     for (row, weight) in weight.chunks_exact(in_features).enumerate() {
         let tile = &mut columns[row / LANES * in_features..][..in_features];
         for (column, &w) in tile.iter_mut().zip(weight) {

@@ -14,7 +14,6 @@ pub(super) use self::int8::Int8Rows;
 use self::tiles::{Tile, TileQ4_0, TileQ4K, TileQ5K, TileQ6K, TileQ8_0};
 use super::activations::{GROUP_ROWS, groups};
 use super::packed::Output;
-use crate::model::huge_pages::filled;
 use crate::model::simd::{LANES, has_quantized_kernels};
 
 /// A quantized matrix, tile after tile.
@@ -103,7 +102,7 @@ fn pack<T: Tile>(blocks: &[u8], out_features: usize, in_features: usize) -> Vec<
     let per_row = in_features.div_ceil(T::COLUMNS);
     let row_bytes = in_features / T::BLOCK_COLUMNS * T::BLOCK_BYTES;
     let tile_bytes = T::COLUMNS / T::BLOCK_COLUMNS * T::BLOCK_BYTES;
-    let mut tiles = filled(T::ZERO, out_features.div_ceil(LANES) * per_row);
+    let mut tiles = vec![T::ZERO; out_features.div_ceil(LANES) * per_row];
     for (row, blocks) in blocks.chunks_exact(row_bytes).enumerate() {
         let tiles = &mut tiles[row / LANES * per_row..][..per_row];
         for (tile, blocks) in tiles.iter_mut().zip(blocks.chunks(tile_bytes)) {
