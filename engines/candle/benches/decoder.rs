@@ -117,7 +117,7 @@ fn decoder(criterion: &mut Criterion) {
         let spec = KvCacheSpec {
             num_blocks: 1024,
             block_size: BLOCK_SIZE,
-            dtype: DType::F32,
+            dtype: DType::F16,
         };
         let mut kv = KvCache::try_new(&config, spec, &Device::Cpu).expect("a KV cache");
         let mut group = criterion.benchmark_group(name);
