@@ -238,6 +238,7 @@ impl Core {
             let next = choosing.choose(logits);
             (choosing, next)
         };
+        // Where all tokens are found already, waking other threads would take longer than taking them.
         let has_rows = logits
             .iter()
             .any(|fetched| matches!(fetched, Fetched::Logits(_)));

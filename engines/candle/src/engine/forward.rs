@@ -50,6 +50,7 @@ pub(crate) fn fetch(logits: &Tensor, is_best: &[bool]) -> Result<Vec<Fetched>> {
     fetch_from_device(logits, vocab_size, is_best)
 }
 
+/// A row in main memory, or its best token if no more than that is asked for.
 fn fetch_row(logits: &[f32], is_best: bool) -> Fetched {
     let best = is_best.then(|| best_token(logits).ok()).flatten();
     // The sampler says what is wrong with a row that has no best token.

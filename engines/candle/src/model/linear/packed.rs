@@ -145,6 +145,7 @@ impl Output<'_> {
     }
 }
 
+/// Writes the first of `sums`, as many as `out` has room for.
 #[inline(always)]
 fn write_each(out: &mut [MaybeUninit<f32>], sums: &[f32]) {
     for (out, sum) in out.iter_mut().zip(sums) {

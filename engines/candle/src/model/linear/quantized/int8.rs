@@ -161,6 +161,7 @@ struct Rounded {
     sums: [i32; 2],
 }
 
+/// The scale that the largest number of a block asks for, and the block in its steps.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn round_block(x: &[f32; BLOCK]) -> Rounded {
