@@ -393,3 +393,19 @@ fn wide(value: u32) -> usize {
 fn narrow(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_the_cpu_the_kv_cache_is_f16_unless_told_otherwise() {
+        let of = |choice| kv_cache_dtype(choice, DType::F32, &Device::Cpu);
+        assert_eq!(of(DtypeChoice::Auto).unwrap(), DType::F16);
+        assert_eq!(of(DtypeChoice::F16).unwrap(), DType::F16);
+        assert_eq!(of(DtypeChoice::F32).unwrap(), DType::F32);
+        let error = of(DtypeChoice::Bf16).unwrap_err();
+        assert_eq!(error.details().field.as_deref(), Some("--kv-cache-dtype"));
+        assert!(error.message().contains("f16 or f32"), "{error}");
+    }
+}
