@@ -14,7 +14,7 @@
 //! | `linear` | products with weights, quantized or not |
 //! | `attention` | attention over KV blocks |
 //! | `norm`, `rope`, `feed_forward` | the other parts of a layer |
-//! | `host`, `parallel`, `simd` | what kernels on the CPU stand on |
+//! | `host`, `parallel`, `simd`, `memory` | what kernels on the CPU stand on |
 //! | `kernels` | what kernels on a GPU stand on |
 //!
 //! # Invariant
@@ -30,6 +30,7 @@ pub(crate) mod host;
 pub(crate) mod kernels;
 mod kv_cache;
 pub(crate) mod linear;
+mod memory;
 mod norm;
 mod parallel;
 mod rope;

@@ -1,7 +1,10 @@
 //! The decoder: embedding, layers, last norm, output matrix.
 
+mod build;
+
 use candle_core::{DType, Device, Tensor};
 
+use self::build::Builder;
 use super::attention::{Attention, Step};
 use super::batch::{BatchError, BatchLimits, StepBatch};
 use super::config::ModelConfig;
@@ -55,36 +58,7 @@ impl Model {
     /// # Errors
     /// A weight is missing, has another shape or cannot be read.
     pub fn try_new(config: &ModelConfig, weights: &mut dyn Weights) -> Result<Self, LoadError> {
-        let embedding_name = "model.embed_tokens.weight";
-        let (vocab_size, hidden_size) = (config.vocab_size, config.hidden_size);
-        let embedding = weights.embedding(embedding_name, vocab_size, hidden_size)?;
-        let layers = (0..config.num_layers)
-            .map(|layer| Layer::try_new(config, layer, weights))
-            .collect::<Result<_, _>>()?;
-        let norm = norm(config, weights, "model.norm.weight", hidden_size)?;
-        let (embedding, output) = if config.is_tied {
-            let packed = embedding
-                .into_packed()
-                .map_err(|error| LoadError::candle(embedding_name, error))?;
-            (packed.clone(), packed)
-        } else {
-            (
-                embedding,
-                weights.matrix("lm_head.weight", vocab_size, hidden_size)?,
-            )
-        };
-        Ok(Self {
-            embedding,
-            embedding_scale: config.embedding_scale,
-            layers,
-            norm,
-            output: linear("lm_head.weight", vec![output], None)?,
-            logit_softcap: config.logit_softcap,
-            full_frequencies: Frequencies::full(&config.rope, config.head_dim),
-            windowed_frequencies: Frequencies::windowed(&config.rope, config.head_dim),
-            vocab_size,
-            device: weights.device().clone(),
-        })
+        Builder::new(config, weights).model()
     }
 
     /// Computes one step: stores the keys and values of all rows, and returns the logits of `batch.logit_rows`,
@@ -240,57 +214,6 @@ impl Layer {
         stream.delta = Some(post(self.feed_forward_post_norm.as_ref(), fed)?);
         Ok(())
     }
-
-    fn try_new(
-        config: &ModelConfig,
-        index: usize,
-        weights: &mut dyn Weights,
-    ) -> Result<Self, LoadError> {
-        let name = |tail: &str| format!("model.layers.{index}.{tail}");
-        let hidden = config.hidden_size;
-        let input_norm = norm(config, weights, &name("input_layernorm.weight"), hidden)?;
-        let qkv = qkv(config, index, weights)?;
-        let attention = attention(config, index, weights)?;
-        let q_width = config.num_heads * config.head_dim;
-        let o_proj = (name("self_attn.o_proj"), hidden, q_width);
-        let output = projections(weights, &[o_proj], config.has_output_bias)?;
-        // Gemma 2 and 3 call the norm after attention what others call the norm before the feed-forward block.
-        let after_attention = norm(
-            config,
-            weights,
-            &name("post_attention_layernorm.weight"),
-            hidden,
-        )?;
-        let (attention_post_norm, feed_forward_norm, feed_forward_post_norm) =
-            if config.has_post_norms {
-                let before = norm(
-                    config,
-                    weights,
-                    &name("pre_feedforward_layernorm.weight"),
-                    hidden,
-                )?;
-                let after = norm(
-                    config,
-                    weights,
-                    &name("post_feedforward_layernorm.weight"),
-                    hidden,
-                )?;
-                (Some(after_attention), before, Some(after))
-            } else {
-                (None, after_attention, None)
-            };
-        let feed_forward = feed_forward(config, index, weights)?;
-        Ok(Self {
-            input_norm,
-            qkv,
-            attention,
-            output,
-            attention_post_norm,
-            feed_forward_norm,
-            feed_forward,
-            feed_forward_post_norm,
-        })
-    }
 }
 
 fn post(norm: Option<&Norm>, x: Tensor) -> candle_core::Result<Tensor> {
@@ -298,110 +221,4 @@ fn post(norm: Option<&Norm>, x: Tensor) -> candle_core::Result<Tensor> {
         Some(norm) => norm.forward(&x),
         None => Ok(x),
     }
-}
-
-fn norm(
-    config: &ModelConfig,
-    weights: &mut dyn Weights,
-    name: &str,
-    width: usize,
-) -> Result<Norm, LoadError> {
-    let weight = weights.tensor(name, &[width])?;
-    Norm::try_new(&weight, config.norm_weight_offset, config.rms_norm_eps)
-        .map_err(|error| LoadError::candle(name, error))
-}
-
-fn linear(name: &str, parts: Vec<Matrix>, bias: Option<Tensor>) -> Result<Linear, LoadError> {
-    Linear::try_new(parts, bias).map_err(|error| LoadError::candle(name, error))
-}
-
-/// Matrices of one input, each `(name, out_features, in_features)`, with their biases.
-fn projections(
-    weights: &mut dyn Weights,
-    parts: &[(String, usize, usize)],
-    has_bias: bool,
-) -> Result<Linear, LoadError> {
-    let mut matrices = Vec::with_capacity(parts.len());
-    let mut biases = Vec::new();
-    for (name, out_features, in_features) in parts {
-        matrices.push(weights.matrix(&format!("{name}.weight"), *out_features, *in_features)?);
-        if has_bias {
-            biases.push(weights.tensor(&format!("{name}.bias"), &[*out_features])?);
-        }
-    }
-    let name = parts.first().map_or("", |(name, ..)| name);
-    let bias = match biases.as_slice() {
-        [] => None,
-        biases => Some(Tensor::cat(biases, 0).map_err(|error| LoadError::candle(name, error))?),
-    };
-    linear(name, matrices, bias)
-}
-
-fn qkv(config: &ModelConfig, index: usize, weights: &mut dyn Weights) -> Result<Linear, LoadError> {
-    let name = |tail: &str| format!("model.layers.{index}.self_attn.{tail}");
-    let hidden = config.hidden_size;
-    let (q, kv) = (
-        config.num_heads * config.head_dim,
-        config.num_kv_heads * config.head_dim,
-    );
-    let parts = [
-        (name("q_proj"), q, hidden),
-        (name("k_proj"), kv, hidden),
-        (name("v_proj"), kv, hidden),
-    ];
-    projections(weights, &parts, config.has_qkv_bias)
-}
-
-fn attention(
-    config: &ModelConfig,
-    index: usize,
-    weights: &mut dyn Weights,
-) -> Result<Attention, LoadError> {
-    let name = |tail: &str| format!("model.layers.{index}.self_attn.{tail}");
-    let (query_norm, key_norm) = if config.has_qk_norm {
-        let query = norm(config, weights, &name("q_norm.weight"), config.head_dim)?;
-        let key = norm(config, weights, &name("k_norm.weight"), config.head_dim)?;
-        (Some(query), Some(key))
-    } else {
-        (None, None)
-    };
-    let window = config.window.filter(|window| {
-        window
-            .full_every
-            .is_none_or(|every| !(index + 1).is_multiple_of(every))
-    });
-    Ok(Attention {
-        num_heads: config.num_heads,
-        num_kv_heads: config.num_kv_heads,
-        head_dim: config.head_dim,
-        window: window.map(|window| window.size_tokens),
-        softcap: config.attention_softcap,
-        scale: config.attention_scale,
-        query_norm,
-        key_norm,
-    })
-}
-
-fn feed_forward(
-    config: &ModelConfig,
-    index: usize,
-    weights: &mut dyn Weights,
-) -> Result<FeedForward, LoadError> {
-    let name = |tail: &str| format!("model.layers.{index}.mlp.{tail}");
-    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-    let parts = [
-        (name("gate_proj"), inner, hidden),
-        (name("up_proj"), inner, hidden),
-    ];
-    let gate_up = projections(weights, &parts, config.has_mlp_bias)?;
-    let down = projections(
-        weights,
-        &[(name("down_proj"), hidden, inner)],
-        config.has_mlp_bias,
-    )?;
-    Ok(FeedForward {
-        gate_up,
-        down,
-        activation: config.activation,
-    })
 }

@@ -19,6 +19,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 
 use self::packed::Packed;
 use super::host;
+use super::memory::WeightMemory;
 
 /// Weights of a product, `[out_features, in_features]`; also the table that rows of token embeddings come from.
 #[derive(Debug, Clone)]
@@ -121,11 +122,15 @@ impl Matrix {
     /// The same matrix in the form that products are fastest with, where there is one; the form of the file is dropped.
     ///
     /// # Errors
-    /// Candle cannot give the data.
-    pub(super) fn into_packed(self) -> Result<Self> {
+    /// Candle cannot give the data, or the system no memory.
+    pub(super) fn into_packed(self, memory: &mut WeightMemory) -> Result<Self> {
         let packed = match &self.weight {
-            Weight::Dense(weight) if weight.device().is_cpu() => Some(Packed::dense(weight)?),
-            Weight::Quantized(weight) if weight.device().is_cpu() => Packed::quantized(weight)?,
+            Weight::Dense(weight) if weight.device().is_cpu() => {
+                Some(Packed::dense(weight, memory)?)
+            }
+            Weight::Quantized(weight) if weight.device().is_cpu() => {
+                Packed::quantized(weight, memory)?
+            }
             Weight::Dense(_) | Weight::Quantized(_) | Weight::Packed(_) => None,
         };
         Ok(match packed {
@@ -168,10 +173,14 @@ pub(super) struct Linear {
 
 impl Linear {
     /// `bias`, if any, has one entry for each column of the result.
-    pub(super) fn try_new(parts: Vec<Matrix>, bias: Option<Tensor>) -> Result<Self> {
+    pub(super) fn try_new(
+        parts: Vec<Matrix>,
+        bias: Option<Tensor>,
+        memory: &mut WeightMemory,
+    ) -> Result<Self> {
         let parts = side_by_side(parts)?
             .into_iter()
-            .map(Matrix::into_packed)
+            .map(|part| part.into_packed(memory))
             .collect::<Result<_>>()?;
         Ok(Self { parts, bias })
     }

@@ -1,22 +1,34 @@
 //! Weights in f32, sixteen rows to a tile.
 
+use std::io;
+
 use super::activations::groups;
 use super::packed::Output;
+use crate::model::memory::{Stored, WeightMemory};
 use crate::model::simd::{LANES, by_simd, multiply_add};
 
 /// A weight of each of sixteen rows, in each column in turn.
 pub(super) type Column = [f32; LANES];
 
 /// Rows of a matrix, sixteen at a time; rows beyond the matrix are 0.
-pub(super) fn pack(weight: &[f32], out_features: usize, in_features: usize) -> Vec<Column> {
-    let mut columns = vec![[0.0; LANES]; out_features.div_ceil(LANES) * in_features];
-    for (row, weight) in weight.chunks_exact(in_features).enumerate() {
-        let tile = &mut columns[row / LANES * in_features..][..in_features];
-        for (column, &w) in tile.iter_mut().zip(weight) {
-            column[row % LANES] = w;
+///
+/// # Errors
+/// The system gives no memory.
+pub(super) fn pack(
+    weight: &[f32],
+    out_features: usize,
+    in_features: usize,
+    memory: &mut WeightMemory,
+) -> io::Result<Stored<Column>> {
+    let len = out_features.div_ceil(LANES) * in_features;
+    memory.store(len, |columns: &mut [Column]| {
+        for (row, weight) in weight.chunks_exact(in_features).enumerate() {
+            let tile = &mut columns[row / LANES * in_features..][..in_features];
+            for (column, &w) in tile.iter_mut().zip(weight) {
+                column[row % LANES] = w;
+            }
         }
-    }
-    columns
+    })
 }
 
 /// One tile's columns of a product, for all rows of `x`, which is interleaved.

@@ -12,6 +12,7 @@ use super::dense::{self, Column};
 #[cfg(target_arch = "x86_64")]
 use super::quantized::{Int8Rows, QuantizedTiles};
 use crate::model::host;
+use crate::model::memory::{Stored, WeightMemory};
 use crate::model::parallel::{SharedMut, for_each_range_if_large};
 use crate::model::simd::LANES;
 
@@ -24,7 +25,7 @@ pub(super) struct Packed {
 }
 
 enum Tiles {
-    Dense(Vec<Column>),
+    Dense(Stored<Column>),
     #[cfg(target_arch = "x86_64")]
     Quantized(QuantizedTiles),
 }
@@ -41,12 +42,12 @@ impl std::fmt::Debug for Tiles {
 
 impl Packed {
     /// From f32 on the CPU.
-    pub(super) fn dense(weight: &Tensor) -> Result<Self> {
+    pub(super) fn dense(weight: &Tensor, memory: &mut WeightMemory) -> Result<Self> {
         let (out_features, in_features) = weight.dims2()?;
         let weight = weight.contiguous()?;
         let tiles = host::read(&weight, |weight| {
-            dense::pack(weight, out_features, in_features)
-        })?;
+            dense::pack(weight, out_features, in_features, memory)
+        })??;
         Ok(Self {
             tiles: Tiles::Dense(tiles),
             out_features,
@@ -56,10 +57,10 @@ impl Packed {
 
     /// From quantized blocks on the CPU; `None` if there is no kernel for them on this processor.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn quantized(weight: &QTensor) -> Result<Option<Self>> {
+    pub(super) fn quantized(weight: &QTensor, memory: &mut WeightMemory) -> Result<Option<Self>> {
         let (out_features, in_features) = weight.shape().dims2()?;
-        let tiles =
-            QuantizedTiles::pack(weight.dtype(), &weight.data()?, out_features, in_features);
+        let (dtype, blocks) = (weight.dtype(), weight.data()?);
+        let tiles = QuantizedTiles::pack(dtype, &blocks, out_features, in_features, memory)?;
         Ok(tiles.map(|tiles| Self {
             tiles: Tiles::Quantized(tiles),
             out_features,
@@ -69,7 +70,7 @@ impl Packed {
 
     /// There are no kernels for quantized blocks on this processor.
     #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn quantized(_weight: &QTensor) -> Result<Option<Self>> {
+    pub(super) fn quantized(_weight: &QTensor, _memory: &mut WeightMemory) -> Result<Option<Self>> {
         Ok(None)
     }
 

@@ -8,12 +8,15 @@ mod int8;
 mod kernels;
 mod tiles;
 
+use std::io;
+
 use candle_core::quantized::GgmlDType;
 
 pub(super) use self::int8::Int8Rows;
 use self::tiles::{Tile, TileQ4_0, TileQ4K, TileQ5K, TileQ6K, TileQ8_0};
 use super::activations::{GROUP_ROWS, groups};
 use super::packed::Output;
+use crate::model::memory::{Stored, WeightMemory};
 use crate::model::simd::{LANES, has_quantized_kernels};
 
 /// A quantized matrix, tile after tile.
@@ -24,11 +27,11 @@ pub(super) struct QuantizedTiles {
 }
 
 enum Kind {
-    Q4_0(Vec<TileQ4_0>),
-    Q8_0(Vec<TileQ8_0>),
-    Q4K(Vec<TileQ4K>),
-    Q5K(Vec<TileQ5K>),
-    Q6K(Vec<TileQ6K>),
+    Q4_0(Stored<TileQ4_0>),
+    Q8_0(Stored<TileQ8_0>),
+    Q4K(Stored<TileQ4K>),
+    Q5K(Stored<TileQ5K>),
+    Q6K(Stored<TileQ6K>),
 }
 
 /// Runs `$body` with the tiles, whatever their type.
@@ -46,21 +49,25 @@ macro_rules! with_tiles {
 
 impl QuantizedTiles {
     /// From the blocks of a matrix; `None` if there is no kernel for them on this processor.
+    ///
+    /// # Errors
+    /// The system gives no memory.
     pub(super) fn pack(
         dtype: GgmlDType,
         blocks: &[u8],
         out_features: usize,
         in_features: usize,
-    ) -> Option<Self> {
+        memory: &mut WeightMemory,
+    ) -> io::Result<Option<Self>> {
         if !has_quantized_kernels() {
-            return None;
+            return Ok(None);
         }
         let tiles = match dtype {
-            GgmlDType::Q4_0 => Kind::Q4_0(pack(blocks, out_features, in_features)),
-            GgmlDType::Q8_0 => Kind::Q8_0(pack(blocks, out_features, in_features)),
-            GgmlDType::Q4K => Kind::Q4K(pack(blocks, out_features, in_features)),
-            GgmlDType::Q5K => Kind::Q5K(pack(blocks, out_features, in_features)),
-            GgmlDType::Q6K => Kind::Q6K(pack(blocks, out_features, in_features)),
+            GgmlDType::Q4_0 => Kind::Q4_0(pack(blocks, out_features, in_features, memory)?),
+            GgmlDType::Q8_0 => Kind::Q8_0(pack(blocks, out_features, in_features, memory)?),
+            GgmlDType::Q4K => Kind::Q4K(pack(blocks, out_features, in_features, memory)?),
+            GgmlDType::Q5K => Kind::Q5K(pack(blocks, out_features, in_features, memory)?),
+            GgmlDType::Q6K => Kind::Q6K(pack(blocks, out_features, in_features, memory)?),
             GgmlDType::F32
             | GgmlDType::F16
             | GgmlDType::BF16
@@ -70,11 +77,11 @@ impl QuantizedTiles {
             | GgmlDType::Q8_1
             | GgmlDType::Q2K
             | GgmlDType::Q3K
-            | GgmlDType::Q8K => return None,
+            | GgmlDType::Q8K => return Ok(None),
         };
         let per_row =
             with_tiles!(&tiles, tiles => tiles.len()) / out_features.div_ceil(LANES).max(1);
-        Some(Self { tiles, per_row })
+        Ok(Some(Self { tiles, per_row }))
     }
 
     /// One row in f32.
@@ -98,20 +105,28 @@ impl QuantizedTiles {
     }
 }
 
-fn pack<T: Tile>(blocks: &[u8], out_features: usize, in_features: usize) -> Vec<T> {
+fn pack<T: Tile>(
+    blocks: &[u8],
+    out_features: usize,
+    in_features: usize,
+    memory: &mut WeightMemory,
+) -> io::Result<Stored<T>> {
     let per_row = in_features.div_ceil(T::COLUMNS);
     let row_bytes = in_features / T::BLOCK_COLUMNS * T::BLOCK_BYTES;
     let tile_bytes = T::COLUMNS / T::BLOCK_COLUMNS * T::BLOCK_BYTES;
-    let mut tiles = vec![T::ZERO; out_features.div_ceil(LANES) * per_row];
-    for (row, blocks) in blocks.chunks_exact(row_bytes).enumerate() {
-        let tiles = &mut tiles[row / LANES * per_row..][..per_row];
-        for (tile, blocks) in tiles.iter_mut().zip(blocks.chunks(tile_bytes)) {
-            for (index, block) in blocks.chunks_exact(T::BLOCK_BYTES).enumerate() {
-                tile.set(row % LANES, index, block);
+    memory.store(
+        out_features.div_ceil(LANES) * per_row,
+        |tiles: &mut [T]| {
+            for (row, blocks) in blocks.chunks_exact(row_bytes).enumerate() {
+                let tiles = &mut tiles[row / LANES * per_row..][..per_row];
+                for (tile, blocks) in tiles.iter_mut().zip(blocks.chunks(tile_bytes)) {
+                    for (index, block) in blocks.chunks_exact(T::BLOCK_BYTES).enumerate() {
+                        tile.set(row % LANES, index, block);
+                    }
+                }
             }
-        }
-    }
-    tiles
+        },
+    )
 }
 
 fn unpack_row<T: Tile>(tiles: &[T], lane: usize, out: &mut [f32]) {

@@ -63,7 +63,10 @@ fn products_are_exact_on_whole_numbers() {
         for &in_features in columns {
             for out_features in [1, 16, 37] {
                 let (quantized, exact) = weights(&mut rng, dtype, out_features, in_features);
-                let matrix = Matrix::quantized(quantized).unwrap().into_packed().unwrap();
+                let matrix = Matrix::quantized(quantized)
+                    .unwrap()
+                    .into_packed(&mut WeightMemory::default())
+                    .unwrap();
                 for rows in [1, 3, 8, 9, 21] {
                     let x = whole_numbers(&mut rng, rows, in_features);
                     let want = x.matmul(&exact.t().unwrap()).unwrap();
@@ -84,7 +87,10 @@ fn rounding_of_rows_costs_little() {
     let mut rng = StdRng::seed_from_u64(2);
     for dtype in TYPES {
         let (quantized, exact) = weights(&mut rng, dtype, 64, 512);
-        let matrix = Matrix::quantized(quantized).unwrap().into_packed().unwrap();
+        let matrix = Matrix::quantized(quantized)
+            .unwrap()
+            .into_packed(&mut WeightMemory::default())
+            .unwrap();
         let x = random(&mut rng, 5, 512);
         let want = x.matmul(&exact.t().unwrap()).unwrap();
         let error = largest(&(matrix.forward(&x).unwrap() - &want).unwrap()) / largest(&want);
@@ -102,11 +108,17 @@ fn rows_are_those_of_the_file() {
             .index_select(&Tensor::new(&ids, &Device::Cpu).unwrap(), 0)
             .unwrap();
         let matrix = Matrix::quantized(quantized).unwrap();
-        for matrix in [matrix.clone(), matrix.into_packed().unwrap()] {
+        for matrix in [
+            matrix.clone(),
+            matrix.into_packed(&mut WeightMemory::default()).unwrap(),
+        ] {
             let got = matrix.rows(&ids, &Device::Cpu, DType::F32).unwrap();
             assert!(largest(&(got - &want).unwrap()) < 1e-6, "{dtype:?}");
         }
-        let matrix = Matrix::dense(exact).unwrap().into_packed().unwrap();
+        let matrix = Matrix::dense(exact)
+            .unwrap()
+            .into_packed(&mut WeightMemory::default())
+            .unwrap();
         assert!(matrix.rows(&[37], &Device::Cpu, DType::F32).is_err());
     }
 }
@@ -117,7 +129,12 @@ fn a_row_has_the_same_bits_beside_any_number_of_others() {
     for dtype in TYPES {
         let linear = |rng: &mut StdRng| Matrix::quantized(weights(rng, dtype, 48, 512).0).unwrap();
         let bias = random(&mut rng, 1, 96).squeeze(0).unwrap();
-        let linear = Linear::try_new(vec![linear(&mut rng), linear(&mut rng)], Some(bias)).unwrap();
+        let linear = Linear::try_new(
+            vec![linear(&mut rng), linear(&mut rng)],
+            Some(bias),
+            &mut WeightMemory::default(),
+        )
+        .unwrap();
         let x = random(&mut rng, 40, 512);
         let all: Vec<Vec<f32>> = linear.forward(&x).unwrap().to_vec2().unwrap();
         for (start, len) in [(0, 1), (39, 1), (3, 2), (5, 7), (8, 8), (11, 29), (0, 33)] {
@@ -149,10 +166,16 @@ fn parts_are_side_by_side() {
     let x = random(&mut rng, 4, 256);
     let apart: Vec<Tensor> = parts
         .iter()
-        .map(|part| part.clone().into_packed().unwrap().forward(&x).unwrap())
+        .map(|part| {
+            part.clone()
+                .into_packed(&mut WeightMemory::default())
+                .unwrap()
+                .forward(&x)
+                .unwrap()
+        })
         .collect();
     let want: Vec<Vec<f32>> = Tensor::cat(&apart, 1).unwrap().to_vec2().unwrap();
-    let got: Vec<Vec<f32>> = Linear::try_new(parts, None)
+    let got: Vec<Vec<f32>> = Linear::try_new(parts, None, &mut WeightMemory::default())
         .unwrap()
         .forward(&x)
         .unwrap()
@@ -166,7 +189,10 @@ fn not_a_number_stays_in_its_row() {
     let mut rng = StdRng::seed_from_u64(6);
     for dtype in [GgmlDType::F32, GgmlDType::Q8_0, GgmlDType::Q4K] {
         let (quantized, _) = weights(&mut rng, dtype, 16, 256);
-        let matrix = Matrix::quantized(quantized).unwrap().into_packed().unwrap();
+        let matrix = Matrix::quantized(quantized)
+            .unwrap()
+            .into_packed(&mut WeightMemory::default())
+            .unwrap();
         let mut x: Vec<f32> = random(&mut rng, 3, 256)
             .flatten_all()
             .unwrap()

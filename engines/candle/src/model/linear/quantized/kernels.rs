@@ -289,13 +289,50 @@ unsafe fn add_scaled_less_min<const ROWS: usize>(
     }
 }
 
+/// The scales and minima of eight blocks, a byte each.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct SubScales {
+    scales: [[u8; LANES]; 8],
+    mins: [[u8; LANES]; 8],
+}
+
+impl SubScales {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn new(scales: &Scales) -> Self {
+        let [scales, mins, low] = &scales.packed;
+        let (scales, mins, low) = (load(scales), load(mins), load(low));
+        let six = _mm512_set1_epi8(63);
+        let nibble = _mm512_set1_epi8(15);
+        let unpacked = [
+            _mm512_and_si512(scales, six),
+            _mm512_or_si512(_mm512_and_si512(low, nibble), top_bits(scales)),
+            _mm512_and_si512(mins, six),
+            _mm512_or_si512(
+                _mm512_and_si512(_mm512_srli_epi16(low, 4), nibble),
+                top_bits(mins),
+            ),
+        ];
+        // SAFETY: both are 256 bytes, of which every value is one of each type.
+        unsafe { std::mem::transmute::<[__m512i; 4], Self>(unpacked) }
+    }
+}
+
+/// The two top bits of each byte, where they are in a number of six.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn top_bits(bytes: __m512i) -> __m512i {
+    _mm512_and_si512(_mm512_srli_epi16(bytes, 2), _mm512_set1_epi8(48))
+}
+
 /// The scale and minimum of one of eight blocks.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn scale_and_min(scales: &Scales, sub: usize) -> (__m512, __m512) {
+fn scale_and_min(scales: &Scales, each: &SubScales, sub: usize) -> (__m512, __m512) {
     (
-        _mm512_mul_ps(halves(&scales.scale), bytes(&scales.scales[sub])),
-        _mm512_mul_ps(halves(&scales.min), bytes(&scales.mins[sub])),
+        _mm512_mul_ps(halves(&scales.scale), bytes(&each.scales[sub])),
+        _mm512_mul_ps(halves(&scales.min), bytes(&each.mins[sub])),
     )
 }
 
@@ -307,6 +344,7 @@ unsafe fn q4k<const ROWS: usize>(
     group: Group,
     totals: &mut [__m512; ROWS],
 ) {
+    let scales = SubScales::new(&tile.scales);
     for sub in 0..8 {
         let block = first_block + sub;
         let mut sums = [_mm512_setzero_si512(); ROWS];
@@ -321,7 +359,7 @@ unsafe fn q4k<const ROWS: usize>(
                         _mm512_dpbusd_epi32(sums[row], high, group.word::<ROWS>(word + 1, row));
                 }
             }
-            let (scale, min) = scale_and_min(&tile.scales, sub);
+            let (scale, min) = scale_and_min(&tile.scales, &scales, sub);
             add_scaled_less_min(group, block, scale, min, &sums, totals);
         }
     }
@@ -336,15 +374,16 @@ unsafe fn q5k<const ROWS: usize>(
     totals: &mut [__m512; ROWS],
 ) {
     let bit = _mm512_set1_epi8(16);
-    for sub in 0..8 {
+    let scales = SubScales::new(&tile.scales);
+    for (sub, weights) in tile.blocks.iter().enumerate() {
         let block = first_block + sub;
         let mut sums = [_mm512_setzero_si512(); ROWS];
         // Bits of the eight words, moved one further for each so that bit 4 is the next word's.
-        let mut high_bits = load(&tile.high[sub]);
+        let mut high_bits = load(&weights.high);
         // SAFETY: the caller's contract, here and below.
         unsafe {
             for pair in 0..4 {
-                let (low, high) = nibbles(&tile.values[sub * 4 + pair]);
+                let (low, high) = nibbles(&weights.values[pair]);
                 let low =
                     _mm512_or_si512(low, _mm512_and_si512(_mm512_slli_epi16(high_bits, 4), bit));
                 let high =
@@ -357,7 +396,7 @@ unsafe fn q5k<const ROWS: usize>(
                         _mm512_dpbusd_epi32(sums[row], high, group.word::<ROWS>(word + 1, row));
                 }
             }
-            let (scale, min) = scale_and_min(&tile.scales, sub);
+            let (scale, min) = scale_and_min(&tile.scales, &scales, sub);
             add_scaled_less_min(group, block, scale, min, &sums, totals);
         }
     }
@@ -373,12 +412,12 @@ unsafe fn q6k<const ROWS: usize>(
 ) {
     let bits = _mm512_set1_epi8(48);
     let tile_scale = halves(&tile.scale);
-    for sub in 0..16 {
+    for (sub, block) in tile.blocks.iter().enumerate() {
         let half = first_block * 2 + sub;
         let mut sums = [_mm512_setzero_si512(); ROWS];
-        let high = load(&tile.high[sub]);
-        let (a, b) = nibbles(&tile.values[sub * 2]);
-        let (c, d) = nibbles(&tile.values[sub * 2 + 1]);
+        let high = load(&block.high);
+        let (a, b) = nibbles(&block.values[0]);
+        let (c, d) = nibbles(&block.values[1]);
         let weights = [
             _mm512_or_si512(a, _mm512_and_si512(_mm512_slli_epi16(high, 4), bits)),
             _mm512_or_si512(b, _mm512_and_si512(_mm512_slli_epi16(high, 2), bits)),

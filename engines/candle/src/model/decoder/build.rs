@@ -1,0 +1,187 @@
+//! A decoder from its weights.
+
+use candle_core::Tensor;
+
+use super::{Layer, Model};
+use crate::error::LoadError;
+use crate::model::attention::Attention;
+use crate::model::config::ModelConfig;
+use crate::model::feed_forward::FeedForward;
+use crate::model::linear::{Linear, Matrix};
+use crate::model::memory::WeightMemory;
+use crate::model::norm::Norm;
+use crate::model::rope::Frequencies;
+use crate::model::weights::Weights;
+
+type Result<T> = std::result::Result<T, LoadError>;
+
+/// Asks for each weight once, in the order in which they are used.
+pub(super) struct Builder<'a> {
+    config: &'a ModelConfig,
+    weights: &'a mut dyn Weights,
+    memory: WeightMemory,
+}
+
+impl<'a> Builder<'a> {
+    pub(super) fn new(config: &'a ModelConfig, weights: &'a mut dyn Weights) -> Self {
+        Self {
+            config,
+            weights,
+            memory: WeightMemory::default(),
+        }
+    }
+
+    pub(super) fn model(mut self) -> Result<Model> {
+        let config = self.config;
+        let (vocab_size, hidden) = (config.vocab_size, config.hidden_size);
+        let (embedding_name, output_name) = ("model.embed_tokens.weight", "lm_head.weight");
+        let embedding = self.weights.embedding(embedding_name, vocab_size, hidden)?;
+        let layers = (0..config.num_layers)
+            .map(|index| self.layer(index))
+            .collect::<Result<_>>()?;
+        let norm = self.norm("model.norm.weight", hidden)?;
+        let (embedding, output) = if config.is_tied {
+            let packed = embedding
+                .into_packed(&mut self.memory)
+                .map_err(|error| LoadError::candle(embedding_name, error))?;
+            (packed.clone(), packed)
+        } else {
+            let output = self.weights.matrix(output_name, vocab_size, hidden)?;
+            (embedding, output)
+        };
+        Ok(Model {
+            embedding,
+            embedding_scale: config.embedding_scale,
+            layers,
+            norm,
+            output: self.linear(output_name, vec![output], None)?,
+            logit_softcap: config.logit_softcap,
+            full_frequencies: Frequencies::full(&config.rope, config.head_dim),
+            windowed_frequencies: Frequencies::windowed(&config.rope, config.head_dim),
+            vocab_size,
+            device: self.weights.device().clone(),
+        })
+    }
+
+    fn layer(&mut self, index: usize) -> Result<Layer> {
+        let config = self.config;
+        let name = |tail: &str| format!("model.layers.{index}.{tail}");
+        let hidden = config.hidden_size;
+        let input_norm = self.norm(&name("input_layernorm.weight"), hidden)?;
+        let qkv = self.qkv(index)?;
+        let attention = self.attention(index)?;
+        let q_width = config.num_heads * config.head_dim;
+        let o_proj = (name("self_attn.o_proj"), hidden, q_width);
+        let output = self.projections(&[o_proj], config.has_output_bias)?;
+        // Gemma 2 and 3 call the norm after attention what others call the norm before the feed-forward block.
+        let after_attention = self.norm(&name("post_attention_layernorm.weight"), hidden)?;
+        let (attention_post_norm, feed_forward_norm, feed_forward_post_norm) =
+            if config.has_post_norms {
+                let before = self.norm(&name("pre_feedforward_layernorm.weight"), hidden)?;
+                let after = self.norm(&name("post_feedforward_layernorm.weight"), hidden)?;
+                (Some(after_attention), before, Some(after))
+            } else {
+                (None, after_attention, None)
+            };
+        let feed_forward = self.feed_forward(index)?;
+        Ok(Layer {
+            input_norm,
+            qkv,
+            attention,
+            output,
+            attention_post_norm,
+            feed_forward_norm,
+            feed_forward,
+            feed_forward_post_norm,
+        })
+    }
+
+    fn qkv(&mut self, index: usize) -> Result<Linear> {
+        let config = self.config;
+        let name = |tail: &str| format!("model.layers.{index}.self_attn.{tail}");
+        let hidden = config.hidden_size;
+        let q = config.num_heads * config.head_dim;
+        let kv = config.num_kv_heads * config.head_dim;
+        let parts = [
+            (name("q_proj"), q, hidden),
+            (name("k_proj"), kv, hidden),
+            (name("v_proj"), kv, hidden),
+        ];
+        self.projections(&parts, config.has_qkv_bias)
+    }
+
+    fn attention(&mut self, index: usize) -> Result<Attention> {
+        let config = self.config;
+        let name = |tail: &str| format!("model.layers.{index}.self_attn.{tail}");
+        let (query_norm, key_norm) = if config.has_qk_norm {
+            let query = self.norm(&name("q_norm.weight"), config.head_dim)?;
+            let key = self.norm(&name("k_norm.weight"), config.head_dim)?;
+            (Some(query), Some(key))
+        } else {
+            (None, None)
+        };
+        let window = config.window.filter(|window| {
+            window
+                .full_every
+                .is_none_or(|every| !(index + 1).is_multiple_of(every))
+        });
+        Ok(Attention {
+            num_heads: config.num_heads,
+            num_kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            window: window.map(|window| window.size_tokens),
+            softcap: config.attention_softcap,
+            scale: config.attention_scale,
+            query_norm,
+            key_norm,
+        })
+    }
+
+    fn feed_forward(&mut self, index: usize) -> Result<FeedForward> {
+        let config = self.config;
+        let name = |tail: &str| format!("model.layers.{index}.mlp.{tail}");
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let gate_up = [
+            (name("gate_proj"), inner, hidden),
+            (name("up_proj"), inner, hidden),
+        ];
+        let down = [(name("down_proj"), hidden, inner)];
+        Ok(FeedForward {
+            gate_up: self.projections(&gate_up, config.has_mlp_bias)?,
+            down: self.projections(&down, config.has_mlp_bias)?,
+            activation: config.activation,
+        })
+    }
+
+    /// Matrices of one input, each `(name, out_features, in_features)`, with their biases.
+    fn projections(&mut self, parts: &[(String, usize, usize)], has_bias: bool) -> Result<Linear> {
+        let mut matrices = Vec::with_capacity(parts.len());
+        let mut biases = Vec::new();
+        for (name, out_features, in_features) in parts {
+            let weight = format!("{name}.weight");
+            matrices.push(self.weights.matrix(&weight, *out_features, *in_features)?);
+            if has_bias {
+                let bias = format!("{name}.bias");
+                biases.push(self.weights.tensor(&bias, &[*out_features])?);
+            }
+        }
+        let name = parts.first().map_or("", |(name, ..)| name);
+        let bias = match biases.as_slice() {
+            [] => None,
+            biases => Some(Tensor::cat(biases, 0).map_err(|error| LoadError::candle(name, error))?),
+        };
+        self.linear(name, matrices, bias)
+    }
+
+    fn linear(&mut self, name: &str, parts: Vec<Matrix>, bias: Option<Tensor>) -> Result<Linear> {
+        Linear::try_new(parts, bias, &mut self.memory)
+            .map_err(|error| LoadError::candle(name, error))
+    }
+
+    fn norm(&mut self, name: &str, width: usize) -> Result<Norm> {
+        let weight = self.weights.tensor(name, &[width])?;
+        let config = self.config;
+        Norm::try_new(&weight, config.norm_weight_offset, config.rms_norm_eps)
+            .map_err(|error| LoadError::candle(name, error))
+    }
+}
