@@ -13,7 +13,7 @@ use candle_core::{Result, Tensor};
 
 use self::plan::{Plan, PlanFor};
 use super::batch::StepBatch;
-use super::kv_cache::{HostKv, KvCache, KvNumber, LayerKv};
+use super::kv_cache::{HostLayer, KvCache, KvNumber, LayerKv};
 use super::norm::Norm;
 use super::rope::{Frequencies, Turns};
 use crate::model::host;
@@ -82,7 +82,7 @@ impl Attention {
         &self,
         qkv: &Tensor,
         step: &Step,
-        kv: &mut LayerKv,
+        kv: LayerKv<'_>,
         batch: &StepBatch,
     ) -> Result<Tensor> {
         let turns = match step {
@@ -96,29 +96,21 @@ impl Attention {
         match kv {
             LayerKv::HostF32(kv) => self.forward_on_host(qkv, turns, kv, batch),
             LayerKv::HostF16(kv) => self.forward_on_host(qkv, turns, kv, batch),
-            LayerKv::Device {
-                keys,
-                values,
-                block_size,
-                ..
-            } => tensors::forward(self, qkv, turns, (keys, values), batch, *block_size),
+            LayerKv::Device(kv) => {
+                let tensors = (&kv.keys, &kv.values);
+                tensors::forward(self, qkv, turns, tensors, batch, kv.block_size)
+            }
         }
     }
 
-    fn forward_by_kernels(&self, qkv: &Tensor, plan: &Plan, kv: &mut LayerKv) -> Result<Tensor> {
-        let LayerKv::Device {
-            keys,
-            values,
-            block_size,
-            ..
-        } = kv
-        else {
+    fn forward_by_kernels(&self, qkv: &Tensor, plan: &Plan, kv: LayerKv<'_>) -> Result<Tensor> {
+        let LayerKv::Device(kv) = kv else {
             candle_core::bail!("a step for kernels on a KV cache that is not for them");
         };
         let kv = by_kernels::Kv {
-            keys,
-            values,
-            block_size: *block_size,
+            keys: &kv.keys,
+            values: &kv.values,
+            block_size: kv.block_size,
         };
         by_kernels::forward(self, qkv, plan, kv)
     }
@@ -127,14 +119,14 @@ impl Attention {
         &self,
         qkv: &Tensor,
         turns: &Turns,
-        kv: &mut HostKv<T>,
+        mut kv: HostLayer<'_, T>,
         batch: &StepBatch,
     ) -> Result<Tensor> {
         let queries = host::read(qkv, |qkv| {
-            prepare::store_keys_and_values(self, qkv, turns, kv, batch)?;
+            prepare::store_keys_and_values(self, qkv, turns, &mut kv, batch)?;
             prepare::queries(self, qkv, turns)
         })??;
-        let out = paged::attend(self, &queries, kv, batch);
+        let out = paged::attend(self, &queries, &kv, batch);
         Tensor::from_vec(
             out,
             (batch.tokens.len(), self.num_heads * self.head_dim),

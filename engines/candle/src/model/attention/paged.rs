@@ -15,7 +15,7 @@ use std::ops::Range;
 use self::partition::{PARTITION, Partial, Scratch};
 use super::Attention;
 use crate::model::batch::{SequenceRows, StepBatch};
-use crate::model::kv_cache::{HostKv, KvNumber};
+use crate::model::kv_cache::{HostLayer, KvNumber};
 use crate::model::parallel::{SharedMut, for_each_range_if_large, num_threads};
 
 /// Query vectors of a tile, about: enough to use each key that is read several times, few enough for the cache.
@@ -39,7 +39,7 @@ struct Item {
 pub(super) fn attend<T: KvNumber>(
     attention: &Attention,
     queries: &[f32],
-    kv: &HostKv<T>,
+    kv: &HostLayer<'_, T>,
     batch: &StepBatch,
 ) -> Vec<f32> {
     let plan = Plan::new(attention, batch);

@@ -5,7 +5,7 @@ use candle_core::Result;
 use super::Attention;
 use crate::model::batch::StepBatch;
 use crate::model::host;
-use crate::model::kv_cache::{HostKv, KvNumber};
+use crate::model::kv_cache::{HostLayer, KvNumber};
 use crate::model::norm::{Norm, row_scale};
 use crate::model::parallel::{SharedMut, for_each_range_if_large};
 use crate::model::rope::{Turns, turn};
@@ -37,13 +37,13 @@ pub(super) fn store_keys_and_values<T: KvNumber>(
     attention: &Attention,
     qkv: &[f32],
     turns: &Turns,
-    kv: &mut HostKv<T>,
+    kv: &mut HostLayer<'_, T>,
     batch: &StepBatch,
 ) -> Result<()> {
     let head_dim = attention.head_dim;
     let width = attention.num_kv_heads * head_dim;
     let mut keys = vec![0.0f32; width];
-    let mut rounded = vec![T::ZERO; 2 * width];
+    let mut rounded = vec![T::zeroed(); 2 * width];
     with_norm(attention.key_norm.as_ref(), |norm| {
         for (row, (qkv, &slot)) in qkv
             .chunks_exact(attention.qkv_width())

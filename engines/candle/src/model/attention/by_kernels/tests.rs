@@ -202,10 +202,10 @@ fn compare(shape: Shape, lens: &[(usize, usize)], random: &mut StdRng) {
     )
     .unwrap();
     // What no step has written must not be seen.
-    let LayerKv::Device { keys, values, .. } = device.layer(0) else {
+    let LayerKv::Device(kv) = device.layer(0) else {
         panic!("not as on a GPU");
     };
-    for tensor in [keys, values] {
+    for tensor in [&mut kv.keys, &mut kv.values] {
         let nan = Tensor::full(f32::NAN, tensor.shape(), tensor.device()).unwrap();
         *tensor = nan.to_dtype(shape.dtype).unwrap();
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Tile;
 use crate::model::attention::Attention;
-use crate::model::kv_cache::{HostKv, KvNumber};
+use crate::model::kv_cache::{HostLayer, KvNumber};
 use crate::model::simd::{LANES, by_simd, exp, multiply_add, sum_of, tanh};
 
 /// Tokens of a partition, which starts at a multiple of it.
@@ -105,7 +105,12 @@ impl Scratch {
     }
 
     /// Computes the partial result of partition `index`.
-    pub(super) fn run<T: KvNumber>(&mut self, tile: &Tile<'_>, kv: &HostKv<T>, index: usize) {
+    pub(super) fn run<T: KvNumber>(
+        &mut self,
+        tile: &Tile<'_>,
+        kv: &HostLayer<'_, T>,
+        index: usize,
+    ) {
         let start = index * PARTITION;
         self.find_segments(tile, start);
         for segment in &self.segments {
@@ -233,7 +238,7 @@ fn score_lanes_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
         }
     } else {
         for (queries, keys) in queries.iter().zip(keys.chunks_exact(block_size)) {
-            let mut padded = [T::ZERO; LANES];
+            let mut padded = [T::zeroed(); LANES];
             padded[..len].copy_from_slice(&keys[tokens.clone()]);
             multiply_add::<FMA, QUERIES>(queries, &T::lanes::<FMA>(&padded), &mut totals);
         }
@@ -345,7 +350,7 @@ fn add_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
             if let Some(lanes) = value[start..].first_chunk::<LANES>() {
                 multiply_add::<FMA, QUERIES>(&factors, &T::lanes::<FMA>(lanes), &mut totals);
             } else {
-                let mut padded = [T::ZERO; LANES];
+                let mut padded = [T::zeroed(); LANES];
                 padded[..len].copy_from_slice(&value[start..]);
                 multiply_add::<FMA, QUERIES>(&factors, &T::lanes::<FMA>(&padded), &mut totals);
             }

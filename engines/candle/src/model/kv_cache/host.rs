@@ -1,0 +1,164 @@
+//! Keys and values in main memory.
+
+use std::io;
+
+use bytemuck::Pod;
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::KvCacheSpec;
+use crate::model::config::ModelConfig;
+use crate::model::memory::Numbers;
+use crate::model::simd::{LANES, widen};
+
+/// Numbers of a KV cache in main memory.
+pub(in crate::model) trait KvNumber: Pod + Send + Sync + std::fmt::Debug {
+    /// Rounds `from` to `to`, which is as long.
+    fn round(from: &[f32], to: &mut [Self]);
+
+    /// Sixteen numbers in f32.
+    fn lanes<const FMA: bool>(numbers: &[Self; LANES]) -> [f32; LANES];
+}
+
+impl KvNumber for f32 {
+    fn round(from: &[f32], to: &mut [Self]) {
+        to.copy_from_slice(from);
+    }
+
+    #[inline(always)]
+    fn lanes<const FMA: bool>(numbers: &[Self; LANES]) -> [f32; LANES] {
+        *numbers
+    }
+}
+
+impl KvNumber for f16 {
+    fn round(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+
+    #[inline(always)]
+    fn lanes<const FMA: bool>(numbers: &[Self; LANES]) -> [f32; LANES] {
+        widen::<FMA>(numbers)
+    }
+}
+
+/// The keys and values of all layers, block after block: `[blocks, layers, kv_heads, 2, head_dim * block_size]`. So what is
+/// touched grows with the blocks in use.
+#[derive(Debug)]
+pub(super) struct HostKv<T> {
+    numbers: Numbers<T>,
+    shape: Shape,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    num_layers: usize,
+    num_heads: usize,
+    head_dim: usize,
+    block_size: usize,
+}
+
+impl Shape {
+    /// Numbers of a block's keys of one head, and of its values.
+    fn head_len(self) -> usize {
+        self.head_dim * self.block_size
+    }
+
+    /// Numbers of a block in one layer.
+    fn layer_len(self) -> usize {
+        self.num_heads * 2 * self.head_len()
+    }
+}
+
+impl<T: KvNumber> HostKv<T> {
+    /// # Errors
+    /// The system gives no memory.
+    pub(super) fn try_new(config: &ModelConfig, spec: &KvCacheSpec) -> io::Result<Self> {
+        let shape = Shape {
+            num_layers: config.num_layers,
+            num_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            block_size: spec.block_size,
+        };
+        let len = (shape.num_layers * shape.layer_len()).checked_mul(spec.num_blocks);
+        Ok(Self {
+            numbers: Numbers::zeroed(len.ok_or(io::ErrorKind::OutOfMemory)?)?,
+            shape,
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn fill(&mut self, value: T) {
+        self.numbers.fill(value);
+    }
+
+    pub(super) fn layer(&mut self, layer: usize) -> HostLayer<'_, T> {
+        HostLayer {
+            numbers: &mut self.numbers,
+            first: layer * self.shape.layer_len(),
+            shape: self.shape,
+        }
+    }
+}
+
+/// One layer's keys and values. In each block and head, keys are `[head_dim, block_size]` (so that one vector holds one
+/// dimension of several tokens), and values `[block_size, head_dim]`.
+#[derive(Debug)]
+pub(in crate::model) struct HostLayer<'a, T> {
+    numbers: &'a mut [T],
+    /// Where the layer begins in a block.
+    first: usize,
+    shape: Shape,
+}
+
+impl<T: KvNumber> HostLayer<'_, T> {
+    pub(in crate::model) fn block_size(&self) -> usize {
+        self.shape.block_size
+    }
+
+    /// Stores a token's key of one head.
+    pub(in crate::model) fn set_key(&mut self, slot: usize, head: usize, key: &[T]) {
+        let Shape { block_size, .. } = self.shape;
+        let start = self.keys_start(slot / block_size, head) + slot % block_size;
+        for (to, &from) in self.numbers[start..]
+            .iter_mut()
+            .step_by(block_size)
+            .zip(key)
+        {
+            *to = from;
+        }
+    }
+
+    /// Stores a token's value of one head.
+    pub(in crate::model) fn set_value(&mut self, slot: usize, head: usize, value: &[T]) {
+        let Shape {
+            block_size,
+            head_dim,
+            ..
+        } = self.shape;
+        let start = self.values_start(slot / block_size, head) + slot % block_size * head_dim;
+        self.numbers[start..start + head_dim].copy_from_slice(value);
+    }
+
+    /// A block's keys of one head, `[head_dim, block_size]`.
+    pub(in crate::model) fn keys(&self, block: usize, head: usize) -> &[T] {
+        let start = self.keys_start(block, head);
+        &self.numbers[start..start + self.shape.head_len()]
+    }
+
+    /// A block's values of one head, `[block_size, head_dim]`.
+    pub(in crate::model) fn values(&self, block: usize, head: usize) -> &[T] {
+        let start = self.values_start(block, head);
+        &self.numbers[start..start + self.shape.head_len()]
+    }
+
+    fn keys_start(&self, block: usize, head: usize) -> usize {
+        let shape = self.shape;
+        let block = block * shape.num_layers * shape.layer_len();
+        block + self.first + head * 2 * shape.head_len()
+    }
+
+    fn values_start(&self, block: usize, head: usize) -> usize {
+        self.keys_start(block, head) + self.shape.head_len()
+    }
+}
