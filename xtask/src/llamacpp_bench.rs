@@ -18,7 +18,7 @@ use crate::repo::Repo;
 
 const SEQUENCES: [u32; 4] = [1, 4, 16, 64];
 const CONTEXT_TOKENS: u32 = 128;
-const NEW_TOKENS: u32 = 48;
+const NEW_TOKENS: u32 = 128;
 const PREFILL_TOKENS: u32 = 512;
 
 /// What to compare.

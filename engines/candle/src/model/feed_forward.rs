@@ -1,12 +1,14 @@
 //! The gated feed-forward block: `down(activation(gate(x)) * up(x))`.
 
+use std::mem::MaybeUninit;
+
 use candle_core::{D, Result, Tensor};
 
 use super::config::Activation;
 use super::host;
 use super::kernels;
 use super::linear::Linear;
-use super::parallel::{SharedMut, for_each_range_if_large};
+use super::parallel::{SharedMut, for_each_range_if_large, written};
 use super::simd::{by_simd, exp, tanh};
 
 /// One layer's feed-forward block.
@@ -40,14 +42,19 @@ fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
         };
         return gate * gate_up.narrow(D::Minus1, width, width)?;
     }
-    let mut out = vec![0.0f32; rows * width];
-    host::read(gate_up, |gate_up| {
-        let out = SharedMut::new(&mut out);
+    let out = host::read(gate_up, |gate_up| gate_rows(gate_up, width, activation))?;
+    Tensor::from_vec(out, (rows, width), gate_up.device())
+}
+
+/// As [`gate`]; rows of twice `width`.
+fn gate_rows(gate_up: &[f32], width: usize, activation: Activation) -> Vec<f32> {
+    let rows = gate_up.len() / (2 * width);
+    let fill = |out: &SharedMut<'_, MaybeUninit<f32>>| {
         for_each_range_if_large(rows * GATE_PIECES, 8 * rows * width, |pieces| {
             for piece in pieces {
                 let (row, piece) = (piece / GATE_PIECES, piece % GATE_PIECES);
                 let columns = piece * width / GATE_PIECES..(piece + 1) * width / GATE_PIECES;
-                let (gate, up) = gate_up[row * both..(row + 1) * both].split_at(width);
+                let (gate, up) = gate_up[row * 2 * width..(row + 1) * 2 * width].split_at(width);
                 #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
                 // SAFETY: pieces do not overlap, and each is in one range only.
                 let out =
@@ -59,34 +66,38 @@ fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
                 }
             }
         });
-    })?;
-    Tensor::from_vec(out, (rows, width), gate_up.device())
+    };
+    #[expect(unsafe_code, reason = "the pieces write each number once")]
+    // SAFETY: every piece is in a range, and writes as many numbers as it has columns.
+    unsafe {
+        written(rows * width, fill)
+    }
 }
 
 /// Pieces of a row, so that threads can share a single one.
 const GATE_PIECES: usize = 4;
 
 by_simd! {
-    fn silu_times(gate: &[f32], up: &[f32], out: &mut [f32]) = silu_times_inner
+    fn silu_times(gate: &[f32], up: &[f32], out: &mut [MaybeUninit<f32>]) = silu_times_inner
 }
 
 #[inline(always)]
-fn silu_times_inner<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn silu_times_inner<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [MaybeUninit<f32>]) {
     for ((out, &gate), up) in out.iter_mut().zip(gate).zip(up) {
-        *out = gate / (1.0 + exp::<FMA>(-gate)) * up;
+        out.write(gate / (1.0 + exp::<FMA>(-gate)) * up);
     }
 }
 
 by_simd! {
-    fn gelu_times(gate: &[f32], up: &[f32], out: &mut [f32]) = gelu_times_inner
+    fn gelu_times(gate: &[f32], up: &[f32], out: &mut [MaybeUninit<f32>]) = gelu_times_inner
 }
 
 #[inline(always)]
-fn gelu_times_inner<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn gelu_times_inner<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [MaybeUninit<f32>]) {
     const SQRT_2_OVER_PI: f32 = 0.797_884_6;
     for ((out, &gate), up) in out.iter_mut().zip(gate).zip(up) {
         let inner = SQRT_2_OVER_PI * gate * (1.0 + 0.044_715 * gate * gate);
-        *out = 0.5 * gate * (1.0 + tanh::<FMA>(inner)) * up;
+        out.write(0.5 * gate * (1.0 + tanh::<FMA>(inner)) * up);
     }
 }
 

@@ -1,10 +1,18 @@
 //! Root-mean-square normalization, alone and together with the addition before it.
 
+#![expect(
+    unsafe_code,
+    reason = "threads write disjoint parts of buffers that are not zeroed first"
+)]
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
 use candle_core::{D, DType, Result, Tensor};
 
 use super::host;
 use super::kernels;
-use super::parallel::{SharedMut, for_each_range_if_large};
+use super::parallel::{SharedMut, for_each_range_if_large, written};
 use super::simd::{by_simd, sum_of};
 
 /// `x / sqrt(mean(x^2) + eps) * weight`, over the last dimension.
@@ -49,19 +57,8 @@ impl Norm {
             }
             return self.forward_by_tensors(x);
         }
-        let width = x.dim(D::Minus1)?;
-        let mut normed = vec![0.0f32; x.elem_count()];
-        host::read(x, |x| {
-            host::read(&self.weight, |weight| {
-                let out = SharedMut::new(&mut normed);
-                for_each_range_if_large(x.len() / width, x.len(), |rows| {
-                    let range = rows.start * width..rows.end * width;
-                    #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
-                    // SAFETY: ranges of rows do not overlap.
-                    let out = unsafe { out.part(range.clone()) };
-                    normalize_rows(&x[range], weight, self.eps, out);
-                });
-            })
+        let normed = host::read(x, |x| {
+            host::read(&self.weight, |weight| self.normed_rows(x, weight))
         })??;
         Tensor::from_vec(normed, x.shape(), x.device())
     }
@@ -76,34 +73,53 @@ impl Norm {
             let normed = self.forward_by_tensors(&sum)?;
             return Ok((sum, normed));
         }
-        let width = x.dim(D::Minus1)?;
-        let (mut sum, mut normed) = (vec![0.0f32; x.elem_count()], vec![0.0f32; x.elem_count()]);
-        host::read(x, |x| {
+        let (sum, normed) = host::read(x, |x| {
             host::read(delta, |delta| {
-                host::read(&self.weight, |weight| {
-                    let (sum, normed) = (SharedMut::new(&mut sum), SharedMut::new(&mut normed));
-                    for_each_range_if_large(x.len() / width, 2 * x.len(), |rows| {
-                        let range = rows.start * width..rows.end * width;
-                        #[expect(
-                            unsafe_code,
-                            reason = "threads write disjoint parts of one buffer"
-                        )]
-                        // SAFETY: ranges of rows do not overlap.
-                        let (sum, normed) =
-                            unsafe { (sum.part(range.clone()), normed.part(range.clone())) };
-                        for ((sum, x), delta) in
-                            sum.iter_mut().zip(&x[range.clone()]).zip(&delta[range])
-                        {
-                            *sum = x + delta;
-                        }
-                        normalize_rows(sum, weight, self.eps, normed);
-                    });
-                })
+                host::read(&self.weight, |weight| self.add_rows(x, delta, weight))
             })
         })???;
         let sum = Tensor::from_vec(sum, x.shape(), x.device())?;
         let normed = Tensor::from_vec(normed, x.shape(), x.device())?;
         Ok((sum, normed))
+    }
+
+    /// As `forward`; rows as wide as `weight`.
+    fn normed_rows(&self, x: &[f32], weight: &[f32]) -> Vec<f32> {
+        let fill = |normed: &SharedMut<'_, MaybeUninit<f32>>| {
+            for_each_range_of_rows(x.len(), weight.len(), x.len(), |range| {
+                // SAFETY: ranges do not overlap.
+                let normed = unsafe { normed.part(range.clone()) };
+                normalize_rows(&x[range], weight, self.eps, normed);
+            });
+        };
+        // SAFETY: every row is in a range, and is written.
+        unsafe { written(x.len(), fill) }
+    }
+
+    /// As `add_forward`; rows as wide as `weight`.
+    fn add_rows(&self, x: &[f32], delta: &[f32], weight: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        assert_eq!(x.len(), delta.len(), "what is added is as large");
+        let fill = |sum: &SharedMut<'_, MaybeUninit<f32>>,
+                    normed: &SharedMut<'_, MaybeUninit<f32>>| {
+            for_each_range_of_rows(x.len(), weight.len(), 2 * x.len(), |range| {
+                // SAFETY: ranges do not overlap.
+                let (sum, normed) =
+                    unsafe { (sum.part(range.clone()), normed.part(range.clone())) };
+                for ((sum, x), delta) in sum.iter_mut().zip(&x[range.clone()]).zip(&delta[range]) {
+                    sum.write(x + delta);
+                }
+                // SAFETY: just written.
+                normalize_rows(unsafe { sum.assume_init_ref() }, weight, self.eps, normed);
+            });
+        };
+        let mut normed = Vec::new();
+        // SAFETY: every row is in a range, and is written in both.
+        let sum = unsafe {
+            written(x.len(), |sum| {
+                normed = written(x.len(), |normed| fill(sum, normed))
+            })
+        };
+        (sum, normed)
     }
 
     /// In plain candle operations, in f32 inside.
@@ -119,20 +135,44 @@ impl Norm {
     }
 }
 
+/// Calls `work`, on several threads, with ranges of whole rows that together are `0..len`.
+///
+/// # Panics
+/// The rows, `width` wide, are not whole.
+fn for_each_range_of_rows(
+    len: usize,
+    width: usize,
+    operations: usize,
+    work: impl Fn(Range<usize>) + Sync,
+) {
+    assert!(
+        len.is_multiple_of(width),
+        "{len} numbers in rows of {width}"
+    );
+    for_each_range_if_large(len / width, operations, |rows| {
+        work(rows.start * width..rows.end * width);
+    });
+}
+
 by_simd! {
     /// Normalizes rows as wide as `weight`.
-    fn normalize_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = normalize_rows_inner
+    fn normalize_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [MaybeUninit<f32>]) = normalize_rows_inner
 }
 
 #[inline(always)]
-fn normalize_rows_inner<const FMA: bool>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+fn normalize_rows_inner<const FMA: bool>(
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    out: &mut [MaybeUninit<f32>],
+) {
     for (x, out) in x
         .chunks_exact(weight.len())
         .zip(out.chunks_exact_mut(weight.len()))
     {
         let scale = row_scale::<FMA>(x, eps);
         for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-            *out = x * scale * weight;
+            out.write(x * scale * weight);
         }
     }
 }

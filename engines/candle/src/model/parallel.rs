@@ -8,6 +8,7 @@
 mod pool;
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -63,6 +64,24 @@ pub(super) fn for_each_range_if_large(
         }
     });
 }
+
+/// `len` numbers that `fill` writes. They are not zeroed first: with many rows that takes a good part of the time of a
+/// small operation.
+///
+/// # Safety
+/// `fill` writes every number.
+#[expect(unsafe_code, reason = "numbers that are written once")]
+pub(super) unsafe fn written<T: Copy>(
+    len: usize,
+    fill: impl FnOnce(&SharedMut<'_, MaybeUninit<T>>),
+) -> Vec<T> {
+    let mut numbers = Vec::with_capacity(len);
+    fill(&SharedMut::new(&mut numbers.spare_capacity_mut()[..len]));
+    // SAFETY: there is room for `len`, and the caller's promise.
+    unsafe { numbers.set_len(len) };
+    numbers
+}
+
 /// A mutable slice whose disjoint parts are written by several threads.
 #[derive(Debug)]
 pub(super) struct SharedMut<'a, T> {

@@ -1,5 +1,7 @@
 //! From a row's projections to what attention reads: heads normalized and turned, keys and values in their slots.
 
+use std::mem::MaybeUninit;
+
 use candle_core::Result;
 
 use super::Attention;
@@ -7,7 +9,7 @@ use crate::model::batch::StepBatch;
 use crate::model::host;
 use crate::model::kv_cache::{HostLayer, KvNumber};
 use crate::model::norm::{Norm, row_scale};
-use crate::model::parallel::{SharedMut, for_each_range_if_large};
+use crate::model::parallel::{SharedMut, for_each_range_if_large, written};
 use crate::model::rope::{Turns, turn};
 use crate::model::simd::by_simd;
 
@@ -15,21 +17,25 @@ use crate::model::simd::by_simd;
 pub(super) fn queries(attention: &Attention, qkv: &[f32], turns: &Turns) -> Result<Vec<f32>> {
     let width = attention.num_heads * attention.head_dim;
     let rows = qkv.len() / attention.qkv_width();
-    let mut queries = vec![0.0f32; rows * width];
-    let out = SharedMut::new(&mut queries);
     with_norm(attention.query_norm.as_ref(), |norm| {
-        for_each_range_if_large(rows, 4 * rows * width, |range| {
-            for row in range {
-                let qkv = &qkv[row * attention.qkv_width()..][..width];
-                #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
-                // SAFETY: each row is in one range only.
-                let out = unsafe { out.part(row * width..(row + 1) * width) };
-                out.copy_from_slice(qkv);
-                prepare_heads(out, attention.head_dim, norm, turns, row, attention.scale);
-            }
-        });
-    })?;
-    Ok(queries)
+        let fill = |out: &SharedMut<'_, MaybeUninit<f32>>| {
+            for_each_range_if_large(rows, 4 * rows * width, |range| {
+                for row in range {
+                    let qkv = &qkv[row * attention.qkv_width()..][..width];
+                    #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
+                    // SAFETY: each row is in one range only.
+                    let out = unsafe { out.part(row * width..(row + 1) * width) };
+                    let out = out.write_copy_of_slice(qkv);
+                    prepare_heads(out, attention.head_dim, norm, turns, row, attention.scale);
+                }
+            });
+        };
+        #[expect(unsafe_code, reason = "each row is written once")]
+        // SAFETY: every row is in a range, and is written.
+        unsafe {
+            written(rows * width, fill)
+        }
+    })
 }
 
 /// Puts keys and values of all rows into their slots.

@@ -35,37 +35,40 @@ pub(super) fn pack(
 pub(super) fn multiply(tile: &[Column], x: &[f32], rows: usize, output: &Output<'_>) {
     for (first, group_rows) in groups(rows) {
         let x = &x[first * tile.len()..(first + group_rows) * tile.len()];
-        let mut sums = [[0.0f32; LANES]; super::activations::GROUP_ROWS];
         match group_rows {
-            1 => group::<1>(tile, x, &mut sums),
-            2 => group::<2>(tile, x, &mut sums),
-            3 => group::<3>(tile, x, &mut sums),
-            4 => group::<4>(tile, x, &mut sums),
-            5 => group::<5>(tile, x, &mut sums),
-            6 => group::<6>(tile, x, &mut sums),
-            7 => group::<7>(tile, x, &mut sums),
-            _ => group::<8>(tile, x, &mut sums),
-        }
-        for (row, sums) in sums.iter().enumerate().take(group_rows) {
-            output.store(first + row, sums);
+            1 => rows_of::<1>(tile, x, first, output),
+            2 => rows_of::<2>(tile, x, first, output),
+            3 => rows_of::<3>(tile, x, first, output),
+            4 => rows_of::<4>(tile, x, first, output),
+            5 => rows_of::<5>(tile, x, first, output),
+            6 => rows_of::<6>(tile, x, first, output),
+            7 => rows_of::<7>(tile, x, first, output),
+            _ => rows_of::<8>(tile, x, first, output),
         }
     }
 }
 
+fn rows_of<const ROWS: usize>(tile: &[Column], x: &[f32], first: usize, output: &Output<'_>) {
+    let mut sums = [[0.0f32; LANES]; ROWS];
+    group::<ROWS>(tile, x, &mut sums);
+    output.store_rows(first, &sums);
+}
+
 by_simd! {
-    /// Sums of `ROWS` rows.
-    fn group<const ROWS: usize>(tile: &[Column], x: &[f32], sums: &mut [[f32; LANES]; super::activations::GROUP_ROWS]) = group_inner
+    /// Adds the products of `ROWS` rows to `sums`.
+    fn group<const ROWS: usize>(tile: &[Column], x: &[f32], sums: &mut [[f32; LANES]; ROWS]) = group_inner
 }
 
 #[inline(always)]
 fn group_inner<const FMA: bool, const ROWS: usize>(
     tile: &[Column],
     x: &[f32],
-    sums: &mut [[f32; LANES]; super::activations::GROUP_ROWS],
+    sums: &mut [[f32; LANES]; ROWS],
 ) {
-    let mut totals = [[0.0f32; LANES]; ROWS];
+    // A copy that is not seen from outside can be registers.
+    let mut totals = *sums;
     for (column, x) in tile.iter().zip(x.as_chunks::<ROWS>().0) {
         multiply_add::<FMA, ROWS>(x, column, &mut totals);
     }
-    sums[..ROWS].copy_from_slice(&totals);
+    *sums = totals;
 }

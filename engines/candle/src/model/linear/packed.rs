@@ -13,7 +13,7 @@ use super::dense::{self, Column};
 use super::quantized::{Int8Rows, QuantizedTiles};
 use crate::model::host;
 use crate::model::memory::{Stored, WeightMemory};
-use crate::model::parallel::{SharedMut, for_each_range_if_large};
+use crate::model::parallel::{SharedMut, for_each_range_if_large, written};
 use crate::model::simd::LANES;
 
 /// A matrix that the kernels of this module read.
@@ -121,9 +121,16 @@ pub(super) struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Writes the sums of one row; those beyond the matrix are dropped.
+    /// Writes the sums of rows from `first` on; those beyond the matrix are dropped.
     #[inline(always)]
-    pub(super) fn store(&self, row: usize, sums: &[f32; LANES]) {
+    pub(super) fn store_rows<const ROWS: usize>(&self, first: usize, sums: &[[f32; LANES]; ROWS]) {
+        for (row, sums) in sums.iter().enumerate() {
+            self.store(first + row, sums);
+        }
+    }
+
+    #[inline(always)]
+    fn store(&self, row: usize, sums: &[f32; LANES]) {
         let start = row * self.stride + self.columns.start;
         #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
         // SAFETY: a tile is in one thread's range only, and each has columns of its own.
@@ -181,46 +188,44 @@ pub(super) fn product(parts: &[&Packed], bias: Option<&[f32]>, x: &[f32], rows: 
     };
     let input = Input::new(parts, x, rows, columns);
     let stride: usize = parts.iter().map(|part| part.out_features).sum();
-    // Not zeroed first: with many rows that takes a good part of the time of a small product.
-    let mut product = Vec::with_capacity(rows * stride);
-    let out = SharedMut::new(&mut product.spare_capacity_mut()[..rows * stride]);
     let tiles: usize = parts
         .iter()
         .map(|part| part.out_features.div_ceil(LANES))
         .sum();
-    let work = |range: Range<usize>| {
-        let mut first_tile = 0;
-        let mut first_column = 0;
-        for part in parts {
-            let part_tiles = part.out_features.div_ceil(LANES);
-            let start = range.start.clamp(first_tile, first_tile + part_tiles) - first_tile;
-            let end = range.end.clamp(first_tile, first_tile + part_tiles) - first_tile;
-            for tile in start..end {
-                let column = first_column + tile * LANES;
-                let columns = column..(column + LANES).min(first_column + part.out_features);
-                part.multiply_tile(
-                    tile,
-                    &input,
-                    rows,
-                    &Output {
-                        all: &out,
-                        stride,
-                        columns,
-                        bias,
-                    },
-                );
+    let fill = |out: &SharedMut<'_, MaybeUninit<f32>>| {
+        let work = |range: Range<usize>| {
+            let mut first_tile = 0;
+            let mut first_column = 0;
+            for part in parts {
+                let part_tiles = part.out_features.div_ceil(LANES);
+                let start = range.start.clamp(first_tile, first_tile + part_tiles) - first_tile;
+                let end = range.end.clamp(first_tile, first_tile + part_tiles) - first_tile;
+                for tile in start..end {
+                    let column = first_column + tile * LANES;
+                    let columns = column..(column + LANES).min(first_column + part.out_features);
+                    part.multiply_tile(
+                        tile,
+                        &input,
+                        rows,
+                        &Output {
+                            all: out,
+                            stride,
+                            columns,
+                            bias,
+                        },
+                    );
+                }
+                first_tile += part_tiles;
+                first_column += part.out_features;
             }
-            first_tile += part_tiles;
-            first_column += part.out_features;
-        }
+        };
+        for_each_range_if_large(tiles, rows * stride * columns / 8, work);
     };
-    for_each_range_if_large(tiles, rows * stride * columns / 8, work);
     #[expect(unsafe_code, reason = "the kernels write each number once")]
-    // SAFETY: every tile was multiplied and has stored its columns of every row; together they have all of them.
+    // SAFETY: every tile is multiplied and stores its columns of every row; together they have all of them.
     unsafe {
-        product.set_len(rows * stride);
+        written(rows * stride, fill)
     }
-    product
 }
 
 impl Packed {

@@ -14,7 +14,7 @@ use candle_core::quantized::GgmlDType;
 
 pub(super) use self::int8::Int8Rows;
 use self::tiles::{Tile, TileQ4_0, TileQ4K, TileQ5K, TileQ6K, TileQ8_0};
-use super::activations::{GROUP_ROWS, groups};
+use super::activations::groups;
 use super::packed::Output;
 use crate::model::memory::{Stored, WeightMemory};
 use crate::model::simd::{LANES, has_quantized_kernels};
@@ -95,12 +95,9 @@ impl QuantizedTiles {
         let first = tile * self.per_row;
         let range = first..first + self.per_row;
         for (first_row, group_rows) in groups(rows) {
-            let mut sums = [[0.0f32; LANES]; GROUP_ROWS];
             let group = x.group(first_row, group_rows);
-            with_tiles!(&self.tiles, tiles => kernels::multiply(&tiles[range.clone()], &group, &mut sums[..group_rows]));
-            for (row, sums) in sums.iter().enumerate().take(group_rows) {
-                output.store(first_row + row, sums);
-            }
+            let rows = (first_row, group_rows);
+            with_tiles!(&self.tiles, tiles => kernels::multiply(&tiles[range.clone()], &group, rows, output));
         }
     }
 }

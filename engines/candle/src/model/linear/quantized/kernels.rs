@@ -13,39 +13,43 @@ use std::arch::x86_64::*;
 
 use super::int8::{BLOCK, Int8Group};
 use super::tiles::{Quad, Scales, TileQ4_0, TileQ4K, TileQ5K, TileQ6K, TileQ8_0};
+use crate::model::linear::packed::Output;
 use crate::model::simd::LANES;
 
 /// Tiles with a kernel.
 pub(super) trait Multiply: Sized {
-    /// Adds the products of `tiles` with a group of `ROWS` rows to `sums`.
+    /// The products of `tiles` with a group of `ROWS` rows.
     ///
     /// # Safety
     /// The processor has AVX-512 F, BW, DQ, VL and VNNI, and the group has as many columns as the tiles.
     unsafe fn multiply<const ROWS: usize>(
         tiles: &[Self],
         group: &Int8Group<'_>,
-        sums: &mut [[f32; LANES]],
-    );
+    ) -> [[f32; LANES]; ROWS];
 
     /// Columns of a tile.
     const COLUMNS: usize;
 }
 
-/// The products of `tiles`, side by side, with each row of a group.
-pub(super) fn multiply<T: Multiply>(tiles: &[T], group: &Int8Group<'_>, sums: &mut [[f32; LANES]]) {
-    let rows = sums.len();
+/// The products of `tiles`, side by side, with each of the `rows` rows of a group; the first is row `first` of `output`.
+pub(super) fn multiply<T: Multiply>(
+    tiles: &[T],
+    group: &Int8Group<'_>,
+    (first, rows): (usize, usize),
+    output: &Output<'_>,
+) {
     group.check(rows, tiles.len() * T::COLUMNS);
     // SAFETY: tiles are only made on processors that have the instructions; the line above checked the group.
     unsafe {
         match rows {
-            1 => T::multiply::<1>(tiles, group, sums),
-            2 => T::multiply::<2>(tiles, group, sums),
-            3 => T::multiply::<3>(tiles, group, sums),
-            4 => T::multiply::<4>(tiles, group, sums),
-            5 => T::multiply::<5>(tiles, group, sums),
-            6 => T::multiply::<6>(tiles, group, sums),
-            7 => T::multiply::<7>(tiles, group, sums),
-            _ => T::multiply::<8>(tiles, group, sums),
+            1 => output.store_rows(first, &T::multiply::<1>(tiles, group)),
+            2 => output.store_rows(first, &T::multiply::<2>(tiles, group)),
+            3 => output.store_rows(first, &T::multiply::<3>(tiles, group)),
+            4 => output.store_rows(first, &T::multiply::<4>(tiles, group)),
+            5 => output.store_rows(first, &T::multiply::<5>(tiles, group)),
+            6 => output.store_rows(first, &T::multiply::<6>(tiles, group)),
+            7 => output.store_rows(first, &T::multiply::<7>(tiles, group)),
+            _ => output.store_rows(first, &T::multiply::<8>(tiles, group)),
         }
     }
 }
@@ -161,8 +165,7 @@ macro_rules! kernel {
             unsafe fn multiply<const ROWS: usize>(
                 tiles: &[Self],
                 group: &Int8Group<'_>,
-                sums: &mut [[f32; LANES]],
-            ) {
+            ) -> [[f32; LANES]; ROWS] {
                 let group = Group {
                     values: group.values.as_ptr(),
                     scales: group.scales.as_ptr(),
@@ -176,10 +179,12 @@ macro_rules! kernel {
                         $tile::<ROWS>(tile, index * Self::COLUMNS / BLOCK, group, &mut totals)
                     };
                 }
+                let mut sums = [[0.0f32; LANES]; ROWS];
                 for (sums, totals) in sums.iter_mut().zip(totals) {
                     // SAFETY: sixteen numbers.
                     unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), totals) };
                 }
+                sums
             }
         }
     };

@@ -267,3 +267,12 @@ impl Tile for TileQ6K {
         to_f32(self.scale[lane]) * f32::from(self.scales[column / 16][lane]) * value
     }
 }
+
+// A tile is as large as the blocks that it holds, as far as cache lines allow: what is read for a token is what it costs.
+const _: () = {
+    assert!(size_of::<TileQ8_0>() == 2 * LANES * TileQ8_0::BLOCK_BYTES);
+    assert!(size_of::<TileQ4_0>() == 2 * LANES * TileQ4_0::BLOCK_BYTES);
+    assert!(size_of::<TileQ4K>() == LANES * TileQ4K::BLOCK_BYTES);
+    assert!(size_of::<TileQ5K>() == LANES * TileQ5K::BLOCK_BYTES);
+    assert!(size_of::<TileQ6K>() == LANES * TileQ6K::BLOCK_BYTES + 32);
+};
