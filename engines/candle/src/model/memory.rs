@@ -193,19 +193,19 @@ mod tests {
         let mut memory = WeightMemory::default();
         let bytes = memory.store(5, |bytes: &mut [u8]| bytes.fill(7)).unwrap();
         // The second of the large ones needs a map of its own.
-        let sizes = [1, 1000, MAP_BYTES / 8, MAP_BYTES / 8, 3];
+        let sizes = [1, 1000, MAP_BYTES / 16, MAP_BYTES / 16, 3];
         let words = sizes.map(|len| {
             memory
-                .store(len, |words: &mut [u32]| {
+                .store(len, |words: &mut [usize]| {
                     assert!(words.iter().all(|&word| word == 0));
-                    words.fill(len as u32);
+                    words.fill(len);
                 })
                 .unwrap()
         });
         assert_eq!(*bytes, [7; 5]);
         for (len, words) in sizes.into_iter().zip(&words) {
             assert_eq!(words.len(), len);
-            assert!(words.iter().all(|&word| word == len as u32));
+            assert!(words.iter().all(|&word| word == len));
         }
     }
 

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "intrinsics of the processor")]
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use crate::model::linear::activations::{GROUP_ROWS, groups};
 use crate::model::parallel::{SharedMut, for_each_range_if_large};
@@ -10,6 +11,9 @@ use crate::model::simd::has_quantized_kernels;
 
 /// Numbers that share a scale.
 pub(super) const BLOCK: usize = 32;
+
+/// Vector operations that rounding a number takes, about, with the waiting for one after the other.
+const OPERATIONS: usize = 2;
 
 /// Rows in 8-bit integers with a scale for each [`BLOCK`] numbers.
 ///
@@ -19,12 +23,12 @@ pub(super) const BLOCK: usize = 32;
 pub(in crate::model::linear) struct Int8Rows {
     /// Columns, rounded up to whole tiles; those beyond the input are 0.
     width: usize,
-    values: Vec<i8>,
-    scales: Vec<f32>,
+    values: Box<[i8]>,
+    scales: Box<[f32]>,
     /// Sums of each block's numbers, scaled.
-    scaled_sums: Vec<f32>,
+    scaled_sums: Box<[f32]>,
     /// Sums of each half block's integers.
-    sums: Vec<i32>,
+    sums: Box<[i32]>,
 }
 
 impl Int8Rows {
@@ -35,39 +39,47 @@ impl Int8Rows {
     pub(in crate::model::linear) fn new(x: &[f32], rows: usize, columns: usize) -> Self {
         assert!(has_quantized_kernels(), "8-bit rows without their kernels");
         let width = columns.next_multiple_of(2 * BLOCK);
-        let mut this = Self {
-            width,
-            values: vec![0; rows * width],
-            scales: vec![0.0; rows * width / BLOCK],
-            scaled_sums: vec![0.0; rows * width / BLOCK],
-            sums: vec![0; rows * width / (BLOCK / 2)],
-        };
-        let values = SharedMut::new(&mut this.values);
-        let scales = SharedMut::new(&mut this.scales);
-        let scaled_sums = SharedMut::new(&mut this.scaled_sums);
-        let sums = SharedMut::new(&mut this.sums);
-        // Sixteen numbers are one vector operation of about ten.
-        for_each_range_if_large(rows.div_ceil(GROUP_ROWS), rows * columns / 2, |range| {
-            for (first, rows) in groups(rows).skip(range.start).take(range.len()) {
-                let part = |unit: usize| first * width / unit..(first + rows) * width / unit;
-                // SAFETY: a group is in one range only, and groups do not overlap.
-                let mut group = unsafe {
-                    Int8GroupMut {
-                        rows,
-                        values: values.part(part(1)),
-                        scales: scales.part(part(BLOCK)),
-                        scaled_sums: scaled_sums.part(part(BLOCK)),
-                        sums: sums.part(part(BLOCK / 2)),
+        let mut values = Box::new_uninit_slice(rows * width);
+        let mut scales = Box::new_uninit_slice(rows * width / BLOCK);
+        let mut scaled_sums = Box::new_uninit_slice(rows * width / BLOCK);
+        let mut sums = Box::new_uninit_slice(rows * width / (BLOCK / 2));
+        {
+            let values = SharedMut::new(&mut values);
+            let scales = SharedMut::new(&mut scales);
+            let scaled_sums = SharedMut::new(&mut scaled_sums);
+            let sums = SharedMut::new(&mut sums);
+            let all_groups = rows.div_ceil(GROUP_ROWS);
+            for_each_range_if_large(all_groups, OPERATIONS * rows * columns, |range| {
+                for (first, rows) in groups(rows).skip(range.start).take(range.len()) {
+                    let part = |unit: usize| first * width / unit..(first + rows) * width / unit;
+                    // SAFETY: a group is in one range only, and groups do not overlap.
+                    let mut group = unsafe {
+                        Int8GroupMut {
+                            rows,
+                            values: values.part(part(1)),
+                            scales: scales.part(part(BLOCK)),
+                            scaled_sums: scaled_sums.part(part(BLOCK)),
+                            sums: sums.part(part(BLOCK / 2)),
+                        }
+                    };
+                    let x = &x[first * columns..(first + rows) * columns];
+                    for (row, x) in x.chunks_exact(columns).enumerate() {
+                        // SAFETY: the processor has the instructions by the assertion above.
+                        unsafe { group.round(row, x, width) }
                     }
-                };
-                let x = &x[first * columns..(first + rows) * columns];
-                for (row, x) in x.chunks_exact(columns).enumerate() {
-                    // SAFETY: the processor has the instructions by the assertion above.
-                    unsafe { group.round(row, x) }
                 }
+            });
+        }
+        // SAFETY: every group is in a range, and every row of it was rounded, all its blocks.
+        unsafe {
+            Self {
+                width,
+                values: values.assume_init(),
+                scales: scales.assume_init(),
+                scaled_sums: scaled_sums.assume_init(),
+                sums: sums.assume_init(),
             }
-        });
-        this
+        }
     }
 
     /// The group of `rows` rows from `first` on.
@@ -113,17 +125,18 @@ impl Int8Group<'_> {
 /// One group while it is made.
 struct Int8GroupMut<'a> {
     rows: usize,
-    values: &'a mut [i8],
-    scales: &'a mut [f32],
-    scaled_sums: &'a mut [f32],
-    sums: &'a mut [i32],
+    values: &'a mut [MaybeUninit<i8>],
+    scales: &'a mut [MaybeUninit<f32>],
+    scaled_sums: &'a mut [MaybeUninit<f32>],
+    sums: &'a mut [MaybeUninit<i32>],
 }
 
 impl Int8GroupMut<'_> {
-    /// Rounds a row of the group.
+    /// Rounds a row of the group, with zeros from its end up to `width`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn round(&mut self, row: usize, x: &[f32]) {
-        for (block, x) in x.chunks(BLOCK).enumerate() {
+    fn round(&mut self, row: usize, x: &[f32], width: usize) {
+        for block in 0..width / BLOCK {
+            let x = x.get(block * BLOCK..).unwrap_or_default();
             let rounded = match x.first_chunk::<BLOCK>() {
                 Some(x) => round_block(x),
                 None => {
@@ -136,16 +149,16 @@ impl Int8GroupMut<'_> {
             let to = &mut to[block * BLOCK / 4 * self.rows + row..];
             let (words, _) = rounded.values.as_chunks::<4>();
             for (to, word) in to.iter_mut().step_by(self.rows).zip(words) {
-                *to = *word;
+                *to = word.map(MaybeUninit::new);
             }
             let at = block * self.rows + row;
             let [first, second] = rounded.sums;
-            self.scales[at] = rounded.scale;
+            self.scales[at].write(rounded.scale);
             #[expect(clippy::cast_precision_loss, reason = "at most 32 * 127")]
             let sum = (first + second) as f32;
-            self.scaled_sums[at] = rounded.scale * sum;
-            self.sums[2 * block * self.rows + row] = first;
-            self.sums[(2 * block + 1) * self.rows + row] = second;
+            self.scaled_sums[at].write(rounded.scale * sum);
+            self.sums[2 * block * self.rows + row].write(first);
+            self.sums[(2 * block + 1) * self.rows + row].write(second);
         }
     }
 }
