@@ -87,6 +87,7 @@ fn aligned(map: &MmapRaw, from: usize, align: usize) -> usize {
     next_aligned(map.as_ptr(), from, align)
 }
 
+/// As [`aligned`], for a map that begins at `map`.
 fn next_aligned(map: *const u8, from: usize, align: usize) -> usize {
     let address = map.addr();
     (address + from).next_multiple_of(align) - address

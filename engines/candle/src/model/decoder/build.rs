@@ -31,6 +31,7 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// The whole decoder.
     pub(super) fn model(mut self) -> Result<Model> {
         let config = self.config;
         let (vocab_size, hidden) = (config.vocab_size, config.hidden_size);

@@ -50,6 +50,7 @@ pub(super) struct HostKv<T> {
     shape: Shape,
 }
 
+/// What places in the numbers are computed from.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     num_layers: usize,
@@ -71,6 +72,8 @@ impl Shape {
 }
 
 impl<T: KvNumber> HostKv<T> {
+    /// An empty cache, which takes no memory before it is written.
+    ///
     /// # Errors
     /// The system gives no memory.
     pub(super) fn try_new(config: &ModelConfig, spec: &KvCacheSpec) -> io::Result<Self> {
@@ -92,6 +95,7 @@ impl<T: KvNumber> HostKv<T> {
         self.numbers.fill(value);
     }
 
+    /// The part that one layer reads and writes.
     pub(super) fn layer(&mut self, layer: usize) -> HostLayer<'_, T> {
         HostLayer {
             numbers: &mut self.numbers,
