@@ -229,7 +229,8 @@ pub(super) struct TileQ6K {
     pub(super) blocks: [BlockQ6K; 16],
 }
 
-/// Sixteen columns, from a cache line's beginning on; the high bits of a value are bits `column / 4 * 2` and the next of the byte of its row and `column % 4`.
+/// Sixteen columns, from a cache line's beginning on; the high bits of a value are bits `column / 4 * 2` and the next of the
+/// byte of its row and `column % 4`.
 #[derive(Clone, Copy, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct BlockQ6K {
