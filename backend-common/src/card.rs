@@ -11,11 +11,23 @@ use serde_json::Value;
 
 use crate::config::{Bounds, Capabilities, EngineConfig, InputKind};
 use crate::engine::Role;
-use crate::error::EngineError;
+use crate::error::{At, EngineError};
 use crate::request::GenerateRequest;
 
 /// Tokens per KV block where neither engine nor operator says otherwise.
 pub const DEFAULT_KV_BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
+
+/// How often a request may move to another instance where the operator does not say.
+pub const DEFAULT_MIGRATION_LIMIT: u32 = 3;
+
+/// The most bytes of an artifact: room for a tokenizer of a quarter million entries.
+pub const MAX_ARTIFACT_BYTES: u64 = 64 << 20;
+
+/// The most artifacts of a model.
+pub const MAX_ARTIFACTS: usize = 16;
+
+/// The most bytes of all artifacts of a model: what a frontend holds while it prepares the model.
+pub const MAX_ARTIFACTS_BYTES: u64 = 128 << 20;
 
 /// An API a model answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -145,6 +157,9 @@ pub struct ModelCard {
     pub context_length_tokens: u32,
     /// Tokens per KV block.
     pub kv_block_size: NonZeroU32,
+    /// Data-parallel ranks inside the instance, at least 1. Instances of one model may differ in it.
+    #[serde(default = "one_rank")]
+    pub data_parallel_size: u32,
     /// Token ids are below this, where known.
     #[serde(default)]
     pub vocab_size: Option<NonZeroU32>,
@@ -156,7 +171,7 @@ pub struct ModelCard {
     /// The reasoning parser by name.
     #[serde(default)]
     pub reasoning_parser: Option<String>,
-    /// How often a request may move to another instance.
+    /// How often a request may move to another instance; 0 for never.
     #[serde(default)]
     pub migration_limit: u32,
     /// Files a frontend needs.
@@ -165,6 +180,10 @@ pub struct ModelCard {
     /// The operator's own metadata.
     #[serde(default)]
     pub user_data: Value,
+}
+
+const fn one_rank() -> u32 {
+    1
 }
 
 impl ModelCard {
@@ -186,13 +205,24 @@ impl ModelCard {
             role: Role::default(),
             context_length_tokens: config.context_length_tokens,
             kv_block_size: config.kv_block_size.unwrap_or(DEFAULT_KV_BLOCK_SIZE),
+            data_parallel_size: config.data_parallel_size,
             vocab_size: config.vocab_size,
             capabilities: config.capabilities.clone(),
             tool_parser: None,
             reasoning_parser: None,
-            migration_limit: 0,
+            migration_limit: DEFAULT_MIGRATION_LIMIT,
             artifacts: Vec::new(),
             user_data: Value::Null,
+        }
+    }
+
+    /// The same, without what instances of one model may differ in: their role and their ranks.
+    #[must_use]
+    pub fn in_common(&self) -> Self {
+        Self {
+            role: Role::default(),
+            data_parallel_size: one_rank(),
+            ..self.clone()
         }
     }
 
@@ -207,6 +237,39 @@ impl ModelCard {
             context_length_tokens: self.context_length_tokens,
         };
         bounds.check(request)
+    }
+
+    /// Checks number and sizes of the artifacts. A worker does before it publishes the card, and a frontend before it
+    /// fetches a byte: what a card says is its worker's word alone.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the field `artifacts`, naming the artifact and the limit.
+    pub fn check_artifacts(&self) -> Result<(), EngineError> {
+        let bad = |problem| {
+            Err(EngineError::invalid_argument(
+                At::other("artifacts"),
+                problem,
+            ))
+        };
+        if self.artifacts.len() > MAX_ARTIFACTS {
+            let count = self.artifacts.len();
+            return bad(format!("are {count}, and a model may have {MAX_ARTIFACTS}"));
+        }
+        let mut all = 0_u64;
+        for ArtifactRef { name, size, .. } in &self.artifacts {
+            if *size > MAX_ARTIFACT_BYTES {
+                return bad(format!(
+                    "has {name:.64} of {size} bytes, and one may have {MAX_ARTIFACT_BYTES}"
+                ));
+            }
+            all += size;
+        }
+        if all > MAX_ARTIFACTS_BYTES {
+            return bad(format!(
+                "have {all} bytes together, and a model's may have {MAX_ARTIFACTS_BYTES}"
+            ));
+        }
+        Ok(())
     }
 
     /// Whether the model takes prompt token ids; otherwise its engine templates and tokenizes by itself.

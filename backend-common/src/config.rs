@@ -7,8 +7,11 @@ use std::num::NonZeroU32;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Role;
-use crate::error::{EngineError, ErrorKind};
+use crate::error::{At, EngineError, ErrorKind, RequestField};
 use crate::request::{GenerateRequest, GuidedDecoding, Input, SamplingOptions, TokenId};
+
+/// The most data-parallel ranks of an instance.
+pub const MAX_DATA_PARALLEL_SIZE: u32 = 1024;
 
 /// What an engine is once it started.
 ///
@@ -33,11 +36,12 @@ pub struct EngineConfig {
     pub kv_block_size: Option<NonZeroU32>,
     /// KV blocks in all.
     pub kv_total_blocks: Option<u64>,
-    /// Sequences the engine runs at once.
+    /// Sequences the engine runs at once; others wait or are refused as `Overloaded`. One that runs only a few says so, for
+    /// a Worker would send it more.
     pub max_num_seqs: Option<u32>,
     /// Tokens the engine takes in one step.
     pub max_num_batched_tokens: Option<u32>,
-    /// Data-parallel ranks inside the instance, at least 1.
+    /// Data-parallel ranks inside the instance, from 1 to [`MAX_DATA_PARALLEL_SIZE`].
     pub data_parallel_size: u32,
     /// What the engine can do.
     pub capabilities: Capabilities,
@@ -91,12 +95,15 @@ impl EngineConfig {
             ("context_length_tokens", "must be at least 1")
         } else if self.capabilities.inputs.is_empty() {
             ("capabilities.inputs", "declare at least one kind of input")
-        } else if self.data_parallel_size == 0 {
-            ("data_parallel_size", "must be at least 1")
+        } else if !(1..=MAX_DATA_PARALLEL_SIZE).contains(&self.data_parallel_size) {
+            ("data_parallel_size", "must be between 1 and 1024")
         } else {
             return Ok(());
         };
-        Err(EngineError::invalid_argument(problem.0, problem.1))
+        Err(EngineError::invalid_argument(
+            At::other(problem.0),
+            problem.1,
+        ))
     }
 
     /// Checks a request against ranges, capabilities, vocabulary and context, before the engine sees it.
@@ -112,7 +119,7 @@ impl EngineConfig {
         bounds.check(request)?;
         match request.data_parallel_rank {
             Some(rank) if rank >= self.data_parallel_size => Err(EngineError::invalid_argument(
-                "data_parallel_rank",
+                RequestField::DataParallelRank,
                 format!(
                     "must be below {}, the engine's number of ranks, got {rank}",
                     self.data_parallel_size
@@ -134,15 +141,15 @@ impl Bounds<'_> {
     pub(crate) fn check(&self, request: &GenerateRequest) -> Result<(), EngineError> {
         request.validate()?;
         self.capabilities.check(request)?;
-        self.check_vocabulary("stop_token_ids", &request.stop.stop_token_ids)?;
-        self.check_vocabulary("logit_bias", request.sampling.logit_bias.keys())?;
+        self.check_vocabulary(RequestField::StopTokenIds, &request.stop.stop_token_ids)?;
+        self.check_vocabulary(RequestField::LogitBias, request.sampling.logit_bias.keys())?;
         let prompts: &[Vec<TokenId>] = match &request.input {
-            Input::Tokens(tokens) => std::slice::from_ref(tokens),
+            Input::Tokens(tokens) => std::slice::from_ref(&**tokens),
             Input::Embed(inputs) => inputs,
             Input::Text(_) | Input::Chat(_) => &[],
         };
         for prompt in prompts {
-            self.check_vocabulary("prompt", prompt)?;
+            self.check_vocabulary(RequestField::Prompt, prompt)?;
             self.check_context(prompt.len(), matches!(request.input, Input::Embed(_)))?;
         }
         Ok(())
@@ -151,7 +158,7 @@ impl Bounds<'_> {
     /// The model's own end-of-sequence ids are not looked at: no client gave them.
     fn check_vocabulary<'t>(
         &self,
-        field: &str,
+        field: RequestField,
         tokens: impl IntoIterator<Item = &'t TokenId>,
     ) -> Result<(), EngineError> {
         let Some(vocab_size) = self.vocab_size else {
@@ -180,7 +187,8 @@ impl Bounds<'_> {
             "the prompt has {prompt_tokens} tokens, but the model's context holds {context} with the answer; \
              shorten the prompt"
         );
-        Err(EngineError::new(ErrorKind::ContextLengthExceeded, message).with_field("prompt"))
+        Err(EngineError::new(ErrorKind::ContextLengthExceeded, message)
+            .with_at(RequestField::Prompt))
     }
 }
 
@@ -253,12 +261,17 @@ pub struct Capabilities {
     pub prompt_logprobs: bool,
     /// Kinds of grammar.
     pub guided: BTreeSet<GuidedKind>,
+    /// Whether an input of text is the whole body of a request of OpenAI's API, as its client sent it, and each text of the
+    /// answer one JSON object of that API: the answer where it is not streamed, else an event. Frontends pass both through.
+    pub whole_bodies: bool,
     /// Whether `priority` is honoured.
     pub priority: bool,
     /// Whether LoRA adapters are served.
     pub adapters: bool,
     /// Whether the engine publishes KV events.
     pub kv_events: bool,
+    /// Whether it also publishes those of each data-parallel rank alone, where it has several.
+    pub kv_ranks: bool,
     /// Whether a request may go on from another instance's tokens with the same result.
     pub resume: bool,
     /// Whether all the engine's waits follow `tokio::time`, so that tests may pause the clock.
@@ -322,6 +335,18 @@ impl Capabilities {
         self
     }
 
+    /// Whether an instance can play `role`.
+    #[must_use]
+    pub fn plays(&self, role: Role) -> bool {
+        self.roles.contains(&role) || (self.roles.is_empty() && role == Role::Aggregated)
+    }
+
+    /// Whether prefill and decode can be done apart.
+    #[must_use]
+    pub fn can_be_apart(&self) -> bool {
+        self.plays(Role::Prefill) && self.plays(Role::Decode)
+    }
+
     /// Refuses what is asked for and not declared.
     ///
     /// # Errors
@@ -334,7 +359,7 @@ impl Capabilities {
             Input::Embed(_) => InputKind::Embed,
         };
         if !self.inputs.contains(&input) {
-            return Err(undeclared("input", "this kind of input"));
+            return Err(undeclared(RequestField::Prompt, "this kind of input"));
         }
         self.check_sampling(&request.sampling)?;
         if let Some(guided) = &request.guided {
@@ -343,9 +368,9 @@ impl Capabilities {
         match request.output.logprobs {
             Some(asked) if self.max_logprobs.is_none_or(|max| asked > max) => {
                 return Err(match self.max_logprobs {
-                    None => undeclared("logprobs", "log probabilities"),
+                    None => undeclared(RequestField::Logprobs, "log probabilities"),
                     Some(max) => EngineError::invalid_argument(
-                        "logprobs",
+                        RequestField::Logprobs,
                         format!("this engine gives at most {max}, got {asked}"),
                     ),
                 });
@@ -354,19 +379,19 @@ impl Capabilities {
         }
         if request.output.prompt_logprobs.is_some() && !self.prompt_logprobs {
             return Err(undeclared(
-                "prompt_logprobs",
+                RequestField::PromptLogprobs,
                 "log probabilities of the prompt",
             ));
         }
         if request.priority != 0 && !self.priority {
-            return Err(undeclared("priority", "priorities"));
+            return Err(undeclared(RequestField::Priority, "priorities"));
         }
         if request.adapter.is_some() && !self.adapters {
-            return Err(undeclared("adapter", "LoRA adapters"));
+            return Err(undeclared(RequestField::Adapter, "LoRA adapters"));
         }
         if request.resumed_tokens != 0 && !self.resume {
             return Err(undeclared(
-                "resumed_tokens",
+                RequestField::ResumedTokens,
                 "going on from another instance's tokens",
             ));
         }
@@ -378,60 +403,71 @@ impl Capabilities {
         let asked = [
             (
                 Opt::Temperature,
-                "temperature",
+                RequestField::Temperature,
                 sampling.temperature.is_some(),
             ),
-            (Opt::TopP, "top_p", sampling.top_p.is_some_and(|p| p != 1.0)),
-            (Opt::TopK, "top_k", sampling.top_k.is_some()),
-            (Opt::MinP, "min_p", sampling.min_p.is_some_and(|p| p != 0.0)),
+            (
+                Opt::TopP,
+                RequestField::TopP,
+                sampling.top_p.is_some_and(|p| p != 1.0),
+            ),
+            (Opt::TopK, RequestField::TopK, sampling.top_k.is_some()),
+            (
+                Opt::MinP,
+                RequestField::MinP,
+                sampling.min_p.is_some_and(|p| p != 0.0),
+            ),
             (
                 Opt::PresencePenalty,
-                "presence_penalty",
+                RequestField::PresencePenalty,
                 sampling.presence_penalty.is_some_and(|p| p != 0.0),
             ),
             (
                 Opt::FrequencyPenalty,
-                "frequency_penalty",
+                RequestField::FrequencyPenalty,
                 sampling.frequency_penalty.is_some_and(|p| p != 0.0),
             ),
             (
                 Opt::RepetitionPenalty,
-                "repetition_penalty",
+                RequestField::RepetitionPenalty,
                 sampling.repetition_penalty.is_some_and(|p| p != 1.0),
             ),
             (
                 Opt::LogitBias,
-                "logit_bias",
+                RequestField::LogitBias,
                 !sampling.logit_bias.is_empty(),
             ),
-            (Opt::Seed, "seed", sampling.seed.is_some()),
+            (Opt::Seed, RequestField::Seed, sampling.seed.is_some()),
         ];
         match asked
             .iter()
             .find(|(option, _, is_asked)| *is_asked && !self.sampling.contains(option))
         {
-            Some((_, field, _)) => Err(undeclared(field, "it")),
+            Some((_, field, _)) => Err(undeclared(*field, "it")),
             None => Ok(()),
         }
     }
 
     fn check_guided(&self, guided: &GuidedDecoding) -> Result<(), EngineError> {
-        let (kind, field) = match guided {
-            GuidedDecoding::JsonObject => (GuidedKind::JsonObject, "response_format"),
-            GuidedDecoding::JsonSchema(_) => (GuidedKind::JsonSchema, "response_format"),
-            GuidedDecoding::Regex(_) => (GuidedKind::Regex, "guided_regex"),
-            GuidedDecoding::Choice(_) => (GuidedKind::Choice, "guided_choice"),
-            GuidedDecoding::Grammar(_) => (GuidedKind::Grammar, "guided_grammar"),
+        let kind = match guided {
+            GuidedDecoding::JsonObject => GuidedKind::JsonObject,
+            GuidedDecoding::JsonSchema(_) => GuidedKind::JsonSchema,
+            GuidedDecoding::Regex(_) => GuidedKind::Regex,
+            GuidedDecoding::Choice(_) => GuidedKind::Choice,
+            GuidedDecoding::Grammar(_) => GuidedKind::Grammar,
         };
         if self.guided.contains(&kind) {
             Ok(())
         } else {
-            Err(undeclared(field, "this kind of guided decoding"))
+            Err(undeclared(
+                RequestField::Guided,
+                "this kind of guided decoding",
+            ))
         }
     }
 }
 
-fn undeclared(field: &str, what: &str) -> EngineError {
+fn undeclared(field: RequestField, what: &str) -> EngineError {
     EngineError::unsupported(
         field,
         format!("this model's engine does not support {what}; leave the field out"),
@@ -468,16 +504,16 @@ mod tests {
             ("seed", |r| r.sampling.seed = Some(1)),
             ("logprobs", |r| r.output.logprobs = Some(0)),
             ("prompt_logprobs", |r| r.output.prompt_logprobs = Some(0)),
-            ("response_format", |r| {
-                r.guided = Some(GuidedDecoding::JsonObject)
+            ("guided", |r| {
+                r.guided = Some(GuidedDecoding::JsonObject.into())
             }),
-            ("guided_regex", |r| {
-                r.guided = Some(GuidedDecoding::Regex(".".into()))
+            ("guided", |r| {
+                r.guided = Some(GuidedDecoding::Regex(".".into()).into())
             }),
             ("priority", |r| r.priority = 1),
             ("adapter", |r| r.adapter = Some("a".into())),
             ("resumed_tokens", |r| r.resumed_tokens = 1),
-            ("input", |r| r.input = Input::Text("x".into())),
+            ("prompt", |r| r.input = Input::Text("x".into())),
         ];
         config.check(&request()).unwrap();
         for (field, ask) in cases {
@@ -485,7 +521,7 @@ mod tests {
             ask(&mut request);
             let error = config.check(&request).unwrap_err();
             assert_eq!(
-                (error.kind(), error.details().field.as_deref()),
+                (error.kind(), error.at().map(|at| at.name())),
                 (ErrorKind::Unsupported, Some(*field))
             );
         }
@@ -520,7 +556,7 @@ mod tests {
         type Ask = fn(&mut GenerateRequest, TokenId);
         let asks: [(&str, Ask); 2] = [
             ("stop_token_ids", |request, token| {
-                request.stop.stop_token_ids = vec![1, token];
+                request.stop.stop_token_ids = [1, token].into();
             }),
             ("logit_bias", |request, token| {
                 request.sampling.logit_bias = [(1, 1.0), (token, 1.0)].into();
@@ -531,14 +567,14 @@ mod tests {
         let known = unknown.clone().with_vocab_size(10);
         for (field, ask) in asks {
             let mut request = request();
-            request.stop.eos_token_ids = vec![10];
+            request.stop.eos_token_ids = [10].into();
             ask(&mut request, 9);
             known.check(&request).unwrap();
             ask(&mut request, 10);
             unknown.check(&request).unwrap();
             let error = known.check(&request).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-            assert_eq!(error.details().field.as_deref(), Some(field));
+            assert_eq!(error.at().map(|at| at.name()), Some(field));
             assert!(error.message().contains("token id 10 "), "{error}");
         }
     }
@@ -552,7 +588,7 @@ mod tests {
         config.check(&request).unwrap();
         request.data_parallel_rank = Some(2);
         let error = config.check(&request).unwrap_err();
-        assert_eq!(error.details().field.as_deref(), Some("data_parallel_rank"));
+        assert_eq!(error.at().map(|at| at.name()), Some("data_parallel_rank"));
     }
 
     #[test]

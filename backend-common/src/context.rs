@@ -3,10 +3,12 @@
 //! One cancellation per request, in a tree: the frontend owns the root, every station below works on a child, so that
 //! cancelling above reaches everything below and cancelling below stays there. Cloning shares.
 
+mod explanation;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +16,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{EngineError, ErrorKind};
+
+pub use self::explanation::{Explanation, MAX_DECISIONS};
 
 /// Why a request was cancelled. The first reason stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -126,6 +130,7 @@ pub struct RequestContext {
     cancel: Arc<CancelNode>,
     deadline: Option<Instant>,
     prompt_tokens: u32,
+    explanation: Option<Explanation>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -133,16 +138,28 @@ struct Meta {
     id: String,
     trace: Option<TraceContext>,
     headers: BTreeMap<String, String>,
+    affinity: Option<String>,
 }
 
 struct CancelNode {
     token: CancellationToken,
     /// 0 for none, else 1 + the index in `CancelReason::ALL`.
     reason: AtomicU8,
+    /// How often it, or what became of it below, moved to another instance.
+    moves: AtomicU32,
     parent: Option<Arc<CancelNode>>,
 }
 
 impl CancelNode {
+    fn new(token: CancellationToken, parent: Option<Arc<Self>>) -> Self {
+        Self {
+            token,
+            reason: AtomicU8::new(0),
+            moves: AtomicU32::new(0),
+            parent,
+        }
+    }
+
     fn reason(&self) -> Option<CancelReason> {
         match usize::from(self.reason.load(Ordering::Acquire)).checked_sub(1) {
             Some(index) => CancelReason::ALL.get(index).copied(),
@@ -155,11 +172,7 @@ impl RequestContext {
     /// A context that nothing else cancels. `id` must be unique among the requests in flight.
     #[must_use]
     pub fn new(id: impl Into<String>) -> Self {
-        let cancel = CancelNode {
-            token: CancellationToken::new(),
-            reason: AtomicU8::new(0),
-            parent: None,
-        };
+        let cancel = CancelNode::new(CancellationToken::new(), None);
         Self {
             meta: Arc::new(Meta {
                 id: id.into(),
@@ -168,6 +181,7 @@ impl RequestContext {
             cancel: Arc::new(cancel),
             deadline: None,
             prompt_tokens: 0,
+            explanation: None,
         }
     }
 
@@ -206,6 +220,20 @@ impl RequestContext {
         self
     }
 
+    /// Sets what the request has in common with others that are best served by the same instance. It stays in this process.
+    #[must_use]
+    pub fn with_affinity(mut self, key: impl Into<String>) -> Self {
+        Arc::make_mut(&mut self.meta).affinity = Some(key.into());
+        self
+    }
+
+    /// Asks those who route the request to say how. It stays in this process.
+    #[must_use]
+    pub fn with_explanation(mut self, explanation: Explanation) -> Self {
+        self.explanation = Some(explanation);
+        self
+    }
+
     /// Sets the number of prompt tokens, from which `output::stream` and `output::channel` fill in the usage.
     /// The Worker's adapter does this; engines called without a Worker do it themselves.
     #[must_use]
@@ -217,11 +245,8 @@ impl RequestContext {
     /// The same request seen by the next station: cancelled with this one, or alone.
     #[must_use]
     pub fn child(&self) -> Self {
-        let cancel = CancelNode {
-            token: self.cancel.token.child_token(),
-            reason: AtomicU8::new(0),
-            parent: Some(Arc::clone(&self.cancel)),
-        };
+        let parent = Arc::clone(&self.cancel);
+        let cancel = CancelNode::new(self.cancel.token.child_token(), Some(parent));
         Self {
             cancel: Arc::new(cancel),
             ..self.clone()
@@ -337,6 +362,33 @@ impl RequestContext {
         &self.meta.headers
     }
 
+    /// What the request has in common with others that are best served by the same instance.
+    #[must_use]
+    pub fn affinity(&self) -> Option<&str> {
+        self.meta.affinity.as_deref()
+    }
+
+    /// Where those who route the request say how; `None` when nobody asks.
+    #[must_use]
+    pub fn explanation(&self) -> Option<&Explanation> {
+        self.explanation.as_ref()
+    }
+
+    /// Notes that the request moved to another instance, for whoever holds this context or one above.
+    pub fn note_move(&self) {
+        let mut node = Some(&self.cancel);
+        while let Some(here) = node {
+            here.moves.fetch_add(1, Ordering::Relaxed);
+            node = here.parent.as_ref();
+        }
+    }
+
+    /// How often the request moved to another instance, its choices together.
+    #[must_use]
+    pub fn moves(&self) -> u32 {
+        self.cancel.moves.load(Ordering::Relaxed)
+    }
+
     /// The number of prompt tokens, as the adapter counted them; 0 when it could not.
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {
@@ -378,6 +430,29 @@ mod tests {
             ctx.with_deadline(now + Duration::from_secs(9)).deadline(),
             Some(early)
         );
+    }
+
+    #[test]
+    fn a_move_is_seen_above_and_not_beside() {
+        let root = RequestContext::new("r");
+        let (one, other) = (root.sibling(0), root.sibling(1));
+        one.sibling(1).note_move();
+        assert_eq!((root.moves(), one.moves(), other.moves()), (1, 1, 0));
+    }
+
+    #[test]
+    fn decisions_reach_whoever_asked_up_to_a_limit() {
+        let explanation = Explanation::default();
+        let ctx = RequestContext::new("r").with_explanation(explanation.clone());
+        let below = ctx.sibling(1).detached();
+        for decision in 0..2 * MAX_DECISIONS {
+            if let Some(explanation) = below.explanation() {
+                explanation.add(decision.into());
+            }
+        }
+        let decisions = explanation.decisions();
+        assert_eq!(decisions.len(), MAX_DECISIONS);
+        assert_eq!(decisions.first(), Some(&0.into()));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::error::EngineError;
+use crate::error::{At, EngineError};
 
 /// How deep an engine sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -134,5 +134,8 @@ pub trait EngineControls: Send + Sync {
 
 /// The error for an ability an engine does not have.
 pub(crate) fn missing(op: &str) -> EngineError {
-    EngineError::unsupported("op", format!("this engine does not support {op}"))
+    EngineError::unsupported(
+        At::other("op"),
+        format!("this engine does not support {op}"),
+    )
 }

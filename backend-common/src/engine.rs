@@ -10,7 +10,10 @@ use crate::handles::{HealthReporter, LoadPublisher, MetricsRegistry, ProgressRep
 use crate::kv::KvEventPublisher;
 use crate::output::OutputStream;
 use crate::request::GenerateRequest;
+use crate::transfer::KvTransfers;
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -21,34 +24,7 @@ use serde::{Deserialize, Serialize};
 /// Construction is cheap and without side effects; heavy work belongs in [`start`](Self::start).
 ///
 /// # Examples
-/// ```
-/// use async_trait::async_trait;
-/// use genset_backend_common::output::{self, Finish, OutputStream};
-/// use genset_backend_common::{EngineConfig, EngineError, GenerateRequest, LLMEngine, RequestContext, StartContext};
-///
-/// struct Zeros;
-///
-/// #[async_trait]
-/// impl LLMEngine for Zeros {
-///     async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-///         Ok(EngineConfig::new("zeros", 2048))
-///     }
-///
-///     async fn generate(&self, request: GenerateRequest, ctx: RequestContext) -> Result<OutputStream, EngineError> {
-///         let max_tokens = request.stop.max_tokens.unwrap_or(16);
-///         Ok(output::stream(ctx, move |out| async move {
-///             for _ in 0..max_tokens {
-///                 out.token(0).await?;
-///             }
-///             Ok(Finish::length())
-///         }))
-///     }
-///
-///     async fn cleanup(&self) -> Result<(), EngineError> {
-///         Ok(())
-///     }
-/// }
-/// ```
+#[doc = concat!("```\n", include_str!("../doc/zeros.rs"), "```")]
 #[async_trait]
 pub trait LLMEngine: Send + Sync + 'static {
     /// Loads the model and says what it can do. Called once. When it returns `Ok`, `generate` is ready for concurrent
@@ -67,7 +43,11 @@ pub trait LLMEngine: Send + Sync + 'static {
     /// - Exactly one terminal item, nothing after it.
     /// - Usage agrees with the tokens streamed and with the prompt's length, also when cancelled.
     /// - When `ctx` is cancelled, a `Cancelled` terminal follows soon.
-    /// - Dropping the stream, at any point, frees whatever the request held.
+    /// - Dropping the stream, at any point, frees whatever the request held, soon.
+    /// - A request that is refused, at once or by an error in its stream, holds nothing from then on, whatever it had been given.
+    ///
+    /// "Soon" is what the step under way takes, and a few more: at most 2 s or ten times what the engine takes for a token,
+    /// whichever is longer.
     ///
     /// # Errors
     /// A typed refusal before any token: `Overloaded`, `InvalidArgument`, `NotFound`, `EngineShutdown` when not started.
@@ -115,10 +95,43 @@ pub enum Role {
     /// Prefill and decode in one instance.
     #[default]
     Aggregated,
-    /// Prefill only: one token, and transfer parameters in the terminal.
+    /// Prefill only: one token, and transfer parameters in the terminal. What ends with its first token has none.
     Prefill,
-    /// Decode only: takes the transfer parameters of a prefill instance.
+    /// Decode only: takes the transfer parameters of a prefill instance, and answers all of it, the first token included.
+    /// Where they say that [nobody holds blocks](crate::TransferParams::none), it computes the prompt itself.
     Decode,
+}
+
+impl Role {
+    /// Every role.
+    pub const ALL: [Self; 3] = [Self::Aggregated, Self::Prefill, Self::Decode];
+
+    /// The name in flags, in cards and in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Aggregated => "aggregated",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Role {
+    type Err = String;
+
+    /// Reads a name, or `agg` for the first.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::ALL.into_iter().find(|role| role.name() == text);
+        let role = named.or((text == "agg").then_some(Self::Aggregated));
+        role.ok_or_else(|| format!("{text:?} is none of aggregated (or agg), prefill, decode"))
+    }
 }
 
 /// What an engine is handed at start. Keep the handles it needs; dropping the others costs nothing.
@@ -132,6 +145,8 @@ pub struct StartContext {
     pub metrics: MetricsRegistry,
     /// Where the engine publishes the changes of its prefix cache.
     pub kv_events: KvEventPublisher,
+    /// How KV blocks get to and from other workers.
+    pub kv_transfers: KvTransfers,
     /// Where the engine publishes how busy it is.
     pub load: LoadPublisher,
     /// Where the engine says how far loading is.
@@ -149,6 +164,7 @@ impl StartContext {
             role: Role::default(),
             metrics: MetricsRegistry::default(),
             kv_events: KvEventPublisher::default(),
+            kv_transfers: KvTransfers::new(worker_id),
             load: LoadPublisher::default(),
             progress: ProgressReporter::default(),
             health: HealthReporter::default(),

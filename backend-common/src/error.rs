@@ -4,12 +4,17 @@
 //! client may retry, and whether a request may move to another instance; [`ErrorKind::policy`] is that table.
 //! Engines build errors, the frontend renders them, routers read their policy.
 
+mod at;
+
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use at::WireAt;
 use serde::{Deserialize, Serialize};
+
+pub use at::{At, RequestField};
 
 /// What went wrong, from a closed set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -123,31 +128,61 @@ impl fmt::Display for ErrorKind {
 
 /// Facts about an error that a program may read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(from = "WireDetails", into = "WireDetails")]
 pub struct ErrorDetails {
-    /// The request field at fault, as the client spells it (`sampling.temperature`).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub field: Option<String>,
+    /// What is at fault, where one thing is.
+    pub at: Option<At>,
     /// How long a client should wait before it tries again.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<Duration>,
     /// The request the error belongs to.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
+}
+
+/// [`ErrorDetails`] as they travel.
+#[derive(Serialize, Deserialize)]
+struct WireDetails {
+    #[serde(flatten)]
+    at: WireAt,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retry_after: Option<Duration>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    request_id: Option<String>,
+}
+
+impl From<ErrorDetails> for WireDetails {
+    fn from(details: ErrorDetails) -> Self {
+        Self {
+            at: details.at.into(),
+            retry_after: details.retry_after,
+            request_id: details.request_id,
+        }
+    }
+}
+
+impl From<WireDetails> for ErrorDetails {
+    fn from(details: WireDetails) -> Self {
+        Self {
+            at: details.at.into(),
+            retry_after: details.retry_after,
+            request_id: details.request_id,
+        }
+    }
 }
 
 /// The error of every call that crosses a crate border.
 ///
 /// Cheap to clone. The message is for the client: it says what is wrong and what to do, and never holds prompt text.
-/// The source, if any, is for the operator's log.
+/// [`At`] says what it is about; `Display` joins the two. The source, if any, is for the operator's log.
 ///
 /// # Examples
 /// ```
-/// use genset_backend_common::{EngineError, ErrorKind};
+/// use genset_backend_common::{At, EngineError, ErrorKind, RequestField};
 ///
-/// let error = EngineError::invalid_argument("temperature", "must be between 0 and 2, got -3");
+/// let error = EngineError::invalid_argument(RequestField::Temperature, "must be between 0 and 2, got -3");
 /// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 /// assert_eq!(error.policy().http_status, 400);
+/// assert_eq!(error.at(), Some(&At::Request(RequestField::Temperature)));
+/// assert_eq!(error.message(), "must be between 0 and 2, got -3");
 /// assert_eq!(error.to_string(), "temperature: must be between 0 and 2, got -3");
 /// ```
 #[derive(Clone)]
@@ -178,16 +213,16 @@ impl EngineError {
         }
     }
 
-    /// [`ErrorKind::InvalidArgument`], naming the request field at fault. The message becomes `field: problem`.
+    /// [`ErrorKind::InvalidArgument`], with what is at fault. The problem goes on from its name: "must be at least 1".
     #[must_use]
-    pub fn invalid_argument(field: &str, problem: impl fmt::Display) -> Self {
-        Self::new(ErrorKind::InvalidArgument, format!("{field}: {problem}")).with_field(field)
+    pub fn invalid_argument(at: impl Into<At>, problem: impl fmt::Display) -> Self {
+        Self::new(ErrorKind::InvalidArgument, problem.to_string()).with_at(at)
     }
 
-    /// [`ErrorKind::Unsupported`], naming the request field that asks for the missing ability.
+    /// [`ErrorKind::Unsupported`], with what asks for the missing ability. The problem goes on from its name.
     #[must_use]
-    pub fn unsupported(field: &str, problem: impl fmt::Display) -> Self {
-        Self::new(ErrorKind::Unsupported, format!("{field}: {problem}")).with_field(field)
+    pub fn unsupported(at: impl Into<At>, problem: impl fmt::Display) -> Self {
+        Self::new(ErrorKind::Unsupported, problem.to_string()).with_at(at)
     }
 
     /// [`ErrorKind::NotFound`].
@@ -208,10 +243,10 @@ impl EngineError {
         Self::new(ErrorKind::Internal, message)
     }
 
-    /// Names the request field at fault.
+    /// Says what is at fault.
     #[must_use]
-    pub fn with_field(mut self, field: impl Into<String>) -> Self {
-        self.inner.details.field = Some(field.into());
+    pub fn with_at(mut self, at: impl Into<At>) -> Self {
+        self.inner.details.at = Some(at.into());
         self
     }
 
@@ -255,7 +290,13 @@ impl EngineError {
         self.inner.kind.policy()
     }
 
-    /// The message for the client.
+    /// What is at fault, where one thing is.
+    #[must_use]
+    pub fn at(&self) -> Option<&At> {
+        self.inner.details.at.as_ref()
+    }
+
+    /// The problem alone, for the client; [`Self::at`] is not a part of it.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.inner.message
@@ -286,6 +327,9 @@ impl fmt::Debug for EngineError {
 
 impl fmt::Display for EngineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(at) = self.at() {
+            write!(f, "{at}: ")?;
+        }
         f.write_str(&self.inner.message)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::{Metric, Registry};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -35,6 +35,8 @@ pub const LATENCY_BUCKETS_S: [f64; 18] = [
 #[derive(Clone, Default)]
 pub struct MetricsRegistry {
     registry: Arc<Mutex<Registry>>,
+    /// What only those who run the process may see.
+    private: Arc<Mutex<Registry>>,
 }
 
 impl MetricsRegistry {
@@ -43,16 +45,35 @@ impl MetricsRegistry {
         self.registry.lock().register(name, help, metric);
     }
 
+    /// As [`register`](Self::register), for a metric whose labels name clients: it is shown where operators look, and not
+    /// on ports for everybody.
+    pub fn register_private(&self, name: &str, help: &str, metric: impl Metric) {
+        self.private.lock().register(name, help, metric);
+    }
+
     /// Registers metrics that are put together whenever they are read.
     pub fn register_collector(&self, collector: impl Collector) {
         self.registry.lock().register_collector(Box::new(collector));
     }
 
-    /// Every metric in the OpenMetrics text format.
+    /// Every metric in the OpenMetrics text format, for those who run the process.
     #[must_use]
     pub fn encode(&self) -> String {
+        Self::text(&[&self.registry, &self.private])
+    }
+
+    /// As [`encode`](Self::encode), without the private ones: for everybody.
+    #[must_use]
+    pub fn encode_public(&self) -> String {
+        Self::text(&[&self.registry])
+    }
+
+    fn text(registries: &[&Mutex<Registry>]) -> String {
         let mut text = String::new();
-        if encode(&mut text, &self.registry.lock()).is_err() {
+        let encoded = registries
+            .iter()
+            .try_for_each(|registry| encode_registry(&mut text, &registry.lock()));
+        if encoded.and_then(|()| encode_eof(&mut text)).is_err() {
             // Writing to a String fails only if a metric's own encoder does.
             tracing::error!("a metric could not be encoded; /metrics is cut short");
         }
@@ -78,6 +99,14 @@ pub struct Load {
     pub kv_used_blocks: u64,
     /// KV blocks in all; 0 when the engine has none.
     pub kv_total_blocks: u64,
+    /// KV events published so far, of all ranks together where each has its own. The Worker fills it in.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub kv_events: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Requests that a Worker's admission knows of.

@@ -20,25 +20,35 @@ pub mod output;
 pub mod ports;
 mod request;
 mod state;
+mod transfer;
 pub mod wire;
 pub mod worker;
 
 pub use async_trait::async_trait;
 pub use prometheus_client as prometheus;
 
-pub use card::{Artifact, ArtifactRef, DEFAULT_KV_BLOCK_SIZE, EndpointType, ModelCard};
-pub use config::{Capabilities, EngineConfig, GuidedKind, InputKind, SamplingOption};
-pub use context::{CancelReason, RequestContext, TraceContext};
+pub use card::{
+    Artifact, ArtifactRef, DEFAULT_KV_BLOCK_SIZE, DEFAULT_MIGRATION_LIMIT, EndpointType,
+    MAX_ARTIFACT_BYTES, MAX_ARTIFACTS, MAX_ARTIFACTS_BYTES, ModelCard,
+};
+pub use config::{
+    Capabilities, EngineConfig, GuidedKind, InputKind, MAX_DATA_PARALLEL_SIZE, SamplingOption,
+};
+pub use context::{CancelReason, Explanation, MAX_DECISIONS, RequestContext, TraceContext};
 pub use controls::{Adapter, ControlReply, ControlRequest, EngineControls, SleepLevel};
 pub use engine::{DrainContext, LLMEngine, Role, StartContext};
-pub use error::{EngineError, ErrorDetails, ErrorKind, ErrorPolicy};
+pub use error::{At, EngineError, ErrorDetails, ErrorKind, ErrorPolicy, RequestField};
 pub use handles::{
     Admitted, HealthReporter, LATENCY_BUCKETS_S, Load, LoadPublisher, MetricsRegistry, Progress,
     ProgressReporter,
 };
 pub use output::{Finish, FinishReason, Output, OutputStream};
 pub use request::{
-    ChatInput, GenerateRequest, GuidedDecoding, Input, OutputOptions, SamplingOptions,
-    StopConditions, TokenId, TransferParams,
+    ChatInput, GenerateRequest, GuidedDecoding, Input, MAX_CACHE_SALT_BYTES, OutputOptions,
+    SamplingOptions, Shared, StopConditions, TokenId,
 };
 pub use state::EngineState;
+pub use transfer::{
+    Held, KvAddress, KvBytes, KvCarrier, KvHolds, KvSource, KvTransfers, LocalKvCarrier,
+    TransferParams, receiving,
+};

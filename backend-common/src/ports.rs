@@ -14,6 +14,7 @@ use crate::handles::{Admitted, LoadPublisher};
 use crate::kv::KvEventPublisher;
 use crate::output::OutputStream;
 use crate::request::GenerateRequest;
+use crate::transfer::KvTransfers;
 
 /// Anything that answers a request with tokens: a Worker, a client of many instances, a router. They stack.
 #[async_trait]
@@ -57,6 +58,8 @@ pub struct Offer {
     pub control: Arc<dyn Control>,
     /// The changes of the engine's prefix cache.
     pub kv_events: KvEventPublisher,
+    /// How KV blocks get to and from other workers; for the registrar to connect.
+    pub kv_transfers: KvTransfers,
     /// How busy the engine is.
     pub load: LoadPublisher,
     /// How many requests were let to it, and wait for that.

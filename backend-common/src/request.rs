@@ -3,19 +3,28 @@
 //! The frontend builds it, the Worker's adapter checks it against what the engine declares, the engine reads it.
 //! One request is one sequence: a client's `n` becomes `n` requests before it gets here.
 
+mod shared;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::error::EngineError;
+pub use shared::Shared;
+
+use crate::error::{EngineError, RequestField};
+use crate::transfer::TransferParams;
 
 /// A token's id in the model's vocabulary, in `0..vocab_size`.
 pub type TokenId = u32;
 
+/// The longest [`GenerateRequest::cache_salt`], in bytes.
+pub const MAX_CACHE_SALT_BYTES: usize = 256;
+
 /// One sequence to generate, or one batch of inputs to embed.
 ///
-/// Build it with [`GenerateRequest::from_tokens`] (or `from_text`, `from_chat`) and set the fields that differ.
+/// Build it with [`GenerateRequest::from_tokens`] (or `from_text`, `from_chat`) and set the fields that differ. A clone
+/// costs the same however long the prompt is: what may be large is [`Shared`].
 ///
 /// # Examples
 /// ```
@@ -42,10 +51,15 @@ pub struct GenerateRequest {
     pub output: OutputOptions,
     /// A grammar the output must follow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guided: Option<GuidedDecoding>,
+    pub guided: Option<Shared<GuidedDecoding>>,
     /// Scheduling priority; larger runs first. Engines that do not declare `priority` refuse any value but 0.
     #[serde(default)]
     pub priority: i32,
+    /// Whose KV blocks it may share: those of requests with the same salt, or of others without one. It keeps tenants apart,
+    /// and goes into the [first block's hash](crate::kv::hash_blocks). At most [`MAX_CACHE_SALT_BYTES`]. An engine without a
+    /// prefix cache has no use for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_salt: Option<String>,
     /// A LoRA adapter by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<String>,
@@ -61,8 +75,8 @@ pub struct GenerateRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_parallel_rank: Option<u32>,
     /// Free-form values of the client's, passed to the engine untouched.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, Value>,
+    #[serde(default, skip_serializing_if = "has_no_entries")]
+    pub annotations: Shared<BTreeMap<String, Value>>,
 }
 
 /// The task a request carries.
@@ -70,13 +84,13 @@ pub struct GenerateRequest {
 #[serde(rename_all = "snake_case")]
 pub enum Input {
     /// Prompt token ids: the usual case.
-    Tokens(Vec<TokenId>),
+    Tokens(Shared<Vec<TokenId>>),
     /// Text, for engines that tokenize by themselves.
-    Text(String),
+    Text(Shared<String>),
     /// Chat messages, for engines that apply their own template.
-    Chat(ChatInput),
+    Chat(Shared<ChatInput>),
     /// Token sequences to embed, one embedding each.
-    Embed(Vec<Vec<TokenId>>),
+    Embed(Shared<Vec<Vec<TokenId>>>),
 }
 
 /// A conversation in the OpenAI shape, for engines that apply their own template.
@@ -93,14 +107,15 @@ pub struct ChatInput {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StopConditions {
-    /// The most tokens to generate, at least 1. `None`: as many as the context holds.
+    /// The most tokens to generate, at least 1. `None`: as many as the context holds. More than the context has room for
+    /// behind the prompt is cut to that room and not refused: the sequence ends with `Length` where the context does.
     pub max_tokens: Option<u32>,
     /// Tokens to generate before a stop token may end the sequence.
     pub min_tokens: u32,
     /// Token ids that end the sequence. The token itself is not part of the output.
-    pub stop_token_ids: Vec<TokenId>,
+    pub stop_token_ids: Shared<Vec<TokenId>>,
     /// The model's end-of-sequence ids, filled in by the frontend. They act as `stop_token_ids` unless `ignore_eos`.
-    pub eos_token_ids: Vec<TokenId>,
+    pub eos_token_ids: Shared<Vec<TokenId>>,
     /// Go on past the end-of-sequence tokens, and stream them like any other.
     pub ignore_eos: bool,
 }
@@ -134,8 +149,8 @@ pub struct SamplingOptions {
     /// Divides positive and multiplies negative logits of tokens seen in prompt or output. `> 0.0`; 1 is none.
     pub repetition_penalty: Option<f32>,
     /// Added to the logits, `-100.0..=100.0` each.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub logit_bias: BTreeMap<TokenId, f32>,
+    #[serde(skip_serializing_if = "has_no_entries")]
+    pub logit_bias: Shared<BTreeMap<TokenId, f32>>,
     /// Makes sampling repeatable.
     pub seed: Option<u64>,
 }
@@ -166,32 +181,23 @@ pub enum GuidedDecoding {
     Grammar(String),
 }
 
-/// What a prefill engine hands to a decode engine, opaque to everyone between.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TransferParams {
-    /// The instance that holds the KV blocks.
-    pub source_worker_id: u64,
-    /// The engine's own data: addresses, block ids, a bootstrap room.
-    pub data: Value,
-}
-
 impl GenerateRequest {
     /// A request on prompt tokens with every option at its default.
     #[must_use]
     pub fn from_tokens(model: impl Into<String>, tokens: Vec<TokenId>) -> Self {
-        Self::new(model.into(), Input::Tokens(tokens))
+        Self::new(model.into(), Input::Tokens(tokens.into()))
     }
 
     /// A request on text, for engines that tokenize by themselves.
     #[must_use]
     pub fn from_text(model: impl Into<String>, text: impl Into<String>) -> Self {
-        Self::new(model.into(), Input::Text(text.into()))
+        Self::new(model.into(), Input::Text(text.into().into()))
     }
 
     /// A request on chat messages, for engines that apply their own template.
     #[must_use]
     pub fn from_chat(model: impl Into<String>, chat: ChatInput) -> Self {
-        Self::new(model.into(), Input::Chat(chat))
+        Self::new(model.into(), Input::Chat(chat.into()))
     }
 
     fn new(model: String, input: Input) -> Self {
@@ -203,11 +209,12 @@ impl GenerateRequest {
             output: OutputOptions::default(),
             guided: None,
             priority: 0,
+            cache_salt: None,
             adapter: None,
             transfer: None,
             resumed_tokens: 0,
             data_parallel_rank: None,
-            annotations: BTreeMap::new(),
+            annotations: Shared::default(),
         }
     }
 
@@ -219,7 +226,7 @@ impl GenerateRequest {
         match &self.input {
             Input::Tokens(tokens) => Ok(tokens),
             Input::Text(_) | Input::Chat(_) | Input::Embed(_) => Err(EngineError::unsupported(
-                "input",
+                RequestField::Prompt,
                 "this engine takes prompt token ids only",
             )),
         }
@@ -243,7 +250,7 @@ impl GenerateRequest {
     pub fn validate(&self) -> Result<(), EngineError> {
         if self.stop.max_tokens == Some(0) {
             return Err(EngineError::invalid_argument(
-                "max_tokens",
+                RequestField::MaxTokens,
                 "must be at least 1",
             ));
         }
@@ -251,26 +258,33 @@ impl GenerateRequest {
             && min > max
         {
             return Err(EngineError::invalid_argument(
-                "min_tokens",
+                RequestField::MinTokens,
                 format!("must not exceed max_tokens ({max}), got {min}"),
+            ));
+        }
+        let salt_bytes = self.cache_salt.as_ref().map_or(0, String::len);
+        if salt_bytes > MAX_CACHE_SALT_BYTES {
+            return Err(EngineError::invalid_argument(
+                RequestField::CacheSalt,
+                format!("must have at most {MAX_CACHE_SALT_BYTES} bytes, got {salt_bytes}"),
             ));
         }
         match &self.input {
             Input::Tokens(tokens) if tokens.is_empty() => {
                 return Err(EngineError::invalid_argument(
-                    "prompt",
+                    RequestField::Prompt,
                     "must hold at least one token",
                 ));
             }
             Input::Embed(inputs) if inputs.is_empty() || inputs.iter().any(Vec::is_empty) => {
                 return Err(EngineError::invalid_argument(
-                    "input",
+                    RequestField::Prompt,
                     "must hold at least one token each",
                 ));
             }
             Input::Chat(chat) if chat.messages.is_empty() => {
                 return Err(EngineError::invalid_argument(
-                    "messages",
+                    RequestField::Prompt,
                     "must hold at least one message",
                 ));
             }
@@ -286,20 +300,30 @@ impl SamplingOptions {
     /// # Errors
     /// `InvalidArgument`, naming the first option out of its range.
     pub fn validate(&self) -> Result<(), EngineError> {
-        check_range("temperature", self.temperature, 0.0, 2.0)?;
-        check_range("top_p", self.top_p, 0.0, 1.0)?;
-        check_range("min_p", self.min_p, 0.0, 1.0)?;
-        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
-        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        check_range(RequestField::Temperature, self.temperature, 0.0, 2.0)?;
+        check_range(RequestField::TopP, self.top_p, 0.0, 1.0)?;
+        check_range(RequestField::MinP, self.min_p, 0.0, 1.0)?;
+        check_range(
+            RequestField::PresencePenalty,
+            self.presence_penalty,
+            -2.0,
+            2.0,
+        )?;
+        check_range(
+            RequestField::FrequencyPenalty,
+            self.frequency_penalty,
+            -2.0,
+            2.0,
+        )?;
         if self.top_p == Some(0.0) {
             return Err(EngineError::invalid_argument(
-                "top_p",
+                RequestField::TopP,
                 "must be greater than 0",
             ));
         }
         if self.top_k == Some(0) {
             return Err(EngineError::invalid_argument(
-                "top_k",
+                RequestField::TopK,
                 "must be at least 1; leave it out for no limit",
             ));
         }
@@ -307,18 +331,32 @@ impl SamplingOptions {
             && !(penalty.is_finite() && penalty > 0.0)
         {
             return Err(EngineError::invalid_argument(
-                "repetition_penalty",
+                RequestField::RepetitionPenalty,
                 format!("must be a finite number greater than 0, got {penalty}"),
             ));
         }
         for (token, bias) in &self.logit_bias {
-            check_range(&format!("logit_bias.{token}"), Some(*bias), -100.0, 100.0)?;
+            if !(-100.0..=100.0).contains(bias) {
+                return Err(EngineError::invalid_argument(
+                    RequestField::LogitBias,
+                    format!("must be between -100 and 100, got {bias} for token {token}"),
+                ));
+            }
         }
         Ok(())
     }
 }
 
-fn check_range(field: &str, value: Option<f32>, min: f32, max: f32) -> Result<(), EngineError> {
+fn has_no_entries<K, V>(map: &Shared<BTreeMap<K, V>>) -> bool {
+    map.is_empty()
+}
+
+fn check_range(
+    field: RequestField,
+    value: Option<f32>,
+    min: f32,
+    max: f32,
+) -> Result<(), EngineError> {
     match value {
         // NaN is in no range, so it is refused here too.
         Some(value) if !(min..=max).contains(&value) => Err(EngineError::invalid_argument(
@@ -337,7 +375,7 @@ mod tests {
         request
             .validate()
             .err()
-            .and_then(|error| error.details().field.clone())
+            .and_then(|error| error.at().map(|at| at.name().to_owned()))
     }
 
     #[test]
@@ -350,9 +388,9 @@ mod tests {
             ("min_tokens", |r| {
                 (r.stop.max_tokens, r.stop.min_tokens) = (Some(1), 2)
             }),
-            ("prompt", |r| r.input = Input::Tokens(vec![])),
-            ("messages", |r| r.input = Input::Chat(ChatInput::default())),
-            ("input", |r| r.input = Input::Embed(vec![vec![]])),
+            ("prompt", |r| r.input = Input::Tokens([].into())),
+            ("prompt", |r| r.input = Input::Chat(Shared::default())),
+            ("prompt", |r| r.input = Input::Embed([vec![]].into())),
             ("temperature", |r| r.sampling.temperature = Some(-0.1)),
             ("temperature", |r| r.sampling.temperature = Some(f32::NAN)),
             ("top_p", |r| r.sampling.top_p = Some(0.0)),
@@ -367,7 +405,7 @@ mod tests {
             ("repetition_penalty", |r| {
                 r.sampling.repetition_penalty = Some(0.0)
             }),
-            ("logit_bias.7", |r| {
+            ("logit_bias", |r| {
                 r.sampling.logit_bias = [(7, f32::INFINITY)].into()
             }),
         ];
@@ -382,8 +420,8 @@ mod tests {
     fn stop_tokens_respect_min_tokens_and_ignore_eos() {
         let mut stop = StopConditions {
             min_tokens: 2,
-            stop_token_ids: vec![5],
-            eos_token_ids: vec![9],
+            stop_token_ids: [5].into(),
+            eos_token_ids: [9].into(),
             ..Default::default()
         };
         assert!(!stop.is_stop(5, 1));

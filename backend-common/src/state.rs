@@ -17,7 +17,8 @@ use crate::error::EngineError;
 /// # futures_util::future::FutureExt::now_or_never(async {
 /// let state = EngineState::new();
 /// assert!(state.get().is_err(), "not started");
-/// state.start(async { Ok("model") }).await?;
+/// let config = state.start(async { Ok(("model", "config")) }).await?;
+/// assert_eq!(config, "config");
 /// assert_eq!(*state.get()?, "model");
 /// assert!(state.take().is_some());
 /// assert!(state.take().is_none(), "the second cleanup finds nothing");
@@ -44,7 +45,8 @@ impl<T> EngineState<T> {
         }
     }
 
-    /// Runs `init` and keeps what it built. One start in a lifetime.
+    /// Runs `init`, keeps the first value that it returns, and hands on the second: what the engine declares, or `()`. One
+    /// start in a lifetime.
     ///
     /// # Errors
     /// What `init` returns; `Internal` for a second start; `EngineShutdown` when [`take`](Self::take) came meanwhile, in
@@ -52,10 +54,10 @@ impl<T> EngineState<T> {
     ///
     /// # Cancel safety
     /// Dropping the future drops `init`; the state then counts as stopped.
-    pub async fn start(
+    pub async fn start<R>(
         &self,
-        init: impl Future<Output = Result<T, EngineError>>,
-    ) -> Result<Arc<T>, EngineError> {
+        init: impl Future<Output = Result<(T, R), EngineError>>,
+    ) -> Result<R, EngineError> {
         {
             let mut slot = self.slot.lock();
             match *slot {
@@ -73,13 +75,13 @@ impl<T> EngineState<T> {
             }
         }
         let unfinished = StopOnDrop(self);
-        let built = Arc::new(init.await?);
+        let (built, declared) = init.await?;
         std::mem::forget(unfinished);
         let mut slot = self.slot.lock();
         match *slot {
             Slot::Starting => {
-                *slot = Slot::Running(Arc::clone(&built));
-                Ok(built)
+                *slot = Slot::Running(Arc::new(built));
+                Ok(declared)
             }
             Slot::Created | Slot::Running(_) | Slot::Stopped => Err(EngineError::engine_shutdown(
                 "the engine was stopped while it started",
@@ -146,8 +148,8 @@ mod tests {
     #[tokio::test]
     async fn a_second_start_is_refused_and_the_first_stays() {
         let state = EngineState::new();
-        state.start(async { Ok(1) }).await.unwrap();
-        assert!(state.start(async { Ok(2) }).await.is_err());
+        state.start(async { Ok((1, ())) }).await.unwrap();
+        assert!(state.start(async { Ok((2, ())) }).await.is_err());
         assert_eq!(*state.get().unwrap(), 1);
     }
 
@@ -155,7 +157,7 @@ mod tests {
     async fn a_failed_or_dropped_start_leaves_nothing() {
         let failed = EngineState::<i32>::new();
         failed
-            .start(async { Err(EngineError::internal("no device")) })
+            .start(async { Err::<(i32, ()), _>(EngineError::internal("no device")) })
             .await
             .unwrap_err();
         assert_eq!(failed.get().unwrap_err().kind(), ErrorKind::EngineShutdown);
@@ -163,7 +165,7 @@ mod tests {
         let dropped = EngineState::<i32>::new();
         assert!(
             dropped
-                .start(std::future::pending())
+                .start::<()>(std::future::pending())
                 .now_or_never()
                 .is_none()
         );
@@ -175,7 +177,7 @@ mod tests {
         let state = EngineState::new();
         let built = state.start(async {
             assert!(state.take().is_none());
-            Ok(1)
+            Ok((1, ()))
         });
         assert_eq!(built.await.unwrap_err().kind(), ErrorKind::EngineShutdown);
         assert!(state.take().is_none());

@@ -12,6 +12,7 @@ pub use frame::{
     Frame, FrameDecoder, FrameError, FrameKind, HEADER_BYTES, MAX_FRAME_BYTES, encode_frame,
 };
 pub use payload::{
-    Auth, Cancel, Credit, GoAway, GoAwayCode, Hello, PROTOCOL_VERSION, PayloadError, RequestHead,
-    WireError, decode_payload, decode_request, encode_payload, encode_request,
+    Auth, Cancel, Credit, GoAway, GoAwayCode, Hello, Leaving, MAX_HEAD_BYTES, PROTOCOL_VERSION,
+    PayloadError, RequestHead, WireError, decode_payload, decode_request, encode_payload,
+    encode_request,
 };

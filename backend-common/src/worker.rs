@@ -9,12 +9,14 @@ mod admission;
 mod canary;
 mod config;
 mod controls;
+mod effects;
 mod guard;
 mod in_flight;
 mod lifecycle;
 mod model_server;
 mod operations;
 mod shell;
+mod signals;
 mod status;
 mod telemetry;
 

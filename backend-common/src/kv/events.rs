@@ -1,6 +1,6 @@
 //! Events of a prefix cache: a snapshot, then numbered changes. A subscriber that sees a gap subscribes again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -25,7 +25,8 @@ pub struct KvEvent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvEventData {
-    /// Blocks became reusable. The first follows `parent`, each other the one before it.
+    /// Blocks became reusable. The first follows `parent`, each other the one before it. A block that is stored already may
+    /// be told again, after the same parent: it stays one block, which one `Removed` ends.
     Stored {
         /// The block before the first, already stored; `None` at the start of a sequence.
         parent: Option<BlockHash>,
@@ -76,6 +77,8 @@ pub struct KvSnapshot {
 #[derive(Debug, Clone)]
 pub struct KvEventPublisher {
     shared: Arc<Mutex<Shared>>,
+    /// The caches of single ranks.
+    ranks: Arc<Mutex<BTreeMap<u32, Self>>>,
 }
 
 #[derive(Debug)]
@@ -110,7 +113,21 @@ impl KvEventPublisher {
         };
         Self {
             shared: Arc::new(Mutex::new(shared)),
+            ranks: Arc::default(),
         }
+    }
+
+    /// Where the engine publishes the cache of one data-parallel rank, beside that of all ranks as one. An engine of
+    /// several ranks that does, for each of them from `start` on, declares [`kv_ranks`](crate::Capabilities::kv_ranks).
+    #[must_use]
+    pub fn of_rank(&self, rank: u32) -> Self {
+        self.ranks.lock().entry(rank).or_default().clone()
+    }
+
+    /// What [`of_rank`](Self::of_rank) gave for this rank; `None` when the engine did not ask.
+    #[must_use]
+    pub fn known_rank(&self, rank: u32) -> Option<Self> {
+        self.ranks.lock().get(&rank).cloned()
     }
 
     /// Publishes a change and returns its id.
@@ -122,6 +139,19 @@ impl KvEventPublisher {
         // Nobody may be listening; the state is kept either way.
         drop(shared.changes.send(KvEvent { id, data }));
         id
+    }
+
+    /// How many events were published: those of [ranks](Self::of_rank), where there are any, else its own.
+    #[must_use]
+    pub fn published(&self) -> u64 {
+        let ranks = self.ranks.lock();
+        if ranks.is_empty() {
+            return self.shared.lock().last_event_id;
+        }
+        ranks
+            .values()
+            .map(|rank| rank.shared.lock().last_event_id)
+            .sum()
     }
 
     /// The state now and every change after it.
@@ -219,6 +249,18 @@ mod tests {
             publisher.publish(KvEventData::Cleared);
         }
         assert_eq!(subscription.next().await, Err(KvEventGap));
+    }
+
+    #[test]
+    fn a_rank_has_a_cache_of_its_own() {
+        let publisher = KvEventPublisher::new();
+        assert!(publisher.known_rank(1).is_none());
+        publisher.of_rank(1).publish(stored(None, &[1]));
+        let rank = publisher.clone().known_rank(1).unwrap();
+        assert_eq!(rank.subscribe().snapshot.blocks.len(), 1);
+        assert_eq!(publisher.subscribe().snapshot.last_event_id, 0);
+        assert_eq!(publisher.published(), 1);
+        assert!(publisher.known_rank(0).is_none());
     }
 
     #[test]

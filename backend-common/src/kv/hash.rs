@@ -20,34 +20,22 @@ pub trait BlockHasher: Send + Sync {
 
 /// The default scheme: XXH3-64 over the parent's hash and the tokens, all little-endian.
 ///
-/// The salt keeps sequences apart that share tokens but not KV blocks: adapters, tenants.
-///
 /// # Source
 /// <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>
 #[derive(Debug, Clone, Default)]
-pub struct Xxh3BlockHasher {
-    seed: u64,
-}
+pub struct Xxh3BlockHasher;
 
 impl Xxh3BlockHasher {
-    /// A hasher for sequences of the base model.
+    /// The hasher.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// A hasher whose hashes never equal those of another salt.
-    #[must_use]
-    pub fn with_salt(salt: &str) -> Self {
-        Self {
-            seed: xxhash_rust::xxh3::xxh3_64(salt.as_bytes()),
-        }
+        Self
     }
 }
 
 impl BlockHasher for Xxh3BlockHasher {
     fn hash_block(&self, parent: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
-        let mut state = Xxh3::with_seed(self.seed);
+        let mut state = Xxh3::new();
         if let Some(BlockHash(parent)) = parent {
             state.update(&parent.to_le_bytes());
         }
@@ -58,7 +46,21 @@ impl BlockHasher for Xxh3BlockHasher {
     }
 }
 
-/// The hashes of the full blocks of a sequence, in order; tokens past the last full block have none.
+/// What the first block of a sequence follows, in place of a block: its salt
+/// ([`GenerateRequest::cache_salt`](crate::GenerateRequest::cache_salt)), as a hash of another seed than blocks have. Every
+/// later block's hash depends on it through the first's.
+#[must_use]
+pub fn salt_root(salt: &str) -> BlockHash {
+    BlockHash(xxhash_rust::xxh3::xxh3_64_with_seed(
+        salt.as_bytes(),
+        SALT_SEED,
+    ))
+}
+
+/// "genset" in ASCII: any number but 0, which hashes of blocks begin with.
+const SALT_SEED: u64 = 0x6765_6e73_6574;
+
+/// The hashes of the full blocks of a sequence with this salt, in order; tokens past the last full block have none.
 ///
 /// `block_size`: tokens per KV block.
 ///
@@ -69,19 +71,22 @@ impl BlockHasher for Xxh3BlockHasher {
 ///
 /// let size = NonZeroU32::new(2).unwrap();
 /// let hasher = Xxh3BlockHasher::new();
-/// let short = hash_blocks(&hasher, &[1, 2, 3], size);
-/// let long = hash_blocks(&hasher, &[1, 2, 9, 9], size);
+/// let short = hash_blocks(&hasher, None, &[1, 2, 3], size);
+/// let long = hash_blocks(&hasher, None, &[1, 2, 9, 9], size);
+/// let anothers = hash_blocks(&hasher, Some("tenant"), &[1, 2, 9, 9], size);
 /// assert_eq!((short.len(), long.len()), (1, 2));
 /// assert_eq!(short[0], long[0]);
+/// assert!(anothers[0] != long[0] && anothers[1] != long[1]);
 /// ```
 #[must_use]
 pub fn hash_blocks(
     hasher: &dyn BlockHasher,
+    salt: Option<&str>,
     tokens: &[TokenId],
     block_size: NonZeroU32,
 ) -> Vec<BlockHash> {
     let size = usize::try_from(block_size.get()).unwrap_or(usize::MAX);
-    let mut parent = None;
+    let mut parent = salt.map(salt_root);
     tokens
         .chunks_exact(size)
         .map(|block| {
@@ -101,7 +106,7 @@ mod tests {
     /// Recorded values: a change of the scheme must be a decision, since fleets of mixed versions share hashes.
     #[test]
     fn the_scheme_is_frozen() {
-        let hashes = hash_blocks(&Xxh3BlockHasher::new(), &[1, 2, 3, 4], TWO);
+        let hashes = hash_blocks(&Xxh3BlockHasher::new(), None, &[1, 2, 3, 4], TWO);
         let mut bytes = vec![1, 0, 0, 0, 2, 0, 0, 0];
         let first = xxhash_rust::xxh3::xxh3_64(&bytes);
         bytes = first
@@ -116,15 +121,28 @@ mod tests {
                 BlockHash(xxhash_rust::xxh3::xxh3_64(&bytes))
             ]
         );
+        let root = xxhash_rust::xxh3::xxh3_64_with_seed(b"a", 0x6765_6e73_6574);
+        let salted = hash_blocks(&Xxh3BlockHasher::new(), Some("a"), &[1, 2], TWO);
+        let bytes: Vec<u8> = root
+            .to_le_bytes()
+            .into_iter()
+            .chain([1, 0, 0, 0, 2, 0, 0, 0])
+            .collect();
+        assert_eq!(salted, [BlockHash(xxhash_rust::xxh3::xxh3_64(&bytes))]);
     }
 
     #[test]
     fn the_parent_and_the_salt_both_count() {
-        let plain = Xxh3BlockHasher::new();
-        let salted = Xxh3BlockHasher::with_salt("adapter-a");
-        let tokens = [5, 5, 5, 5];
-        let hashes = hash_blocks(&plain, &tokens, TWO);
-        assert_ne!(hashes[0], hashes[1]);
-        assert_ne!(hashes, hash_blocks(&salted, &tokens, TWO));
+        let hashes = |salt| hash_blocks(&Xxh3BlockHasher::new(), salt, &[5, 5, 5, 5], TWO);
+        let all = [
+            hashes(None),
+            hashes(Some("")),
+            hashes(Some("a")),
+            hashes(Some("b")),
+        ]
+        .concat();
+        let different: std::collections::HashSet<_> = all.iter().collect();
+        assert_eq!(different.len(), 8, "{all:?}");
+        assert_eq!(hashes(Some("a")), hashes(Some("a")));
     }
 }

@@ -177,6 +177,26 @@ impl TokenSink {
         self.items.is_closed() || self.ctx.is_cancelled()
     }
 
+    /// Whether the reader is so far behind that there is no room for another item. As only the sink adds any, one that is not
+    /// full has room for the next [`try_send`](Self::try_send), however much later that comes: an engine can leave a sequence
+    /// out of its next step instead of keeping tokens back.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.items.capacity() == 0
+    }
+
+    /// Waits until there is room for an item, or nobody reads any more.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn has_room(&self) {
+        tokio::select! {
+            // The permit is given back at once: it is the room that was waited for.
+            permit = self.items.reserve() => drop(permit),
+            () = self.ctx.cancelled() => {}
+        }
+    }
+
     /// Waits until nobody reads any more.
     ///
     /// # Cancel safety

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::request::{TokenId, TransferParams};
+use crate::request::TokenId;
+use crate::transfer::TransferParams;
 
 /// The token ids of one item; up to four need no allocation.
 pub type TokenIds = SmallVec<[TokenId; 4]>;

@@ -115,6 +115,23 @@ async fn a_full_channel_gives_the_tokens_back() {
 }
 
 #[tokio::test]
+async fn room_is_waited_for_until_the_reader_takes_an_item_or_leaves() {
+    let (sink, mut outputs) = channel_with_capacity(RequestContext::new("r"), 1);
+    assert!(!sink.is_full());
+    sink.has_room().await;
+    sink.try_send(1.into()).unwrap();
+    assert!(sink.is_full());
+    assert!(sink.has_room().now_or_never().is_none());
+    outputs.next().await.unwrap().unwrap();
+    sink.has_room().await;
+    assert!(!sink.is_full(), "waiting for room takes none");
+    sink.try_send(2.into()).unwrap();
+    drop(outputs);
+    sink.has_room().await;
+    assert!(sink.is_closed());
+}
+
+#[tokio::test]
 async fn dropping_the_stream_closes_the_sink() {
     let (sink, outputs) = channel(RequestContext::new("r"));
     drop(outputs);

@@ -60,6 +60,27 @@ impl Violation {
     }
 }
 
+impl Violation {
+    /// What an engine did that broke the rule, to its author.
+    #[must_use]
+    pub const fn what(self) -> &'static str {
+        match self {
+            Self::EndedWithoutTerminal => "its stream ended without `Finished` or an error",
+            Self::ItemAfterTerminal => "an item followed the terminal one",
+            Self::CompletionTokensMismatch => {
+                "`usage.completion_tokens` differs from the tokens that it streamed"
+            }
+            Self::PromptTokensMismatch => "`usage.prompt_tokens` differs from the prompt's length",
+            Self::TokenOutOfRange => "it gave a token id that is not below `vocab_size`",
+            Self::TooManyTokens => "it streamed more tokens than `max_tokens`",
+            Self::EmptyChunk => "a token item carries no token",
+            Self::FalseCancel => "it finished a request as cancelled that nobody had cancelled",
+            Self::Panic => "it panicked",
+            Self::WrongOutputKind => "an item is of a kind that the request did not ask for",
+        }
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

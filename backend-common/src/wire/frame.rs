@@ -36,12 +36,14 @@ pub enum FrameKind {
     GoAway,
     /// Proves that the sender knows the shared secret.
     Auth,
+    /// An instance wants no new requests; other instances of the process may go on.
+    Leaving,
     /// A kind this version does not know; to be ignored.
     Unknown(u8),
 }
 
 impl FrameKind {
-    const KNOWN: [Self; 11] = [
+    const KNOWN: [Self; 12] = [
         Self::Hello,
         Self::Request,
         Self::Item,
@@ -53,6 +55,7 @@ impl FrameKind {
         Self::Pong,
         Self::GoAway,
         Self::Auth,
+        Self::Leaving,
     ];
 
     /// The byte on the wire.
@@ -70,6 +73,7 @@ impl FrameKind {
             Self::Pong => 8,
             Self::GoAway => 9,
             Self::Auth => 10,
+            Self::Leaving => 11,
             Self::Unknown(code) => code,
         }
     }
@@ -162,6 +166,8 @@ pub fn encode_frame(
 pub struct FrameDecoder {
     buffer: BytesMut,
     limit: usize,
+    /// Bytes of a frame that are still to be dropped as they come.
+    skipping: usize,
 }
 
 impl FrameDecoder {
@@ -177,6 +183,7 @@ impl FrameDecoder {
         Self {
             buffer: BytesMut::new(),
             limit,
+            skipping: 0,
         }
     }
 
@@ -200,6 +207,12 @@ impl FrameDecoder {
     /// # Errors
     /// [`FrameError`] when the bytes are no frame; the decoder stays where it is and the connection must be closed.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
+        let skipped = self.skipping.min(self.buffer.len());
+        self.buffer.advance(skipped);
+        self.skipping -= skipped;
+        if self.skipping > 0 {
+            return Ok(None);
+        }
         let Some(header) = self.buffer.first_chunk::<HEADER_BYTES>() else {
             return self.check_length().map(|()| None);
         };
@@ -216,6 +229,29 @@ impl FrameDecoder {
             stream: u32::from_be_bytes(stream),
             payload,
         }))
+    }
+
+    /// What the header of the next frame says, once it is there: kind, stream and bytes of payload. For whoever decides
+    /// whether there is room for the rest.
+    #[must_use]
+    pub fn announced(&self) -> Option<(FrameKind, u32, usize)> {
+        if self.skipping > 0 {
+            return None;
+        }
+        let [_, _, _, _, kind, _flags, stream @ ..] = *self.buffer.first_chunk::<HEADER_BYTES>()?;
+        let payload = self.length_field().saturating_sub(HEADER_REST);
+        Some((
+            FrameKind::from_code(kind),
+            u32::from_be_bytes(stream),
+            payload,
+        ))
+    }
+
+    /// Drops the next frame, whose header is there, without holding what is still to come of it.
+    pub fn skip_announced(&mut self) {
+        if let Some((_, _, payload)) = self.announced() {
+            self.skipping = HEADER_BYTES + payload;
+        }
     }
 
     /// Bytes held that are not yet a frame.
@@ -322,6 +358,30 @@ mod tests {
             decoder.next_frame(),
             Err(FrameError::TooShort { length: 1 })
         );
+    }
+
+    #[test]
+    fn a_frame_that_is_skipped_is_held_by_nobody_and_the_next_one_comes_whole() {
+        let mut bytes = BytesMut::new();
+        encode_frame(FrameKind::Request, 7, &[1; 1000], &mut bytes).unwrap();
+        encode_frame(FrameKind::Ping, 0, b"x", &mut bytes).unwrap();
+        let mut decoder = FrameDecoder::new();
+        decoder.extend(&bytes[..20]);
+        assert_eq!(decoder.next_frame(), Ok(None));
+        assert_eq!(decoder.announced(), Some((FrameKind::Request, 7, 1000)));
+        decoder.skip_announced();
+        for piece in bytes[20..].chunks(100) {
+            decoder.extend(piece);
+            if let Some(frame) = decoder.next_frame().unwrap() {
+                assert_eq!(
+                    (frame.kind, &frame.payload[..]),
+                    (FrameKind::Ping, &b"x"[..])
+                );
+                return;
+            }
+            assert!(decoder.buffered() < 20);
+        }
+        panic!("the next frame never came");
     }
 
     #[test]

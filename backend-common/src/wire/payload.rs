@@ -81,7 +81,13 @@ pub struct RequestHead {
     pub headers: BTreeMap<String, String>,
     /// Items the caller has room for at first.
     pub credit: u32,
+    /// Proof of the control secret, in requests to `control`; empty when there is none.
+    #[serde(skip_serializing_if = "Bytes::is_empty")]
+    pub control_proof: Bytes,
 }
+
+/// The most bytes of a [`RequestHead`], headers included.
+pub const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// The payload of `Error`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -169,6 +175,13 @@ pub enum GoAwayCode {
     Other,
 }
 
+/// The payload of `Leaving`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leaving {
+    /// The instance that takes no new requests.
+    pub instance: u64,
+}
+
 /// Why a payload could not be encoded or decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
@@ -178,6 +191,9 @@ pub enum PayloadError {
     /// The bytes are not MessagePack of the expected type.
     #[error("cannot decode the payload: not MessagePack of the expected type")]
     Decode(#[from] rmp_serde::decode::Error),
+    /// The head of a request does not end within [`MAX_HEAD_BYTES`].
+    #[error("the head of the request, headers included, has more than {MAX_HEAD_BYTES} bytes")]
+    HeadTooLong,
     /// Bytes follow the value.
     #[error("cannot decode the payload: {extra} bytes follow the value")]
     TrailingBytes {
@@ -232,7 +248,8 @@ pub fn encode_request(head: &RequestHead, body: &[u8]) -> Result<Vec<u8>, Payloa
 /// Splits the payload of `Request` into the head and the undecoded request.
 ///
 /// # Errors
-/// [`PayloadError::Decode`] when it does not begin with a head.
+/// [`PayloadError::Decode`] when it does not begin with a head; [`PayloadError::HeadTooLong`] when that has more than
+/// [`MAX_HEAD_BYTES`], of which no more is read.
 ///
 /// # Examples
 /// ```
@@ -245,10 +262,26 @@ pub fn encode_request(head: &RequestHead, body: &[u8]) -> Result<Vec<u8>, Payloa
 /// # Ok::<(), genset_backend_common::wire::PayloadError>(())
 /// ```
 pub fn decode_request(payload: &Bytes) -> Result<(RequestHead, Bytes), PayloadError> {
-    let mut rest = &payload[..];
-    let head = RequestHead::deserialize(&mut rmp_serde::Deserializer::new(&mut rest))?;
-    let body = payload.slice(payload.len() - rest.len()..);
+    let most = payload.get(..MAX_HEAD_BYTES).unwrap_or(payload);
+    let mut rest = most;
+    let read = RequestHead::deserialize(&mut rmp_serde::Deserializer::new(&mut rest));
+    let head = read.map_err(|error| {
+        if most.len() < payload.len() && ends_early(&error) {
+            PayloadError::HeadTooLong
+        } else {
+            error.into()
+        }
+    })?;
+    let body = payload.slice(most.len() - rest.len()..);
     Ok((head, body))
+}
+
+fn ends_early(error: &rmp_serde::decode::Error) -> bool {
+    use rmp_serde::decode::Error;
+    if let Error::InvalidMarkerRead(error) | Error::InvalidDataRead(error) = error {
+        return error.kind() == std::io::ErrorKind::UnexpectedEof;
+    }
+    false
 }
 
 #[cfg(test)]
@@ -258,6 +291,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::error::RequestField;
     use crate::output::{Finish, Output, TextChunk, TokenChunk};
     use crate::request::{GenerateRequest, GuidedDecoding, Input};
 
@@ -278,9 +312,9 @@ mod tests {
             let mut request = GenerateRequest::from_tokens("m", tokens);
             request.stop.max_tokens = max_tokens;
             request.sampling.temperature = temperature;
-            request.sampling.logit_bias = bias;
+            request.sampling.logit_bias = bias.into();
             request.sampling.seed = seed;
-            request.guided = regex.map(GuidedDecoding::Regex);
+            request.guided = regex.map(|regex| GuidedDecoding::Regex(regex).into());
             prop_assert_eq!(round_trip(&request), request);
         }
 
@@ -315,7 +349,7 @@ mod tests {
 
     #[test]
     fn errors_survive_with_their_details() {
-        let error = EngineError::invalid_argument("top_p", "must be at most 1")
+        let error = EngineError::invalid_argument(RequestField::TopP, "must be at most 1")
             .with_retry_after(Duration::from_millis(1500))
             .with_request_id("r");
         let back = EngineError::from(round_trip(&WireError::from(&error)));
@@ -336,7 +370,7 @@ mod tests {
         }
         let newer = Newer {
             model: "m",
-            input: Input::Tokens(vec![1]),
+            input: Input::Tokens(vec![1].into()),
             field_of_tomorrow: 3,
         };
         let request: GenerateRequest = decode_payload(&encode_payload(&newer).unwrap()).unwrap();

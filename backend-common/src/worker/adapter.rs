@@ -231,8 +231,12 @@ pub(super) fn panic_error(ctx: &RequestContext, panic: &(dyn std::any::Any + Sen
         panic = panic_text(panic),
         "the engine panicked in a request"
     );
-    EngineError::internal("the engine failed while it worked on this request")
-        .with_request_id(ctx.id())
+    let rule = Violation::Panic;
+    EngineError::internal(format!(
+        "the engine broke the output contract, rule {rule}: {}",
+        rule.what()
+    ))
+    .with_request_id(ctx.id())
 }
 
 /// The text of a panic, where it has one.

@@ -7,22 +7,34 @@ use std::time::Duration;
 use futures_util::{FutureExt, StreamExt};
 
 use super::config::CanaryConfig;
+use super::effects::Started;
 use super::in_flight::InFlight;
 use super::operations::port_panic;
 use super::status::StatusBoard;
 use crate::config::{EngineConfig, InputKind};
 use crate::context::RequestContext;
+use crate::engine::Role;
 use crate::error::{EngineError, ErrorKind};
 use crate::output::Output;
 use crate::ports::Registration;
 use crate::request::{ChatInput, GenerateRequest, Input};
+use crate::transfer::TransferParams;
 
 /// The header that marks a canary: it passes admission, so that clients who fill a worker and read nothing cannot make its
 /// engine look dead.
 pub(super) const PROBE_HEADER: &str = "genset-probe";
 
-/// The request to probe with: the engine's own, or one token in and one out.
-pub(super) fn request(config: &EngineConfig) -> GenerateRequest {
+/// The request to probe with. A decode instance is to compute its prompt itself.
+pub(super) fn request(started: &Started) -> GenerateRequest {
+    let mut request = request_of(&started.config);
+    if started.card.role == Role::Decode {
+        request.transfer.get_or_insert_with(TransferParams::none);
+    }
+    request
+}
+
+/// The engine's own, or one token in and one out.
+fn request_of(config: &EngineConfig) -> GenerateRequest {
     if let Some(request) = &config.canary {
         return (**request).clone();
     }
@@ -32,15 +44,18 @@ pub(super) fn request(config: &EngineConfig) -> GenerateRequest {
         request.input = Input::Text("ping".into());
     } else if inputs.contains(&InputKind::Chat) {
         let message = serde_json::json!({"role": "user", "content": "ping"});
-        request.input = Input::Chat(ChatInput {
-            messages: vec![message],
-            tools: Vec::new(),
-        });
+        request.input = Input::Chat(
+            ChatInput {
+                messages: vec![message],
+                tools: Vec::new(),
+            }
+            .into(),
+        );
     }
     if inputs.contains(&InputKind::Tokens) {
-        request.input = Input::Tokens(vec![0]);
+        request.input = Input::Tokens(vec![0].into());
     } else if inputs.iter().all(|kind| *kind == InputKind::Embed) {
-        request.input = Input::Embed(vec![vec![0]]);
+        request.input = Input::Embed(vec![vec![0]].into());
     }
     request.stop.max_tokens = Some(1);
     request.stop.ignore_eos = true;
@@ -50,7 +65,7 @@ pub(super) fn request(config: &EngineConfig) -> GenerateRequest {
 /// Sends one canary and waits for its terminal.
 ///
 /// # Errors
-/// What the request failed with; `DeadlineExceeded` when it took too long.
+/// What the request failed with, in a line that says so; `DeadlineExceeded` when it took too long.
 pub(super) async fn probe(
     registration: &dyn Registration,
     request: GenerateRequest,
@@ -66,17 +81,21 @@ pub(super) async fn probe(
         }
         Err(EngineError::new(
             ErrorKind::StreamIncomplete,
-            "the canary's stream ended without a terminal",
+            "its stream ended without a terminal",
         ))
     };
     let contained = AssertUnwindSafe(attempt)
         .catch_unwind()
         .map(|result| result.unwrap_or_else(|panic| Err(port_panic("request plane", &*panic))));
-    tokio::time::timeout(timeout, contained)
-        .await
+    let answered = tokio::time::timeout(timeout, contained).await;
+    answered
         .unwrap_or_else(|_| {
-            let message = format!("the canary took longer than {} s", timeout.as_secs_f64());
+            let message = format!("no answer within {} s", timeout.as_secs_f64());
             Err(EngineError::new(ErrorKind::DeadlineExceeded, message))
+        })
+        .map_err(|error| {
+            let message = format!("the canary failed: {error}");
+            EngineError::new(error.kind(), message).with_source(error)
         })
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::card::{Artifact, EndpointType, ModelCard};
+use crate::card::{Artifact, DEFAULT_MIGRATION_LIMIT, EndpointType, ModelCard};
 use crate::config::{EngineConfig, InputKind};
 use crate::engine::Role;
-use crate::error::EngineError;
+use crate::error::{At, EngineError};
 
 /// How a Worker treats its engine. `Default` is what production wants; every limit can be changed.
 ///
@@ -36,7 +36,7 @@ pub struct WorkerConfig {
     pub tool_parser: Option<String>,
     /// The reasoning parser by name.
     pub reasoning_parser: Option<String>,
-    /// How often a request may move to another instance.
+    /// How often a request may move to another instance; 0 for never.
     pub migration_limit: u32,
     /// Free metadata for the card.
     pub user_data: Value,
@@ -113,7 +113,7 @@ impl Default for WorkerConfig {
             role: Role::default(),
             tool_parser: None,
             reasoning_parser: None,
-            migration_limit: 0,
+            migration_limit: DEFAULT_MIGRATION_LIMIT,
             user_data: Value::Null,
             artifacts: Vec::new(),
             limits: RequestLimits::default(),
@@ -165,6 +165,10 @@ impl WorkerConfig {
         mut engine: EngineConfig,
     ) -> Result<(EngineConfig, ModelCard), EngineError> {
         engine.validate()?;
+        if !engine.capabilities.plays(self.role) {
+            let problem = format!("this engine cannot be a {} instance", self.role);
+            return Err(EngineError::unsupported(At::other("role"), problem));
+        }
         if let Some(context) = self.context_length_tokens {
             if context > engine.context_length_tokens {
                 return Err(EngineError::invalid_argument(

@@ -94,8 +94,17 @@ impl Guard {
         tracing::warn!(
             request_id = self.ctx.id(),
             rule = violation.name(),
-            "the engine broke the output contract"
+            "the engine broke the output contract: {}",
+            violation.what()
         );
+    }
+
+    /// The error of a request whose stream cannot be mended.
+    fn broken(&self, kind: ErrorKind, violation: Violation) -> EngineError {
+        self.violation(violation);
+        let what = violation.what();
+        let message = format!("the engine broke the output contract, rule {violation}: {what}");
+        EngineError::new(kind, message).with_request_id(self.ctx.id())
     }
 
     /// An item on its way to the client: passed, mended, dropped (`None`), or turned into an error that ends the stream.
@@ -151,11 +160,7 @@ impl Guard {
             finished.usage.prompt_tokens = self.ctx.prompt_tokens();
         }
         if finished.reason == FinishReason::Cancelled && !self.ctx.is_cancelled() {
-            self.violation(Violation::FalseCancel);
-            return Err(EngineError::internal(
-                "the engine cancelled a request that nobody cancelled",
-            )
-            .with_request_id(self.ctx.id()));
+            return Err(self.broken(ErrorKind::Internal, Violation::FalseCancel));
         }
         Ok(Output::Finished(Box::new(finished)))
     }
@@ -164,11 +169,7 @@ impl Guard {
         if chunk.token_ids.iter().all(|token| *token < self.vocab_size) {
             return Ok(());
         }
-        self.violation(Violation::TokenOutOfRange);
-        Err(
-            EngineError::internal("the engine produced a token outside the model's vocabulary")
-                .with_request_id(self.ctx.id()),
-        )
+        Err(self.broken(ErrorKind::Internal, Violation::TokenOutOfRange))
     }
 
     /// Cuts what is over `max_tokens`.
@@ -305,7 +306,9 @@ impl GuardedStream {
                 .as_ref()
                 .is_some_and(|outputs| outputs.violation().is_some())
         {
-            self.guard.violation(Violation::EndedWithoutTerminal);
+            return self
+                .guard
+                .broken(ErrorKind::StreamIncomplete, Violation::EndedWithoutTerminal);
         }
         error.with_request_id(self.guard.ctx.id())
     }

@@ -149,6 +149,7 @@ mod tests {
             waiting_requests: 2,
             kv_used_blocks: 25,
             kv_total_blocks: 100,
+            ..Load::default()
         };
         let expected = Readings {
             queued: 9,

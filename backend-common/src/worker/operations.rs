@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::adapter::panic_text;
 use super::lifecycle::Fault;
@@ -57,15 +56,6 @@ impl Deadlines {
 pub(super) struct Failure {
     pub(super) fault: Fault,
     pub(super) error: EngineError,
-}
-
-/// Ends the task when the operation is dropped.
-struct AbortOnDrop<T>(JoinHandle<T>);
-
-impl<T> Drop for AbortOnDrop<T> {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 /// Calls of the engine's methods, each on a task of its own, so that one that blocks its thread blocks nothing else.
@@ -116,8 +106,13 @@ impl EngineCalls {
             has_called.store(true, Ordering::Release);
             AssertUnwindSafe(call).catch_unwind().await
         };
-        let mut task = AbortOnDrop(self.tasks.spawn(self.alive.track_future(call)));
-        match self.deadlines.bound(limit, &mut task.0).await {
+        let task = self.tasks.spawn(self.alive.track_future(call));
+        // Dropping the operation ends the task.
+        match self
+            .deadlines
+            .bound(limit, AbortOnDropHandle::new(task))
+            .await
+        {
             Some(Ok(Ok(Ok(value)))) => Ok(value),
             Some(Ok(Ok(Err(error)))) => Err(Failure {
                 fault: Fault::Error,

@@ -75,6 +75,7 @@ struct Seen {
     start_calls: u8,
     cleanup_calls: u8,
     is_started: bool,
+    is_reachable: bool,
     is_probed: bool,
     may_be_listed: bool,
     is_door_closed: bool,
@@ -94,6 +95,8 @@ impl Seen {
             self.pending = None;
         }
         self.is_started |= before == State::Starting && event == Event::Started;
+        self.is_reachable |=
+            before == State::Registering(Registering::Serving) && event == Event::Reachable;
         self.is_probed |=
             before == State::Registering(Registering::Probing) && event == Event::ProbePassed;
         self.stops = (self.stops + u8::from(event == Event::Stop)).min(2);
@@ -111,11 +114,18 @@ impl Seen {
             self.cleanup_calls == 0 || effect == Effect::ExpireDeadlines,
             "{effect:?} after cleanup"
         );
+        // The shell relies on these two: it has no other answer to an effect that comes too early or too late.
+        if matches!(
+            effect,
+            Effect::Probe | Effect::List | Effect::Relist | Effect::Unlist
+        ) {
+            assert!(self.is_reachable, "{effect:?} of what cannot be reached");
+        }
         match effect {
             Effect::Interrupt => self.pending = None,
             Effect::CallStart => self.start_calls += 1,
             Effect::Serve => assert!(self.is_started, "reachable before start returned Ok"),
-            Effect::Probe => assert!(self.is_started),
+            Effect::Probe => {}
             Effect::List | Effect::Relist => {
                 assert!(self.is_probed, "listed before a canary passed");
                 assert!(!self.is_door_closed, "listed while draining");
@@ -142,7 +152,10 @@ impl Seen {
                 self.is_cancelled = true;
             }
             Effect::AbortInFlight(_) | Effect::ExpireDeadlines => {}
-            Effect::CloseService => assert!(!self.may_be_listed, "unreachable while listed"),
+            Effect::CloseService => {
+                assert!(!self.may_be_listed, "unreachable while listed");
+                self.is_reachable = false;
+            }
             Effect::CallCleanup => {
                 assert!(!self.may_be_listed, "cleaned up while listed");
                 self.cleanup_calls += 1;

@@ -16,7 +16,7 @@ use super::fakes::{
 use super::transcript::{End, read};
 use crate::config::EngineConfig;
 use crate::error::{EngineError, ErrorKind};
-use crate::output::OutputStream;
+use crate::output::{Finish, Output, OutputStream, TokenChunk, Violation};
 use crate::worker::Outcome::{Clean, CleanupFailed, Failed};
 use crate::worker::StopCause::{CanaryFailed, EngineDied, RegistrationFailed, StartFailed};
 use crate::worker::{Fault, Listing, Outcome, State, Suspended};
@@ -148,6 +148,39 @@ async fn a_canary_whose_stream_goes_wrong_is_never_listed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_canary_that_breaks_a_rule_names_it_in_one_line() {
+    type Answer = fn() -> Vec<Result<Output, EngineError>>;
+    let rules: [(Violation, Answer); 4] = [
+        (Violation::EndedWithoutTerminal, Vec::new),
+        (Violation::TokenOutOfRange, || {
+            vec![Ok(Output::Tokens(TokenChunk::from(u32::MAX)))]
+        }),
+        (Violation::FalseCancel, || {
+            vec![Ok(Output::Finished(Box::new(
+                Finish::cancelled().into_finished(1, 0),
+            )))]
+        }),
+        (Violation::Panic, || panic!("bad")),
+    ];
+    for (rule, answer) in rules {
+        let world = World::new();
+        world.declare(EngineConfig::new("m", 16).with_vocab_size(10));
+        world.answer_with(move |_, _| {
+            Ok(OutputStream::from_raw(Box::pin(
+                futures_util::stream::iter(answer()),
+            )))
+        });
+        let report = ended(&spawn(&world, config())).await;
+        assert_eq!(report.outcome, Failed(CanaryFailed), "{rule}");
+        let told = report.error.unwrap().to_string();
+        for part in ["the canary failed", rule.name(), rule.what()] {
+            assert!(told.contains(part), "{rule}: {told}");
+        }
+        assert_eq!(told.lines().count(), 1, "{told}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_config_that_makes_no_sense_counts_as_a_failed_start() {
     let world = World::new();
     world.declare(EngineConfig::new(" ", 16));
@@ -155,7 +188,7 @@ async fn a_config_that_makes_no_sense_counts_as_a_failed_start() {
     let report = ended(&handle).await;
     assert_eq!(report.outcome, Failed(StartFailed(Fault::Error)));
     assert_eq!(
-        report.error.unwrap().details().field.as_deref(),
+        report.error.unwrap().at().map(|at| at.name()),
         Some("model")
     );
     assert_eq!(world.calls(), [Start, Cleanup]);

@@ -11,13 +11,15 @@ async fn a_refused_request_never_reaches_the_engine() {
     use ErrorKind::{ContextLengthExceeded, InvalidArgument, Unsupported};
     type Ask = fn(&mut GenerateRequest);
     let table: &[(&str, ErrorKind, Ask)] = &[
-        ("input", Unsupported, |r| r.input = Input::Text("hi".into())),
+        ("prompt", Unsupported, |r| {
+            r.input = Input::Text("hi".into())
+        }),
         ("temperature", Unsupported, |r| {
             r.sampling.temperature = Some(0.5)
         }),
         ("logprobs", Unsupported, |r| r.output.logprobs = Some(1)),
-        ("response_format", Unsupported, |r| {
-            r.guided = Some(GuidedDecoding::JsonObject)
+        ("guided", Unsupported, |r| {
+            r.guided = Some(GuidedDecoding::JsonObject.into())
         }),
         ("priority", Unsupported, |r| r.priority = 1),
         ("adapter", Unsupported, |r| r.adapter = Some("a".into())),
@@ -26,13 +28,13 @@ async fn a_refused_request_never_reaches_the_engine() {
             r.stop.max_tokens = Some(0)
         }),
         ("prompt", InvalidArgument, |r| {
-            r.input = Input::Tokens(vec![])
+            r.input = Input::Tokens(vec![].into())
         }),
         ("prompt", InvalidArgument, |r| {
-            r.input = Input::Tokens(vec![VOCAB_SIZE])
+            r.input = Input::Tokens(vec![VOCAB_SIZE].into())
         }),
         ("prompt", ContextLengthExceeded, |r| {
-            r.input = Input::Tokens(vec![1; CONTEXT_LENGTH as usize])
+            r.input = Input::Tokens(vec![1; CONTEXT_LENGTH as usize].into())
         }),
     ];
     let world = World::new();
@@ -44,7 +46,7 @@ async fn a_refused_request_never_reaches_the_engine() {
         let refused = world.generate(request, RequestContext::new("r")).await;
         let error = refused.unwrap_err();
         assert_eq!(error.kind(), *kind, "{field}");
-        assert_eq!(error.details().field.as_deref(), Some(*field));
+        assert_eq!(error.at().map(|at| at.name()), Some(*field));
     }
     assert_eq!(world.count(Generate), seen);
     stop_cleanly(&handle).await;
@@ -57,7 +59,7 @@ async fn the_operators_context_length_is_the_one_enforced() {
     config.context_length_tokens = Some(4);
     let handle = serving(&world, config).await;
     let mut long = request();
-    long.input = Input::Tokens(vec![1; 4]);
+    long.input = Input::Tokens(vec![1; 4].into());
     let refused = world.generate(long, RequestContext::new("r")).await;
     assert_eq!(
         refused.unwrap_err().kind(),

@@ -284,7 +284,7 @@ async fn only_embeddings_answer_a_request_to_embed() {
         Ok(raw(vec![token(1), embeddings(), end]))
     });
     let request = GenerateRequest {
-        input: Input::Embed(vec![vec![1], vec![2, 3]]),
+        input: Input::Embed(vec![vec![1], vec![2, 3]].into()),
         ..GenerateRequest::from_tokens("m", vec![])
     };
     let outputs = world.generate(request, RequestContext::new("r"));

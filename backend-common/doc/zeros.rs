@@ -1,0 +1,48 @@
+use genset_backend_common::output::{self, Finish, OutputStream};
+use genset_backend_common::{
+    EngineConfig, EngineError, EngineState, GenerateRequest, LLMEngine, RequestContext,
+    StartContext, async_trait,
+};
+
+/// The most tokens of prompt and answer together.
+const CONTEXT_LENGTH: u32 = 2048;
+
+/// Answers everything with token 0.
+#[derive(Default)]
+pub struct Zeros {
+    state: EngineState<()>,
+}
+
+#[async_trait]
+impl LLMEngine for Zeros {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let config = EngineConfig::new("zeros", CONTEXT_LENGTH).with_vocab_size(1);
+        self.state.start(async { Ok(((), config)) }).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        // Refuses before a start and after a cleanup.
+        self.state.get()?;
+        // No limit means as much as the context holds, and it holds no more.
+        let room = CONTEXT_LENGTH.saturating_sub(request.prompt_tokens().unwrap_or(0));
+        let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        Ok(output::stream(ctx, move |out| async move {
+            for generated in 0..max_tokens {
+                if request.stop.is_stop(0, generated) {
+                    return Ok(Finish::stop_token(0));
+                }
+                out.token(0).await?;
+            }
+            Ok(Finish::length())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        drop(self.state.take());
+        Ok(())
+    }
+}

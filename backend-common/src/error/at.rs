@@ -1,0 +1,220 @@
+//! [`At`]: where an error is, as a value that programs read in place of its text.
+//!
+//! Engines and the Worker make it. Each API of the frontend has one function from [`RequestField`] to its own name.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What an error is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum At {
+    /// A field of a [`GenerateRequest`](crate::GenerateRequest): the client's to change.
+    Request(RequestField),
+    /// A flag or a key of a configuration, as its owner writes it (`--threads`, `etcd.endpoints`).
+    Setting(String),
+    /// Anything else that has a name: an operation, a file, a header.
+    Other(String),
+}
+
+impl At {
+    /// [`At::Other`].
+    #[must_use]
+    pub fn other(name: impl Into<String>) -> Self {
+        Self::Other(name.into())
+    }
+
+    /// The name alone; that of a request's field is [`RequestField::name`].
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Request(field) => field.name(),
+            Self::Setting(name) | Self::Other(name) => name,
+        }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl From<RequestField> for At {
+    fn from(field: RequestField) -> Self {
+        Self::Request(field)
+    }
+}
+
+/// A name alone is a setting's.
+impl From<&str> for At {
+    fn from(name: &str) -> Self {
+        Self::Setting(name.to_owned())
+    }
+}
+
+/// A name alone is a setting's.
+impl From<String> for At {
+    fn from(name: String) -> Self {
+        Self::Setting(name)
+    }
+}
+
+macro_rules! request_fields {
+    ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
+        /// A field of a [`GenerateRequest`](crate::GenerateRequest) that an error may be about.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum RequestField {
+            $($(#[$doc])* $field,)*
+        }
+
+        impl RequestField {
+            /// Every field.
+            pub const ALL: &'static [Self] = &[$(Self::$field),*];
+
+            /// The name on the wire and in logs: `snake_case`, never changed.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$field => $name,)*
+                }
+            }
+        }
+    };
+}
+
+request_fields! {
+    /// The model's name.
+    Model = "model",
+    /// What to work on: tokens, text, messages, or inputs to embed.
+    Prompt = "prompt",
+    /// The tools of a chat.
+    Tools = "tools",
+    /// The most tokens to generate.
+    MaxTokens = "max_tokens",
+    /// The fewest tokens to generate.
+    MinTokens = "min_tokens",
+    /// The token ids that end the sequence.
+    StopTokenIds = "stop_token_ids",
+    /// Whether to go on past the end of the sequence.
+    IgnoreEos = "ignore_eos",
+    /// The temperature.
+    Temperature = "temperature",
+    /// The limit of nucleus sampling.
+    TopP = "top_p",
+    /// How many of the most probable tokens are kept.
+    TopK = "top_k",
+    /// The least probability relative to the best token.
+    MinP = "min_p",
+    /// The presence penalty.
+    PresencePenalty = "presence_penalty",
+    /// The frequency penalty.
+    FrequencyPenalty = "frequency_penalty",
+    /// The repetition penalty.
+    RepetitionPenalty = "repetition_penalty",
+    /// The biases of tokens.
+    LogitBias = "logit_bias",
+    /// The seed.
+    Seed = "seed",
+    /// The log probabilities of the answer.
+    Logprobs = "logprobs",
+    /// The log probabilities of the prompt.
+    PromptLogprobs = "prompt_logprobs",
+    /// The grammar that the output must follow.
+    Guided = "guided",
+    /// The priority.
+    Priority = "priority",
+    /// The salt of cached prompts.
+    CacheSalt = "cache_salt",
+    /// The LoRA adapter.
+    Adapter = "adapter",
+    /// Where a prefill engine left its KV blocks.
+    Transfer = "transfer",
+    /// How much of the prompt another instance generated.
+    ResumedTokens = "resumed_tokens",
+    /// The data-parallel rank.
+    DataParallelRank = "data_parallel_rank",
+    /// Values for the engine alone.
+    Annotations = "annotations",
+}
+
+impl RequestField {
+    /// The field with this [`name`](Self::name).
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.iter().copied();
+        all.find(|field| field.name() == name)
+    }
+}
+
+impl fmt::Display for RequestField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// [`At`] as it travels: at most one of the three is there. A field that this version does not know is [`At::Other`].
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct WireAt {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    setting: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    other: Option<String>,
+}
+
+impl From<Option<At>> for WireAt {
+    fn from(at: Option<At>) -> Self {
+        let mut wire = Self::default();
+        match at {
+            None => {}
+            Some(At::Request(field)) => wire.field = Some(field.name().to_owned()),
+            Some(At::Setting(name)) => wire.setting = Some(name),
+            Some(At::Other(name)) => wire.other = Some(name),
+        }
+        wire
+    }
+}
+
+impl From<WireAt> for Option<At> {
+    fn from(wire: WireAt) -> Self {
+        let of_field = |name: String| match RequestField::from_name(&name) {
+            Some(field) => At::Request(field),
+            None => At::Other(name),
+        };
+        let named = wire.field.map(of_field);
+        named
+            .or(wire.setting.map(At::Setting))
+            .or(wire.other.map(At::Other))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_by_their_names() {
+        for field in RequestField::ALL {
+            assert_eq!(RequestField::from_name(field.name()), Some(*field));
+        }
+        assert_eq!(RequestField::from_name("--threads"), None);
+    }
+
+    #[test]
+    fn every_place_survives_the_wire_and_foreign_fields_are_kept_by_name() {
+        let all = [
+            None,
+            Some(At::from(RequestField::TopP)),
+            Some(At::from("--threads")),
+            Some(At::other("priority")),
+        ];
+        for at in all {
+            assert_eq!(Option::<At>::from(WireAt::from(at.clone())), at);
+        }
+        let foreign = serde_json::from_str::<WireAt>(r#"{"field": "of_tomorrow"}"#).unwrap();
+        assert_eq!(Option::<At>::from(foreign), Some(At::other("of_tomorrow")));
+    }
+}
