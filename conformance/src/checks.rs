@@ -3,6 +3,7 @@
 mod cancellation;
 mod concurrency;
 mod disaggregated;
+mod embeddings;
 mod errors;
 mod finish;
 mod foretold;
@@ -16,9 +17,12 @@ mod performance;
 mod pressure;
 mod process;
 mod resume;
+mod rules;
 mod sampling;
+mod seam;
 mod shutdown;
 mod stream;
+mod transfer;
 mod usage;
 
 use crate::check::Check;
@@ -48,7 +52,11 @@ const GROUPS: &[&[Check]] = &[
     metrics::CHECKS,
     kv_events::CHECKS,
     disaggregated::CHECKS,
+    transfer::CHECKS,
     resume::CHECKS,
+    seam::CHECKS,
+    embeddings::CHECKS,
     process::CHECKS,
+    rules::CHECKS,
     performance::CHECKS,
 ];

@@ -23,12 +23,15 @@ mod answer;
 mod check;
 mod checks;
 mod clause;
+mod kv_index;
 mod limits;
 mod medium;
 #[cfg(feature = "mutants")]
 pub mod mutants;
 mod report;
+mod rules;
 mod runner;
+mod running;
 mod state_machine;
 mod subject;
 mod suite;
@@ -45,6 +48,7 @@ pub use report::{
     Report, SCHEMA, Verdict, WaiverProblem, Waivers, matrix,
 };
 pub use runner::{Options, run_check, run_conformance, run_conformance_with};
+pub use running::Running;
 pub use state_machine::{
     ParseSequenceError, Sequence, SequenceFailure, SequenceOptions, SequenceReport, Violated,
     replay_sequence, run_sequences,
@@ -52,4 +56,4 @@ pub use state_machine::{
 pub use subject::{ChildCommand, Detokenize, Factory, Probe, Scenario, Subject, Supervise};
 pub use suite::assert_check;
 pub use transcript::{Transcript, TranscriptEvent};
-pub use trial::{Live, Running, Trial};
+pub use trial::{Live, Trial};

@@ -14,7 +14,15 @@ pub struct Limits {
     pub start: Duration,
     /// The whole check, on the wall clock: past it the engine blocks its thread.
     pub wall: Duration,
+    /// The longest answer that a check asks for only to have a long one, in tokens.
+    pub answer_tokens: u32,
 }
+
+/// Tokens that the warm-up requests ask for together.
+const WARM_UP_TOKENS: u32 = 12;
+
+/// Answers of full length that take a check half its time.
+const LONG_ANSWERS: u32 = 5;
 
 /// The warm-up time for which the base limits are made.
 const BASE_WARM_UP: Duration = Duration::from_millis(500);
@@ -25,11 +33,15 @@ impl Limits {
     pub fn scaled(warm_up: Duration) -> Self {
         let factor = (warm_up.as_secs_f64() / BASE_WARM_UP.as_secs_f64()).clamp(1.0, 100.0);
         let base = Self::default();
+        let wall = base.wall.mul_f64(factor);
+        let token = (warm_up / WARM_UP_TOKENS).max(Duration::from_micros(1));
+        let affordable = (wall / 2 / LONG_ANSWERS).as_micros() / token.as_micros();
         Self {
             call: base.call.mul_f64(factor),
             cancel: base.cancel.mul_f64(factor),
             start: base.start.mul_f64(factor),
-            wall: base.wall.mul_f64(factor),
+            wall,
+            answer_tokens: u32::try_from(affordable).unwrap_or(u32::MAX),
         }
     }
 
@@ -41,6 +53,7 @@ impl Limits {
             call: Duration::from_secs(3600),
             cancel: Duration::from_secs(5),
             start: Duration::from_secs(3600),
+            answer_tokens: u32::MAX,
             ..base
         }
     }
@@ -53,6 +66,26 @@ impl Default for Limits {
             cancel: Duration::from_secs(2),
             start: Duration::from_secs(60),
             wall: Duration::from_secs(20),
+            answer_tokens: 1000,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_engine_gets_more_time_and_is_asked_for_less() {
+        let swift = Limits::scaled(Duration::from_millis(12));
+        let slow = Limits::scaled(Duration::from_millis(2400));
+        assert_eq!(
+            (swift.wall, swift.answer_tokens),
+            (Duration::from_secs(20), 2000)
+        );
+        assert_eq!(
+            (slow.wall, slow.answer_tokens),
+            (Duration::from_secs(96), 48)
+        );
     }
 }

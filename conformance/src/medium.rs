@@ -48,12 +48,17 @@ impl Medium {
     #[must_use]
     pub fn input(self, prompt: Vec<TokenId>) -> Input {
         match self {
-            Self::Tokens => Input::Tokens(prompt),
-            Self::Text => Input::Text(spelled(&prompt)),
-            Self::Chat => Input::Chat(ChatInput {
-                messages: vec![serde_json::json!({"role": "user", "content": spelled(&prompt)})],
-                tools: Vec::new(),
-            }),
+            Self::Tokens => Input::Tokens(prompt.into()),
+            Self::Text => Input::Text(spelled(&prompt).into()),
+            Self::Chat => Input::Chat(
+                ChatInput {
+                    messages: vec![
+                        serde_json::json!({"role": "user", "content": spelled(&prompt)}),
+                    ],
+                    tools: Vec::new(),
+                }
+                .into(),
+            ),
         }
     }
 }

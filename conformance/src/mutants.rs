@@ -5,19 +5,24 @@ pub mod capable;
 mod concurrency;
 mod cut;
 mod disaggregated;
+mod embeddings;
 mod errors;
 mod fault;
 mod finish;
 mod guided;
 mod kv_events;
+mod lengths;
 mod lifecycle;
 mod metrics;
 mod resume;
+mod rules;
 mod sampling;
+mod seam;
 mod shutdown;
 pub mod slotted;
 mod stream;
 pub mod text;
+mod transfer;
 mod usage;
 
 use std::sync::Arc;
@@ -59,29 +64,41 @@ impl Mutant {
 
 /// Every mutant.
 pub fn corpus() -> impl Iterator<Item = &'static Mutant> {
-    GROUPS.iter().flat_map(|group| group.iter())
+    groups().flat_map(|(_, mutants)| mutants)
+}
+
+/// Every mutant, by the module it is in.
+pub fn groups() -> impl Iterator<Item = (&'static str, &'static [Mutant])> {
+    GROUPS.iter().copied()
 }
 
 /// Engines that are wrapped like mutants and have no fault: no check may catch them. They prove what the clean engine
 /// cannot, since it publishes nothing and does not crash.
 pub fn controls() -> impl Iterator<Item = &'static Mutant> {
-    [errors::CONTROLS, metrics::CONTROLS].into_iter().flatten()
+    [errors::CONTROLS, metrics::CONTROLS, embeddings::CONTROLS]
+        .into_iter()
+        .flatten()
 }
 
-const GROUPS: &[&[Mutant]] = &[
-    lifecycle::MUTANTS,
-    stream::MUTANTS,
-    finish::MUTANTS,
-    usage::MUTANTS,
-    cancellation::MUTANTS,
-    concurrency::MUTANTS,
-    sampling::MUTANTS,
-    guided::MUTANTS,
-    errors::MUTANTS,
-    shutdown::MUTANTS,
-    metrics::MUTANTS,
-    kv_events::MUTANTS,
-    disaggregated::MUTANTS,
-    resume::MUTANTS,
-    text::MUTANTS,
+const GROUPS: &[(&str, &[Mutant])] = &[
+    ("lifecycle", lifecycle::MUTANTS),
+    ("stream", stream::MUTANTS),
+    ("finish", finish::MUTANTS),
+    ("usage", usage::MUTANTS),
+    ("lengths", lengths::MUTANTS),
+    ("cancellation", cancellation::MUTANTS),
+    ("concurrency", concurrency::MUTANTS),
+    ("sampling", sampling::MUTANTS),
+    ("guided", guided::MUTANTS),
+    ("errors", errors::MUTANTS),
+    ("shutdown", shutdown::MUTANTS),
+    ("metrics", metrics::MUTANTS),
+    ("kv_events", kv_events::MUTANTS),
+    ("disaggregated", disaggregated::MUTANTS),
+    ("transfer", transfer::MUTANTS),
+    ("resume", resume::MUTANTS),
+    ("seam", seam::MUTANTS),
+    ("rules", rules::MUTANTS),
+    ("embeddings", embeddings::MUTANTS),
+    ("text", text::MUTANTS),
 ];

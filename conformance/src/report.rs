@@ -88,6 +88,9 @@ pub struct CheckReport {
     pub evidence: Evidence,
     /// Wall time, in microseconds.
     pub duration_us: u64,
+    /// The other check that saw it fail, for a rule that holds in every check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen_in: Option<String>,
     /// What the check asked and what came back, for one that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transcript: Option<Transcript>,
@@ -98,6 +101,12 @@ impl CheckReport {
     #[must_use]
     pub fn seconds(&self) -> f64 {
         std::time::Duration::from_micros(self.duration_us).as_secs_f64()
+    }
+
+    /// The check to run again to see the same: itself, or the one that saw it fail.
+    #[must_use]
+    pub fn tried(&self) -> &str {
+        self.seen_in.as_deref().unwrap_or(&self.id)
     }
 
     /// Whether it would fail the run, or has not been judged, but for a waiver.
@@ -239,8 +248,10 @@ impl Report {
     /// The command that runs a check again as it was run.
     #[must_use]
     pub fn replay_of(&self, check: &CheckReport) -> String {
-        let mut command = format!("{} --only {}", self.replay, check.id);
-        if check.level == Level::Soak {
+        let tried = check.tried();
+        let mut command = format!("{} --only {tried}", self.replay);
+        let level = crate::find(tried).map_or(check.level, |known| known.level);
+        if level == Level::Soak {
             command.push_str(" --level soak");
         }
         if self.seed != 0 {

@@ -16,6 +16,7 @@ use crate::checks::catalogue;
 use crate::limits::Limits;
 use crate::medium::Medium;
 use crate::report::{CheckReport, EngineReport, Evidence, Report, Verdict};
+use crate::rules::Rule;
 use crate::subject::Factory;
 use crate::transcript::Transcript;
 use crate::trial::{Live, Trial, Variation};
@@ -72,9 +73,11 @@ pub fn run_conformance(factory: impl Factory) -> Report {
 pub fn run_conformance_with(factory: impl Factory, options: &Options) -> Report {
     let factory: Arc<dyn Factory> = Arc::new(factory);
     let known = acquaint(&factory);
-    let checks = catalogue()
-        .map(|check| run_one(check, &factory, &known, options))
+    let mut seen = BTreeMap::new();
+    let mut checks: Vec<CheckReport> = catalogue()
+        .map(|check| run_one(check, &factory, &known, options, &mut seen))
         .collect();
+    tell_breaches(&mut checks, seen);
     Report::new(known.engine, options, checks)
 }
 
@@ -87,7 +90,35 @@ pub fn run_check(check: &Check, factory: impl Factory) -> CheckReport {
         level: Level::Soak,
         ..Options::default()
     };
-    run_one(check, &factory, &known, &options)
+    run_one(check, &factory, &known, &options, &mut BTreeMap::new())
+}
+
+/// A breach of a rule of the reader: the first check that saw it, and what it saw.
+struct Breach {
+    check: &'static str,
+    what: String,
+    transcript: Transcript,
+}
+
+/// Fails the check of each rule that another check saw broken. Such a rule holds always, so it fails also where its check was
+/// left out by name.
+fn tell_breaches(checks: &mut [CheckReport], seen: BTreeMap<Rule, Breach>) {
+    for (rule, breach) in seen {
+        let row = checks.iter_mut().find(|row| row.id == rule.check());
+        let Some(row) = row.filter(|row| !row.is_bad()) else {
+            continue;
+        };
+        let Breach {
+            check,
+            what,
+            transcript,
+        } = breach;
+        row.verdict = Verdict::Fail {
+            reason: format!("in {check}: {what}"),
+        };
+        row.seen_in = Some(check.to_owned());
+        row.transcript = Some(transcript);
+    }
 }
 
 fn run_one(
@@ -95,12 +126,23 @@ fn run_one(
     factory: &Arc<dyn Factory>,
     known: &Acquaintance,
     options: &Options,
+    seen: &mut BTreeMap<Rule, Breach>,
 ) -> CheckReport {
     let started = Instant::now();
-    let tried = match reason_to_skip(check, known, options) {
+    let mut tried = match reason_to_skip(check, known, options) {
         Some(skip) => Tried::untried(skip),
         None => on_own_thread(*check, Arc::clone(factory), known, options),
     };
+    for (rule, what) in std::mem::take(&mut tried.breaches) {
+        if Rule::of(check.id) == Some(rule) && tried.result.is_ok() {
+            tried.result = Err(Stop::Fail(what.clone()));
+        }
+        seen.entry(rule).or_insert_with(|| Breach {
+            check: check.id,
+            what,
+            transcript: tried.transcript.clone(),
+        });
+    }
     let verdict = tried.verdict(check.level);
     let is_failed = matches!(verdict, Verdict::Fail { .. });
     CheckReport {
@@ -110,6 +152,7 @@ fn run_one(
         verdict,
         evidence: tried.evidence,
         duration_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+        seen_in: None,
         transcript: is_failed.then_some(tried.transcript),
     }
 }
@@ -151,6 +194,8 @@ struct Tried {
     evidence: Evidence,
     measurements: BTreeMap<String, u64>,
     transcript: Transcript,
+    /// The rules of the reader that were broken meanwhile.
+    breaches: BTreeMap<Rule, String>,
 }
 
 impl Tried {
@@ -160,6 +205,7 @@ impl Tried {
             evidence: Evidence::Direct,
             measurements: BTreeMap::new(),
             transcript: Transcript::default(),
+            breaches: BTreeMap::new(),
         }
     }
 
@@ -224,6 +270,7 @@ fn on_own_thread(
         evidence: watched.evidence(),
         measurements: watched.measurements(),
         transcript: watched.transcript(),
+        breaches: watched.broken_rules(),
     }
 }
 
@@ -325,9 +372,18 @@ async fn warm_up(live: &Live) -> Limits {
     Limits::scaled(started.elapsed())
 }
 
-/// Starts one engine to learn what it declares, and how fast it is. An engine that fails here is taken for a plain one; the
-/// checks will say what is wrong with it.
+/// Learns what an engine declares, and how fast it is. One that declares virtual time and does not keep it is tested in real
+/// time, so that it fails for that and not for everything.
 pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
+    let known = look_at(factory, true);
+    if known.is_virtual_time && ensure_virtual_time(factory).is_err() {
+        return look_at(factory, false);
+    }
+    known
+}
+
+/// Starts one engine. One that fails here is taken for a plain one; the checks will say what is wrong with it.
+fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
     let plain = Acquaintance {
         is_virtual_time: false,
         limits: Limits::default(),
@@ -345,7 +401,7 @@ pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
             ..Limits::default()
         };
         let trial = Trial::new(factory, "warm-up", limits, Variation::default());
-        let known = runtime.block_on(meet(&trial));
+        let known = runtime.block_on(meet(&trial, may_be_virtual));
         if let Ok(known) = known {
             let _ = sender.send(known);
         }
@@ -355,7 +411,41 @@ pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
     receiver.try_recv().unwrap_or(plain)
 }
 
-async fn meet(trial: &Trial) -> Result<Acquaintance, Stop> {
+/// Whether an engine's waits follow tokio's clock, tried on a paused one. That clock goes on as soon as everybody waits for
+/// it: an engine that waits for something else is overtaken by hours.
+pub(crate) fn ensure_virtual_time(factory: &Arc<dyn Factory>) -> CheckResult {
+    let limits = Limits::virtual_time();
+    let trial = Trial::new(
+        Arc::clone(factory),
+        "virtual-time",
+        limits,
+        Variation::default(),
+    );
+    watch(limits.wall, move || {
+        let runtime = runtime(false, true)?;
+        try_out(runtime, &trial, answer_on_a_paused_clock(trial.clone()))
+    })
+}
+
+/// An engine that fails otherwise than by its waits is for other checks to judge.
+async fn answer_on_a_paused_clock(trial: Trial) -> CheckResult {
+    let begun = Instant::now();
+    let answered = async {
+        let live = trial.start().await?;
+        live.answer(live.request(4, 8)).await
+    };
+    match answered.await {
+        Err(Stop::Fail(late)) if begun.elapsed() >= trial.limits().call => {
+            Err(Stop::Fail(format!(
+                "the engine declares virtual_time, but waits for something that does not follow tokio::time: on a paused \
+                 clock {late}"
+            )))
+        }
+        Err(_) | Ok(_) => Ok(()),
+    }
+}
+
+async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop> {
     let live = trial.start().await?;
     let can = &live.config.capabilities;
     let mut profiles = vec![Profile::Tokens];
@@ -376,7 +466,8 @@ async fn meet(trial: &Trial) -> Result<Acquaintance, Stop> {
         name: live.config.model.clone(),
         capabilities: Some(can.clone()),
     };
-    let (medium, is_virtual_time) = (live.medium(), can.virtual_time);
+    let is_virtual_time = can.virtual_time && may_be_virtual;
+    let medium = live.medium();
     if is_virtual_time {
         trial.tidy().await;
         return Ok(Acquaintance {

@@ -46,7 +46,7 @@ pub struct SequenceOptions {
     pub seed: Option<u64>,
     /// A file of sequences to try first, to which a new failure's is added.
     pub regressions: Option<PathBuf>,
-    /// How the replay of one sequence begins: a command that takes `--sequence TEXT --engine NAME`.
+    /// How the replay of one sequence begins: a command that names the engine and takes `--sequence TEXT`.
     pub replay: String,
 }
 
@@ -57,7 +57,7 @@ impl Default for SequenceOptions {
             max_operations: 32,
             seed: None,
             regressions: None,
-            replay: "genset conform replay".to_owned(),
+            replay: "genset conform replay --engine NAME".to_owned(),
         }
     }
 }
@@ -343,16 +343,7 @@ impl Bench {
     }
 
     fn failure(&self, broken: Broken, seed: Option<u64>) -> SequenceFailure {
-        let prefix = &self.replay;
-        // An engine that does not start has told no name.
-        let engine = match self.known.engine.name.as_str() {
-            "" => "NAME",
-            name => name,
-        };
-        let replay = format!(
-            "{prefix} --sequence '{}' --engine {engine}",
-            broken.sequence
-        );
+        let replay = format!("{} --sequence '{}'", self.replay, broken.sequence);
         SequenceFailure::Violated(Box::new(Violated {
             sequence: broken.sequence,
             violation: broken.violation,

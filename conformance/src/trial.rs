@@ -2,22 +2,25 @@
 //! [`Answer`] is what was read. Every wait has a limit; whoever passes it fails the check by name.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::future::join_all;
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output,
-    OutputStream, RequestContext, Role, SamplingOption, StartContext, TokenId,
+    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
+    LocalKvCarrier, RequestContext, Role, SamplingOption, StartContext, TokenId,
 };
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
-use crate::answer::{Answer, Generated};
-use crate::check::{Stop, fail};
+use crate::answer::Answer;
+use crate::check::{CheckResult, Stop, fail};
 use crate::limits::Limits;
 use crate::medium::Medium;
 use crate::report::Evidence;
+use crate::rules::{Breaches, Reader, Rule, Watched};
+use crate::running::Running;
 use crate::subject::{Factory, Scenario, Subject};
 use crate::transcript::{self, Recorder, Transcript};
 
@@ -34,7 +37,12 @@ struct Shared {
     evidence: Mutex<Evidence>,
     /// Engines to clean up when the check is over.
     built: Mutex<Vec<Arc<dyn LLMEngine>>>,
+    /// Engines that were started, and may have been let go of since.
+    watched: Mutex<Vec<Watched>>,
+    breaches: Breaches,
     requests: std::sync::atomic::AtomicU64,
+    /// How engines of one check fetch KV blocks from each other.
+    kv_carrier: LocalKvCarrier,
     seed: u64,
     medium: Medium,
     measurements: Mutex<BTreeMap<String, u64>>,
@@ -65,7 +73,10 @@ impl Trial {
             limits,
             evidence: Mutex::new(Evidence::Direct),
             built: Mutex::default(),
+            watched: Mutex::default(),
+            breaches: Breaches::default(),
             requests: std::sync::atomic::AtomicU64::new(0),
+            kv_carrier: LocalKvCarrier::default(),
             seed: variation.seed,
             medium: variation.medium,
             measurements: Mutex::default(),
@@ -109,6 +120,40 @@ impl Trial {
         self.shared.recorder.transcript()
     }
 
+    pub(crate) fn factory(&self) -> &Arc<dyn Factory> {
+        &self.shared.factory
+    }
+
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.shared.recorder
+    }
+
+    /// Where a breach of a rule of the reader is noted.
+    pub(crate) fn breaches(&self) -> &Breaches {
+        &self.shared.breaches
+    }
+
+    /// The rules that were seen broken, and how.
+    pub(crate) fn broken_rules(&self) -> BTreeMap<Rule, String> {
+        self.shared.breaches.seen()
+    }
+
+    /// Reads the KV events of every engine up to now.
+    pub(crate) fn read_kv_events(&self) {
+        for watched in self.shared.watched.lock().iter_mut() {
+            watched.read(&self.shared.breaches);
+        }
+    }
+
+    /// Says that the check kills an engine on purpose.
+    pub(crate) fn expect_death(&self, subject: &Subject) {
+        for watched in self.shared.watched.lock().iter_mut() {
+            if watched.is(&subject.engine) {
+                watched.may_die();
+            }
+        }
+    }
+
     /// A fresh engine, not started.
     #[must_use]
     pub fn build(&self) -> Subject {
@@ -143,8 +188,10 @@ impl Trial {
         let built = u64::try_from(self.shared.built.lock().len()).unwrap_or(1);
         let ctx = StartContext {
             role,
+            kv_transfers: self.shared.kv_carrier.join(built),
             ..StartContext::detached(built)
         };
+        let mut watched = Watched::new(&subject.engine, &ctx);
         let started = self
             .within(
                 "start",
@@ -157,12 +204,16 @@ impl Trial {
             Err(error) => format!("start failed: {}", error.kind()),
         });
         match started {
-            Ok(config) => Ok(Live {
-                trial: self.clone(),
-                subject,
-                config,
-                start: ctx,
-            }),
+            Ok(config) => {
+                watched.declares(&config);
+                self.shared.watched.lock().push(watched);
+                Ok(Live {
+                    trial: self.clone(),
+                    subject,
+                    config,
+                    start: ctx,
+                })
+            }
             Err(error) => fail!("start failed: {} ({})", error, error.kind()),
         }
     }
@@ -199,10 +250,15 @@ impl Trial {
     pub fn release(&self, subject: &Subject) {
         let is_other = |built: &Arc<dyn LLMEngine>| !Arc::ptr_eq(built, &subject.engine);
         self.shared.built.lock().retain(is_other);
+        let mut watched = self.shared.watched.lock();
+        watched.retain(|watched| !watched.is(&subject.engine));
     }
 
-    /// Cleans up what the check has built; how that goes is not judged here.
+    /// Looks at what the check has started once more, and cleans up what it has built; how that goes is not judged here.
     pub(crate) async fn tidy(&self) {
+        for mut watched in std::mem::take(&mut *self.shared.watched.lock()) {
+            watched.end(&self.shared.breaches);
+        }
         let built = std::mem::take(&mut *self.shared.built.lock());
         for engine in built {
             let _ = tokio::time::timeout(Duration::from_secs(1), engine.cleanup()).await;
@@ -222,6 +278,12 @@ impl Trial {
         format!("{}-{number}", self.shared.check)
     }
 }
+
+/// The shortest pause before a request is sent again to an engine that is full.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Tokens of a KV block of an engine that does not say.
+const USUAL_BLOCK_TOKENS: u32 = 16;
 
 /// A started engine.
 #[derive(Clone)]
@@ -269,11 +331,7 @@ impl Live {
     /// A token id that the engine's vocabulary has, varying with `seed`.
     #[must_use]
     pub fn token(&self, seed: u64) -> TokenId {
-        let vocab_size = u64::from(
-            self.config
-                .vocab_size
-                .map_or(100, std::num::NonZeroU32::get),
-        );
+        let vocab_size = u64::from(self.config.vocab_size.map_or(100, NonZeroU32::get));
         let seed = seed.wrapping_add(self.trial.shared.seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
         u32::try_from(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % vocab_size).unwrap_or(0)
     }
@@ -319,6 +377,30 @@ impl Live {
         request
     }
 
+    /// The tokens of an answer of up to `wanted`, after a prompt of `prompt_len`: fewer where the context is small or the
+    /// engine slow.
+    #[must_use]
+    pub fn affordable_answer(&self, prompt_len: usize, wanted: u32) -> u32 {
+        let prompt = u32::try_from(prompt_len).unwrap_or(u32::MAX);
+        let room = self.config.context_length_tokens.saturating_sub(prompt);
+        wanted
+            .min(room)
+            .min(self.trial.limits().answer_tokens)
+            .max(1)
+    }
+
+    /// The length of a prompt of three KV blocks, or of as much as the context has room for.
+    #[must_use]
+    pub fn several_blocks(&self) -> usize {
+        let block = self
+            .config
+            .kv_block_size
+            .map_or(USUAL_BLOCK_TOKENS, NonZeroU32::get);
+        let most = self.config.context_length_tokens / 2 / 3;
+        let len = block.min(most).max(1).saturating_mul(3);
+        usize::try_from(len).unwrap_or(usize::MAX)
+    }
+
     /// Whether the engine declares a sampling option.
     #[must_use]
     pub fn can(&self, option: SamplingOption) -> bool {
@@ -342,6 +424,7 @@ impl Live {
         ctx: RequestContext,
     ) -> Result<Result<Running, EngineError>, Stop> {
         let recorder = &self.trial.shared.recorder;
+        let reader = Reader::new(&self.config, &request);
         recorder.note(Some(ctx.id()), || transcript::summary(&request));
         if !self.subject.checks_itself
             && let Err(refusal) = self.config.check(&request)
@@ -363,30 +446,58 @@ impl Live {
                 format!("refused by the engine: {}", refusal.kind())
             });
         }
-        Ok(generated.map(|outputs| Running::new(self.trial.clone(), ctx, outputs)))
+        Ok(generated.map(|outputs| Running::new(self.trial.clone(), ctx, outputs, reader)))
     }
 
-    /// Sends a request that must be accepted.
+    /// Sends a request that must be accepted. An engine that is full may refuse it for a while: it is sent again after the
+    /// pause that the engine asks for, until the limit for calls has passed.
     ///
     /// # Errors
     /// A failure when it is refused or not accepted in time.
     pub async fn generate(&self, request: GenerateRequest) -> Result<Running, Stop> {
-        let ctx = self.context(&request);
-        match self.try_generate(request, ctx).await? {
-            Ok(running) => Ok(running),
-            Err(error) => fail!(
-                "generate refused a good request: {error} ({})",
-                error.kind()
-            ),
+        let deadline = Instant::now() + self.trial.limits().call;
+        loop {
+            let ctx = self.context(&request);
+            let error = match self.try_generate(request.clone(), ctx).await? {
+                Ok(running) => return Ok(running),
+                Err(error) => error,
+            };
+            self.pause_if_full(&error, deadline).await?;
         }
     }
 
-    /// Sends a request that must be accepted, and reads all of its answer.
+    /// Waits as long as an engine asks for that is full.
+    ///
+    /// # Errors
+    /// A failure when it is not full, or the deadline has passed.
+    async fn pause_if_full(&self, error: &EngineError, deadline: Instant) -> CheckResult {
+        if error.kind() != ErrorKind::Overloaded || Instant::now() >= deadline {
+            fail!(
+                "generate refused a good request: {error} ({})",
+                error.kind()
+            );
+        }
+        let asked = error.details().retry_after.unwrap_or(PAUSE);
+        tokio::time::sleep(asked.clamp(PAUSE, self.trial.limits().call)).await;
+        Ok(())
+    }
+
+    /// Sends a request that must be accepted, and reads all of its answer. As with [`Self::generate`], one that is refused in
+    /// its stream because the engine is full is sent again.
     ///
     /// # Errors
     /// A failure when it is refused, or its stream does not end in time.
     pub async fn answer(&self, request: GenerateRequest) -> Result<Answer, Stop> {
-        self.generate(request).await?.finish().await
+        let deadline = Instant::now() + self.trial.limits().call;
+        loop {
+            let answer = self.generate(request.clone()).await?.finish().await?;
+            match answer.error() {
+                Some(error) if answer.items.len() == 1 && error.kind() == ErrorKind::Overloaded => {
+                    self.pause_if_full(error, deadline).await?;
+                }
+                _ => return Ok(answer),
+            }
+        }
     }
 
     /// Sends all requests at once and reads all answers, in order.
@@ -447,94 +558,6 @@ impl Live {
     }
 }
 
-/// A request whose stream is being read.
-pub struct Running {
-    /// Its context: cancel it here.
-    pub ctx: RequestContext,
-    trial: Trial,
-    outputs: OutputStream,
-}
-
-impl Running {
-    fn new(trial: Trial, ctx: RequestContext, outputs: OutputStream) -> Self {
-        Self {
-            ctx,
-            trial,
-            outputs,
-        }
-    }
-
-    /// The next item; `None` after the end.
-    ///
-    /// # Errors
-    /// A failure when none comes in time.
-    pub async fn next(&mut self) -> Result<Option<Result<Output, EngineError>>, Stop> {
-        let item = self
-            .trial
-            .call("the next item of the stream", self.outputs.next())
-            .await?;
-        self.trial.shared.recorder.item(&self.ctx, item.as_ref());
-        Ok(item)
-    }
-
-    /// Reads until at least `count` tokens came; returns them.
-    ///
-    /// # Errors
-    /// A failure when the stream ends first.
-    pub async fn read_tokens(&mut self, count: usize) -> Result<Generated, Stop> {
-        let mut read = Generated::default();
-        while read.len() < count {
-            match self.next().await? {
-                Some(Ok(output @ (Output::Tokens(_) | Output::Text(_)))) => read.push(&output),
-                other => fail!(
-                    "the stream ended after {} of {count} tokens: {other:?}",
-                    read.len()
-                ),
-            }
-        }
-        Ok(read)
-    }
-
-    /// Reads to the end, and once past it.
-    ///
-    /// # Errors
-    /// A failure when an item does not come in time.
-    pub async fn finish(self) -> Result<Answer, Stop> {
-        let limit = self.trial.limits().call;
-        self.finish_within(limit).await
-    }
-
-    /// As [`Self::finish`], with a limit of its own for each item.
-    ///
-    /// # Errors
-    /// As [`Self::finish`].
-    pub async fn finish_within(mut self, limit: Duration) -> Result<Answer, Stop> {
-        let mut items = Vec::new();
-        let trial = self.trial.clone();
-        while let Some(item) = trial
-            .within("the next item of the stream", limit, self.outputs.next())
-            .await?
-        {
-            trial.shared.recorder.item(&self.ctx, Some(&item));
-            items.push(item);
-        }
-        let is_fused = trial
-            .within("a poll past the end", limit, self.outputs.next())
-            .await?
-            .is_none();
-        Ok(Answer {
-            items,
-            violation: self.outputs.violation(),
-            is_fused,
-        })
-    }
-
-    /// The stream itself, for checks that drop or move it.
-    pub fn into_outputs(self) -> OutputStream {
-        self.outputs
-    }
-}
-
 impl std::fmt::Debug for Trial {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Trial")
@@ -547,14 +570,6 @@ impl std::fmt::Debug for Live {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Live")
             .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for Running {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Running")
-            .field("ctx", &self.ctx)
             .finish_non_exhaustive()
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use genset_conformance::mutants::{Clean, Mutant, controls, corpus};
+use genset_conformance::mutants::{Clean, Mutant, controls, corpus, groups};
 use genset_conformance::{
     Level, Options, Profile, Scenario, catalogue, find, run_conformance, run_conformance_with,
 };
@@ -45,10 +45,10 @@ fn as_high_as(mutant: &Mutant) -> Options {
     }
 }
 
-#[test]
-fn each_mutant_is_caught_by_exactly_its_checks() {
+fn caught_exactly(group: &str) {
     let mut wrong = Vec::new();
-    for mutant in corpus() {
+    let mutants = groups().filter(|(name, _)| *name == group);
+    for mutant in mutants.flat_map(|(_, mutants)| mutants) {
         let report = run_conformance_with(mutant.factory(clean()), &as_high_as(mutant));
         let caught: BTreeSet<&str> = report.failures().map(|check| check.id.as_str()).collect();
         let listed: BTreeSet<&str> = mutant.killed_by.iter().copied().collect();
@@ -60,6 +60,34 @@ fn each_mutant_is_caught_by_exactly_its_checks() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// One test a group of mutants, so that one can be run alone: each is caught by exactly its checks.
+macro_rules! each_group {
+    ($($group:ident)*) => {
+        mod each_mutant_is_caught_by_exactly_its_checks {
+            $(
+                #[test]
+                fn $group() {
+                    super::caught_exactly(stringify!($group));
+                }
+            )*
+        }
+
+        const GROUPS: &[&str] = &[$(stringify!($group)),*];
+    };
+}
+
+each_group! {
+    lifecycle stream finish usage lengths cancellation concurrency
+    sampling guided errors shutdown metrics kv_events
+    disaggregated transfer resume seam rules embeddings text
+}
+
+#[test]
+fn every_group_of_mutants_has_its_test() {
+    let groups: Vec<&str> = groups().map(|(name, _)| name).collect();
+    assert_eq!(groups, GROUPS);
 }
 
 #[test]

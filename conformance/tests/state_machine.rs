@@ -232,7 +232,7 @@ fn a_failure_says_what_where_and_how_to_replay_it() {
         r#"at `drain` (3 of 3): drain was not done within 3600 s
   sequence: start; drain; drain
   seed:     1
-  replay:   genset conform replay --sequence 'start; drain; drain' --engine sample
+  replay:   genset conform replay --engine NAME --sequence 'start; drain; drain'
   in Rust:  replay_sequence("start; drain; drain", factory)"#
     );
 }

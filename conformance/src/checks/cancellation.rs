@@ -4,6 +4,7 @@
 //! catalogue's "stop, then kill" has no subject here: the contract has one way to cancel, with a reason, and the first
 //! reason stays. CN07 cancels twice with two reasons instead.
 
+mod leaving;
 mod neighbours;
 mod race;
 mod release;
@@ -59,6 +60,15 @@ pub(super) const CHECKS: &[Check] = &[
     check!("CN13", Strict, Tokens, "dropping the future of generate frees what it reserved",
         clause: "LLMEngine::generate, Cancel safety",
         breaks: "reservations of clients that left during admission are lost for good", release::on_dropped_future),
+    check!("CN14", Core, Tokens, "a request ends as cancelled, soon, whatever it was cancelled for",
+        clause: "LLMEngine::generate, Contract",
+        breaks: "deadlines and shutdowns that an engine does not hear, because no client pressed stop", leaving::for_every_reason),
+    check!("CN15", Core, Tokens, "a stream that is dropped during prefill gives its slot back",
+        clause: "LLMEngine::generate, Contract",
+        breaks: "clients that give up on long prompts take the engine's slots with them", leaving::during_prefill),
+    check!("CN16", Core, Tokens, "an abort before start, of an unknown request, or after cleanup is harmless",
+        clause: "LLMEngine::abort",
+        breaks: "a client that hangs up while a worker starts or stops crashes it", leaving::aborts_at_any_time),
 ];
 
 async fn before_the_first_poll(trial: Trial) -> CheckResult {

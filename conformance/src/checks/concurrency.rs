@@ -6,6 +6,7 @@
 mod capacity;
 mod heartbeat;
 mod isolation;
+mod priority;
 
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
@@ -49,6 +50,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("CC11", Strict, Tokens, "many requests at once take no longer than one after the other would",
         clause: "LLMEngine::generate",
         breaks: "anti-scaling: the busier the engine, the less it does in all", no_anti_scaling),
+    check!("CC12", Strict, Tokens, "of the requests that wait, one of a higher priority runs before those of a lower one",
+        clause: "GenerateRequest::priority",
+        breaks: "a declared priority that does nothing, or that serves paying clients last", priority::higher_first),
 ];
 
 /// Requests at once; a serial engine is done with them before the limits pass.

@@ -37,12 +37,12 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "client errors, or a dead decode pool, whenever a prefill instance is lost", lost_prefill),
 ];
 
-fn request(live: &Live, seed: u64) -> GenerateRequest {
+pub(super) fn request(live: &Live, seed: u64) -> GenerateRequest {
     live.greedy(live.prompt(10, seed), 12)
 }
 
 /// The first leg: its answer and its transfer parameters.
-async fn prefill(
+pub(super) async fn prefill(
     live: &Live,
     request: &GenerateRequest,
     ctx: &RequestContext,
@@ -64,7 +64,7 @@ async fn prefill(
 }
 
 /// The second leg: its answer, which may be an error.
-async fn decode(
+pub(super) async fn decode(
     live: &Live,
     request: &GenerateRequest,
     transfer: TransferParams,

@@ -10,7 +10,7 @@
 //!
 //! [`Probe::crash`]: crate::Probe::crash
 
-use std::collections::BTreeMap;
+mod refused;
 
 use futures_util::future::join_all;
 use genset_backend_common::{
@@ -45,6 +45,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("ER08", Core, Tokens, "a kind of input is served if it is declared, and refused with Unsupported if not",
         clause: "Capabilities::inputs",
         breaks: "images and texts that are silently left out of the prompt", kinds_of_input),
+    check!("ER09", Core, Tokens, "a refused request holds nothing, whether the engine is idle or full",
+        clause: "LLMEngine::generate, Contract",
+        breaks: "each mistake of a client costs a slot or a block for good, until the worker serves nobody", refused::hold_nothing),
 ];
 
 type Change = fn(&mut GenerateRequest);
@@ -76,7 +79,7 @@ const OUT_OF_RANGE: &[(&str, Change)] = &[
         r.sampling.repetition_penalty = Some(0.0)
     }),
     ("logit_bias 101", |r| {
-        r.sampling.logit_bias = BTreeMap::from([(0, 101.0)])
+        r.sampling.logit_bias = [(0, 101.0)].into()
     }),
 ];
 
@@ -110,7 +113,7 @@ async fn invalid_token(trial: Trial) -> CheckResult {
             let mut prompt = live.prompt(4, 1);
             prompt[place] = token;
             let mut request = live.request(4, 4);
-            request.input = Input::Tokens(prompt);
+            request.input = Input::Tokens(prompt.into());
             let error = live.refusal(request).await?;
             ensure!(
                 error.kind() == ErrorKind::InvalidArgument,
@@ -136,6 +139,7 @@ async fn crash(trial: Trial) -> CheckResult {
     if !probe.crash() {
         skip!(NoProbe, "the engine's probe has no way to make it crash");
     }
+    trial.expect_death(&live.subject);
     for answer in join_all(all.into_iter().map(|running| running.finish())).await {
         let answer = answer?;
         ensure!(
@@ -188,16 +192,16 @@ async fn good_after_bad(trial: Trial) -> CheckResult {
 /// Allowed, and seldom thought of.
 const ODD: &[(&str, Change)] = &[
     ("the same stop token twice", |r| {
-        r.stop.stop_token_ids = vec![7, 7]
+        r.stop.stop_token_ids = [7, 7].into()
     }),
     ("a stop token outside the vocabulary", |r| {
-        r.stop.stop_token_ids = vec![u32::MAX]
+        r.stop.stop_token_ids = [u32::MAX].into()
     }),
     ("a thousand stop tokens", |r| {
         r.stop.stop_token_ids = (0..1000).collect()
     }),
     ("a stop token that is an end-of-sequence token too", |r| {
-        (r.stop.stop_token_ids, r.stop.eos_token_ids) = (vec![7], vec![7]);
+        (r.stop.stop_token_ids, r.stop.eos_token_ids) = ([7].into(), [7].into());
     }),
     ("min_tokens equal to max_tokens", |r| r.stop.min_tokens = 4),
     ("the largest max_tokens", |r| {
@@ -227,7 +231,7 @@ const ODD_SAMPLING: &[(SamplingOption, Change)] = &[
     (SamplingOption::MinP, |r| r.sampling.min_p = Some(1.0)),
     (SamplingOption::Seed, |r| r.sampling.seed = Some(u64::MAX)),
     (SamplingOption::LogitBias, |r| {
-        r.sampling.logit_bias = BTreeMap::from([(u32::MAX, 1.0)])
+        r.sampling.logit_bias = [(u32::MAX, 1.0)].into()
     }),
 ];
 
@@ -367,10 +371,13 @@ async fn kinds_of_input(trial: Trial) -> CheckResult {
         tools: Vec::new(),
     };
     let inputs = [
-        (InputKind::Tokens, Input::Tokens(live.prompt(1, 0))),
+        (InputKind::Tokens, Input::Tokens(live.prompt(1, 0).into())),
         (InputKind::Text, Input::Text("ping".into())),
-        (InputKind::Chat, Input::Chat(chat)),
-        (InputKind::Embed, Input::Embed(vec![vec![0], vec![0]])),
+        (InputKind::Chat, Input::Chat(chat.into())),
+        (
+            InputKind::Embed,
+            Input::Embed(vec![vec![0], vec![0]].into()),
+        ),
     ];
     for (kind, input) in inputs {
         let mut request = live.request(1, 4);

@@ -13,6 +13,9 @@ use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
+mod exact;
+mod room;
+
 pub(super) const CHECKS: &[Check] = &[
     check!("FN01", Core, Tokens, "max_tokens = N gives N tokens and the reason Length",
         clause: "StopConditions::max_tokens; FinishReason::Length",
@@ -45,6 +48,21 @@ pub(super) const CHECKS: &[Check] = &[
     check!("FN10", Strict, Tokens, "no stop token ends a sequence before min_tokens",
         clause: "StopConditions::min_tokens",
         breaks: "answers shorter than asked for", min_tokens_hold),
+    check!(tokens "FN11", Core, Tokens, "every token of a list of 64 stop tokens ends the stream",
+        clause: "StopConditions::stop_token_ids",
+        breaks: "answers that run on, for clients with more stop words than the engine has room for", exact::long_stop_lists),
+    check!(tokens "FN12", Core, Tokens, "every end-of-sequence token ends the stream, beside stop tokens too, and none of the prompt's does",
+        clause: "StopConditions::eos_token_ids",
+        breaks: "models with several end tokens that talk on after their turn", exact::both_lists),
+    check!(tokens "FN13", Core, Tokens, "a stop token ends the stream at its place: the first, behind 64, behind 256",
+        clause: "StopConditions::is_stop",
+        breaks: "long answers that run on to their limit", exact::stops_at_every_place),
+    check!(tokens "FN14", Strict, Tokens, "min_tokens holds to the token: a stop counts from there on, and not one earlier",
+        clause: "StopConditions::min_tokens",
+        breaks: "answers a token shorter or longer than asked for", exact::min_tokens_to_the_token),
+    check!(tokens "FN15", Core, Tokens, "the context can be used to its last token, and without max_tokens it is",
+        clause: "StopConditions::max_tokens",
+        breaks: "answers cut by a default that nobody asked for", room::used_to_the_last_token),
 ];
 
 async fn max_tokens_is_a_limit(trial: Trial) -> CheckResult {
@@ -116,7 +134,7 @@ async fn an_empty_prompt_is_refused(trial: Trial) -> CheckResult {
     let takes_chat = live.config.capabilities.inputs.contains(&InputKind::Chat);
     if takes_chat {
         let mut request = live.request(1, 4);
-        request.input = Input::Chat(ChatInput::default());
+        request.input = Input::Chat(ChatInput::default().into());
         is_refused(&live, request, ErrorKind::InvalidArgument).await?;
     }
     an_empty_text_is_no_trouble(&live).await
@@ -274,7 +292,7 @@ async fn in_context(
     live: &Live,
     request: GenerateRequest,
     ctx: RequestContext,
-) -> Result<crate::trial::Running, Stop> {
+) -> Result<crate::running::Running, Stop> {
     match live.try_generate(request, ctx).await? {
         Ok(running) => Ok(running),
         Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),

@@ -19,6 +19,7 @@ const PROMPTS: u64 = 3;
 pub(super) struct Foretold {
     request: GenerateRequest,
     tokens: Vec<TokenId>,
+    vocab_size: u32,
     /// How many tokens come before [`Self::token`]; it is not among them.
     pub(super) place: u32,
     /// The token to stop at.
@@ -35,19 +36,21 @@ impl Foretold {
             let place = (wanted_place..tokens.len())
                 .find(|place| !tokens[..*place].contains(&tokens[*place]));
             if let Some(place) = place {
-                return Ok(Self::at(request, tokens, place));
+                return Ok(Self::at(live, request, tokens, place));
             }
             last = Some((request, tokens));
         }
         match last {
-            Some((request, tokens)) if !tokens.is_empty() => Ok(Self::at(request, tokens, 0)),
+            Some((request, tokens)) if !tokens.is_empty() => Ok(Self::at(live, request, tokens, 0)),
             _ => fail!("no token was generated"),
         }
     }
 
-    fn at(request: GenerateRequest, tokens: Vec<TokenId>, place: usize) -> Self {
+    fn at(live: &Live, request: GenerateRequest, tokens: Vec<TokenId>, place: usize) -> Self {
+        let vocab_size = live.config.vocab_size;
         Self {
             request,
+            vocab_size: vocab_size.map_or(u32::MAX, std::num::NonZeroU32::get),
             token: tokens[place],
             place: u32::try_from(place).unwrap_or(u32::MAX),
             tokens,
@@ -62,7 +65,7 @@ impl Foretold {
     /// The request with the token among `stop_token_ids`, behind one that does not come.
     pub(super) fn stopping(&self) -> GenerateRequest {
         let mut request = self.request();
-        let absent = (0..).find(|token| !self.tokens.contains(token));
+        let absent = (0..self.vocab_size).find(|token| !self.tokens.contains(token));
         request.stop.stop_token_ids = absent.into_iter().chain([self.token]).collect();
         request
     }
@@ -71,7 +74,7 @@ impl Foretold {
     pub(super) fn ending(&self) -> GenerateRequest {
         let mut request = self.request();
         request.stop.ignore_eos = false;
-        request.stop.eos_token_ids = vec![self.token];
+        request.stop.eos_token_ids = [self.token].into();
         request
     }
 

@@ -62,7 +62,7 @@ fn reader(live: &Live) -> Result<Reader, Stop> {
 fn request(live: &Live, guided: GuidedDecoding, seed: u64) -> GenerateRequest {
     let mut request = live.greedy(live.prompt(6, seed), ROOM);
     request.stop.ignore_eos = false;
-    request.guided = Some(guided);
+    request.guided = Some(guided.into());
     request
 }
 
@@ -344,7 +344,7 @@ async fn ends_agree(trial: Trial) -> CheckResult {
         on.reason()
     );
     let mut stopped = plain;
-    stopped.stop.stop_token_ids = vec![tokens[1]];
+    stopped.stop.stop_token_ids = [tokens[1]].into();
     let stopped = live.answer(stopped).await?;
     let before = tokens
         .iter()

@@ -8,15 +8,11 @@
 
 mod soak;
 
-use std::collections::BTreeMap;
-
-use futures_util::FutureExt;
-use genset_backend_common::kv::{
-    BlockHash, KvEventData, KvEventSubscription, Xxh3BlockHasher, hash_blocks,
-};
+use genset_backend_common::kv::{BlockHash, Xxh3BlockHasher, hash_blocks};
 use genset_backend_common::{ErrorKind, TokenId};
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::kv_index::Index;
 use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -53,78 +49,14 @@ pub(super) const CHECKS: &[Check] = &[
     check!("KV11", Soak, KvEvents, "after a long random workload the index built from events is what the cache is",
         clause: "StartContext::kv_events",
         breaks: "indexes that drift by a block in a thousand requests: after a day the router is guessing", soak::index_is_the_cache),
+    check!("KV12", Core, KvEvents, "prompts of different salts reuse nothing of each other, and their blocks have salted hashes",
+        clause: "GenerateRequest::cache_salt",
+        breaks: "a tenant that finds out another's prompts by what is cached of its own", salts_keep_apart),
 ];
-
-/// A router's view: the live blocks and their parents, kept from a snapshot and the changes after it.
-struct Index {
-    changes: KvEventSubscription,
-    last_event_id: u64,
-    live: BTreeMap<BlockHash, Option<BlockHash>>,
-    /// Blocks stored, ever.
-    stored: usize,
-    /// The most blocks that were live at once.
-    peak: usize,
-    /// Removed blocks that were not live.
-    unknown_removals: Vec<BlockHash>,
-    /// Blocks stored after a parent that was not live.
-    orphans: Vec<BlockHash>,
-}
 
 impl Index {
     fn of(live: &Live) -> Self {
-        let changes = live.start.kv_events.subscribe();
-        let blocks = changes.snapshot.blocks.iter();
-        Self {
-            last_event_id: changes.snapshot.last_event_id,
-            live: blocks.map(|block| (block.hash, block.parent)).collect(),
-            changes,
-            stored: 0,
-            peak: 0,
-            unknown_removals: Vec::new(),
-            orphans: Vec::new(),
-        }
-    }
-
-    /// Takes all that was published, however much it is: tokio would make the task yield after a while.
-    fn read(&mut self) -> Result<(), Stop> {
-        while let Some(event) = tokio::task::unconstrained(self.changes.next()).now_or_never() {
-            let Ok(event) = event else {
-                fail!("the subscriber fell behind: too many events at once");
-            };
-            ensure!(
-                event.id == self.last_event_id + 1,
-                "event {} followed event {}",
-                event.id,
-                self.last_event_id
-            );
-            self.last_event_id = event.id;
-            self.apply(event.data);
-        }
-        Ok(())
-    }
-
-    fn apply(&mut self, data: KvEventData) {
-        match data {
-            KvEventData::Stored { mut parent, blocks } => {
-                for block in blocks {
-                    if parent.is_some_and(|parent| !self.live.contains_key(&parent)) {
-                        self.orphans.push(block);
-                    }
-                    self.live.insert(block, parent);
-                    self.stored += 1;
-                    parent = Some(block);
-                }
-            }
-            KvEventData::Removed { blocks } => {
-                for block in blocks {
-                    if self.live.remove(&block).is_none() {
-                        self.unknown_removals.push(block);
-                    }
-                }
-            }
-            KvEventData::Cleared => self.live.clear(),
-        }
-        self.peak = self.peak.max(self.live.len());
+        Self::following(&live.start.kv_events)
     }
 
     /// Reads until `is_done`.
@@ -164,11 +96,15 @@ fn block_size(live: &Live) -> Result<usize, Stop> {
 
 /// The reference hashes of the full blocks of `tokens`.
 fn chain(live: &Live, tokens: &[TokenId]) -> Vec<BlockHash> {
+    salted_chain(live, None, tokens)
+}
+
+fn salted_chain(live: &Live, salt: Option<&str>, tokens: &[TokenId]) -> Vec<BlockHash> {
     let size = live
         .config
         .kv_block_size
         .unwrap_or(std::num::NonZeroU32::MIN);
-    hash_blocks(&Xxh3BlockHasher::new(), tokens, size)
+    hash_blocks(&Xxh3BlockHasher::new(), salt, tokens, size)
 }
 
 /// Tokens each request of this group asks for.
@@ -424,5 +360,25 @@ async fn visible_in_time(trial: Trial) -> CheckResult {
         missing == 0,
         "at the first token {missing} of {reused} reused blocks were not published"
     );
+    Ok(())
+}
+
+async fn salts_keep_apart(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let size = block_size(&live)?;
+    let mut index = Index::of(&live);
+    let prompt = live.prompt(3 * size + 1, 1);
+    for salt in ["one", "two"] {
+        let mut request = live.greedy(prompt.clone(), GENERATED);
+        request.cache_salt = Some(salt.into());
+        let usage = live.answer(request).await?.usage();
+        let cached = usage.and_then(|usage| usage.cached_tokens).unwrap_or(0);
+        ensure!(
+            cached == 0,
+            "a prompt with the salt {salt:?} reused {cached} tokens of one with another salt"
+        );
+        let expected = salted_chain(&live, Some(salt), &prompt);
+        index.until_live(&live, &expected).await?;
+    }
     Ok(())
 }

@@ -16,6 +16,7 @@ use genset_backend_common::{EngineConfig, ErrorKind, Role, StartContext};
 
 use super::leaks;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::runner::ensure_virtual_time;
 use crate::subject::Subject;
 use crate::trial::{Live, Trial};
 
@@ -44,7 +45,20 @@ pub(super) const CHECKS: &[Check] = &[
     check!("LC08", Strict, Tokens, "start never holds the thread for long, alone or beside another engine, and ends",
         clause: "LLMEngine::start, Cancel safety",
         breaks: "a load that hangs cannot be given up, and blocks the rollout", start_yields),
+    check!("LC09", Core, Tokens, "an engine that declares virtual_time waits for nothing but tokio::time",
+        clause: "Capabilities::virtual_time",
+        breaks: "tests on a paused clock that fail everywhere, and nowhere for their own reason", virtual_time),
 ];
+
+async fn virtual_time(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    if !live.config.capabilities.virtual_time {
+        skip!(NotDeclared, "the engine does not declare virtual_time");
+    }
+    live.put_away().await?;
+    // On a thread of its own meanwhile; this one is the check's own too.
+    ensure_virtual_time(trial.factory())
+}
 
 async fn sane_config(trial: Trial) -> CheckResult {
     let live = trial.start().await?;

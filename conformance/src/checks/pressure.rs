@@ -11,7 +11,8 @@ use tokio::time::{Instant, timeout};
 
 use crate::answer::Answer;
 use crate::check::{Stop, ensure, fail, skip};
-use crate::trial::{Live, Running};
+use crate::running::Running;
+use crate::trial::Live;
 
 /// What a long request asks for at most: enough to outlast every limit, little enough for a check that reads it all.
 const LONG_TOKENS: u32 = 20_000;

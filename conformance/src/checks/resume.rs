@@ -61,12 +61,18 @@ impl Uninterrupted {
     }
 }
 
-fn resumed(whole: &GenerateRequest, prompt: &[TokenId], emitted: &[TokenId]) -> GenerateRequest {
+/// The request that goes on after the tokens of `emitted`, as a router makes it.
+pub(super) fn resumed(
+    whole: &GenerateRequest,
+    prompt: &[TokenId],
+    emitted: &[TokenId],
+) -> GenerateRequest {
     let count = u32::try_from(emitted.len()).unwrap_or(u32::MAX);
     let mut request = whole.clone();
-    request.input = genset_backend_common::Input::Tokens([prompt, emitted].concat());
+    request.input = genset_backend_common::Input::Tokens([prompt, emitted].concat().into());
     request.resumed_tokens = count;
     request.stop.max_tokens = whole.stop.max_tokens.map(|max| max.saturating_sub(count));
+    request.stop.min_tokens = whole.stop.min_tokens.saturating_sub(count);
     request
 }
 
@@ -149,7 +155,7 @@ async fn guided_resume(trial: Trial) -> CheckResult {
     let prompt = live.prompt(9, 3);
     let mut request = live.greedy(prompt.clone(), 128);
     request.stop.ignore_eos = false;
-    request.guided = Some(guided);
+    request.guided = Some(guided.into());
     let whole = live.answer(request.clone()).await?;
     let tokens = whole.tokens();
     ensure!(
@@ -181,7 +187,7 @@ async fn stop_after_cut(trial: Trial) -> CheckResult {
     for cut in CUTS {
         let stop = whole.answer.tokens()[cut];
         let mut request = whole.resumed(cut);
-        request.stop.stop_token_ids = vec![stop];
+        request.stop.stop_token_ids = [stop].into();
         let rest = live.answer(request).await?;
         ensure!(
             rest.tokens().is_empty() && rest.reason() == Some(FinishReason::Stop),

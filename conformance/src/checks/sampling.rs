@@ -8,6 +8,12 @@ use crate::answer::Generated;
 use crate::check::{Check, CheckResult, Stop, check, ensure, skip};
 use crate::trial::{Live, Trial};
 
+mod beside;
+mod counted;
+mod free;
+mod rated;
+mod warm;
+
 pub(super) const CHECKS: &[Check] = &[
     check!("DT01", Core, Tokens, "a greedy request repeats exactly",
         clause: "SamplingOptions::temperature",
@@ -38,6 +44,27 @@ pub(super) const CHECKS: &[Check] = &[
     check!("DT09", Core, Tokens, "what is not declared is refused as unsupported",
         clause: "Capabilities",
         breaks: "parameters that are dropped in silence: the client believes they hold", undeclared),
+    check!(tokens "DT10", Core, Tokens, "a prompt of several KV blocks is answered alike, whatever of it was sent before",
+        clause: "SamplingOptions::temperature",
+        breaks: "wrong answers as soon as a prefix is reused: the second turn of every conversation", warm::warm_is_cold),
+    check!("DT11", Strict, Sampling, "top_p near 0 and min_p = 1 are greedy at any temperature",
+        clause: "SamplingOptions::top_p",
+        breaks: "options that are declared and do nothing", free::narrowed_to_one),
+    check!("DT12", Strict, Sampling, "requests without a seed are answered in different ways",
+        clause: "SamplingOptions::seed",
+        breaks: "every retry, and every candidate of best-of-n, is the same answer", free::unseeded_differ),
+    check!("DT13", Strict, Logprobs, "log probabilities are of one distribution over the whole vocabulary",
+        clause: "TokenLogprob::logprob",
+        breaks: "confidence scores and perplexities that are off by a constant that nobody knows", rated::one_distribution),
+    check!(tokens "DT14", Strict, Sampling, "a frequency penalty counts each time that a token came, a presence penalty once",
+        clause: "SamplingOptions::frequency_penalty",
+        breaks: "one penalty under two names: long answers repeat themselves, or may not use a word twice", counted::frequency_adds_up),
+    check!("DT15", Strict, Sampling, "a seed gives the same answer beside other seeds",
+        clause: "SamplingOptions::seed",
+        breaks: "seeds that hold on an idle engine only", beside::seeded_beside_seeded),
+    check!("DT16", Strict, Sampling, "a greedy answer is the same beside requests at a temperature",
+        clause: "SamplingOptions::temperature",
+        breaks: "one client's options applied to another's request", beside::greedy_beside_hot),
 ];
 
 /// A request long enough for a wrong choice to show.
@@ -368,27 +395,26 @@ fn undeclared_requests(live: &Live) -> Vec<(&'static str, GenerateRequest)> {
         (
             can.guided.contains(&GuidedKind::JsonObject),
             "JSON objects",
-            |r| r.guided = Some(GuidedDecoding::JsonObject),
+            |r| r.guided = Some(GuidedDecoding::JsonObject.into()),
         ),
         (
             can.guided.contains(&GuidedKind::JsonSchema),
             "JSON schemas",
             |r| {
-                r.guided = Some(GuidedDecoding::JsonSchema(
-                    serde_json::json!({"type": "null"}),
-                ))
+                r.guided =
+                    Some(GuidedDecoding::JsonSchema(serde_json::json!({"type": "null"})).into())
             },
         ),
         (
             can.guided.contains(&GuidedKind::Regex),
             "regular expressions",
-            |r| r.guided = Some(GuidedDecoding::Regex("a".into())),
+            |r| r.guided = Some(GuidedDecoding::Regex("a".into()).into()),
         ),
         (can.guided.contains(&GuidedKind::Choice), "choices", |r| {
-            r.guided = Some(GuidedDecoding::Choice(vec!["a".into()]))
+            r.guided = Some(GuidedDecoding::Choice(vec!["a".into()]).into())
         }),
         (can.guided.contains(&GuidedKind::Grammar), "grammars", |r| {
-            r.guided = Some(GuidedDecoding::Grammar("root ::= \"a\"".into()))
+            r.guided = Some(GuidedDecoding::Grammar("root ::= \"a\"".into()).into())
         }),
     ];
     let undeclared = asks.into_iter().filter(|(is_declared, _, _)| !is_declared);

@@ -16,10 +16,12 @@ use genset_backend_common::{
 
 use super::growth::{Holdings, Slack};
 use super::leaks;
+use super::pressure::{request, slots};
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
+use crate::running::Running;
 use crate::subject::Subject;
-use crate::trial::{Live, Running, Trial};
+use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
     check!("SH01", Core, Tokens, "cleanup after start succeeds",
@@ -61,6 +63,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!(alone "SH13", Soak, Tokens, "fifty engines, started, used and stopped one after the other, leave memory flat",
         clause: "LLMEngine::cleanup",
         breaks: "a process that swaps models grows until it is killed", fifty_lives),
+    check!("SH14", Core, Tokens, "cleanup ends the requests that wait too",
+        clause: "LLMEngine::cleanup; generate, Contract",
+        breaks: "clients at the end of a busy worker's queue hang when it stops", cleanup_with_waiters),
 ];
 
 /// A cleanup that must succeed.
@@ -153,6 +158,31 @@ async fn cleanup_in_flight(trial: Trial) -> CheckResult {
                 error.kind()
             );
         }
+    }
+    Ok(())
+}
+
+/// Requests beyond those that run at once.
+const WAITING: u32 = 4;
+
+async fn cleanup_with_waiters(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut all = Vec::new();
+    for seed in 0..slots(&live) + WAITING {
+        let request = request(&live, 67, u64::from(seed), 64);
+        let ctx = live.context(&request);
+        // A full engine may refuse; CC07 judges how.
+        all.extend(live.try_generate(request, ctx).await?.ok());
+    }
+    let cleanup = trial.call("cleanup", live.subject.engine.cleanup());
+    let (cleaned, answers) = join(cleanup, finish_all(all)).await;
+    // Whether it succeeds is for SH01 to judge.
+    drop(cleaned?);
+    for answer in answers? {
+        ensure!(
+            answer.violation != Some(Violation::EndedWithoutTerminal),
+            "cleanup left the stream of a request that waited without its terminal"
+        );
     }
     Ok(())
 }

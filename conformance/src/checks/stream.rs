@@ -9,7 +9,8 @@ use genset_backend_common::{CancelReason, EngineError, GenerateRequest};
 use super::foretold::Foretold;
 use crate::answer::{Answer, Generated};
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
-use crate::trial::{Live, Running, Trial};
+use crate::running::Running;
+use crate::trial::{Live, Trial};
 
 mod timing;
 

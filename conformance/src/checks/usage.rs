@@ -10,6 +10,8 @@ use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
+mod long;
+
 pub(super) const CHECKS: &[Check] = &[
     // The type of the terminal has a usage always; left unfilled it is all zeros.
     check!("US01", Core, Tokens, "the terminal's usage is filled in, however the sequence ended",
@@ -35,6 +37,12 @@ pub(super) const CHECKS: &[Check] = &[
     check!("US07", Core, Tokens, "each of many requests at once has its own usage",
         clause: "LLMEngine::generate: called concurrently",
         breaks: "one client billed for another's tokens: a shared counter", concurrent_usage_is_each_ones),
+    check!("US08", Core, Tokens, "usage is right for long prompts and long answers",
+        clause: "Usage",
+        breaks: "bills that are wrong from some length on", long::long_prompts_and_answers),
+    check!(tokens "US09", Strict, Tokens, "cached_tokens counts what was cached before, from the prompt's beginning on",
+        clause: "Usage::cached_tokens",
+        breaks: "discounts for what was computed, and dashboards of a cache that does nothing", long::only_what_was_cached_counts),
 ];
 
 async fn usage_is_filled_in(trial: Trial) -> CheckResult {

@@ -19,25 +19,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "cancel-ignored",
         stands_for: "an engine without cancellation: abandoned requests run to their limit",
-        killed_by: &["CN01", "CN02", "CN05", "CN07", "CN10"],
+        killed_by: &[
+            "CN01", "CN02", "CN05", "CN07", "CN10", "CN14", "CN16", "ER09",
+        ],
         build: |clean, scenario| with_fault(clean, scenario, deaf::Always),
     },
     Mutant {
         name: "cancel-ignored-while-decoding",
         stands_for: "an engine that hears a cancel while it prefills and never again",
-        killed_by: &["CN02", "CN05", "CN07", "CN10"],
+        killed_by: &["CN02", "CN05", "CN07", "CN10", "CN14", "ER09"],
         build: |clean, scenario| with_fault(clean, scenario, deaf::OnceStreaming),
     },
     Mutant {
         name: "cancelled-as-stop",
         stands_for: "an engine that reports a cancelled answer as a finished one",
-        killed_by: &["CN01", "CN02", "CN07", "CN12"],
+        killed_by: &["CN01", "CN02", "CN07", "CN12", "CN14"],
         build: |clean, scenario| with_fault(clean, scenario, deaf::ReportsStop),
     },
     Mutant {
         name: "slot-leaked-on-drop",
         stands_for: "sgl-project/sglang#36333: requests of clients that hung up keep their slots until none is left",
-        killed_by: &["CN03"],
+        killed_by: &["CN03", "CN15"],
         build: |clean, scenario| without_probe(clean, scenario, four(SlotFault::KeepsSlotOnDrop)),
     },
     Mutant {
@@ -55,7 +57,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "deaf-in-queue",
         stands_for: "ggml-org/llama.cpp#13262: an abandoned request waits its turn in the queue and is then computed",
-        killed_by: &["CN05", "CN10"],
+        killed_by: &["CN05", "CN10", "ER09"],
         build: |clean, scenario| without_probe(clean, scenario, four(SlotFault::DeafInQueue)),
     },
     Mutant {
@@ -97,7 +99,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "computes-on-after-cancel",
         stands_for: "a stream that ends for the client while the engine computes the rest of the answer unseen",
-        killed_by: &["CN10"],
+        killed_by: &["CN10", "ER09"],
         build: |clean, scenario| {
             let habits = Habits {
                 slots: 1000,
@@ -109,7 +111,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "slot-kept-after-cancel",
         stands_for: "as computes-on-after-cancel, seen from outside: the abandoned answers keep their slots",
-        killed_by: &["CN05", "CN10"],
+        killed_by: &["CN05", "CN10", "ER09"],
         build: |clean, scenario| {
             without_probe(clean, scenario, four(SlotFault::ComputesOnAfterCancel))
         },
@@ -139,6 +141,36 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| {
             let left = AtomicUsize::new(200);
             with_fault(clean, scenario, misdirected::StallsAfterAborts { left })
+        },
+    },
+    Mutant {
+        name: "deaf-to-deadlines",
+        stands_for: "a cancel that is looked for by its reason, from before there were deadlines",
+        killed_by: &["CN14"],
+        build: |clean, scenario| with_fault(clean, scenario, deaf::ToDeadlines),
+    },
+    Mutant {
+        name: "slot-leaked-in-prefill",
+        stands_for: "a slot that is taken before the prefill and guarded after it",
+        killed_by: &["CN15"],
+        build: |clean, scenario| {
+            without_probe(clean, scenario, four(SlotFault::KeepsSlotInPrefill))
+        },
+    },
+    Mutant {
+        name: "early-abort-panics",
+        stands_for: "an abort that takes the scheduler for granted",
+        killed_by: &["CN16"],
+        build: |clean, scenario| {
+            with_fault(clean, scenario, misdirected::AbortNeedsStart::default())
+        },
+    },
+    Mutant {
+        name: "late-abort-waits",
+        stands_for: "an abort that waits for an answer from a scheduler that is gone",
+        killed_by: &["CN16"],
+        build: |clean, scenario| {
+            with_fault(clean, scenario, misdirected::LateAbortWaits::default())
         },
     },
 ];

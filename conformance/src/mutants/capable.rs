@@ -12,27 +12,26 @@ mod cache;
 mod guide;
 mod model;
 mod sequence;
+mod transfer;
 
-use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::output::{self, OutputStream};
 use genset_backend_common::{
-    Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
-    GenerateRequest, GuidedKind, LLMEngine, RequestContext, Role, SamplingOption, StartContext,
-    TokenId, TransferParams, async_trait,
+    Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState,
+    GenerateRequest, GuidedKind, KvTransfers, LLMEngine, RequestContext, Role, SamplingOption,
+    StartContext, TokenId, async_trait,
 };
 use parking_lot::Mutex;
-use serde_json::json;
-use tokio::time::Instant;
 
-use crate::subject::{Probe, Scenario, Subject};
+use crate::subject::{Scenario, Subject};
 use cache::{PrefixCache, SharedCache};
 use guide::Guide;
 use sequence::Decoder;
+use transfer::Counters;
 
 /// Tokens per KV block.
 const BLOCK_SIZE: u32 = 4;
@@ -44,8 +43,6 @@ const CONTEXT_LENGTH: u32 = 8192;
 const MAX_LOGPROBS: u32 = 8;
 /// How long a token takes.
 const STEP: Duration = Duration::from_millis(1);
-/// How long a prefill engine keeps the blocks that nobody fetches.
-const TRANSFER_TTL: Duration = Duration::from_secs(30);
 
 /// What a broken engine does wrong. Its mutant says what it stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +58,15 @@ pub(super) enum Flaw {
     BiasIgnored,
     LogprobsUnsorted,
     PenaltiesIgnored,
+    TopPIgnored,
+    MinPIgnored,
+    UnseededConstant,
+    LogprobsFromTheBest,
+    LogprobsOfCandidates,
+    FrequencyCountsOnce,
+    PresenceCountsEach,
+    SeedsShareAGenerator,
+    HottestForAll,
     // Guided decoding.
     SchemaIgnored,
     EndsEarly,
@@ -69,6 +75,14 @@ pub(super) enum Flaw {
     GuideShared,
     GuideEndIgnored,
     GuideForgottenOnResume,
+    // Going on from another instance's tokens.
+    ChoiceForgottenOnResume,
+    SchemaForgottenOnResume,
+    SeedRestartsOnResume,
+    GuidedSeedRestartsOnResume,
+    PenaltiesForgottenOnResume,
+    MinTokensTakenTwice,
+    LogprobsShiftedOnResume,
     // KV events.
     StopsPublishing,
     UnknownParent,
@@ -81,14 +95,31 @@ pub(super) enum Flaw {
     SilentEviction,
     AbandonedFreedSilently,
     LateEvents,
+    SaltIgnored,
     // Prefill and decode.
     WrongSource,
+    PrefillGoesOn,
     TransferOptional,
     TransferCorrupts,
     NoTtl,
     DrainLeavesTransfers,
     AbortIgnored,
     LostSourceIsInternal,
+    FetchCopies,
+    FetchedAgain,
+    FetchedAfterLease,
+    RefusedHolds,
+    ReleaseIgnored,
+    CancelledPrefillHolds,
+    DroppedDecodeHolds,
+    HoldsWhatHasEnded,
+    DecodeDrawsAnew,
+    // What was cached.
+    OwnBlocksCached,
+    // Rules of every stream.
+    PaddingRanked,
+    SampledWithoutLogprobs,
+    StoresAfterClear,
 }
 
 /// The clean engine, for a factory.
@@ -99,7 +130,7 @@ pub fn capable(_scenario: &Scenario) -> Subject {
 
 /// The engine with a flaw.
 pub(super) fn with_flaw(flaw: Flaw) -> Subject {
-    let counters = Arc::new(Counters::default());
+    let counters = Arc::new(Counters::new(flaw));
     let engine = CapableEngine {
         flaw,
         counters: Arc::clone(&counters),
@@ -118,49 +149,6 @@ fn text(tokens: &[TokenId]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What the engine counts for its probe.
-#[derive(Default)]
-struct Counters {
-    active: AtomicU64,
-    produced: AtomicU64,
-    blocks: AtomicU64,
-    holds: Mutex<BTreeMap<u64, Hold>>,
-}
-
-/// Blocks that a decode engine has not fetched yet.
-struct Hold {
-    request_id: String,
-    blocks: u64,
-    expires: Option<Instant>,
-}
-
-impl Counters {
-    /// The blocks that wait to be fetched, less those that waited too long.
-    fn held_blocks(&self) -> u64 {
-        let mut holds = self.holds.lock();
-        holds.retain(|_, hold| hold.expires.is_none_or(|expires| Instant::now() < expires));
-        holds.values().map(|hold| hold.blocks).sum()
-    }
-}
-
-impl Probe for Counters {
-    fn active_requests(&self) -> Option<u64> {
-        Some(self.active.load(Ordering::Acquire))
-    }
-
-    fn produced_tokens(&self) -> Option<u64> {
-        Some(self.produced.load(Ordering::Acquire))
-    }
-
-    fn kv_used_blocks(&self) -> Option<u64> {
-        Some(self.blocks.load(Ordering::Acquire) + self.held_blocks())
-    }
-}
-
-/// Where decode engines find prefill engines: the network of this process.
-static NETWORK: LazyLock<Mutex<BTreeMap<u64, Weak<Counters>>>> = LazyLock::new(Mutex::default);
-static HANDLES: AtomicU64 = AtomicU64::new(0);
-
 struct CapableEngine {
     flaw: Flaw,
     counters: Arc<Counters>,
@@ -171,71 +159,31 @@ struct CapableEngine {
 struct Running {
     flaw: Flaw,
     role: Role,
-    worker_id: u64,
     counters: Arc<Counters>,
+    door: KvTransfers,
     cache: SharedCache,
     /// Requests so far, from which those without a seed draw.
     requests: AtomicU64,
+    /// The bits of the highest temperature so far, for [`Flaw::HottestForAll`].
+    hottest: AtomicU32,
     /// The one guide of all requests, for [`Flaw::GuideShared`].
     shared_guide: Arc<Mutex<Guide>>,
 }
 
 impl Running {
-    /// Keeps `blocks` for a decode engine.
-    fn hold(&self, request_id: &str, blocks: u64) -> TransferParams {
-        let handle = HANDLES.fetch_add(1, Ordering::Relaxed);
-        let expires = (self.flaw != Flaw::NoTtl).then(|| Instant::now() + TRANSFER_TTL);
-        let hold = Hold {
-            request_id: request_id.to_owned(),
-            blocks,
-            expires,
-        };
-        self.counters.holds.lock().insert(handle, hold);
-        NETWORK
-            .lock()
-            .insert(handle, Arc::downgrade(&self.counters));
-        let wrong = u64::from(self.flaw == Flaw::WrongSource);
-        TransferParams {
-            source_worker_id: self.worker_id + wrong,
-            data: json!({ "handle": handle }),
-        }
+    /// Whether several requests run.
+    fn has_company(&self) -> bool {
+        self.counters.active.load(Ordering::Acquire) > 1
     }
 
-    /// Fetches the blocks that a prefill engine keeps.
-    fn fetch(&self, transfer: Option<&TransferParams>) -> Result<(), EngineError> {
-        let Some(transfer) = transfer else {
-            if self.flaw == Flaw::TransferOptional {
-                return Ok(());
-            }
-            let problem = "a decode instance needs the transfer parameters of a prefill instance";
-            return Err(EngineError::invalid_argument("transfer", problem));
-        };
-        let handle = transfer
-            .data
-            .get("handle")
-            .and_then(serde_json::Value::as_u64);
-        let Some(handle) = handle else {
-            let problem = "these are not the transfer parameters of this engine";
-            return Err(EngineError::invalid_argument("transfer", problem));
-        };
-        let source = NETWORK
-            .lock()
-            .remove(&handle)
-            .and_then(|source| source.upgrade());
-        let fetched = source.and_then(|source| {
-            source.held_blocks();
-            source.holds.lock().remove(&handle)
-        });
-        match fetched {
-            Some(_) => Ok(()),
-            None if self.flaw == Flaw::LostSourceIsInternal => {
-                Err(EngineError::internal("no such handle"))
-            }
-            None => Err(EngineError::new(
-                ErrorKind::Disconnected,
-                "the prefill instance does not have the blocks any more; send the request again",
-            )),
-        }
+    /// Temperatures are not negative, so their bits are ordered as they are.
+    fn note_heat(&self, temperature: Option<f32>) {
+        let bits = temperature.unwrap_or(0.0).to_bits();
+        self.hottest.fetch_max(bits, Ordering::AcqRel);
+    }
+
+    fn hottest(&self) -> Option<f32> {
+        Some(f32::from_bits(self.hottest.load(Ordering::Acquire)))
     }
 }
 
@@ -245,17 +193,22 @@ impl LLMEngine for CapableEngine {
         let running = Running {
             flaw: self.flaw,
             role: ctx.role,
-            worker_id: ctx.worker_id,
             counters: Arc::clone(&self.counters),
+            door: ctx.kv_transfers,
             cache: PrefixCache::shared(
                 usize::try_from(TOTAL_BLOCKS).unwrap_or_default(),
                 ctx.kv_events,
                 self.flaw,
             ),
             requests: AtomicU64::new(0),
+            hottest: AtomicU32::new(0),
             shared_guide: Arc::new(Mutex::new(Guide::End)),
         };
-        self.running.start(async { Ok(running) }).await?;
+        let started = async {
+            running.serve();
+            Ok((running, ()))
+        };
+        self.running.start(started).await?;
         let mut config = EngineConfig::new("capable", CONTEXT_LENGTH)
             .with_vocab_size(model::VOCAB_SIZE)
             .with_capabilities(capabilities());
@@ -277,13 +230,15 @@ impl LLMEngine for CapableEngine {
         let running = self.running.get()?;
         let mut decoder = Decoder::new(&running, &request)?;
         if running.role == Role::Decode {
-            running.fetch(request.transfer.as_ref())?;
+            decoder.receive(&running, &ctx).await?;
         }
         let id = ctx.id().to_owned();
+        let early = running.hold_early(&request);
         Ok(output::stream(ctx, move |out| async move {
             loop {
                 tokio::time::sleep(STEP).await;
                 if running.role == Role::Prefill {
+                    running.counters.release(early);
                     return Ok(decoder.prefill(&running, &id));
                 }
                 match decoder.step(&running) {
@@ -296,8 +251,7 @@ impl LLMEngine for CapableEngine {
 
     async fn abort(&self, ctx: &RequestContext) {
         if self.flaw != Flaw::AbortIgnored {
-            let mut holds = self.counters.holds.lock();
-            holds.retain(|_, hold| hold.request_id != ctx.id());
+            self.counters.abort(ctx.id());
         }
     }
 
@@ -315,8 +269,10 @@ impl LLMEngine for CapableEngine {
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
-        drop(self.running.take());
-        self.counters.holds.lock().clear();
+        if let Some(running) = self.running.take() {
+            running.door.close();
+        }
+        self.counters.clear();
         Ok(())
     }
 

@@ -12,19 +12,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "locks-in-both-orders",
         stands_for: "two locks held across awaits, in either order: a burst of requests ends in a deadlock",
-        killed_by: &["CN05", "CN10", "CC01", "CC06", "CC07", "MT06"],
+        killed_by: &[
+            "CC01", "CC06", "CC07", "CN05", "CN10", "ER09", "MT06", "SH14",
+        ],
         build: |clean, scenario| with_fault(clean, scenario, locks::BothOrders::default()),
     },
     Mutant {
         name: "race-between-polls",
         stands_for: "unguarded scratch memory shared by all streams: two polls at once lose a token",
-        killed_by: &["CC02"],
+        killed_by: &["CC02", "RD02"],
         build: |clean, scenario| with_fault(clean, scenario, locks::SharedScratch::default()),
     },
     Mutant {
         name: "swaps-streams",
         stands_for: "an output table indexed by batch place: a client reads its neighbour's tokens",
-        killed_by: &["CC03", "CC04"],
+        killed_by: &["CC03", "CC04", "DT15", "DT16"],
         build: |clean, scenario| {
             with_fault(clean, scenario, crosstalk::NeighboursTokens::default())
         },
@@ -32,7 +34,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "batch-variant",
         stands_for: "kernels whose sums depend on the batch: late tokens differ when others run beside",
-        killed_by: &["CC04"],
+        killed_by: &["CC04", "DT15", "DT16"],
         build: |clean, scenario| with_fault(clean, scenario, crosstalk::BatchVariant::default()),
     },
     Mutant {
@@ -48,9 +50,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| without_probe(clean, scenario, slots(4, SlotFault::NewestFirst)),
     },
     Mutant {
+        name: "priority-ignored",
+        stands_for: "a priority that is declared, carried to the scheduler and not looked at",
+        killed_by: &["CC12"],
+        build: |clean, scenario| {
+            without_probe(clean, scenario, slots(4, SlotFault::PriorityIgnored))
+        },
+    },
+    Mutant {
+        name: "lowest-first",
+        stands_for: "a scheduler whose smaller numbers run first, given ours as they are",
+        killed_by: &["CC12"],
+        build: |clean, scenario| without_probe(clean, scenario, slots(4, SlotFault::LowestFirst)),
+    },
+    Mutant {
         name: "hangs-over-capacity",
         stands_for: "requests over capacity are parked and nobody wakes them",
-        killed_by: &["CC07"],
+        killed_by: &["CC07", "CC12"],
         build: |clean, scenario| {
             without_probe(clean, scenario, slots(24, SlotFault::ForgetsTheQueue))
         },

@@ -7,8 +7,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "wrong-source",
         stands_for: "transfer parameters with the rank where the worker's id belongs",
-        killed_by: &["DG01"],
+        killed_by: &[
+            "DG01", "DG03", "DG05", "DG06", "DG07", "DG08", "DG09", "DG14", "DG15",
+        ],
         build: |_, _| with_flaw(Flaw::WrongSource),
+    },
+    Mutant {
+        name: "prefill-goes-on",
+        stands_for: "a prefill that goes on with its answer until the scheduler looks at the role",
+        killed_by: &["DG01"],
+        build: |_, _| with_flaw(Flaw::PrefillGoesOn),
     },
     Mutant {
         name: "transfer-optional",
@@ -19,7 +27,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "transfer-corrupts",
         stands_for: "blocks that arrive in another layout than they left in",
-        killed_by: &["DG03"],
+        killed_by: &["DG03", "DG15"],
         build: |_, _| with_flaw(Flaw::TransferCorrupts),
     },
     Mutant {

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use super::cut::{Then, cut};
 use super::fault::{Fault, with_fault};
+use super::slotted::{Habits, SlotFault, with_habits, without_probe};
 use super::{Clean, Mutant};
 use crate::subject::{Probe, Scenario, Subject};
 
@@ -59,6 +60,22 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| remote(clean, scenario, takes_inputs),
     },
     Mutant {
+        name: "refused-in-the-queue-keeps-its-turn",
+        stands_for: "a request that is queued before it is looked at: the turn of one that was refused comes, and nobody takes it",
+        killed_by: &["ER09"],
+        build: |clean, scenario| {
+            without_probe(clean, scenario, four(SlotFault::KeepsTurnOfRefused)).checking_itself()
+        },
+    },
+    Mutant {
+        name: "refused-keeps-kv",
+        stands_for: "KV blocks allocated for a prompt that is refused afterwards: invisible until the cache is full",
+        killed_by: &["ER09"],
+        build: |clean, scenario| {
+            with_habits(clean, scenario, four(SlotFault::KeepsKvOfRefused)).checking_itself()
+        },
+    },
+    Mutant {
         name: "crash-hangs-streams",
         stands_for: "a scheduler thread that dies and takes the ends of its streams with it, so that clients wait",
         killed_by: &["ER03"],
@@ -67,7 +84,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "crash-looks-complete",
         stands_for: "a lost engine process whose truncated answers are read as complete",
-        killed_by: &["ER03"],
+        killed_by: &["ER03", "RD02"],
         build: |clean, scenario| crashing(clean, scenario, Then::Finish, true),
     },
     Mutant {
@@ -85,6 +102,11 @@ pub(super) const CONTROLS: &[Mutant] = &[Mutant {
     killed_by: &[],
     build: |clean, scenario| crashing(clean, scenario, lost_device(), true),
 }];
+
+/// An engine of four slots with `fault`.
+const fn four(fault: SlotFault) -> Habits {
+    Habits { slots: 4, fault }
+}
 
 /// Checks a request on the engine's own side, wrongly. The number counts refusals so far.
 type Check = fn(&EngineConfig, &mut GenerateRequest, u32) -> Result<(), EngineError>;
@@ -197,7 +219,7 @@ fn takes_inputs(
     _refused: u32,
 ) -> Result<(), EngineError> {
     if let Input::Embed(inputs) = &request.input {
-        request.input = Input::Tokens(inputs.concat());
+        request.input = Input::Tokens(inputs.concat().into());
     }
     config.check(request)
 }

@@ -24,7 +24,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "two-tokens-for-one",
         stands_for: "a token from prefill and one from decode before the limit is looked at: prefill instances break",
-        killed_by: &["FN02", "MG02", "MG03"],
+        killed_by: &["FN02", "DG16", "MG02", "MG03"],
         build: |clean, scenario| with_fault(clean, scenario, Asked(two_for_one)),
     },
     Mutant {
@@ -42,13 +42,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "context-slides",
         stands_for: "max_tokens is honoured at the price of the context: the window slides over the prompt's KV blocks",
-        killed_by: &["FN05"],
+        killed_by: &["FN05", "FN15"],
         build: |clean, scenario| with_fault(clean, scenario, ContextSlides::default()),
     },
     Mutant {
         name: "length-on-eos",
         stands_for: "a finished answer reported as cut, so that agents ask for its rest",
-        killed_by: &["FN06"],
+        killed_by: &["FN06", "FN12"],
         build: |clean, scenario| with_fault(clean, scenario, LengthOnEos),
     },
     Mutant {
@@ -66,7 +66,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "only-the-first-stop-token",
         stands_for: "a list of stop tokens squeezed into a field for one",
-        killed_by: &["FN07"],
+        killed_by: &["FN07", "FN11"],
         build: |clean, scenario| {
             with_fault(
                 clean,
@@ -78,7 +78,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "stop-token-streamed",
         stands_for: "the stop token sent along with the end, so that its text is shown",
-        killed_by: &["FN06", "FN07", "MG05"],
+        killed_by: &[
+            "DG16", "FN06", "FN07", "FN11", "FN12", "FN13", "FN14", "MG05",
+        ],
         build: |clean, scenario| {
             with_fault(
                 clean,
@@ -107,7 +109,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "min-tokens-ignored",
         stands_for: "an option that is declared, passed on and never read",
-        killed_by: &["FN10"],
+        killed_by: &["FN10", "FN14"],
         build: |clean, scenario| {
             with_fault(
                 clean,

@@ -13,13 +13,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "unknown-parent",
         stands_for: "parents hashed by another scheme than blocks",
-        killed_by: &["KV02"],
+        killed_by: &["KV02", "RD05"],
         build: |_, _| with_flaw(Flaw::UnknownParent),
     },
     Mutant {
         name: "removed-before-stored",
         stands_for: "a slot whose old block is reported removed under the name of its new one",
-        killed_by: &["KV03"],
+        killed_by: &["KV03", "RD05"],
         build: |_, _| with_flaw(Flaw::RemovedBeforeStored),
     },
     Mutant {
@@ -43,7 +43,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "other-block-size",
         stands_for: "a block size in the config that is the scheduler's and not the cache's",
-        killed_by: &["KV01", "KV02", "KV04", "KV06", "KV07", "KV08", "KV10"],
+        killed_by: &[
+            "KV01", "KV02", "KV04", "KV06", "KV07", "KV08", "KV10", "KV12",
+        ],
         build: |_, _| with_flaw(Flaw::OtherBlockSize),
     },
     Mutant {
@@ -69,5 +71,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "an abort path that frees a request's blocks itself, past the code that publishes",
         killed_by: &["KV11"],
         build: |_, _| with_flaw(Flaw::AbandonedFreedSilently),
+    },
+    Mutant {
+        name: "salt-ignored",
+        stands_for: "a prefix cache that all tenants share, whatever their salts",
+        killed_by: &["KV12"],
+        build: |_, _| with_flaw(Flaw::SaltIgnored),
     },
 ];

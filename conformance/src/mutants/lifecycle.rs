@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use genset_backend_common::{
     EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext, Role,
     StartContext, async_trait,
@@ -82,6 +83,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a lock file taken with a blocking call: the new worker of a rollout hangs, deaf to its own stop signal, until the old one is gone",
         killed_by: &["LC08"],
         build: |clean, scenario| with_fault(clean, scenario, TakesTheDevice::default()),
+    },
+    Mutant {
+        name: "false-virtual-time",
+        stands_for: "a capability copied from an example, by an engine whose thread makes the tokens",
+        killed_by: &["LC09"],
+        build: |clean, scenario| with_fault(clean, scenario, MadeByAThread),
     },
 ];
 
@@ -194,7 +201,9 @@ impl Fault for InternalForRoles {
         if ctx.role != Role::Aggregated {
             return Err(EngineError::internal("the engine failed to start"));
         }
-        inner.start(ctx).await
+        let mut config = inner.start(ctx).await?;
+        config.capabilities.roles.clear();
+        Ok(config)
     }
 }
 
@@ -250,5 +259,34 @@ impl Fault for TakesTheDevice {
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
         self.give_back();
         inner.cleanup().await
+    }
+}
+
+/// How long a token takes the thread that makes it.
+const MADE_IN: Duration = Duration::from_micros(200);
+
+/// Each token waits for a thread, which no clock of tokio's knows of.
+struct MadeByAThread;
+
+#[async_trait]
+impl Fault for MadeByAThread {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(request, ctx).await?.then(|item| async move {
+            let (made, token) = tokio::sync::oneshot::channel();
+            std::thread::spawn(move || {
+                std::thread::park_timeout(MADE_IN);
+                drop(made.send(item));
+            });
+            match token.await {
+                Ok(item) => item,
+                Err(_) => Err(EngineError::internal("the thread is gone")),
+            }
+        });
+        Ok(OutputStream::from_raw(Box::pin(outputs)))
     }
 }

@@ -66,7 +66,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "cleanup-reports-death",
         stands_for: "a scheduler thread whose orderly end is taken for a crash: every planned stop exits as failed",
-        killed_by: &["MT05"],
+        killed_by: &["MT05", "RD04"],
         build: |clean, scenario| with_fault(clean, scenario, DiesOfCleanup::default()),
     },
 ];

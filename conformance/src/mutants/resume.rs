@@ -16,7 +16,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "resume-repeats-last-token",
         stands_for: "a resumed prompt cut by one, so that the last token is generated a second time",
-        killed_by: &["MG01", "MG05"],
+        killed_by: &["MG01", "MG05", "MG06", "MG08"],
         build: |clean, scenario| with_fault(clean, scenario, ResumeFault::RepeatsLastToken),
     },
     Mutant {
@@ -28,14 +28,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "resume-counts-twice",
         stands_for: "resumed tokens counted in the prompt and in the completion",
-        killed_by: &["MG03"],
+        killed_by: &["MG03", "RD02"],
         build: |clean, scenario| with_fault(clean, scenario, ResumeFault::CountsTwice),
     },
     Mutant {
         name: "resume-forgets-grammar",
         stands_for: "a grammar matcher that starts at its beginning on the new instance",
-        killed_by: &["MG04"],
+        killed_by: &["MG04", "MG10", "MG11"],
         build: |_, _| with_flaw(Flaw::GuideForgottenOnResume),
+    },
+    Mutant {
+        name: "choice-forgotten-on-resume",
+        stands_for: "choices that are matched as texts and not by the grammar's matcher, from their beginning",
+        killed_by: &["MG04"],
+        build: |_, _| with_flaw(Flaw::ChoiceForgottenOnResume),
     },
     Mutant {
         name: "resume-loses-stop-tokens",

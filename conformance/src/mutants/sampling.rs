@@ -15,7 +15,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "greedy-draws",
         stands_for: "a sampler that clamps temperature 0 to a small number and draws from an unseeded generator",
-        killed_by: &["DT01", "DT04", "DT05", "DT08", "MG01", "MG05"],
+        killed_by: &[
+            "DT01", "DT04", "DT05", "DT08", "DT10", "DT11", "DT16", "MG01", "MG05", "MG07", "MG08",
+            "MG09", "MG10",
+        ],
         build: |_, _| with_flaw(Flaw::GreedyDraws),
     },
     Mutant {
@@ -27,13 +30,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "seed-ignored",
         stands_for: "one generator for all requests: a seed changes nothing",
-        killed_by: &["DT02"],
+        killed_by: &["DT02", "DT15", "MG06", "MG11"],
         build: |_, _| with_flaw(Flaw::SeedIgnored),
     },
     Mutant {
         name: "seed-constant",
         stands_for: "a generator that is made anew, with its default seed, for each request",
-        killed_by: &["DT03"],
+        killed_by: &["DT03", "DT12"],
         build: |_, _| with_flaw(Flaw::SeedConstant),
     },
     Mutant {
@@ -45,7 +48,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "bias-ignored",
         stands_for: "a logit bias that is declared, parsed and never added",
-        killed_by: &["DT06"],
+        killed_by: &["DT06", "DT14"],
         build: |_, _| with_flaw(Flaw::BiasIgnored),
     },
     Mutant {
@@ -57,8 +60,62 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "penalties-ignored",
         stands_for: "penalties that are declared and never applied",
-        killed_by: &["DT08"],
+        killed_by: &["DT08", "DT14"],
         build: |_, _| with_flaw(Flaw::PenaltiesIgnored),
+    },
+    Mutant {
+        name: "top-p-ignored",
+        stands_for: "nucleus sampling that is declared, for it is in the API, and not built",
+        killed_by: &["DT11"],
+        build: |_, _| with_flaw(Flaw::TopPIgnored),
+    },
+    Mutant {
+        name: "min-p-ignored",
+        stands_for: "an option of one sampler that the fused kernel does not know",
+        killed_by: &["DT11"],
+        build: |_, _| with_flaw(Flaw::MinPIgnored),
+    },
+    Mutant {
+        name: "unseeded-constant",
+        stands_for: "a missing seed that is read as 0",
+        killed_by: &["DT12"],
+        build: |_, _| with_flaw(Flaw::UnseededConstant),
+    },
+    Mutant {
+        name: "logprobs-from-the-best",
+        stands_for: "logits less their maximum, which a stable softmax begins with, sent without the rest of it",
+        killed_by: &["DT13"],
+        build: |_, _| with_flaw(Flaw::LogprobsFromTheBest),
+    },
+    Mutant {
+        name: "logprobs-of-candidates",
+        stands_for: "a softmax over the candidates that are sent",
+        killed_by: &["DT13"],
+        build: |_, _| with_flaw(Flaw::LogprobsOfCandidates),
+    },
+    Mutant {
+        name: "frequency-counts-once",
+        stands_for: "a mask of seen tokens where counts are wanted",
+        killed_by: &["DT14"],
+        build: |_, _| with_flaw(Flaw::FrequencyCountsOnce),
+    },
+    Mutant {
+        name: "presence-counts-each",
+        stands_for: "a presence penalty that is taken off once more at each step",
+        killed_by: &["DT14"],
+        build: |_, _| with_flaw(Flaw::PresenceCountsEach),
+    },
+    Mutant {
+        name: "seeds-share-a-generator",
+        stands_for: "a generator a batch, seeded by whoever comes first",
+        killed_by: &["DT15"],
+        build: |_, _| with_flaw(Flaw::SeedsShareAGenerator),
+    },
+    Mutant {
+        name: "hottest-for-all",
+        stands_for: "one temperature a batch, broadcast from the wrong row",
+        killed_by: &["DT16"],
+        build: |_, _| with_flaw(Flaw::HottestForAll),
     },
     Mutant {
         name: "undeclared-options-dropped",

@@ -17,6 +17,7 @@ use tokio::sync::{Barrier, watch};
 use super::Mutant;
 use super::cut::{Then, cut};
 use super::fault::{Fault, with_fault};
+use super::slotted::{Habits, SlotFault, without_probe};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -46,7 +47,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "cleanup-forgets-streams",
         stands_for: "a scheduler that ends without a word to the requests it holds (clients hang when a worker stops)",
-        killed_by: &["SH05", "ST05"],
+        killed_by: &["SH05", "SH14", "ST05"],
         build: |clean, scenario| with_fault(clean, scenario, CutsStreams::on_cleanup()),
     },
     Mutant {
@@ -88,7 +89,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "one-engine-a-process",
         stands_for: "a cleanup that tears down what the next engine of the process needs (a device context, a process group)",
-        killed_by: &["LC04", "LC07", "MT04", "SH10"],
+        killed_by: &["DG07", "DT10", "LC04", "LC07", "MT04", "RD01", "SH10"],
         build: |clean, scenario| with_fault(clean, scenario, OneInAProcess),
     },
     Mutant {
@@ -108,6 +109,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a registry of loaded models that is never emptied: each swap of models keeps the old one's buffers",
         killed_by: &["SH13"],
         build: |clean, scenario| with_fault(clean, scenario, KeepsWeights),
+    },
+    Mutant {
+        name: "waiters-forgotten-at-cleanup",
+        stands_for: "a cleanup that ends what the scheduler runs, and not what it has in its queue",
+        killed_by: &["SH14"],
+        build: |clean, scenario| {
+            let habits = Habits {
+                slots: 4,
+                fault: SlotFault::ForgetsWaiters,
+            };
+            without_probe(clean, scenario, habits)
+        },
     },
 ];
 

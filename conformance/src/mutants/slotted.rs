@@ -36,6 +36,10 @@ pub(super) enum SlotFault {
     None,
     /// A dropped stream's slot is never given back.
     KeepsSlotOnDrop,
+    /// The slot of a stream that is dropped before its first token is never given back, where the prompt is long.
+    KeepsSlotInPrefill,
+    /// Who waits is forgotten at cleanup.
+    ForgetsWaiters,
     /// A dropped stream's KV block is never given back.
     KeepsKvOnDrop,
     /// A cancelled request is computed to its end.
@@ -44,12 +48,20 @@ pub(super) enum SlotFault {
     DeafInQueue,
     /// The newest in the queue is served first.
     NewestFirst,
+    /// Whoever waits is served in turn, whatever the priority.
+    PriorityIgnored,
+    /// The smallest priority is served first, as with the nice values of processes.
+    LowestFirst,
     /// Who finds no slot free is parked and never woken.
     ForgetsTheQueue,
     /// A slot is reserved early, and lost when the call is dropped at the wrong place.
     LosesReservation,
     /// A task is left behind by each cancelled request.
     LeaksTaskOnCancel,
+    /// It checks requests by itself, and one that is refused while it has to wait keeps its place in the queue.
+    KeepsTurnOfRefused,
+    /// It checks requests by itself, and one that is refused keeps its KV block.
+    KeepsKvOfRefused,
 }
 
 const CLEAN: Habits = Habits {
@@ -72,6 +84,7 @@ pub(super) fn with_habits(clean: &Clean, scenario: &Scenario, habits: Habits) ->
         counters: Arc::clone(&counters),
         tasks: Mutex::default(),
         stop: watch::Sender::new(false),
+        config: Mutex::default(),
         habits,
     };
     Subject {
@@ -116,13 +129,40 @@ struct Slotted {
     counters: Arc<Counters>,
     tasks: Mutex<JoinSet<()>>,
     stop: watch::Sender<bool>,
+    config: Mutex<Option<EngineConfig>>,
     habits: Habits,
+}
+
+impl Slotted {
+    /// Looks at a request only after it was given what it needs, and keeps that of a refused one.
+    fn check_too_late(&self, request: &GenerateRequest) -> Result<(), EngineError> {
+        let keeps_turn = self.habits.fault == SlotFault::KeepsTurnOfRefused;
+        let keeps_kv = self.habits.fault == SlotFault::KeepsKvOfRefused;
+        let config = self.config.lock();
+        let (Some(config), true) = (&*config, keeps_turn || keeps_kv) else {
+            return Ok(());
+        };
+        config.check(request).inspect_err(|_| {
+            if keeps_kv {
+                self.counters.kv_used.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            let mut turn = Slots::take(&self.slots, request.priority);
+            if turn.try_recv().is_err() {
+                // It is given its slot when its turn comes, and nobody is there to give it back.
+                std::mem::forget(turn);
+            }
+        })
+    }
 }
 
 #[async_trait]
 impl LLMEngine for Slotted {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        self.inner.start(ctx).await
+        let mut config = self.inner.start(ctx).await?;
+        config.capabilities.priority = true;
+        *self.config.lock() = Some(config.clone());
+        Ok(config)
     }
 
     async fn generate(
@@ -130,15 +170,19 @@ impl LLMEngine for Slotted {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
+        self.check_too_late(&request)?;
         // The task hears the cancel from its sink; the wrapped stream just goes away with it.
         let own = RequestContext::new(ctx.id()).with_prompt_tokens(ctx.prompt_tokens());
+        let priority = request.priority;
         let outputs = self.inner.generate(request, own).await?;
-        let mut slot = Slots::take(&self.slots);
+        let mut slot = Slots::take(&self.slots, priority);
         if self.habits.fault == SlotFault::LosesReservation {
             slot = slots::reserve_carelessly(slot).await;
         }
+        let is_long = ctx.prompt_tokens() > 64;
         let (sink, stream) = output::channel(ctx);
         let job = Job {
+            is_long,
             outputs,
             sink,
             slot,

@@ -26,7 +26,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "silent-on-a-whole-chunk",
         stands_for: "a prompt as long as a chunk of prefill leaves no token for the step that samples, and none comes",
-        killed_by: &["ST01"],
+        killed_by: &["ST01", "MG06"],
         build: |clean, scenario| with_fault(clean, scenario, Streamed(silent_on_a_whole_chunk)),
     },
     Mutant {
@@ -44,7 +44,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "long-answers-lose-their-end",
         stands_for: "a terminal sent with try_send into a queue that the answer has filled",
-        killed_by: &["ST04"],
+        killed_by: &["ST04", "US08"],
         build: |clean, scenario| with_fault(clean, scenario, Streamed(lose_the_end)),
     },
     Mutant {
@@ -56,7 +56,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "padded-vocabulary",
         stands_for: "an embedding table padded to a round size, whose padding rows are sampled too",
-        killed_by: &["ST06"],
+        killed_by: &["RD01", "ST06"],
         build: |clean, scenario| with_fault(clean, scenario, PaddedVocabulary::default()),
     },
     Mutant {
@@ -68,7 +68,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "lossy-buffer",
         stands_for: "a ring buffer that overwrites what a slow client has not read",
-        killed_by: &["ST08"],
+        killed_by: &["RD02", "ST08"],
         build: |clean, scenario| with_fault(clean, scenario, Streamed(lose_while_stalled)),
     },
     Mutant {

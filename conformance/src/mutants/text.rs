@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::TextChunk;
 use genset_backend_common::{
-    ChatInput, DrainContext, EngineConfig, EngineControls, EngineError, FinishReason,
-    GenerateRequest, Input, InputKind, LLMEngine, Output, OutputStream, RequestContext,
-    StartContext, TokenId, async_trait,
+    DrainContext, EngineConfig, EngineControls, EngineError, FinishReason, GenerateRequest, Input,
+    InputKind, LLMEngine, Output, OutputStream, RequestContext, StartContext, TokenId, async_trait,
 };
 use parking_lot::Mutex;
 
@@ -23,7 +22,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "usage of an engine behind an HTTP API, which knows the text's length and nothing of tokens",
         killed_by: &[
             "CC01", "CC02", "CC03", "CC05", "CC07", "CC09", "CC10", "CC11", "CN06", "CN07", "CN08",
-            "CN12", "FN01", "FN02", "FN05", "ST07", "ST11", "US03", "US06", "US07",
+            "CN12", "CN16", "FN01", "FN02", "FN05", "RD02", "ST07", "ST11", "US03", "US06", "US07",
+            "US08",
         ],
         build: |clean, scenario| with_fault(clean, scenario, Fault::CountsCharacters),
     },
@@ -32,9 +32,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "chunks of text passed on as they come, with nobody to say how many tokens they are",
         killed_by: &[
             "CC01", "CC02", "CC03", "CC05", "CC07", "CC09", "CC10", "CC11", "CN02", "CN03", "CN06",
-            "CN07", "CN08", "CN09", "CN10", "CN12", "ER05", "FN01", "FN02", "FN05", "FN09", "FN10",
-            "MT01", "MT02", "MT03", "MT05", "SH05", "SH06", "SH09", "ST02", "ST04", "ST05", "ST07",
-            "ST08", "ST10", "ST11", "US03", "US06", "US07",
+            "CN07", "CN08", "CN09", "CN10", "CN12", "CN14", "CN16", "ER05", "FN01", "FN02", "FN05",
+            "FN09", "FN10", "MT01", "MT02", "MT03", "MT05", "RD02", "RD04", "SH05", "SH06", "SH09",
+            "ST02", "ST04", "ST05", "ST07", "ST08", "ST10", "ST11", "US03", "US06", "US07", "US08",
         ],
         build: |clean, scenario| with_fault(clean, scenario, Fault::CountsNothing),
     },
@@ -71,7 +71,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "text-differs-in-its-spaces",
         stands_for: "a detokenizer whose state is shared: whether a word gets its space depends on who else was there",
-        killed_by: &["CC04", "DT01", "DT02", "DT04", "DT05"],
+        killed_by: &[
+            "CC04", "DT01", "DT02", "DT04", "DT05", "DT11", "DT15", "DT16",
+        ],
         build: |clean, scenario| with_fault(clean, scenario, Fault::LosesSpaces),
     },
 ];
@@ -151,7 +153,7 @@ impl LLMEngine for Spelled {
             self.fit(&mut prompt, config);
         }
         let words = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        request.input = Input::Tokens(prompt);
+        request.input = Input::Tokens(prompt.into());
         if let Some(config) = &config {
             config.check(&request)?;
         }
@@ -246,8 +248,9 @@ impl Spelled {
 /// The tokens that a text spells. Of nothing an engine makes something: the token at the beginning of every text.
 fn read(input: &Input) -> Vec<TokenId> {
     let text = match input {
-        Input::Text(text) => text.clone(),
-        Input::Chat(ChatInput { messages, .. }) => messages
+        Input::Text(text) => text.to_string(),
+        Input::Chat(chat) => chat
+            .messages
             .iter()
             .filter_map(|message| message["content"].as_str())
             .collect(),

@@ -17,7 +17,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "no-usage-on-stop",
         stands_for: "usage filled in where the limit is looked at, and not where a stop token is",
-        killed_by: &["US01", "US03", "US04"],
+        killed_by: &["RD02", "US01", "US03", "US04"],
         build: |clean, scenario| {
             with_fault(
                 clean,
@@ -33,7 +33,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "prompt-counted-in-blocks",
         stands_for: "prompt tokens taken from the KV blocks allocated, the last of them half empty",
-        killed_by: &["US02"],
+        killed_by: &["RD02", "US02", "US08"],
         build: |clean, scenario| {
             with_fault(
                 clean,
@@ -48,7 +48,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "stop-token-counted",
         stands_for: "usage counted where tokens are sampled: the stop token is billed and not delivered",
-        killed_by: &["US03", "US04"],
+        killed_by: &["RD02", "US03", "US04"],
         build: |clean, scenario| {
             with_fault(
                 clean,
@@ -62,7 +62,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "count-below-zero",
         stands_for: "one taken off the count for the stop token, whether or not it was counted",
-        killed_by: &["US04"],
+        killed_by: &["RD02", "US04"],
         build: |clean, scenario| {
             with_fault(
                 clean,
@@ -79,7 +79,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "cached-in-whole-blocks",
         stands_for: "cached tokens reported in whole blocks, more than the prompt has",
-        killed_by: &["US05"],
+        killed_by: &["RD02", "US05", "US09"],
         build: |clean, scenario| {
             with_fault(
                 clean,
@@ -94,7 +94,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "cancelled-work-billed",
         stands_for: "tokens in the pipeline billed to a client that cancelled before they came",
-        killed_by: &["US06"],
+        killed_by: &["RD02", "US06"],
         build: |clean, scenario| {
             with_fault(
                 clean,
@@ -110,7 +110,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "one-counter-for-all",
         stands_for: "a counter in the engine instead of one in each request",
-        killed_by: &["US07"],
+        killed_by: &["RD02", "US07"],
         build: |clean, scenario| with_fault(clean, scenario, OneCounter::default()),
     },
 ];

@@ -22,7 +22,9 @@ const GROUPS: &[(&str, &str)] = &[
     ("KV", "KV events"),
     ("DG", "prefill and decode"),
     ("MG", "resume and migration"),
+    ("EM", "embeddings"),
     ("SP", "engines in a process of their own"),
+    ("RD", "rules of every stream"),
     ("PF", "measurements"),
 ];
 

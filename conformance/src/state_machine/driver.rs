@@ -15,7 +15,8 @@ use tokio::time::timeout;
 use super::model::{Phase, StreamModel};
 use super::operation::{Asked, Operation, Sequence};
 use crate::check::{CheckResult, Stop, fail};
-use crate::trial::{Live, Running, Trial};
+use crate::running::Running;
+use crate::trial::{Live, Trial};
 
 /// Which operation is under way, for those who watch from another thread; as many as there are operations at the end.
 pub(super) type Progress = Arc<AtomicUsize>;

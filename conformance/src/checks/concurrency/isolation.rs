@@ -134,9 +134,9 @@ fn untaken_input(live: &Live) -> Option<GenerateRequest> {
     request.input = if !inputs.contains(&InputKind::Text) {
         Input::Text("a text".into())
     } else if !inputs.contains(&InputKind::Tokens) {
-        Input::Tokens(vec![0])
+        Input::Tokens(vec![0].into())
     } else if !inputs.contains(&InputKind::Embed) {
-        Input::Embed(vec![vec![0]])
+        Input::Embed(vec![vec![0]].into())
     } else {
         return None;
     };

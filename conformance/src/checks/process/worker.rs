@@ -318,7 +318,7 @@ impl Worker {
             FrameKind::Pong => Arrival::Pong(payload),
             FrameKind::GoAway => Arrival::GoAway,
             FrameKind::Ping => return self.send_bytes(FrameKind::Pong, 0, &payload),
-            FrameKind::Unknown(_) => return Ok(()),
+            FrameKind::Leaving | FrameKind::Unknown(_) => return Ok(()),
             FrameKind::Request | FrameKind::Cancel | FrameKind::Credit | FrameKind::Auth => {
                 fail!("the process sent {kind:?}, which is the worker's to send")
             }

@@ -187,3 +187,26 @@ impl Fault for LosesTerminal {
         Ok(raw(kept))
     }
 }
+
+/// Hears no cancel for a deadline.
+pub(super) struct ToDeadlines;
+
+#[async_trait]
+impl Fault for ToDeadlines {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let own = deaf(&ctx);
+        let mut outputs = inner.generate(request, own.clone()).await?;
+        let mut cancel = Ear::new(ctx.clone());
+        Ok(raw(stream::poll_fn(move |cx| {
+            if cancel.hears(cx) && ctx.cancel_reason() != Some(CancelReason::Deadline) {
+                own.cancel(CancelReason::Client);
+            }
+            outputs.poll_next_unpin(cx)
+        })))
+    }
+}

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{
-    CancelReason, EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext,
-    async_trait,
+    CancelReason, EngineConfig, EngineError, GenerateRequest, LLMEngine, Output, OutputStream,
+    RequestContext, StartContext, async_trait,
 };
 use parking_lot::Mutex;
 
@@ -209,5 +209,49 @@ impl Fault for StallsAfterAborts {
             .left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
         inner.abort(ctx).await;
+    }
+}
+
+/// Whether the engine runs, as abort takes it for granted.
+#[derive(Default)]
+pub(super) struct AbortNeedsStart {
+    is_started: AtomicBool,
+}
+
+#[async_trait]
+impl Fault for AbortNeedsStart {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        self.is_started.store(true, Ordering::Release);
+        inner.start(ctx).await
+    }
+
+    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+        assert!(self.is_started.load(Ordering::Acquire), "no scheduler");
+        inner.abort(ctx).await;
+    }
+}
+
+/// Waits for the scheduler's word, which does not come any more.
+#[derive(Default)]
+pub(super) struct LateAbortWaits {
+    is_over: AtomicBool,
+}
+
+#[async_trait]
+impl Fault for LateAbortWaits {
+    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+        if self.is_over.load(Ordering::Acquire) {
+            std::future::pending::<()>().await;
+        }
+        inner.abort(ctx).await;
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        self.is_over.store(true, Ordering::Release);
+        inner.cleanup().await
     }
 }

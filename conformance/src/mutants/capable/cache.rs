@@ -219,7 +219,8 @@ impl Lease {
     /// The sequence has filled one more block.
     pub(super) fn extend(&mut self, hash: BlockHash) {
         let mut cache = self.cache.lock();
-        self.is_whole &= cache.epoch == self.epoch && !cache.entries.contains_key(&hash);
+        let is_current = cache.epoch == self.epoch || cache.flaw == Flaw::StoresAfterClear;
+        self.is_whole &= is_current && !cache.entries.contains_key(&hash);
         if self.is_whole {
             let before = self.pinned.len();
             cache.store(&mut self.pinned, &[hash]);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{EngineError, GuidedDecoding};
+use genset_backend_common::{EngineError, GuidedDecoding, RequestField};
 use serde_json::Value;
 
 /// A language over bytes. Built only by the functions below, so that `Never` is never a part of another.
@@ -24,20 +24,17 @@ use Guide::{Either, End, Many, Never, OneOf, Then};
 impl Guide {
     /// The language a request asks for.
     pub(super) fn of(guided: &GuidedDecoding) -> Result<Self, EngineError> {
-        let (field, compiled) = match guided {
-            GuidedDecoding::JsonObject => ("response_format", any_object()),
-            GuidedDecoding::JsonSchema(schema) => ("response_format", json(schema)),
-            GuidedDecoding::Regex(pattern) => ("guided_regex", regex(pattern)),
+        let compiled = match guided {
+            GuidedDecoding::JsonObject => any_object(),
+            GuidedDecoding::JsonSchema(schema) => json(schema),
+            GuidedDecoding::Regex(pattern) => regex(pattern),
             GuidedDecoding::Choice(texts) if texts.is_empty() => {
-                ("guided_choice", Err("must hold at least one text".into()))
+                Err("must hold at least one text".into())
             }
-            GuidedDecoding::Choice(texts) => (
-                "guided_choice",
-                Ok(any(texts.iter().map(|text| literal(text)))),
-            ),
-            GuidedDecoding::Grammar(_) => ("guided_grammar", Err("is not supported".into())),
+            GuidedDecoding::Choice(texts) => Ok(any(texts.iter().map(|text| literal(text)))),
+            GuidedDecoding::Grammar(_) => Err("is not supported".into()),
         };
-        compiled.map_err(|problem| EngineError::invalid_argument(field, problem))
+        compiled.map_err(|problem| EngineError::invalid_argument(RequestField::Guided, problem))
     }
 
     /// Whether the text may end here.

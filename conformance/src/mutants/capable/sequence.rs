@@ -4,17 +4,18 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use genset_backend_common::kv::{BlockHash, BlockHasher, Xxh3BlockHasher, hash_blocks};
-use genset_backend_common::output::{Finish, TokenChunk};
+use genset_backend_common::kv::{BlockHash, BlockHasher, Xxh3BlockHasher, hash_blocks, salt_root};
+use genset_backend_common::output::{Finish, TokenChunk, TokenLogprob};
 use genset_backend_common::{
-    EngineError, GenerateRequest, GuidedDecoding, Role, SamplingOptions, TokenId,
+    EngineError, GenerateRequest, GuidedDecoding, RequestContext, Role, SamplingOptions, TokenId,
 };
 use parking_lot::Mutex;
 
 use super::cache::Lease;
 use super::guide::Guide;
 use super::model::{self, END, Sequence};
-use super::{BLOCK_SIZE, CONTEXT_LENGTH, Counters, Flaw, Running};
+use super::transfer::Counters;
+use super::{BLOCK_SIZE, CONTEXT_LENGTH, Flaw, Running};
 
 /// A place among the running requests and the KV blocks that come with it; dropped, both are free.
 struct Seat {
@@ -29,6 +30,11 @@ impl Seat {
             counters: Arc::clone(counters),
             blocks: AtomicU64::new(0),
         }
+    }
+
+    /// Leaves the blocks counted for ever.
+    fn forget_blocks(&self) {
+        self.blocks.store(0, Ordering::Release);
     }
 
     fn hold_tokens(&self, tokens: usize) {
@@ -60,6 +66,18 @@ pub(super) struct Decoder {
     last_block: Option<BlockHash>,
     cached_tokens: u32,
     seed: u64,
+    /// Whether its blocks are another request's.
+    is_corrupt: bool,
+    /// Whether its blocks stay when it is dropped, as those of [`Flaw::DroppedDecodeHolds`] do before the first token.
+    is_unread: bool,
+}
+
+impl Drop for Decoder {
+    fn drop(&mut self) {
+        if self.is_unread {
+            self.seat.forget_blocks();
+        }
+    }
 }
 
 impl Decoder {
@@ -73,10 +91,17 @@ impl Decoder {
             request,
             &tokens[tokens.len().saturating_sub(resumed)..],
         )?;
+        let counted = match running.flaw {
+            Flaw::PenaltiesForgottenOnResume => 0,
+            _ => resumed,
+        };
+        running.note_heat(request.sampling.temperature);
         let seat = Seat::new(&running.counters);
         seat.hold_tokens(tokens.len());
-        let mut chain = hash_blocks(&Xxh3BlockHasher::new(), &tokens, block_size());
-        let last_block = chain.last().copied();
+        let salt = request.cache_salt.as_deref();
+        let salt = salt.filter(|_| running.flaw != Flaw::SaltIgnored);
+        let mut chain = hash_blocks(&Xxh3BlockHasher::new(), salt, &tokens, block_size());
+        let last_block = chain.last().copied().or(salt.map(salt_root));
         let full = chain.len() * block_len();
         if running.flaw == Flaw::PartialBlocks && full < tokens.len() {
             chain.push(Xxh3BlockHasher::new().hash_block(last_block, &tokens[full..]));
@@ -87,12 +112,15 @@ impl Decoder {
             .matching(&chain[..tokens.len() / block_len()]);
         let cached_tokens = match running.flaw {
             Flaw::CachedNotCounted => 0,
+            Flaw::OwnBlocksCached => {
+                u32::try_from(tokens.len() / block_len()).unwrap_or(0) * BLOCK_SIZE
+            }
             _ => u32::try_from(cached_blocks).unwrap_or(0) * BLOCK_SIZE,
         };
         Ok(Self {
             request: request.clone(),
             prompt_len: tokens.len(),
-            sequence: Sequence::new(&tokens, resumed),
+            sequence: Sequence::new(&tokens, counted),
             guide,
             lease: Lease::new(&running.cache, &chain),
             seat,
@@ -100,11 +128,32 @@ impl Decoder {
             cached_tokens,
             seed: seed(running, &request.sampling),
             tokens,
+            is_corrupt: false,
+            is_unread: false,
         })
+    }
+
+    /// Fetches the blocks of the prompt from where the request says.
+    ///
+    /// # Errors
+    /// As of the fetch.
+    pub(super) async fn receive(
+        &mut self,
+        running: &Running,
+        ctx: &RequestContext,
+    ) -> Result<(), EngineError> {
+        let fetched = running.fetch(self.request.transfer.as_ref(), ctx).await;
+        if fetched.is_err() && running.flaw == Flaw::RefusedHolds {
+            self.seat.forget_blocks();
+        }
+        self.is_corrupt = !fetched?;
+        self.is_unread = running.flaw == Flaw::DroppedDecodeHolds;
+        Ok(())
     }
 
     /// The next token, or how the sequence ended.
     pub(super) fn step(&mut self, running: &Running) -> Result<TokenChunk, Box<Finish>> {
+        self.is_unread = false;
         let generated = self.tokens.len() - self.prompt_len;
         let count = u32::try_from(generated).unwrap_or(u32::MAX);
         let room = usize::try_from(CONTEXT_LENGTH).unwrap_or_default();
@@ -121,7 +170,11 @@ impl Decoder {
         if self.guide.is_some() && token == END {
             return Err(self.end(Finish::stop_token(END)));
         }
-        if self.request.stop.is_stop(token, count) {
+        let resumed = match running.flaw {
+            Flaw::MinTokensTakenTwice => self.request.resumed_tokens,
+            _ => 0,
+        };
+        if self.request.stop.is_stop(token, count + resumed) {
             return Err(self.end(Finish::stop_token(token)));
         }
         self.push(token);
@@ -135,8 +188,19 @@ impl Decoder {
     /// One token, and the parameters with which a decode engine goes on.
     pub(super) fn prefill(&mut self, running: &Running, id: &str) -> Finish {
         match self.step(running) {
-            Ok(chunk) => {
+            Ok(mut chunk) => {
                 self.lease.finished();
+                let has_ended = self.request.stop.max_tokens == Some(1);
+                if has_ended && running.flaw != Flaw::HoldsWhatHasEnded {
+                    return Finish::length()
+                        .with_last(chunk)
+                        .with_cached_tokens(self.cached_tokens);
+                }
+                if running.flaw == Flaw::PrefillGoesOn
+                    && let Ok(more) = self.step(running)
+                {
+                    chunk.token_ids.extend(more.token_ids);
+                }
                 let blocks = self.seat.blocks.load(Ordering::Acquire);
                 Finish::length()
                     .with_last(chunk)
@@ -157,12 +221,18 @@ impl Decoder {
         let mut logits = self.sequence.logits(&sampling);
         if let Some(guide) = &self.guide {
             let ignores_end = running.flaw == Flaw::GuideEndIgnored && self.request.stop.ignore_eos;
-            let is_one_of_several = matches!(&self.request.guided, Some(GuidedDecoding::Choice(texts)) if texts.len() > 1);
+            let is_one_of_several = matches!(self.request.guided.as_deref(), Some(GuidedDecoding::Choice(texts)) if texts.len() > 1);
             let ends_early = running.flaw == Flaw::EndsEarly && is_one_of_several;
             mask(&mut logits, &guide.lock(), ends_early, ignores_end);
         }
-        let place = u64::from(generated) + u64::from(self.request.resumed_tokens);
-        let draw = model::unit(model::mix(self.seed, place));
+        let place = u64::from(generated) + u64::from(self.resumed_draws(running.flaw));
+        let mut draw = model::unit(model::mix(self.seed, place));
+        if running.flaw == Flaw::SeedsShareAGenerator && running.has_company() {
+            draw = model::unit(model::mix(
+                0,
+                running.requests.fetch_add(1, Ordering::Relaxed),
+            ));
+        }
         let mut token = model::choose(&logits, &sampling, draw);
         if running.flaw == Flaw::ZeroTemperatureDivides
             && sampling.temperature == Some(0.0)
@@ -170,15 +240,44 @@ impl Decoder {
         {
             token = 0;
         }
-        if running.flaw == Flaw::TransferCorrupts && running.role == Role::Decode && generated == 2
-        {
+        if self.is_corrupt && generated == 2 {
             token = (token + 1) % model::VOCAB_SIZE;
         }
         let mut chunk = model::chunk(token, &logits, self.request.output.logprobs);
         if running.flaw == Flaw::LogprobsUnsorted {
             chunk.logprobs.iter_mut().for_each(|at| at.top.reverse());
         }
+        let is_first = self.request.resumed_tokens > 0 && generated == 0;
+        if running.flaw == Flaw::LogprobsShiftedOnResume && is_first {
+            chunk.logprobs.iter_mut().for_each(|at| at.logprob -= 1.0);
+        }
+        chunk.logprobs.iter_mut().for_each(|at| match running.flaw {
+            Flaw::LogprobsFromTheBest => shift(at, at.top.first().map_or(0.0, |top| top.logprob)),
+            Flaw::LogprobsOfCandidates if !at.top.is_empty() => {
+                shift(
+                    at,
+                    at.top.iter().map(|top| top.logprob.exp()).sum::<f32>().ln(),
+                );
+            }
+            _ => {}
+        });
+        if running.flaw == Flaw::SampledWithoutLogprobs && sampling.temperature > Some(0.0) {
+            chunk.logprobs.clear();
+        }
+        if running.flaw == Flaw::PaddingRanked {
+            let worst = chunk.logprobs.iter_mut().filter_map(|at| at.top.get_mut(3));
+            worst.for_each(|candidate| candidate.token_id = model::VOCAB_SIZE);
+        }
         (token, chunk)
+    }
+
+    /// How many draws went before those of this engine.
+    fn resumed_draws(&self, flaw: Flaw) -> u32 {
+        match flaw {
+            Flaw::SeedRestartsOnResume if self.guide.is_none() => 0,
+            Flaw::GuidedSeedRestartsOnResume if self.guide.is_some() => 0,
+            _ => self.request.resumed_tokens,
+        }
     }
 
     fn push(&mut self, token: TokenId) {
@@ -214,14 +313,21 @@ fn guide(
     let Some(guided) = &request.guided else {
         return Ok(None);
     };
+    let is_schema = matches!(**guided, GuidedDecoding::JsonSchema(_));
     let mut guide = match Guide::of(guided) {
         Err(_) if running.flaw == Flaw::BadGrammarIgnored => return Ok(None),
         compiled => compiled?,
     };
-    if running.flaw == Flaw::SchemaIgnored && matches!(guided, GuidedDecoding::JsonSchema(_)) {
+    if running.flaw == Flaw::SchemaIgnored && is_schema {
         guide = Guide::of(&GuidedDecoding::JsonObject)?;
     }
-    if running.flaw != Flaw::GuideForgottenOnResume {
+    let is_forgotten = match running.flaw {
+        Flaw::GuideForgottenOnResume => true,
+        Flaw::ChoiceForgottenOnResume => matches!(**guided, GuidedDecoding::Choice(_)),
+        Flaw::SchemaForgottenOnResume => is_schema,
+        _ => false,
+    };
+    if !is_forgotten {
         for byte in resumed.iter().filter_map(|token| u8::try_from(*token).ok()) {
             guide = guide.after(byte);
         }
@@ -254,13 +360,26 @@ fn mask(logits: &mut [f32], guide: &Guide, ends_early: bool, ignores_end: bool) 
     }
 }
 
+/// Takes `by` off the log probabilities of a place.
+fn shift(at: &mut TokenLogprob, by: f32) {
+    at.logprob = (at.logprob - by).min(0.0);
+    for top in &mut at.top {
+        top.logprob = (top.logprob - by).min(0.0);
+    }
+}
+
 fn seed(running: &Running, sampling: &SamplingOptions) -> u64 {
     let own = running.requests.fetch_add(1, Ordering::Relaxed);
     match (running.flaw, sampling.seed) {
-        (Flaw::SeedConstant, _) => 0,
+        (Flaw::SeedConstant, _) | (Flaw::UnseededConstant, None) => 0,
         (Flaw::SeedIgnored, _) | (_, None) => model::mix(0x5EED, own),
+        (Flaw::DecodeDrawsAnew, Some(seed)) if running.role == Role::Decode => model::mix(2, seed),
         (_, Some(seed)) => model::mix(1, seed),
     }
+}
+
+fn sum(one: Option<f32>, other: Option<f32>) -> Option<f32> {
+    Some(one.unwrap_or(0.0) + other.unwrap_or(0.0))
 }
 
 /// The options as the flaw lets them through.
@@ -270,6 +389,17 @@ fn effective(running: &Running, asked: &SamplingOptions) -> SamplingOptions {
         Flaw::GreedyDraws if asked.temperature == Some(0.0) => sampling.temperature = Some(0.05),
         Flaw::TopKAfterDraw => sampling.top_k = None,
         Flaw::BiasIgnored => sampling.logit_bias.clear(),
+        Flaw::TopPIgnored => sampling.top_p = None,
+        Flaw::MinPIgnored => sampling.min_p = None,
+        Flaw::FrequencyCountsOnce => {
+            sampling.presence_penalty = sum(asked.presence_penalty, asked.frequency_penalty);
+            sampling.frequency_penalty = None;
+        }
+        Flaw::PresenceCountsEach => {
+            sampling.frequency_penalty = sum(asked.presence_penalty, asked.frequency_penalty);
+            sampling.presence_penalty = None;
+        }
+        Flaw::HottestForAll if running.has_company() => sampling.temperature = running.hottest(),
         Flaw::PenaltiesIgnored => {
             sampling.presence_penalty = None;
             sampling.frequency_penalty = None;

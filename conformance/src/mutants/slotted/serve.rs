@@ -18,6 +18,8 @@ pub(super) struct Job {
     pub stop: watch::Receiver<bool>,
     pub counters: Arc<Counters>,
     pub fault: SlotFault,
+    /// Whether the prompt takes a while.
+    pub is_long: bool,
 }
 
 /// How a request came to its end.
@@ -33,7 +35,13 @@ pub(super) async fn serve(mut job: Job) {
     let active = Counted::new(&counters, |counters| &counters.active);
     let end = tokio::select! {
         biased;
-        _ = stopped(job.stop.clone()) => End::Failed(shutdown()),
+        _ = stopped(job.stop.clone()) => {
+            if job.fault == SlotFault::ForgetsWaiters && waits(&mut job.slot) {
+                std::mem::forget(job);
+                return;
+            }
+            End::Failed(shutdown())
+        }
         end = queue_and_run(&mut job) => end,
     };
     match end {
@@ -50,6 +58,18 @@ pub(super) async fn serve(mut job: Job) {
     }
 }
 
+/// Whether a request has not had its slot yet.
+fn waits(slot: &mut oneshot::Receiver<Slot>) -> bool {
+    match slot.try_recv() {
+        Ok(slot) => {
+            // The next in the queue must not have it now.
+            std::mem::forget(slot);
+            false
+        }
+        Err(error) => error == oneshot::error::TryRecvError::Empty,
+    }
+}
+
 async fn queue_and_run(job: &mut Job) -> End {
     let is_deaf = job.fault == SlotFault::DeafInQueue;
     let slot = tokio::select! {
@@ -61,8 +81,14 @@ async fn queue_and_run(job: &mut Job) -> End {
     let kv = Counted::new(&counters, |counters| &counters.kv_used);
     let is_deaf = is_deaf && job.sink.context().is_cancelled();
     let computes_on = is_deaf || job.fault == SlotFault::ComputesOnAfterCancel;
-    let end = run(job, computes_on).await;
+    let mut computed = 0;
+    let end = run(job, computes_on, &mut computed).await;
     let is_dropped = matches!(end, End::Unwanted) && !job.sink.context().is_cancelled();
+    let is_prefilling = job.is_long && computed < 2;
+    if is_dropped && is_prefilling && job.fault == SlotFault::KeepsSlotInPrefill {
+        std::mem::forget(slot);
+        return end;
+    }
     if is_dropped && job.fault == SlotFault::KeepsSlotOnDrop {
         std::mem::forget(slot);
     }
@@ -73,7 +99,7 @@ async fn queue_and_run(job: &mut Job) -> End {
 }
 
 /// Passes tokens on until the answer ends or is not wanted any more.
-async fn run(job: &mut Job, computes_on: bool) -> End {
+async fn run(job: &mut Job, computes_on: bool, computed: &mut u64) -> End {
     loop {
         let item = tokio::select! {
             biased;
@@ -90,6 +116,7 @@ async fn run(job: &mut Job, computes_on: bool) -> End {
             None => return End::Unwanted,
         };
         let count = u64::from(chunk.len());
+        *computed += count;
         job.counters.produced.fetch_add(count, Ordering::Relaxed);
         tokio::select! {
             biased;

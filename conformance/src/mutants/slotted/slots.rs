@@ -1,5 +1,6 @@
 //! A limited number of slots and the queue for them.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ pub(super) struct Slots {
 
 struct State {
     free: usize,
-    waiting: VecDeque<oneshot::Sender<Slot>>,
+    /// With their priorities, in the order in which they came.
+    waiting: VecDeque<(i32, oneshot::Sender<Slot>)>,
 }
 
 /// A place to run; given to the next in the queue when dropped.
@@ -35,7 +37,7 @@ impl Slots {
     }
 
     /// A slot, now or in its turn. Dropping the receiver gives up the place.
-    pub(super) fn take(slots: &Arc<Self>) -> oneshot::Receiver<Slot> {
+    pub(super) fn take(slots: &Arc<Self>, priority: i32) -> oneshot::Receiver<Slot> {
         let (give, slot) = oneshot::channel();
         let mut state = slots.state.lock();
         if state.free > 0 {
@@ -44,22 +46,39 @@ impl Slots {
             // The receiver is right here.
             drop(give.send(Slot(Some(Arc::clone(slots)))));
         } else {
-            state.waiting.push_back(give);
+            state.waiting.push_back((priority, give));
         }
         slot
+    }
+
+    /// The highest priority, and of several the one that came first.
+    fn next<T>(&self, waiting: &mut VecDeque<(i32, T)>) -> Option<(i32, T)> {
+        if self.fault == SlotFault::ForgetsTheQueue {
+            return None;
+        }
+        if self.fault == SlotFault::NewestFirst {
+            return waiting.pop_back();
+        }
+        let sign = if self.fault == SlotFault::PriorityIgnored {
+            0
+        } else if self.fault == SlotFault::LowestFirst {
+            -1
+        } else {
+            1
+        };
+        let ranks = waiting
+            .iter()
+            .map(|(priority, _)| i64::from(*priority) * sign);
+        let next = ranks
+            .zip(0..)
+            .min_by_key(|(rank, place)| (Reverse(*rank), *place));
+        waiting.remove(next?.1)
     }
 
     fn give_back(slots: &Arc<Self>) {
         loop {
             let mut state = slots.state.lock();
-            let next = if slots.fault == SlotFault::NewestFirst {
-                state.waiting.pop_back()
-            } else if slots.fault == SlotFault::ForgetsTheQueue {
-                None
-            } else {
-                state.waiting.pop_front()
-            };
-            let Some(next) = next else {
+            let Some((_, next)) = slots.next(&mut state.waiting) else {
                 state.free += 1;
                 return;
             };

@@ -1,0 +1,108 @@
+//! Who runs first of those that wait.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use futures_util::future::join_all;
+use genset_backend_common::GenerateRequest;
+use tokio::sync::Notify;
+
+use crate::check::{CheckResult, Stop, fail, skip};
+use crate::checks::pressure::request;
+use crate::trial::{Live, Trial};
+
+/// Requests beyond those that run at once.
+const WAITING: u32 = 8;
+
+/// Sequences that an engine runs at once, at most, to be filled here.
+const MOST_RUNNING: u32 = 64;
+
+/// Those of an engine that does not say.
+const USUALLY_RUNNING: u32 = 16;
+
+/// Tokens of each request: so many that those that run do not end before the last has come.
+const ANSWER_TOKENS: u32 = 32;
+
+/// The order in which requests had their first tokens.
+#[derive(Default)]
+struct Started {
+    count: AtomicU32,
+    first: Notify,
+}
+
+impl Started {
+    /// Reads an answer; the number of those that began before it.
+    async fn read(&self, live: &Live, request: GenerateRequest) -> Result<Option<u32>, Stop> {
+        let ctx = live.context(&request);
+        // A full engine may refuse; what waits is what counts.
+        let Ok(mut running) = live.try_generate(request, ctx).await? else {
+            return Ok(None);
+        };
+        let mut before = None;
+        while let Some(Ok(output)) = running.next().await? {
+            if before.is_none() && output.token_count() > 0 {
+                before = Some(self.count.fetch_add(1, Ordering::AcqRel));
+                self.first.notify_one();
+            }
+        }
+        Ok(before)
+    }
+}
+
+/// Times that it is tried: a machine that stops for a while may let the others begin unseen, but not each time.
+const TRIES: u64 = 3;
+
+pub(super) async fn higher_first(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    if !live.config.capabilities.priority {
+        skip!(NotDeclared, "the engine does not declare priority");
+    }
+    let mut seen = None;
+    for round in 0..TRIES {
+        let (waited, overtaken) = overtaken(&live, round).await?;
+        if overtaken <= waited / 2 {
+            return Ok(());
+        }
+        seen = Some((waited, overtaken));
+    }
+    if let Some((waited, overtaken)) = seen {
+        fail!(
+            "of {waited} requests that waited, {overtaken} of priority 0 began before the one of priority 10"
+        );
+    }
+    Ok(())
+}
+
+/// How many requests of a low priority waited when one of a high priority came, and how many of them began before it.
+async fn overtaken(live: &Live, round: u64) -> Result<(u32, u32), Stop> {
+    let running = live.config.max_num_seqs.unwrap_or(USUALLY_RUNNING);
+    let count = running.clamp(1, MOST_RUNNING) + WAITING;
+    let started = Started::default();
+    let low = join_all((0..count).map(|seed| {
+        let low = request(live, 4, u64::from(seed) + 1000 * round, ANSWER_TOKENS);
+        started.read(live, low)
+    }));
+    let high = async {
+        started.first.notified().await;
+        // Those that began in the same step are counted first.
+        tokio::task::yield_now().await;
+        let begun = started.count.load(Ordering::Acquire);
+        let mut high = request(live, 4, u64::from(count) + 1000 * round, ANSWER_TOKENS);
+        high.priority = 10;
+        Ok::<_, Stop>((begun, started.read(live, high).await?))
+    };
+    let high = live.trial.call("an answer of a high priority", high);
+    let (low, high) = futures_util::future::join(low, high).await;
+    let (begun, before_high) = high??;
+    let mut low_begun = 0;
+    for before in low {
+        low_begun += u32::from(before?.is_some());
+    }
+    let waited = low_begun.saturating_sub(begun);
+    let Some(before_high) = before_high.filter(|_| waited >= WAITING / 2) else {
+        skip!(
+            NotDeclared,
+            "the engine refuses what it does not run at once, or runs {count} requests"
+        );
+    };
+    Ok((waited, before_high.saturating_sub(begun)))
+}

@@ -1,0 +1,105 @@
+//! EM: embeddings, of engines that declare that they take token sequences to embed.
+
+use genset_backend_common::{GenerateRequest, Input, InputKind, Output, TokenId};
+
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::trial::{Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!(tokens "EM01", Core, Tokens, "each input has one embedding, in the order of the inputs",
+        clause: "Output::Embeddings",
+        breaks: "search indexes that hold one document's vector under another's name", one_each_in_order),
+    check!(tokens "EM02", Core, Tokens, "embeddings are of one length, and their numbers are finite and not all zero",
+        clause: "Output::Embeddings",
+        breaks: "vector stores that refuse a batch, or find everything equally near", sane_numbers),
+];
+
+/// How far apart the same input's numbers may be, alone and in a batch, relative to the largest.
+const TOLERANCE: f32 = 0.02;
+
+/// Inputs of different lengths, the first and the last alike.
+fn inputs(live: &Live) -> Vec<Vec<TokenId>> {
+    let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
+    let longest = 100.min(context);
+    [(7, 1), (1, 2), (longest, 3), (33.min(context), 4), (7, 1)]
+        .map(|(len, seed)| live.prompt(len.min(context), seed))
+        .to_vec()
+}
+
+async fn embed(live: &Live, inputs: Vec<Vec<TokenId>>) -> Result<Vec<Vec<f32>>, Stop> {
+    let count = inputs.len();
+    let mut request = GenerateRequest::from_tokens(live.config.model.clone(), Vec::new());
+    request.input = Input::Embed(inputs.into());
+    let answer = live.answer(request).await?;
+    if answer.finished().is_none() {
+        fail!("{count} inputs to embed ended with {:?}", answer.error());
+    }
+    let mut embeddings = Vec::new();
+    for output in answer.items.into_iter().flatten() {
+        match output {
+            Output::Embeddings(some) => embeddings.extend(some),
+            Output::Finished(_) => {}
+            Output::Tokens(_) | Output::Text(_) => fail!("inputs to embed were answered in text"),
+        }
+    }
+    ensure!(
+        embeddings.len() == count,
+        "{count} inputs have {} embeddings",
+        embeddings.len()
+    );
+    Ok(embeddings)
+}
+
+async fn started(trial: &Trial) -> Result<Live, Stop> {
+    let live = trial.start().await?;
+    if !live.config.capabilities.inputs.contains(&InputKind::Embed) {
+        skip!(NotDeclared, "the engine does not declare that it embeds");
+    }
+    Ok(live)
+}
+
+async fn one_each_in_order(trial: Trial) -> CheckResult {
+    let live = started(&trial).await?;
+    let inputs = inputs(&live);
+    let together = embed(&live, inputs.clone()).await?;
+    for (place, (input, embedding)) in inputs.into_iter().zip(together).enumerate() {
+        let alone = embed(&live, vec![input]).await?.remove(0);
+        ensure!(
+            is_near(&alone, &embedding),
+            "input {place} of a batch has another embedding than alone"
+        );
+    }
+    Ok(())
+}
+
+fn is_near(one: &[f32], other: &[f32]) -> bool {
+    let largest = one
+        .iter()
+        .fold(0.0_f32, |most, number| most.max(number.abs()));
+    let is_near = |(one, other): (&f32, &f32)| (one - other).abs() <= largest * TOLERANCE;
+    one.len() == other.len() && one.iter().zip(other).all(is_near)
+}
+
+async fn sane_numbers(trial: Trial) -> CheckResult {
+    let live = started(&trial).await?;
+    let inputs = inputs(&live);
+    let lengths: Vec<usize> = inputs.iter().map(Vec::len).collect();
+    let embeddings = embed(&live, inputs).await?;
+    let dimension = embeddings[0].len();
+    for (embedding, len) in embeddings.iter().zip(lengths) {
+        ensure!(
+            embedding.len() == dimension,
+            "one embedding has {dimension} numbers, another {}",
+            embedding.len()
+        );
+        ensure!(
+            embedding.iter().all(|number| number.is_finite()),
+            "the embedding of {len} tokens has a number that is not finite"
+        );
+        ensure!(
+            embedding.iter().any(|number| *number != 0.0),
+            "the embedding of {len} tokens is all zeros"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! What was refused holds nothing: ER09. ER04 sends mistakes to an idle engine and asks for one good answer; here the engine is
+//! full as well, where a request may have a place in a queue before it is looked at, and every slot must still be there.
+
+use futures_util::future::join_all;
+use genset_backend_common::{
+    CancelReason, GenerateRequest, GuidedDecoding, GuidedKind, Input, InputKind,
+};
+use tokio::time::timeout;
+
+use super::{OUT_OF_RANGE, first_tokens};
+use crate::check::{CheckResult, Stop};
+use crate::checks::pressure::{
+    Crowd, crowd, end_of_cancelled, ensure_nothing_held, pace, patience, serve_first_token, slots,
+};
+use crate::trial::{Live, Trial};
+
+/// Good requests beyond the engine's slots, which a bounded queue refuses.
+const BEYOND: u32 = 4;
+
+pub(super) async fn hold_nothing(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let pace = pace(&live).await?;
+    let kv_before = kv_used(&live);
+    send_mistakes(&live).await?;
+    let full = crowd(&live, slots(&live) + BEYOND).await?;
+    let capacity = full.running.len();
+    send_mistakes(&live).await?;
+    send_away(&live, full).await?;
+    ensure_nothing_held(&live, kv_before).await?;
+    // From outside: as many run at once as before.
+    let mut running = Vec::new();
+    for seed in (0_u64..).take(capacity) {
+        let when = format!(
+            "of {capacity} at once, {} of which run, after refusals",
+            running.len()
+        );
+        running.push(serve_first_token(&live, seed, patience(&live, pace), &when).await?);
+    }
+    Ok(())
+}
+
+fn kv_used(live: &Live) -> Option<u64> {
+    live.subject
+        .probe
+        .as_ref()
+        .and_then(|probe| probe.kv_used_blocks())
+}
+
+/// Sends every mistake that a client can make with what the engine declares. How each is refused is for others to judge. One
+/// that is not refused in a moment, because the engine looks at it when its turn comes, is left.
+async fn send_mistakes(live: &Live) -> Result<(), Stop> {
+    let moment = live.trial.limits().cancel / 4;
+    let sent = mistakes(live)
+        .into_iter()
+        .map(|request| timeout(moment, first_tokens(live, request)));
+    for refused in join_all(sent).await.into_iter().flatten() {
+        drop(refused?);
+    }
+    Ok(())
+}
+
+fn mistakes(live: &Live) -> Vec<GenerateRequest> {
+    let can = &live.config.capabilities;
+    let with = |change: &dyn Fn(&mut GenerateRequest)| {
+        let mut request = live.request(4, 4);
+        change(&mut request);
+        request
+    };
+    let mut mistakes: Vec<_> = OUT_OF_RANGE
+        .iter()
+        .map(|(_, change)| with(change))
+        .collect();
+    mistakes.push(with(&|r| {
+        r.adapter = Some("genset-conformance-no-such-adapter".into())
+    }));
+    if can.guided.contains(&GuidedKind::Regex) {
+        mistakes.push(with(&|r| {
+            r.guided = Some(GuidedDecoding::Regex("(".into()).into())
+        }));
+    }
+    if can.inputs.contains(&InputKind::Tokens) {
+        mistakes.push(with(&|r| r.input = Input::Tokens(vec![u32::MAX].into())));
+        if let Ok(context) = u16::try_from(live.config.context_length_tokens) {
+            let too_long = vec![0; usize::from(context) + 1];
+            mistakes.push(with(&|r| r.input = Input::Tokens(too_long.clone().into())));
+        }
+    }
+    mistakes
+}
+
+/// Cancels what filled the engine. An engine that does not hear it is caught here as well as by CN05.
+async fn send_away(live: &Live, crowd: Crowd) -> Result<(), Stop> {
+    let all = crowd.running.into_iter().chain(crowd.waiting);
+    for request in all {
+        request.ctx.cancel(CancelReason::Client);
+        end_of_cancelled(live, request).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! The end of a sequence, to the token: what an answer becomes under other stop conditions is known from the answer that
+//! nothing stops.
+
+use std::iter;
+
+use genset_backend_common::output::FinishReason;
+use genset_backend_common::{GenerateRequest, StopConditions, TokenId};
+
+use crate::answer::Answer;
+use crate::check::{CheckResult, Stop, ensure, fail, skip};
+use crate::trial::{Live, Trial};
+
+/// An answer that nothing stopped.
+struct Known {
+    request: GenerateRequest,
+    tokens: Vec<TokenId>,
+}
+
+impl Known {
+    async fn ask(live: &Live, prompt: Vec<TokenId>, max_tokens: u32) -> Result<Self, Stop> {
+        let request = live.greedy(prompt, max_tokens);
+        let answer = live.answer(request.clone()).await?;
+        let tokens = answer.tokens();
+        ensure!(
+            u32::try_from(tokens.len()) == Ok(max_tokens),
+            "max_tokens = {max_tokens} gave {} tokens ({:?})",
+            tokens.len(),
+            answer.error()
+        );
+        Ok(Self { request, tokens })
+    }
+
+    /// What stops it at `place`. Where its token came before, `min_tokens` keeps it from stopping there.
+    fn stop_at(&self, place: usize) -> StopConditions {
+        let token = self.tokens[place];
+        let is_first = !self.tokens[..place].contains(&token);
+        let mut stop = self.request.stop.clone();
+        stop.stop_token_ids = [token].into();
+        stop.min_tokens = if is_first { 0 } else { number(place) };
+        stop
+    }
+
+    /// `count` tokens that it has not, again and again where the vocabulary has too few; none where it has none.
+    fn absent(&self, live: &Live, count: usize) -> Vec<TokenId> {
+        let vocab_size = live.config.vocab_size;
+        let vocab_size = vocab_size.map_or(u32::MAX, std::num::NonZeroU32::get);
+        let absent = (0..vocab_size).filter(|token| !self.tokens.contains(token));
+        let absent: Vec<TokenId> = absent.take(count).collect();
+        absent.iter().copied().cycle().take(count).collect()
+    }
+
+    /// Whether an engine keeps to `min_tokens` by not choosing a token that would stop: the answer then goes its own way from
+    /// the first such place on, and is judged by its length alone.
+    fn bans(&self, request: &GenerateRequest, tokens: &[TokenId]) -> bool {
+        let stop = &request.stop;
+        let mut both = tokens.iter().zip(&self.tokens).zip(0..);
+        let first = both.find(|((token, known), _)| token != known);
+        first.is_some_and(|((_, known), place)| {
+            place < stop.min_tokens
+                && stop.is_stop(*known, stop.min_tokens)
+                && number(tokens.len()) >= stop.min_tokens
+        })
+    }
+
+    /// Asks under other conditions, and compares the answer with what they make of this one.
+    async fn expect(&self, live: &Live, what: &str, stop: StopConditions) -> CheckResult {
+        let stopped = self.tokens.iter().zip(0..);
+        let end = stopped
+            .clone()
+            .find(|(token, place)| stop.is_stop(**token, *place));
+        let (token, count) = match end {
+            Some((token, place)) => (Some(*token), place),
+            None => (None, number(self.tokens.len())),
+        };
+        let mut request = self.request.clone();
+        request.stop = stop;
+        let answer = live.answer(request.clone()).await?;
+        let (tokens, reason) = (answer.tokens(), answer.reason());
+        let expected = &self.tokens[..usize::try_from(count).unwrap_or(usize::MAX)];
+        let is_right = match token {
+            Some(_) => reason == Some(FinishReason::Stop) && named(&answer) == token,
+            None => reason == Some(FinishReason::Length),
+        };
+        let is_met = is_right && tokens == expected;
+        if is_met || ended_by_itself(&request, &answer, expected) || self.bans(&request, &tokens) {
+            return Ok(());
+        }
+        // Where the engine took another way this time, nothing is known.
+        let again = live.answer(self.request.clone()).await?.tokens();
+        if again != self.tokens {
+            skip!(
+                NotDeclared,
+                "the engine answers one request in different ways, so its end cannot be foretold"
+            );
+        }
+        let right = match token {
+            Some(token) => format!("{count} tokens and Stop at token {token}"),
+            None => format!("{count} tokens and Length"),
+        };
+        let differs = if tokens.len() == expected.len() && tokens != expected {
+            ", of them some others than before"
+        } else {
+            ""
+        };
+        fail!(
+            "{what}: expected {right}, got {} tokens{differs}, {reason:?} and {:?} as the token that stopped ({:?})",
+            tokens.len(),
+            named(&answer),
+            answer.error()
+        )
+    }
+}
+
+/// The token that the terminal names.
+fn named(answer: &Answer) -> Option<TokenId> {
+    answer.finished().and_then(|finished| finished.stop_token)
+}
+
+/// An engine may know an end of its own, which counts unless it is to be ignored.
+fn ended_by_itself(request: &GenerateRequest, answer: &Answer, expected: &[TokenId]) -> bool {
+    let stop = &request.stop;
+    let is_asked = |token: TokenId| {
+        stop.stop_token_ids.contains(&token) || stop.eos_token_ids.contains(&token)
+    };
+    !stop.ignore_eos
+        && answer.reason() == Some(FinishReason::Stop)
+        && named(answer).is_none_or(|token| !is_asked(token))
+        && expected.starts_with(&answer.tokens())
+}
+
+fn number(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+/// Tokens of an answer that is not about lengths.
+const SHORT_TOKENS: u32 = 24;
+
+/// A place in a short answer.
+const PLACE: usize = 5;
+
+/// A prompt that leaves room for a short answer in a small context.
+const PROMPT_TOKENS: usize = 8;
+
+async fn short(live: &Live, seed: u64) -> Result<Known, Stop> {
+    let room = live.affordable_answer(PROMPT_TOKENS, SHORT_TOKENS);
+    if usize::try_from(room).is_ok_and(|room| room <= PLACE + 2) {
+        skip!(Level, "the context has no room for {SHORT_TOKENS} tokens");
+    }
+    Known::ask(live, live.prompt(PROMPT_TOKENS, seed), room).await
+}
+
+/// Stop tokens of one request: more than fit a list on the stack, and a word's bits.
+const LISTS: [usize; 3] = [3, 9, 64];
+
+pub(super) async fn long_stop_lists(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let known = short(&live, 0).await?;
+    for len in LISTS {
+        let mut stop = known.stop_at(PLACE);
+        let token = known.tokens[PLACE];
+        let mut list = known.absent(&live, len - 1);
+        list.push(token);
+        stop.stop_token_ids = list.into();
+        let what = format!("the last of {len} stop tokens");
+        known.expect(&live, &what, stop).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn both_lists(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let known = short(&live, 0).await?;
+    let token = known.tokens[PLACE];
+    let others = known.absent(&live, 2);
+    for (last, what) in [
+        (true, "the last of three end-of-sequence tokens"),
+        (false, "the first of three end-of-sequence tokens"),
+    ] {
+        let mut stop = ending(&known);
+        let first: Vec<TokenId> = [token].into();
+        let list = if last {
+            [others.clone(), first]
+        } else {
+            [first, others.clone()]
+        };
+        stop.eos_token_ids = list.concat().into();
+        known.expect(&live, what, stop).await?;
+    }
+    let mut stop = ending(&known);
+    stop.eos_token_ids = [token].into();
+    stop.stop_token_ids = others.clone().into();
+    let what = "an end-of-sequence token beside stop tokens that do not come";
+    known.expect(&live, what, stop).await?;
+
+    let mut stop = ending(&known);
+    stop.eos_token_ids = others.into();
+    stop.stop_token_ids = [token].into();
+    let what = "a stop token beside end-of-sequence tokens that do not come";
+    known.expect(&live, what, stop.clone()).await?;
+    stop.ignore_eos = true;
+    let what = "a stop token while end-of-sequence tokens are ignored";
+    known.expect(&live, what, stop).await?;
+    in_the_prompt(&live, &known).await
+}
+
+/// The conditions of a request that ends where the model does.
+fn ending(known: &Known) -> StopConditions {
+    let mut stop = known.stop_at(PLACE);
+    stop.stop_token_ids = [].into();
+    stop.ignore_eos = false;
+    stop
+}
+
+/// A prompt may have the token to stop at; it counts where it is generated. Tried where the model repeats its prompt.
+async fn in_the_prompt(live: &Live, known: &Known) -> CheckResult {
+    let prompt: Vec<TokenId> = iter::once(known.tokens[PLACE])
+        .chain(live.prompt(PROMPT_TOKENS, 0).into_iter().skip(1))
+        .collect();
+    let known = Known::ask(live, prompt.clone(), number(known.tokens.len())).await?;
+    let place = known.tokens.iter().position(|token| prompt.contains(token));
+    match place {
+        Some(place) => {
+            let what = "a stop token that the prompt has too";
+            known.expect(live, what, known.stop_at(place)).await
+        }
+        None => Ok(()),
+    }
+}
+
+/// Places to stop at: at once, and behind what fits a block, a word or a byte.
+const PLACES: [usize; 4] = [0, 1, 65, 257];
+
+/// Tokens of an answer that has all those places.
+const LONG_TOKENS: u32 = 264;
+
+pub(super) async fn stops_at_every_place(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let len = live.affordable_answer(4, LONG_TOKENS);
+    let known = Known::ask(&live, live.prompt(4, 0), len).await?;
+    for place in PLACES
+        .into_iter()
+        .filter(|place| *place < known.tokens.len())
+    {
+        let what = format!("a stop token after {place} others");
+        known.expect(&live, &what, known.stop_at(place)).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn min_tokens_to_the_token(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let known = short(&live, 0).await?;
+    for place in [1, PLACE] {
+        for (min_tokens, what) in [
+            (place, "min_tokens reached as the stop token comes"),
+            (
+                place + 1,
+                "min_tokens one more than came before the stop token",
+            ),
+        ] {
+            let mut stop = known.stop_at(place);
+            stop.min_tokens = number(min_tokens);
+            let what = format!("{what}, {place} tokens in");
+            known.expect(&live, &what, stop).await?;
+        }
+    }
+    Ok(())
+}

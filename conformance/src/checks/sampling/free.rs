@@ -1,0 +1,83 @@
+//! What narrows a free choice to one token, and that a free choice is one.
+
+use genset_backend_common::{GenerateRequest, SamplingOption};
+
+use super::{free, generated, greedy, has_a_choice};
+use crate::check::{CheckResult, Stop, ensure, skip};
+use crate::trial::{Live, Trial};
+
+/// A share of the probability that the best token has alone.
+const HARDLY_ANY: f32 = 1e-6;
+
+pub(super) async fn narrowed_to_one(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    type Narrow = (SamplingOption, &'static str, fn(&mut GenerateRequest));
+    let options: [Narrow; 2] = [
+        (SamplingOption::TopP, "top_p near 0", |request| {
+            request.sampling.top_p = Some(HARDLY_ANY);
+        }),
+        (SamplingOption::MinP, "min_p = 1", |request| {
+            request.sampling.min_p = Some(1.0);
+        }),
+    ];
+    let declared = options.iter().filter(|(option, _, _)| live.can(*option));
+    if declared.clone().next().is_none() {
+        skip!(NotDeclared, "the engine declares neither top_p nor min_p");
+    }
+    for (_, name, narrow) in declared {
+        for seed in 0..3 {
+            let reference = generated(&live, greedy(&live, seed)).await?;
+            let mut request = free(&live, seed);
+            narrow(&mut request);
+            let narrowed = generated(&live, request).await?;
+            ensure!(
+                narrowed == reference,
+                "{name} gave {narrowed:?}, greedy {reference:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Requests of which not all may be answered alike.
+const TRIES: u64 = 8;
+
+pub(super) async fn unseeded_differ(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    if !live.can(SamplingOption::Temperature) {
+        skip!(NotDeclared, "the engine does not declare temperature");
+    }
+    if !has_a_choice(&live).await? && !seeds_differ(&live).await? {
+        skip!(
+            NotDeclared,
+            "the engine seems to have one possible next token"
+        );
+    }
+    let first = generated(&live, free(&live, 0)).await?;
+    for _ in 1..TRIES {
+        if generated(&live, free(&live, 0)).await? != first {
+            return Ok(());
+        }
+    }
+    Err(Stop::Fail(format!(
+        "{TRIES} requests without a seed were all answered by {first:?}"
+    )))
+}
+
+async fn seeds_differ(live: &Live) -> Result<bool, Stop> {
+    if !live.can(SamplingOption::Seed) {
+        return Ok(false);
+    }
+    let seeded = |seed| {
+        let mut request = free(live, 0);
+        request.sampling.seed = Some(seed);
+        generated(live, request)
+    };
+    let first = seeded(0).await?;
+    for seed in 1..TRIES {
+        if seeded(seed).await? != first {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,314 @@
+//! MG: going on from another instance's tokens, with all that a request may ask for.
+
+use genset_backend_common::{GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption, TokenId};
+use serde_json::json;
+
+use super::resume::resumed;
+use crate::answer::Answer;
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::trial::{Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("MG06", Strict, Resume, "a resumed request with a seed draws on where it was",
+        clause: "SamplingOptions::seed",
+        breaks: "sampled answers that turn to something else where a worker was lost", seeded),
+    check!("MG07", Strict, Resume, "penalties count resumed tokens as generated",
+        clause: "SamplingOptions::presence_penalty",
+        breaks: "answers that begin to repeat themselves where a worker was lost", penalized),
+    check!("MG08", Strict, Resume, "min_tokens of a resumed request counts its new tokens only",
+        clause: "StopConditions::min_tokens",
+        breaks: "answers that stop before the length that was asked for, where a worker was lost", least),
+    check!("MG09", Strict, Resume, "log probabilities have no seam",
+        clause: "TokenLogprob",
+        breaks: "scores of answers that depend on which worker was lost", rated),
+    check!("MG10", Strict, Resume, "every further kind of grammar goes on from the tokens that were already generated",
+        clause: "GenerateRequest::resumed_tokens",
+        breaks: "structured output that is broken where a worker was lost", guided),
+    check!("MG11", Strict, Resume, "a guided request with a seed draws on where it was",
+        clause: "GenerateRequest::resumed_tokens",
+        breaks: "structured answers that change where a worker was lost", guided_and_seeded),
+];
+
+/// Tokens of an uninterrupted answer.
+const WHOLE: u32 = 32;
+/// Log probabilities that differ by less are the same: engines compute prompts and single tokens by different sums.
+const SAME_LOGPROB: f32 = 1e-2;
+
+/// A request, and the uninterrupted answer to it.
+struct Whole {
+    request: GenerateRequest,
+    prompt: Vec<TokenId>,
+    answer: Answer,
+}
+
+impl Whole {
+    async fn of(
+        live: &Live,
+        seed: u64,
+        set: impl FnOnce(&mut GenerateRequest),
+    ) -> Result<Self, Stop> {
+        let prompt = live.prompt(9, seed);
+        let mut request = live.greedy(prompt.clone(), WHOLE);
+        set(&mut request);
+        let answer = live.answer(request.clone()).await?;
+        ensure!(
+            answer.finished().is_some(),
+            "the uninterrupted request failed: {:?}",
+            answer.error()
+        );
+        Ok(Self {
+            request,
+            prompt,
+            answer,
+        })
+    }
+
+    /// A few places to cut it, the first and the last included.
+    fn cuts(&self) -> Vec<usize> {
+        let last = self.answer.tokens().len().saturating_sub(1);
+        let mut cuts = vec![1, last / 4, last / 2, last];
+        cuts.retain(|cut| (1..=last).contains(cut));
+        cuts.sort_unstable();
+        cuts.dedup();
+        cuts
+    }
+
+    async fn rest(&self, live: &Live, cut: usize) -> Result<Answer, Stop> {
+        let emitted = &self.answer.tokens()[..cut];
+        let request = resumed(&self.request, &self.prompt, emitted);
+        live.answer(request).await
+    }
+
+    /// Whether it goes on after each cut as it would have. How many tokens come is for MG02.
+    async fn goes_on(&self, live: &Live) -> CheckResult {
+        let tokens = self.answer.tokens();
+        for cut in self.cuts() {
+            let rest = self.rest(live, cut).await?.tokens();
+            let expected = &tokens[cut..];
+            let common = rest.len().min(expected.len());
+            ensure!(
+                common > 0 && rest[..common] == expected[..common],
+                "resumed after {cut} tokens came {rest:?}, uninterrupted {expected:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// As [`Self::goes_on`], to the same end.
+    async fn ends_alike(&self, live: &Live) -> CheckResult {
+        let tokens = self.answer.tokens();
+        for cut in self.cuts() {
+            let rest = self.rest(live, cut).await?;
+            ensure!(
+                rest.tokens() == tokens[cut..] && rest.reason() == self.answer.reason(),
+                "resumed after {cut} tokens came {:?} ({:?}), uninterrupted {:?} ({:?})",
+                rest.tokens(),
+                rest.reason(),
+                &tokens[cut..],
+                self.answer.reason()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Lets the engine choose freely, and always alike.
+fn draw(live: &Live, request: &mut GenerateRequest, seed: u64) {
+    let sampling = &mut request.sampling;
+    sampling.seed = Some(seed);
+    sampling.temperature = Some(1.0);
+    sampling.top_p = live.can(SamplingOption::TopP).then_some(0.95);
+    sampling.min_p = live.can(SamplingOption::MinP).then_some(0.01);
+    sampling.top_k = live.can(SamplingOption::TopK).then_some(64);
+}
+
+fn draws(live: &Live) -> CheckResult {
+    if !live.can(SamplingOption::Seed) || !live.can(SamplingOption::Temperature) {
+        skip!(
+            NotDeclared,
+            "the engine does not declare temperature and seed"
+        );
+    }
+    Ok(())
+}
+
+async fn seeded(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    draws(&live)?;
+    for seed in 0..3 {
+        let whole = Whole::of(&live, seed, |request| draw(&live, request, seed + 5)).await?;
+        whole.goes_on(&live).await?;
+    }
+    Ok(())
+}
+
+async fn penalized(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    type Penalty = (SamplingOption, fn(&mut GenerateRequest));
+    let penalties: [Penalty; 3] = [
+        (SamplingOption::PresencePenalty, |r| {
+            r.sampling.presence_penalty = Some(1.5);
+        }),
+        (SamplingOption::FrequencyPenalty, |r| {
+            r.sampling.frequency_penalty = Some(1.5);
+        }),
+        (SamplingOption::RepetitionPenalty, |r| {
+            r.sampling.repetition_penalty = Some(1.5);
+        }),
+    ];
+    let mut was_tried = false;
+    for (option, set) in penalties {
+        if !live.can(option) {
+            continue;
+        }
+        was_tried = true;
+        for seed in 0..3 {
+            // With few tokens to choose from they come again, and are punished.
+            let favoured: Vec<TokenId> = (0..3).map(|place| live.token(seed + place)).collect();
+            let is_biased = live.can(SamplingOption::LogitBias);
+            let whole = Whole::of(&live, seed, |request| {
+                set(request);
+                if is_biased {
+                    request.sampling.logit_bias =
+                        favoured.into_iter().map(|token| (token, 10.0)).collect();
+                }
+            });
+            whole.await?.goes_on(&live).await?;
+        }
+    }
+    if !was_tried {
+        skip!(NotDeclared, "the engine declares no penalty");
+    }
+    Ok(())
+}
+
+/// The fewest tokens that are asked for, and the place of a token before them that would stop the answer.
+const LEAST: usize = 12;
+const STOP_AT: usize = 10;
+
+async fn least(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let plain = Whole::of(&live, 3, |_| ()).await?.answer.tokens();
+    let Some(stop) = plain.get(STOP_AT).copied() else {
+        fail!("a request for {WHOLE} tokens gave {}", plain.len());
+    };
+    let whole = Whole::of(&live, 3, |request| {
+        request.stop.stop_token_ids = [stop].into();
+        request.stop.min_tokens = u32::try_from(LEAST).unwrap_or(u32::MAX);
+    });
+    let whole = whole.await?;
+    let tokens = whole.answer.tokens();
+    for cut in [1, 5, 8] {
+        // That a whole answer has as many is for FN10.
+        let expected = tokens.get(cut..LEAST).unwrap_or_default();
+        let rest = whole.rest(&live, cut).await?.tokens();
+        ensure!(
+            rest.get(..expected.len()) == Some(expected),
+            "at least {LEAST} tokens were asked for, and after {cut} of them came {rest:?}, uninterrupted {expected:?}"
+        );
+    }
+    Ok(())
+}
+
+async fn rated(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let Some(most) = live.config.capabilities.max_logprobs else {
+        skip!(NotDeclared, "the engine does not declare log probabilities");
+    };
+    let top = most.min(2);
+    let whole = Whole::of(&live, 3, |request| request.output.logprobs = Some(top)).await?;
+    let expected = whole.answer.logprobs();
+    for cut in whole.cuts() {
+        let rest = whole.rest(&live, cut).await?.logprobs();
+        let uninterrupted = expected.iter().skip(cut);
+        let differs = |(a, b): (&f32, &f32)| (a - b).abs() > SAME_LOGPROB;
+        let seam = rest.iter().zip(uninterrupted).position(|(ours, theirs)| {
+            let tops = ours.top.iter().map(|at| &at.logprob);
+            let theirs_tops = theirs.top.iter().map(|at| &at.logprob);
+            differs((&ours.logprob, &theirs.logprob)) || tops.zip(theirs_tops).any(differs)
+        });
+        ensure!(
+            seam.is_none() && !rest.is_empty(),
+            "resumed after {cut} tokens the log probabilities are {rest:?}, uninterrupted {:?}",
+            expected.get(cut..)
+        );
+    }
+    Ok(())
+}
+
+/// A text of each kind of grammar that every engine understands alike.
+fn grammars() -> [(GuidedKind, GuidedDecoding); 4] {
+    let texts = [
+        "The quick brown fox jumps over the lazy dog.",
+        "Pack my box with five dozen liquor jugs.",
+    ];
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["name", "ok"],
+        "properties": {
+            "name": { "type": "string", "minLength": 4, "maxLength": 12 },
+            "ok": { "type": "boolean" },
+        },
+    });
+    [
+        (
+            GuidedKind::Choice,
+            GuidedDecoding::Choice(texts.map(str::to_owned).into()),
+        ),
+        (
+            GuidedKind::Regex,
+            GuidedDecoding::Regex("[a-z]{12} [0-9]{12}".into()),
+        ),
+        (GuidedKind::JsonObject, GuidedDecoding::JsonObject),
+        (GuidedKind::JsonSchema, GuidedDecoding::JsonSchema(schema)),
+    ]
+}
+
+fn declared(
+    live: &Live,
+    grammars: &[(GuidedKind, GuidedDecoding)],
+) -> Result<Vec<GuidedDecoding>, Stop> {
+    let kinds = &live.config.capabilities.guided;
+    let guided: Vec<GuidedDecoding> = grammars
+        .iter()
+        .filter(|(kind, _)| kinds.contains(kind))
+        .map(|(_, guided)| guided.clone())
+        .collect();
+    if guided.is_empty() {
+        skip!(
+            NotDeclared,
+            "the engine does not declare guided decoding that the check uses"
+        );
+    }
+    Ok(guided)
+}
+
+fn guide(request: &mut GenerateRequest, guided: GuidedDecoding) {
+    request.stop.ignore_eos = false;
+    request.stop.max_tokens = Some(96);
+    request.guided = Some(guided.into());
+}
+
+async fn guided(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    // The first kind is for MG04.
+    let further = declared(&live, &grammars()[1..])?;
+    for guided in further {
+        let whole = Whole::of(&live, 3, |request| guide(request, guided)).await?;
+        whole.ends_alike(&live).await?;
+    }
+    Ok(())
+}
+
+async fn guided_and_seeded(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    draws(&live)?;
+    // Those that leave something to draw.
+    for guided in declared(&live, &grammars()[1..3])? {
+        let whole = Whole::of(&live, 4, |request| {
+            guide(request, guided);
+            draw(&live, request, 11);
+        });
+        whole.await?.ends_alike(&live).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,321 @@
+//! DG: what a prefill instance holds for decode instances, and when it is free again. The legs are those of
+//! [`disaggregated`](super::disaggregated).
+
+use std::time::Duration;
+
+use genset_backend_common::{
+    CancelReason, GenerateRequest, RequestContext, Role, SamplingOption, TokenId, TransferParams,
+};
+use serde_json::json;
+
+use super::disaggregated::{decode, prefill, request};
+use crate::answer::Answer;
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::running::Running;
+use crate::subject::Probe;
+use crate::trial::{Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!("DG08", Core, Disaggregated, "blocks that were fetched are free, and those of a finished decode too",
+        clause: "KvSource::fetch",
+        breaks: "prefill instances that are full of blocks that others have", fetched_are_free),
+    check!("DG09", Core, Disaggregated, "blocks that were fetched are not given again",
+        clause: "KvSource::fetch",
+        breaks: "one client's answer from another client's prompt, after a retry", fetched_once),
+    check!("DG10", Core, Disaggregated, "a decode request that is refused holds nothing",
+        clause: "Role::Decode",
+        breaks: "decode instances that lose blocks to every request they refuse", refused_holds_nothing),
+    check!("DG11", Core, Disaggregated, "blocks that are released are free",
+        clause: "KvSource::release",
+        breaks: "prefill instances full of the blocks of clients that left", released_are_free),
+    check!("DG12", Core, Disaggregated, "a prefill that is cancelled or dropped holds nothing",
+        clause: "LLMEngine::generate, Contract",
+        breaks: "blocks of cancelled prompts held until a limit of minutes passes", cancelled_prefill),
+    // On a paused clock only, as DG04.
+    check!("DG13", Core, Disaggregated, "blocks whose time is over are not given any more",
+        clause: "KvSource::fetch",
+        breaks: "one client's answer from another client's prompt, after a slow handover", nothing_after_the_lease),
+    check!("DG14", Core, Disaggregated, "a decode answer that is dropped before its first token frees both sides",
+        clause: "LLMEngine::generate, Contract",
+        breaks: "blocks of clients that left while theirs were on the way", dropped_decode),
+    check!("DG15", Strict, Disaggregated, "prefill and decode draw as one instance would",
+        clause: "SamplingOptions::seed",
+        breaks: "sampled answers whose second token does not go with their first", same_draws),
+    check!("DG16", Core, Disaggregated, "what ends with its first token is an ordinary answer, and holds nothing",
+        clause: "Role::Prefill",
+        breaks: "blocks held for decode instances that nobody will ask", ended_holds_nothing),
+];
+
+fn used_blocks(live: &Live) -> Option<u64> {
+    let probe = live.subject.probe.as_ref();
+    probe.and_then(|probe| probe.kv_used_blocks())
+}
+
+/// An instance and the blocks it used before the check asked it anything.
+struct Watched {
+    live: Live,
+    before: u64,
+}
+
+impl Watched {
+    /// A started instance that shows its blocks.
+    async fn start(trial: &Trial, role: Role) -> Result<Self, Stop> {
+        let live = trial.start_as(role).await?;
+        let Some(before) = used_blocks(&live) else {
+            skip!(NoProbe, "the engine does not show its KV blocks");
+        };
+        Ok(Self { live, before })
+    }
+
+    /// Waits until it uses no more than before.
+    async fn is_free(&self, after: &str) -> CheckResult {
+        let before = self.before;
+        let is_free = move |probe: &dyn Probe| probe.kv_used_blocks().map(|now| now <= before);
+        let what = format!("freeing the blocks of {:?} {after}", self.live.start.role);
+        self.live.await_probe(&what, is_free).await?;
+        Ok(())
+    }
+
+    /// What a Worker does when the client has left.
+    async fn abort(&self, ctx: &RequestContext) -> CheckResult {
+        let abort = self.live.subject.engine.abort(ctx);
+        self.live.trial.call("abort", abort).await
+    }
+}
+
+async fn begin(
+    live: &Live,
+    request: &GenerateRequest,
+    ctx: &RequestContext,
+) -> Result<Running, Stop> {
+    match live.try_generate(request.clone(), ctx.child()).await? {
+        Ok(running) => Ok(running),
+        Err(error) => fail!("refused a good request: {error} ({})", error.kind()),
+    }
+}
+
+async fn fetched_are_free(trial: Trial) -> CheckResult {
+    let first = Watched::start(&trial, Role::Prefill).await?;
+    let second = Watched::start(&trial, Role::Decode).await?;
+    for seed in 0..3 {
+        let request = request(&first.live, seed);
+        let ctx = first.live.context(&request);
+        let (_, transfer) = prefill(&first.live, &request, &ctx).await?;
+        let answer = decode(&second.live, &request, transfer, &ctx).await?;
+        ensure!(
+            answer.finished().is_some(),
+            "decode failed: {:?}",
+            answer.error()
+        );
+        first.is_free("after the fetch").await?;
+        second.is_free("after the answer").await?;
+    }
+    Ok(())
+}
+
+/// Whether `answer` is the right one, or an error that says to begin anew.
+fn is_right_or_lost(answer: &Answer, expected: &[TokenId]) -> CheckResult {
+    match answer.error() {
+        Some(error) => ensure!(
+            error.policy().is_retryable,
+            "blocks that are held no more are reported as {}, which says that it is no use to try again",
+            error.kind()
+        ),
+        None => ensure!(
+            answer.tokens() == expected,
+            "with blocks that are held no more came {:?}, with the right ones {expected:?}",
+            answer.tokens()
+        ),
+    }
+    Ok(())
+}
+
+async fn fetched_once(trial: Trial) -> CheckResult {
+    let first = trial.start_as(Role::Prefill).await?;
+    let second = trial.start_as(Role::Decode).await?;
+    let third = trial.start_as(Role::Decode).await?;
+    let request = request(&first, 0);
+    let ctx = first.context(&request);
+    let (_, transfer) = prefill(&first, &request, &ctx).await?;
+    let answer = decode(&second, &request, transfer.clone(), &ctx).await?;
+    let expected = answer.tokens();
+    ensure!(
+        answer.finished().is_some(),
+        "decode failed: {:?}",
+        answer.error()
+    );
+    // Another prompt may have got the blocks.
+    let other = self::request(&first, 1);
+    prefill(&first, &other, &first.context(&other)).await?;
+    for live in [&second, &third] {
+        let again = decode(live, &request, transfer.clone(), &live.context(&request)).await?;
+        is_right_or_lost(&again, &expected)?;
+    }
+    Ok(())
+}
+
+async fn refused_holds_nothing(trial: Trial) -> CheckResult {
+    let live = Watched::start(&trial, Role::Decode).await?;
+    let foreign = TransferParams {
+        source_worker_id: live.live.start.worker_id + 1,
+        source: None,
+        data: json!({ "of": "another engine" }),
+    };
+    for (seed, transfer) in [(0, None), (1, Some(foreign))] {
+        let mut request = request(&live.live, seed);
+        request.transfer = transfer;
+        let ctx = live.live.context(&request);
+        // An engine that needs nothing of the parameters may answer. What is refused, and how, is for DG02.
+        if let Ok(running) = live.live.try_generate(request, ctx.clone()).await? {
+            running.finish().await?;
+        }
+        live.abort(&ctx).await?;
+        live.is_free("after a refusal").await?;
+    }
+    Ok(())
+}
+
+async fn released_are_free(trial: Trial) -> CheckResult {
+    let first = Watched::start(&trial, Role::Prefill).await?;
+    let second = trial.start_as(Role::Decode).await?;
+    let Some(source) = first.live.start.kv_transfers.source() else {
+        skip!(
+            NotDeclared,
+            "the engine moves its blocks by means of its own"
+        );
+    };
+    let request = request(&first.live, 0);
+    let ctx = first.live.context(&request);
+    let (_, transfer) = prefill(&first.live, &request, &ctx).await?;
+    // What is not held is no error, nor what is none of the engine's.
+    source.release(&json!("of another engine"));
+    source.release(&transfer.data);
+    source.release(&transfer.data);
+    first.is_free("after the release").await?;
+    let answer = decode(&second, &request, transfer, &ctx).await?;
+    ensure!(
+        answer
+            .error()
+            .is_none_or(|error| error.policy().is_retryable),
+        "released blocks are reported as {:?}",
+        answer.error()
+    );
+    Ok(())
+}
+
+async fn cancelled_prefill(trial: Trial) -> CheckResult {
+    let live = Watched::start(&trial, Role::Prefill).await?;
+    let request = request(&live.live, 0);
+    // At once, and in the middle of a step.
+    for (after_ms, is_dropped) in [(0, false), (0, true), (5, false), (5, true)] {
+        let ctx = live.live.context(&request);
+        let running = begin(&live.live, &request, &ctx).await?;
+        tokio::time::sleep(Duration::from_millis(after_ms)).await;
+        ctx.cancel(CancelReason::Client);
+        if is_dropped {
+            drop(running.into_outputs());
+        } else {
+            running.finish().await?;
+        }
+        live.abort(&ctx).await?;
+        live.is_free("after a cancel").await?;
+    }
+    Ok(())
+}
+
+async fn nothing_after_the_lease(trial: Trial) -> CheckResult {
+    let first = trial.start_as(Role::Prefill).await?;
+    let second = trial.start_as(Role::Decode).await?;
+    if !first.config.capabilities.virtual_time {
+        skip!(
+            NoProbe,
+            "the limit may be minutes, which a test in real time cannot wait for"
+        );
+    }
+    let request = request(&first, 0);
+    let ctx = first.context(&request);
+    let (_, transfer) = prefill(&first, &request, &ctx).await?;
+    let answer = decode(&second, &request, transfer, &ctx).await?;
+    let (_, transfer) = prefill(&first, &request, &ctx).await?;
+    tokio::time::sleep(trial.limits().call).await;
+    let late = decode(&second, &request, transfer, &ctx).await?;
+    is_right_or_lost(&late, &answer.tokens())
+}
+
+async fn dropped_decode(trial: Trial) -> CheckResult {
+    let first = Watched::start(&trial, Role::Prefill).await?;
+    let second = Watched::start(&trial, Role::Decode).await?;
+    for seed in 0..3 {
+        let mut request = request(&first.live, seed);
+        let ctx = first.live.context(&request);
+        let (_, transfer) = prefill(&first.live, &request, &ctx).await?;
+        request.transfer = Some(transfer);
+        let running = begin(&second.live, &request, &ctx).await?;
+        ctx.cancel(CancelReason::Client);
+        drop(running.into_outputs());
+        first.abort(&ctx).await?;
+        second.abort(&ctx).await?;
+        first.is_free("after the client left").await?;
+        second.is_free("after the client left").await?;
+    }
+    Ok(())
+}
+
+async fn same_draws(trial: Trial) -> CheckResult {
+    let whole = trial.start().await?;
+    if !whole.can(SamplingOption::Seed) || !whole.can(SamplingOption::Temperature) {
+        skip!(
+            NotDeclared,
+            "the engine does not declare temperature and seed"
+        );
+    }
+    let first = trial.start_as(Role::Prefill).await?;
+    let second = trial.start_as(Role::Decode).await?;
+    for seed in 0..3 {
+        let mut request = request(&whole, seed);
+        request.sampling.temperature = Some(1.0);
+        request.sampling.seed = Some(seed);
+        let ctx = whole.context(&request);
+        let expected = whole.answer(request.clone()).await?.tokens();
+        let (begun, transfer) = prefill(&first, &request, &ctx).await?;
+        let ended = decode(&second, &request, transfer, &ctx).await?;
+        ensure!(
+            begun.tokens().first() == expected.first() && ended.tokens() == expected,
+            "with a seed prefill gave {:?} and decode {:?} ({:?}), one instance {expected:?}",
+            begun.tokens(),
+            ended.tokens(),
+            ended.error()
+        );
+    }
+    Ok(())
+}
+
+async fn ended_holds_nothing(trial: Trial) -> CheckResult {
+    let live = trial.start_as(Role::Prefill).await?;
+    let before = used_blocks(&live);
+    let mut limited = request(&live, 0);
+    limited.stop.max_tokens = Some(1);
+    let begun = live.answer(limited).await?;
+    let mut stopped = request(&live, 0);
+    stopped.stop.stop_token_ids = begun.tokens().into();
+    let ended = live.answer(stopped).await?;
+    ensure!(
+        begun.tokens().len() == 1 && ended.tokens().is_empty(),
+        "an answer of one token gave {:?}, and with that token as its stop {:?}",
+        begun.tokens(),
+        ended.tokens()
+    );
+    for answer in [begun, ended] {
+        let transfer = answer.finished().map(|finished| &finished.transfer);
+        ensure!(
+            matches!(transfer, Some(None)),
+            "an answer that ends with its first token ended as {:?}",
+            answer.items.last()
+        );
+    }
+    if let Some(before) = before {
+        let watched = Watched { live, before };
+        watched.is_free("after the answer").await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! An engine that embeds, and faults that the checks of EM catch.
+
+use std::sync::Arc;
+
+use genset_backend_common::{
+    EngineConfig, EngineError, Finish, GenerateRequest, Input, InputKind, LLMEngine, OutputStream,
+    RequestContext, StartContext, TokenId, async_trait, output,
+};
+
+use super::Mutant;
+use super::fault::{Fault, with_fault};
+
+pub(super) const CONTROLS: &[Mutant] = &[Mutant {
+    name: "embeds",
+    stands_for: "an engine that embeds, and generates too",
+    killed_by: &[],
+    build: |clean, scenario| with_fault(clean, scenario, Embeds(|_, _| {})),
+}];
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "embedded-by-length",
+        stands_for: "a batch sorted by length to save padding, and not put back",
+        killed_by: &["EM01"],
+        build: |clean, scenario| {
+            let sort: Wrong = |embeddings, inputs| {
+                let mut order: Vec<usize> = (0..inputs.len()).collect();
+                order.sort_by_key(|place| inputs[*place].len());
+                *embeddings = order
+                    .iter()
+                    .map(|place| embeddings[*place].clone())
+                    .collect();
+            };
+            with_fault(clean, scenario, Embeds(sort))
+        },
+    },
+    Mutant {
+        name: "embedded-once",
+        stands_for: "inputs that are alike embedded once, and answered once",
+        killed_by: &["EM01", "EM02"],
+        build: |clean, scenario| {
+            let once: Wrong = |embeddings, _| {
+                let first = embeddings[0].clone();
+                let mut place = 0;
+                embeddings.retain(|embedding| {
+                    place += 1;
+                    place == 1 || *embedding != first
+                });
+            };
+            with_fault(clean, scenario, Embeds(once))
+        },
+    },
+    Mutant {
+        name: "embedded-with-padding",
+        stands_for: "padding that takes part in the mean: what is short depends on its neighbours",
+        killed_by: &["EM01"],
+        build: |clean, scenario| {
+            let padded: Wrong = |embeddings, inputs| {
+                let longest = inputs.iter().map(Vec::len).max().unwrap_or(1);
+                for (embedding, input) in embeddings.iter_mut().zip(inputs) {
+                    let padding = u16::try_from(longest - input.len()).unwrap_or(u16::MAX);
+                    embedding[0] += f32::from(padding);
+                }
+            };
+            with_fault(clean, scenario, Embeds(padded))
+        },
+    },
+    Mutant {
+        name: "single-token-divides",
+        stands_for: "a variance over one token: a division by zero",
+        killed_by: &["EM02"],
+        build: |clean, scenario| {
+            let divided: Wrong = |embeddings, inputs| {
+                for (embedding, input) in embeddings.iter_mut().zip(inputs) {
+                    if input.len() == 1 {
+                        embedding.fill(0.0);
+                    }
+                }
+            };
+            with_fault(clean, scenario, Embeds(divided))
+        },
+    },
+];
+
+/// What is done to the embeddings of inputs.
+type Wrong = fn(&mut Vec<Vec<f32>>, &[Vec<TokenId>]);
+
+/// Adds embeddings to a clean engine.
+struct Embeds(Wrong);
+
+/// Numbers that tell inputs apart.
+fn embedding(input: &[TokenId]) -> Vec<f32> {
+    let sum = input.iter().fold(input.len(), |sum, token| {
+        (sum * 31 + usize::try_from(*token).unwrap_or(0)) % 10_007
+    });
+    let numbers = [sum, sum / 7, input.len(), 1];
+    let narrow = numbers.map(|number| u16::try_from(number).unwrap_or(u16::MAX));
+    narrow.map(f32::from).to_vec()
+}
+
+#[async_trait]
+impl Fault for Embeds {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let mut config = inner.start(ctx).await?;
+        config.capabilities.inputs.insert(InputKind::Embed);
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let Input::Embed(inputs) = &request.input else {
+            return inner.generate(request, ctx).await;
+        };
+        let mut embeddings = inputs.iter().map(|input| embedding(input)).collect();
+        self.0(&mut embeddings, inputs);
+        Ok(output::stream(ctx, |out| async move {
+            out.embeddings(embeddings).await?;
+            Ok(Finish::stop())
+        }))
+    }
+}

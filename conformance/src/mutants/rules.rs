@@ -1,0 +1,126 @@
+//! Faults that the rules of the reader catch: each shows in a stream that no other check looks at closely.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use genset_backend_common::{
+    EngineConfig, EngineError, GenerateRequest, HealthReporter, LLMEngine, Output, OutputStream,
+    RequestContext, StartContext, async_trait,
+};
+use parking_lot::Mutex;
+
+use super::Mutant;
+use super::capable::{Flaw, with_flaw};
+use super::fault::{Fault, with_fault};
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "padding-in-long-answers",
+        stands_for: "a second tile of a kernel that is not masked: from there on padding of the vocabulary can win",
+        killed_by: &["RD01"],
+        build: |clean, scenario| with_fault(clean, scenario, PaddingWins),
+    },
+    Mutant {
+        name: "padding-ranked",
+        stands_for: "candidates ranked over the padded rows of the output layer",
+        killed_by: &["RD01"],
+        build: |_, _| with_flaw(Flaw::PaddingRanked),
+    },
+    Mutant {
+        name: "least-tokens-free",
+        stands_for: "tokens counted where a stop token is looked for, which begins after min_tokens",
+        killed_by: &["RD02"],
+        build: |clean, scenario| with_fault(clean, scenario, LeastTokensFree),
+    },
+    Mutant {
+        name: "sampled-without-logprobs",
+        stands_for: "log probabilities on the greedy path only, which is the one that tests take",
+        killed_by: &["RD03"],
+        build: |_, _| with_flaw(Flaw::SampledWithoutLogprobs),
+    },
+    Mutant {
+        name: "abort-reported-as-death",
+        stands_for: "a watchdog that takes the end of an aborted request's task for the engine's",
+        killed_by: &["RD04"],
+        build: |clean, scenario| with_fault(clean, scenario, AbortIsDeath::default()),
+    },
+    Mutant {
+        name: "stores-after-clear",
+        stands_for: "a sequence that goes on over a cleared cache and publishes blocks after parents that are gone",
+        killed_by: &["RD05"],
+        build: |_, _| with_flaw(Flaw::StoresAfterClear),
+    },
+];
+
+/// The token of each answer, from 0, that is padding.
+const PADDED_PLACE: usize = 128;
+
+struct PaddingWins;
+
+#[async_trait]
+impl Fault for PaddingWins {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let mut place = 0;
+        let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
+            if let Ok(Output::Tokens(chunk)) = &mut item {
+                for token in &mut chunk.token_ids {
+                    if place == PADDED_PLACE {
+                        *token = u32::MAX;
+                    }
+                    place += 1;
+                }
+            }
+            item
+        });
+        Ok(OutputStream::from_raw(Box::pin(outputs)))
+    }
+}
+
+struct LeastTokensFree;
+
+#[async_trait]
+impl Fault for LeastTokensFree {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let least = request.stop.min_tokens;
+        let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
+            if let Ok(Output::Finished(finished)) = &mut item {
+                let counted = &mut finished.usage.completion_tokens;
+                *counted = counted.saturating_sub(least);
+            }
+            item
+        });
+        Ok(OutputStream::from_raw(Box::pin(outputs)))
+    }
+}
+
+#[derive(Default)]
+struct AbortIsDeath {
+    health: Mutex<HealthReporter>,
+}
+
+#[async_trait]
+impl Fault for AbortIsDeath {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        *self.health.lock() = ctx.health.clone();
+        inner.start(ctx).await
+    }
+
+    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+        inner.abort(ctx).await;
+        self.health.lock().report_dead("a request's task has ended");
+    }
+}

@@ -1,0 +1,305 @@
+//! The rules of the reader: what must hold of every item of every stream, whatever the check is about that reads it. A breach
+//! is noted where it is seen; the checks of RD report it, each one rule.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Weak};
+
+use genset_backend_common::kv::KvEventPublisher;
+use genset_backend_common::output::{Finished, TokenChunk};
+use genset_backend_common::{
+    EngineConfig, GenerateRequest, HealthReporter, LLMEngine, Output, StartContext, TokenId,
+};
+use parking_lot::Mutex;
+
+use crate::kv_index::Index;
+
+/// A rule of the reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rule {
+    /// Token ids are below the vocabulary's size, wherever an item has them.
+    TokenIds,
+    /// Usage agrees with what came and with the prompt.
+    Usage,
+    /// There are as many log probabilities as tokens, or none where none were asked for.
+    Logprobs,
+    /// Nothing that a check asks for kills the engine.
+    Alive,
+    /// The events of the prefix cache contradict nothing that they said before.
+    KvEvents,
+}
+
+impl Rule {
+    const ALL: [Self; 5] = [
+        Self::TokenIds,
+        Self::Usage,
+        Self::Logprobs,
+        Self::Alive,
+        Self::KvEvents,
+    ];
+
+    /// The check that reports it.
+    pub(crate) const fn check(self) -> &'static str {
+        match self {
+            Self::TokenIds => "RD01",
+            Self::Usage => "RD02",
+            Self::Logprobs => "RD03",
+            Self::Alive => "RD04",
+            Self::KvEvents => "RD05",
+        }
+    }
+
+    /// The rule that a check reports, if it is one of RD.
+    pub(crate) fn of(check: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|rule| rule.check() == check)
+    }
+}
+
+/// What a check saw broken: of each rule the first breach.
+#[derive(Debug, Default)]
+pub(crate) struct Breaches(Mutex<BTreeMap<Rule, String>>);
+
+impl Breaches {
+    fn note(&self, rule: Rule, what: impl FnOnce() -> String) {
+        self.0.lock().entry(rule).or_insert_with(what);
+    }
+
+    pub(crate) fn seen(&self) -> BTreeMap<Rule, String> {
+        self.0.lock().clone()
+    }
+}
+
+/// Judges the items of one stream.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    vocab_size: u32,
+    prompt_tokens: Option<u32>,
+    wants_logprobs: bool,
+    delivered: u32,
+}
+
+impl Reader {
+    pub(crate) fn new(config: &EngineConfig, request: &GenerateRequest) -> Self {
+        Self {
+            vocab_size: config.vocab_size.map_or(u32::MAX, NonZeroU32::get),
+            prompt_tokens: request.prompt_tokens(),
+            wants_logprobs: request.output.logprobs.is_some(),
+            delivered: 0,
+        }
+    }
+
+    pub(crate) fn judge(&mut self, output: &Output, breaches: &Breaches) {
+        let place = self.delivered;
+        self.delivered = place.saturating_add(output.token_count());
+        match output {
+            Output::Tokens(chunk) => self.judge_chunk(chunk, place, breaches),
+            Output::Finished(finished) => {
+                self.judge_chunk(&finished.last, place, breaches);
+                self.judge_end(finished, breaches);
+            }
+            Output::Text(_) | Output::Embeddings(_) => {}
+        }
+    }
+
+    fn judge_chunk(&self, chunk: &TokenChunk, place: u32, breaches: &Breaches) {
+        self.judge_ids("token", &chunk.token_ids, place, breaches);
+        for ranked in &chunk.logprobs {
+            let ids: Vec<TokenId> = ranked.top.iter().map(|top| top.token_id).collect();
+            self.judge_ids("a candidate for token", &ids, place, breaches);
+        }
+        let (tokens, logprobs) = (chunk.token_ids.len(), chunk.logprobs.len());
+        let wanted = if self.wants_logprobs { tokens } else { 0 };
+        if logprobs != wanted {
+            breaches.note(Rule::Logprobs, || {
+                let asked = if self.wants_logprobs { "" } else { "not " };
+                format!(
+                    "log probabilities were {asked}asked for, and an item of {tokens} tokens, from place {place} on, has \
+                     {logprobs}"
+                )
+            });
+        }
+    }
+
+    fn judge_ids(&self, what: &str, ids: &[TokenId], place: u32, breaches: &Breaches) {
+        let vocab_size = self.vocab_size;
+        if let Some(id) = ids.iter().find(|id| **id >= vocab_size) {
+            breaches.note(Rule::TokenIds, || {
+                format!("{what} {place} has the id {id}, but the vocabulary has {vocab_size}")
+            });
+        }
+    }
+
+    fn judge_end(&self, finished: &Finished, breaches: &Breaches) {
+        if let Some(token) = finished.stop_token {
+            self.judge_ids("the token that stopped", &[token], self.delivered, breaches);
+        }
+        let (usage, reason) = (finished.usage, finished.reason);
+        let delivered = self.delivered;
+        if usage.completion_tokens != delivered {
+            breaches.note(Rule::Usage, || {
+                let counted = usage.completion_tokens;
+                format!("{delivered} tokens came and {counted} are counted ({reason:?})")
+            });
+        }
+        let prompt = self.prompt_tokens.unwrap_or(usage.prompt_tokens);
+        if usage.prompt_tokens != prompt {
+            breaches.note(Rule::Usage, || {
+                let counted = usage.prompt_tokens;
+                format!("a prompt of {prompt} tokens is counted as {counted} ({reason:?})")
+            });
+        }
+        if let Some(cached) = usage.cached_tokens.filter(|cached| *cached > prompt) {
+            breaches.note(Rule::Usage, || {
+                format!("of a prompt of {prompt} tokens, {cached} are said to be cached")
+            });
+        }
+    }
+}
+
+/// What a started engine says besides its streams.
+pub(crate) struct Watched {
+    engine: Weak<dyn LLMEngine>,
+    publisher: KvEventPublisher,
+    health: HealthReporter,
+    /// The events of its prefix cache, if it declares that it publishes them.
+    kv_events: Option<Index>,
+    may_die: bool,
+}
+
+impl Watched {
+    /// Watches an engine from before its start.
+    pub(crate) fn new(engine: &Arc<dyn LLMEngine>, start: &StartContext) -> Self {
+        Self {
+            engine: Arc::downgrade(engine),
+            publisher: start.kv_events.clone(),
+            health: start.health.clone(),
+            kv_events: Some(Index::following(&start.kv_events)),
+            may_die: false,
+        }
+    }
+
+    /// What it declared at its start.
+    pub(crate) fn declares(&mut self, config: &EngineConfig) {
+        if !config.capabilities.kv_events {
+            self.kv_events = None;
+        }
+    }
+
+    pub(crate) fn is(&self, engine: &Arc<dyn LLMEngine>) -> bool {
+        std::ptr::addr_eq(self.engine.as_ptr(), Arc::as_ptr(engine))
+    }
+
+    /// The check is going to kill it.
+    pub(crate) fn may_die(&mut self) {
+        self.may_die = true;
+    }
+
+    /// Reads the events up to now.
+    pub(crate) fn read(&mut self, breaches: &Breaches) {
+        let Some(index) = &mut self.kv_events else {
+            return;
+        };
+        // Who listens to so much at once has missed some; from here on it is judged again.
+        if index.read().is_err() {
+            *index = Index::following(&self.publisher);
+        }
+        let (orphans, removals) = (&index.orphans, &index.unknown_removals);
+        if let Some(block) = orphans.first() {
+            breaches.note(Rule::KvEvents, || {
+                format!("{block:?} was stored after a block that is not there")
+            });
+        }
+        if let Some(block) = removals.first() {
+            breaches.note(Rule::KvEvents, || {
+                format!("{block:?} was removed, which was not there")
+            });
+        }
+    }
+
+    /// Looks at it once more, when the check is over.
+    pub(crate) fn end(&mut self, breaches: &Breaches) {
+        self.read(breaches);
+        if let Some(reason) = self.health.dead_reason().filter(|_| !self.may_die) {
+            breaches.note(Rule::Alive, || {
+                format!("the engine reported itself dead: {reason}")
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::output::TokenLogprob;
+    use genset_backend_common::{Finish, output::TopLogprob};
+
+    use super::*;
+
+    /// What is noted of a stream of these items, by the checks' ids.
+    fn broken(asks: fn(&mut GenerateRequest), items: &[Output]) -> Vec<&'static str> {
+        let config = EngineConfig::new("m", 16).with_vocab_size(10);
+        let mut request = GenerateRequest::from_tokens("m", vec![1, 2]);
+        asks(&mut request);
+        let breaches = Breaches::default();
+        let mut reader = Reader::new(&config, &request);
+        for item in items {
+            reader.judge(item, &breaches);
+        }
+        breaches.seen().into_keys().map(Rule::check).collect()
+    }
+
+    fn end(finish: Finish, prompt_tokens: u32, streamed: u32) -> Output {
+        Output::Finished(Box::new(finish.into_finished(prompt_tokens, streamed)))
+    }
+
+    fn rated(token: TokenId, candidate: TokenId) -> Output {
+        let top = vec![TopLogprob {
+            token_id: candidate,
+            logprob: -1.0,
+        }];
+        let mut chunk = TokenChunk::from(token);
+        chunk.logprobs = vec![TokenLogprob { logprob: -1.0, top }];
+        Output::Tokens(chunk)
+    }
+
+    #[test]
+    fn a_sound_stream_breaks_nothing() {
+        let items = [Output::from(9), end(Finish::stop_token(3), 2, 1)];
+        assert!(broken(|_| {}, &items).is_empty());
+        let items = [
+            rated(9, 0),
+            end(Finish::length().with_cached_tokens(2), 2, 1),
+        ];
+        assert!(broken(|r| r.output.logprobs = Some(1), &items).is_empty());
+    }
+
+    #[test]
+    fn ids_are_looked_at_wherever_they_are() {
+        let asks: fn(&mut GenerateRequest) = |r| r.output.logprobs = Some(1);
+        assert_eq!(broken(|_| {}, &[Output::from(10)]), ["RD01"]);
+        assert_eq!(broken(asks, &[rated(9, 10)]), ["RD01"]);
+        assert_eq!(
+            broken(|_| {}, &[end(Finish::stop_token(10), 2, 0)]),
+            ["RD01"]
+        );
+        let last = end(Finish::length().with_last(10), 2, 0);
+        assert_eq!(broken(|_| {}, &[last]), ["RD01"]);
+    }
+
+    #[test]
+    fn usage_is_what_came_and_what_was_sent() {
+        for wrong in [
+            end(Finish::length(), 2, 1),
+            end(Finish::length(), 3, 0),
+            end(Finish::length().with_cached_tokens(3), 2, 0),
+        ] {
+            assert_eq!(broken(|_| {}, &[wrong]), ["RD02"]);
+        }
+    }
+
+    #[test]
+    fn each_token_has_its_log_probability_and_only_where_it_was_asked_for() {
+        let asks: fn(&mut GenerateRequest) = |r| r.output.logprobs = Some(0);
+        assert_eq!(broken(asks, &[Output::from(1)]), ["RD03"]);
+        assert_eq!(broken(|_| {}, &[rated(1, 1)]), ["RD03"]);
+    }
+}

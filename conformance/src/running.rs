@@ -1,0 +1,126 @@
+//! [`Running`]: a request whose stream is being read. The one place where the kit reads streams, so what must hold of every
+//! item is looked at here.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use genset_backend_common::{EngineError, Output, OutputStream, RequestContext};
+
+use crate::answer::{Answer, Generated};
+use crate::check::{Stop, fail};
+use crate::rules::Reader;
+use crate::trial::Trial;
+
+/// A request whose stream is being read.
+pub struct Running {
+    /// Its context: cancel it here.
+    pub ctx: RequestContext,
+    trial: Trial,
+    outputs: OutputStream,
+    reader: Reader,
+}
+
+impl Running {
+    pub(crate) fn new(
+        trial: Trial,
+        ctx: RequestContext,
+        outputs: OutputStream,
+        reader: Reader,
+    ) -> Self {
+        Self {
+            ctx,
+            trial,
+            outputs,
+            reader,
+        }
+    }
+
+    /// What every item that is read goes through.
+    fn look_at(&mut self, item: Option<&Result<Output, EngineError>>) {
+        self.trial.recorder().item(&self.ctx, item);
+        if let Some(Ok(output)) = item {
+            self.reader.judge(output, self.trial.breaches());
+            if output.is_terminal() {
+                self.trial.read_kv_events();
+            }
+        }
+    }
+
+    /// The next item; `None` after the end.
+    ///
+    /// # Errors
+    /// A failure when none comes in time.
+    pub async fn next(&mut self) -> Result<Option<Result<Output, EngineError>>, Stop> {
+        let item = self
+            .trial
+            .call("the next item of the stream", self.outputs.next())
+            .await?;
+        self.look_at(item.as_ref());
+        Ok(item)
+    }
+
+    /// Reads until at least `count` tokens came; returns them.
+    ///
+    /// # Errors
+    /// A failure when the stream ends first.
+    pub async fn read_tokens(&mut self, count: usize) -> Result<Generated, Stop> {
+        let mut read = Generated::default();
+        while read.len() < count {
+            match self.next().await? {
+                Some(Ok(output @ (Output::Tokens(_) | Output::Text(_)))) => read.push(&output),
+                other => fail!(
+                    "the stream ended after {} of {count} tokens: {other:?}",
+                    read.len()
+                ),
+            }
+        }
+        Ok(read)
+    }
+
+    /// Reads to the end, and once past it.
+    ///
+    /// # Errors
+    /// A failure when an item does not come in time.
+    pub async fn finish(self) -> Result<Answer, Stop> {
+        let limit = self.trial.limits().call;
+        self.finish_within(limit).await
+    }
+
+    /// As [`Self::finish`], with a limit of its own for each item.
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
+    pub async fn finish_within(mut self, limit: Duration) -> Result<Answer, Stop> {
+        let mut items = Vec::new();
+        let trial = self.trial.clone();
+        while let Some(item) = trial
+            .within("the next item of the stream", limit, self.outputs.next())
+            .await?
+        {
+            self.look_at(Some(&item));
+            items.push(item);
+        }
+        let is_fused = trial
+            .within("a poll past the end", limit, self.outputs.next())
+            .await?
+            .is_none();
+        Ok(Answer {
+            items,
+            violation: self.outputs.violation(),
+            is_fused,
+        })
+    }
+
+    /// The stream itself, for checks that drop or move it.
+    pub fn into_outputs(self) -> OutputStream {
+        self.outputs
+    }
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running")
+            .field("ctx", &self.ctx)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,32 @@
+//! Every engine that stands in a document keeps the contract: the kit runs on the code that is shown.
+
+use genset_conformance::{Scenario, run_conformance};
+
+/// The first example of `LLMEngine`'s documentation.
+#[allow(unreachable_pub, reason = "it is shown as an engine of a library")]
+#[path = "../../backend-common/doc/zeros.rs"]
+mod zeros;
+
+#[test]
+fn the_engine_of_the_traits_documentation() {
+    run_conformance(|_: &Scenario| zeros::Zeros::default()).assert_conformant();
+}
+
+/// The readme shows the sample engine, which the kit runs on elsewhere: so what it shows is that engine's code.
+#[test]
+fn the_engine_of_the_readme_is_the_sample_engine() {
+    let readme = include_str!("../../README.md");
+    let sample = include_str!("../../engines/sample/src/lib.rs");
+    let shown = readme
+        .split("```rust\n")
+        .filter_map(|block| block.split("```").next())
+        .find(|block| block.contains("impl LLMEngine for"));
+    let missing: Vec<&str> = shown
+        .unwrap_or_default()
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with("use ") && !sample.contains(line))
+        .collect();
+    assert!(shown.is_some(), "the readme shows no engine");
+    assert!(missing.is_empty(), "not in the sample engine: {missing:?}");
+}
