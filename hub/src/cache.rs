@@ -1,0 +1,253 @@
+//! [`Cache`]: the folder that the hub's own tools use, in their layout: `models--OWNER--NAME` with `blobs/HASH`, links to
+//! them at `snapshots/COMMIT/PATH`, and `refs/REVISION`, which holds a commit.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::error::HubError;
+use crate::reference::RepoId;
+
+/// A folder with models.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+/// A model in the cache.
+#[derive(Debug, Clone)]
+pub struct CachedModel {
+    /// The repository.
+    pub repo: RepoId,
+    /// What it takes on the disk, in bytes, with what is left of downloads that were cut short.
+    pub bytes: u64,
+    /// Whether a download was cut short.
+    pub is_partial: bool,
+    /// When it was last read or written, as far as the disk notes it.
+    pub last_used: Option<SystemTime>,
+    /// Its GGUF files in its latest snapshot.
+    pub gguf: Vec<String>,
+    /// Its folder.
+    pub path: PathBuf,
+}
+
+impl Cache {
+    /// The cache in `root`, which need not be there yet.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn folder(&self, repo: &RepoId) -> PathBuf {
+        self.root.join(folder_name(repo))
+    }
+
+    pub(crate) fn blob(&self, repo: &RepoId, hash: &str) -> PathBuf {
+        self.folder(repo).join("blobs").join(hash)
+    }
+
+    pub(crate) fn lock(&self, repo: &RepoId, hash: &str) -> PathBuf {
+        let locks = self.root.join(".locks").join(folder_name(repo));
+        locks.join(format!("{hash}.lock"))
+    }
+
+    pub(crate) fn snapshot(&self, repo: &RepoId, commit: &str) -> PathBuf {
+        self.folder(repo).join("snapshots").join(commit)
+    }
+
+    /// The commit that a revision was when it was last asked for; a commit is its own.
+    pub(crate) fn commit(&self, repo: &RepoId, revision: &str) -> Option<String> {
+        if self.snapshot(repo, revision).is_dir() && is_commit(revision) {
+            return Some(revision.to_owned());
+        }
+        let commit = fs::read_to_string(self.folder(repo).join("refs").join(revision)).ok()?;
+        let commit = commit.trim();
+        (is_commit(commit) && self.snapshot(repo, commit).is_dir()).then(|| commit.to_owned())
+    }
+
+    /// Notes which commit a revision is, and that it was asked for.
+    pub(crate) fn set_commit(
+        &self,
+        repo: &RepoId,
+        revision: &str,
+        commit: &str,
+    ) -> Result<(), HubError> {
+        if revision == commit {
+            return Ok(());
+        }
+        let path = self.folder(repo).join("refs").join(revision);
+        write_whole(&path, commit.as_bytes()).map_err(HubError::disk(&path))
+    }
+
+    /// The paths of a snapshot's files, of which each is there in full.
+    pub(crate) fn files(&self, repo: &RepoId, commit: &str) -> Vec<String> {
+        let snapshot = self.snapshot(repo, commit);
+        let mut found = Vec::new();
+        // Folders in folders, as far as repositories have them.
+        let mut folders = vec![(snapshot, String::new(), 0)];
+        while let Some((folder, prefix, depth)) = folders.pop() {
+            for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                let Ok(name) = entry.file_name().into_string() else {
+                    continue;
+                };
+                // Through the link: one to a blob that is not there is no file.
+                match fs::metadata(entry.path()) {
+                    Ok(about) if about.is_file() => found.push(format!("{prefix}{name}")),
+                    Ok(about) if about.is_dir() && depth < 8 => {
+                        folders.push((entry.path(), format!("{prefix}{name}/"), depth + 1));
+                    }
+                    Ok(_) | Err(_) => {}
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+
+    /// Links a file of a snapshot to its blob.
+    pub(crate) fn link(
+        &self,
+        repo: &RepoId,
+        commit: &str,
+        file: &str,
+        hash: &str,
+    ) -> Result<(), HubError> {
+        let path = self.snapshot(repo, commit).join(file);
+        let up = "../".repeat(2 + file.matches('/').count());
+        let target = PathBuf::from(format!("{up}blobs/{hash}"));
+        if fs::read_link(&path).is_ok_and(|known| known == target) {
+            return Ok(());
+        }
+        replace(&path, |fresh| std::os::unix::fs::symlink(&target, fresh))
+            .map_err(HubError::disk(&path))
+    }
+
+    /// The models that are there, by name.
+    ///
+    /// # Errors
+    /// `Disk` when the folder is there and cannot be read.
+    pub fn list(&self) -> Result<Vec<CachedModel>, HubError> {
+        let entries = match fs::read_dir(&self.root) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(HubError::disk(&self.root)(error)),
+        };
+        let mut models: Vec<CachedModel> = entries
+            .flatten()
+            .filter_map(|entry| {
+                let name = entry.file_name().into_string().ok()?;
+                let (owner, name) = name.strip_prefix("models--")?.split_once("--")?;
+                Some(self.describe(format!("{owner}/{name}").parse().ok()?))
+            })
+            .collect();
+        models.sort_by(|one, other| one.repo.cmp(&other.repo));
+        Ok(models)
+    }
+
+    fn describe(&self, repo: RepoId) -> CachedModel {
+        let path = self.folder(&repo);
+        let mut model = CachedModel {
+            bytes: 0,
+            is_partial: false,
+            last_used: None,
+            gguf: Vec::new(),
+            path: path.clone(),
+            repo,
+        };
+        let entries = |name: &str| {
+            fs::read_dir(path.join(name))
+                .into_iter()
+                .flatten()
+                .flatten()
+        };
+        for entry in entries("blobs").chain(entries("refs")) {
+            let Ok(about) = entry.metadata() else {
+                continue;
+            };
+            model.bytes += about.len();
+            model.is_partial |= entry
+                .path()
+                .extension()
+                .is_some_and(|end| end == "incomplete");
+            let used = [about.accessed().ok(), about.modified().ok()];
+            model.last_used = used.into_iter().flatten().chain(model.last_used).max();
+        }
+        for snapshot in entries("snapshots") {
+            let Ok(commit) = snapshot.file_name().into_string() else {
+                continue;
+            };
+            let files = self.files(&model.repo, &commit).into_iter();
+            model
+                .gguf
+                .extend(files.filter(|file| file.ends_with(".gguf")));
+        }
+        model.gguf.sort();
+        model.gguf.dedup();
+        model
+    }
+
+    /// Deletes a model, and says how many bytes that frees; `None` where it is not there. A process that has its files open
+    /// keeps them until it ends.
+    ///
+    /// # Errors
+    /// `Disk` when something cannot be deleted.
+    pub fn remove(&self, repo: &RepoId) -> Result<Option<u64>, HubError> {
+        let folder = self.folder(repo);
+        if !folder.is_dir() {
+            return Ok(None);
+        }
+        let bytes = self.describe(repo.clone()).bytes;
+        // First out of the way, in one step: nobody finds half of it.
+        let doomed = self.root.join(format!(
+            ".deleting-{}-{}",
+            folder_name(repo),
+            std::process::id()
+        ));
+        fs::rename(&folder, &doomed).map_err(HubError::disk(&folder))?;
+        fs::remove_dir_all(&doomed).map_err(HubError::disk(&doomed))?;
+        match fs::remove_dir_all(self.root.join(".locks").join(folder_name(repo))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(HubError::disk(&self.root)(error))
+            }
+            Ok(()) | Err(_) => Ok(Some(bytes)),
+        }
+    }
+}
+
+fn folder_name(repo: &RepoId) -> String {
+    format!("models--{}--{}", repo.owner(), repo.name())
+}
+
+/// Whether it is the hash of a commit.
+pub(crate) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Writes a file so that nobody sees a part of it.
+fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+    replace(path, |fresh| fs::write(fresh, content))
+}
+
+/// Makes something under another name and moves it to `path`, in one step.
+fn replace(path: &Path, make: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(format!(".{}.new", std::process::id()));
+    let fresh = PathBuf::from(fresh);
+    // Of a process of the same number that was killed.
+    match fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    make(&fresh)?;
+    fs::rename(&fresh, path)
+}

@@ -1,0 +1,156 @@
+//! [`HubError`]: why a model is not there, and what to do about it.
+
+use std::path::PathBuf;
+
+use crate::reference::{ModelRef, RepoId};
+
+/// Why a model is not there. Each message says what to do next.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HubError {
+    /// It is no name of a model.
+    #[error(
+        "{text:?} is no model of the hub; expected ORG/NAME, ORG/NAME:QUANTIZATION, hf://ORG/NAME@REVISION or \
+         hf://ORG/NAME/FILE.gguf"
+    )]
+    BadReference {
+        /// What was written.
+        text: String,
+    },
+    /// A variable of the hub's holds what cannot be used.
+    #[error("{variable} {problem}")]
+    Settings {
+        /// Its name.
+        variable: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+    /// There is no such repository, or it is private.
+    #[error(
+        "the hub has no model {repo}, or it is private: check its spelling at {endpoint}/{repo}; for a private one set HF_TOKEN to \
+         a token that may read it"
+    )]
+    NotFound {
+        /// The repository.
+        repo: RepoId,
+        /// The hub's address.
+        endpoint: String,
+    },
+    /// The repository has no such branch, tag or commit.
+    #[error(
+        "the model {repo} has no revision {revision:?}; its branches and tags are at {endpoint}/{repo}/tree/main"
+    )]
+    NoRevision {
+        /// The repository.
+        repo: RepoId,
+        /// What was asked for.
+        revision: String,
+        /// The hub's address.
+        endpoint: String,
+    },
+    /// The owner lets in who asked for access alone.
+    #[error("the model {repo} is gated: ask for access at {endpoint}/{repo}{}", if *.has_token {
+        ", with the account of the token in use"
+    } else {
+        ", then set HF_TOKEN to a token of that account (huggingface.co/settings/tokens)"
+    })]
+    Gated {
+        /// The repository.
+        repo: RepoId,
+        /// The hub's address.
+        endpoint: String,
+        /// Whether the request had a token.
+        has_token: bool,
+    },
+    /// The hub does not know the token.
+    #[error(
+        "the hub does not accept the token of HF_TOKEN, or of the token file: make another at huggingface.co/settings/tokens"
+    )]
+    BadToken,
+    /// The repository has none of the files that are needed.
+    #[error("the model {model} has {problem}")]
+    NoFile {
+        /// What was asked for.
+        model: Box<ModelRef>,
+        /// What is missing, and what there is.
+        problem: String,
+    },
+    /// Downloads are turned off, and the cache has not all of it.
+    #[error("{model} is not in the cache at {}, and HF_HUB_OFFLINE forbids to fetch it: run `genset pull {model}` without it", .cache.display())]
+    Offline {
+        /// What was asked for.
+        model: Box<ModelRef>,
+        /// The cache.
+        cache: PathBuf,
+    },
+    /// The hub wants fewer requests.
+    #[error("the hub asks for fewer requests{}; a token (HF_TOKEN) has a larger share", .after_s.map_or(String::new(), |s| format!(": try again in {s} s")))]
+    TooMany {
+        /// When the hub wants the next one, in seconds.
+        after_s: Option<u64>,
+    },
+    /// The hub cannot be reached, or breaks off again and again.
+    #[error(
+        "the hub at {endpoint} cannot be reached: {problem}; behind a proxy set HTTPS_PROXY, for a mirror HF_ENDPOINT"
+    )]
+    Unreachable {
+        /// The hub's address.
+        endpoint: String,
+        /// The last attempt's failure.
+        problem: String,
+    },
+    /// The hub sent what makes no sense.
+    #[error("the hub's answer makes no sense: {problem}")]
+    BadAnswer {
+        /// What it was.
+        problem: String,
+    },
+    /// A file came, twice, with other content than the hub says that it has.
+    #[error(
+        "{file} arrived with another hash than the hub names; nothing of it is kept, try again"
+    )]
+    WrongHash {
+        /// The file in the repository.
+        file: String,
+    },
+    /// The disk has no room.
+    #[error(
+        "there is no room for {needed} in {}, which has {free}: free some (`genset list`, `genset rm MODEL`), or set HF_HUB_CACHE",
+        .cache.display()
+    )]
+    NoRoom {
+        /// What is still to be fetched, for people.
+        needed: String,
+        /// What is free, for people.
+        free: String,
+        /// The cache.
+        cache: PathBuf,
+    },
+    /// The cache cannot be read or written.
+    #[error("{}: {source}", .path.display())]
+    Disk {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl HubError {
+    pub(crate) fn bad_reference(text: &str) -> Self {
+        Self::BadReference {
+            text: text.chars().take(200).collect(),
+        }
+    }
+
+    pub(crate) fn bad_answer(problem: impl Into<String>) -> Self {
+        Self::BadAnswer {
+            problem: problem.into(),
+        }
+    }
+
+    pub(crate) fn disk(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        |source| Self::Disk { path, source }
+    }
+}

@@ -1,0 +1,28 @@
+//! Models by name: [`Hub`] fetches the files that an engine needs from the Hugging Face Hub, or a server that speaks its
+//! protocol, into the cache that the Hub's own tools use.
+//!
+//! It is not for what lies in those files, and knows no engine: who calls it says which kind of files is needed
+//! ([`Needs`]). The `genset` command calls it, for a `MODEL` that is no path.
+//!
+//! # Source
+//! The [cache](https://huggingface.co/docs/huggingface_hub/guides/manage-cache), its
+//! [variables](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables) and the
+//! [API](https://huggingface.co/docs/hub/api).
+
+mod cache;
+mod choice;
+mod client;
+mod download;
+mod error;
+mod fetch;
+mod progress;
+mod reference;
+mod settings;
+
+pub use cache::{Cache, CachedModel};
+pub use choice::Needs;
+pub use error::HubError;
+pub use fetch::{Fetched, Hub};
+pub use progress::{Event, PlannedFile, Progress, Silent, Wait};
+pub use reference::{ModelRef, RepoId};
+pub use settings::HubSettings;

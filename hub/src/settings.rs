@@ -1,0 +1,146 @@
+//! [`HubSettings`]: where the hub is, where its files are kept, and who asks.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::HubError;
+
+/// The largest file with a token, in bytes.
+const MAX_TOKEN_BYTES: u64 = 4096;
+
+/// Where the hub is, where its files are kept, and who asks. `Debug` leaves the token out.
+#[derive(Clone)]
+pub struct HubSettings {
+    /// The hub's address, without a slash at its end.
+    pub endpoint: String,
+    /// The folder with the cache.
+    pub cache: PathBuf,
+    /// Who asks; `None` for nobody in particular.
+    pub token: Option<String>,
+    /// Whether what is in the cache must do.
+    pub is_offline: bool,
+    /// How long the hub may be silent.
+    pub silence: Duration,
+    /// The first pause before a request is tried again; each later one is twice as long.
+    pub retry_pause: Duration,
+}
+
+impl HubSettings {
+    /// What the hub's variables say, as its own tools read them: `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`,
+    /// `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`, `XDG_CACHE_HOME` and `HOME`. `get` reads a variable.
+    ///
+    /// # Errors
+    /// `Settings`, naming the variable, when there is no folder for the cache, or the address is none.
+    pub fn from_variables(get: impl Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
+        let path = |name: &str| {
+            get(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        let text = |name: &str| {
+            let value = get(name)?.into_string().ok()?;
+            Some(value.trim().to_owned()).filter(|value| !value.is_empty())
+        };
+        let of_user = || {
+            let caches = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
+            Some(caches?.join("huggingface"))
+        };
+        let home = path("HF_HOME").or_else(of_user);
+        let cache = path("HF_HUB_CACHE")
+            .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
+            .or_else(|| Some(home.as_ref()?.join("hub")));
+        let cache = cache.ok_or_else(|| HubError::Settings {
+            variable: "HF_HOME",
+            problem: "names the folder of the cache, and there is neither it nor HOME".into(),
+        })?;
+        let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
+        if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
+            let problem =
+                format!("{endpoint:?} is no address; expected one as https://huggingface.co");
+            let variable = "HF_ENDPOINT";
+            return Err(HubError::Settings { variable, problem });
+        }
+        let token = text("HF_TOKEN").or_else(|| text("HUGGING_FACE_HUB_TOKEN"));
+        let token_file = path("HF_TOKEN_PATH").or_else(|| Some(home?.join("token")));
+        Ok(Self {
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            cache,
+            token: token.or_else(|| token_in(&token_file?)),
+            is_offline: text("HF_HUB_OFFLINE").is_some_and(|value| is_yes(&value)),
+            silence: Duration::from_secs(30),
+            retry_pause: Duration::from_millis(500),
+        })
+    }
+}
+
+impl fmt::Debug for HubSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HubSettings")
+            .field("endpoint", &self.endpoint)
+            .field("cache", &self.cache)
+            .field("has_token", &self.token.is_some())
+            .field("is_offline", &self.is_offline)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The token that logging in with the hub's own tools leaves behind.
+fn token_in(path: &Path) -> Option<String> {
+    let is_small = std::fs::metadata(path).is_ok_and(|file| file.len() <= MAX_TOKEN_BYTES);
+    let text = is_small.then(|| std::fs::read_to_string(path).ok())??;
+    Some(text.trim().to_owned()).filter(|token| !token.is_empty())
+}
+
+fn is_yes(value: &str) -> bool {
+    ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> Result<HubSettings, HubError> {
+        HubSettings::from_variables(|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| value.into())
+        })
+    }
+
+    #[test]
+    fn variables_are_read_as_the_hubs_own_tools_read_them() {
+        let plain = settings(&[("HOME", "/home/u")]).unwrap();
+        assert_eq!(plain.cache, Path::new("/home/u/.cache/huggingface/hub"));
+        assert_eq!(plain.endpoint, "https://huggingface.co");
+        assert!(!plain.is_offline && plain.token.is_none());
+        let moved = settings(&[
+            ("HOME", "/home/u"),
+            ("HF_HOME", "/data"),
+            ("HF_ENDPOINT", "http://mirror:8080/"),
+            ("HF_TOKEN", " hf_x\n"),
+            ("HF_HUB_OFFLINE", "ON"),
+        ]);
+        let moved = moved.unwrap();
+        assert_eq!(moved.cache, Path::new("/data/hub"));
+        assert_eq!(moved.endpoint, "http://mirror:8080");
+        assert_eq!(moved.token.as_deref(), Some("hf_x"));
+        assert!(moved.is_offline);
+        assert!(!format!("{moved:?}").contains("hf_x"));
+        let direct = settings(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/data")]).unwrap();
+        assert_eq!(direct.cache, Path::new("/c"));
+        settings(&[]).unwrap_err();
+        let error = settings(&[("HOME", "/"), ("HF_ENDPOINT", "mirror")]).unwrap_err();
+        assert!(error.to_string().contains("HF_ENDPOINT"), "{error}");
+    }
+
+    #[test]
+    fn the_token_that_logging_in_left_is_found() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("token"), "hf_file\n").unwrap();
+        let home = home.path().to_str().unwrap();
+        let token = |more| settings(&[("HF_HOME", home), more]).unwrap().token;
+        assert_eq!(token(("X", "")).as_deref(), Some("hf_file"));
+        assert_eq!(token(("HF_TOKEN", "hf_env")).as_deref(), Some("hf_env"));
+    }
+}

@@ -1,0 +1,405 @@
+//! Models from a hub on this machine that redirects, cuts, hangs, lies and refuses.
+
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, also in its helpers"
+)]
+
+mod server;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use genset_hub::{
+    Event, Fetched, Hub, HubError, HubSettings, ModelRef, Needs, PlannedFile, Progress, Silent,
+};
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+use server::{COMMIT, FakeHub, Fault};
+
+const CONFIG: &[u8] = b"{\"model_type\": \"x\"}";
+const WEIGHTS: &[u8] = &[7; 100_000];
+
+const FILES: &[(&str, &[u8])] = &[
+    ("README.md", b"no"),
+    ("config.json", CONFIG),
+    ("tokenizer.json", b"{}"),
+    ("model.safetensors", WEIGHTS),
+    ("model-Q8_0.gguf", b"gguf"),
+];
+
+fn settings(hub: &FakeHub, cache: &Path) -> HubSettings {
+    HubSettings {
+        endpoint: format!("http://{}", hub.address),
+        cache: cache.to_owned(),
+        token: None,
+        is_offline: false,
+        silence: Duration::from_secs(60),
+        retry_pause: Duration::from_millis(1),
+    }
+}
+
+async fn with_settings(
+    settings: HubSettings,
+    model: &str,
+    needs: Needs,
+) -> Result<Fetched, HubError> {
+    let model: ModelRef = model.parse()?;
+    Hub::new(settings).fetch(&model, needs, &Silent).await
+}
+
+async fn fetch(hub: &FakeHub, cache: &TempDir, needs: Needs) -> Result<Fetched, HubError> {
+    with_settings(settings(hub, cache.path()), "org/model", needs).await
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[tokio::test]
+async fn a_model_lies_in_the_cache_as_the_hubs_own_tools_put_it() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    let fetched = fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    let repo = cache.path().join("models--org--model");
+    assert_eq!(fetched.path, repo.join("snapshots").join(COMMIT));
+    assert_eq!(fs::read(fetched.path.join("config.json")).unwrap(), CONFIG);
+    assert_eq!(
+        fs::read(fetched.path.join("model.safetensors")).unwrap(),
+        WEIGHTS
+    );
+    assert!(
+        !fetched.path.join("README.md").exists(),
+        "only what is needed"
+    );
+    assert!(
+        !cache
+            .path()
+            .join("models--org--model/outside.json")
+            .exists()
+    );
+    assert_eq!(fs::read_to_string(repo.join("refs/main")).unwrap(), COMMIT);
+    let link = fs::read_link(fetched.path.join("config.json")).unwrap();
+    assert!(link.starts_with("../../blobs"), "{link:?}");
+    let before = hub.downloads().len();
+    assert_eq!(before, 3);
+    fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    assert_eq!(hub.downloads().len(), before, "nothing is fetched twice");
+
+    let gguf = with_settings(
+        settings(&hub, cache.path()),
+        "org/model:q8_0",
+        Needs::WeightsOrGguf,
+    )
+    .await
+    .unwrap();
+    assert_eq!(fs::read(&gguf.path).unwrap(), b"gguf");
+    let listed = Hub::new(settings(&hub, cache.path()))
+        .cache()
+        .list()
+        .unwrap();
+    let [model] = &listed[..] else {
+        panic!("{listed:?}")
+    };
+    assert_eq!(
+        (model.repo.to_string().as_str(), model.is_partial),
+        ("org/model", false)
+    );
+    assert!(model.bytes >= 100_000 && model.last_used.is_some());
+    assert_eq!(model.gguf, ["model-Q8_0.gguf"]);
+}
+
+#[tokio::test]
+async fn a_cut_download_goes_on_where_it_stood() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    let faults = [
+        Fault::Cut(40_000),
+        Fault::Status(503, "", None),
+        Fault::Cut(10_000),
+        Fault::Break(5_000),
+    ];
+    hub.fail("model.safetensors", &faults);
+    let fetched = fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    let weights = fs::read(fetched.path.join("model.safetensors")).unwrap();
+    assert_eq!(weights, WEIGHTS);
+    let downloads = hub.downloads().into_iter();
+    let ranges = downloads.filter(|(path, ..)| path.ends_with("safetensors"));
+    let ranges: Vec<_> = ranges
+        .map(|(_, range, _)| range.unwrap_or_default())
+        .collect();
+    let expected = ["", "bytes=40000-", "bytes=40000-", "bytes=50000-"];
+    assert_eq!(ranges[..4], expected);
+    assert_eq!(ranges.len(), 5);
+}
+
+#[tokio::test]
+async fn a_process_that_ended_leaves_what_the_next_goes_on_with() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    hub.fail("model.safetensors", &[Fault::Hang(50_000)]);
+    let seen = Mutex::new(0);
+    let settings = settings(&hub, cache.path());
+    let model: ModelRef = "org/model".parse().unwrap();
+    struct Seen<'a>(&'a Mutex<u64>, tokio::sync::Notify);
+    impl Progress for Seen<'_> {
+        fn tell(&self, event: Event<'_>) {
+            if let Event::Received { bytes, .. } = event {
+                let mut most = self.0.lock();
+                *most = bytes.max(*most);
+                if *most >= 50_000 {
+                    self.1.notify_one();
+                }
+            }
+        }
+    }
+    let progress = Seen(&seen, tokio::sync::Notify::new());
+    let first = Hub::new(settings.clone());
+    tokio::select! {
+        fetched = first.fetch(&model, Needs::Weights, &progress) => panic!("{fetched:?}"),
+        () = progress.1.notified() => {}
+    }
+    let planned = Mutex::new(Vec::new());
+    struct Planned<'a>(&'a Mutex<Vec<PlannedFile>>);
+    impl Progress for Planned<'_> {
+        fn tell(&self, event: Event<'_>) {
+            if let Event::Planned(files) = event {
+                self.0.lock().extend_from_slice(files);
+            }
+        }
+    }
+    Hub::new(settings)
+        .fetch(&model, Needs::Weights, &Planned(&planned))
+        .await
+        .unwrap();
+    let planned = planned.into_inner();
+    let weights = planned
+        .iter()
+        .find(|file| file.name == "model.safetensors")
+        .unwrap();
+    assert_eq!(weights.bytes, 100_000);
+    let last = hub.downloads().pop().unwrap();
+    assert_eq!(
+        last.1.is_some(),
+        weights.present_bytes > 0,
+        "{last:?} {weights:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_without_ranges_begins_anew() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    hub.fail("model.safetensors", &[Fault::Cut(40_000), Fault::NoRanges]);
+    let fetched = fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    assert_eq!(
+        fs::read(fetched.path.join("model.safetensors")).unwrap(),
+        WEIGHTS
+    );
+}
+
+#[tokio::test]
+async fn wrong_bytes_are_never_kept() {
+    for faults in [
+        &[Fault::Wrong][..],
+        &[Fault::TooMany],
+        &[Fault::Cut(10), Fault::Wrong, Fault::Wrong],
+    ] {
+        let (hub, cache) = (FakeHub::start(FILES).await, folder());
+        hub.fail("model.safetensors", faults);
+        let error = fetch(&hub, &cache, Needs::Weights).await.unwrap_err();
+        assert!(
+            matches!(
+                error,
+                HubError::WrongHash { .. } | HubError::BadAnswer { .. }
+            ),
+            "{error}"
+        );
+        let blobs = fs::read_dir(cache.path().join("models--org--model/blobs")).unwrap();
+        let large = blobs.flatten().filter(|blob| blob.file_name().len() == 64);
+        assert_eq!(large.count(), 0, "no blob under that name");
+        fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    }
+    // What was left of an older download is wrong, what comes now is right.
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    let repo = cache.path().join("models--org--model");
+    let blob = fs::canonicalize(
+        repo.join("snapshots")
+            .join(COMMIT)
+            .join("model.safetensors"),
+    )
+    .unwrap();
+    fs::remove_file(&blob).unwrap();
+    fs::write(blob.with_extension("incomplete"), [1; 500]).unwrap();
+    fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    assert_eq!(fs::read(blob).unwrap(), WEIGHTS);
+}
+
+#[tokio::test]
+async fn several_at_once_download_once() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    let all = (0..4).map(|_| fetch(&hub, &cache, Needs::Weights));
+    for fetched in futures_util::future::join_all(all).await {
+        assert_eq!(
+            fs::read(fetched.unwrap().path.join("model.safetensors")).unwrap(),
+            WEIGHTS
+        );
+    }
+    assert_eq!(hub.downloads().len(), 3, "each file once");
+}
+
+#[tokio::test]
+async fn refusals_say_what_to_do() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    let ask = async |model: &str| {
+        let error = with_settings(settings(&hub, cache.path()), model, Needs::Weights).await;
+        error.unwrap_err().to_string()
+    };
+    let missing = ask("org/nothing").await;
+    assert!(
+        missing.contains("no model org/nothing, or it is private") && missing.contains("HF_TOKEN"),
+        "{missing}"
+    );
+    let revision = ask("org/model@v9").await;
+    assert!(revision.contains("no revision \"v9\""), "{revision}");
+    let file = ask("org/model:Q8_0").await;
+    assert!(file.contains("does not read"), "{file}");
+    for (fault, expected) in [
+        (Fault::Status(429, "", Some(3600)), "try again in 3600 s"),
+        (Fault::Status(403, "", None), "is gated"),
+        (
+            Fault::Status(404, "RepoNotFound", None),
+            "no model org/model",
+        ),
+    ] {
+        hub.fail("api", &[fault]);
+        let told = ask("org/model").await;
+        assert!(told.contains(expected), "{told}");
+    }
+    hub.fail(
+        "api",
+        &[
+            Fault::Status(429, "", Some(0)),
+            Fault::Status(500, "", None),
+        ],
+    );
+    fetch(&hub, &cache, Needs::Config).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_gated_model_wants_a_token_which_no_other_host_sees() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    hub.shared.lock().token = Some("hf_good".into());
+    let error = fetch(&hub, &cache, Needs::Weights).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            HubError::Gated {
+                has_token: false,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(error.to_string().contains("then set HF_TOKEN"), "{error}");
+    let with = |token: &str| HubSettings {
+        token: Some(token.into()),
+        ..settings(&hub, cache.path())
+    };
+    let error = with_settings(with("hf_bad"), "org/model", Needs::Weights)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            HubError::Gated {
+                has_token: true,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    with_settings(with("hf_good"), "org/model", Needs::Weights)
+        .await
+        .unwrap();
+    let downloads = hub.downloads();
+    assert_eq!(downloads.len(), 3);
+    assert!(
+        downloads.iter().all(|(.., has_token)| !has_token),
+        "{downloads:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_is_there_does_without_the_hub() {
+    let cache = folder();
+    let hub = FakeHub::start(FILES).await;
+    let offline = HubSettings {
+        is_offline: true,
+        ..settings(&hub, cache.path())
+    };
+    let error = with_settings(offline.clone(), "org/model", Needs::Weights)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, HubError::Offline { .. }), "{error}");
+    fetch(&hub, &cache, Needs::Config).await.unwrap();
+    let error = with_settings(offline.clone(), "org/model", Needs::Weights)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, HubError::Offline { .. }),
+        "its weights are not there: {error}"
+    );
+    let fetched = fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    let seen = hub.shared.lock().seen.len();
+    for model in ["org/model".to_owned(), format!("org/model@{COMMIT}")] {
+        let known = with_settings(offline.clone(), &model, Needs::Weights)
+            .await
+            .unwrap();
+        assert_eq!(known.path, fetched.path);
+    }
+    let fixed = with_settings(
+        settings(&hub, cache.path()),
+        &format!("org/model@{COMMIT}"),
+        Needs::Weights,
+    )
+    .await;
+    assert!(fixed.unwrap().stale.is_none());
+    assert_eq!(hub.shared.lock().seen.len(), seen, "a commit never changes");
+    hub.fail("api", &[Fault::Status(503, "", None); 3]);
+    let stale = fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    assert!(stale.stale.is_some() && stale.path == fetched.path);
+}
+
+#[tokio::test]
+async fn a_silent_hub_is_given_up() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    hub.fail("model.safetensors", &[Fault::Hang(0); 6]);
+    let impatient = HubSettings {
+        silence: Duration::from_millis(100),
+        ..settings(&hub, cache.path())
+    };
+    let error = with_settings(impatient, "org/model", Needs::Weights)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, HubError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("silent for too long"), "{error}");
+}
+
+#[tokio::test]
+async fn a_model_is_removed_whole() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    let kept = Hub::new(settings(&hub, cache.path()));
+    let repo = "org/model".parse().unwrap();
+    assert!(kept.cache().remove(&repo).unwrap().unwrap() >= 100_000);
+    assert_eq!(kept.cache().remove(&repo).unwrap(), None);
+    assert!(kept.cache().list().unwrap().is_empty());
+    let left: Vec<_> = fs::read_dir(cache.path())
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
+    assert!(left.iter().all(|name| name == ".locks"), "{left:?}");
+}
