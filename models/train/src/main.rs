@@ -3,6 +3,11 @@
 //! Candle computes it, on the CPU. The weights are written in bf16 as safetensors and in Q8_0 as GGUF, and both files are
 //! then read again and asked the golden questions; a wrong answer is a failure.
 
+#![expect(
+    clippy::print_stderr,
+    reason = "who trains sees on the terminal how far it is"
+)]
+
 mod batch;
 mod encode;
 mod gguf;
