@@ -1,0 +1,140 @@
+//! [`connect`]: stacks the layers that a model needs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::ports::Generate;
+use genset_backend_common::{EngineError, MetricsRegistry, Role};
+use genset_runtime::{KvBlocksClient, LiveModel, ModelDirectory, SelectionMode, endpoints};
+
+use crate::config::{RouterConfig, RouterMode};
+use crate::disaggregating::{Disaggregating, Legs, Pools};
+use crate::kv::{Feed, RouterMetrics, Selecting};
+use crate::migrating::{Migrating, Migrations};
+use crate::queueing::{QueueMetrics, Queueing};
+use crate::route::Route;
+
+/// What the layers of all models have in common: how requests are routed, and what is counted. Clones share.
+#[derive(Debug, Clone)]
+pub struct Layers {
+    config: RouterConfig,
+    selection: RouterMetrics,
+    legs: Legs,
+    queue: QueueMetrics,
+    migrations: Migrations,
+}
+
+impl Layers {
+    /// Registers the metrics, once for a registry.
+    #[must_use]
+    pub fn register(registry: &MetricsRegistry, config: RouterConfig) -> Self {
+        Self {
+            selection: RouterMetrics::register(registry, config.mode),
+            legs: Legs::register(registry),
+            queue: QueueMetrics::register(registry, config.max_waiting > 0),
+            migrations: Migrations::register(registry, config.migration),
+            config,
+        }
+    }
+}
+
+/// The way to the instances of a model, once there is at least one that ends answers.
+///
+/// # Errors
+/// `Unavailable` when none is live within `timeout`.
+///
+/// # Cancel safety
+/// Nothing is lost when the future is dropped.
+pub async fn connect(
+    directory: &ModelDirectory,
+    model: &LiveModel,
+    layers: &Layers,
+    timeout: Duration,
+) -> Result<Arc<dyn Generate>, EngineError> {
+    let Layers {
+        config, selection, ..
+    } = layers;
+    let below: Arc<dyn Route> = if model.card.capabilities.can_be_apart() {
+        let pools = Pools::follow(directory, model, config, selection, timeout).await?;
+        let blocks = KvBlocksClient::new(directory.runtime());
+        let apart = config.disaggregation;
+        let card = &model.card;
+        Arc::new(Disaggregating::new(
+            pools,
+            card,
+            apart,
+            Some(blocks),
+            &layers.legs,
+        ))
+    } else {
+        let role = model.whole_role();
+        pool_route(directory, model, role, config, selection, timeout).await?
+    };
+    let below = if config.max_waiting == 0 {
+        below
+    } else {
+        let (name, metrics) = (&model.card.name, &layers.queue);
+        Arc::new(Queueing::new(below, config.max_waiting, name, metrics))
+    };
+    if model.card.migration_limit == 0 {
+        return Ok(below);
+    }
+    let migrating = Migrating::new(below, &model.card, layers.migrations.clone());
+    Ok(Arc::new(migrating))
+}
+
+/// The way to the instances of a model that play `role`.
+///
+/// # Errors
+/// As [`connect`].
+pub(crate) async fn pool_route(
+    directory: &ModelDirectory,
+    model: &LiveModel,
+    role: Role,
+    config: &RouterConfig,
+    metrics: &RouterMetrics,
+    timeout: Duration,
+) -> Result<Arc<dyn Route>, EngineError> {
+    match config.mode {
+        RouterMode::Plain(mode) => {
+            let client = directory.pool_client(model, role, mode, timeout);
+            Ok(Arc::new(client.await?))
+        }
+        RouterMode::Kv => selecting(directory, model, role, config, metrics, timeout).await,
+    }
+}
+
+/// By what is cached, by load and by affinity.
+async fn selecting(
+    directory: &ModelDirectory,
+    model: &LiveModel,
+    role: Role,
+    config: &RouterConfig,
+    metrics: &RouterMetrics,
+    timeout: Duration,
+) -> Result<Arc<dyn Route>, EngineError> {
+    let by_load = SelectionMode::LeastLoaded;
+    let client = directory.pool_client(model, role, by_load, timeout).await?;
+    let Some(pool) = model.pools.get(&role) else {
+        return Ok(Arc::new(client));
+    };
+    let runtime = directory.runtime();
+    let sibling = |name: &str| {
+        let sibling = pool.endpoint.sibling(name);
+        let sibling = sibling.map_err(|error| EngineError::invalid_argument("endpoint", error))?;
+        Ok::<_, EngineError>(runtime.endpoint(sibling))
+    };
+    let whole = sibling(endpoints::KV_EVENTS)?.client();
+    let feed = if model.card.capabilities.kv_ranks {
+        Feed::Ranks(whole, sibling(endpoints::KV_RANK_EVENTS)?.client())
+    } else {
+        Feed::Whole(whole)
+    };
+    let config = config.kv.clone();
+    let name = match role {
+        Role::Aggregated => model.card.name.clone(),
+        Role::Prefill | Role::Decode => format!("{}.{role}", model.card.name),
+    };
+    let selecting = Selecting::new(runtime, &model.card, &name, client, feed, config, metrics);
+    Ok(Arc::new(selecting))
+}

@@ -1,0 +1,223 @@
+//! [`Disaggregating`]: a request in two legs. A prefill instance computes the prompt and gives the first token, which is passed
+//! on at once. A decode instance fetches the KV blocks of the prompt and gives the rest.
+//!
+//! It stands above the layers that choose an instance, one for each [pool](pools), and below [`Migrating`](crate::Migrating),
+//! to which a lost leg is a lost instance: the request begins anew with a prefill. It is for models whose engine plays the
+//! roles; for others [`connect`](crate::connect) leaves it out.
+//!
+//! - A request stays whole when its prompt is short, and when a pool it would need has no instance: aggregated instances take
+//!   it, or decode instances are told to compute the prompt themselves.
+//! - Both legs choose the first token, the second one to go on from it. So a request that leaves its seed to chance gets one.
+//! - Blocks that nobody will fetch are released: the request was cancelled, its client left, or no decode instance took it.
+
+mod metrics;
+mod pools;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use genset_backend_common::ports::Generate;
+use genset_backend_common::{
+    EngineError, ErrorKind, GenerateRequest, Input, ModelCard, OutputStream, RequestContext,
+    SamplingOption, TransferParams,
+};
+use genset_runtime::{InstanceId, KvBlocksClient};
+
+pub use self::metrics::Legs;
+use self::metrics::{ModelLegs, Whole};
+pub(crate) use self::pools::{PoolSet, Pools};
+use self::stream::TwoLegs;
+use crate::route::{Route, Routed};
+
+/// When requests are served in two legs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DisaggregationConfig {
+    /// Prompts with fewer tokens than this to compute, less those that a decode instance has cached, stay whole. 0: none.
+    pub prefill_threshold_tokens: u32,
+}
+
+/// A layer that has prompts computed by one instance and answers by another.
+pub(crate) struct Disaggregating {
+    parts: Arc<Parts>,
+}
+
+/// What the requests of a model have in common.
+struct Parts {
+    pools: Pools,
+    config: DisaggregationConfig,
+    context_length_tokens: u32,
+    /// Whether a seed decides what is chosen by chance.
+    has_seeds: bool,
+    blocks: Option<KvBlocksClient>,
+    metrics: ModelLegs,
+}
+
+impl Disaggregating {
+    /// Over the pools of the model of `card`. `blocks` reaches the KV blocks that are to be released.
+    pub(crate) fn new(
+        pools: Pools,
+        card: &ModelCard,
+        config: DisaggregationConfig,
+        blocks: Option<KvBlocksClient>,
+        legs: &Legs,
+    ) -> Self {
+        let parts = Parts {
+            pools,
+            config,
+            context_length_tokens: card.context_length_tokens,
+            has_seeds: card.capabilities.sampling.contains(&SamplingOption::Seed),
+            blocks,
+            metrics: legs.of(&card.name),
+        };
+        Self {
+            parts: Arc::new(parts),
+        }
+    }
+}
+
+/// The instances of both legs.
+struct Apart {
+    prefill: Arc<dyn Route>,
+    decode: Arc<dyn Route>,
+}
+
+impl Parts {
+    /// Whether the request goes in two legs, or why it stays whole.
+    fn plan(&self, pools: &PoolSet, request: &GenerateRequest) -> Result<Apart, Whole> {
+        if !pools.is_apart() {
+            return Err(Whole::NotApart);
+        }
+        let Input::Tokens(prompt) = &request.input else {
+            return Err(Whole::NoTokens);
+        };
+        let prefill = pools.prefill.clone().ok_or(Whole::NoPrefill)?;
+        let decode = pools.decode.clone().ok_or(Whole::NoDecode)?;
+        let threshold = self.config.prefill_threshold_tokens;
+        if threshold > 0 {
+            let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+            let is_short = prompt_tokens < threshold
+                || prompt_tokens.saturating_sub(decode.cached_tokens(request)) < threshold;
+            if is_short {
+                return Err(Whole::Short);
+            }
+        }
+        Ok(Apart { prefill, decode })
+    }
+
+    /// Serves the request in one leg.
+    async fn whole(
+        &self,
+        why: Whole,
+        request: GenerateRequest,
+        ctx: RequestContext,
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        self.metrics.whole(why);
+        let pools = self.pools.now();
+        let aggregated = pools.aggregated.clone().map(|pool| (pool, None));
+        let computing = Some(TransferParams::none());
+        let decode = pools.decode.clone().map(|pool| (pool, computing));
+        let mut ways = [aggregated, decode];
+        if why == Whole::Short {
+            // Where its cache was counted.
+            ways.reverse();
+        }
+        let mut failure = nobody();
+        for (pool, transfer) in ways.into_iter().flatten() {
+            let mut request = request.clone();
+            request.transfer = transfer;
+            match pool.route(request, ctx.clone(), left_out).await {
+                Err(error) if error.policy().is_migratable && !ctx.is_cancelled() => {
+                    failure = error;
+                }
+                decided => return decided,
+            }
+        }
+        Err(failure)
+    }
+
+    /// Leaves nothing to chance that both legs decide. False where the engine takes no seed.
+    fn settle_chance(&self, request: &mut GenerateRequest) -> bool {
+        let sampling = &mut request.sampling;
+        let is_greedy = sampling
+            .temperature
+            .is_none_or(|temperature| temperature == 0.0);
+        if is_greedy || sampling.seed.is_some() {
+            return true;
+        }
+        if self.has_seeds {
+            sampling.seed = Some(rand::random());
+        }
+        self.has_seeds
+    }
+
+    /// Nobody will fetch these blocks.
+    fn release(&self, transfer: &TransferParams) {
+        if let Some(blocks) = &self.blocks {
+            blocks.release(transfer);
+        }
+    }
+}
+
+fn nobody() -> EngineError {
+    let message = "no instance that can serve the whole request is available; try again later";
+    EngineError::new(ErrorKind::Unavailable, message).with_retry_after(Duration::from_secs(1))
+}
+
+#[async_trait]
+impl Route for Disaggregating {
+    async fn route(
+        &self,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        let parts = &self.parts;
+        let apart = match parts.plan(&parts.pools.now(), &request) {
+            Ok(apart) => apart,
+            Err(why) => return parts.whole(why, request, ctx, left_out).await,
+        };
+        let is_settled = parts.settle_chance(&mut request);
+        let begun = apart
+            .prefill
+            .route(request.clone(), ctx.clone(), left_out)
+            .await;
+        match begun {
+            Ok(routed) => {
+                parts.metrics.apart();
+                let legs = TwoLegs::new(Arc::clone(parts), apart.decode, request, ctx);
+                Ok(legs.begin(routed, is_settled, left_out))
+            }
+            Err(error) if error.policy().is_migratable && !ctx.is_cancelled() => {
+                tracing::debug!(request_id = ctx.id(), %error, "no prefill instance took the request");
+                let whole = parts
+                    .whole(Whole::PrefillRefused, request, ctx, left_out)
+                    .await;
+                // What the prefill instances said is why it was to be apart in vain.
+                whole.map_err(|last| {
+                    if last.kind() == ErrorKind::Unavailable {
+                        error
+                    } else {
+                        last
+                    }
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[async_trait]
+impl Generate for Disaggregating {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        Ok(self.route(request, ctx, &[]).await?.outputs)
+    }
+}

@@ -1,0 +1,397 @@
+//! [`TwoLegs`]: one answer, from the instance that computed its prompt and then from the one that goes on.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+
+use futures_core::Stream;
+use genset_backend_common::output::{Finished, TokenChunk};
+use genset_backend_common::{
+    CancelReason, EngineError, Finish, FinishReason, GenerateRequest, KvTransfers, Output,
+    OutputStream, RequestContext, RequestField, TokenId, TransferParams,
+};
+use genset_runtime::InstanceId;
+use tokio::time::Instant;
+
+use super::Parts;
+use super::metrics::{Leg, Whole};
+use crate::route::{Holder, Route, Routed};
+
+type Item = Result<Output, EngineError>;
+type Handing = Pin<Box<dyn Future<Output = Result<Routed, EngineError>> + Send>>;
+
+/// An answer in two legs.
+pub(super) struct TwoLegs {
+    parts: Arc<Parts>,
+    decode: Arc<dyn Route>,
+    request: GenerateRequest,
+    ctx: RequestContext,
+    left_out: Vec<InstanceId>,
+    stage: Stage,
+    since: Instant,
+    /// Who has the request, for those above.
+    now: Arc<AtomicU64>,
+    /// What the prefill leg gave: tokens that the decode leg gives again.
+    first: TokenChunk,
+    /// Whether they were passed on; otherwise the decode leg's are.
+    passes_first: bool,
+    /// Prompt tokens that the prefill instance had cached.
+    cached_tokens: Option<u32>,
+    /// Blocks that may not have been fetched yet.
+    held: Option<TransferParams>,
+}
+
+/// How far it is.
+enum Stage {
+    Prefill(OutputStream),
+    /// The first token has gone; the terminal of the prefill leg is what comes next.
+    Handing(Handing, Pin<Box<dyn Future<Output = ()> + Send>>),
+    Decode(Decode),
+    Ended,
+}
+
+/// The decode leg.
+struct Decode {
+    holder: Holder,
+    outputs: OutputStream,
+    /// Tokens that it is still to give again.
+    again: usize,
+    is_silent: bool,
+}
+
+impl TwoLegs {
+    pub(super) fn new(
+        parts: Arc<Parts>,
+        decode: Arc<dyn Route>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Self {
+        Self {
+            parts,
+            decode,
+            request,
+            ctx,
+            left_out: Vec::new(),
+            stage: Stage::Ended,
+            since: Instant::now(),
+            now: Arc::default(),
+            first: TokenChunk::default(),
+            passes_first: true,
+            cached_tokens: None,
+            held: None,
+        }
+    }
+
+    /// The answer, once a prefill instance has taken the request. `passes_first`: whether both legs choose the same first token.
+    pub(super) fn begin(
+        mut self,
+        prefill: Routed,
+        passes_first: bool,
+        left_out: &[InstanceId],
+    ) -> Routed {
+        self.now.store(prefill.holder.id().0, Ordering::Relaxed);
+        self.stage = Stage::Prefill(prefill.outputs);
+        self.passes_first = passes_first;
+        self.left_out = left_out.to_vec();
+        let holder = Holder::Now(Arc::clone(&self.now));
+        Routed {
+            holder,
+            outputs: OutputStream::from_raw(Box::pin(self)),
+        }
+    }
+
+    /// Takes tokens of the prefill leg; the item to pass on, if any.
+    fn take_first(&mut self, chunk: TokenChunk) -> Option<Item> {
+        self.first.token_ids.extend_from_slice(&chunk.token_ids);
+        if self.passes_first {
+            return Some(Ok(Output::Tokens(chunk)));
+        }
+        self.first.logprobs.extend(chunk.logprobs);
+        None
+    }
+
+    /// The prefill leg has ended: the item to pass on, if any.
+    fn prefilled(&mut self, mut finished: Finished) -> Option<Item> {
+        self.parts.metrics.prefilled_in(self.since.elapsed());
+        let transfer = finished.transfer.take();
+        let goes_on = finished.reason == FinishReason::Length
+            && self.first.len() + finished.last.len() < self.most_tokens();
+        match transfer {
+            Some(transfer) if goes_on && !self.ctx.is_cancelled() => {
+                self.cached_tokens = finished.usage.cached_tokens;
+                let item = match finished.last.is_empty() {
+                    true => None,
+                    false => self.take_first(finished.last),
+                };
+                self.hand_over(transfer);
+                item
+            }
+            transfer => {
+                if let Some(transfer) = transfer {
+                    self.parts.release(&transfer);
+                }
+                if !self.passes_first {
+                    let mut all = std::mem::take(&mut self.first);
+                    all.token_ids.extend_from_slice(&finished.last.token_ids);
+                    all.logprobs.append(&mut finished.last.logprobs);
+                    finished.last = all;
+                }
+                self.stage = Stage::Ended;
+                Some(Ok(Output::Finished(Box::new(finished))))
+            }
+        }
+    }
+
+    /// The most tokens that the answer may have.
+    fn most_tokens(&self) -> u32 {
+        let prompt = self.request.prompt_tokens().unwrap_or(0);
+        let room = self.parts.context_length_tokens.saturating_sub(prompt);
+        self.request.stop.max_tokens.unwrap_or(room).min(room)
+    }
+
+    /// Begins the decode leg.
+    fn hand_over(&mut self, transfer: TransferParams) {
+        self.since = Instant::now();
+        self.held = Some(transfer.clone());
+        let hand = Hand {
+            parts: Arc::clone(&self.parts),
+            decode: Arc::clone(&self.decode),
+            request: self.request.clone(),
+            transfer,
+            ctx: self.ctx.clone(),
+            left_out: self.left_out.clone(),
+        };
+        let cancelled = Box::pin(self.ctx.cancelled_owned());
+        self.stage = Stage::Handing(Box::pin(hand.over()), cancelled);
+    }
+
+    fn begin_decode(&mut self, routed: Routed) {
+        self.now.store(routed.holder.id().0, Ordering::Relaxed);
+        let again = match self.passes_first {
+            true => self.first.token_ids.len(),
+            false => 0,
+        };
+        self.stage = Stage::Decode(Decode {
+            holder: routed.holder,
+            outputs: routed.outputs,
+            again,
+            is_silent: true,
+        });
+    }
+
+    /// An item of the decode leg on its way to the client, without what it gives again.
+    fn pass(&mut self, output: Output) -> Option<Item> {
+        match output {
+            Output::Tokens(chunk) => {
+                let chunk = match self.without_again(chunk) {
+                    Ok(chunk) => chunk,
+                    Err(error) => return Some(self.end(Err(error))),
+                };
+                (!chunk.is_empty()).then_some(Ok(Output::Tokens(chunk)))
+            }
+            Output::Finished(mut finished) => {
+                finished.last = match self.without_again(finished.last) {
+                    Ok(last) => last,
+                    Err(error) => return Some(self.end(Err(error))),
+                };
+                let passed = match self.passes_first {
+                    true => self.first.len(),
+                    false => 0,
+                };
+                let usage = &mut finished.usage;
+                usage.completion_tokens = usage.completion_tokens.max(passed);
+                // The decode instance had them all, as of a moment ago.
+                usage.cached_tokens = self.cached_tokens;
+                Some(self.end(Ok(Output::Finished(finished))))
+            }
+            other @ (Output::Text(_) | Output::Embeddings(_)) => Some(Ok(other)),
+        }
+    }
+
+    /// The tokens of a chunk that the prefill leg did not give.
+    fn without_again(&mut self, mut chunk: TokenChunk) -> Result<TokenChunk, EngineError> {
+        let Stage::Decode(decode) = &mut self.stage else {
+            return Ok(chunk);
+        };
+        let count = decode.again.min(chunk.token_ids.len());
+        if count == 0 {
+            return Ok(chunk);
+        }
+        let start = self.first.token_ids.len() - decode.again;
+        let given: &[TokenId] = &self.first.token_ids[start..start + count];
+        if chunk.token_ids[..count] != *given {
+            tracing::error!(
+                request_id = self.ctx.id(),
+                "prefill and decode instance chose another first token; do they serve the same model?"
+            );
+            return Err(KvTransfers::lost(
+                "the decode instance answers otherwise than the prefill instance",
+            ));
+        }
+        decode.again -= count;
+        chunk.token_ids.drain(..count);
+        let logprobs = count.min(chunk.logprobs.len());
+        chunk.logprobs.drain(..logprobs);
+        Ok(chunk)
+    }
+
+    fn end(&mut self, item: Item) -> Item {
+        self.stage = Stage::Ended;
+        item
+    }
+
+    /// The terminal of a request that was cancelled between its legs.
+    fn cancelled(&mut self) -> Item {
+        self.stage = Stage::Ended;
+        match self.ctx.cancel_reason().unwrap_or(CancelReason::Client) {
+            CancelReason::Client => {
+                let prompt = self.request.prompt_tokens().unwrap_or(0);
+                let given = match self.passes_first {
+                    true => self.first.len(),
+                    false => 0,
+                };
+                let finished = Finish::cancelled().into_finished(prompt, given);
+                Ok(Output::Finished(Box::new(finished)))
+            }
+            reason @ (CancelReason::Deadline
+            | CancelReason::Shutdown
+            | CancelReason::EngineDead) => Err(reason.to_error().with_request_id(self.ctx.id())),
+        }
+    }
+
+    fn poll_prefill(&mut self, cx: &mut Context<'_>) -> Poll<Option<Option<Item>>> {
+        let Stage::Prefill(outputs) = &mut self.stage else {
+            return Poll::Ready(Some(None));
+        };
+        let item = match ready!(Pin::new(outputs).poll_next(cx)) {
+            Some(Ok(Output::Tokens(chunk))) => self.take_first(chunk),
+            Some(Ok(Output::Finished(finished))) => self.prefilled(*finished),
+            Some(Ok(other)) => Some(Ok(other)),
+            Some(Err(error)) => {
+                self.parts.metrics.failed(Leg::Prefill, error.kind());
+                Some(self.end(Err(error)))
+            }
+            None => {
+                self.stage = Stage::Ended;
+                return Poll::Ready(None);
+            }
+        };
+        Poll::Ready(Some(item))
+    }
+
+    fn poll_handing(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+        let Stage::Handing(handing, cancelled) = &mut self.stage else {
+            return Poll::Ready(None);
+        };
+        if let Poll::Ready(handed) = handing.as_mut().poll(cx) {
+            return Poll::Ready(match handed {
+                Ok(routed) => {
+                    self.begin_decode(routed);
+                    None
+                }
+                Err(_) if self.ctx.is_cancelled() => Some(self.cancelled()),
+                Err(error) => {
+                    self.parts.metrics.failed(Leg::Decode, error.kind());
+                    Some(self.end(Err(error)))
+                }
+            });
+        }
+        ready!(cancelled.as_mut().poll(cx));
+        Poll::Ready(Some(self.cancelled()))
+    }
+
+    fn poll_decode(&mut self, cx: &mut Context<'_>) -> Poll<Option<Option<Item>>> {
+        let Stage::Decode(decode) = &mut self.stage else {
+            return Poll::Ready(Some(None));
+        };
+        let item = ready!(Pin::new(&mut decode.outputs).poll_next(cx));
+        self.now.store(decode.holder.id().0, Ordering::Relaxed);
+        if std::mem::take(&mut decode.is_silent) && matches!(item, Some(Ok(Output::Tokens(_)))) {
+            // It has the blocks.
+            self.held = None;
+            self.parts.metrics.handed_over_in(self.since.elapsed());
+        }
+        let item = match item {
+            Some(Ok(output)) => self.pass(output),
+            Some(Err(error)) => {
+                self.parts.metrics.failed(Leg::Decode, error.kind());
+                Some(self.end(Err(error)))
+            }
+            None => {
+                self.stage = Stage::Ended;
+                return Poll::Ready(None);
+            }
+        };
+        Poll::Ready(Some(item))
+    }
+}
+
+impl Stream for TwoLegs {
+    type Item = Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+        let this = &mut *self;
+        loop {
+            let polled = match this.stage {
+                Stage::Ended => return Poll::Ready(None),
+                Stage::Prefill(_) => ready!(this.poll_prefill(cx)),
+                Stage::Handing(..) => Some(ready!(this.poll_handing(cx))),
+                Stage::Decode(_) => ready!(this.poll_decode(cx)),
+            };
+            match polled {
+                None => return Poll::Ready(None),
+                Some(Some(item)) => return Poll::Ready(Some(item)),
+                // Nothing for the client in it: on to what is next.
+                Some(None) => {}
+            }
+        }
+    }
+}
+
+impl Drop for TwoLegs {
+    fn drop(&mut self) {
+        // Ends the decode leg before its blocks are released.
+        self.stage = Stage::Ended;
+        if let Some(transfer) = self.held.take() {
+            self.parts.release(&transfer);
+        }
+    }
+}
+
+/// A request between its legs.
+struct Hand {
+    parts: Arc<Parts>,
+    decode: Arc<dyn Route>,
+    request: GenerateRequest,
+    transfer: TransferParams,
+    ctx: RequestContext,
+    left_out: Vec<InstanceId>,
+}
+
+impl Hand {
+    /// To a decode instance, or where none takes it, whole to another: either answers all of it.
+    async fn over(self) -> Result<Routed, EngineError> {
+        let mut request = self.request.clone();
+        request.transfer = Some(self.transfer);
+        let handed = self
+            .decode
+            .route(request, self.ctx.clone(), &self.left_out)
+            .await;
+        let error = match handed {
+            Err(error) if !self.ctx.is_cancelled() && is_about_transfer(&error) => error,
+            decided => return decided,
+        };
+        tracing::warn!(request_id = self.ctx.id(), %error, "no decode instance took the request over");
+        let whole = self
+            .parts
+            .whole(Whole::DecodeRefused, self.request, self.ctx, &self.left_out);
+        // The client is not at fault for what the instances disagree about.
+        whole.await.map_err(|_| KvTransfers::lost(error))
+    }
+}
+
+/// Whether a refusal is not about the request itself.
+fn is_about_transfer(error: &EngineError) -> bool {
+    error.policy().is_migratable || error.at() == Some(&RequestField::Transfer.into())
+}

@@ -1,0 +1,544 @@
+//! Requests in two legs, over pools that do as they are told.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::{FutureExt, StreamExt, stream};
+use genset_backend_common::output::{Finished, TokenChunk};
+use genset_backend_common::ports::Generate;
+use genset_backend_common::{
+    CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, Finish, FinishReason,
+    GenerateRequest, MetricsRegistry, ModelCard, Output, OutputStream, RequestContext,
+    RequestField, Role, SamplingOption, TokenId, TransferParams,
+};
+use genset_runtime::InstanceId;
+use parking_lot::Mutex;
+use serde_json::json;
+
+use super::{Disaggregating, DisaggregationConfig, Legs, PoolSet, Pools};
+use crate::migrating::{Migrating, MigrationConfig, Migrations};
+use crate::route::{Holder, Route, Routed};
+
+const PROMPT: [TokenId; 4] = [7, 8, 9, 10];
+const CONTEXT: u32 = 64;
+
+/// What a pool does with a request.
+#[derive(Debug, Clone, Copy)]
+enum Does {
+    /// One token, and where the blocks are.
+    Prefills,
+    /// The first token, and that is the end.
+    Stops,
+    /// All of it.
+    Answers,
+    /// So many tokens, and then it is lost.
+    Dies(u32, ErrorKind),
+    /// Nothing.
+    Hangs,
+    Refuses(ErrorKind),
+    /// It does not know what to make of the blocks.
+    RefusesBlocks,
+    /// All of it, beginning with another token.
+    AnswersOtherwise,
+}
+
+/// A pool of instances, numbered from `first` on, one for each request.
+struct Fake {
+    first: u64,
+    does: Mutex<VecDeque<Does>>,
+    asked: Mutex<Vec<(GenerateRequest, Vec<InstanceId>)>>,
+    cached: u32,
+}
+
+impl Fake {
+    fn new(first: u64, does: impl IntoIterator<Item = Does>) -> Arc<Self> {
+        Arc::new(Self {
+            first,
+            does: Mutex::new(does.into_iter().collect()),
+            asked: Mutex::default(),
+            cached: 0,
+        })
+    }
+
+    fn asked(&self) -> Vec<GenerateRequest> {
+        let asked = self.asked.lock();
+        asked.iter().map(|(request, _)| request.clone()).collect()
+    }
+
+    fn count(&self) -> usize {
+        self.asked.lock().len()
+    }
+}
+
+/// The token at a place of the sequence, whoever gives it.
+fn token(place: usize) -> TokenId {
+    u32::try_from(place * 31 % 50 + 100).unwrap()
+}
+
+fn answer(request: &GenerateRequest, does: Does) -> Result<OutputStream, EngineError> {
+    let prompt = request.tokens()?.len();
+    let most = request.stop.max_tokens.unwrap_or(CONTEXT);
+    let chunks = |count: u32, shift: u32| -> Vec<Result<Output, EngineError>> {
+        let places = prompt..prompt + usize::try_from(count).unwrap();
+        let tokens = places.map(|place| Ok(Output::from(token(place) + shift)));
+        tokens.collect()
+    };
+    let prompt_tokens = u32::try_from(prompt).unwrap();
+    let end = |finish: Finish, given: u32| {
+        let finished = finish
+            .with_cached_tokens(2)
+            .into_finished(prompt_tokens, given);
+        Ok(Output::Finished(Box::new(finished)))
+    };
+    let whole = |shift| {
+        let mut items = chunks(most, shift);
+        items.push(end(Finish::length(), most));
+        items
+    };
+    let items = match does {
+        Does::Prefills => {
+            let blocks = TransferParams {
+                source_worker_id: 1,
+                source: None,
+                data: json!("blocks"),
+            };
+            let last = TokenChunk::from(token(prompt));
+            vec![end(
+                Finish::length().with_last(last).with_transfer(blocks),
+                0,
+            )]
+        }
+        Does::Stops => vec![end(Finish::stop_token(3).with_last(token(prompt)), 0)],
+        Does::Answers => whole(0),
+        Does::AnswersOtherwise => whole(1),
+        Does::Dies(count, kind) => {
+            let mut items = chunks(count, 0);
+            items.push(Err(EngineError::new(kind, "the worker is lost")));
+            items
+        }
+        Does::Hangs => return Ok(OutputStream::from_raw(Box::pin(stream::pending()))),
+        Does::Refuses(kind) => return Err(EngineError::new(kind, "refused")),
+        Does::RefusesBlocks => {
+            let problem = "they have another layout";
+            return Err(EngineError::invalid_argument(
+                RequestField::Transfer,
+                problem,
+            ));
+        }
+    };
+    Ok(OutputStream::from_raw(Box::pin(stream::iter(items))))
+}
+
+#[async_trait]
+impl Generate for Fake {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        Ok(self.route(request, ctx, &[]).await?.outputs)
+    }
+}
+
+#[async_trait]
+impl Route for Fake {
+    async fn route(
+        &self,
+        request: GenerateRequest,
+        _ctx: RequestContext,
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        let count = {
+            let mut asked = self.asked.lock();
+            asked.push((request.clone(), left_out.to_vec()));
+            u64::try_from(asked.len()).unwrap()
+        };
+        let does = self.does.lock().pop_front();
+        let does = does.unwrap_or(Does::Refuses(ErrorKind::Unavailable));
+        Ok(Routed {
+            holder: Holder::One(InstanceId(self.first + count)),
+            outputs: answer(&request, does)?,
+        })
+    }
+
+    fn cached_tokens(&self, _request: &GenerateRequest) -> u32 {
+        self.cached
+    }
+}
+
+/// Pools, and the layer over them.
+struct Site {
+    layer: Arc<Disaggregating>,
+    registry: MetricsRegistry,
+    card: ModelCard,
+}
+
+type Fakes<'a> = [Option<&'a Arc<Fake>>; 3];
+
+fn site_of([aggregated, prefill, decode]: Fakes<'_>, threshold: u32, has_seeds: bool) -> Site {
+    let way = |pool: Option<&Arc<Fake>>| pool.map(|pool| Arc::clone(pool) as Arc<dyn Route>);
+    let pools = Pools::fixed(PoolSet {
+        aggregated: way(aggregated),
+        prefill: way(prefill),
+        decode: way(decode),
+    });
+    let mut can = Capabilities::tokens().with_resume().with_roles(Role::ALL);
+    can.sampling.insert(SamplingOption::Temperature);
+    if has_seeds {
+        can.sampling.insert(SamplingOption::Seed);
+    }
+    let card = ModelCard::from_config(&EngineConfig::new("m", CONTEXT).with_capabilities(can));
+    let registry = MetricsRegistry::default();
+    let config = DisaggregationConfig {
+        prefill_threshold_tokens: threshold,
+    };
+    let legs = Legs::register(&registry);
+    let layer = Disaggregating::new(pools, &card, config, None, &legs);
+    Site {
+        layer: Arc::new(layer),
+        registry,
+        card,
+    }
+}
+
+fn site(prefill: &Arc<Fake>, decode: &Arc<Fake>) -> Site {
+    site_of([None, Some(prefill), Some(decode)], 0, true)
+}
+
+fn request() -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("m", PROMPT.to_vec());
+    request.stop.max_tokens = Some(12);
+    request
+}
+
+fn expected(count: usize) -> Vec<TokenId> {
+    (0..count)
+        .map(|place| token(PROMPT.len() + place))
+        .collect()
+}
+
+/// An answer, read to its end.
+#[derive(Debug)]
+struct Read {
+    tokens: Vec<TokenId>,
+    end: Result<Finished, EngineError>,
+}
+
+async fn read(mut outputs: OutputStream) -> Read {
+    let mut tokens = Vec::new();
+    loop {
+        match outputs.next().await.unwrap() {
+            Ok(Output::Tokens(chunk)) => tokens.extend(chunk.token_ids),
+            Ok(Output::Finished(finished)) => {
+                tokens.extend(finished.last.token_ids.iter());
+                let end = Ok(*finished);
+                return Read { tokens, end };
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let end = Err(error);
+                return Read { tokens, end };
+            }
+        }
+    }
+}
+
+impl Site {
+    async fn ask(&self, request: GenerateRequest) -> Read {
+        let ctx = RequestContext::new("r");
+        match self.layer.generate(request, ctx).await {
+            Ok(outputs) => read(outputs).await,
+            Err(error) => Read {
+                tokens: Vec::new(),
+                end: Err(error),
+            },
+        }
+    }
+
+    fn whole(&self, reason: &str) -> bool {
+        let labels = format!("{{model=\"m\",reason=\"{reason}\"}} 1");
+        let line = format!("genset_disaggregated_whole_requests_total{labels}");
+        self.registry.encode().contains(&line)
+    }
+}
+
+#[tokio::test]
+async fn two_legs_answer_as_one() {
+    let prefill = Fake::new(0, [Does::Prefills]);
+    let decode = Fake::new(10, [Does::Answers]);
+    let site = site(&prefill, &decode);
+    let read = site.ask(request()).await;
+    assert_eq!(read.tokens, expected(12));
+    let finished = read.end.unwrap();
+    assert_eq!(finished.reason, FinishReason::Length);
+    assert_eq!(finished.usage.completion_tokens, 12);
+    assert_eq!(finished.usage.cached_tokens, Some(2));
+    assert_eq!(finished.transfer, None);
+    assert_eq!(prefill.asked(), [request()]);
+    let mut second = decode.asked().remove(0);
+    assert_eq!(second.transfer.take().unwrap().data, json!("blocks"));
+    assert_eq!(second, request());
+    let text = site.registry.encode();
+    assert!(text.contains("genset_disaggregated_requests_total{model=\"m\"} 1"));
+    assert!(
+        text.contains("genset_disaggregated_handover_seconds_count 1"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn the_first_token_does_not_wait_for_the_decode_leg() {
+    let prefill = Fake::new(0, [Does::Prefills]);
+    let decode = Fake::new(10, [Does::Hangs]);
+    let ctx = RequestContext::new("r");
+    let outputs = site(&prefill, &decode)
+        .layer
+        .generate(request(), ctx.clone())
+        .await;
+    let mut outputs = outputs.unwrap();
+    let first = outputs.next().await.unwrap().unwrap();
+    assert_eq!(first, Output::from(token(PROMPT.len())));
+    assert_eq!(decode.count(), 0);
+    assert!(outputs.next().now_or_never().is_none());
+    assert_eq!(decode.count(), 1);
+}
+
+#[tokio::test]
+async fn what_ends_with_its_first_token_has_one_leg() {
+    for (does, max_tokens, reason) in [
+        (Does::Stops, 12, FinishReason::Stop),
+        (Does::Prefills, 1, FinishReason::Length),
+    ] {
+        let prefill = Fake::new(0, [does]);
+        let decode = Fake::new(10, []);
+        let mut request = request();
+        request.stop.max_tokens = Some(max_tokens);
+        let read = site(&prefill, &decode).ask(request).await;
+        assert_eq!((read.tokens, decode.count()), (expected(1), 0));
+        let finished = read.end.unwrap();
+        assert_eq!((finished.reason, finished.transfer), (reason, None));
+    }
+}
+
+#[tokio::test]
+async fn without_a_pool_a_request_stays_whole() {
+    let answers = || Fake::new(20, [Does::Answers]);
+    let (whole, prefill, decode) = (answers(), Fake::new(0, []), Fake::new(10, []));
+    for (fakes, reason) in [
+        ([Some(&whole), None, Some(&decode)], "no_prefill"),
+        ([Some(&whole), Some(&prefill), None], "no_decode"),
+    ] {
+        whole.does.lock().push_back(Does::Answers);
+        let site = site_of(fakes, 0, true);
+        assert_eq!(site.ask(request()).await.tokens, expected(12));
+        assert!(site.whole(reason));
+    }
+    assert_eq!((prefill.count(), decode.count()), (0, 0));
+    assert_eq!(whole.asked(), [request(), request()]);
+    // Decode instances are told to compute the prompt.
+    let decode = answers();
+    let site = site_of([None, None, Some(&decode)], 0, true);
+    assert_eq!(site.ask(request()).await.tokens, expected(12));
+    assert!(decode.asked()[0].transfer.as_ref().unwrap().is_none());
+    // Prefill instances alone can do nothing.
+    let site = site_of([None, Some(&prefill), None], 0, true);
+    let error = site.ask(request()).await.end.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.details().retry_after.is_some());
+}
+
+#[tokio::test]
+async fn short_prompts_stay_whole_where_their_cache_was_counted() {
+    for (threshold, cached, is_whole) in [(4, 0, false), (5, 0, true), (3, 1, false), (4, 1, true)]
+    {
+        let prefill = Fake::new(0, [Does::Prefills]);
+        let mut decode = Fake::new(10, [Does::Answers]);
+        Arc::get_mut(&mut decode).unwrap().cached = cached;
+        let aggregated = Fake::new(20, []);
+        let fakes = [Some(&aggregated), Some(&prefill), Some(&decode)];
+        let site = site_of(fakes, threshold, true);
+        assert_eq!(site.ask(request()).await.tokens, expected(12));
+        assert_eq!(site.whole("short"), is_whole, "{threshold} {cached}");
+        assert_eq!(prefill.count(), usize::from(!is_whole));
+        let transfer = decode.asked().remove(0).transfer.unwrap();
+        assert_eq!(transfer.is_none(), is_whole);
+    }
+}
+
+#[tokio::test]
+async fn text_stays_whole() {
+    let whole = Fake::new(20, [Does::Hangs]);
+    let (prefill, decode) = (Fake::new(0, []), Fake::new(10, []));
+    let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0, true);
+    let text = GenerateRequest::from_text("m", "hello");
+    let ctx = RequestContext::new("r");
+    // The fake reads tokens; that it was asked is what counts.
+    drop(site.layer.generate(text, ctx).await);
+    assert_eq!((whole.count(), prefill.count()), (1, 0));
+}
+
+#[tokio::test]
+async fn a_request_that_no_instance_of_a_leg_takes_stays_whole() {
+    let overloaded = Does::Refuses(ErrorKind::Overloaded);
+    for (first, second, reason) in [
+        (overloaded, Does::Hangs, "prefill_refused"),
+        (Does::Prefills, overloaded, "decode_refused"),
+        (Does::Prefills, Does::RefusesBlocks, "decode_refused"),
+    ] {
+        let whole = Fake::new(20, [Does::Answers]);
+        let (prefill, decode) = (Fake::new(0, [first]), Fake::new(10, [second]));
+        let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0, true);
+        let read = site.ask(request()).await;
+        assert_eq!(read.tokens, expected(12));
+        assert_eq!(read.end.unwrap().usage.completion_tokens, 12);
+        assert!(site.whole(reason), "{reason}");
+        assert_eq!(whole.asked(), [request()]);
+    }
+    // Other refusals are about the request.
+    let invalid = Does::Refuses(ErrorKind::InvalidArgument);
+    for (first, second) in [(invalid, Does::Hangs), (Does::Prefills, invalid)] {
+        let whole = Fake::new(20, []);
+        let (prefill, decode) = (Fake::new(0, [first]), Fake::new(10, [second]));
+        let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0, true);
+        let error = site.ask(request()).await.end.unwrap_err();
+        assert_eq!(
+            (error.kind(), whole.count()),
+            (ErrorKind::InvalidArgument, 0)
+        );
+    }
+}
+
+#[tokio::test]
+async fn blocks_that_nobody_can_read_are_not_the_clients_fault() {
+    let prefill = Fake::new(0, [Does::Prefills]);
+    let decode = Fake::new(10, [Does::RefusesBlocks]);
+    let error = site(&prefill, &decode)
+        .ask(request())
+        .await
+        .end
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StreamIncomplete);
+    assert!(error.message().contains("another layout"), "{error}");
+    // It was asked to compute the prompt itself, too.
+    assert_eq!(decode.count(), 2);
+}
+
+#[tokio::test]
+async fn a_lost_leg_begins_anew_with_a_prefill_and_without_who_lost_it() {
+    let lost = |count| Does::Dies(count, ErrorKind::Disconnected);
+    for (firsts, seconds, lost_at) in [
+        (vec![lost(0), Does::Prefills], vec![Does::Answers], 1),
+        (vec![Does::Prefills; 2], vec![lost(0), Does::Answers], 11),
+        (vec![Does::Prefills; 2], vec![lost(1), Does::Answers], 11),
+        (vec![Does::Prefills; 2], vec![lost(7), Does::Answers], 11),
+    ] {
+        let prefill = Fake::new(0, firsts);
+        let decode = Fake::new(10, seconds);
+        let site = site(&prefill, &decode);
+        let migrations = Migrations::register(&site.registry, MigrationConfig::default());
+        let migrating = Migrating::new(site.layer.clone(), &site.card, migrations);
+        let outputs = migrating
+            .generate(request(), RequestContext::new("r"))
+            .await;
+        let read = read(outputs.unwrap()).await;
+        assert_eq!(read.tokens, expected(12));
+        assert_eq!(read.end.unwrap().usage.completion_tokens, 12);
+        assert_eq!(prefill.count(), 2);
+        let left_out = prefill.asked.lock()[1].1.clone();
+        assert_eq!(left_out, [InstanceId(lost_at)]);
+    }
+}
+
+#[tokio::test]
+async fn chance_is_settled_for_both_legs() {
+    let mut random = request();
+    random.sampling.temperature = Some(0.8);
+    let (prefill, decode) = (
+        Fake::new(0, [Does::Prefills]),
+        Fake::new(10, [Does::Answers]),
+    );
+    let site = site(&prefill, &decode);
+    assert_eq!(site.ask(random.clone()).await.tokens, expected(12));
+    let seed = prefill.asked()[0].sampling.seed;
+    assert!(seed.is_some());
+    assert_eq!(decode.asked()[0].sampling.seed, seed);
+    // An engine without seeds may choose another first token: the second leg's is the one that counts.
+    let prefill = Fake::new(0, [Does::Prefills]);
+    let decode = Fake::new(10, [Does::AnswersOtherwise]);
+    let site = site_of([None, Some(&prefill), Some(&decode)], 0, false);
+    let tokens = site.ask(random).await.tokens;
+    assert_eq!(tokens.len(), 12);
+    assert_eq!(tokens[0], token(PROMPT.len()) + 1);
+}
+
+#[tokio::test]
+async fn legs_that_disagree_are_an_error() {
+    let prefill = Fake::new(0, [Does::Prefills]);
+    let decode = Fake::new(10, [Does::AnswersOtherwise]);
+    let read = site(&prefill, &decode).ask(request()).await;
+    assert_eq!(read.tokens, expected(1));
+    assert_eq!(read.end.unwrap_err().kind(), ErrorKind::StreamIncomplete);
+}
+
+/// A pool that takes for ever to take a request.
+struct Stuck;
+
+#[async_trait]
+impl Generate for Stuck {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        Ok(self.route(request, ctx, &[]).await?.outputs)
+    }
+}
+
+#[async_trait]
+impl Route for Stuck {
+    async fn route(
+        &self,
+        _request: GenerateRequest,
+        _ctx: RequestContext,
+        _left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_between_the_legs_ends_the_answer() {
+    for (reason, is_finished) in [
+        (CancelReason::Client, true),
+        (CancelReason::Deadline, false),
+    ] {
+        let prefill = Fake::new(0, [Does::Prefills]);
+        let pools = Pools::fixed(PoolSet {
+            aggregated: None,
+            prefill: Some(prefill.clone()),
+            decode: Some(Arc::new(Stuck)),
+        });
+        let site = site(&prefill, &prefill);
+        let legs = Legs::register(&MetricsRegistry::default());
+        let config = DisaggregationConfig::default();
+        let layer = Disaggregating::new(pools, &site.card, config, None, &legs);
+        let ctx = RequestContext::new("r");
+        let outputs = layer.generate(request(), ctx.clone()).await.unwrap();
+        let cancel = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            ctx.cancel(reason);
+        };
+        let (read, ()) = tokio::join!(read(outputs), cancel);
+        assert_eq!(read.tokens, expected(1));
+        match read.end {
+            Ok(finished) => {
+                assert!(is_finished);
+                assert_eq!(finished.reason, FinishReason::Cancelled);
+                assert_eq!(finished.usage.completion_tokens, 1);
+            }
+            Err(error) => assert_eq!(error.kind(), reason.error_kind()),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! [`IndexReader`]: who holds how much of a prompt.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use genset_backend_common::kv::BlockHash;
+
+use super::members::Interval;
+use super::run::{Link, RunId, Word};
+use super::table::Place;
+use super::{Overlap, Shared};
+
+/// Places that are looked at side by side.
+const WAYS: usize = 8;
+
+/// Looks up prompts. Clones share; none waits for the writer or for another.
+#[derive(Clone)]
+pub struct IndexReader {
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for IndexReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IndexReader").finish_non_exhaustive()
+    }
+}
+
+/// The answer to a lookup, and what it needs on the way. Meant to be used again.
+#[derive(Debug, Default)]
+pub struct Lookup {
+    /// Something changed too often while it was read.
+    gave_up: bool,
+    overlaps: Vec<Overlap>,
+    path: Vec<Step>,
+    more: Vec<Overlap>,
+}
+
+impl Lookup {
+    /// Whether everything that is known was seen. Otherwise the writer was interrupted in the middle of a change, or was too fast
+    /// again and again, and there may be more than was found.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        !self.gave_up
+    }
+
+    /// What was found last, sorted by target.
+    #[must_use]
+    pub fn overlaps(&self) -> &[Overlap] {
+        &self.overlaps
+    }
+}
+
+/// Part of a prompt: the blocks up to `upto` of a run.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    run: RunId,
+    upto: u32,
+}
+
+/// Whether the runs above a block are those of the prompt.
+enum Walked {
+    /// They are.
+    Whole,
+    /// They are not: only so many blocks of the prompt are worth another look.
+    Only(usize),
+}
+
+impl IndexReader {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// Blocks held by targets, each counted as often as it is held.
+    #[must_use]
+    pub fn held_blocks(&self) -> u64 {
+        self.shared.held.load(Ordering::Relaxed)
+    }
+
+    /// Finds every target that holds the first block of the prompt, and the number of leading blocks it holds. It allocates only
+    /// where `lookup` has never held so many.
+    pub fn find(&self, prompt: &[BlockHash], lookup: &mut Lookup) {
+        let gave_up = Cell::new(false);
+        lookup.overlaps.clear();
+        let mut prompt = prompt;
+        let mut is_sure = false;
+        while let Some((index, place)) = self.deepest(prompt, is_sure, &gave_up) {
+            match self.walk(&prompt[..=index], place, &mut lookup.path, &gave_up) {
+                Walked::Whole => {
+                    self.gather(lookup, &gave_up);
+                    break;
+                }
+                // What it took for the block may have been another with the same bits.
+                Walked::Only(_) if !is_sure => is_sure = true,
+                Walked::Only(blocks) => prompt = &prompt[..blocks.min(index)],
+            }
+        }
+        lookup.gave_up = gave_up.get();
+    }
+
+    /// The last block of the prompt that is known, given that those before a known one are. Without `is_sure` it may be another
+    /// block with the same bits.
+    fn deepest(
+        &self,
+        prompt: &[BlockHash],
+        is_sure: bool,
+        gave_up: &Cell<bool>,
+    ) -> Option<(usize, Place)> {
+        let Shared { words, table, .. } = &*self.shared;
+        let (mut low, mut high) = (0, prompt.len());
+        let mut best = None;
+        while low < high {
+            let span = high - low;
+            let ways = WAYS.min(span);
+            let probe = |way: usize| low + span * (way + 1) / ways - 1;
+            let mut may = [false; WAYS];
+            let mut mixed = [table.mix(0); WAYS];
+            for way in 0..ways {
+                mixed[way] = table.mix(prompt[probe(way)].0);
+                may[way] = table.may_have(words, mixed[way]);
+            }
+            let mut next = (low, probe(0));
+            for way in (0..ways).rev().filter(|way| may[*way]) {
+                let at = probe(way);
+                let accept = |place| !is_sure || self.is_at(place, prompt[at], gave_up);
+                if let Some(place) = table.find(words, mixed[way], accept) {
+                    best = Some((at, place));
+                    next = (at + 1, if way + 1 < ways { probe(way + 1) } else { high });
+                    break;
+                }
+            }
+            (low, high) = next;
+        }
+        best
+    }
+
+    fn is_at(&self, place: Place, hash: BlockHash, gave_up: &Cell<bool>) -> bool {
+        let Shared { words, runs, .. } = &*self.shared;
+        let read = || {
+            place.position < runs.size(place.run).len
+                && words.load(runs.load(place.run, Word::Hashes) + u64::from(place.position))
+                    == hash.0
+        };
+        runs.read(place.run, read).unwrap_or_else(|| {
+            gave_up.set(true);
+            false
+        })
+    }
+
+    /// Goes up from a block to the start of the prompt, whose last block it is, and compares where runs meet.
+    fn walk(
+        &self,
+        prompt: &[BlockHash],
+        place: Place,
+        path: &mut Vec<Step>,
+        gave_up: &Cell<bool>,
+    ) -> Walked {
+        path.clear();
+        let mut left = prompt.len();
+        let mut at = Place {
+            run: place.run,
+            position: place.position,
+        };
+        loop {
+            let upto = at.position + 1;
+            let blocks = usize::try_from(upto).unwrap_or(usize::MAX);
+            if blocks > left || !self.is_at(at, prompt[left - 1], gave_up) {
+                return Walked::Only(prompt.len() - 1);
+            }
+            left -= blocks;
+            path.push(Step { run: at.run, upto });
+            match self.shared.runs.link(at.run) {
+                Link::Root if left == 0 => return Walked::Whole,
+                Link::After(run, len) if left > 0 && len > 0 => {
+                    at = Place {
+                        run,
+                        position: len - 1,
+                    };
+                }
+                // Nobody holds the block before; what comes earlier may be known.
+                Link::Orphan => return Walked::Only(left),
+                Link::Root | Link::After(..) => return Walked::Only(prompt.len() - 1),
+            }
+        }
+    }
+
+    /// Adds up what targets hold along the path, which leads from the last run to the first.
+    fn gather(&self, lookup: &mut Lookup, gave_up: &Cell<bool>) {
+        let Lookup {
+            overlaps,
+            path,
+            more,
+            ..
+        } = lookup;
+        let mut steps = path.iter().rev();
+        let Some(first) = steps.next() else { return };
+        self.leading(*first, overlaps, gave_up);
+        let mut depth = first.upto;
+        for step in steps {
+            self.leading(*step, more, gave_up);
+            for held in more.iter() {
+                let found = overlaps.binary_search_by_key(&held.target, |overlap| overlap.target);
+                if let Ok(index) = found
+                    && overlaps[index].blocks == depth
+                {
+                    overlaps[index].blocks += held.blocks;
+                }
+            }
+            depth += step.upto;
+        }
+    }
+
+    /// The leading blocks that targets hold of a run, as far as the step goes.
+    fn leading(&self, step: Step, into: &mut Vec<Overlap>, gave_up: &Cell<bool>) {
+        let Shared { words, runs, .. } = &*self.shared;
+        let read = || {
+            into.clear();
+            let size = runs.size(step.run);
+            let members = runs.load(step.run, Word::Members);
+            let mut push = |word| {
+                let interval = Interval::from_word(word);
+                if interval.start() == 0 {
+                    into.push(Overlap {
+                        target: interval.target(),
+                        blocks: interval.end().min(step.upto),
+                    });
+                }
+            };
+            if size.members == 1 {
+                push(members);
+            } else {
+                let count = usize::try_from(size.members).unwrap_or_default();
+                for word in words.block(members, count) {
+                    push(word.load(Ordering::Relaxed));
+                }
+            }
+        };
+        if runs.read(step.run, read).is_none() {
+            gave_up.set(true);
+            into.clear();
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! [`Table`]: from a block's hash to its place, in one open-addressing table of many small parts.
+//!
+//! A slot is one word: the place, and 24 bits of the hash that also say where in its part it belongs, so that a part grows
+//! without looking at a run. Those bits may be equal for two hashes: whoever needs to be sure looks at the run. A part that
+//! grows is copied; its readers see the old one or the new one, and a version tells when the old one's words are another's.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::arena::{Arena, Free, Offset, class_of};
+use super::run::{POSITION_BITS, RUN_BITS, RunId};
+
+/// Bits of a hash that choose the part.
+const PART_BITS: u32 = 12;
+/// Bits of a hash in its slot.
+const TAG_BITS: u32 = 24;
+/// The smallest and the largest part, as powers of two.
+const SMALLEST: u32 = 4;
+const LARGEST: u32 = 16;
+/// How often a reader looks at a part that moves before it gives up.
+const TRIES: usize = 64;
+
+const EMPTY: u64 = 0;
+/// Once there was one: whoever looks for another goes on.
+const REMOVED: u64 = 1;
+
+/// Where a block is: its run, and its position there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) run: RunId,
+    pub(super) position: u32,
+}
+
+/// A hash as the table uses it: mixed, so that nobody who chooses hashes chooses parts.
+#[derive(Clone, Copy)]
+pub(super) struct Mixed(u64);
+
+impl Mixed {
+    #[inline]
+    fn part(self) -> usize {
+        usize::try_from(self.0 >> (64 - PART_BITS)).unwrap_or_default()
+    }
+
+    #[inline]
+    fn tag(self) -> u64 {
+        self.0 >> (64 - PART_BITS - TAG_BITS) & ((1 << TAG_BITS) - 1)
+    }
+}
+
+#[inline]
+fn slot(tag: u64, place: Place) -> u64 {
+    u64::from(place.run) << (POSITION_BITS + TAG_BITS) | u64::from(place.position) << TAG_BITS | tag
+}
+
+#[inline]
+fn place(slot: u64) -> Place {
+    Place {
+        run: (slot >> (POSITION_BITS + TAG_BITS) & ((1 << RUN_BITS) - 1)) as u32,
+        position: (slot >> TAG_BITS & ((1 << POSITION_BITS) - 1)) as u32,
+    }
+}
+
+#[inline]
+fn tag(slot: u64) -> u64 {
+    slot & ((1 << TAG_BITS) - 1)
+}
+
+/// Where a part's slots are: offset, size as a power of two, version.
+#[derive(Clone, Copy)]
+struct Head(u64);
+
+impl Head {
+    fn new(at: Offset, bits: u32, version: u64) -> Self {
+        Self(at | u64::from(bits) << 40 | version << 48)
+    }
+
+    #[inline]
+    fn at(self) -> Offset {
+        self.0 & ((1 << 40) - 1)
+    }
+
+    /// 0 for a part without slots.
+    #[inline]
+    fn bits(self) -> u32 {
+        (self.0 >> 40 & 0xff) as u32
+    }
+
+    fn version(self) -> u64 {
+        self.0 >> 48
+    }
+
+    #[inline]
+    fn home(self, tag: u64) -> u64 {
+        tag >> (TAG_BITS - self.bits().min(TAG_BITS))
+    }
+
+    #[inline]
+    fn mask(self) -> u64 {
+        (1 << self.bits()) - 1
+    }
+}
+
+pub(super) struct Table {
+    heads: Box<[AtomicU64]>,
+    seed: u64,
+}
+
+impl Table {
+    pub(super) fn new() -> Self {
+        use std::hash::{BuildHasher, RandomState};
+        Self {
+            heads: (0..1 << PART_BITS).map(|_| AtomicU64::new(0)).collect(),
+            seed: RandomState::new().hash_one(0),
+        }
+    }
+
+    #[inline]
+    pub(super) fn mix(&self, hash: u64) -> Mixed {
+        const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+        let hash = hash ^ self.seed;
+        let high = (u128::from(hash) * u128::from(ODD)) >> 64;
+        Mixed(high as u64 ^ hash.wrapping_mul(ODD))
+    }
+
+    #[inline]
+    fn head(&self, mixed: Mixed, ordering: Ordering) -> Head {
+        Head(
+            self.heads
+                .get(mixed.part())
+                .map_or(0, |head| head.load(ordering)),
+        )
+    }
+
+    /// Whether the hash may be known, by its first slot alone. What it reads is what [`find`](Self::find) begins with: asked for
+    /// several hashes in turn, memory is read for all of them at once.
+    #[inline]
+    pub(super) fn may_have(&self, words: &Arena, mixed: Mixed) -> bool {
+        let head = self.head(mixed, Ordering::Acquire);
+        head.bits() != 0 && words.load(head.at() + head.home(mixed.tag())) != EMPTY
+    }
+
+    /// The first place with the hash's bits that `accept` takes.
+    #[inline]
+    pub(super) fn find(
+        &self,
+        words: &Arena,
+        mixed: Mixed,
+        mut accept: impl FnMut(Place) -> bool,
+    ) -> Option<Place> {
+        for _ in 0..TRIES {
+            let head = self.head(mixed, Ordering::Acquire);
+            let found = Self::find_in(words, head, mixed, &mut accept);
+            fence(Ordering::Acquire);
+            if self.head(mixed, Ordering::Relaxed).0 == head.0 {
+                return found;
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+
+    #[inline]
+    fn find_in(
+        words: &Arena,
+        head: Head,
+        mixed: Mixed,
+        accept: &mut impl FnMut(Place) -> bool,
+    ) -> Option<Place> {
+        if head.bits() == 0 {
+            return None;
+        }
+        let slots = words.block(head.at(), 1 << head.bits());
+        let (wanted, mask) = (mixed.tag(), head.mask());
+        let mut index = head.home(wanted);
+        for _ in 0..slots.len() {
+            let slot = slots
+                .get(usize::try_from(index).ok()?)?
+                .load(Ordering::Acquire);
+            if slot == EMPTY {
+                return None;
+            }
+            if tag(slot) == wanted && slot != REMOVED && accept(place(slot)) {
+                return Some(place(slot));
+            }
+            index = (index + 1) & mask;
+        }
+        None
+    }
+}
+
+/// How full a part is.
+#[derive(Clone, Copy, Default)]
+struct Filled {
+    used: u32,
+    removed: u32,
+}
+
+/// The writer's side of a table.
+pub(super) struct TableWriter {
+    filled: Box<[Filled]>,
+}
+
+impl TableWriter {
+    pub(super) fn new() -> Self {
+        Self {
+            filled: vec![Filled::default(); 1 << PART_BITS].into(),
+        }
+    }
+
+    /// Adds a block that is not there; false when there is no room.
+    #[inline]
+    pub(super) fn insert(
+        &mut self,
+        table: &Table,
+        words: &Arena,
+        free: &mut Free,
+        mixed: Mixed,
+        place: Place,
+    ) -> bool {
+        let mut head = table.head(mixed, Ordering::Relaxed);
+        let filled = self.filled[mixed.part()];
+        let capacity = if head.bits() == 0 {
+            0
+        } else {
+            1 << head.bits()
+        };
+        if (filled.used + filled.removed + 1) * 4 > capacity * 3 {
+            let Some(grown) = self.rebuild(table, words, free, mixed) else {
+                return false;
+            };
+            head = grown;
+        }
+        let slots = words.block(head.at(), 1 << head.bits());
+        let mut index = head.home(mixed.tag());
+        for _ in 0..slots.len() {
+            let Some(word) = usize::try_from(index)
+                .ok()
+                .and_then(|index| slots.get(index))
+            else {
+                return false;
+            };
+            let old = word.load(Ordering::Relaxed);
+            if old == EMPTY || old == REMOVED {
+                // Whoever sees it sees the run as it was made before.
+                word.store(slot(mixed.tag(), place), Ordering::Release);
+                let filled = &mut self.filled[mixed.part()];
+                filled.used += 1;
+                filled.removed -= u32::from(old == REMOVED);
+                return true;
+            }
+            index = (index + 1) & head.mask();
+        }
+        false
+    }
+
+    /// Copies a part to slots of the size it needs.
+    #[cold]
+    fn rebuild(
+        &mut self,
+        table: &Table,
+        words: &Arena,
+        free: &mut Free,
+        mixed: Mixed,
+    ) -> Option<Head> {
+        let old = table.head(mixed, Ordering::Relaxed);
+        let used = self.filled[mixed.part()].used;
+        let mut bits = SMALLEST;
+        while used * 8 >= (5 << bits) {
+            bits += 1;
+        }
+        if bits > LARGEST {
+            return None;
+        }
+        let class = class_of(1 << bits)?;
+        let at = free.take(words, class)?;
+        let new = Head::new(at, bits, old.version().wrapping_add(1) & 0xffff);
+        let slots = words.block(at, 1 << bits);
+        for word in slots {
+            word.store(EMPTY, Ordering::Relaxed);
+        }
+        if old.bits() != 0 {
+            for word in words.block(old.at(), 1 << old.bits()) {
+                let slot = word.load(Ordering::Relaxed);
+                if slot != EMPTY && slot != REMOVED {
+                    put(slots, new, slot);
+                }
+            }
+        }
+        if let Some(head) = table.heads.get(mixed.part()) {
+            head.store(new.0, Ordering::Release);
+        }
+        // The old slots are another's from here on: whoever sees that sees the new head.
+        fence(Ordering::Release);
+        if old.bits() != 0
+            && let Some(class) = class_of(1 << old.bits())
+        {
+            free.give(class, old.at());
+        }
+        self.filled[mixed.part()].removed = 0;
+        Some(new)
+    }
+
+    /// Takes a block out.
+    pub(super) fn remove(&mut self, table: &Table, words: &Arena, mixed: Mixed, place: Place) {
+        let head = table.head(mixed, Ordering::Relaxed);
+        if head.bits() == 0 {
+            return;
+        }
+        let slots = words.block(head.at(), 1 << head.bits());
+        let at = |index: u64| usize::try_from(index & head.mask()).unwrap_or_default();
+        let wanted = slot(mixed.tag(), place);
+        let mut index = head.home(mixed.tag());
+        for _ in 0..slots.len() {
+            match slots
+                .get(at(index))
+                .map(|word| word.load(Ordering::Relaxed))
+            {
+                None | Some(EMPTY) => return,
+                Some(found) if found == wanted => break,
+                Some(_) => index = (index + 1) & head.mask(),
+            }
+        }
+        let load = |index| {
+            slots
+                .get(at(index))
+                .map_or(EMPTY, |word| word.load(Ordering::Relaxed))
+        };
+        let store = |index, value| {
+            if let Some(word) = slots.get(at(index)) {
+                word.store(value, Ordering::Relaxed);
+            }
+        };
+        if load(index) != wanted {
+            return;
+        }
+        let filled = &mut self.filled[mixed.part()];
+        filled.used -= 1;
+        store(index, REMOVED);
+        filled.removed += 1;
+        if load(index + 1) == EMPTY {
+            while load(index) == REMOVED {
+                store(index, EMPTY);
+                filled.removed -= 1;
+                index = index.wrapping_sub(1);
+            }
+        }
+    }
+}
+
+fn put(slots: &[AtomicU64], head: Head, value: u64) {
+    let mut index = head.home(tag(value));
+    for _ in 0..slots.len() {
+        let word = usize::try_from(index)
+            .ok()
+            .and_then(|index| slots.get(index));
+        let Some(word) = word else { return };
+        if word.load(Ordering::Relaxed) == EMPTY {
+            word.store(value, Ordering::Relaxed);
+            return;
+        }
+        index = (index + 1) & head.mask();
+    }
+}

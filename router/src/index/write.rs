@@ -1,0 +1,630 @@
+//! [`IndexWriter`]: the one that changes an index.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use genset_backend_common::kv::BlockHash;
+
+use super::arena::{Free, class_of, class_words};
+use super::members::{self, Interval};
+use super::run::{Children, Link, MAX_LEN, RUN_BITS, RunId, Size, Word};
+use super::table::{Place, TableWriter};
+use super::{MAX_TARGETS, Shared, Target};
+
+/// What is wrong with an event. The index holds what could be made of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Odd {
+    /// A block was stored after another one than somebody said before: its hash stands for its prefix, so one of them is wrong.
+    #[error("a block was stored behind a block that it does not follow")]
+    OtherParent,
+    /// Blocks were removed that were not held.
+    #[error("blocks were removed that were not held")]
+    NotHeld,
+    /// The target holds as many blocks as one may. Those beyond are left out until it has lost others.
+    #[error("more blocks were stored than the index keeps for one worker")]
+    TooMany,
+    /// There is no room for more.
+    #[error("the index is full")]
+    Full,
+}
+
+/// Changes an index. There is one for each.
+pub struct IndexWriter {
+    shared: Arc<Shared>,
+    free: Free,
+    table: TableWriter,
+    /// The next run that was never used, and those that are free again.
+    next_run: RunId,
+    free_runs: Vec<RunId>,
+    /// Runs whose first block follows one that is not known, by that block's hash.
+    orphans: HashMap<u64, Vec<RunId>>,
+    /// Intervals on their way from one list to another.
+    list: Vec<Interval>,
+    /// How many blocks each target holds, by target, and the most that one may.
+    held: Vec<u32>,
+    max_held: u32,
+}
+
+impl std::fmt::Debug for IndexWriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IndexWriter")
+            .field("runs", &self.runs())
+            .field("used_bytes", &self.used_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+impl IndexWriter {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            free: Free::new(),
+            table: TableWriter::new(),
+            next_run: 1,
+            free_runs: Vec::new(),
+            orphans: HashMap::new(),
+            list: Vec::new(),
+            held: Vec::new(),
+            max_held: u32::MAX,
+        }
+    }
+
+    /// No target may hold more blocks than this. Those that one holds already stay.
+    pub fn bound_targets(&mut self, max_blocks: u32) {
+        self.max_held = max_blocks;
+    }
+
+    /// How many more blocks a target may hold.
+    fn room(&self, target: Target) -> u32 {
+        let held = usize::try_from(target).ok();
+        let held = held.and_then(|target| self.held.get(target));
+        self.max_held.saturating_sub(held.copied().unwrap_or(0))
+    }
+
+    /// A target holds so many blocks more, or less.
+    fn count(&mut self, target: Target, gained: i64) {
+        let Ok(index) = usize::try_from(target) else {
+            return;
+        };
+        if self.held.len() <= index {
+            self.held.resize(index + 1, 0);
+        }
+        if let Some(held) = self.held.get_mut(index) {
+            let count = i64::from(*held).saturating_add(gained);
+            *held = u32::try_from(count.max(0)).unwrap_or(u32::MAX);
+        }
+        let all = &self.shared.held;
+        all.fetch_add(gained.cast_unsigned(), Ordering::Relaxed);
+    }
+
+    /// Bytes of the index in use, less the runs' own.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.free.used_bytes()
+    }
+
+    /// Runs in use.
+    #[must_use]
+    pub fn runs(&self) -> usize {
+        usize::try_from(self.next_run).unwrap_or(usize::MAX) - 1 - self.free_runs.len()
+    }
+
+    /// The target holds `blocks`, each after the one before it, the first after `parent` or at the start of a sequence.
+    ///
+    /// # Errors
+    /// [`Odd`], when some of them could not be taken in.
+    pub fn store(
+        &mut self,
+        target: Target,
+        parent: Option<BlockHash>,
+        blocks: &[BlockHash],
+    ) -> Result<(), Odd> {
+        if target >= MAX_TARGETS {
+            return Err(Odd::Full);
+        }
+        let mut last = parent.and_then(|parent| self.place_of(parent.0));
+        let mut rest = blocks;
+        while let Some(first) = rest.first() {
+            let Some(place) = self.place_of(first.0) else {
+                let count = self.store_new(target, parent, last, rest)?;
+                last = self.place_of(rest[count - 1].0);
+                rest = &rest[count..];
+                continue;
+            };
+            // The parent's hash counts for the first block only.
+            let missing = (rest.len() == blocks.len()).then_some(parent).flatten();
+            if !self.follows(place, last, missing) {
+                return Err(Odd::OtherParent);
+            }
+            let same = match self.room(target) {
+                0 => return Err(Odd::TooMany),
+                room => self.same_blocks(place, rest).min(room),
+            };
+            let end = place.position + same;
+            self.hold(target, place.run, place.position, end)?;
+            last = Some(Place {
+                run: place.run,
+                position: end - 1,
+            });
+            rest = rest
+                .get(usize::try_from(same).unwrap_or(usize::MAX)..)
+                .unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// The target holds these blocks no more.
+    ///
+    /// # Errors
+    /// [`Odd::NotHeld`] when it did not hold some; the others are taken out.
+    pub fn remove(&mut self, target: Target, blocks: &[BlockHash]) -> Result<(), Odd> {
+        let mut all_held = true;
+        for block in blocks {
+            all_held &= match self.place_of(block.0) {
+                Some(place) => self.release(target, place),
+                None => false,
+            };
+        }
+        if all_held { Ok(()) } else { Err(Odd::NotHeld) }
+    }
+
+    /// The target holds nothing more, as far as the runs from number `from` on are concerned, and at most `count` of them. Returns
+    /// the number to go on from; `None` at the end. Between two calls for a target nothing is stored for it.
+    pub fn remove_target(&mut self, target: Target, from: u32, count: u32) -> Option<u32> {
+        let end = from.saturating_add(count).min(self.next_run);
+        for run in from.max(1)..end {
+            if self.shared.runs.size(run).members == 0 {
+                continue;
+            }
+            self.read_members(run);
+            let held = members::remove_target(&mut self.list, target);
+            if held > 0 {
+                self.count(target, -i64::from(held));
+                self.write_members(run);
+                self.trim(run);
+            }
+        }
+        (end < self.next_run).then_some(end)
+    }
+
+    /// Where a block is.
+    #[inline]
+    fn place_of(&self, hash: u64) -> Option<Place> {
+        let Shared { table, words, .. } = &*self.shared;
+        let mixed = table.mix(hash);
+        table.find(words, mixed, |place| self.hash_at(place) == hash)
+    }
+
+    #[inline]
+    fn hash_at(&self, place: Place) -> u64 {
+        let Shared { runs, words, .. } = &*self.shared;
+        if runs.size(place.run).len == place.position + 1 {
+            return runs.load(place.run, Word::Tail);
+        }
+        words.load(runs.load(place.run, Word::Hashes) + u64::from(place.position))
+    }
+
+    /// Whether the block at `place` follows the block at `last`, or the unknown one `missing`, or nothing.
+    fn follows(&self, place: Place, last: Option<Place>, missing: Option<BlockHash>) -> bool {
+        let runs = &self.shared.runs;
+        if place.position > 0 {
+            return last
+                .is_some_and(|last| last.run == place.run && last.position + 1 == place.position);
+        }
+        match (runs.link(place.run), last) {
+            (Link::Root, None) => missing.is_none(),
+            (Link::After(run, len), Some(last)) => run == last.run && len == last.position + 1,
+            (Link::Orphan, None) => {
+                missing.is_some_and(|missing| missing.0 == runs.load(place.run, Word::Missing))
+            }
+            (Link::Root | Link::Orphan, Some(_)) | (Link::After(..), None) => false,
+        }
+    }
+
+    /// How many of `blocks` are the run's, from `place` on; at least the first.
+    fn same_blocks(&self, place: Place, blocks: &[BlockHash]) -> u32 {
+        let Shared { runs, words, .. } = &*self.shared;
+        let hashes = runs.load(place.run, Word::Hashes);
+        let len = runs.size(place.run).len;
+        let same = (place.position + 1..len)
+            .zip(&blocks[1..])
+            .take_while(|(position, block)| words.load(hashes + u64::from(*position)) == block.0);
+        1 + u32::try_from(same.count()).unwrap_or(u32::MAX)
+    }
+
+    /// Stores the leading blocks that are not known; returns how many there were, at least one.
+    fn store_new(
+        &mut self,
+        target: Target,
+        parent: Option<BlockHash>,
+        last: Option<Place>,
+        blocks: &[BlockHash],
+    ) -> Result<usize, Odd> {
+        let room = match self.room(target) {
+            0 => return Err(Odd::TooMany),
+            room => usize::try_from(room).unwrap_or(usize::MAX),
+        };
+        let extends = |place: &Place| {
+            let len = self.shared.runs.size(place.run).len;
+            len == place.position + 1 && len < MAX_LEN
+        };
+        let run = match last.filter(extends) {
+            Some(place) => place.run,
+            None => self.new_run(last, parent)?,
+        };
+        let start = self.shared.runs.size(run).len;
+        let mut end = start;
+        let mut result = Ok(());
+        for block in blocks.iter().take(room) {
+            if end == MAX_LEN || (end > start && self.place_of(block.0).is_some()) {
+                break;
+            }
+            if !self.append(run, end, block.0) {
+                result = Err(Odd::Full);
+                break;
+            }
+            end += 1;
+        }
+        if end > start {
+            self.hold(target, run, start, end)?;
+        }
+        if self.shared.runs.size(run).len == 0 {
+            self.trim(run);
+        }
+        result.map(|()| usize::try_from(end - start).unwrap_or_default())
+    }
+
+    fn new_run(&mut self, last: Option<Place>, parent: Option<BlockHash>) -> Result<RunId, Odd> {
+        let run = match self.free_runs.pop() {
+            Some(run) => run,
+            None if self.next_run >> RUN_BITS == 0 && self.shared.runs.reserve(self.next_run) => {
+                self.next_run += 1;
+                self.next_run - 1
+            }
+            None => return Err(Odd::Full),
+        };
+        let (link, missing) = match (last, parent) {
+            (Some(last), _) => (Link::After(last.run, last.position + 1), 0),
+            (None, None) => (Link::Root, 0),
+            (None, Some(parent)) => (Link::Orphan, parent.0),
+        };
+        let runs = &self.shared.runs;
+        runs.change(run, || {
+            runs.store(run, Word::Link, link.pack());
+            runs.store(run, Word::Size, Size::default().pack());
+            runs.store(run, Word::Hashes, 0);
+            runs.store(run, Word::Members, 0);
+            runs.store(run, Word::Children, 0);
+            runs.store(run, Word::Missing, missing);
+        });
+        match link {
+            Link::After(parent, len) => self.adopt(parent, len),
+            Link::Orphan => self.orphans.entry(missing).or_default().push(run),
+            Link::Root => {}
+        }
+        Ok(run)
+    }
+
+    /// One more run begins after so many blocks of `parent`.
+    fn adopt(&self, parent: RunId, len: u32) {
+        let runs = &self.shared.runs;
+        let old = runs.children(parent);
+        let new = Children {
+            count: old.count + 1,
+            pinned: old.pinned.max(len),
+        };
+        runs.store(parent, Word::Children, new.pack());
+    }
+
+    /// Puts a block behind the last one of a run, whose length it is.
+    fn append(&mut self, run: RunId, len: u32, hash: u64) -> bool {
+        let Shared {
+            words, runs, table, ..
+        } = &*self.shared;
+        let mut size = runs.size(run);
+        let has_hashes = runs.load(run, Word::Hashes) != 0;
+        let needed = usize::try_from(len).unwrap_or(usize::MAX) + 1;
+        if !has_hashes || class_words(size.hash_class) < needed {
+            let Some(class) = class_of(needed.max(4)) else {
+                return false;
+            };
+            let Some(at) = self.free.take(words, class) else {
+                return false;
+            };
+            let old = runs.load(run, Word::Hashes);
+            for position in 0..u64::from(len) {
+                words.store(at + position, words.load(old + position));
+            }
+            let old_class = size.hash_class;
+            size.hash_class = class;
+            runs.change(run, || {
+                runs.store(run, Word::Hashes, at);
+                runs.store(run, Word::Size, size.pack());
+            });
+            if has_hashes {
+                self.free.give(old_class, old);
+            }
+        }
+        words.store(runs.load(run, Word::Hashes) + u64::from(len), hash);
+        let place = Place { run, position: len };
+        let mixed = table.mix(hash);
+        if !self
+            .table
+            .insert(table, words, &mut self.free, mixed, place)
+        {
+            return false;
+        }
+        size.len = len + 1;
+        runs.store(run, Word::Tail, hash);
+        runs.store(run, Word::Size, size.pack());
+        if !self.orphans.is_empty() {
+            self.link_orphans(hash, place);
+        }
+        true
+    }
+
+    /// Runs that waited for this block now follow it.
+    fn link_orphans(&mut self, hash: u64, place: Place) {
+        for orphan in self.orphans.remove(&hash).unwrap_or_default() {
+            let runs = &self.shared.runs;
+            // Hashes of prefixes cannot go round in a circle, but those of nonsense can.
+            if self.is_below(place.run, orphan) {
+                self.orphans.entry(hash).or_default().push(orphan);
+                continue;
+            }
+            let link = Link::After(place.run, place.position + 1);
+            runs.store(orphan, Word::Link, link.pack());
+            self.adopt(place.run, place.position + 1);
+        }
+    }
+
+    /// Whether `run` is `above`, or comes after it.
+    fn is_below(&self, run: RunId, above: RunId) -> bool {
+        let mut at = run;
+        while at != above {
+            match self.shared.runs.link(at) {
+                Link::After(parent, _) => at = parent,
+                Link::Root | Link::Orphan => return false,
+            }
+        }
+        true
+    }
+
+    /// The target holds the blocks of a run from `start` to before `end`.
+    fn hold(&mut self, target: Target, run: RunId, start: u32, end: u32) -> Result<(), Odd> {
+        let added = Interval::new(target, start, end);
+        let gained = match self.grow_alone(run, added) {
+            Some(gained) => gained,
+            None => {
+                self.read_members(run);
+                let gained = members::add(&mut self.list, added);
+                if !self.write_members(run) {
+                    return Err(Odd::Full);
+                }
+                gained
+            }
+        };
+        self.count(target, i64::from(gained));
+        Ok(())
+    }
+
+    /// Adds an interval by changing one word; `None` when it takes more.
+    #[inline]
+    fn grow_alone(&self, run: RunId, added: Interval) -> Option<u32> {
+        let Shared { words, runs, .. } = &*self.shared;
+        let size = runs.size(run);
+        let members = runs.load(run, Word::Members);
+        if size.members == 1 {
+            let (grown, gained) = members::grown(Interval::from_word(members), added)?;
+            runs.store(run, Word::Members, grown.word());
+            return Some(gained);
+        }
+        let list = words.block(members, usize::try_from(size.members).ok()?);
+        let interval =
+            |word: &std::sync::atomic::AtomicU64| Interval::from_word(word.load(Ordering::Relaxed));
+        let index = list.partition_point(|word| {
+            let old = interval(word);
+            (old.target(), old.end()) < (added.target(), added.start())
+        });
+        let (grown, gained) = members::grown(interval(list.get(index)?), added)?;
+        let next = list.get(index + 1).map(interval);
+        if next.is_some_and(|next| members::grown(next, grown).is_some()) {
+            return None;
+        }
+        list.get(index)?.store(grown.word(), Ordering::Relaxed);
+        Some(gained)
+    }
+
+    /// The target does not hold this block; false when it never did.
+    fn release(&mut self, target: Target, place: Place) -> bool {
+        let Place { run, position } = place;
+        let Shared { words, runs, .. } = &*self.shared;
+        let size = runs.size(run);
+        let members = runs.load(run, Word::Members);
+        let only = Interval::from_word(members);
+        if size.members == 1
+            && only.target() == target
+            && only.end() == position + 1
+            && only.start() < position
+        {
+            let less = Interval::new(target, only.start(), position);
+            runs.store(run, Word::Members, less.word());
+        } else {
+            let count = usize::try_from(size.members).unwrap_or_default();
+            let list = words.block(members, count);
+            let interval = |word: &std::sync::atomic::AtomicU64| {
+                Interval::from_word(word.load(Ordering::Relaxed))
+            };
+            let index = list.partition_point(|word| {
+                let old = interval(word);
+                (old.target(), old.end()) <= (target, position)
+            });
+            let old = list.get(index).map(interval);
+            match old {
+                Some(old)
+                    if size.members > 1
+                        && old.target() == target
+                        && old.end() == position + 1
+                        && old.start() < position =>
+                {
+                    let less = Interval::new(target, old.start(), position);
+                    if let Some(word) = list.get(index) {
+                        word.store(less.word(), Ordering::Relaxed);
+                    }
+                }
+                Some(_) | None => {
+                    self.read_members(run);
+                    if !members::remove(&mut self.list, target, position) {
+                        return false;
+                    }
+                    // Fewer or one more: where there is no room for one more, the block stays held.
+                    if !self.write_members(run) {
+                        return false;
+                    }
+                }
+            }
+        }
+        self.count(target, -1);
+        if position + 1 == size.len || self.shared.runs.size(run).members == 0 {
+            self.trim(run);
+        }
+        true
+    }
+
+    /// The intervals of a run, into the list.
+    fn read_members(&mut self, run: RunId) {
+        let Shared { words, runs, .. } = &*self.shared;
+        let size = runs.size(run);
+        let members = runs.load(run, Word::Members);
+        self.list.clear();
+        if size.members == 1 {
+            self.list.push(Interval::from_word(members));
+        } else {
+            let count = usize::try_from(size.members).unwrap_or_default();
+            let intervals = words.block(members, count).iter();
+            self.list
+                .extend(intervals.map(|word| Interval::from_word(word.load(Ordering::Relaxed))));
+        }
+    }
+
+    /// The list, as the intervals of a run; false when there is no room. Several are written to another place, so that what
+    /// changes under the eyes of readers is two words.
+    fn write_members(&mut self, run: RunId) -> bool {
+        let Shared { words, runs, .. } = &*self.shared;
+        let (mut size, old) = (runs.size(run), runs.load(run, Word::Members));
+        let old_class = (size.members > 1).then_some(size.member_class);
+        size.members = u32::try_from(self.list.len()).unwrap_or(u32::MAX);
+        let new = match &self.list[..] {
+            [] => 0,
+            [only] => only.word(),
+            list => {
+                let Some(class) = class_of(list.len()) else {
+                    return false;
+                };
+                let Some(at) = self.free.take(words, class) else {
+                    return false;
+                };
+                for (at, interval) in (at..).zip(list) {
+                    words.store(at, interval.word());
+                }
+                size.member_class = class;
+                at
+            }
+        };
+        runs.change(run, || {
+            runs.store(run, Word::Members, new);
+            runs.store(run, Word::Size, size.pack());
+        });
+        if let Some(class) = old_class {
+            self.free.give(class, old);
+        }
+        true
+    }
+
+    /// Lets go what nobody holds at the end of a run, and the run with its last block; then of the run before it.
+    fn trim(&mut self, mut run: RunId) {
+        loop {
+            let Shared {
+                words, runs, table, ..
+            } = &*self.shared;
+            let mut size = runs.size(run);
+            let children = runs.children(run);
+            let keep = children.pinned.max(self.longest(run, size));
+            let hashes = runs.load(run, Word::Hashes);
+            for position in (keep..size.len).rev() {
+                let mixed = table.mix(words.load(hashes + u64::from(position)));
+                self.table
+                    .remove(table, words, mixed, Place { run, position });
+            }
+            if keep > 0 || children.count > 0 {
+                size.len = keep;
+                runs.store(
+                    run,
+                    Word::Tail,
+                    words.load(hashes + u64::from(keep.max(1) - 1)),
+                );
+                runs.store(run, Word::Size, size.pack());
+                return;
+            }
+            let link = runs.link(run);
+            runs.change(run, || {
+                runs.store(run, Word::Size, Size::default().pack());
+                runs.store(run, Word::Hashes, 0);
+                runs.store(run, Word::Members, 0);
+            });
+            if hashes != 0 {
+                self.free.give(size.hash_class, hashes);
+            }
+            let missing = runs.load(run, Word::Missing);
+            self.free_runs.push(run);
+            match link {
+                Link::Root => return,
+                Link::Orphan => {
+                    if let Some(waiting) = self.orphans.get_mut(&missing) {
+                        waiting.retain(|orphan| *orphan != run);
+                        if waiting.is_empty() {
+                            self.orphans.remove(&missing);
+                        }
+                    }
+                    return;
+                }
+                Link::After(parent, _) => {
+                    let mut left = self.shared.runs.children(parent);
+                    left.count -= 1;
+                    if left.count == 0 {
+                        left.pinned = 0;
+                    }
+                    self.shared.runs.store(parent, Word::Children, left.pack());
+                    if left.count > 0 {
+                        return;
+                    }
+                    run = parent;
+                }
+            }
+        }
+    }
+
+    /// The end of the interval that reaches furthest, at most the run's length.
+    fn longest(&self, run: RunId, size: Size) -> u32 {
+        let Shared { words, runs, .. } = &*self.shared;
+        let members = runs.load(run, Word::Members);
+        if size.members <= 1 {
+            return if size.members == 1 {
+                Interval::from_word(members).end()
+            } else {
+                0
+            };
+        }
+        let count = usize::try_from(size.members).unwrap_or_default();
+        let mut longest = 0;
+        for word in words.block(members, count) {
+            longest = longest.max(Interval::from_word(word.load(Ordering::Relaxed)).end());
+            if longest >= size.len {
+                break;
+            }
+        }
+        longest
+    }
+}

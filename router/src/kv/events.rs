@@ -1,0 +1,475 @@
+//! Keeps the index by what workers publish: each one's snapshot, then its numbered changes. A gap or a stream that ended is a new
+//! snapshot. What a worker gets wrong touches its own entries alone, is counted, and is logged once a minute.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use genset_backend_common::kv::{BlockHash, KvEvent, KvEventData, StoredBlock};
+use genset_backend_common::{EngineError, RequestContext};
+use genset_runtime::plane::ResponseStream;
+use genset_runtime::{Client, InstanceId, KvItem};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use super::fleet::{Fleet, Place};
+use super::lag::Lag;
+use super::metrics::ModelMetrics;
+use crate::config::KvConfig;
+use crate::index::{IndexReader, IndexWriter, Odd, Target};
+
+/// Pause before a stream that ended is asked for again.
+const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
+
+/// Blocks that are taken in before others get a turn: some tens of microseconds.
+const BLOCKS_A_TURN: usize = 512;
+
+/// Runs that are swept before others get a turn.
+const RUNS_A_TURN: u32 = 1024;
+
+/// Snapshots from so many blocks on are put in order on a thread of their own.
+const LONG_SNAPSHOT: usize = 4096;
+
+/// How often what a worker gets wrong is logged.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The index of a model, with all that keeps it.
+#[derive(Debug)]
+pub(super) struct Indexed {
+    pub(super) writer: Mutex<IndexWriter>,
+    pub(super) reader: IndexReader,
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) metrics: ModelMetrics,
+    pub(super) lag: Lag,
+    /// Targets that stand for nobody and still have entries.
+    stale: Mutex<Vec<Stale>>,
+    is_stale: Notify,
+    /// A permit for whoever puts a long snapshot in order, which takes several times its memory.
+    ordering: Semaphore,
+}
+
+/// A target whose entries are to be removed, and what its worker waits for until they are.
+#[derive(Debug)]
+struct Stale {
+    target: Target,
+    _until_gone: Option<OwnedSemaphorePermit>,
+}
+
+impl Indexed {
+    pub(super) fn new(metrics: ModelMetrics, config: &KvConfig) -> Self {
+        let (mut writer, reader) = crate::index::index();
+        writer.bound_targets(config.max_worker_blocks.get());
+        Self {
+            writer: Mutex::new(writer),
+            reader,
+            fleet: Arc::default(),
+            lag: Lag::new(config.max_lag, metrics.clone()),
+            metrics,
+            stale: Mutex::default(),
+            is_stale: Notify::new(),
+            ordering: Semaphore::new(1),
+        }
+    }
+
+    /// The entries of a target are to be removed; then it is free.
+    pub(super) fn discard(&self, target: Target) {
+        self.discard_until_gone(target, None);
+    }
+
+    /// As [`Self::discard`], and `until_gone` is dropped then.
+    fn discard_until_gone(&self, target: Target, until_gone: Option<OwnedSemaphorePermit>) {
+        let stale = Stale {
+            target,
+            _until_gone: until_gone,
+        };
+        self.stale.lock().push(stale);
+        self.is_stale.notify_one();
+    }
+
+    /// Removes what nobody stands for any more, for ever. Readers take it for nobody's meanwhile.
+    pub(super) async fn sweep(self: Arc<Self>) {
+        loop {
+            self.is_stale.notified().await;
+            loop {
+                let Some(stale) = self.stale.lock().pop() else {
+                    break;
+                };
+                let target = stale.target;
+                let mut from = Some(0);
+                while let Some(run) = from {
+                    from = self.writer.lock().remove_target(target, run, RUNS_A_TURN);
+                    tokio::task::yield_now().await;
+                }
+                self.fleet.forgotten(target);
+                self.metrics.index_holds(self.reader.held_blocks());
+            }
+        }
+    }
+
+    /// Stores blocks in turns.
+    async fn store(
+        &self,
+        target: Target,
+        mut parent: Option<BlockHash>,
+        blocks: &[BlockHash],
+    ) -> Result<(), Odd> {
+        for part in blocks.chunks(BLOCKS_A_TURN) {
+            self.writer.lock().store(target, parent, part)?;
+            parent = part.last().copied();
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    async fn remove(&self, target: Target, blocks: &[BlockHash]) -> Result<(), Odd> {
+        let mut result = Ok(());
+        for part in blocks.chunks(BLOCKS_A_TURN) {
+            result = result.and(self.writer.lock().remove(target, part));
+            tokio::task::yield_now().await;
+        }
+        result
+    }
+}
+
+/// The place's part in the index; its end takes its entries along.
+struct Publisher {
+    indexed: Arc<Indexed>,
+    place: Place,
+    last_event: u64,
+    target: Option<Target>,
+    /// A target whose snapshot is not whole yet.
+    next: Option<Target>,
+    /// Taken while entries that it gave up are still in the index: no worker has more than one such part beside its own, however
+    /// fast it begins anew.
+    one_stale: Arc<Semaphore>,
+    /// Whether blocks were left out since it began anew: it may say that they are gone.
+    has_left_out: bool,
+    logged: Option<Instant>,
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        let current = self.indexed.fleet.remove(self.place);
+        for target in [current, self.next].into_iter().flatten() {
+            self.indexed.discard(target);
+        }
+    }
+}
+
+/// Where the events of a model's workers come from.
+#[derive(Debug)]
+pub(crate) enum Feed {
+    /// Each worker's prefix cache as one.
+    Whole(Client<(), KvItem>),
+    /// Those of each rank, of workers that have several.
+    Ranks(Client<(), KvItem>, Client<u32, KvItem>),
+}
+
+impl Feed {
+    /// Of how many places an instance with so many ranks has events.
+    pub(super) fn places(&self, ranks: u32) -> u32 {
+        match self {
+            Self::Whole(_) => 1,
+            Self::Ranks(..) => ranks,
+        }
+    }
+
+    async fn subscribe(
+        &self,
+        place: Place,
+        is_only: bool,
+    ) -> Result<ResponseStream<KvItem>, EngineError> {
+        let Place { instance, rank } = place;
+        let ctx = RequestContext::new("kv_events");
+        match self {
+            Self::Ranks(_, ranks) if !is_only => ranks.direct(instance, rank, ctx).await,
+            Self::Whole(whole) | Self::Ranks(whole, _) => whole.direct(instance, (), ctx).await,
+        }
+    }
+}
+
+/// Follows the events of one instance with so many ranks, until it is dropped.
+pub(super) async fn follow(
+    feed: Arc<Feed>,
+    indexed: Arc<Indexed>,
+    instance: InstanceId,
+    ranks: u32,
+) {
+    let places = feed.places(ranks);
+    let each = (0..places).map(|rank| {
+        let place = Place { instance, rank };
+        follow_place(&feed, Arc::clone(&indexed), place, places == 1)
+    });
+    join_all(each).await;
+}
+
+async fn follow_place(feed: &Feed, indexed: Arc<Indexed>, place: Place, is_only: bool) {
+    let mut publisher = Publisher::new(indexed, place);
+    loop {
+        if let Ok(mut items) = feed.subscribe(place, is_only).await {
+            while let Some(Ok(item)) = items.next().await {
+                if !publisher.take(item).await {
+                    break;
+                }
+            }
+        }
+        tokio::time::sleep(RESUBSCRIBE_PAUSE).await;
+    }
+}
+
+impl Publisher {
+    fn new(indexed: Arc<Indexed>, place: Place) -> Self {
+        Self {
+            indexed,
+            place,
+            last_event: 0,
+            target: None,
+            next: None,
+            one_stale: Arc::new(Semaphore::new(1)),
+            has_left_out: false,
+            logged: None,
+        }
+    }
+
+    /// Takes one item in; false when only a new snapshot helps.
+    async fn take(&mut self, item: KvItem) -> bool {
+        let indexed = Arc::clone(&self.indexed);
+        let goes_on = match item {
+            KvItem::Snapshot(snapshot) => {
+                self.replace_with(snapshot.blocks).await;
+                self.last_event = snapshot.last_event_id;
+                true
+            }
+            KvItem::Change(event) => self.change(event).await,
+        };
+        indexed.fleet.took(self.place, self.last_event);
+        let instance = self.place.instance;
+        indexed.lag.took(instance, || indexed.fleet.taken(instance));
+        indexed.metrics.index_holds(indexed.reader.held_blocks());
+        goes_on
+    }
+
+    /// The worker holds these blocks and no others. Until all are in the index, what was known before stands.
+    async fn replace_with(&mut self, blocks: Vec<StoredBlock>) {
+        let target = match self.next.take() {
+            Some(target) => target,
+            None => self.indexed.fleet.new_target(),
+        };
+        self.next = Some(target);
+        let chains = if blocks.len() < LONG_SNAPSHOT {
+            chains(blocks)
+        } else {
+            let _turn = self.indexed.ordering.acquire().await;
+            let ordered = tokio::task::spawn_blocking(move || chains(blocks)).await;
+            ordered.unwrap_or_default()
+        };
+        let mut left_out = false;
+        for chain in chains {
+            let stored = self
+                .indexed
+                .store(target, chain.parent, &chain.blocks)
+                .await;
+            if let Err(odd) = stored {
+                self.odd(odd);
+                left_out = odd == Odd::TooMany;
+            }
+            if left_out {
+                break;
+            }
+        }
+        self.switch_to(target).await;
+        self.next = None;
+        self.has_left_out = left_out;
+        self.indexed.metrics.snapshot();
+    }
+
+    /// From now on the worker's entries are those of `target`. Waits while others that it gave up are still to be removed.
+    async fn switch_to(&mut self, target: Target) {
+        let until_gone = Arc::clone(&self.one_stale).acquire_owned().await.ok();
+        self.target = Some(target);
+        if let Some(old) = self.indexed.fleet.set_target(self.place, target) {
+            self.indexed.discard_until_gone(old, until_gone);
+        }
+    }
+
+    async fn change(&mut self, event: KvEvent) -> bool {
+        let Some(target) = self.target else {
+            self.report("a change came before the snapshot", "gap");
+            return false;
+        };
+        if Some(event.id) != self.last_event.checked_add(1) {
+            self.report("changes are missing", "gap");
+            return false;
+        }
+        self.last_event = event.id;
+        let result = match event.data {
+            KvEventData::Stored { parent, blocks } => {
+                self.indexed.store(target, parent, &blocks).await
+            }
+            KvEventData::Removed { blocks } => self.indexed.remove(target, &blocks).await,
+            KvEventData::Cleared => {
+                let empty = self.indexed.fleet.new_target();
+                self.next = Some(empty);
+                self.switch_to(empty).await;
+                self.next = None;
+                self.has_left_out = false;
+                Ok(())
+            }
+        };
+        if let Err(odd) = result {
+            self.odd(odd);
+        }
+        true
+    }
+
+    fn odd(&mut self, odd: Odd) {
+        let reason = match odd {
+            Odd::OtherParent => "other_parent",
+            Odd::NotHeld if self.has_left_out => return,
+            Odd::NotHeld => "not_held",
+            Odd::TooMany => {
+                self.has_left_out = true;
+                "too_many"
+            }
+            Odd::Full => "full",
+        };
+        self.report(&odd.to_string(), reason);
+    }
+
+    fn report(&mut self, problem: &str, reason: &str) {
+        self.indexed.metrics.odd(reason);
+        let now = Instant::now();
+        let is_due = |logged: Instant| now.duration_since(logged) >= LOG_INTERVAL;
+        if self.logged.is_none_or(is_due) {
+            self.logged = Some(now);
+            tracing::warn!(instance = %self.place.instance, rank = self.place.rank, problem, "odd KV events; the worker's entries in the index may be wrong");
+        }
+    }
+}
+
+/// Blocks that follow one another.
+#[derive(Debug, PartialEq, Eq)]
+struct Chain {
+    parent: Option<BlockHash>,
+    blocks: Vec<BlockHash>,
+}
+
+/// The blocks as chains, parents first, whatever their order was. Blocks that follow each other in a circle are left out.
+fn chains(blocks: Vec<StoredBlock>) -> Vec<Chain> {
+    let known: HashSet<BlockHash> = blocks.iter().map(|block| block.hash).collect();
+    let mut children: HashMap<BlockHash, Vec<BlockHash>> = HashMap::new();
+    let mut begin: Vec<(Option<BlockHash>, BlockHash)> = Vec::new();
+    for block in blocks {
+        match block.parent {
+            Some(parent) if known.contains(&parent) => {
+                children.entry(parent).or_default().push(block.hash);
+            }
+            parent => begin.push((parent, block.hash)),
+        }
+    }
+    // A stack: the same blocks give the same chains.
+    begin.sort_unstable_by(|a, b| b.cmp(a));
+    let mut chains = Vec::new();
+    while let Some((parent, first)) = begin.pop() {
+        let mut blocks = vec![first];
+        let mut last = first;
+        while let Some(mut next) = children.remove(&last) {
+            next.sort_unstable();
+            let mut next = next.into_iter();
+            let Some(follows) = next.next() else { break };
+            begin.extend(next.map(|other| (Some(last), other)));
+            blocks.push(follows);
+            last = follows;
+        }
+        chains.push(Chain { parent, blocks });
+    }
+    chains
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::MetricsRegistry;
+    use genset_backend_common::kv::KvSnapshot;
+
+    use super::*;
+    use crate::config::RouterMode;
+    use crate::kv::RouterMetrics;
+
+    fn block(hash: u64, parent: Option<u64>) -> StoredBlock {
+        StoredBlock {
+            hash: BlockHash(hash),
+            parent: parent.map(BlockHash),
+        }
+    }
+
+    /// A worker that begins anew again and again, while nobody removes what it gave up.
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_has_one_part_that_is_to_be_removed_and_waits_for_it() {
+        let metrics = RouterMetrics::register(&MetricsRegistry::default(), RouterMode::Kv);
+        let indexed = Arc::new(Indexed::new(metrics.of("m"), &KvConfig::default()));
+        let mut publisher = Publisher::new(
+            Arc::clone(&indexed),
+            Place {
+                instance: InstanceId(1),
+                rank: 0,
+            },
+        );
+        let snapshot = || {
+            KvItem::Snapshot(KvSnapshot {
+                last_event_id: 0,
+                blocks: (1..=100).map(|hash| block(hash, None)).collect(),
+            })
+        };
+        let cleared = || {
+            let data = KvEventData::Cleared;
+            KvItem::Change(KvEvent { id: 1, data })
+        };
+        assert!(publisher.take(snapshot()).await);
+        assert!(publisher.take(cleared()).await);
+        assert_eq!(indexed.reader.held_blocks(), 100);
+        let third = publisher.take(snapshot());
+        let waits = tokio::time::timeout(Duration::from_secs(60), third).await;
+        assert!(waits.is_err(), "it took a third part");
+        tokio::select! {
+            () = Arc::clone(&indexed).sweep() => {}
+            goes_on = publisher.take(snapshot()) => assert!(goes_on),
+        }
+    }
+
+    #[test]
+    fn a_snapshot_becomes_chains_parents_first_whatever_its_order() {
+        let blocks = vec![
+            block(4, Some(3)),
+            block(3, Some(1)),
+            block(2, Some(1)),
+            block(1, None),
+            // Its parent was evicted.
+            block(9, Some(8)),
+            // A circle, which no cache has.
+            block(20, Some(21)),
+            block(21, Some(20)),
+        ];
+        let chain = |parent: Option<u64>, blocks: &[u64]| Chain {
+            parent: parent.map(BlockHash),
+            blocks: blocks.iter().copied().map(BlockHash).collect(),
+        };
+        let expected = [
+            chain(None, &[1, 2]),
+            chain(Some(1), &[3, 4]),
+            chain(Some(8), &[9]),
+        ];
+        let mut found = chains(blocks.clone());
+        let mut reversed = chains(blocks.into_iter().rev().collect());
+        for chains in [&mut found, &mut reversed] {
+            assert!(
+                chains.iter().position(|c| c.parent.is_none())
+                    < chains.iter().position(|c| c.parent == Some(BlockHash(1)))
+            );
+            chains.sort_by_key(|chain| chain.blocks[0]);
+            assert_eq!(chains[..], expected);
+        }
+    }
+}

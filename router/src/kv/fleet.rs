@@ -1,0 +1,337 @@
+//! [`Fleet`]: the places where a request may run, as the choice among them needs them: which target of the index each is, and what
+//! this router has asked of it.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use genset_backend_common::kv::BlockHash;
+use genset_runtime::InstanceId;
+use parking_lot::Mutex;
+
+use crate::index::{Overlap, Target};
+
+/// Hashes of blocks are hashes already.
+#[derive(Default)]
+pub(super) struct AsIs(u64);
+
+impl Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}
+
+/// Where a request may run: a data-parallel rank of an instance. Of instances whose ranks are not told apart, rank 0 stands for all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Place {
+    pub(super) instance: InstanceId,
+    pub(super) rank: u32,
+}
+
+type Counts = HashMap<BlockHash, u32, BuildHasherDefault<AsIs>>;
+
+/// One place.
+#[derive(Debug)]
+struct Member {
+    place: Place,
+    /// Which holder of blocks it is; `None` until its first snapshot.
+    target: Option<Target>,
+    /// The number of its last event that is in the index.
+    last_event: u64,
+    /// The full blocks of the prompts of this router's sequences there, each once, and how many sequences have it.
+    prompts: Counts,
+    /// Blocks of those sequences that no other shares: what is generated, and the last of a prompt.
+    own_blocks: u64,
+    /// Prompt tokens of theirs that are not cached there and not known to be prefilled.
+    prefill_tokens: u64,
+}
+
+impl Member {
+    fn new(place: Place) -> Self {
+        Self {
+            place,
+            target: None,
+            last_event: 0,
+            prompts: Counts::default(),
+            own_blocks: 0,
+            prefill_tokens: 0,
+        }
+    }
+
+    fn active_blocks(&self) -> u64 {
+        self.own_blocks.saturating_add(self.prompts.len() as u64)
+    }
+}
+
+/// What is known of a place when a request is to be placed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Standing {
+    /// Leading blocks of the request that it has cached.
+    pub(super) overlap_blocks: u32,
+    /// Blocks of this router's sequences there.
+    pub(super) active_blocks: u64,
+    /// Tokens of theirs that are to be prefilled.
+    pub(super) prefill_tokens: u64,
+}
+
+/// The places, in order. Targets are given out here; a target that is free again is one that the index has forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Fleet {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Sorted by place.
+    members: Vec<Member>,
+    /// The place of each target, by target.
+    owners: Vec<Option<Place>>,
+    free: Vec<Target>,
+}
+
+impl State {
+    fn member(&mut self, place: Place) -> &mut Member {
+        let found = self
+            .members
+            .binary_search_by_key(&place, |member| member.place);
+        let index = match found {
+            Ok(index) => index,
+            Err(index) => {
+                self.members.insert(index, Member::new(place));
+                index
+            }
+        };
+        &mut self.members[index]
+    }
+
+    fn known(&mut self, place: Place) -> Option<&mut Member> {
+        let found = self
+            .members
+            .binary_search_by_key(&place, |member| member.place);
+        found.ok().and_then(|index| self.members.get_mut(index))
+    }
+}
+
+impl Fleet {
+    /// A target that nobody has; it stands for no instance yet.
+    pub(super) fn new_target(&self) -> Target {
+        let mut state = self.state.lock();
+        state.free.pop().unwrap_or_else(|| {
+            state.owners.push(None);
+            Target::try_from(state.owners.len() - 1).unwrap_or(Target::MAX)
+        })
+    }
+
+    /// From now on the place is `target`. Returns the one it was: its entries are stale.
+    pub(super) fn set_target(&self, place: Place, target: Target) -> Option<Target> {
+        let mut state = self.state.lock();
+        let old = state.member(place).target.replace(target);
+        set_owner(&mut state, target, Some(place));
+        if let Some(old) = old {
+            set_owner(&mut state, old, None);
+        }
+        old
+    }
+
+    /// The index has the events of a place up to this one.
+    pub(super) fn took(&self, place: Place, last_event: u64) {
+        if let Some(member) = self.state.lock().known(place) {
+            member.last_event = last_event;
+        }
+    }
+
+    /// How many events of an instance the index has, of all its ranks together; `None` while a snapshot is missing.
+    pub(super) fn taken(&self, instance: InstanceId) -> Option<u64> {
+        let state = self.state.lock();
+        let first = state
+            .members
+            .partition_point(|member| member.place.instance < instance);
+        let members = state.members.iter().skip(first);
+        let mut members = members
+            .take_while(|member| member.place.instance == instance)
+            .peekable();
+        members.peek()?;
+        members.try_fold(0_u64, |sum, member| {
+            member.target?;
+            sum.checked_add(member.last_event)
+        })
+    }
+
+    /// The target of a place.
+    pub(super) fn target_of(&self, place: Place) -> Option<Target> {
+        let mut state = self.state.lock();
+        state.known(place).and_then(|member| member.target)
+    }
+
+    /// The place has gone. Returns its target.
+    pub(super) fn remove(&self, place: Place) -> Option<Target> {
+        let mut state = self.state.lock();
+        let index = state
+            .members
+            .binary_search_by_key(&place, |member| member.place)
+            .ok()?;
+        let target = state.members.remove(index).target?;
+        set_owner(&mut state, target, None);
+        Some(target)
+    }
+
+    /// The index holds nothing of this target any more.
+    pub(super) fn forgotten(&self, target: Target) {
+        self.state.lock().free.push(target);
+    }
+
+    /// Where each of `places` stands, which are sorted; and places a request at the one that `choose` chooses, before anybody
+    /// else can look.
+    pub(super) fn place(
+        self: &Arc<Self>,
+        places: &[Place],
+        overlaps: &[Overlap],
+        request: &Request,
+        choose: impl FnOnce(&[Standing]) -> Option<usize>,
+    ) -> Option<(usize, Sequence)> {
+        let mut state = self.state.lock();
+        let mut cached: Vec<(Place, u32)> = overlaps
+            .iter()
+            .filter_map(|overlap| {
+                let owner = state.owners.get(usize::try_from(overlap.target).ok()?)?;
+                Some(((*owner)?, overlap.blocks))
+            })
+            .collect();
+        cached.sort_unstable();
+        let mut members = state.members.iter().peekable();
+        let mut cached = cached.into_iter().peekable();
+        let standings: Vec<Standing> = places
+            .iter()
+            .map(|place| {
+                while members.next_if(|member| member.place < *place).is_some() {}
+                while cached.next_if(|(owner, _)| owner < place).is_some() {}
+                let overlap = cached.peek().filter(|(owner, _)| owner == place);
+                let member = members.peek().filter(|member| member.place == *place);
+                Standing {
+                    overlap_blocks: overlap.map_or(0, |(_, blocks)| *blocks),
+                    active_blocks: member.map_or(0, |member| member.active_blocks()),
+                    prefill_tokens: member.map_or(0, |member| member.prefill_tokens),
+                }
+            })
+            .collect();
+        let index = choose(&standings)?;
+        let (place, standing) = (*places.get(index)?, standings.get(index)?);
+        let sequence = self.enter(&mut state, place, *standing, request);
+        Some((index, sequence))
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        state: &mut State,
+        place: Place,
+        standing: Standing,
+        request: &Request,
+    ) -> Sequence {
+        let cached_tokens = u64::from(standing.overlap_blocks) * u64::from(request.block_size);
+        let prefill_tokens = u64::from(request.prompt_tokens).saturating_sub(cached_tokens);
+        let full = request.blocks.len() as u64;
+        let own_blocks = request.prompt_blocks().saturating_sub(full);
+        let member = state.member(place);
+        for block in request.blocks.iter() {
+            *member.prompts.entry(*block).or_default() += 1;
+        }
+        member.own_blocks += own_blocks;
+        member.prefill_tokens += prefill_tokens;
+        Sequence {
+            fleet: Arc::clone(self),
+            place,
+            blocks: Arc::clone(&request.blocks),
+            own_blocks,
+            prefill_tokens,
+            overlap_blocks: standing.overlap_blocks,
+        }
+    }
+}
+
+fn set_owner(state: &mut State, target: Target, owner: Option<Place>) {
+    let slot = usize::try_from(target).ok();
+    if let Some(slot) = slot.and_then(|target| state.owners.get_mut(target)) {
+        *slot = owner;
+    }
+}
+
+/// What the choice needs to know of a request.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// Tokens of its prompt.
+    pub(super) prompt_tokens: u32,
+    /// Tokens per block, at least 1.
+    pub(super) block_size: u32,
+    /// The hashes of its full blocks.
+    pub(super) blocks: Arc<[BlockHash]>,
+}
+
+impl Request {
+    /// Blocks that the prompt takes, the last one included.
+    pub(super) fn prompt_blocks(&self) -> u64 {
+        u64::from(self.prompt_tokens.div_ceil(self.block_size))
+    }
+}
+
+/// A request of this router's at a place, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    fleet: Arc<Fleet>,
+    pub(super) place: Place,
+    blocks: Arc<[BlockHash]>,
+    own_blocks: u64,
+    prefill_tokens: u64,
+    /// Blocks that were expected to be cached there.
+    pub(super) overlap_blocks: u32,
+}
+
+impl Sequence {
+    /// Its prompt is prefilled.
+    pub(super) fn prefilled(&mut self) {
+        let tokens = std::mem::take(&mut self.prefill_tokens);
+        if let Some(member) = self.fleet.state.lock().known(self.place) {
+            member.prefill_tokens = member.prefill_tokens.saturating_sub(tokens);
+        }
+    }
+
+    /// It has so many blocks more.
+    pub(super) fn grow(&mut self, blocks: u64) {
+        self.own_blocks += blocks;
+        if let Some(member) = self.fleet.state.lock().known(self.place) {
+            member.own_blocks += blocks;
+        }
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        let mut state = self.fleet.state.lock();
+        // A place that has gone took its counts along, and one of the same id begins with none.
+        let Some(member) = state.known(self.place) else {
+            return;
+        };
+        member.prefill_tokens = member.prefill_tokens.saturating_sub(self.prefill_tokens);
+        member.own_blocks = member.own_blocks.saturating_sub(self.own_blocks);
+        for block in self.blocks.iter() {
+            if let Some(count) = member.prompts.get_mut(block) {
+                *count -= 1;
+                if *count == 0 {
+                    member.prompts.remove(block);
+                }
+            }
+        }
+        if member.target.is_none() && member.active_blocks() == 0 {
+            state.members.retain(|member| member.place != self.place);
+        }
+    }
+}

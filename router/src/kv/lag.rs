@@ -1,0 +1,164 @@
+//! [`Lag`]: how far the index is behind what workers have published, by the count of events that each tells with its load.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use genset_runtime::InstanceId;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::metrics::ModelMetrics;
+
+/// How often requests look: more often tells nothing new, for loads come as often.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The instances whose events are late.
+#[derive(Debug)]
+pub(super) struct Lag {
+    /// Entries of an instance whose events are later than this are not trusted.
+    max_age: Duration,
+    metrics: ModelMetrics,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    looked: Option<Instant>,
+    late: BTreeMap<InstanceId, Late>,
+}
+
+#[derive(Debug)]
+struct Late {
+    /// Events that it had published when they were first missed.
+    published: u64,
+    since: Instant,
+    /// Events that are missing now.
+    missing: u64,
+}
+
+impl Lag {
+    pub(super) fn new(max_age: Duration, metrics: ModelMetrics) -> Self {
+        Self {
+            max_age,
+            metrics,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Compares what instances told that they have published with what was taken in, which `taken` says; now and then.
+    pub(super) fn look(
+        &self,
+        published: impl Iterator<Item = (InstanceId, u64)>,
+        taken: impl Fn(InstanceId) -> Option<u64>,
+    ) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        let is_due = |looked: Instant| now.duration_since(looked) >= LOOK_INTERVAL;
+        if !state.looked.is_none_or(is_due) {
+            return;
+        }
+        state.looked = Some(now);
+        let mut late = BTreeMap::new();
+        for (instance, published) in published {
+            // One whose snapshot is not in yet has nothing in the index to be distrusted.
+            let Some(taken) = taken(instance) else {
+                continue;
+            };
+            let missing = published.saturating_sub(taken);
+            if missing == 0 {
+                continue;
+            }
+            let known = state.late.remove(&instance);
+            let known = known.filter(|known| taken < known.published);
+            let (published, since) =
+                known.map_or((published, now), |late| (late.published, late.since));
+            let entry = Late {
+                published,
+                since,
+                missing,
+            };
+            late.insert(instance, entry);
+        }
+        state.late = late;
+        self.publish(&state, now);
+    }
+
+    /// So many events of an instance are in the index.
+    pub(super) fn took(&self, instance: InstanceId, taken: impl FnOnce() -> Option<u64>) {
+        let mut state = self.state.lock();
+        let Some(late) = state.late.get(&instance) else {
+            return;
+        };
+        if taken().is_none_or(|taken| taken >= late.published) {
+            state.late.remove(&instance);
+            self.publish(&state, Instant::now());
+        }
+    }
+
+    /// The instances whose entries are not trusted, in order.
+    pub(super) fn distrusted(&self) -> Vec<InstanceId> {
+        let now = Instant::now();
+        let state = self.state.lock();
+        let is_old = |late: &Late| now.duration_since(late.since) > self.max_age;
+        let old = state.late.iter().filter(|(_, late)| is_old(late));
+        old.map(|(instance, _)| *instance).collect()
+    }
+
+    fn publish(&self, state: &State, now: Instant) {
+        let late = state.late.values();
+        let missing = late.clone().map(|late| late.missing).sum();
+        let oldest = late.map(|late| late.since).min();
+        let age = oldest.map_or(Duration::ZERO, |since| now.duration_since(since));
+        self.metrics.lag(missing, age);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::MetricsRegistry;
+
+    use super::*;
+    use crate::config::RouterMode;
+    use crate::kv::RouterMetrics;
+
+    #[tokio::test(start_paused = true)]
+    async fn events_are_late_from_when_they_are_missed_until_they_come() {
+        let registry = MetricsRegistry::default();
+        let metrics = RouterMetrics::register(&registry, RouterMode::Kv);
+        let lag = Lag::new(Duration::from_secs(5), metrics.of("m"));
+        let (late, punctual) = (InstanceId(1), InstanceId(2));
+        let look = |published, taken| {
+            let told = [(late, published), (punctual, 7), (InstanceId(3), 9)];
+            lag.look(told.into_iter(), |instance| match instance.0 {
+                1 => Some(taken),
+                2 => Some(8),
+                _ => None,
+            });
+        };
+        let shows = |events: &str, seconds: &str| {
+            let text = registry.encode();
+            text.contains(&format!(
+                "genset_router_lag_events{{model=\"m\"}} {events}\n"
+            )) && text.contains(&format!(
+                "genset_router_lag_seconds{{model=\"m\"}} {seconds}\n"
+            ))
+        };
+        look(10, 4);
+        assert!(shows("6", "0.0"), "{}", registry.encode());
+        tokio::time::advance(Duration::from_secs(6)).await;
+        // More were published, and some came, but not all that were missed first.
+        look(30, 9);
+        assert!(shows("21", "6.0"), "{}", registry.encode());
+        assert_eq!(lag.distrusted(), [late]);
+        lag.took(late, || Some(9));
+        assert_eq!(lag.distrusted(), [late]);
+        lag.took(late, || Some(10));
+        assert!(shows("0", "0.0"), "{}", registry.encode());
+        assert!(lag.distrusted().is_empty());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        // Late again, from now on.
+        look(30, 10);
+        assert!(shows("20", "0.0"), "{}", registry.encode());
+        assert!(lag.distrusted().is_empty());
+    }
+}

@@ -1,0 +1,199 @@
+//! The metrics of KV-aware selection.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use genset_backend_common::MetricsRegistry;
+use genset_backend_common::prometheus::metrics::counter::Counter;
+use genset_backend_common::prometheus::metrics::family::Family;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
+use genset_backend_common::prometheus::metrics::histogram::Histogram;
+
+use crate::config::RouterMode;
+
+type Label = [(&'static str, String); 1];
+type Labels = [(&'static str, String); 2];
+
+/// Upper bounds of the time of a decision, in seconds.
+const DECISION_BUCKETS_S: [f64; 10] = [2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2];
+
+/// What the router counts, for all models. Clones share.
+#[derive(Debug, Clone)]
+pub struct RouterMetrics {
+    decision_s: Histogram,
+    choices: Family<Labels, Counter>,
+    predicted_tokens: Family<Label, Counter>,
+    actual_tokens: Family<Label, Counter>,
+    index_blocks: Family<Label, Gauge>,
+    lag_events: Family<Label, Gauge>,
+    lag_s: Family<Label, Gauge<f64, AtomicU64>>,
+    snapshots: Family<Label, Counter>,
+    odd_events: Family<Labels, Counter>,
+}
+
+impl RouterMetrics {
+    /// Registers those that `mode` has something to count for: once for a registry.
+    #[must_use]
+    pub fn register(registry: &MetricsRegistry, mode: RouterMode) -> Self {
+        let metrics = Self::new();
+        if mode == RouterMode::Kv {
+            metrics.register_in(registry);
+        }
+        metrics
+    }
+
+    fn new() -> Self {
+        Self {
+            decision_s: Histogram::new(DECISION_BUCKETS_S),
+            choices: Family::default(),
+            predicted_tokens: Family::default(),
+            actual_tokens: Family::default(),
+            index_blocks: Family::default(),
+            lag_events: Family::default(),
+            lag_s: Family::default(),
+            snapshots: Family::default(),
+            odd_events: Family::default(),
+        }
+    }
+
+    fn register_in(&self, registry: &MetricsRegistry) {
+        registry.register(
+            "genset_router_decision_seconds",
+            "Time to choose an instance, hashing of the prompt included",
+            self.decision_s.clone(),
+        );
+        registry.register(
+            "genset_router_choices",
+            "Choices of an instance, by what decided: overlap, load, affinity or fallback",
+            self.choices.clone(),
+        );
+        registry.register(
+            "genset_router_predicted_cached_tokens",
+            "Prompt tokens that were expected to be cached where requests went, of those that ended well",
+            self.predicted_tokens.clone(),
+        );
+        registry.register(
+            "genset_router_actual_cached_tokens",
+            "Prompt tokens that were cached where requests went, as their workers say",
+            self.actual_tokens.clone(),
+        );
+        registry.register(
+            "genset_router_index_blocks",
+            "KV blocks in the index, counted for each instance that holds them",
+            self.index_blocks.clone(),
+        );
+        registry.register(
+            "genset_router_lag_events",
+            "KV events that workers have published and the index has not",
+            self.lag_events.clone(),
+        );
+        registry.register(
+            "genset_router_lag_seconds",
+            "For how long the latest of them has been missed",
+            self.lag_s.clone(),
+        );
+        registry.register(
+            "genset_router_snapshots",
+            "Snapshots of workers' prefix caches that were taken in",
+            self.snapshots.clone(),
+        );
+        registry.register(
+            "genset_router_odd_events",
+            "KV events that were lost or made no sense, by reason",
+            self.odd_events.clone(),
+        );
+    }
+
+    /// The same, for one model.
+    pub(super) fn of(&self, model: &str) -> ModelMetrics {
+        ModelMetrics {
+            all: self.clone(),
+            model: model.to_owned(),
+        }
+    }
+}
+
+/// What decided a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The chosen one has part of the prompt cached.
+    Overlap,
+    /// Nobody has, or what has is too busy.
+    Load,
+    /// It served the request's affinity key last, and costs little more than another.
+    Affinity,
+    /// There was nothing to look up: the prompt has no tokens here, or the workers no KV blocks.
+    Fallback,
+}
+
+impl Reason {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Overlap => "overlap",
+            Self::Load => "load",
+            Self::Affinity => "affinity",
+            Self::Fallback => "fallback",
+        }
+    }
+}
+
+/// The metrics of one model.
+#[derive(Debug, Clone)]
+pub(super) struct ModelMetrics {
+    all: RouterMetrics,
+    model: String,
+}
+
+impl ModelMetrics {
+    fn label(&self) -> Label {
+        [("model", self.model.clone())]
+    }
+
+    /// The pool's name.
+    pub(super) fn pool(&self) -> &str {
+        &self.model
+    }
+
+    pub(super) fn decided_in(&self, seconds: f64) {
+        self.all.decision_s.observe(seconds);
+    }
+
+    pub(super) fn chosen(&self, reason: Reason) {
+        let reason = reason.name().to_owned();
+        let labels = [("model", self.model.clone()), ("reason", reason)];
+        self.all.choices.get_or_create(&labels).inc();
+    }
+
+    pub(super) fn ended(&self, predicted: u64, actual: u64) {
+        let label = self.label();
+        self.all
+            .predicted_tokens
+            .get_or_create(&label)
+            .inc_by(predicted);
+        self.all.actual_tokens.get_or_create(&label).inc_by(actual);
+    }
+
+    pub(super) fn index_holds(&self, blocks: u64) {
+        let blocks = i64::try_from(blocks).unwrap_or(i64::MAX);
+        self.all
+            .index_blocks
+            .get_or_create(&self.label())
+            .set(blocks);
+    }
+
+    pub(super) fn lag(&self, events: u64, age: Duration) {
+        let label = self.label();
+        let events = i64::try_from(events).unwrap_or(i64::MAX);
+        self.all.lag_events.get_or_create(&label).set(events);
+        self.all.lag_s.get_or_create(&label).set(age.as_secs_f64());
+    }
+
+    pub(super) fn snapshot(&self) {
+        self.all.snapshots.get_or_create(&self.label()).inc();
+    }
+
+    pub(super) fn odd(&self, reason: &str) {
+        let labels = [("model", self.model.clone()), ("reason", reason.to_owned())];
+        self.all.odd_events.get_or_create(&labels).inc();
+    }
+}

@@ -1,0 +1,534 @@
+//! [`Selecting`]: the layer.
+
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+use futures_core::Stream;
+use genset_backend_common::kv::{Xxh3BlockHasher, hash_blocks};
+use genset_backend_common::output::Output;
+use genset_backend_common::ports::Generate;
+use genset_backend_common::{
+    EngineError, Explanation, GenerateRequest, ModelCard, OutputStream, RequestContext,
+};
+use genset_runtime::discovery::InstanceRecord;
+use genset_runtime::selection::{Candidate, LeastLoaded, Selector};
+use genset_runtime::{GenerateClient, InstanceId, Runtime};
+use parking_lot::Mutex;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::affinity::{Affinity, Key};
+use super::assumed::Assumed;
+use super::cost::{Weighed, Work};
+use super::events::{self, Feed, Indexed};
+use super::explain;
+use super::fleet::{Place, Request, Sequence, Standing};
+use super::metrics::{ModelMetrics, Reason, RouterMetrics};
+use crate::config::KvConfig;
+use crate::index::Lookup;
+use crate::route::{Route, Routed};
+
+/// Chooses by what is cached where, and by what everybody has to do.
+pub(crate) struct Selecting {
+    client: GenerateClient,
+    config: KvConfig,
+    block_size: NonZeroU32,
+    /// Where events come from; `None` where none are followed.
+    feed: Option<Arc<Feed>>,
+    indexed: Arc<Indexed>,
+    /// What was routed, where workers publish no events.
+    assumed: Option<Arc<Mutex<Assumed>>>,
+    affinity: Affinity,
+    metrics: ModelMetrics,
+    fallback: LeastLoaded,
+    turn: AtomicUsize,
+    random: Mutex<StdRng>,
+    /// Blocks of this router's requests, on average: what another's is taken for.
+    mean_blocks: Mutex<f64>,
+    /// Lookups that are not in use: their memory is used again.
+    lookups: Mutex<Vec<Lookup>>,
+    _tasks: [AbortOnDropHandle<()>; 2],
+}
+
+/// What a request asks of the router beside being served.
+struct Asked {
+    key: Option<Key>,
+    /// Where the key was served last.
+    favourite: Option<Place>,
+    /// The rank that must serve it.
+    rank: Option<u32>,
+    /// Who wants to know how it is routed.
+    explanation: Option<Explanation>,
+}
+
+/// Lookups kept for later.
+const KEPT_LOOKUPS: usize = 64;
+
+/// How much one more request changes the mean of their blocks.
+const MEAN_SHARE: f64 = 0.05;
+
+impl Selecting {
+    /// Over the instances of `client`, which follows their loads. `feed` has the events of the same workers; metrics are labelled
+    /// with `pool`.
+    pub(crate) fn new(
+        runtime: &Runtime,
+        card: &ModelCard,
+        pool: &str,
+        client: GenerateClient,
+        feed: Feed,
+        config: KvConfig,
+        metrics: &RouterMetrics,
+    ) -> Self {
+        let metrics = metrics.of(pool);
+        let indexed = Arc::new(Indexed::new(metrics.clone(), &config));
+        let has_events = config.use_events && card.capabilities.kv_events && card.takes_tokens();
+        let assumed = (!has_events).then(|| Arc::new(Mutex::new(Assumed::new(config.assumed_ttl))));
+        let feed = has_events.then(|| Arc::new(feed));
+        let (all, kept) = (Arc::clone(&indexed), assumed.clone());
+        let follow = if let Some(feed) = feed.clone() {
+            let task = move |record: &InstanceRecord| {
+                let (feed, all) = (Arc::clone(&feed), Arc::clone(&all));
+                events::follow(feed, all, record.instance, record.ranks())
+            };
+            client.for_each_instance(runtime, task)
+        } else {
+            let task = move |record: &InstanceRecord| {
+                let present = Present::new(&all, kept.as_ref(), record);
+                async move {
+                    let _until_it_goes = present;
+                    std::future::pending().await
+                }
+            };
+            client.for_each_instance(runtime, task)
+        };
+        let sweep = Arc::clone(&indexed);
+        let sweep = runtime.spawn(sweep.sweep());
+        let seed = config.seed.unwrap_or_else(rand::random);
+        Self {
+            client,
+            block_size: card.kv_block_size,
+            feed,
+            indexed,
+            assumed,
+            affinity: Affinity::new(config.max_affinity_keys),
+            metrics,
+            fallback: LeastLoaded::default(),
+            turn: AtomicUsize::new(0),
+            random: Mutex::new(StdRng::seed_from_u64(seed)),
+            mean_blocks: Mutex::new(1.0),
+            lookups: Mutex::default(),
+            _tasks: [follow, sweep],
+            config,
+        }
+    }
+
+    /// What the choice looks at; `None` when the prompt has no tokens here.
+    fn read(&self, request: &GenerateRequest) -> Option<Request> {
+        let tokens = request.tokens().ok()?;
+        let salt = request.cache_salt.as_deref();
+        let blocks = if self.config.overlap_score_weight > 0.0 {
+            hash_blocks(&Xxh3BlockHasher::new(), salt, tokens, self.block_size)
+        } else {
+            Vec::new()
+        };
+        Some(Request {
+            prompt_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+            block_size: self.block_size.get(),
+            blocks: blocks.into(),
+        })
+    }
+
+    /// Chooses among candidates, and counts the request in there.
+    fn place(
+        &self,
+        asked: &Asked,
+        request: &Request,
+        lookup: &Lookup,
+        candidates: &[Candidate],
+    ) -> Option<(usize, Sequence)> {
+        let mean_blocks = *self.mean_blocks.lock();
+        let (places, owners) = self.places(candidates, asked.rank);
+        let favourite = places.iter().position(|p| Some(*p) == asked.favourite);
+        let distrusted = self.distrusted(candidates);
+        let mut weighed = Weighed::default();
+        let choose = |standings: &[Standing]| {
+            let mut ours = vec![0; candidates.len()];
+            for (owner, standing) in owners.iter().zip(standings) {
+                if let Some(blocks) = ours.get_mut(*owner) {
+                    *blocks += standing.active_blocks;
+                }
+            }
+            let works = owners.iter().zip(standings);
+            let works = works.filter_map(|(owner, standing)| {
+                let candidate = candidates.get(*owner)?;
+                let others = others(candidate, *ours.get(*owner)?, mean_blocks);
+                let others = others / f64::from(self.ranks(candidate));
+                let mut work = work(request, standing, others);
+                if distrusted.contains(&candidate.instance) {
+                    work.overlap_blocks = 0;
+                }
+                Some(work)
+            });
+            let works = works.collect();
+            let KvConfig {
+                overlap_score_weight,
+                affinity_blocks,
+                ..
+            } = self.config;
+            weighed = Weighed::new(works, overlap_score_weight, favourite, affinity_blocks);
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+            weighed.choose(self.config.temperature, turn, &mut *self.random.lock())
+        };
+        let fleet = &self.indexed.fleet;
+        let (index, sequence) = fleet.place(&places, lookup.overlaps(), request, choose)?;
+        self.metrics.chosen(weighed.reason(index));
+        if let Some(explanation) = &asked.explanation {
+            let pool = self.metrics.pool();
+            explanation.add(explain::by_cost(pool, request, &places, &weighed, index));
+        }
+        Some((*owners.get(index)?, sequence))
+    }
+
+    /// The instances of which the index says too little.
+    fn distrusted(&self, candidates: &[Candidate]) -> Vec<InstanceId> {
+        if self.feed.is_none() {
+            return Vec::new();
+        }
+        let published = candidates.iter().map(|it| (it.instance, it.kv_events));
+        let lag = &self.indexed.lag;
+        lag.look(published, |instance| self.indexed.fleet.taken(instance));
+        lag.distrusted()
+    }
+
+    /// The ranks of a candidate that are told apart.
+    fn ranks(&self, candidate: &Candidate) -> u32 {
+        match &self.feed {
+            Some(feed) => feed.places(candidate.ranks),
+            None => candidate.ranks,
+        }
+    }
+
+    /// Where a request may run, in order, and whose place each is: every rank of each candidate, or the one that it names.
+    fn places(&self, candidates: &[Candidate], named: Option<u32>) -> (Vec<Place>, Vec<usize>) {
+        let places = candidates
+            .iter()
+            .enumerate()
+            .flat_map(|(owner, candidate)| {
+                let ranks = self.ranks(candidate);
+                // An engine that has not the one which is named refuses it.
+                let ranks = match named {
+                    Some(rank) if rank < ranks => rank..rank + 1,
+                    Some(_) | None => 0..ranks,
+                };
+                let instance = candidate.instance;
+                ranks.map(move |rank| (Place { instance, rank }, owner))
+            });
+        places.unzip()
+    }
+
+    /// Keeps a lookup's memory for the next.
+    fn keep(&self, lookup: Lookup) {
+        let mut lookups = self.lookups.lock();
+        if lookups.len() < KEPT_LOOKUPS {
+            lookups.push(lookup);
+        }
+    }
+
+    /// Whether there is anything to choose by: workers that publish no events and say that they have no KV blocks have none.
+    fn has_blocks(&self, candidates: &[Candidate]) -> bool {
+        self.assumed.is_none()
+            || !self.config.use_events
+            || candidates
+                .iter()
+                .any(|candidate| candidate.kv_total_blocks > 0)
+    }
+
+    /// Chooses by requests alone: the favourite, as far as those it has more than another cost no more than may be.
+    fn fall_back(&self, asked: &Asked, candidates: &[Candidate]) -> Option<usize> {
+        let requests = |candidate: &Candidate| u64::try_from(candidate.load).unwrap_or(u64::MAX);
+        let least = candidates.iter().map(requests).min()?;
+        let favourite = asked.favourite.map(|place| place.instance);
+        let is_favourite = |candidate: &Candidate| Some(candidate.instance) == favourite;
+        let favourite = candidates.iter().position(is_favourite).filter(|index| {
+            let more = candidates.get(*index).map_or(0, requests) - least;
+            as_f64(more) * *self.mean_blocks.lock() <= f64::from(self.config.affinity_blocks)
+        });
+        let (index, reason) = match favourite {
+            Some(index) => (index, Reason::Affinity),
+            None => (self.fallback.select(candidates)?, Reason::Fallback),
+        };
+        self.metrics.chosen(reason);
+        if let Some(explanation) = &asked.explanation {
+            let pool = self.metrics.pool();
+            explanation.add(explain::by_requests(pool, reason, candidates, index));
+        }
+        Some(index)
+    }
+
+    /// A request whose prompt has no tokens here.
+    async fn route_by_load(
+        &self,
+        asked: &Asked,
+        request: GenerateRequest,
+        ctx: RequestContext,
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        let mut choose =
+            |_: &mut GenerateRequest, candidates: &[Candidate]| self.fall_back(asked, candidates);
+        let routed = (self.client).route_by(&mut choose, request, ctx, left_out);
+        let routed = routed.await?;
+        self.serves(asked, any_rank(routed.holder.id()));
+        Ok(routed)
+    }
+
+    /// What a request asks of the router.
+    fn asked(&self, request: &GenerateRequest, ctx: &RequestContext) -> Asked {
+        let has_affinity = self.config.affinity_blocks > 0;
+        let key = (self.affinity.key(request, ctx)).filter(|_| has_affinity);
+        Asked {
+            key,
+            favourite: key.and_then(|key| self.affinity.last(key)),
+            rank: request.data_parallel_rank,
+            explanation: ctx.explanation().cloned(),
+        }
+    }
+
+    /// Remembers where the request's key is served.
+    fn serves(&self, asked: &Asked, place: Place) {
+        if let Some(key) = asked.key {
+            self.affinity.serves(key, place);
+        }
+    }
+
+    /// The prompt went there: from now on it is taken for cached, and so is the mean of requests' blocks.
+    fn placed(&self, request: &Request, place: Place) {
+        let blocks = f64::from(request.prompt_tokens.div_ceil(request.block_size));
+        let mut mean = self.mean_blocks.lock();
+        *mean += (blocks - *mean) * MEAN_SHARE;
+        drop(mean);
+        let Some(assumed) = &self.assumed else { return };
+        let mut assumed = assumed.lock();
+        let Some(target) = self.indexed.fleet.target_of(place) else {
+            return;
+        };
+        let index = &mut self.indexed.writer.lock();
+        assumed.expire(index);
+        assumed.routed(index, target, &request.blocks);
+        self.metrics.index_holds(self.indexed.reader.held_blocks());
+    }
+}
+
+/// An instance whose engine chooses the rank.
+fn any_rank(instance: InstanceId) -> Place {
+    Place { instance, rank: 0 }
+}
+
+/// Blocks of others' sequences at a candidate, where this router has `ours`: by the blocks it told of, and by its requests where
+/// it has not got to their blocks yet.
+fn others(candidate: &Candidate, ours: u64, mean_blocks: f64) -> f64 {
+    if candidate.others == 0 {
+        return 0.0;
+    }
+    let requests = u64::try_from(candidate.others).unwrap_or(u64::MAX);
+    let told = as_f64(candidate.kv_used_blocks) - as_f64(ours);
+    told.max(as_f64(requests) * mean_blocks)
+}
+
+/// What the request would be for a place where others' sequences have so many blocks.
+fn work(request: &Request, standing: &Standing, others: f64) -> Work {
+    let block_size = f64::from(request.block_size);
+    let waiting = as_f64(standing.prefill_tokens) / block_size;
+    let ours = as_f64(standing.active_blocks);
+    Work {
+        prefill_blocks: waiting + f64::from(request.prompt_tokens) / block_size,
+        overlap_blocks: standing.overlap_blocks,
+        active_blocks: ours + others + as_f64(request.prompt_blocks()),
+    }
+}
+
+/// Exact below 2^53.
+fn as_f64(count: u64) -> f64 {
+    u32::try_from(count).map_or(f64::from(u32::MAX), f64::from)
+}
+
+#[async_trait]
+impl Route for Selecting {
+    async fn route(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        let begun = Instant::now();
+        let asked = self.asked(&request, &ctx);
+        let Some(read) = self.read(&request) else {
+            return self.route_by_load(&asked, request, ctx, left_out).await;
+        };
+        let mut lookup = self.lookups.lock().pop().unwrap_or_default();
+        self.indexed.reader.find(&read.blocks, &mut lookup);
+        let mut sequence = None;
+        let mut is_first = true;
+        let mut choose = |request: &mut GenerateRequest, candidates: &[Candidate]| {
+            // The one that refused has it no more.
+            sequence = None;
+            request.data_parallel_rank = asked.rank;
+            if !self.has_blocks(candidates) {
+                return self.fall_back(&asked, candidates);
+            }
+            let (index, placed) = self.place(&asked, &read, &lookup, candidates)?;
+            if self.ranks(candidates.get(index)?) > 1 {
+                request.data_parallel_rank = asked.rank.or(Some(placed.place.rank));
+            }
+            sequence = Some(placed);
+            if std::mem::take(&mut is_first) {
+                self.metrics.decided_in(begun.elapsed().as_secs_f64());
+            }
+            Some(index)
+        };
+        let routed = self
+            .client
+            .route_by(&mut choose, request, ctx, left_out)
+            .await;
+        self.keep(lookup);
+        let routed = routed?;
+        let Some(sequence) = sequence else {
+            self.serves(&asked, any_rank(routed.holder.id()));
+            return Ok(routed);
+        };
+        self.serves(&asked, sequence.place);
+        self.placed(&read, sequence.place);
+        Ok(Routed {
+            holder: routed.holder,
+            outputs: OutputStream::from_raw(Box::pin(Placed {
+                outputs: routed.outputs,
+                sequence: Some(sequence),
+                block_size: read.block_size,
+                tokens: read.prompt_tokens % read.block_size,
+                is_prefilled: false,
+                metrics: self.metrics.clone(),
+            })),
+        })
+    }
+
+    fn cached_tokens(&self, request: &GenerateRequest) -> u32 {
+        let Some(read) = self.read(request) else {
+            return 0;
+        };
+        let mut lookup = self.lookups.lock().pop().unwrap_or_default();
+        self.indexed.reader.find(&read.blocks, &mut lookup);
+        let overlaps = lookup.overlaps().iter().map(|overlap| overlap.blocks);
+        let most = overlaps.max().unwrap_or(0);
+        self.keep(lookup);
+        most.saturating_mul(read.block_size)
+    }
+}
+
+#[async_trait]
+impl Generate for Selecting {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        Ok(self.route(request, ctx, &[]).await?.outputs)
+    }
+}
+
+/// An answer, counted where it is computed until it ends.
+struct Placed {
+    outputs: OutputStream,
+    sequence: Option<Sequence>,
+    block_size: u32,
+    /// Tokens in the last block.
+    tokens: u32,
+    is_prefilled: bool,
+    metrics: ModelMetrics,
+}
+
+impl Placed {
+    fn see(&mut self, output: &Output) {
+        let Some(sequence) = &mut self.sequence else {
+            return;
+        };
+        if !std::mem::replace(&mut self.is_prefilled, true) {
+            sequence.prefilled();
+        }
+        self.tokens = self.tokens.saturating_add(output.token_count());
+        let blocks = self.tokens / self.block_size;
+        if blocks > 0 {
+            self.tokens %= self.block_size;
+            sequence.grow(u64::from(blocks));
+        }
+        if let Output::Finished(finished) = output {
+            let predicted = u64::from(sequence.overlap_blocks) * u64::from(self.block_size);
+            if let Some(actual) = finished.usage.cached_tokens {
+                self.metrics.ended(predicted, u64::from(actual));
+            }
+            self.sequence = None;
+        }
+    }
+}
+
+impl Stream for Placed {
+    type Item = Result<Output, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = Pin::new(&mut self.outputs).poll_next(cx);
+        match &item {
+            Poll::Ready(Some(Ok(output))) => self.see(output),
+            Poll::Ready(Some(Err(_)) | None) => self.sequence = None,
+            Poll::Pending => {}
+        }
+        item
+    }
+}
+
+/// An instance that publishes no events, for as long as it is there.
+struct Present {
+    indexed: Arc<Indexed>,
+    assumed: Option<Arc<Mutex<Assumed>>>,
+    places: Vec<Place>,
+}
+
+impl Present {
+    fn new(
+        indexed: &Arc<Indexed>,
+        assumed: Option<&Arc<Mutex<Assumed>>>,
+        record: &InstanceRecord,
+    ) -> Self {
+        let instance = record.instance;
+        let places: Vec<Place> = (0..record.ranks())
+            .map(|rank| Place { instance, rank })
+            .collect();
+        for place in &places {
+            let target = indexed.fleet.new_target();
+            indexed.fleet.set_target(*place, target);
+        }
+        Self {
+            indexed: Arc::clone(indexed),
+            assumed: assumed.cloned(),
+            places,
+        }
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        // Under the lock: what is being routed there is assumed before or never.
+        let mut assumed = self.assumed.as_ref().map(|assumed| assumed.lock());
+        for place in &self.places {
+            if let Some(target) = self.indexed.fleet.remove(*place) {
+                if let Some(assumed) = &mut assumed {
+                    assumed.forget(target);
+                }
+                self.indexed.discard(target);
+            }
+        }
+    }
+}

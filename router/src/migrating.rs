@@ -1,0 +1,124 @@
+//! [`Migrating`]: a request whose answer has begun outlives its instance. What it has given is kept; when the instance is lost
+//! or leaves, the request goes on at another one, from where it was.
+//!
+//! It stands above the layers that choose an instance and below whoever makes text of tokens, neither of which notices. It is
+//! for what fails *after* an instance took the request; what refuses it before is tried elsewhere by the layer below.
+//!
+//! - `resume` is pure: what is kept, and the request that goes on from it.
+//! - `budget` bounds the memory of all that is kept.
+//! - `stream` carries one answer over its instances.
+//! - `metrics` counts what moved, why, and what could not.
+
+mod budget;
+mod metrics;
+mod resume;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use genset_backend_common::ports::Generate;
+use genset_backend_common::{
+    EngineError, GenerateRequest, MetricsRegistry, ModelCard, OutputStream, RequestContext,
+};
+
+use self::budget::Budget;
+use self::metrics::{MigrationMetrics, ModelMetrics};
+use self::resume::Kept;
+use self::stream::{MigratingStream, Parts};
+use crate::route::Route;
+
+/// How requests move, for every model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MigrationConfig {
+    /// How long a request whose answer has begun waits for an instance when none is left, within its deadline.
+    pub wait: Duration,
+    /// The most memory that prompts and tokens kept for it may take together, in bytes. Requests beyond it do not move.
+    pub max_kept_bytes: usize,
+}
+
+impl Default for MigrationConfig {
+    fn default() -> Self {
+        Self {
+            wait: Duration::from_secs(5),
+            max_kept_bytes: 256 << 20,
+        }
+    }
+}
+
+/// What all migrating models have in common: the limits, the memory and the metrics. Clones share.
+#[derive(Debug, Clone)]
+pub struct Migrations {
+    config: MigrationConfig,
+    budget: Arc<Budget>,
+    metrics: MigrationMetrics,
+}
+
+impl Migrations {
+    /// Registers the metrics, once a process.
+    #[must_use]
+    pub fn register(registry: &MetricsRegistry, config: MigrationConfig) -> Self {
+        let metrics = MigrationMetrics::register(registry);
+        Self {
+            config,
+            budget: Arc::new(Budget::new(config.max_kept_bytes, metrics.kept_bytes())),
+            metrics,
+        }
+    }
+}
+
+/// A layer that lets requests outlive their instance.
+///
+/// A request moves at most as often as its model's card says. Its answer is the same as if nothing had happened wherever the
+/// engine declares `resume`; a request of another engine moves only as long as it has given nothing.
+pub struct Migrating {
+    parts: Arc<Parts>,
+}
+
+impl Migrating {
+    /// Lets the requests of the model of `card`, answered by `below`, move.
+    #[must_use]
+    pub fn new(below: Arc<dyn Route>, card: &ModelCard, migrations: Migrations) -> Self {
+        let parts = Parts {
+            below,
+            limit: card.migration_limit,
+            context_length_tokens: card.context_length_tokens,
+            can_resume: card.capabilities.resume,
+            config: migrations.config,
+            metrics: ModelMetrics::new(migrations.metrics, &card.name),
+            budget: migrations.budget,
+        };
+        Self {
+            parts: Arc::new(parts),
+        }
+    }
+}
+
+impl std::fmt::Debug for Migrating {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Migrating")
+            .field("limit", &self.parts.limit)
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Generate for Migrating {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let kept = Kept::of(&request, self.parts.can_resume, &self.parts.budget);
+        let routed = self
+            .parts
+            .below
+            .route(request.clone(), ctx.clone(), &[])
+            .await?;
+        let stream = MigratingStream::new(Arc::clone(&self.parts), request, ctx, kept, routed);
+        Ok(OutputStream::from_raw(Box::pin(stream)))
+    }
+}

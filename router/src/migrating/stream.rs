@@ -1,0 +1,334 @@
+//! [`MigratingStream`]: one answer, from however many instances it comes.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_core::Stream;
+use genset_backend_common::{
+    CancelReason, EngineError, ErrorKind, Finish, GenerateRequest, Output, OutputStream,
+    RequestContext,
+};
+use genset_runtime::InstanceId;
+use tokio::time::Instant;
+
+use super::MigrationConfig;
+use super::budget::Budget;
+use super::metrics::ModelMetrics;
+use super::resume::{GoesOn, Kept, Stuck, resume, without_seam};
+use crate::route::{Holder, Route, Routed};
+
+/// Pauses between two looks for an instance when none is left, doubling from the first to the last.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(400));
+
+type Item = Result<Output, EngineError>;
+type Moving = Pin<Box<dyn Future<Output = Result<Routed, EngineError>> + Send>>;
+
+/// What the requests of a model have in common.
+pub(super) struct Parts {
+    pub(super) below: Arc<dyn Route>,
+    /// The most moves of a request.
+    pub(super) limit: u32,
+    pub(super) context_length_tokens: u32,
+    pub(super) can_resume: bool,
+    pub(super) config: MigrationConfig,
+    pub(super) metrics: ModelMetrics,
+    pub(super) budget: Arc<Budget>,
+}
+
+/// An answer that outlives its instances.
+pub(super) struct MigratingStream {
+    parts: Arc<Parts>,
+    request: GenerateRequest,
+    ctx: RequestContext,
+    kept: Kept,
+    source: Source,
+    /// The instances that lost the request, oldest first.
+    left: Vec<InstanceId>,
+    /// Tokens that were given before the present instance took over.
+    resumed: u32,
+    moves: u32,
+}
+
+/// Where the answer comes from.
+enum Source {
+    At(Holder, OutputStream),
+    Moving(Move),
+    Ended,
+}
+
+/// A request between two instances.
+struct Move {
+    moving: Moving,
+    /// Whether it waits for an instance.
+    waits: bool,
+    /// What was wrong at the last one.
+    cause: EngineError,
+    since: Instant,
+}
+
+impl MigratingStream {
+    pub(super) fn new(
+        parts: Arc<Parts>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+        kept: Kept,
+        routed: Routed,
+    ) -> Self {
+        Self {
+            parts,
+            request,
+            ctx,
+            kept,
+            source: Source::At(routed.holder, routed.outputs),
+            left: Vec::new(),
+            resumed: 0,
+            moves: 0,
+        }
+    }
+
+    /// An item on its way to the client.
+    fn pass(&mut self, mut output: Output) -> Output {
+        match &mut output {
+            Output::Finished(finished) => without_seam(finished, self.resumed),
+            given @ (Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_)) => {
+                self.kept.push(given);
+            }
+        }
+        output
+    }
+
+    /// After the instance `from` failed: the terminal, or `None` where the request moves.
+    fn leave(&mut self, from: InstanceId, cause: EngineError) -> Option<Item> {
+        if !cause.policy().is_migratable || self.ctx.is_cancelled() {
+            return Some(Err(cause));
+        }
+        if self.moves >= self.parts.limit {
+            return Some(Err(self.lost(Stuck::Limit, &cause)));
+        }
+        let context = self.parts.context_length_tokens;
+        let (request, resumed) = match resume(&self.request, &self.kept, context) {
+            Ok(GoesOn::As(request, resumed)) => (*request, resumed),
+            Ok(GoesOn::Ends(finished)) => return Some(Ok(Output::Finished(Box::new(finished)))),
+            Err(why) => return Some(Err(self.lost(why, &cause))),
+        };
+        self.moves += 1;
+        self.resumed = resumed;
+        self.left.push(from);
+        tracing::info!(
+            request_id = self.ctx.id(),
+            model = self.request.model,
+            %from,
+            reason = %cause.kind(),
+            tokens = resumed,
+            moves = self.moves,
+            error = %cause,
+            "the request moves to another instance"
+        );
+        // Ids are unique among the requests in flight, and the instance that lost it may not know yet.
+        let ctx = self
+            .ctx
+            .sibling(usize::try_from(self.moves).unwrap_or(usize::MAX));
+        let waits = resumed > 0 || is_gone(cause.kind());
+        let search = Search {
+            parts: Arc::clone(&self.parts),
+            request,
+            ctx,
+            left: self.left.clone(),
+            waits,
+        };
+        self.source = Source::Moving(Move {
+            moving: Box::pin(search.run()),
+            waits,
+            cause,
+            since: Instant::now(),
+        });
+        None
+    }
+
+    /// Takes up the answer at the instance that took the request.
+    fn arrive(&mut self, routed: Routed, cause: &EngineError, since: Instant) {
+        self.ctx.note_move();
+        self.parts.metrics.moved(cause.kind(), since.elapsed());
+        tracing::info!(
+            request_id = self.ctx.id(),
+            to = %routed.holder.id(),
+            "the request goes on"
+        );
+        self.source = Source::At(routed.holder, routed.outputs);
+    }
+
+    /// The terminal of a request that no instance took.
+    fn give_up(&self, cause: &EngineError, waits: bool, last: EngineError) -> Item {
+        match self.ctx.cancel_reason() {
+            Some(CancelReason::Client) => {
+                let prompt = self.request.prompt_tokens().unwrap_or(0);
+                let finish = Finish::cancelled().into_finished(prompt, self.resumed);
+                Ok(Output::Finished(Box::new(finish)))
+            }
+            Some(reason) => Err(reason.to_error().with_request_id(self.ctx.id())),
+            None if self.ctx.time_left() == Some(Duration::ZERO) => {
+                self.parts.metrics.failed(Stuck::Deadline);
+                Err(CancelReason::Deadline
+                    .to_error()
+                    .with_request_id(self.ctx.id()))
+            }
+            None if last.policy().is_migratable && !waits => {
+                self.parts.metrics.failed(Stuck::NoInstance);
+                Err(cause.clone())
+            }
+            None if last.policy().is_migratable => Err(self.lost(Stuck::NoInstance, cause)),
+            None => Err(last),
+        }
+    }
+
+    /// The error of a request that is lost with its instance.
+    fn lost(&self, why: Stuck, cause: &EngineError) -> EngineError {
+        self.parts.metrics.failed(why);
+        let (kind, what) = match why {
+            // As it would be without this layer.
+            Stuck::NotResumable | Stuck::Deadline => return cause.clone(),
+            Stuck::Limit if self.resumed == 0 => return cause.clone(),
+            Stuck::NotKept => (
+                cause.kind(),
+                "there was no memory to keep it for a move".to_owned(),
+            ),
+            Stuck::Limit => (
+                cause.kind(),
+                format!(
+                    "it had moved {} times, as often as its model allows",
+                    self.moves
+                ),
+            ),
+            Stuck::NoInstance => (
+                ErrorKind::Unavailable,
+                format!(
+                    "no other instance took it within {} s",
+                    self.parts.config.wait.as_secs_f64()
+                ),
+            ),
+        };
+        let error = EngineError::new(kind, format!("{cause}; {what}; send the request again"))
+            .with_details(cause.details().clone())
+            .with_source(cause.clone());
+        if why == Stuck::NoInstance {
+            return error.with_retry_after(Duration::from_secs(1));
+        }
+        error
+    }
+}
+
+impl Stream for MigratingStream {
+    type Item = Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+        let this = &mut *self;
+        loop {
+            match &mut this.source {
+                Source::Ended => return Poll::Ready(None),
+                Source::At(holder, outputs) => match ready!(Pin::new(outputs).poll_next(cx)) {
+                    Some(Ok(output)) => return Poll::Ready(Some(Ok(this.pass(output)))),
+                    None => this.source = Source::Ended,
+                    Some(Err(cause)) => {
+                        let instance = holder.id();
+                        this.source = Source::Ended;
+                        if let Some(end) = this.leave(instance, cause) {
+                            return Poll::Ready(Some(end));
+                        }
+                    }
+                },
+                Source::Moving(Move { moving, .. }) => {
+                    let moved = ready!(moving.as_mut().poll(cx));
+                    let source = std::mem::replace(&mut this.source, Source::Ended);
+                    let Source::Moving(Move {
+                        cause,
+                        since,
+                        waits,
+                        ..
+                    }) = source
+                    else {
+                        continue;
+                    };
+                    match moved {
+                        Ok(routed) => this.arrive(routed, &cause, since),
+                        Err(last) => return Poll::Ready(Some(this.give_up(&cause, waits, last))),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether an error says that the instance itself is gone or going, and not that it has no room.
+fn is_gone(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::CannotConnect | ErrorKind::Disconnected | ErrorKind::EngineShutdown
+    )
+}
+
+/// The search for an instance that takes a request over.
+struct Search {
+    parts: Arc<Parts>,
+    request: GenerateRequest,
+    ctx: RequestContext,
+    left: Vec<InstanceId>,
+    /// Whether it waits for one: the answer has begun, or the instance is gone and another may take its place.
+    waits: bool,
+}
+
+impl Search {
+    /// Asks the instances that did not lose the request. When none of them takes it, it waits, and asks the others as well: one
+    /// that is the only one may be back, or was only cut off.
+    async fn run(self) -> Result<Routed, EngineError> {
+        let now = Instant::now();
+        let until = now + self.parts.config.wait;
+        let until = self
+            .ctx
+            .deadline()
+            .map_or(until, |deadline| deadline.min(until));
+        let mut pause = PAUSES.0;
+        let mut left_out = &self.left[..];
+        loop {
+            let asked = self
+                .parts
+                .below
+                .route(self.request.clone(), self.ctx.clone(), left_out);
+            let error = match self.before_deadline(asked).await {
+                Err(error) if error.policy().is_migratable => error,
+                decided => return decided,
+            };
+            let now = Instant::now();
+            if !self.waits || now >= until || self.ctx.is_cancelled() {
+                return Err(error);
+            }
+            let wakes = until.min(now + pause);
+            tokio::select! {
+                biased;
+                () = self.ctx.cancelled() => return Err(error),
+                () = tokio::time::sleep_until(wakes) => {}
+            }
+            pause = (pause * 2).min(PAUSES.1);
+            left_out = if left_out.is_empty() { &self.left } else { &[] };
+        }
+    }
+
+    async fn before_deadline(
+        &self,
+        asked: impl Future<Output = Result<Routed, EngineError>>,
+    ) -> Result<Routed, EngineError> {
+        let over = async {
+            match self.ctx.deadline() {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.ctx.cancelled() => Err(self.ctx.cancel_reason().unwrap_or(CancelReason::Client).to_error()),
+            asked = asked => asked,
+            () = over => Err(CancelReason::Deadline.to_error()),
+        }
+    }
+}

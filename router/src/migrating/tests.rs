@@ -1,0 +1,560 @@
+//! Requests that move, over a fake fleet whose model is a function of prompt and position.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use genset_backend_common::output::{Finish, FinishReason, Finished};
+use genset_backend_common::ports::Generate;
+use genset_backend_common::{
+    CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input,
+    MetricsRegistry, ModelCard, Output, OutputStream, RequestContext, TokenId,
+};
+use genset_runtime::InstanceId;
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use tokio::time::Instant;
+
+use super::{Migrating, MigrationConfig, Migrations};
+use crate::route::{Holder, Route, Routed};
+
+const PROMPT: [TokenId; 3] = [5, 6, 7];
+const WHOLE: u32 = 24;
+const CONTEXT: u32 = 64;
+
+/// What the next instance does with a request.
+#[derive(Debug, Clone, Copy)]
+enum Leg {
+    /// Gives so many tokens, then fails.
+    Fails(u32, ErrorKind),
+    /// Gives everything.
+    Finishes,
+    /// Gives all tokens, and is lost before the terminal.
+    LosesTerminal,
+    /// Refuses it.
+    Refuses(ErrorKind),
+    /// Gives a text, then fails.
+    Text,
+    /// Is silent for good.
+    Hangs,
+}
+
+/// What an instance was asked.
+#[derive(Debug, Clone)]
+struct Asked {
+    request: GenerateRequest,
+    id: String,
+    left_out: Vec<InstanceId>,
+}
+
+/// Instances that each take one request, by turns; nobody is there when the turns are over.
+#[derive(Debug, Default)]
+struct Fleet {
+    legs: Mutex<VecDeque<Leg>>,
+    asked: Mutex<Vec<Asked>>,
+}
+
+/// The token at a position of an answer: a function of prompt and position, as of a model without randomness.
+fn token_at(prompt: &[TokenId], position: u32) -> TokenId {
+    let sum: u32 = prompt.iter().sum();
+    sum * 31 + position * 7
+}
+
+fn disconnected(kind: ErrorKind) -> EngineError {
+    EngineError::new(kind, "the worker is lost")
+}
+
+/// What an engine that resumes gives for `request`.
+fn answer(request: &GenerateRequest) -> (Vec<TokenId>, Finished) {
+    let tokens = request.tokens().unwrap();
+    let resumed = usize::try_from(request.resumed_tokens).unwrap();
+    let (prompt, _) = tokens.split_at(tokens.len() - resumed);
+    let room = CONTEXT - u32::try_from(tokens.len()).unwrap();
+    let count = request.stop.max_tokens.unwrap_or(room).min(room);
+    let given = (0..count).map(|at| token_at(prompt, request.resumed_tokens + at));
+    let finish = Finish::length().with_cached_tokens(3 + request.resumed_tokens);
+    let finished = finish.into_finished(u32::try_from(tokens.len()).unwrap(), count);
+    (given.collect(), finished)
+}
+
+impl Fleet {
+    fn of(legs: impl IntoIterator<Item = Leg>) -> Arc<Self> {
+        Arc::new(Self {
+            legs: Mutex::new(legs.into_iter().collect()),
+            asked: Mutex::default(),
+        })
+    }
+
+    fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().clone()
+    }
+
+    fn play(request: &GenerateRequest, leg: Leg) -> Result<OutputStream, EngineError> {
+        let (tokens, finished) = match request.input {
+            Input::Tokens(_) => answer(request),
+            Input::Text(_) | Input::Chat(_) | Input::Embed(_) => {
+                (Vec::new(), Finish::stop().into_finished(0, 0))
+            }
+        };
+        let tokens = tokens.into_iter().map(|token| Ok(Output::from(token)));
+        let lost = Err(disconnected(ErrorKind::Disconnected));
+        let items: Vec<Result<Output, EngineError>> = match leg {
+            Leg::Refuses(kind) => return Err(disconnected(kind)),
+            Leg::Hangs => {
+                let never = futures_util::stream::pending();
+                return Ok(OutputStream::from_raw(Box::pin(never)));
+            }
+            Leg::Fails(count, kind) => {
+                let count = usize::try_from(count).unwrap();
+                tokens
+                    .take(count)
+                    .chain([Err(disconnected(kind))])
+                    .collect()
+            }
+            Leg::Finishes => tokens
+                .chain([Ok(Output::Finished(Box::new(finished)))])
+                .collect(),
+            Leg::LosesTerminal => tokens.chain([lost]).collect(),
+            Leg::Text => {
+                let text = genset_backend_common::output::TextChunk {
+                    text: "a".into(),
+                    token_count: 1,
+                };
+                vec![Ok(Output::Text(text)), lost]
+            }
+        };
+        let items = futures_util::stream::iter(items);
+        Ok(OutputStream::from_raw(Box::pin(items)))
+    }
+}
+
+#[async_trait]
+impl Generate for Fleet {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        Ok(self.route(request, ctx, &[]).await?.outputs)
+    }
+}
+
+#[async_trait]
+impl Route for Fleet {
+    async fn route(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        let (id, left_out) = (ctx.id().to_owned(), left_out.to_vec());
+        let leg = self.legs.lock().pop_front();
+        let count = {
+            let mut asked = self.asked.lock();
+            asked.push(Asked {
+                request: request.clone(),
+                id,
+                left_out,
+            });
+            asked.len()
+        };
+        let leg = leg.unwrap_or(Leg::Refuses(ErrorKind::Unavailable));
+        Ok(Routed {
+            holder: Holder::One(InstanceId(u64::try_from(count).unwrap())),
+            outputs: Self::play(&request, leg)?,
+        })
+    }
+}
+
+/// A fleet behind a migrating layer, with its metrics.
+struct Site {
+    fleet: Arc<Fleet>,
+    migrating: Migrating,
+    registry: MetricsRegistry,
+}
+
+fn card(limit: u32) -> ModelCard {
+    let can = Capabilities::tokens().with_resume();
+    let config = EngineConfig::new("m", CONTEXT).with_capabilities(can);
+    let mut card = ModelCard::from_config(&config);
+    card.migration_limit = limit;
+    card
+}
+
+fn site(legs: impl IntoIterator<Item = Leg>) -> Site {
+    site_of(legs, &card(3), MigrationConfig::default())
+}
+
+fn site_of(legs: impl IntoIterator<Item = Leg>, card: &ModelCard, config: MigrationConfig) -> Site {
+    let fleet = Fleet::of(legs);
+    let registry = MetricsRegistry::default();
+    let migrations = Migrations::register(&registry, config);
+    let below: Arc<dyn Route> = fleet.clone();
+    Site {
+        fleet,
+        migrating: Migrating::new(below, card, migrations),
+        registry,
+    }
+}
+
+fn request() -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("m", PROMPT.to_vec());
+    request.stop.max_tokens = Some(WHOLE);
+    request
+}
+
+fn ctx() -> RequestContext {
+    RequestContext::new("r")
+}
+
+/// An answer, read to its end.
+#[derive(Debug)]
+struct Read {
+    tokens: Vec<TokenId>,
+    end: Result<Finished, EngineError>,
+}
+
+async fn read(mut outputs: OutputStream) -> Read {
+    let mut tokens = Vec::new();
+    loop {
+        match outputs.next().await.unwrap() {
+            Ok(Output::Tokens(chunk)) => tokens.extend(chunk.token_ids),
+            Ok(Output::Finished(finished)) => {
+                let end = Ok(*finished);
+                return Read { tokens, end };
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let end = Err(error);
+                return Read { tokens, end };
+            }
+        }
+    }
+}
+
+impl Site {
+    async fn ask(&self, request: GenerateRequest) -> Read {
+        read(self.migrating.generate(request, ctx()).await.unwrap()).await
+    }
+
+    fn metric(&self, line: &str) -> String {
+        let text = self.registry.encode();
+        let found = text.lines().find_map(|known| known.strip_prefix(line));
+        found.unwrap_or("").trim().to_owned()
+    }
+
+    fn failures(&self, reason: &str) -> String {
+        self.metric(&format!(
+            "genset_migration_failures_total{{model=\"m\",reason=\"{reason}\"}}"
+        ))
+    }
+}
+
+fn lost_after(count: u32) -> Leg {
+    Leg::Fails(count, ErrorKind::Disconnected)
+}
+
+fn kind_of(read: &Read) -> ErrorKind {
+    read.end.as_ref().unwrap_err().kind()
+}
+
+async fn undisturbed() -> Read {
+    site([Leg::Finishes]).ask(request()).await
+}
+
+#[tokio::test]
+async fn an_answer_that_was_cut_is_the_undisturbed_one() {
+    let whole = undisturbed().await;
+    let cuts: [&[u32]; 6] = [&[0], &[1], &[12], &[23], &[1, 5], &[0, 4, 9]];
+    for cuts in cuts {
+        let legs = cuts.iter().map(|cut| lost_after(*cut));
+        let site = site(legs.chain([Leg::Finishes]));
+        let read = site.ask(request()).await;
+        assert_eq!(read.tokens, whole.tokens, "{cuts:?}");
+        assert_eq!(
+            read.end.unwrap(),
+            *whole.end.as_ref().unwrap(),
+            "{cuts:?}: usage and reason"
+        );
+        let moves = site.metric("genset_migrations_total{model=\"m\",reason=\"disconnected\"}");
+        assert_eq!(moves, cuts.len().to_string());
+        assert_eq!(site.metric("genset_migration_kept_bytes"), "0");
+    }
+}
+
+#[tokio::test]
+async fn the_request_that_goes_on_is_the_same_but_for_what_was_given() {
+    let site = site([lost_after(5), lost_after(4), Leg::Finishes]);
+    let mut request = request();
+    request.stop.min_tokens = 7;
+    request.priority = 3;
+    request.cache_salt = Some("salt".into());
+    request.data_parallel_rank = Some(1);
+    request.sampling.seed = Some(9);
+    site.ask(request.clone()).await;
+    let asked = site.fleet.asked();
+    let seen: Vec<_> = asked
+        .iter()
+        .map(|asked| {
+            let stop = &asked.request.stop;
+            let resumed = asked.request.resumed_tokens;
+            (resumed, stop.max_tokens, stop.min_tokens, asked.id.as_str())
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (0, Some(24), 7, "r"),
+            (5, Some(19), 2, "r-1"),
+            (9, Some(15), 0, "r-2")
+        ]
+    );
+    let mut same = asked[2].request.clone();
+    same.input = request.input.clone();
+    same.stop = request.stop.clone();
+    same.resumed_tokens = 0;
+    assert_eq!(same, request);
+    let left_out: Vec<_> = asked.iter().map(|asked| asked.left_out.clone()).collect();
+    assert_eq!(
+        left_out,
+        [
+            vec![],
+            vec![InstanceId(1)],
+            vec![InstanceId(1), InstanceId(2)]
+        ]
+    );
+}
+
+#[tokio::test]
+async fn only_kinds_whose_policy_says_so_move() {
+    for kind in ErrorKind::ALL {
+        let site = site([Leg::Fails(5, kind), Leg::Finishes]);
+        let read = site.ask(request()).await;
+        assert_eq!(read.end.is_ok(), kind.policy().is_migratable, "{kind}");
+        if let Err(error) = read.end {
+            assert_eq!((error.kind(), site.fleet.asked().len()), (kind, 1));
+            assert_eq!(error.message(), "the worker is lost");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_moves_as_often_as_its_model_allows() {
+    let site = site_of([lost_after(5); 4], &card(2), MigrationConfig::default());
+    let read = site.ask(request()).await;
+    assert_eq!((read.tokens.len(), site.fleet.asked().len()), (15, 3));
+    assert_eq!(kind_of(&read), ErrorKind::Disconnected);
+    let message = read.end.unwrap_err().message().to_owned();
+    assert!(message.contains("it had moved 2 times"), "{message}");
+    assert_eq!(site.failures("limit"), "1");
+}
+
+#[tokio::test]
+async fn a_move_is_counted_where_the_request_came_from() {
+    let site = site([lost_after(1), lost_after(1), Leg::Finishes]);
+    let ctx = ctx();
+    let outputs = site.migrating.generate(request(), ctx.sibling(0)).await;
+    read(outputs.unwrap()).await.end.unwrap();
+    assert_eq!(ctx.moves(), 2);
+}
+
+#[tokio::test]
+async fn an_engine_that_cannot_resume_goes_on_only_before_its_first_token() {
+    let mut card = card(3);
+    card.capabilities.resume = false;
+    for (given, is_done) in [(0, true), (1, false)] {
+        let legs = [lost_after(given), Leg::Finishes];
+        let site = site_of(legs, &card, MigrationConfig::default());
+        let read = site.ask(request()).await;
+        assert_eq!(read.end.is_ok(), is_done, "{given}");
+        if let Err(error) = read.end {
+            assert_eq!(error.message(), "the worker is lost");
+            assert_eq!(site.failures("not_resumable"), "1");
+        }
+    }
+}
+
+#[tokio::test]
+async fn text_goes_on_only_before_its_first_piece() {
+    let text = GenerateRequest::from_text("m", "hello");
+    let site = site([lost_after(0), Leg::Text, Leg::Finishes]);
+    let read = site.ask(text).await;
+    assert_eq!(kind_of(&read), ErrorKind::Disconnected);
+    let asked = site.fleet.asked();
+    assert_eq!((asked.len(), asked[1].request.resumed_tokens), (2, 0));
+}
+
+#[tokio::test]
+async fn only_the_terminal_is_made_up_where_nothing_else_is_missing() {
+    let mut to_the_end_of_the_context = request();
+    to_the_end_of_the_context.stop.max_tokens = None;
+    for (request, tokens) in [(request(), 24), (to_the_end_of_the_context, 61)] {
+        let site = site([Leg::LosesTerminal]);
+        let read = site.ask(request).await;
+        let finished = read.end.unwrap();
+        assert_eq!(finished.reason, FinishReason::Length);
+        assert_eq!(finished.usage.prompt_tokens, 3);
+        assert_eq!(finished.usage.completion_tokens, tokens);
+        assert_eq!(
+            (read.tokens.len(), site.fleet.asked().len()),
+            (tokens as usize, 1)
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_instance_it_waits_its_time_and_says_so() {
+    let site = site([lost_after(5)]);
+    let since = Instant::now();
+    let read = site.ask(request()).await;
+    assert_eq!(since.elapsed(), Duration::from_secs(5));
+    let error = read.end.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.details().retry_after, Some(Duration::from_secs(1)));
+    let message = error.message();
+    assert!(message.contains("within 5 s"), "{message}");
+    assert_eq!(site.failures("no_instance"), "1");
+    // The one that lost it is asked too, but never first.
+    let asked = site.fleet.asked();
+    assert_eq!(asked[1].left_out, [InstanceId(1)]);
+    assert!(asked[2].left_out.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_has_given_nothing_waits_only_for_an_instance_that_is_gone() {
+    for (kind, waits) in [
+        (ErrorKind::Disconnected, true),
+        (ErrorKind::EngineShutdown, true),
+        (ErrorKind::Overloaded, false),
+        (ErrorKind::StreamIncomplete, false),
+    ] {
+        let site = site([Leg::Fails(0, kind)]);
+        let since = Instant::now();
+        let read = site.ask(request()).await;
+        assert_eq!(!since.elapsed().is_zero(), waits, "{kind}");
+        assert_eq!(
+            kind_of(&read),
+            if waits { ErrorKind::Unavailable } else { kind }
+        );
+        assert_eq!(site.failures("no_instance"), "1");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_comes_in_time_takes_it_on() {
+    let refused = [Leg::Refuses(ErrorKind::Overloaded); 6];
+    let legs = [lost_after(5)].into_iter().chain(refused);
+    let site = site(legs.chain([Leg::Finishes]));
+    let read = site.ask(request()).await;
+    assert_eq!(read.tokens, undisturbed().await.tokens);
+    assert_eq!(read.end.unwrap().usage.completion_tokens, WHOLE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_ends_with_the_deadline() {
+    let site = site([lost_after(5)]);
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let outputs = site
+        .migrating
+        .generate(request(), ctx().with_deadline(deadline))
+        .await;
+    let read = read(outputs.unwrap()).await;
+    assert_eq!(kind_of(&read), ErrorKind::DeadlineExceeded);
+    assert_eq!(Instant::now(), deadline);
+    assert_eq!(site.failures("deadline"), "1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_cancelled_moves_no_more() {
+    for (reason, is_finished) in [
+        (CancelReason::Client, true),
+        (CancelReason::Shutdown, false),
+    ] {
+        let site = site([lost_after(5)]);
+        let ctx = ctx();
+        let outputs = site.migrating.generate(request(), ctx.clone()).await;
+        let cancel = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            ctx.cancel(reason);
+        };
+        let (read, ()) = tokio::join!(read(outputs.unwrap()), cancel);
+        match read.end {
+            Ok(finished) => {
+                assert!(is_finished);
+                assert_eq!(finished.reason, FinishReason::Cancelled);
+                assert_eq!(finished.usage.completion_tokens, 5);
+            }
+            Err(error) => assert_eq!(error.kind(), reason.error_kind()),
+        }
+        let asked = site.fleet.asked().len();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(site.fleet.asked().len(), asked);
+    }
+    let site = site([lost_after(5), Leg::Finishes]);
+    let ctx = ctx();
+    let outputs = site.migrating.generate(request(), ctx.clone()).await;
+    ctx.cancel(CancelReason::Client);
+    assert!(read(outputs.unwrap()).await.end.is_err());
+    assert_eq!(site.fleet.asked().len(), 1);
+}
+
+#[tokio::test]
+async fn a_refusal_by_another_kind_ends_it() {
+    let site = site([lost_after(5), Leg::Refuses(ErrorKind::InvalidArgument)]);
+    let read = site.ask(request()).await;
+    assert_eq!(kind_of(&read), ErrorKind::InvalidArgument);
+}
+
+#[tokio::test]
+async fn what_is_kept_is_bounded_and_given_back() {
+    // Room for the prompt, and for one piece of 64 tokens of one request.
+    let config = MigrationConfig {
+        max_kept_bytes: 4 * (3 + 64 + 3),
+        ..MigrationConfig::default()
+    };
+    let site = site_of(
+        [Leg::Hangs, lost_after(1), Leg::Hangs, Leg::Hangs],
+        &card(3),
+        config,
+    );
+    let generate = || site.migrating.generate(request(), ctx());
+    let one = generate().await.unwrap();
+    assert_eq!(site.metric("genset_migration_kept_bytes"), "12");
+    let two = read(generate().await.unwrap());
+    let hanging = tokio::time::timeout(Duration::from_millis(1), two).await;
+    // It moved, and the next instance is silent: its 64 tokens and both prompts are the whole room.
+    assert!(hanging.is_err());
+    drop(one);
+    assert_eq!(site.metric("genset_migration_kept_bytes"), "0");
+    let first = generate().await.unwrap();
+    assert_eq!(site.metric("genset_migration_kept_bytes"), "12");
+    drop(first);
+
+    let none = MigrationConfig {
+        max_kept_bytes: 0,
+        ..MigrationConfig::default()
+    };
+    let site = site_of([lost_after(1), Leg::Finishes], &card(3), none);
+    let read = site.ask(request()).await;
+    assert_eq!(kind_of(&read), ErrorKind::Disconnected);
+    assert_eq!(site.failures("not_kept"), "1");
+}
+
+proptest! {
+    #[test]
+    fn wherever_it_is_cut_the_answer_is_whole(cuts in prop::collection::vec(0..10_u32, 0..4)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let legs = cuts.iter().map(|cut| lost_after(*cut));
+            let read = site(legs.chain([Leg::Finishes])).ask(request()).await;
+            let whole = undisturbed().await;
+            assert_eq!(read.tokens, whole.tokens);
+            let (mut finished, expected) = (read.end.unwrap(), whole.end.unwrap());
+            // Where all but the terminal was given, nobody says what was cached.
+            finished.usage.cached_tokens = expected.usage.cached_tokens;
+            assert_eq!(finished, expected);
+        });
+    }
+}

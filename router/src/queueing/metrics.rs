@@ -1,0 +1,92 @@
+//! What is counted about requests that wait at the router.
+
+use std::time::Duration;
+
+use genset_backend_common::prometheus::metrics::counter::Counter;
+use genset_backend_common::prometheus::metrics::family::Family;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
+use genset_backend_common::prometheus::metrics::histogram::Histogram;
+use genset_backend_common::{LATENCY_BUCKETS_S, MetricsRegistry};
+
+use super::order::Refusal;
+
+/// The metrics of all models. Clones share.
+#[derive(Debug, Clone)]
+pub(crate) struct QueueMetrics {
+    waiting: Family<[(&'static str, String); 1], Gauge>,
+    wait_s: Histogram,
+    refusals: Family<[(&'static str, String); 2], Counter>,
+}
+
+impl QueueMetrics {
+    /// Registers them where requests may wait: once for a registry.
+    pub(crate) fn register(registry: &MetricsRegistry, may_wait: bool) -> Self {
+        let metrics = Self {
+            waiting: Family::default(),
+            wait_s: Histogram::new(LATENCY_BUCKETS_S),
+            refusals: Family::default(),
+        };
+        if may_wait {
+            metrics.register_in(registry);
+        }
+        metrics
+    }
+
+    fn register_in(&self, registry: &MetricsRegistry) {
+        registry.register(
+            "genset_router_waiting_requests",
+            "Requests that wait at the router because every instance is full",
+            self.waiting.clone(),
+        );
+        registry.register(
+            "genset_router_wait_seconds",
+            "How long requests waited at the router until an instance took them",
+            self.wait_s.clone(),
+        );
+        registry.register(
+            "genset_router_queue_refusals",
+            "Requests that were refused at the router, because too many waited or their deadline would have passed",
+            self.refusals.clone(),
+        );
+    }
+
+    /// The same, for one model.
+    pub(super) fn of(&self, model: &str) -> ModelMetrics {
+        ModelMetrics {
+            waiting: self
+                .waiting
+                .get_or_create(&[("model", model.to_owned())])
+                .clone(),
+            all: self.clone(),
+            model: model.to_owned(),
+        }
+    }
+}
+
+/// The metrics of one model.
+#[derive(Debug)]
+pub(super) struct ModelMetrics {
+    all: QueueMetrics,
+    model: String,
+    waiting: Gauge,
+}
+
+impl ModelMetrics {
+    pub(super) fn waiting(&self, requests: usize) {
+        self.waiting
+            .set(i64::try_from(requests).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn served(&self, wait: Duration) {
+        self.all.wait_s.observe(wait.as_secs_f64());
+    }
+
+    pub(super) fn refused(&self, refusal: Refusal) {
+        let reason = match refusal {
+            Refusal::Full => "full",
+            Refusal::Deadline => "deadline",
+        };
+        let labels = [("model", self.model.clone()), ("reason", reason.to_owned())];
+        self.all.refusals.get_or_create(&labels).inc();
+    }
+}
