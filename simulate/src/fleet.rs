@@ -1,0 +1,267 @@
+//! [`Fleet`]: the workers, of the same code as in production, and what happens to them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use genset_backend_common::kv::KvEventPublisher;
+use genset_backend_common::output::OutputStream;
+use genset_backend_common::worker::{
+    CanaryConfig, RequestLimits, Worker, WorkerConfig, WorkerHandle,
+};
+use genset_backend_common::{
+    DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
+    MetricsRegistry, RequestContext, Role, StartContext, async_trait,
+};
+use genset_engine_mocker::MockerEngine;
+use genset_runtime::{
+    EndpointName, InstanceId, LiveModel, ModelDirectory, Runtime, RuntimeRegistrar,
+};
+use parking_lot::Mutex;
+
+use crate::faults::Action;
+
+/// The model that every worker serves.
+pub(crate) const MODEL: &str = "mocker";
+
+/// Longer than any start takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Instance ids of one worker's starts lie so far apart.
+const STARTS: u64 = 1 << 32;
+
+/// An engine, and what a simulation wants to know of it that no client is told.
+#[derive(Debug)]
+pub(crate) struct Observed {
+    engine: MockerEngine,
+    kv_events: Mutex<Option<KvEventPublisher>>,
+    moved: Arc<AtomicU64>,
+}
+
+impl Observed {
+    /// KV blocks that sequences hold.
+    pub(crate) fn kv_used_blocks(&self) -> u64 {
+        self.engine.stats().kv_used_blocks
+    }
+
+    /// Its prefix cache, once it has started.
+    pub(crate) fn kv_events(&self) -> Option<KvEventPublisher> {
+        self.kv_events.lock().clone()
+    }
+}
+
+/// What the Worker gets: clones share.
+#[derive(Debug, Clone)]
+struct Shared(Arc<Observed>);
+
+#[async_trait]
+impl LLMEngine for Shared {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        *self.0.kv_events.lock() = Some(ctx.kv_events.clone());
+        self.0.engine.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        if request.resumed_tokens > 0 {
+            self.0.moved.fetch_add(1, Ordering::Relaxed);
+        }
+        self.0.engine.generate(request, ctx).await
+    }
+
+    async fn abort(&self, ctx: &RequestContext) {
+        self.0.engine.abort(ctx).await;
+    }
+
+    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
+        self.0.engine.drain(ctx).await
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.0.engine.cleanup().await
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        self.0.engine.controls()
+    }
+}
+
+/// A place for a worker, which has one after the other.
+#[derive(Debug)]
+struct Seat {
+    starts: u64,
+    observed: Arc<Observed>,
+    handle: WorkerHandle,
+}
+
+/// The workers.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    runtime: Runtime,
+    /// The first of them compute prompts only, and the others then answer only; 0 where each does the whole.
+    prefill_workers: usize,
+    /// What every engine is a copy of.
+    engine: MockerEngine,
+    seats: Mutex<BTreeMap<usize, Seat>>,
+    moved: Arc<AtomicU64>,
+}
+
+impl Fleet {
+    /// Starts workers and waits until all of them serve.
+    pub(crate) async fn start(
+        runtime: &Runtime,
+        engine: &MockerEngine,
+        workers: usize,
+        prefill_workers: usize,
+    ) -> Result<Self, EngineError> {
+        let fleet = Self {
+            runtime: runtime.clone(),
+            prefill_workers,
+            engine: engine.fresh(),
+            seats: Mutex::default(),
+            moved: Arc::default(),
+        };
+        for worker in 0..workers {
+            fleet.start_worker(worker, 0)?;
+        }
+        let ready = {
+            let seats = fleet.seats.lock();
+            let waits = seats.values().map(|seat| seat.handle.status());
+            waits.collect::<Vec<_>>()
+        };
+        let ready = ready.into_iter().map(|mut status| async move {
+            let is_listed = status.wait_for(|status| status.model.is_some()).await;
+            is_listed.map(drop)
+        });
+        for ready in join_all(ready).await {
+            ready.map_err(|error| {
+                EngineError::internal("a worker of the simulation ended as it started")
+                    .with_source(error)
+            })?;
+        }
+        Ok(fleet)
+    }
+
+    /// The model, as soon as every worker is listed.
+    pub(crate) async fn model(
+        &self,
+        directory: &ModelDirectory,
+        workers: usize,
+    ) -> Result<LiveModel, EngineError> {
+        let mut models = directory.subscribe();
+        let all = models.wait_for(|models| {
+            let model = models.get(MODEL);
+            model.is_some_and(|model| model.instances().len() == workers)
+        });
+        let found = tokio::time::timeout(PATIENCE, all).await;
+        let models = found.ok().and_then(Result::ok);
+        let model = models.and_then(|models| models.get(MODEL).cloned());
+        model
+            .ok_or_else(|| EngineError::internal("the workers of the simulation were never listed"))
+    }
+
+    /// `starts`: how many it had before.
+    fn start_worker(&self, worker: usize, starts: u64) -> Result<(), EngineError> {
+        let role = self.role_of(worker);
+        let name = EndpointName::try_new("simulation", &role.to_string(), "generate")
+            .map_err(|error| EngineError::internal("a name is none").with_source(error))?;
+        let observed = Arc::new(Observed {
+            engine: self.engine.fresh(),
+            kv_events: Mutex::new(None),
+            moved: Arc::clone(&self.moved),
+        });
+        let id = 1 + u64::try_from(worker).unwrap_or(0) + starts * STARTS;
+        let registrar = RuntimeRegistrar::new(self.runtime.clone(), name);
+        let handle = Worker::new(
+            id,
+            Arc::new(Shared(Arc::clone(&observed))),
+            worker_config(role),
+            Arc::new(registrar),
+            MetricsRegistry::default(),
+        )
+        .spawn();
+        let seat = Seat {
+            starts,
+            observed,
+            handle,
+        };
+        self.seats.lock().insert(worker, seat);
+        Ok(())
+    }
+
+    fn role_of(&self, worker: usize) -> Role {
+        match self.prefill_workers {
+            0 => Role::Aggregated,
+            prefill if worker < prefill => Role::Prefill,
+            _ => Role::Decode,
+        }
+    }
+
+    /// Does to a worker what a fault says.
+    pub(crate) async fn suffer(&self, worker: usize, action: Action) {
+        match action {
+            Action::Crash => {
+                if let Some(seat) = self.seats.lock().get(&worker) {
+                    seat.observed.engine.crash("the fault script says so");
+                }
+            }
+            Action::Stop => {
+                if let Some(seat) = self.seats.lock().get(&worker) {
+                    seat.handle.stop();
+                }
+            }
+            Action::Start => {
+                let ended = self.seats.lock().remove(&worker);
+                let Some(seat) = ended else { return };
+                // One that still serves is stopped first.
+                seat.handle.shutdown().await;
+                // Its name was one when it started first.
+                drop(self.start_worker(worker, seat.starts + 1));
+            }
+        }
+    }
+
+    /// The engine behind an instance, if it is there.
+    pub(crate) fn observed(&self, instance: InstanceId) -> Option<Arc<Observed>> {
+        let worker = usize::try_from((instance.0.checked_sub(1)?) % STARTS).ok()?;
+        let seats = self.seats.lock();
+        seats.get(&worker).map(|seat| Arc::clone(&seat.observed))
+    }
+
+    /// Requests that came to an engine with another's tokens.
+    pub(crate) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Stops every worker.
+    pub(crate) async fn stop(&self) {
+        let seats = std::mem::take(&mut *self.seats.lock());
+        let stopped = seats.into_values().map(|seat| seat.handle.shutdown());
+        join_all(stopped).await;
+    }
+}
+
+/// As in production, but for what would end requests that wait long in a fleet that is too small, and for probes of engines that
+/// cannot fail by themselves.
+fn worker_config(role: Role) -> WorkerConfig {
+    WorkerConfig {
+        role,
+        migration_limit: 3,
+        limits: RequestLimits {
+            max_waiting: 1 << 20,
+            request_timeout: None,
+            idle_timeout: None,
+            ..RequestLimits::default()
+        },
+        canary: CanaryConfig {
+            interval: None,
+            ..CanaryConfig::default()
+        },
+        ..WorkerConfig::default()
+    }
+}

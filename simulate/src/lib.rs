@@ -1,0 +1,32 @@
+//! A fleet in one process, in virtual time: what a policy of routing does to TTFT, ITL and prefix hits, without a GPU.
+//!
+//! Workers are [mockers](genset_engine_mocker); [`Worker`](genset_backend_common::worker::Worker), request plane, discovery and
+//! [router](genset_router) are those of production. The clock stands still while anything can go on, so that an hour of a
+//! fleet takes as long as its decisions do, and the same plan gives the same figures.
+//!
+//! - [`Load`]: which requests come when: a [trace](Load::read_trace), or [conversations](Synthetic) made up from a seed.
+//! - [`Fault`]: what happens to workers meanwhile.
+//! - [`Policy`]: how an instance is chosen.
+//! - [`simulate`]: a [`Plan`] becomes a [`Report`], which is a table, JSON, or a [plot](Report::svg). A policy may serve the same load
+//!   with fleets that have prefill and decode apart, too.
+
+mod faults;
+mod fleet;
+mod load;
+mod oracle;
+mod plot;
+mod policy;
+mod quantiles;
+mod random;
+mod report;
+mod run;
+mod timeline;
+mod trace;
+
+pub use faults::{Action, Fault};
+pub use load::{Kind, Load, Synthetic};
+pub use policy::Policy;
+pub use report::{Report, Row};
+pub use run::{Plan, simulate};
+pub use timeline::Moment;
+pub use trace::Trace;

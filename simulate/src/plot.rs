@@ -1,0 +1,138 @@
+//! The plot of a report: the distribution of TTFT, a line each policy; and where there were faults, what happened over time.
+
+mod over_time;
+
+use crate::report::Report;
+
+/// The picture's size, and the space beside its axes.
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 420.0;
+const LEFT: f64 = 60.0;
+const RIGHT: f64 = 150.0;
+const TOP: f64 = 20.0;
+const BOTTOM: f64 = 50.0;
+
+/// Colours that the eye keeps apart, also one that sees no red or no green.
+const COLOURS: [&str; 7] = [
+    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000",
+];
+
+impl Report {
+    /// The share of requests whose first token came within a time, as SVG; the axis of times is logarithmic. Below it, of a run
+    /// with faults, how long clients waited over time, with a mark at each fault.
+    #[must_use]
+    pub fn svg(&self) -> String {
+        let scale = Scale::of(self);
+        let height = match self.faults.is_empty() {
+            true => HEIGHT,
+            false => HEIGHT + over_time::height(),
+        };
+        let mut lines = vec![
+            format!(
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+                 font-family=\"sans-serif\" font-size=\"12\">"
+            ),
+            format!("<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>"),
+        ];
+        lines.extend(scale.axes());
+        for (number, row) in self.rows.iter().enumerate() {
+            let colour = COLOURS[number % COLOURS.len()];
+            let points: Vec<String> = row
+                .ttft
+                .iter()
+                .map(|(ms, share)| format!("{:.1},{:.1}", scale.x(*ms), scale.y(*share)))
+                .collect();
+            lines.push(format!(
+                "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{}\"/>",
+                points.join(" ")
+            ));
+            let y = TOP + 16.0 * f64::from(u32::try_from(number).unwrap_or(0) + 1);
+            let x = WIDTH - RIGHT + 15.0;
+            let policy = &row.policy;
+            lines.push(format!(
+                "<text x=\"{x}\" y=\"{y}\" fill=\"{colour}\">{policy}</text>"
+            ));
+        }
+        if !self.faults.is_empty() {
+            lines.extend(over_time::panels(self, HEIGHT));
+        }
+        lines.push("</svg>\n".into());
+        lines.join("\n")
+    }
+}
+
+/// A text.
+fn label(x: f64, y: f64, anchor: &str, text: &str) -> String {
+    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>")
+}
+
+/// Where times and shares lie: whole powers of ten at both ends.
+struct Scale {
+    first: i32,
+    last: i32,
+}
+
+impl Scale {
+    fn of(report: &Report) -> Self {
+        let times = report.rows.iter().flat_map(|row| &row.ttft);
+        let (mut least, mut most) = (f64::MAX, 1.0_f64);
+        for (ms, _) in times {
+            least = least.min(*ms);
+            most = most.max(*ms);
+        }
+        let first = power_below(least.min(most));
+        Self {
+            first,
+            last: (power_below(most) + 1).max(first + 1),
+        }
+    }
+
+    fn x(&self, ms: f64) -> f64 {
+        let share = (ms.log10() - f64::from(self.first)) / f64::from(self.last - self.first);
+        LEFT + share * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn y(&self, share: f64) -> f64 {
+        TOP + (1.0 - share) * (HEIGHT - TOP - BOTTOM)
+    }
+
+    fn axes(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
+        for power in self.first..=self.last {
+            let (ms, x) = (10_f64.powi(power), self.x(10_f64.powi(power)));
+            lines.push(format!(
+                "<line x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{bottom}\" stroke=\"#ddd\"/>"
+            ));
+            lines.push(format!(
+                "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{ms}</text>",
+                bottom + 18.0
+            ));
+        }
+        for percent in [0, 25, 50, 75, 100] {
+            let y = self.y(f64::from(percent) / 100.0);
+            lines.push(format!(
+                "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>"
+            ));
+            lines.push(format!(
+                "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{percent} %</text>",
+                LEFT - 6.0,
+                y + 4.0
+            ));
+        }
+        let middle = f64::midpoint(LEFT, right);
+        lines.push(format!(
+            "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">time to first token, ms</text>",
+            HEIGHT - 12.0
+        ));
+        lines
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the logarithm of a time is small"
+)]
+fn power_below(ms: f64) -> i32 {
+    ms.log10().floor() as i32
+}

@@ -1,0 +1,111 @@
+//! What a run with faults looked like over time: a line each policy, and a mark where something happened to a worker.
+
+use super::{COLOURS, LEFT, RIGHT, WIDTH, label};
+use crate::report::Report;
+use crate::timeline::Moment;
+
+/// Height of one panel, and the space above and below its axes.
+const PANEL: f64 = 220.0;
+const ABOVE: f64 = 30.0;
+const BELOW: f64 = 40.0;
+
+/// What a panel shows of a moment.
+type Value = fn(&Moment) -> Option<f64>;
+
+const PANELS: [(&str, Value); 2] = [
+    ("90 % of first tokens came within, ms", |moment| {
+        moment.ttft_p90_ms
+    }),
+    ("longest pause in an answer, ms", |moment| {
+        Some(moment.longest_pause_ms)
+    }),
+];
+
+/// The panels' height together.
+pub(super) fn height() -> f64 {
+    PANEL * 2.0
+}
+
+/// The panels, the first one beginning at `top`.
+pub(super) fn panels(report: &Report, top: f64) -> Vec<String> {
+    let panels = PANELS.iter().zip([top, top + PANEL]);
+    panels
+        .flat_map(|((title, value), top)| panel(report, top, title, *value))
+        .collect()
+}
+
+/// Where seconds and values lie in a panel.
+struct Scale {
+    top: f64,
+    most_s: f64,
+    most: f64,
+}
+
+impl Scale {
+    fn of(report: &Report, top: f64, value: Value) -> Self {
+        let moments = || report.rows.iter().flat_map(|row| &row.over_time);
+        let most_s = moments().map(|moment| moment.at_s).fold(1.0, f64::max);
+        let most = moments().filter_map(value).fold(1.0, f64::max);
+        Self { top, most_s, most }
+    }
+
+    fn x(&self, at_s: f64) -> f64 {
+        LEFT + (at_s / self.most_s).min(1.0) * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        self.bottom() - value / self.most * (PANEL - ABOVE - BELOW)
+    }
+
+    fn bottom(&self) -> f64 {
+        self.top + PANEL - BELOW
+    }
+
+    fn axes(&self) -> Vec<String> {
+        let (ceiling, right) = (self.top + ABOVE, WIDTH - RIGHT);
+        let mut lines = Vec::new();
+        for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
+            let (at_s, value) = (self.most_s * part, self.most * part);
+            let (x, y) = (self.x(at_s), self.y(value));
+            lines.push(format!(
+                "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>"
+            ));
+            lines.push(label(LEFT - 6.0, y + 4.0, "end", &format!("{value:.0}")));
+            lines.push(format!(
+                "<line x1=\"{x:.1}\" y1=\"{ceiling:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"#ddd\"/>",
+                self.bottom()
+            ));
+            let below = self.bottom() + 16.0;
+            lines.push(label(x, below, "middle", &format!("{at_s:.0} s")));
+        }
+        lines
+    }
+}
+
+fn panel(report: &Report, top: f64, title: &str, value: Value) -> Vec<String> {
+    let scale = Scale::of(report, top, value);
+    let mut lines = scale.axes();
+    lines.push(label(LEFT, top + 12.0, "start", title));
+    for fault in &report.faults {
+        let x = scale.x(fault.at_s);
+        lines.push(format!(
+            "<line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"#a00\" stroke-dasharray=\"4 3\"/>",
+            top + ABOVE,
+            scale.bottom()
+        ));
+        let what = format!("worker {}: {}", fault.worker, fault.action);
+        lines.push(label(x + 3.0, top + ABOVE - 4.0, "start", &what));
+    }
+    for (row, colour) in report.rows.iter().zip(COLOURS.iter().cycle()) {
+        let points = row.over_time.iter().filter_map(|moment| {
+            let value = value(moment)?;
+            Some(format!("{:.1},{:.1}", scale.x(moment.at_s), scale.y(value)))
+        });
+        let points: Vec<String> = points.collect();
+        lines.push(format!(
+            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" points=\"{}\"/>",
+            points.join(" ")
+        ));
+    }
+    lines
+}

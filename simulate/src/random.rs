@@ -1,0 +1,50 @@
+//! [`Random`]: numbers that look random and are the same in every run, whatever the version of a library.
+
+/// # Source
+/// G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", 2014 (SplitMix64).
+#[derive(Debug, Clone)]
+pub(crate) struct Random(u64);
+
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+impl Random {
+    /// Numbers of one purpose: another `stream` of the same seed has nothing in common with it.
+    pub(crate) fn new(seed: u64, stream: u64) -> Self {
+        Self(mix(seed ^ mix(stream.wrapping_mul(GOLDEN))))
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(GOLDEN);
+        mix(self.0)
+    }
+
+    /// A number below `end`, which is at least 1.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        let wide = u128::from(self.next()) * u128::from(end.max(1));
+        u64::try_from(wide >> 64).unwrap_or(0)
+    }
+
+    /// A number of `first..=last`.
+    pub(crate) fn between(&mut self, (first, last): (u32, u32)) -> u32 {
+        let spread = u64::from(last.saturating_sub(first)) + 1;
+        first + u32::try_from(self.below(spread)).unwrap_or(0)
+    }
+
+    /// A number of `0.0..1.0`.
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are what a float holds")]
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// A time between two events that happen `per_second` times a second on average, whenever others did, in seconds.
+    pub(crate) fn gap_s(&mut self, per_second: f64) -> f64 {
+        -(1.0 - self.unit()).ln() / per_second
+    }
+}
+
+/// Mixes a number so that neighbours have nothing in common.
+pub(crate) fn mix(mut number: u64) -> u64 {
+    number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    number ^ (number >> 31)
+}

@@ -1,0 +1,162 @@
+//! [`Report`]: the figures, as a table and as JSON.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::faults::Fault;
+use crate::run::Tally;
+use crate::timeline::Moment;
+
+/// What came of a plan.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// What the load was like: `chat`, `agent` or `trace`.
+    pub load: &'static str,
+    /// Workers.
+    pub workers: usize,
+    /// The plan's seed.
+    pub seed: u64,
+    /// What happened to workers meanwhile.
+    pub faults: Vec<Fault>,
+    /// A row each policy and fleet, in the plan's order.
+    pub rows: Vec<Row>,
+}
+
+/// The figures of one policy. Times are in milliseconds, within a percent; `None` where nothing was measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// The policy; of a fleet with prefill and decode apart, followed by the workers of each: `kv 2+6`.
+    pub policy: String,
+    /// Workers that compute prompts only; 0 where each does the whole.
+    pub prefill_workers: usize,
+    /// Requests that were sent.
+    pub requests: u64,
+    /// Requests that ended in an error, by its kind.
+    pub lost: BTreeMap<&'static str, u64>,
+    /// Requests that went on at another worker. One that moved twice counts twice.
+    pub moved: u64,
+    /// Time to the first token: the time that half of all requests did not exceed.
+    pub ttft_p50_ms: Option<f64>,
+    /// That of 90 %.
+    pub ttft_p90_ms: Option<f64>,
+    /// That of 99 %.
+    pub ttft_p99_ms: Option<f64>,
+    /// Time between two tokens of an answer.
+    pub itl_p50_ms: Option<f64>,
+    /// That of 99 %.
+    pub itl_p99_ms: Option<f64>,
+    /// Tokens generated in a second of the whole time.
+    pub tokens_per_s: f64,
+    /// Share of all prompt tokens that were in a prefix cache.
+    pub hit_rate: f64,
+    /// Until the last answer ended, in seconds of the simulation.
+    pub duration_s: f64,
+    /// The distribution of the times to the first token: milliseconds, and the share of requests that did not exceed them.
+    pub ttft: Vec<(f64, f64)>,
+    /// How long clients waited, over the time of the run.
+    pub over_time: Vec<Moment>,
+}
+
+impl Row {
+    pub(crate) fn new(policy: String, prefill_workers: usize, tally: Tally, moved: u64) -> Self {
+        let duration_s = tally.duration.as_secs_f64();
+        Self {
+            policy,
+            prefill_workers,
+            requests: tally.requests,
+            moved,
+            ttft_p50_ms: tally.ttft.ms(0.5).map(rounded),
+            ttft_p90_ms: tally.ttft.ms(0.9).map(rounded),
+            ttft_p99_ms: tally.ttft.ms(0.99).map(rounded),
+            itl_p50_ms: tally.itl.ms(0.5).map(rounded),
+            itl_p99_ms: tally.itl.ms(0.99).map(rounded),
+            tokens_per_s: rounded(ratio(tally.completion_tokens, duration_s)),
+            hit_rate: (ratio(tally.cached_tokens, float(tally.prompt_tokens)) * 1e4).round() / 1e4,
+            duration_s: rounded(duration_s),
+            ttft: tally.ttft.points(),
+            over_time: tally.timeline.moments(),
+            lost: tally.lost,
+        }
+    }
+
+    /// Requests that ended in an error.
+    #[must_use]
+    pub fn lost_requests(&self) -> u64 {
+        self.lost.values().sum()
+    }
+}
+
+/// To three digits behind the point.
+fn rounded(number: f64) -> f64 {
+    (number * 1e3).round() / 1e3
+}
+
+fn ratio(part: u64, whole: f64) -> f64 {
+    if whole > 0.0 {
+        float(part) / whole
+    } else {
+        0.0
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+impl Report {
+    /// As JSON.
+    #[must_use]
+    pub fn json(&self) -> String {
+        // Strings as keys, and numbers that are finite: there is nothing that JSON cannot hold.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} workers, load {}, seed {}; times in ms\n",
+            self.workers, self.load, self.seed
+        )?;
+        let names = self.rows.iter().map(|row| row.policy.len());
+        let width = names.max().unwrap_or(0).max(14);
+        writeln!(
+            f,
+            "{:<width$} {:>9} {:>6} {:>6} {:>10} {:>10} {:>10} {:>9} {:>9} {:>10} {:>7}",
+            "policy",
+            "requests",
+            "lost",
+            "moved",
+            "TTFT p50",
+            "p90",
+            "p99",
+            "ITL p50",
+            "p99",
+            "tokens/s",
+            "hits"
+        )?;
+        for row in &self.rows {
+            let ms = |time: Option<f64>| time.map_or("-".into(), |ms| format!("{ms:.1}"));
+            writeln!(
+                f,
+                "{:<width$} {:>9} {:>6} {:>6} {:>10} {:>10} {:>10} {:>9} {:>9} {:>10.0} {:>6.1}%",
+                row.policy,
+                row.requests,
+                row.lost_requests(),
+                row.moved,
+                ms(row.ttft_p50_ms),
+                ms(row.ttft_p90_ms),
+                ms(row.ttft_p99_ms),
+                ms(row.itl_p50_ms),
+                ms(row.itl_p99_ms),
+                row.tokens_per_s,
+                row.hit_rate * 100.0
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,282 @@
+//! [`simulate`]: a plan becomes a report.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use genset_backend_common::output::{Finished, Output};
+use genset_backend_common::{EngineError, GenerateRequest, RequestContext, TokenId};
+use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel};
+use genset_runtime::{ModelDirectory, Runtime};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use crate::faults::Fault;
+use crate::fleet::{Fleet, MODEL};
+use crate::load::{Load, Session, VOCAB_SIZE};
+use crate::policy::{Policy, Way};
+use crate::quantiles::Quantiles;
+use crate::report::{Report, Row};
+use crate::timeline::Timeline;
+
+/// Longer than any conversation.
+const CONTEXT_LENGTH: u32 = 1 << 21;
+
+/// What is simulated.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Workers, at least 1.
+    pub workers: usize,
+    /// The settings of each.
+    pub engine: MockerArgs,
+    /// Which requests come when.
+    pub load: Load,
+    /// What happens to workers meanwhile, in the order of its times.
+    pub faults: Vec<Fault>,
+    /// How an instance is chosen: each policy serves the same load with fleets of its own.
+    pub policies: Vec<Policy>,
+    /// The fleets: of the workers, so many compute prompts and the others answer; 0 for one in which each does the whole. The
+    /// policies that know no roles serve that one only.
+    pub prefill_workers: Vec<usize>,
+    /// Varies load and chance.
+    pub seed: u64,
+}
+
+/// What came of the requests so far.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) ttft: Quantiles,
+    pub(crate) itl: Quantiles,
+    pub(crate) timeline: Timeline,
+    pub(crate) requests: u64,
+    /// Requests that ended in an error, by its kind.
+    pub(crate) lost: BTreeMap<&'static str, u64>,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) cached_tokens: u64,
+    pub(crate) completion_tokens: u64,
+    /// When the last answer ended.
+    pub(crate) duration: Duration,
+}
+
+/// Simulates a plan, each policy on a thread of its own.
+///
+/// # Errors
+/// `InvalidArgument`, naming what in the plan cannot be; `Internal` where a worker did not start.
+pub fn simulate(plan: &Plan) -> Result<Report, EngineError> {
+    if plan.workers == 0 {
+        return Err(EngineError::invalid_argument(
+            "--workers",
+            "must be at least 1",
+        ));
+    }
+    let runs = plan.runs()?;
+    let model = MockerModel::new(VOCAB_SIZE, CONTEXT_LENGTH);
+    let engine = MockerEngine::try_new(plan.engine.clone(), model)?;
+    let rows = std::thread::scope(|scope| {
+        let engine = &engine;
+        let threads: Vec<_> = runs
+            .into_iter()
+            .map(|one| scope.spawn(move || simulate_one(plan, engine, one)))
+            .collect();
+        let joined = threads.into_iter().map(|thread| {
+            let panicked = |_| EngineError::internal("a simulation panicked; please report it");
+            thread.join().map_err(panicked)?
+        });
+        joined.collect::<Result<Vec<Row>, EngineError>>()
+    })?;
+    Ok(Report {
+        load: plan.load.name(),
+        workers: plan.workers,
+        seed: plan.seed,
+        faults: plan.faults.clone(),
+        rows,
+    })
+}
+
+/// A policy, and its fleet's workers that compute prompts only.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    policy: Policy,
+    prefill_workers: usize,
+}
+
+impl Plan {
+    /// What is simulated, a row of the report each.
+    fn runs(&self) -> Result<Vec<Run>, EngineError> {
+        let bad = |problem: String| EngineError::invalid_argument("--prefill-workers", problem);
+        let too_many = self.prefill_workers.iter().find(|it| **it >= self.workers);
+        if let Some(prefill_workers) = too_many {
+            let workers = self.workers;
+            return Err(bad(format!(
+                "{prefill_workers} of {workers} workers leave none to answer; it must be below --workers"
+            )));
+        }
+        let all = self.policies.iter().flat_map(|policy| {
+            self.prefill_workers.iter().map(|prefill_workers| Run {
+                policy: *policy,
+                prefill_workers: *prefill_workers,
+            })
+        });
+        let runs: Vec<Run> = all
+            .filter(|run| run.prefill_workers == 0 || run.policy.knows_roles())
+            .collect();
+        if runs.is_empty() {
+            let problem = "random and oracle serve fleets whose workers do the whole: add 0";
+            return Err(bad(problem.into()));
+        }
+        Ok(runs)
+    }
+}
+
+fn simulate_one(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, EngineError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .map_err(|error| {
+            EngineError::internal("the async runtime cannot be started").with_source(error)
+        })?;
+    runtime.block_on(run(plan, engine, one))
+}
+
+async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, EngineError> {
+    let Run {
+        policy,
+        prefill_workers,
+    } = one;
+    let runtime = Runtime::in_process();
+    let fleet = Fleet::start(&runtime, engine, plan.workers, prefill_workers).await?;
+    let fleet = Arc::new(fleet);
+    let directory = ModelDirectory::follow(&runtime);
+    let model = fleet.model(&directory, plan.workers).await?;
+    let way = Way::connect(policy, &fleet, &directory, &model, plan.seed).await?;
+    let driver = Arc::new(Driver {
+        way,
+        tally: Mutex::default(),
+        began: Instant::now(),
+    });
+    let tasks = TaskTracker::new();
+    let faults = tasks.spawn(inflict(
+        Arc::clone(&fleet),
+        plan.faults.clone(),
+        driver.began,
+    ));
+    for (number, session) in plan.load.sessions(plan.seed).enumerate() {
+        tokio::time::sleep_until(driver.began + session.at).await;
+        tasks.spawn(Arc::clone(&driver).converse(number, session));
+    }
+    // What would happen after the last answer changes none.
+    tasks.close();
+    while tasks.len() > usize::from(!faults.is_finished()) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    faults.abort();
+    tasks.wait().await;
+    let tally = std::mem::take(&mut *driver.tally.lock());
+    let name = match prefill_workers {
+        0 => policy.to_string(),
+        prefill => format!("{policy} {prefill}+{}", plan.workers - prefill),
+    };
+    let row = Row::new(name, prefill_workers, tally, fleet.moved());
+    fleet.stop().await;
+    drop((driver, directory));
+    runtime.shutdown().await;
+    Ok(row)
+}
+
+async fn inflict(fleet: Arc<Fleet>, faults: Vec<Fault>, began: Instant) {
+    for fault in faults {
+        let at = Duration::try_from_secs_f64(fault.at_s).unwrap_or(Duration::MAX / 4);
+        tokio::time::sleep_until(began + at).await;
+        fleet.suffer(fault.worker, fault.action).await;
+    }
+}
+
+/// Sends the requests.
+struct Driver {
+    way: Way,
+    tally: Mutex<Tally>,
+    began: Instant,
+}
+
+impl Driver {
+    /// One session, to its end or to the first request that is lost.
+    async fn converse(self: Arc<Self>, number: usize, session: Session) {
+        let mut prompt: Vec<TokenId> = Vec::new();
+        for (turn_number, turn) in session.turns.into_iter().enumerate() {
+            tokio::time::sleep(turn.after).await;
+            for piece in turn.pieces {
+                piece.write(&mut prompt);
+            }
+            let mut request = GenerateRequest::from_tokens(MODEL, prompt.clone());
+            request.stop.max_tokens = Some(turn.max_tokens);
+            let id = format!("{number}-{turn_number}");
+            self.tally.lock().requests += 1;
+            match self
+                .ask(request, RequestContext::new(id), &mut prompt)
+                .await
+            {
+                Ok(finished) => self.count(&finished),
+                Err(error) => {
+                    let mut tally = self.tally.lock();
+                    *tally.lost.entry(error.kind().name()).or_default() += 1;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// One request; its answer's tokens are added to the prompt.
+    async fn ask(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+        prompt: &mut Vec<TokenId>,
+    ) -> Result<Finished, EngineError> {
+        let sent = Instant::now();
+        let mut begun = self.way.generate(request, ctx).await?;
+        let mut last = None;
+        loop {
+            let item = begun.outputs.next().await;
+            let now = Instant::now();
+            let (chunk, finished) = match item.transpose()? {
+                Some(Output::Tokens(chunk)) => (chunk, None),
+                Some(Output::Finished(finished)) => (finished.last.clone(), Some(finished)),
+                Some(Output::Text(_) | Output::Embeddings(_)) | None => {
+                    let problem = "an answer of the mocker had no tokens, or no end";
+                    return Err(EngineError::internal(problem));
+                }
+            };
+            if !chunk.is_empty() {
+                begun.pending = None;
+                let mut tally = self.tally.lock();
+                let at = now - self.began;
+                match last.replace(now) {
+                    None => {
+                        tally.ttft.add(now - sent);
+                        tally.timeline.first_token(at, now - sent);
+                    }
+                    Some(before) => {
+                        tally.itl.add(now - before);
+                        tally.timeline.token(at, now - before);
+                    }
+                }
+                prompt.extend(chunk.token_ids);
+            }
+            if let Some(finished) = finished {
+                return Ok(*finished);
+            }
+        }
+    }
+
+    fn count(&self, finished: &Finished) {
+        let mut tally = self.tally.lock();
+        let usage = finished.usage;
+        tally.prompt_tokens += u64::from(usage.prompt_tokens);
+        tally.cached_tokens += u64::from(usage.cached_tokens.unwrap_or(0));
+        tally.completion_tokens += u64::from(usage.completion_tokens);
+        tally.duration = self.began.elapsed();
+    }
+}

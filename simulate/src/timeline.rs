@@ -1,0 +1,121 @@
+//! [`Timeline`]: how long clients waited, over the time of a run, in bounded memory.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::quantiles::Quantiles;
+
+/// The most spans that are kept. When there are more, two become one.
+const MAX_SPANS: usize = 240;
+
+/// Waits, by when they ended.
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    span: Duration,
+    spans: Vec<Span>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Span {
+    ttft: Quantiles,
+    pause: Duration,
+}
+
+/// A part of a run. Times are in milliseconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Moment {
+    /// When it began, in seconds from the beginning.
+    pub at_s: f64,
+    /// The time to the first token that 90 % of those that came in it did not exceed; `None` where none came.
+    pub ttft_p90_ms: Option<f64>,
+    /// The longest time between two tokens of an answer, by when the second one came.
+    pub longest_pause_ms: f64,
+}
+
+impl Default for Timeline {
+    fn default() -> Self {
+        Self {
+            span: Duration::from_secs(1),
+            spans: Vec::new(),
+        }
+    }
+}
+
+impl Timeline {
+    /// A first token came `at` so long after the beginning, and `ttft` after its request.
+    pub(crate) fn first_token(&mut self, at: Duration, ttft: Duration) {
+        self.span_at(at).ttft.add(ttft);
+    }
+
+    /// A further token came, `pause` after the one before it.
+    pub(crate) fn token(&mut self, at: Duration, pause: Duration) {
+        let span = self.span_at(at);
+        span.pause = span.pause.max(pause);
+    }
+
+    fn span_at(&mut self, at: Duration) -> &mut Span {
+        while self.place_of(at) >= MAX_SPANS {
+            self.halve();
+        }
+        let place = self.place_of(at);
+        if self.spans.len() <= place {
+            self.spans.resize_with(place + 1, Span::default);
+        }
+        &mut self.spans[place]
+    }
+
+    fn place_of(&self, at: Duration) -> usize {
+        usize::try_from(at.as_nanos() / self.span.as_nanos()).unwrap_or(usize::MAX)
+    }
+
+    fn halve(&mut self) {
+        self.span *= 2;
+        let spans = std::mem::take(&mut self.spans);
+        let joined = spans.chunks(2).map(|pair| {
+            let mut whole = Span::default();
+            for span in pair {
+                whole.ttft.merge(&span.ttft);
+                whole.pause = whole.pause.max(span.pause);
+            }
+            whole
+        });
+        self.spans = joined.collect();
+    }
+
+    /// Every span in order.
+    pub(crate) fn moments(&self) -> Vec<Moment> {
+        let spans = (0_u32..).zip(&self.spans);
+        let moment = |(place, span): (u32, &Span)| Moment {
+            at_s: (self.span * place).as_secs_f64(),
+            ttft_p90_ms: span.ttft.ms(0.9),
+            longest_pause_ms: span.pause.as_secs_f64() * 1e3,
+        };
+        spans.map(moment).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_run_has_wider_spans_and_loses_no_wait() {
+        let mut timeline = Timeline::default();
+        let seconds = Duration::from_secs;
+        timeline.token(seconds(1), seconds(7));
+        for at in 0..1000 {
+            timeline.first_token(seconds(at), Duration::from_millis(100));
+        }
+        timeline.first_token(seconds(999), seconds(3));
+        let moments = timeline.moments();
+        assert_eq!(moments.len(), 125);
+        assert_eq!(
+            (moments[1].at_s, moments[0].longest_pause_ms),
+            (8.0, 7000.0)
+        );
+        let last = moments[124].ttft_p90_ms.unwrap();
+        assert!(last > 2900.0, "{last}");
+        assert!(moments[3].ttft_p90_ms.unwrap() < 110.0);
+    }
+}

@@ -1,0 +1,197 @@
+//! Small fleets: what must hold of every run, and what a better choice brings.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use genset_engine_mocker::MockerArgs;
+use genset_simulate::{Fault, Kind, Load, Plan, Report, Row, Synthetic, simulate};
+
+fn plan(policies: &[&str]) -> Plan {
+    Plan {
+        workers: 4,
+        engine: MockerArgs {
+            num_gpu_blocks: 8192,
+            ..MockerArgs::default()
+        },
+        load: Load::Synthetic(Synthetic {
+            kind: Kind::Chat,
+            sessions_per_s: 2.0,
+            requests: 300,
+        }),
+        faults: Vec::new(),
+        policies: policies.iter().map(|name| name.parse().unwrap()).collect(),
+        prefill_workers: vec![0],
+        seed: 1,
+    }
+}
+
+fn row<'a>(report: &'a Report, policy: &str) -> &'a Row {
+    let mut rows = report.rows.iter();
+    rows.find(|row| row.policy == policy).unwrap()
+}
+
+#[test]
+fn one_seed_gives_the_same_bytes_and_another_does_not() {
+    let plan = plan(&["round-robin", "random", "least-loaded", "oracle"]);
+    let first = simulate(&plan).unwrap();
+    let second = simulate(&plan).unwrap();
+    assert_eq!(first.json(), second.json());
+    assert_eq!(first.svg(), second.svg());
+    let other = simulate(&Plan { seed: 2, ..plan }).unwrap();
+    assert!(first.json() != other.json());
+    for row in &first.rows {
+        assert_eq!((row.requests, row.lost_requests()), (300, 0), "{first}");
+        assert!(
+            row.tokens_per_s > 0.0 && row.itl_p50_ms > Some(5.0),
+            "{first}"
+        );
+    }
+}
+
+#[test]
+fn who_knows_the_caches_answers_sooner() {
+    let report = simulate(&plan(&["round-robin", "oracle"])).unwrap();
+    let (blind, knowing) = (row(&report, "round-robin"), row(&report, "oracle"));
+    assert!(knowing.hit_rate > blind.hit_rate + 0.1, "{report}");
+    assert!(
+        knowing.ttft_p50_ms.unwrap() * 1.5 < blind.ttft_p50_ms.unwrap(),
+        "{report}"
+    );
+}
+
+#[test]
+fn faults_happen_and_what_they_cost_is_counted() {
+    let script = r#"[
+        {"at_s": 20, "worker": 0, "do": "crash"},
+        {"at_s": 30, "worker": 1, "do": "stop"},
+        {"at_s": 40, "worker": 0, "do": "start"},
+        {"at_s": 50, "worker": 2, "do": "start"}
+    ]"#;
+    let troubled = Plan {
+        faults: Fault::read_script(script, 4).unwrap(),
+        ..plan(&["round-robin"])
+    };
+    let report = simulate(&troubled).unwrap();
+    let row = row(&report, "round-robin");
+    // Those of the worker that crashed, where nobody moves them.
+    assert!(row.lost_requests() + row.moved > 0, "{report}");
+    assert!(row.lost_requests() < 20, "{report}");
+    let again = simulate(&troubled).unwrap();
+    assert_eq!(report.json(), again.json());
+}
+
+/// Prompts wait for no answers, and few prefill workers have much of each prompt cached. The handover is a pause in the answer.
+#[test]
+fn fleets_with_prefill_and_decode_apart_are_compared() {
+    let compared = Plan {
+        prefill_workers: vec![0, 1, 2],
+        ..plan(&["round-robin", "random"])
+    };
+    let report = simulate(&compared).unwrap();
+    let names: Vec<&str> = report.rows.iter().map(|row| row.policy.as_str()).collect();
+    let expected = [
+        "round-robin",
+        "round-robin 1+3",
+        "round-robin 2+2",
+        "random",
+    ];
+    assert_eq!(names, expected);
+    for row in &report.rows {
+        assert_eq!((row.requests, row.lost_requests()), (300, 0), "{report}");
+    }
+    let (whole, apart) = (&report.rows[0], &report.rows[1]);
+    assert!(apart.ttft_p50_ms < whole.ttft_p50_ms, "{report}");
+    assert!(apart.itl_p99_ms > whole.itl_p99_ms, "{report}");
+    assert_eq!(simulate(&compared).unwrap().json(), report.json());
+}
+
+#[test]
+fn a_plot_shows_a_worker_dying() {
+    let script = r#"[
+        {"at_s": 20, "worker": 0, "do": "crash"},
+        {"at_s": 60, "worker": 0, "do": "start"}
+    ]"#;
+    let troubled = Plan {
+        faults: Fault::read_script(script, 4).unwrap(),
+        ..plan(&["least-loaded"])
+    };
+    let report = simulate(&troubled).unwrap();
+    let row = row(&report, "least-loaded");
+    assert!(row.moved > 0 && row.lost_requests() == 0, "{report}");
+    // An answer that moved paused, and no other did.
+    let pause = |from: f64, to: f64| {
+        let between = row.over_time.iter();
+        let between = between.filter(|moment| (from..to).contains(&moment.at_s));
+        between
+            .map(|moment| moment.longest_pause_ms)
+            .fold(0.0, f64::max)
+    };
+    assert!(pause(20.0, 22.0) > pause(10.0, 20.0), "{:?}", row.over_time);
+    let svg = report.svg();
+    for label in ["worker 0: crash", "worker 0: start", "longest pause"] {
+        assert!(svg.contains(label), "{svg}");
+    }
+}
+
+#[test]
+fn a_trace_is_served_as_it_was_recorded() {
+    let lines: Vec<String> = (0..40)
+        .map(|number| {
+            format!(
+                r#"{{"timestamp": {}, "input_length": 1400, "output_length": 20, "hash_ids": [{}, 1, {number}]}}"#,
+                number * 250,
+                number % 2,
+            )
+        })
+        .collect();
+    let plan = Plan {
+        load: Load::read_trace(&lines.join("\n"), 30).unwrap(),
+        ..plan(&["least-loaded"])
+    };
+    let report = simulate(&plan).unwrap();
+    let row = row(&report, "least-loaded");
+    assert_eq!((row.requests, row.lost_requests()), (30, 0));
+    assert!(row.hit_rate > 0.3, "{report}");
+    assert!((7.0..9.0).contains(&row.duration_s), "{report}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let error = simulate(&Plan {
+        workers: 0,
+        ..plan(&["random"])
+    })
+    .unwrap_err();
+    assert!(error.to_string().contains("--workers"), "{error}");
+    for (policy, prefill_workers) in [("round-robin", 4), ("oracle", 1)] {
+        let error = simulate(&Plan {
+            prefill_workers: vec![prefill_workers],
+            ..plan(&[policy])
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("--prefill-workers"), "{error}");
+    }
+    for (name, expected) in [("power-of-two", "without a seed"), ("best", "round-robin")] {
+        let error = name.parse::<genset_simulate::Policy>().unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
+
+/// What a small run gave when it was recorded. A change of scheduler, mocker, worker or router that moves a figure must be meant:
+/// look at the difference, then record it with `GENSET_GOLDEN=write cargo test -p genset-simulate`.
+#[test]
+fn a_small_run_gives_the_recorded_figures() {
+    let plan = Plan {
+        seed: 7,
+        ..plan(&["round-robin", "random", "oracle"])
+    };
+    let report = simulate(&plan).unwrap();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden.txt");
+    if std::env::var_os("GENSET_GOLDEN").is_some_and(|value| value == "write") {
+        std::fs::write(path, report.to_string()).unwrap();
+    }
+    let golden = std::fs::read_to_string(path).unwrap();
+    assert!(
+        report.to_string() == golden,
+        "{report}\nrecorded:\n{golden}"
+    );
+}
