@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::component::{Endpoint, Runtime};
 use crate::discovery::InstanceRecord;
 use crate::instances::{InFlightGuard, Instance, Instances};
-use crate::load::follow_loads;
+use crate::load::{follow_loads, for_each_instance};
 use crate::names::InstanceId;
 use crate::plane::{self, Payload, RequestPlane, ResponseStream};
-use crate::selection::{SelectionMode, Selector};
+use crate::selection::{Candidate, SelectionMode, Selector};
 
 /// Calls the instances of one endpoint, whose requests are `Req` and whose responses stream `Resp`.
 ///
@@ -133,20 +134,20 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         request: Req,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Resp>, EngineError> {
-        let instance = self.select(selector, &[])?;
+        let instance = self.choose(&[], |candidates| selector.select(candidates))?;
         self.call_instance(&instance, request, ctx).await
     }
 
-    fn select(
+    fn choose(
         &self,
-        selector: &dyn Selector,
         tried: &[InstanceId],
+        choose: impl FnOnce(&[Candidate]) -> Option<usize>,
     ) -> Result<Arc<Instance>, EngineError> {
         let (live, candidates) = self.instances.candidates(tried);
         let chosen = if live.is_empty() {
             None
         } else {
-            selector.select(&candidates)
+            choose(&candidates)
         };
         chosen
             .and_then(|index| live.get(index))
@@ -251,6 +252,7 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
+    mode: SelectionMode,
     selector: BoxSelector,
     _loads: Option<AbortOnDropHandle<()>>,
 }
@@ -269,6 +271,7 @@ impl GenerateClient {
     pub fn new(client: Client<GenerateRequest, Output>, mode: SelectionMode) -> Self {
         Self {
             client,
+            mode,
             selector: BoxSelector(mode.selector()),
             _loads: None,
         }
@@ -287,6 +290,20 @@ impl GenerateClient {
     #[must_use]
     pub fn instances(&self) -> Vec<InstanceRecord> {
         self.client.instances()
+    }
+
+    /// Keeps a task for every live instance, and drops it when the instance goes; all of them with what is returned. They run
+    /// where no request can keep them waiting, so they must neither block nor do a request's work.
+    pub fn for_each_instance<F>(
+        &self,
+        runtime: &Runtime,
+        task: impl Fn(&InstanceRecord) -> F + Send + 'static,
+    ) -> AbortOnDropHandle<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let instances = self.client.instances.clone();
+        runtime.spawn(for_each_instance(runtime.clone(), instances, task))
     }
 
     /// The requests of each live instance, by id: those of this client, and those of others by what it told last.
@@ -318,18 +335,98 @@ impl GenerateClient {
     }
 }
 
-#[async_trait]
-impl Generate for GenerateClient {
-    async fn generate(
+/// Who has a request: one instance, or one after another.
+#[derive(Debug, Clone)]
+pub enum Holder {
+    /// The instance that took it.
+    One(InstanceId),
+    /// The id of the instance that has it at the moment, kept up to date by whoever hands it on.
+    Now(Arc<AtomicU64>),
+}
+
+impl Holder {
+    /// The instance that has the request at the moment.
+    #[must_use]
+    pub fn id(&self) -> InstanceId {
+        match self {
+            Self::One(id) => *id,
+            Self::Now(id) => InstanceId(id.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// A request's answer, and who gives it.
+#[derive(Debug)]
+pub struct Routed {
+    /// Who has the request.
+    pub holder: Holder,
+    /// Its answer.
+    pub outputs: OutputStream,
+}
+
+/// Chooses an instance for one request: the index of the chosen candidate, `None` when none will do. Called again, with fewer
+/// candidates, when the chosen one refused; it may change what the chosen one is asked for, such as the rank.
+pub type Choose<'a> = dyn FnMut(&mut GenerateRequest, &[Candidate]) -> Option<usize> + Send + 'a;
+
+impl GenerateClient {
+    /// As [`Generate::generate`], and says who answers. Instances in `left_out` are not asked.
+    ///
+    /// # Errors
+    /// What the last instance refused the request with; `Unavailable` when there was none to ask.
+    ///
+    /// # Cancel safety
+    /// Dropping the future, or the stream it returns, cancels the request.
+    pub async fn route(
         &self,
         request: GenerateRequest,
         ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let mut tried = Vec::new();
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        let selector = &*self.selector.0;
+        let explanation = ctx.explanation().cloned();
+        let mut choose = |_: &mut GenerateRequest, candidates: &[Candidate]| {
+            let index = selector.select(candidates)?;
+            if let Some(explanation) = &explanation {
+                explanation.add(self.decision(candidates, index));
+            }
+            Some(index)
+        };
+        self.route_by(&mut choose, request, ctx, left_out).await
+    }
+
+    /// What is said of a choice by the mode alone.
+    fn decision(&self, candidates: &[Candidate], index: usize) -> serde_json::Value {
+        let chosen = candidates.get(index);
+        serde_json::json!({
+            "mode": self.mode.name(),
+            "instance": chosen.map(|chosen| chosen.instance.to_string()),
+            "requests": chosen.map(|chosen| chosen.load),
+            "candidate_count": candidates.len(),
+        })
+    }
+
+    /// As [`Self::route`], to the instances that `choose` chooses.
+    ///
+    /// # Errors
+    /// As [`Self::route`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::route`].
+    pub async fn route_by(
+        &self,
+        choose: &mut Choose<'_>,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        let mut tried = left_out.to_vec();
         let mut last_error: Option<EngineError> = None;
         let mut wait_until = None;
         loop {
-            let instance = match self.client.select(&*self.selector.0, &tried) {
+            let chosen = self
+                .client
+                .choose(&tried, |candidates| choose(&mut request, candidates));
+            let instance = match chosen {
                 Ok(instance) => instance,
                 Err(none_left) => {
                     let error = last_error.take().unwrap_or(none_left);
@@ -345,7 +442,12 @@ impl Generate for GenerateClient {
                 .call_instance(&instance, request.clone(), ctx.clone())
                 .await
             {
-                Ok(items) => return Ok(OutputStream::from_raw(items)),
+                Ok(items) => {
+                    return Ok(Routed {
+                        holder: Holder::One(instance.record.instance),
+                        outputs: OutputStream::from_raw(items),
+                    });
+                }
                 Err(error) if error.policy().is_migratable && !ctx.is_cancelled() => {
                     tracing::debug!(request_id = ctx.id(), instance = %instance.record.instance, %error, "trying another instance");
                     tried.push(instance.record.instance);
@@ -354,5 +456,17 @@ impl Generate for GenerateClient {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+#[async_trait]
+impl Generate for GenerateClient {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let routed = self.route(request, ctx, &[]).await?;
+        Ok(routed.outputs)
     }
 }

@@ -7,10 +7,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::client::Client;
-use crate::discovery::{Discovery, InstanceRecord, Lease, MemoryDiscovery, prefix_of};
+use crate::discovery::{Discovery, InstanceRecord, Lease, MemoryDiscovery, Records, prefix_of};
 use crate::instances::{Accepts, Instances};
 use crate::names::{EndpointName, InstanceId, NameError};
 use crate::plane::{ErasedHandler, Handler, MemoryPlane, Payload, RequestPlane, Served};
+use crate::vital::VitalRuntime;
 
 /// Discovery, request plane, metrics and tasks of one process. Clones share.
 ///
@@ -53,8 +54,10 @@ struct Shared {
     discovery: Arc<dyn Discovery>,
     plane: Arc<dyn RequestPlane>,
     metrics: MetricsRegistry,
+    records: Records,
     tasks: TaskTracker,
     shutdown: CancellationToken,
+    vital: Option<VitalRuntime>,
 }
 
 impl Runtime {
@@ -71,12 +74,26 @@ impl Runtime {
         plane: Arc<dyn RequestPlane>,
         metrics: MetricsRegistry,
     ) -> Self {
+        Self::on(None, discovery, plane, metrics)
+    }
+
+    /// As [`Self::with_metrics`], with the runtime that follows discovery and answers for the process's health; `None` for
+    /// the one that calls.
+    #[must_use]
+    pub fn on(
+        vital: Option<VitalRuntime>,
+        discovery: Arc<dyn Discovery>,
+        plane: Arc<dyn RequestPlane>,
+        metrics: MetricsRegistry,
+    ) -> Self {
         let shared = Shared {
             discovery,
             plane,
+            records: Records::register(&metrics),
             metrics,
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
+            vital,
         };
         Self {
             shared: Arc::new(shared),
@@ -125,15 +142,28 @@ impl Runtime {
         &self.shared.discovery
     }
 
+    pub(crate) fn records(&self) -> &Records {
+        &self.shared.records
+    }
+
     pub(crate) fn plane(&self) -> &Arc<dyn RequestPlane> {
         &self.shared.plane
     }
 
-    /// Starts a task that the runtime owns: it is dropped at [`shutdown`](Self::shutdown), or with the handle.
-    pub(crate) fn spawn(
+    /// Does what needs the runtime that [`Self::spawn`] uses, such as listening.
+    pub(crate) async fn run_vital<T: Send + 'static>(
         &self,
-        task: impl Future<Output = ()> + Send + 'static,
-    ) -> AbortOnDropHandle<()> {
+        work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
+    ) -> Result<T, EngineError> {
+        match &self.shared.vital {
+            Some(vital) => vital.run(work).await,
+            None => work.await,
+        }
+    }
+
+    /// Starts a task that the runtime owns: it is dropped at [`shutdown`](Self::shutdown), or with the handle. It runs where
+    /// no request can keep it waiting, so it must not do a request's work.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
         let shutdown = self.shared.shutdown.clone();
         let task = async move {
             tokio::select! {
@@ -142,7 +172,17 @@ impl Runtime {
                 () = task => {}
             }
         };
-        AbortOnDropHandle::new(self.shared.tasks.spawn(task))
+        let tasks = &self.shared.tasks;
+        AbortOnDropHandle::new(match &self.shared.vital {
+            Some(vital) => tasks.spawn_on(task, vital.handle()),
+            None => tasks.spawn(task),
+        })
+    }
+
+    /// Starts a short task that nobody holds. It is dropped at [`shutdown`](Self::shutdown).
+    pub(crate) fn spawn_detached(&self, task: impl Future<Output = ()> + Send + 'static) {
+        // Only the handle's drop would end it.
+        drop(self.spawn(task).detach());
     }
 
     /// Ends every task of the runtime and its request plane, and waits for them. Responses under way are written to their
@@ -270,7 +310,8 @@ impl Endpoint {
         &self,
         accepts: Accepts,
     ) -> Client<Req, Resp> {
-        let instances = Instances::new(accepts, Arc::clone(self.runtime.plane()));
+        let records = self.runtime.records().clone();
+        let instances = Instances::new(accepts, records, Arc::clone(self.runtime.plane()));
         let discovery = Arc::clone(self.runtime.discovery());
         let follow = self
             .runtime

@@ -5,20 +5,24 @@
 mod etcd;
 mod file;
 mod memory;
-
-use std::fmt;
+mod records;
+mod vital;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use genset_backend_common::{EngineError, ModelCard};
-use serde::{Deserialize, Serialize};
+use genset_backend_common::EngineError;
 
 #[cfg(feature = "etcd")]
 pub use etcd::{EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdIdentity, EtcdTls};
+#[cfg(feature = "fuzzing")]
+pub(crate) use file::lease_entries;
 pub use file::{DirectoryAccess, FileDiscovery, FileDiscoveryConfig};
 pub use memory::MemoryDiscovery;
+pub(crate) use records::Records;
+pub use records::{Address, InstanceRecord, MAX_RECORD_BYTES, RecordProblem};
+pub use vital::VitalDiscovery;
 
-use crate::names::{EndpointName, InstanceId};
+use crate::names::EndpointName;
 
 /// Prefix of every key, with the version of what is stored under it.
 const ROOT: &str = "genset/v1/instances/";
@@ -97,63 +101,6 @@ pub trait Watch: Send + 'static {
     async fn next(&mut self) -> Option<Change>;
 }
 
-/// Where an instance is reached.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Address {
-    /// The request plane, by name.
-    pub plane: String,
-    /// What that plane needs to find it.
-    pub location: String,
-}
-
-/// A routable instance, as discovery holds it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct InstanceRecord {
-    /// What it serves.
-    pub endpoint: EndpointName,
-    /// Which instance it is.
-    pub instance: InstanceId,
-    /// Where it is reached.
-    pub address: Address,
-    /// The model it serves, for endpoints that generate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub card: Option<ModelCard>,
-}
-
-impl InstanceRecord {
-    /// The entry to put.
-    ///
-    /// # Errors
-    /// `Internal` when the card holds what JSON cannot.
-    pub fn to_entry(&self) -> Result<Entry, EngineError> {
-        let value = serde_json::to_vec(self).map_err(|error| {
-            EngineError::internal("the model card cannot be written as JSON").with_source(error)
-        })?;
-        Ok(Entry {
-            key: self.key(),
-            value: value.into(),
-        })
-    }
-
-    /// The record in an entry; `None`, with a warning, for one that cannot be read.
-    #[must_use]
-    pub fn from_entry(entry: &Entry) -> Option<Self> {
-        match serde_json::from_slice(&entry.value) {
-            Ok(record) => Some(record),
-            Err(error) => {
-                tracing::warn!(key = entry.key, %error, "an entry in discovery cannot be read; it is left out");
-                None
-            }
-        }
-    }
-
-    /// The key it is kept under.
-    #[must_use]
-    pub fn key(&self) -> String {
-        format!("{}{}", prefix_of(&self.endpoint), self.instance)
-    }
-}
-
 /// The prefix of all instances.
 #[must_use]
 pub fn all_instances() -> &'static str {
@@ -167,10 +114,4 @@ pub fn prefix_of(endpoint: &EndpointName) -> String {
         "{ROOT}{}/{}/{}/",
         endpoint.namespace, endpoint.component, endpoint.endpoint
     )
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", self.plane, self.location)
-    }
 }

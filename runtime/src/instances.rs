@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, Load};
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::discovery::{Change, Discovery, Entry, InstanceRecord, Watch};
+use crate::discovery::{Change, Discovery, Entry, InstanceRecord, Records, Watch};
 use crate::names::InstanceId;
 use crate::plane::RequestPlane;
 use crate::selection::Candidate;
@@ -25,6 +25,9 @@ pub(crate) struct Instance {
     in_flight: Arc<AtomicUsize>,
     /// Requests of other clients, as of what it told last.
     others: AtomicUsize,
+    kv_used_blocks: AtomicU64,
+    kv_total_blocks: AtomicU64,
+    kv_events: AtomicU64,
     down_until: Mutex<Option<Instant>>,
 }
 
@@ -34,6 +37,9 @@ impl Instance {
             record,
             in_flight: Arc::default(),
             others: AtomicUsize::new(0),
+            kv_used_blocks: AtomicU64::new(0),
+            kv_total_blocks: AtomicU64::new(0),
+            kv_events: AtomicU64::new(0),
             down_until: Mutex::new(None),
         }
     }
@@ -51,12 +57,25 @@ impl Instance {
         let ours = self.in_flight.load(Ordering::Relaxed);
         self.others
             .store(requests.saturating_sub(ours), Ordering::Relaxed);
+        let (used, total) = (load.kv_used_blocks, load.kv_total_blocks);
+        self.kv_used_blocks.store(used, Ordering::Relaxed);
+        self.kv_total_blocks.store(total, Ordering::Relaxed);
+        self.kv_events.store(load.kv_events, Ordering::Relaxed);
     }
 
-    /// Requests it has: ours, which are known at once, and others', which were told a moment ago.
-    fn load(&self) -> usize {
+    /// What it has to do: our requests, which are known at once, and others', which were told a moment ago.
+    fn candidate(&self) -> Candidate {
         let ours = self.in_flight.load(Ordering::Relaxed);
-        ours.saturating_add(self.others.load(Ordering::Relaxed))
+        let others = self.others.load(Ordering::Relaxed);
+        Candidate {
+            instance: self.record.instance,
+            ranks: self.record.ranks(),
+            load: ours.saturating_add(others),
+            others,
+            kv_used_blocks: self.kv_used_blocks.load(Ordering::Relaxed),
+            kv_total_blocks: self.kv_total_blocks.load(Ordering::Relaxed),
+            kv_events: self.kv_events.load(Ordering::Relaxed),
+        }
     }
 
     /// Leaves the instance out for a while.
@@ -93,15 +112,17 @@ type InstanceMap = Arc<BTreeMap<InstanceId, Arc<Instance>>>;
 pub(crate) struct Instances {
     map: Arc<watch::Sender<InstanceMap>>,
     accepts: Accepts,
+    records: Records,
     plane: Arc<dyn RequestPlane>,
 }
 
 impl Instances {
-    pub(crate) fn new(accepts: Accepts, plane: Arc<dyn RequestPlane>) -> Self {
+    pub(crate) fn new(accepts: Accepts, records: Records, plane: Arc<dyn RequestPlane>) -> Self {
         let map = Arc::new(watch::Sender::new(InstanceMap::default()));
         Self {
             map,
             accepts,
+            records,
             plane,
         }
     }
@@ -148,7 +169,9 @@ impl Instances {
 
     /// The record in an entry, if it is one the client may call.
     fn read(&self, entry: &Entry) -> Option<InstanceRecord> {
-        InstanceRecord::from_entry(entry).filter(|record| (self.accepts)(record))
+        self.records
+            .read(entry)
+            .filter(|record| (self.accepts)(record))
     }
 
     /// Every instance discovery lists that the client may call.
@@ -183,13 +206,7 @@ impl Instances {
         if live.is_empty() {
             live = untried;
         }
-        let candidates = live
-            .iter()
-            .map(|instance| Candidate {
-                instance: instance.record.instance,
-                load: instance.load(),
-            })
-            .collect();
+        let candidates = live.iter().map(|instance| instance.candidate()).collect();
         (live, candidates)
     }
 }

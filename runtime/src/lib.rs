@@ -10,8 +10,13 @@
 mod client;
 mod component;
 pub mod discovery;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod host_names;
 mod instances;
+mod kv_blocks;
 mod load;
+mod log_limit;
 #[cfg(feature = "cli")]
 mod logging;
 mod model_folder;
@@ -25,15 +30,18 @@ mod remote;
 pub mod selection;
 mod status;
 mod telemetry;
+mod vital;
 #[cfg(feature = "cli")]
 mod worker_main;
 
-pub use client::{Client, GenerateClient};
+pub use client::{Choose, Client, GenerateClient, Holder, Routed};
 pub use component::{Component, Endpoint, Namespace, Runtime, Serving};
+pub use host_names::unknown_host;
+pub use kv_blocks::{KvBlocksClient, KvBlocksRequest};
 #[cfg(feature = "cli")]
 pub use logging::{Logging, init_logging};
 pub use model_folder::{ModelFolder, ModelFolderError};
-pub use models::{LeftOutWorker, LiveModel, ModelDirectory};
+pub use models::{LeftOutWorker, LiveModel, ModelDirectory, Pool};
 pub use names::{EndpointName, InstanceId, NameError};
 #[cfg(feature = "cli")]
 pub use network_args::{DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs};
@@ -42,5 +50,6 @@ pub use remote::{RemoteConfig, RemoteEngine};
 pub use selection::SelectionMode;
 pub use status::{Health, HealthSource, METRICS_CONTENT_TYPE, Readiness, StatusServer};
 pub use telemetry::continue_trace;
+pub use vital::VitalRuntime;
 #[cfg(feature = "cli")]
 pub use worker_main::{Signals, WorkerArgs, exit_code, parse, run, run_worker};

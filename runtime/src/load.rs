@@ -10,6 +10,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::client::Client;
 use crate::component::Runtime;
+use crate::discovery::InstanceRecord;
 use crate::instances::Instances;
 use crate::names::InstanceId;
 
@@ -39,21 +40,37 @@ pub(crate) async fn follow_loads(
     instances: Instances,
     client: Arc<Client<(), Load>>,
 ) {
+    let all = instances.clone();
+    for_each_instance(runtime, instances, move |record| {
+        let id = record.instance;
+        let all = all.clone();
+        let publish = move |load: Load| {
+            if let Some(instance) = all.get(id) {
+                instance.publish(load);
+            }
+        };
+        follow_load(Arc::clone(&client), id, publish)
+    })
+    .await;
+}
+
+/// Keeps a task for every live instance, and drops it when the instance goes.
+pub(crate) async fn for_each_instance<F>(
+    runtime: Runtime,
+    instances: Instances,
+    task: impl Fn(&InstanceRecord) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
     let mut live = instances.subscribe();
-    let mut followed: HashMap<InstanceId, AbortOnDropHandle<()>> = HashMap::new();
+    let mut tasks: HashMap<InstanceId, AbortOnDropHandle<()>> = HashMap::new();
     loop {
         let now = live.borrow_and_update().clone();
-        followed.retain(|id, _| now.contains_key(id));
-        for id in now.keys().copied() {
-            followed.entry(id).or_insert_with(|| {
-                let instances = instances.clone();
-                let publish = move |load: Load| {
-                    if let Some(instance) = instances.get(id) {
-                        instance.publish(load);
-                    }
-                };
-                runtime.spawn(follow_load(Arc::clone(&client), id, publish))
-            });
+        tasks.retain(|id, _| now.contains_key(id));
+        for (id, instance) in now.iter() {
+            tasks
+                .entry(*id)
+                .or_insert_with(|| runtime.spawn(task(&instance.record)));
         }
         if live.changed().await.is_err() {
             return;

@@ -1,6 +1,8 @@
 //! The log of a process on standard error and, with the feature `otlp`, its spans to a collector. Binaries set both up once,
 //! before anything else.
 
+mod line;
+
 use std::io::IsTerminal;
 
 use tracing_subscriber::layer::SubscriberExt;
@@ -9,9 +11,11 @@ use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
 #[cfg(feature = "otlp")]
 use crate::telemetry::otlp;
+use line::OneLine;
 
-/// The environment variable that sets the log filter, in `RUST_LOG` syntax.
-const LOG_VARIABLE: &str = "GENSET_LOG";
+/// The environment variables that set the log filter, in `RUST_LOG` syntax; the first that is set counts. The second is the
+/// name that scripts for NVIDIA Dynamo set.
+const LOG_VARIABLES: [&str; 2] = ["GENSET_LOG", "DYN_LOG"];
 
 /// What must outlive everything that logs: dropping it sends the spans that were not sent yet, which takes three seconds at
 /// most. Drop it outside of an async runtime.
@@ -23,7 +27,7 @@ pub struct Logging {
 }
 
 /// Writes the log to stderr: warnings by default for `quiet` programs, else information; `verbose` adds to it, and
-/// `GENSET_LOG` (`RUST_LOG` syntax) overrides both. With the feature `otlp` and `OTEL_EXPORTER_OTLP_ENDPOINT`, spans go to
+/// `GENSET_LOG`, or else `DYN_LOG` (`RUST_LOG` syntax), overrides both. With the feature `otlp` and `OTEL_EXPORTER_OTLP_ENDPOINT`, spans go to
 /// that collector.
 ///
 /// # Examples
@@ -39,22 +43,37 @@ pub fn init_logging(verbose: u8, quiet: bool) -> Logging {
         1 => "debug",
         _ => "trace",
     };
-    let (filter, problem) = match std::env::var(LOG_VARIABLE) {
-        Err(_) => (EnvFilter::new(level), None),
-        Ok(text) => match EnvFilter::try_new(&text) {
+    let said = LOG_VARIABLES
+        .iter()
+        .find_map(|name| Some((name, std::env::var(name).ok()?)));
+    let (filter, problem) = match said {
+        None => (EnvFilter::new(level), None),
+        Some((name, text)) => match EnvFilter::try_new(&text) {
             Ok(filter) => (filter, None),
-            Err(error) => (EnvFilter::new(level), Some(error)),
+            Err(error) => (EnvFilter::new(level), Some((name, error))),
         },
     };
+    let has_colours = std::io::stderr().is_terminal();
     let log = fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(has_colours)
+        .event_format(format(has_colours))
+        // It would tell of a standard error that cannot be written on that very standard error, and panic.
+        .log_internal_errors(false)
         .with_filter(filter);
     let (logging, is_first) = install(registry().with(log));
-    if let (true, Some(error)) = (is_first, problem) {
-        tracing::warn!(%error, "{LOG_VARIABLE} cannot be read; the level is {level}");
+    if let (true, Some((name, error))) = (is_first, problem) {
+        tracing::warn!(%error, "{name} cannot be read; the level is {level}");
     }
     logging
+}
+
+/// How events are written: one line each.
+fn format(has_colours: bool) -> OneLine<fmt::format::Format> {
+    OneLine {
+        inner: fmt::format().with_ansi(has_colours),
+        has_colours,
+    }
 }
 
 /// Makes it the process's subscriber; says whether it is the first, the one that counts.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use genset_backend_common::Artifact;
+use genset_backend_common::{Artifact, MAX_ARTIFACT_BYTES};
 use serde::Deserialize;
 
 /// Files a frontend needs, and whether a model can do without.
@@ -15,9 +15,6 @@ const FILES: [(&str, bool); 5] = [
     ("generation_config.json", false),
     ("chat_template.jinja", false),
 ];
-
-/// The largest file that is published, in bytes: room for a tokenizer of a quarter million entries.
-const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// A model's files and the few facts about it that a worker needs.
 #[derive(Debug, Clone)]
@@ -58,7 +55,7 @@ pub enum ModelFolderError {
         source: io::Error,
     },
     /// A file is larger than any tokenizer.
-    #[error("{} has {size} bytes, over the limit of {MAX_FILE_BYTES}; is it the right file?", path.display())]
+    #[error("{} has {size} bytes, over the limit of {MAX_ARTIFACT_BYTES}; is it the right file?", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -164,7 +161,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, ModelFolderError> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(read_error(error)),
-        Ok(meta) if meta.len() > MAX_FILE_BYTES => Err(ModelFolderError::TooLarge {
+        Ok(meta) if meta.len() > MAX_ARTIFACT_BYTES => Err(ModelFolderError::TooLarge {
             path: path.to_owned(),
             size: meta.len(),
         }),

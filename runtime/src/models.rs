@@ -6,33 +6,33 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::BytesMut;
 use futures_util::StreamExt;
 use genset_backend_common::{
-    ArtifactRef, EngineError, ErrorKind, GenerateRequest, Output, RequestContext,
+    ArtifactRef, At, EngineError, ErrorKind, GenerateRequest, MAX_ARTIFACT_BYTES, Output,
+    RequestContext, Role,
 };
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::client::{Client, GenerateClient};
 use crate::component::Runtime;
-use crate::discovery::{Change, InstanceRecord, all_instances, prefix_of};
+use crate::discovery::{Change, Entry, InstanceRecord, all_instances, prefix_of};
 use crate::instances::watch_patiently;
 use crate::names::{EndpointName, InstanceId};
 use crate::registrar::{ArtifactRequest, endpoints};
 use crate::selection::SelectionMode;
 
-pub use self::grouping::{LeftOutWorker, LiveModel};
+pub use self::grouping::{LeftOutWorker, LiveModel, Pool};
 use self::grouping::{ModelMap, by_model};
 
 type Models = Arc<ModelMap>;
 
-/// Follows discovery and knows the models by name.
-#[derive(Debug)]
+/// Follows discovery and knows the models by name. Clones share.
+#[derive(Debug, Clone)]
 pub struct ModelDirectory {
     runtime: Runtime,
     models: watch::Receiver<Models>,
-    _follow: AbortOnDropHandle<()>,
+    _follow: Arc<AbortOnDropHandle<()>>,
 }
 
 impl ModelDirectory {
@@ -54,7 +54,7 @@ impl ModelDirectory {
         Self {
             runtime: runtime.clone(),
             models,
-            _follow: follow,
+            _follow: Arc::new(follow),
         }
     }
 
@@ -64,7 +64,13 @@ impl ModelDirectory {
         self.models.clone()
     }
 
-    /// A client of the model's instances that waits until it knows at least one.
+    /// The runtime whose discovery it follows.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// A client of the model's instances that [end answers](LiveModel::whole_role), which waits until it knows at least one.
     ///
     /// # Errors
     /// `Unavailable` when none is live within `timeout`.
@@ -74,30 +80,59 @@ impl ModelDirectory {
         mode: SelectionMode,
         timeout: Duration,
     ) -> Result<GenerateClient, EngineError> {
-        let client = self.instances_of(model);
+        let role = model.whole_role();
+        self.pool_client(model, role, mode, timeout).await
+    }
+
+    /// As [`Self::client`], of the instances that play `role`.
+    ///
+    /// # Errors
+    /// As [`Self::client`].
+    pub async fn pool_client(
+        &self,
+        model: &LiveModel,
+        role: Role,
+        mode: SelectionMode,
+        timeout: Duration,
+    ) -> Result<GenerateClient, EngineError> {
+        let Some(pool) = model.pools.get(&role) else {
+            let message = format!("the model has no {role} instance");
+            return Err(EngineError::new(ErrorKind::Unavailable, message));
+        };
+        let client = self.instances_of(model, role, pool);
         client.wait_for_instances(timeout).await?;
         let client = GenerateClient::new(client, mode);
         if !mode.uses_load() {
             return Ok(client);
         }
-        let load = model
+        let load = pool
             .endpoint
             .sibling(endpoints::LOAD)
-            .map_err(|error| EngineError::invalid_argument("endpoint", error))?;
+            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))?;
         Ok(client.following_load(&self.runtime, self.runtime.endpoint(load).client()))
     }
 
-    /// A client of the instances that serve the model by this very card: others may share its endpoint.
-    fn instances_of(&self, model: &LiveModel) -> Client<GenerateRequest, Output> {
-        let card = model.card.clone();
-        let endpoint = self.runtime.endpoint(model.endpoint.clone());
-        endpoint.client_of(Arc::new(move |record| record.card.as_ref() == Some(&card)))
+    /// A client of the instances that serve the model by this very card, whatever their ranks: others may share the pool's endpoint.
+    fn instances_of(
+        &self,
+        model: &LiveModel,
+        role: Role,
+        pool: &Pool,
+    ) -> Client<GenerateRequest, Output> {
+        let common = model.card.clone();
+        let endpoint = self.runtime.endpoint(pool.endpoint.clone());
+        endpoint.client_of(Arc::new(move |record| {
+            let card = record.card.as_ref();
+            card.is_some_and(|card| card.role == role && card.in_common() == common)
+        }))
     }
 
-    /// Fetches a file from any of the model's workers and checks its hash.
+    /// Fetches a file from any of the model's workers and checks its hash. It takes as many bytes as `artifact` says, and
+    /// at most [`MAX_ARTIFACT_BYTES`], whatever is sent.
     ///
     /// # Errors
-    /// `Unavailable` when no worker answers within `timeout`; `Internal` when what it sends has another hash.
+    /// `Unavailable` when no worker answers within `timeout`; `Internal` when what it sends has another hash or length;
+    /// `InvalidArgument` when the file is over the limit.
     pub async fn fetch(
         &self,
         model: &LiveModel,
@@ -123,11 +158,30 @@ impl ModelDirectory {
         artifact: &ArtifactRef,
         timeout: Duration,
     ) -> Result<Vec<u8>, EngineError> {
-        let name = model
+        let mut failure = EngineError::new(ErrorKind::Unavailable, "the model's workers have gone");
+        for (role, pool) in &model.pools {
+            match self.fetch_in(model, *role, pool, artifact, timeout).await {
+                Ok(content) => return Ok(content),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    /// A file from any worker of a pool.
+    async fn fetch_in(
+        &self,
+        model: &LiveModel,
+        role: Role,
+        pool: &Pool,
+        artifact: &ArtifactRef,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, EngineError> {
+        let name = pool
             .endpoint
             .sibling(endpoints::ARTIFACTS)
-            .map_err(|error| EngineError::invalid_argument("endpoint", error))?;
-        let workers = self.instances_of(model);
+            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))?;
+        let workers = self.instances_of(model, role, pool);
         workers.wait_for_instances(timeout).await?;
         let client: Client<ArtifactRequest, bytes::Bytes> = self.runtime.endpoint(name).client();
         client.wait_for_instances(timeout).await?;
@@ -157,20 +211,46 @@ async fn fetch_from(
     };
     let ctx = RequestContext::new("artifact");
     let mut chunks = client.direct(worker, request, ctx).await?;
-    let mut content = BytesMut::new();
+    let length = length_of(artifact)?;
+    let mut content = Vec::with_capacity(length);
     while let Some(chunk) = chunks.next().await {
-        content.extend_from_slice(&chunk?);
-        if content.len() as u64 > artifact.size {
-            break;
+        let chunk = chunk?;
+        // An empty one is nobody's: a worker that sends nothing else would never end.
+        if chunk.is_empty() || chunk.len() > length - content.len() {
+            return Err(another(artifact));
         }
+        content.extend_from_slice(&chunk);
     }
-    if artifact.matches(&content) {
-        return Ok(content.to_vec());
+    // 64 MiB take longer than other tasks should wait.
+    let expected = artifact.clone();
+    let hashed = tokio::task::spawn_blocking(move || expected.matches(&content).then_some(content));
+    match hashed.await {
+        Ok(Some(content)) => Ok(content),
+        Ok(None) | Err(_) => Err(another(artifact)),
     }
-    Err(EngineError::internal(format!(
-        "{} arrived with another hash than its card names",
+}
+
+/// The bytes a file may take, as its card says.
+fn length_of(artifact: &ArtifactRef) -> Result<usize, EngineError> {
+    if artifact.size > MAX_ARTIFACT_BYTES {
+        let problem = format!(
+            "{} has {} bytes, and a model's file may have {MAX_ARTIFACT_BYTES}",
+            artifact.name, artifact.size
+        );
+        return Err(EngineError::invalid_argument(
+            At::other("artifact"),
+            problem,
+        ));
+    }
+    usize::try_from(artifact.size)
+        .map_err(|error| EngineError::invalid_argument(At::other("artifact"), error))
+}
+
+fn another(artifact: &ArtifactRef) -> EngineError {
+    EngineError::internal(format!(
+        "{} arrived with another hash or length than its card names",
         artifact.name
-    )))
+    ))
 }
 
 async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>) {
@@ -180,17 +260,17 @@ async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>)
         while let Some(change) = watch.next().await {
             match change {
                 Change::Snapshot(entries) => {
-                    let read = |entry| {
-                        Some((
-                            InstanceRecord::from_entry(entry)?.key(),
-                            InstanceRecord::from_entry(entry)?,
-                        ))
+                    let read = |entry: &Entry| {
+                        let record = runtime.records().read(entry)?;
+                        Some((entry.key.clone(), record))
                     };
                     records = entries.iter().filter_map(read).collect();
                 }
                 Change::Put(entry) => {
-                    if let Some(record) = InstanceRecord::from_entry(&entry) {
-                        records.insert(record.key(), record);
+                    // What cannot be believed takes the place of what was there: its owner has written it.
+                    records.remove(&entry.key);
+                    if let Some(record) = runtime.records().read(&entry) {
+                        records.insert(entry.key, record);
                     }
                 }
                 Change::Removed(key) => drop(records.remove(&key)),

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use genset_backend_common::Role;
 use serde::{Deserialize, Serialize};
 
 /// Defaults for the parts a `dyn://` name leaves out.
@@ -69,6 +70,15 @@ impl EndpointName {
             component: checked(component)?,
             endpoint: checked(endpoint)?,
         })
+    }
+
+    /// The component of instances that play `role`, where nobody says otherwise.
+    #[must_use]
+    pub const fn component_of(role: Role) -> &'static str {
+        match role {
+            Role::Aggregated => DEFAULTS[1],
+            Role::Prefill | Role::Decode => role.name(),
+        }
     }
 
     /// Another endpoint of the same component.

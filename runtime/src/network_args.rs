@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use genset_backend_common::{EngineError, MetricsRegistry};
 
 pub use wire_tls::WireTlsArgs;
@@ -21,6 +21,7 @@ use crate::discovery::{
 use crate::plane::{MemoryPlane, RequestPlane, TcpConfig, WireConfig, WirePlane, WireSecret};
 #[cfg(feature = "nats")]
 use crate::plane::{NatsConfig, NatsCredentials, NatsTls};
+use crate::vital::VitalRuntime;
 
 /// Flags about the network between processes.
 #[derive(Debug, Clone, Args)]
@@ -32,6 +33,10 @@ pub struct NetworkArgs {
     /// Directory of file discovery, shared by all processes [default: one for each user]
     #[arg(long, env = "GENSET_DISCOVERY_PATH", value_name = "DIR")]
     pub discovery_path: Option<PathBuf>,
+    /// Whether other users may write to the directory of --discovery-path; they are trusted then to name workers
+    #[arg(long, env = "GENSET_DISCOVERY_SHARED", value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
+        num_args = 0..=1, default_missing_value = "true", requires_if("true", "discovery_path"))]
+    pub discovery_shared: bool,
     /// Servers of etcd discovery, as http://host:2379
     #[arg(
         long,
@@ -103,9 +108,24 @@ pub struct NetworkArgs {
     /// Host that other processes are told [default: the address listened on]
     #[arg(long, env = "GENSET_ADVERTISE_HOST", value_name = "HOST")]
     pub advertise_host: Option<String>,
-    /// File with the secret that every process of the fleet knows: others cannot call
+    /// File with the secret that every process of the fleet knows: others cannot call. It proves who began a connection;
+    /// what follows is neither encrypted nor authenticated, so keep to a trusted network or add --wire-tls-ca
     #[arg(long, env = "GENSET_WIRE_SECRET_FILE", value_name = "FILE")]
     pub wire_secret_file: Option<PathBuf>,
+    /// File with the secret that whoever controls workers knows (sleep, weights, adapters). Without one, control is for
+    /// workers that listen on loopback
+    #[arg(long, env = "GENSET_CONTROL_SECRET_FILE", value_name = "FILE")]
+    pub control_secret_file: Option<PathBuf>,
+    /// Bytes that requests and unread answers of other processes may take in memory
+    #[arg(long, env = "GENSET_WIRE_MEMORY_BUDGET", value_name = "BYTES", default_value_t = WireConfig::default().max_memory_bytes)]
+    pub wire_memory_budget: usize,
+    /// Bytes of that for one connection [default: half]
+    #[arg(
+        long,
+        env = "GENSET_WIRE_CONNECTION_MEMORY_BUDGET",
+        value_name = "BYTES"
+    )]
+    pub wire_connection_memory_budget: Option<usize>,
     /// TLS on the tcp request plane.
     #[command(flatten)]
     pub wire_tls: WireTlsArgs,
@@ -197,9 +217,10 @@ impl NetworkArgs {
     pub async fn runtime(&self, reach: Reach) -> Result<Runtime, EngineError> {
         let (backend, plane) = self.kinds(reach)?;
         let metrics = MetricsRegistry::default();
-        let discovery = self.discovery(backend).await?;
-        let plane = self.plane(plane, &metrics)?;
-        Ok(Runtime::with_metrics(discovery, plane, metrics))
+        let vital = VitalRuntime::start()?;
+        let discovery = self.discovery(backend, &vital).await?;
+        let plane = self.plane(plane, &vital, &metrics)?;
+        Ok(Runtime::on(Some(vital), discovery, plane, metrics))
     }
 
     /// What holds when one of the two flags is given: the other suits it.
@@ -232,6 +253,7 @@ impl NetworkArgs {
     async fn discovery(
         &self,
         backend: DiscoveryBackend,
+        vital: &VitalRuntime,
     ) -> Result<Arc<dyn Discovery>, EngineError> {
         match backend {
             DiscoveryBackend::Memory => Ok(Arc::new(MemoryDiscovery::new())),
@@ -244,20 +266,20 @@ impl NetworkArgs {
                 })??;
                 Ok(Arc::new(discovery))
             }
-            DiscoveryBackend::Etcd => self.etcd_discovery().await,
+            DiscoveryBackend::Etcd => self.etcd_discovery(vital).await,
         }
     }
 
     fn file_discovery(&self) -> Result<FileDiscovery, EngineError> {
-        let (path, access) = match &self.discovery_path {
-            Some(path) => (path.clone(), DirectoryAccess::Shared),
-            None => (
-                FileDiscovery::default_path(
-                    std::env::var_os("XDG_RUNTIME_DIR").as_deref(),
-                    &std::env::temp_dir(),
-                ),
-                DirectoryAccess::Private,
-            ),
+        let default_path = || {
+            let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
+            FileDiscovery::default_path(runtime_dir.as_deref(), &std::env::temp_dir())
+        };
+        let path = self.discovery_path.clone().unwrap_or_else(default_path);
+        let access = if self.discovery_shared {
+            DirectoryAccess::Shared
+        } else {
+            DirectoryAccess::Private
         };
         tracing::debug!(path = %path.display(), "discovery in a directory");
         let config = FileDiscoveryConfig {
@@ -269,12 +291,19 @@ impl NetworkArgs {
 
     #[cfg(not(feature = "etcd"))]
     #[expect(clippy::unused_async, reason = "with the feature it waits")]
-    async fn etcd_discovery(&self) -> Result<Arc<dyn Discovery>, EngineError> {
+    async fn etcd_discovery(
+        &self,
+        _vital: &VitalRuntime,
+    ) -> Result<Arc<dyn Discovery>, EngineError> {
         Err(absent("--discovery-backend", "etcd", "file"))
     }
 
     #[cfg(feature = "etcd")]
-    async fn etcd_discovery(&self) -> Result<Arc<dyn Discovery>, EngineError> {
+    async fn etcd_discovery(
+        &self,
+        vital: &VitalRuntime,
+    ) -> Result<Arc<dyn Discovery>, EngineError> {
+        use crate::discovery::VitalDiscovery;
         use crate::discovery::{EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdIdentity, EtcdTls};
         let credentials = match (&self.etcd_username, &self.etcd_password_file) {
             (Some(user), Some(file)) => Some(EtcdCredentials {
@@ -305,12 +334,15 @@ impl NetworkArgs {
             lease_ttl: Duration::from_secs(self.etcd_lease_ttl),
             ..EtcdConfig::default()
         };
-        Ok(Arc::new(EtcdDiscovery::connect(config).await?))
+        // The client's tasks run where it is made.
+        let etcd = vital.run(EtcdDiscovery::connect(config)).await?;
+        Ok(Arc::new(VitalDiscovery::new(Arc::new(etcd), vital.clone())))
     }
 
     fn plane(
         &self,
         plane: RequestPlaneKind,
+        vital: &VitalRuntime,
         metrics: &MetricsRegistry,
     ) -> Result<Arc<dyn RequestPlane>, EngineError> {
         match plane {
@@ -321,27 +353,22 @@ impl NetworkArgs {
                     advertised_host: self.advertise_host.clone(),
                     tls: self.wire_tls.tls()?,
                 };
-                Ok(Arc::new(WirePlane::tcp(tcp, self.wire_config()?, metrics)?))
+                let config = self.wire_config()?;
+                let plane = WirePlane::tcp_on(vital.clone(), tcp, config, metrics)?;
+                Ok(Arc::new(plane))
             }
             RequestPlaneKind::Nats => {
                 self.wire_tls.refuse_on_nats()?;
-                self.nats_plane(metrics)
+                self.nats_plane(vital, metrics)
             }
         }
     }
 
     fn wire_config(&self) -> Result<WireConfig, EngineError> {
-        let secret = match &self.wire_secret_file {
-            Some(path) => {
-                let text = text_of("--wire-secret-file", path)?;
-                let secret = WireSecret::try_new(text.as_bytes()).map_err(|error| {
-                    let problem = format!("{}: {}", path.display(), error.message());
-                    EngineError::invalid_argument("--wire-secret-file", problem)
-                })?;
-                Some(secret)
-            }
-            None => None,
-        };
+        let secret = secret_of("--wire-secret-file", self.wire_secret_file.as_deref())?;
+        let control = self.control_secret_file.as_deref();
+        let control_secret = secret_of("--control-secret-file", control)?;
+        let memory = self.wire_memory_budget;
         if !(0.01..=3600.0).contains(&self.peer_timeout) {
             return Err(EngineError::invalid_argument(
                 "--peer-timeout",
@@ -353,6 +380,9 @@ impl NetworkArgs {
             peer_timeout,
             ping_interval: peer_timeout / 3,
             secret,
+            control_secret,
+            max_memory_bytes: memory,
+            max_connection_memory_bytes: self.wire_connection_memory_budget.unwrap_or(memory / 2),
             ..WireConfig::default()
         };
         config.validate()?;
@@ -360,7 +390,11 @@ impl NetworkArgs {
     }
 
     #[cfg(feature = "nats")]
-    fn nats_plane(&self, metrics: &MetricsRegistry) -> Result<Arc<dyn RequestPlane>, EngineError> {
+    fn nats_plane(
+        &self,
+        vital: &VitalRuntime,
+        metrics: &MetricsRegistry,
+    ) -> Result<Arc<dyn RequestPlane>, EngineError> {
         let read = |flag: &str, path: &Option<PathBuf>| {
             path.as_ref().map(|path| text_of(flag, path)).transpose()
         };
@@ -374,12 +408,16 @@ impl NetworkArgs {
             }),
             ..NatsConfig::default()
         };
-        let plane = WirePlane::nats(config, self.wire_config()?, metrics)?;
+        let plane = WirePlane::nats_on(vital.clone(), config, self.wire_config()?, metrics)?;
         Ok(Arc::new(plane))
     }
 
     #[cfg(not(feature = "nats"))]
-    fn nats_plane(&self, _metrics: &MetricsRegistry) -> Result<Arc<dyn RequestPlane>, EngineError> {
+    fn nats_plane(
+        &self,
+        _vital: &VitalRuntime,
+        _metrics: &MetricsRegistry,
+    ) -> Result<Arc<dyn RequestPlane>, EngineError> {
         Err(absent("--request-plane", "nats", "tcp"))
     }
 }
@@ -393,6 +431,16 @@ fn absent(flag: &str, value: &str, other: &str) -> EngineError {
     let problem =
         format!("this build has no {value}; build it with --features {value}, or use {other}");
     EngineError::unsupported(flag, problem)
+}
+
+fn secret_of(flag: &str, path: Option<&Path>) -> Result<Option<WireSecret>, EngineError> {
+    let Some(path) = path else { return Ok(None) };
+    let text = text_of(flag, path)?;
+    let secret = WireSecret::try_new(text.as_bytes()).map_err(|error| {
+        let problem = format!("{}: {}", path.display(), error.message());
+        EngineError::invalid_argument(flag, problem)
+    })?;
+    Ok(Some(secret))
 }
 
 fn text_of(flag: &str, path: &Path) -> Result<String, EngineError> {

@@ -2,7 +2,7 @@
 //! inside one process nothing is serialized.
 
 mod memory;
-mod wire;
+pub(crate) mod wire;
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_core::Stream;
 use futures_util::StreamExt;
-use genset_backend_common::wire::{decode_payload, encode_payload};
-use genset_backend_common::{EngineError, RequestContext};
+use genset_backend_common::wire::{PayloadError, decode_payload, encode_payload};
+use genset_backend_common::{At, EngineError, RequestContext};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -31,10 +31,45 @@ use crate::names::{EndpointName, InstanceId};
 /// The response to one request. Dropping it cancels the request.
 pub type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, EngineError>> + Send>>;
 
-/// A type an endpoint can carry.
-pub trait Payload: Serialize + DeserializeOwned + Send + 'static {}
+/// A type an endpoint can carry: any serde type, or [`Encoded`].
+pub trait Payload: Sized + Send + 'static {
+    /// The value as MessagePack.
+    ///
+    /// # Errors
+    /// [`PayloadError::Encode`], for values that MessagePack cannot hold.
+    fn to_payload(&self) -> Result<Bytes, PayloadError>;
 
-impl<T: Serialize + DeserializeOwned + Send + 'static> Payload for T {}
+    /// The value in `payload`.
+    ///
+    /// # Errors
+    /// [`PayloadError`] when that is not MessagePack of this type.
+    fn from_payload(payload: Bytes) -> Result<Self, PayloadError>;
+}
+
+impl<T: Serialize + DeserializeOwned + Send + 'static> Payload for T {
+    fn to_payload(&self) -> Result<Bytes, PayloadError> {
+        Ok(encode_payload(self)?.into())
+    }
+
+    fn from_payload(payload: Bytes) -> Result<Self, PayloadError> {
+        decode_payload(&payload)
+    }
+}
+
+/// MessagePack as it travels, for whoever reads and writes it elsewhere, such as handlers in another language. It is not looked
+/// into.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded(pub Bytes);
+
+impl Payload for Encoded {
+    fn to_payload(&self) -> Result<Bytes, PayloadError> {
+        Ok(self.0.clone())
+    }
+
+    fn from_payload(payload: Bytes) -> Result<Self, PayloadError> {
+        Ok(Self(payload))
+    }
+}
 
 /// Serves one endpoint.
 #[async_trait]
@@ -86,11 +121,15 @@ pub trait RequestPlane: Send + Sync + 'static {
     /// and fails silently: the request that needs the connection says what is wrong.
     fn prepare(&self, _address: &Address, _endpoint: &EndpointName) {}
 
-    /// Whether the process at `address` is not known to be gone: `false` from the moment a connection to it broke until it
-    /// was reached again.
+    /// Whether the instance at `address` is not known to be gone or to leave: `false` from the moment a connection to its process
+    /// broke until that was reached again, and for a while after the instance said that it leaves.
     fn is_reachable(&self, _address: &Address) -> bool {
         true
     }
+
+    /// Tells the processes connected with this one that an instance takes no new requests: they send it none from now on, and
+    /// need not wait for discovery to say so. Its streams go on. Never waits.
+    fn leaving(&self, _instance: InstanceId) {}
 
     /// Ends what the plane runs: responses are written to their end, within a limit, then connections close.
     ///
@@ -152,12 +191,13 @@ pub async fn call_over<Req: Payload, Resp: Payload>(
     request: Req,
     ctx: RequestContext,
 ) -> Result<ResponseStream<Resp>, EngineError> {
-    let body = encode_payload(&request).map_err(|error| {
-        EngineError::invalid_argument("request", "cannot be serialized").with_source(error)
+    let body = request.to_payload().map_err(|error| {
+        EngineError::invalid_argument(At::other("request"), "cannot be serialized")
+            .with_source(error)
     })?;
-    let items = plane.call(address, endpoint, body.into(), ctx).await?;
+    let items = plane.call(address, endpoint, body, ctx).await?;
     Ok(Box::pin(items.map(|item| {
-        decode_payload(&item?).map_err(|error| {
+        Resp::from_payload(item?).map_err(|error| {
             EngineError::internal("a response item has another type than this client expects")
                 .with_source(error)
         })
@@ -215,16 +255,15 @@ impl<Req: Payload, Resp: Payload> Handler<Bytes, Bytes> for Serialized<Req, Resp
         body: Bytes,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
-        let request = decode_payload(&body).map_err(|error| {
-            EngineError::invalid_argument("request", "is not what this endpoint takes")
+        let request = Req::from_payload(body).map_err(|error| {
+            EngineError::invalid_argument(At::other("request"), "is not what this endpoint takes")
                 .with_source(error)
         })?;
         let items = self.handler.handle(request, ctx).await?;
         Ok(Box::pin(items.map(|item| {
-            let bytes = encode_payload(&item?).map_err(|error| {
+            item?.to_payload().map_err(|error| {
                 EngineError::internal("a response item cannot be serialized").with_source(error)
-            })?;
-            Ok(Bytes::from(bytes))
+            })
         })))
     }
 }

@@ -10,8 +10,8 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::kv::{KvEvent, KvEventPublisher, KvSnapshot};
 use genset_backend_common::ports::{Control, Generate, Offer, Registrar, Registration};
 use genset_backend_common::{
-    Admitted, Artifact, ControlReply, ControlRequest, EngineError, GenerateRequest, Load,
-    LoadPublisher, ModelCard, Output, OutputStream, RequestContext,
+    Admitted, Artifact, At, ControlReply, ControlRequest, EngineError, GenerateRequest, KvAddress,
+    KvTransfers, Load, LoadPublisher, ModelCard, Output, OutputStream, RequestContext,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,7 @@ use tracing::Instrument;
 
 use crate::component::{Endpoint, Runtime, Serving};
 use crate::discovery::{InstanceRecord, Lease};
+use crate::kv_blocks::{KvBlocksClient, KvBlocksHandler, KvBlocksRequest};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::{self, Handler, ResponseStream};
 use crate::telemetry::{self, Traced};
@@ -36,8 +37,14 @@ pub mod endpoints {
     pub const ARTIFACTS: &str = "artifacts";
     /// Administrative requests.
     pub const CONTROL: &str = "control";
+    /// KV blocks that are held for a decode worker: [`KvBlocksRequest`](super::super::KvBlocksRequest) to pieces of bytes. Prefill
+    /// workers alone serve it, and it is not listed: transfer parameters say where it is.
+    pub const KV_BLOCKS: &str = "kv_blocks";
     /// A [`KvItem`](super::KvItem) snapshot, then changes.
     pub const KV_EVENTS: &str = "kv_events";
+    /// As [`KV_EVENTS`], of one data-parallel rank alone: its number to a [`KvItem`](super::KvItem) snapshot, then changes. Only
+    /// workers whose engines publish the events of ranks have it.
+    pub const KV_RANK_EVENTS: &str = "kv_rank_events";
     /// The load, when it changes, at most twenty times a second.
     pub const LOAD: &str = "load";
 }
@@ -77,8 +84,32 @@ impl RuntimeRegistrar {
         let name = self
             .generate
             .sibling(endpoint)
-            .map_err(|error| EngineError::invalid_argument("endpoint", error))?;
+            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))?;
         Ok(self.runtime.endpoint(name))
+    }
+
+    /// Connects an engine with the KV blocks of others, and others with its own where it holds some.
+    async fn serve_kv_blocks(
+        &self,
+        id: InstanceId,
+        transfers: &KvTransfers,
+    ) -> Result<Option<Serving>, EngineError> {
+        let carrier = Arc::new(KvBlocksClient::new(&self.runtime));
+        let Some(source) = transfers.source() else {
+            transfers.connect(carrier, None);
+            return Ok(None);
+        };
+        let handler: Arc<dyn Handler<KvBlocksRequest, Bytes>> = Arc::new(KvBlocksHandler(source));
+        let endpoint = self.sibling(endpoints::KV_BLOCKS)?;
+        let serving = endpoint.serve_as(id, handler).await?;
+        let record = serving.record(None);
+        let address = KvAddress {
+            plane: record.address.plane,
+            location: record.address.location,
+            endpoint: record.endpoint.to_string(),
+        };
+        transfers.connect(carrier, Some(address));
+        Ok(Some(serving))
     }
 }
 
@@ -93,13 +124,17 @@ impl Registrar for RuntimeRegistrar {
             Arc::new(ArtifactHandler(offer.artifacts));
         let control: Arc<dyn Handler<ControlRequest, ControlReply>> =
             Arc::new(ControlHandler(offer.control));
-        let kv_events: Arc<dyn Handler<(), KvItem>> = Arc::new(KvEventHandler(offer.kv_events));
+        let kv_rank_events: Arc<dyn Handler<u32, KvItem>> =
+            Arc::new(KvEventHandler(offer.kv_events.clone()));
+        let kv_events: Arc<dyn Handler<(), KvItem>> =
+            Arc::new(KvEventHandler(offer.kv_events.clone()));
         let load: Arc<dyn Handler<(), Load>> = Arc::new(LoadHandler {
             engine: offer.load,
             admitted: offer.admitted,
+            kv_events: offer.kv_events,
         });
         let serving = generate.serve_as(id, generate_handler).await?;
-        let beside = vec![
+        let mut beside = vec![
             self.sibling(endpoints::ARTIFACTS)?
                 .serve_as(id, artifacts)
                 .await?,
@@ -111,9 +146,15 @@ impl Registrar for RuntimeRegistrar {
                 .await?,
             self.sibling(endpoints::LOAD)?.serve_as(id, load).await?,
         ];
+        if offer.card.capabilities.kv_ranks && offer.card.data_parallel_size > 1 {
+            let ranks = self.sibling(endpoints::KV_RANK_EVENTS)?;
+            beside.push(ranks.serve_as(id, kv_rank_events).await?);
+        }
+        let kv_blocks = self.serve_kv_blocks(id, &offer.kv_transfers).await?;
         let served = Mutex::new(Some(Arc::new(ServedOffer {
             generate: serving,
             beside,
+            _kv_blocks: kv_blocks,
         })));
         Ok(Box::new(RuntimeRegistration {
             runtime: self.runtime.clone(),
@@ -127,6 +168,8 @@ impl Registrar for RuntimeRegistrar {
 struct ServedOffer {
     generate: Serving,
     beside: Vec<Serving>,
+    /// Where an engine holds blocks for others.
+    _kv_blocks: Option<Serving>,
 }
 
 impl ServedOffer {
@@ -187,7 +230,10 @@ impl Registration for RuntimeRegistration {
     }
 
     async fn unlist(&self) -> Result<(), EngineError> {
-        let records = self.served()?.records(&self.card);
+        let served = self.served()?;
+        // Before discovery, which may take its time.
+        self.runtime.plane().leaving(served.generate.instance());
+        let records = served.records(&self.card);
         let lease = self.lease.lock().take();
         let Some(lease) = lease else { return Ok(()) };
         // The card goes first: nobody shall find a model whose artifacts have gone.
@@ -280,21 +326,38 @@ impl Handler<(), KvItem> for KvEventHandler {
         (): (),
         _ctx: RequestContext,
     ) -> Result<ResponseStream<KvItem>, EngineError> {
-        let mut subscription = self.0.subscribe();
-        let snapshot = std::mem::take(&mut subscription.snapshot);
-        let changes = stream::unfold(subscription, |mut subscription| async move {
-            let event = subscription.next().await.ok()?;
-            Some((Ok(KvItem::Change(event)), subscription))
-        });
-        Ok(Box::pin(
-            stream::iter([Ok(KvItem::Snapshot(snapshot))]).chain(changes),
-        ))
+        Ok(kv_items(&self.0))
     }
+}
+
+#[async_trait]
+impl Handler<u32, KvItem> for KvEventHandler {
+    async fn handle(
+        &self,
+        rank: u32,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<KvItem>, EngineError> {
+        let publisher = self.0.known_rank(rank).ok_or_else(|| {
+            EngineError::not_found(format!("the engine publishes nothing of rank {rank}"))
+        })?;
+        Ok(kv_items(&publisher))
+    }
+}
+
+fn kv_items(publisher: &KvEventPublisher) -> ResponseStream<KvItem> {
+    let mut subscription = publisher.subscribe();
+    let snapshot = std::mem::take(&mut subscription.snapshot);
+    let changes = stream::unfold(subscription, |mut subscription| async move {
+        let event = subscription.next().await.ok()?;
+        Some((Ok(KvItem::Change(event)), subscription))
+    });
+    Box::pin(stream::iter([Ok(KvItem::Snapshot(snapshot))]).chain(changes))
 }
 
 struct LoadHandler {
     engine: LoadPublisher,
     admitted: watch::Receiver<Admitted>,
+    kv_events: KvEventPublisher,
 }
 
 #[async_trait]
@@ -307,6 +370,7 @@ impl Handler<(), Load> for LoadHandler {
         let mut loads = Loads {
             engine: self.engine.subscribe(),
             admitted: self.admitted.clone(),
+            kv_events: self.kv_events.clone(),
         };
         let first = loads.now();
         let changes = stream::unfold((loads, first), |(mut loads, told)| async move {
@@ -322,19 +386,25 @@ impl Handler<(), Load> for LoadHandler {
 struct Loads {
     engine: watch::Receiver<Load>,
     admitted: watch::Receiver<Admitted>,
+    kv_events: KvEventPublisher,
 }
 
 impl Loads {
     fn now(&mut self) -> Load {
         let admitted = *self.admitted.borrow_and_update();
-        self.engine.borrow_and_update().at_worker(admitted)
+        Load {
+            kv_events: self.kv_events.published(),
+            ..self.engine.borrow_and_update().at_worker(admitted)
+        }
     }
 
     /// The load once it differs from what was told; `None` when the worker has gone.
     async fn other_than(&mut self, told: Load) -> Option<Load> {
         loop {
             let load = self.now();
-            if load != told {
+            // Events alone are no news: they are told where they lie.
+            let kv_events = told.kv_events;
+            if (Load { kv_events, ..load }) != told {
                 return Some(load);
             }
             tokio::select! {

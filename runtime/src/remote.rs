@@ -16,7 +16,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    ControlReply, ControlRequest, EngineConfig, EngineControls, EngineError, EngineState,
+    At, ControlReply, ControlRequest, EngineConfig, EngineControls, EngineError, EngineState,
     ErrorKind, GenerateRequest, LLMEngine, ModelCard, OutputStream, RequestContext, StartContext,
 };
 use tokio_util::sync::CancellationToken;
@@ -134,7 +134,7 @@ impl Remote {
         match &self.client.instances()[..] {
             [only] => Ok(only.instance),
             instances => Err(EngineError::unsupported(
-                "instance",
+                At::other("instance"),
                 format!(
                     "{} workers serve this endpoint; name the instance that is meant",
                     instances.len()
@@ -147,16 +147,13 @@ impl Remote {
 #[async_trait]
 impl LLMEngine for RemoteEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let mut declared = None;
         let start = async {
             let runtime = (self.connect)().await?;
             ctx.progress.report("waiting for a worker", None);
             let (remote, card) = meet(&runtime, &self.config, &ctx).await?;
-            declared = Some(config_of(&card, &self.config));
-            Ok(remote)
+            Ok((remote, config_of(&card, &self.config)))
         };
-        self.state.start(start).await?;
-        declared.ok_or_else(|| EngineError::internal("started without a card"))
+        self.state.start(start).await
     }
 
     async fn generate(
@@ -214,7 +211,7 @@ async fn meet(
     let sibling = |name: &str| {
         let name = config.endpoint.sibling(name);
         name.map(|name| runtime.endpoint(name))
-            .map_err(|error| EngineError::invalid_argument("endpoint", error))
+            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))
     };
     let mut follow = Vec::new();
     if let Some(instance) = config.instance {
@@ -259,7 +256,10 @@ async fn the_model(
                 config.endpoint,
                 names.join(", ")
             );
-            Err(EngineError::invalid_argument("endpoint", problem))
+            Err(EngineError::invalid_argument(
+                At::other("endpoint"),
+                problem,
+            ))
         }
     }
 }
@@ -270,6 +270,9 @@ fn config_of(card: &ModelCard, remote: &RemoteConfig) -> EngineConfig {
     capabilities.virtual_time = false;
     // The caches of several workers are not one cache.
     capabilities.kv_events &= remote.instance.is_some();
+    capabilities.kv_ranks = false;
+    // The workers have their roles already: nobody can give them others from here.
+    capabilities.roles.clear();
     let mut config = EngineConfig::new(card.name.clone(), card.context_length_tokens)
         .with_capabilities(capabilities);
     config.vocab_size = card.vocab_size;

@@ -11,8 +11,18 @@ use crate::names::InstanceId;
 pub struct Candidate {
     /// The instance.
     pub instance: InstanceId,
+    /// Its data-parallel ranks, as its card says, at least 1.
+    pub ranks: u32,
     /// Requests it has: those this client has under way there, or, where that is more, those it said it has.
     pub load: usize,
+    /// Those among them that are of other clients, as of what it told last.
+    pub others: usize,
+    /// KV blocks in use there, as of what it told last.
+    pub kv_used_blocks: u64,
+    /// KV blocks it has in all, as of what it told last; 0 when it has none or told nothing yet.
+    pub kv_total_blocks: u64,
+    /// KV events it had published when it told of its load last.
+    pub kv_events: u64,
 }
 
 /// Chooses among candidates. Called for every request; must not wait.
@@ -177,7 +187,12 @@ mod tests {
             .zip(loads)
             .map(|(id, load)| Candidate {
                 instance: InstanceId(id),
+                ranks: 1,
                 load: *load,
+                others: 0,
+                kv_used_blocks: 0,
+                kv_total_blocks: 0,
+                kv_events: 0,
             })
             .collect()
     }

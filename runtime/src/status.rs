@@ -1,5 +1,5 @@
-//! The status server of a process: `/live`, `/ready`, `/health` and `/metrics`, on a port of its own so that it answers
-//! while everything else is saturated.
+//! The status server of a process: `/live`, `/ready`, `/health` and `/metrics`, on a port and, where the runtime has one, a
+//! thread of its own, so that it answers while everything else is saturated.
 
 mod health;
 
@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::ListenerExt;
@@ -18,6 +19,7 @@ use tokio::net::TcpListener;
 pub use health::{Health, HealthSource};
 
 use crate::component::Runtime;
+use crate::host_names::unknown_host;
 
 /// The media type of the metrics.
 pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -49,7 +51,11 @@ impl StatusServer {
         runtime: &Runtime,
         health: impl Into<HealthSource>,
     ) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
+        let bound = async move { Ok(TcpListener::bind(address).await) };
+        let listener = runtime
+            .run_vital(bound)
+            .await
+            .map_err(std::io::Error::other)??;
         let address = listener.local_addr()?;
         let listener = listener.tap_io(|stream| {
             if let Err(error) = stream.set_nodelay(true) {
@@ -60,7 +66,10 @@ impl StatusServer {
             metrics: runtime.metrics().clone(),
             health: health.into(),
         };
-        let router = router(source);
+        let mut router = router(source);
+        if address.ip().to_canonical().is_loopback() {
+            router = router.layer(from_fn(refuse_other_names));
+        }
         let task = runtime.spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
                 tracing::error!(%error, "the status server ended");
@@ -86,6 +95,18 @@ fn router(source: Source) -> Router {
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .with_state(source)
+}
+
+/// On loopback only this machine's own names are answered, or any web page could read what is here by giving its own name
+/// this address.
+async fn refuse_other_names(request: Request, next: Next) -> Response {
+    match unknown_host(request.headers(), request.uri(), |_| false) {
+        None => next.run(request).await,
+        Some(_) => {
+            let message = "this port answers to its address and to localhost only\n";
+            (StatusCode::FORBIDDEN, message).into_response()
+        }
+    }
 }
 
 /// 200 for a process that wants requests, else 503.

@@ -12,7 +12,9 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use genset_backend_common::worker::{
     Fault, Outcome, Report, RequestLimits, StopCause, Worker, WorkerConfig, WorkerHandle,
 };
-use genset_backend_common::{EndpointType, EngineError, ErrorKind, LLMEngine};
+use genset_backend_common::{
+    At, DEFAULT_MIGRATION_LIMIT, EndpointType, EngineError, ErrorKind, LLMEngine, Role,
+};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::component::Runtime;
@@ -38,12 +40,15 @@ pub struct WorkerArgs {
     /// Namespace of the worker's name
     #[arg(long, env = "GENSET_NAMESPACE", default_value = "genset")]
     pub namespace: String,
-    /// Component of the worker's name
-    #[arg(long, env = "GENSET_COMPONENT", default_value = "backend")]
-    pub component: String,
+    /// Component of the worker's name [default: backend, or prefill or decode as the role]
+    #[arg(long, env = "GENSET_COMPONENT")]
+    pub component: Option<String>,
     /// Endpoint of the worker's name
     #[arg(long, env = "GENSET_ENDPOINT", default_value = "generate")]
     pub endpoint: String,
+    /// The part the worker plays: aggregated (or agg) for prefill and decode together, prefill or decode for one of them
+    #[arg(long, env = "GENSET_ROLE", default_value_t = Role::default())]
+    pub role: Role,
     /// APIs to offer, of chat, completions, embeddings [default: all the engine can]
     #[arg(long, value_delimiter = ',', value_name = "TYPES")]
     pub endpoint_types: Option<Vec<EndpointType>>,
@@ -56,8 +61,8 @@ pub struct WorkerArgs {
     /// Lowers the context length, in tokens
     #[arg(long, value_name = "TOKENS")]
     pub context_length: Option<u32>,
-    /// How often a request may move to another instance
-    #[arg(long, default_value_t = 0)]
+    /// How often a request whose answer has begun may move to another instance; 0 for never
+    #[arg(long, default_value_t = DEFAULT_MIGRATION_LIMIT)]
     pub migration_limit: u32,
     /// Requests in the engine at once
     #[arg(long, default_value_t = RequestLimits::default().max_running)]
@@ -86,7 +91,7 @@ pub struct WorkerArgs {
     /// How it meets other processes
     #[command(flatten)]
     pub network: NetworkArgs,
-    /// More log: -v for debug, -vv for trace. GENSET_LOG sets it finer, in RUST_LOG syntax
+    /// More log: -v for debug, -vv for trace. GENSET_LOG, or else DYN_LOG, sets it finer, in RUST_LOG syntax
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }
@@ -112,7 +117,9 @@ impl WorkerArgs {
     /// # Errors
     /// `InvalidArgument`, naming the flag.
     pub fn endpoint_name(&self) -> Result<EndpointName, EngineError> {
-        EndpointName::try_new(&self.namespace, &self.component, &self.endpoint).map_err(|error| {
+        let component = self.component.as_deref();
+        let component = component.unwrap_or_else(|| EndpointName::component_of(self.role));
+        EndpointName::try_new(&self.namespace, component, &self.endpoint).map_err(|error| {
             EngineError::invalid_argument("--namespace, --component, --endpoint", error)
         })
     }
@@ -142,6 +149,7 @@ impl WorkerArgs {
             model_name: self.model_name.clone().or(folder_name),
             endpoint_types: self.endpoint_types.clone().map(BTreeSet::from_iter),
             context_length_tokens: self.context_length,
+            role: self.role,
             tool_parser: self.tool_parser.clone(),
             reasoning_parser: self.reasoning_parser.clone(),
             migration_limit: self.migration_limit,
@@ -354,24 +362,23 @@ async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {
 }
 
 /// The exit code of a worker that ended so: its outcome's, but that of a usage error where the engine did not start because
-/// of a flag.
+/// of a setting.
 #[must_use]
 pub fn exit_code(report: &Report) -> u8 {
     let has_refused = report.outcome == Outcome::Failed(StopCause::StartFailed(Fault::Error));
-    if has_refused && report.error.as_ref().is_some_and(is_about_a_flag) {
+    if has_refused && report.error.as_ref().is_some_and(is_about_a_setting) {
         USAGE_ERROR
     } else {
         report.outcome.exit_code()
     }
 }
 
-fn is_about_a_flag(error: &EngineError) -> bool {
+fn is_about_a_setting(error: &EngineError) -> bool {
     let is_callers = matches!(
         error.kind(),
         ErrorKind::InvalidArgument | ErrorKind::Unsupported
     );
-    let field = error.details().field.as_deref();
-    is_callers && field.is_some_and(|field| field.starts_with("--"))
+    is_callers && matches!(error.at(), Some(At::Setting(_)))
 }
 
 /// Says how far a long start is, at most a line a second.
@@ -390,7 +397,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_flag_that_a_start_refused_is_a_usage_error() {
+    fn only_a_setting_that_a_start_refused_is_a_usage_error() {
         let start = Outcome::Failed(StopCause::StartFailed(Fault::Error));
         let code = |outcome, error| exit_code(&Report { outcome, error });
         let flag = EngineError::invalid_argument("--threads", "must be at least 1");
@@ -399,8 +406,8 @@ mod tests {
             code(start, Some(EngineError::unsupported("--device", "no"))),
             2
         );
-        let of_a_model = EngineError::invalid_argument("MODEL", "is broken");
-        let of_the_machine = EngineError::internal("no file opens").with_field("--device");
+        let of_a_model = EngineError::invalid_argument(At::other("MODEL"), "is broken");
+        let of_the_machine = EngineError::internal("no file opens").with_at("--device");
         for error in [None, Some(of_a_model), Some(of_the_machine)] {
             assert_eq!(code(start, error), 1);
         }

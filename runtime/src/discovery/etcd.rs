@@ -1,6 +1,7 @@
-//! Discovery in etcd: for fleets. Built with the cargo feature `etcd`.
+//! Discovery in etcd: for fleets. Built with the cargo feature `etcd`, which needs no other program.
 //!
 //! - [`config`]: what a user says, and its checks.
+//! - [`protocol`], [`client`]: etcd's messages, and one server that is sent them.
 //! - [`session`]: one operation on one of several servers, before a deadline.
 //! - [`lease`]: a lease, the task that keeps it alive, and its entries.
 //! - [`watch`]: the task that follows a prefix; [`known`] decides what its watcher is told.
@@ -13,9 +14,11 @@
 //! A lease outlives a disconnection shorter than its time to live, and longer ones when etcd itself was down: etcd starts its
 //! leases anew when it starts. A lease is lost when etcd says that it does not have it.
 
+mod client;
 mod config;
 mod known;
 mod lease;
+mod protocol;
 mod session;
 mod watch;
 
@@ -74,9 +77,13 @@ impl EtcdDiscovery {
     ///
     /// # Errors
     /// `InvalidArgument`, naming the field of the config that is wrong.
+    #[expect(
+        clippy::unused_async,
+        reason = "its clients are made within a runtime, which an async function is called in"
+    )]
     pub async fn connect(config: EtcdConfig) -> Result<Self, EngineError> {
         Ok(Self {
-            sessions: Arc::new(Sessions::try_new(config).await?),
+            sessions: Arc::new(Sessions::try_new(config)?),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
         })

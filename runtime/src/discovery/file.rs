@@ -163,3 +163,14 @@ async fn blocking<T: Send + 'static>(
 /// Pause before a file that was not in the directory is looked for again; only then it is taken to be gone. Longer than a
 /// `rm -r` of the directory takes to get from a lease to the store's marker, so that this reads as the outage it is.
 const CONFIRM_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The entries of a lease's file, for the fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn lease_entries(file: &bytes::Bytes) -> Option<Vec<Entry>> {
+    let (_, entries) = format::decode(file).ok()?;
+    let entry = |(key, held): (String, format::Held)| Entry {
+        key,
+        value: held.value,
+    };
+    Some(entries.into_iter().map(entry).collect())
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use genset_backend_common::ModelCard;
+use genset_backend_common::{ModelCard, Role};
 use serde_json::Value;
 
 use crate::discovery::InstanceRecord;
@@ -11,21 +11,63 @@ use crate::names::{EndpointName, InstanceId};
 /// A model that at least one live instance serves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LiveModel {
-    /// What its workers publish.
+    /// What its workers publish, as an aggregated one would: their roles are those of the pools.
     pub card: ModelCard,
-    /// The endpoint that generates.
-    pub endpoint: EndpointName,
-    /// The instances that serve it so, by id.
-    pub instances: Vec<InstanceId>,
+    /// The instances that serve it so, by the role they play; at least one pool.
+    pub pools: BTreeMap<Role, Pool>,
     /// Workers of this name that are kept apart, since they publish something else.
     pub left_out: Vec<LeftOutWorker>,
 }
 
+/// The instances of a model that play one role.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// The endpoint that generates.
+    pub endpoint: EndpointName,
+    /// The instances, by id; at least one.
+    pub instances: Vec<InstanceId>,
+}
+
 impl LiveModel {
-    /// Whether both are served alike, whoever serves them.
+    /// Whether both are served alike, whoever serves them. Where prefill and decode can be done apart, pools may come and go.
     #[must_use]
     pub fn is_same_service(&self, other: &Self) -> bool {
-        self.card == other.card && self.endpoint == other.endpoint
+        let can_be_apart = self.card.capabilities.can_be_apart();
+        self.card == other.card && (can_be_apart || self.endpoint() == other.endpoint())
+    }
+
+    /// Whether there are instances that whole requests can be sent to: prefill instances alone give one token.
+    #[must_use]
+    pub fn is_servable(&self) -> bool {
+        self.whole_role() != Role::Prefill
+    }
+
+    /// The role of the instances that end answers.
+    #[must_use]
+    pub fn whole_role(&self) -> Role {
+        let order = [Role::Aggregated, Role::Decode];
+        let found = order.into_iter().find(|role| self.pools.contains_key(role));
+        found.unwrap_or(Role::Prefill)
+    }
+
+    /// The endpoint of the instances that end answers.
+    #[must_use]
+    pub fn endpoint(&self) -> EndpointName {
+        let pool = self.pools.get(&self.whole_role());
+        pool.map(|pool| pool.endpoint.clone()).unwrap_or_default()
+    }
+
+    /// All instances, whatever their role, by id.
+    #[must_use]
+    pub fn instances(&self) -> Vec<InstanceId> {
+        let pools = self.pools.values();
+        let mut all: Vec<InstanceId> = pools.flat_map(|pool| pool.instances.clone()).collect();
+        all.sort_unstable();
+        all
+    }
+
+    fn size(&self) -> usize {
+        self.pools.values().map(|pool| pool.instances.len()).sum()
     }
 }
 
@@ -43,84 +85,132 @@ pub struct LeftOutWorker {
 /// The models, by name.
 pub(super) type ModelMap = BTreeMap<String, LiveModel>;
 
+/// Instances that publish one card, but for the role, at one endpoint.
+#[derive(Debug)]
+struct Group {
+    card: ModelCard,
+    role: Role,
+    pool: Pool,
+}
+
 /// The models of `records`. Where cards of one name disagree, the one that is in use stays while anybody publishes it;
-/// otherwise the one most workers publish is used.
+/// otherwise the one most workers publish is used. One that cannot be served yields to one that can.
 pub(super) fn by_model<'a>(
     records: impl Iterator<Item = &'a InstanceRecord>,
     in_use: &ModelMap,
 ) -> ModelMap {
-    let mut services: BTreeMap<String, Vec<LiveModel>> = BTreeMap::new();
+    let mut groups: BTreeMap<String, Vec<Group>> = BTreeMap::new();
     for record in records {
         if let Some(card) = &record.card {
-            let services = services.entry(card.name.clone()).or_default();
-            join(services, record, card);
+            let groups = groups.entry(card.name.clone()).or_default();
+            join(groups, record, card);
         }
     }
-    services
+    groups
         .into_iter()
-        .filter_map(|(name, services)| {
-            let chosen = choose(services, in_use.get(&name))?;
+        .filter_map(|(name, groups)| {
+            let chosen = choose(groups, in_use.get(&name))?;
             Some((name, chosen))
         })
         .collect()
 }
 
-/// Adds an instance to the service that it is part of.
-fn join(services: &mut Vec<LiveModel>, record: &InstanceRecord, card: &ModelCard) {
-    let same = services
-        .iter_mut()
-        .find(|service| service.card == *card && service.endpoint == record.endpoint);
+/// Adds an instance to the group that it is part of.
+fn join(groups: &mut Vec<Group>, record: &InstanceRecord, card: &ModelCard) {
+    let role = card.role;
+    let card = card.in_common();
+    let same = groups.iter_mut().find(|group| {
+        (group.role, &group.card, &group.pool.endpoint) == (role, &card, &record.endpoint)
+    });
     match same {
-        Some(service) => service.instances.push(record.instance),
-        None => services.push(LiveModel {
-            card: card.clone(),
-            endpoint: record.endpoint.clone(),
-            instances: vec![record.instance],
-            left_out: Vec::new(),
+        Some(group) => group.pool.instances.push(record.instance),
+        None => groups.push(Group {
+            card,
+            role,
+            pool: Pool {
+                endpoint: record.endpoint.clone(),
+                instances: vec![record.instance],
+            },
         }),
     }
 }
 
-fn choose(mut services: Vec<LiveModel>, in_use: Option<&LiveModel>) -> Option<LiveModel> {
-    let known = in_use.and_then(|in_use| {
-        services
-            .iter()
-            .position(|service| service.is_same_service(in_use))
+fn choose(groups: Vec<Group>, in_use: Option<&LiveModel>) -> Option<LiveModel> {
+    let mut services: Vec<(LiveModel, Vec<Group>)> = Vec::new();
+    // Those in use first, then the largest: they take the place of their role. Of equals, the first: records come in the
+    // order of their keys, so every frontend chooses alike.
+    let mut groups = groups;
+    groups.sort_by_key(|group| {
+        let known = in_use.filter(|model| model.card == group.card);
+        let known = known.and_then(|model| model.pools.get(&group.role));
+        let is_in_use = known.is_some_and(|pool| pool.endpoint == group.pool.endpoint);
+        std::cmp::Reverse((is_in_use, group.pool.instances.len()))
     });
-    // Of equals, the first: records come in the order of their keys, so every frontend chooses alike.
-    let largest = || {
-        let sizes = services.iter().map(|service| service.instances.len());
-        sizes
-            .enumerate()
-            .rev()
-            .max_by_key(|(_, size)| *size)
-            .map(|(index, _)| index)
-    };
-    let index = known.or_else(largest)?;
-    let mut chosen = services.swap_remove(index);
-    chosen.instances.sort_unstable();
-    for other in &services {
-        let differences = differences(other, &chosen);
-        let left_out = other.instances.iter().map(|instance| LeftOutWorker {
-            instance: *instance,
-            endpoint: other.endpoint.clone(),
-            differences: differences.clone(),
-        });
-        chosen.left_out.extend(left_out);
+    for group in groups {
+        let known = services
+            .iter_mut()
+            .find(|(model, _)| model.card == group.card);
+        match known {
+            Some((model, rest)) if model.pools.contains_key(&group.role) => rest.push(group),
+            Some((model, _)) => drop(model.pools.insert(group.role, group.pool)),
+            None => {
+                let model = LiveModel {
+                    card: group.card,
+                    pools: BTreeMap::from([(group.role, group.pool)]),
+                    left_out: Vec::new(),
+                };
+                services.push((model, Vec::new()));
+            }
+        }
     }
+    let rank = |model: &LiveModel| {
+        let is_in_use = in_use.is_some_and(|in_use| model.card == in_use.card);
+        (model.is_servable(), is_in_use, model.size())
+    };
+    let ranks = services.iter().map(|(model, _)| rank(model)).enumerate();
+    let (index, _) = ranks.rev().max_by_key(|(_, rank)| *rank)?;
+    let (mut chosen, rest) = services.swap_remove(index);
+    let others = services.into_iter().flat_map(|(model, rest)| {
+        let LiveModel { card, pools, .. } = model;
+        let pools = pools.into_iter().map(move |(role, pool)| Group {
+            card: card.clone(),
+            role,
+            pool,
+        });
+        pools.chain(rest)
+    });
+    let others: Vec<Group> = rest.into_iter().chain(others).collect();
+    for pool in chosen.pools.values_mut() {
+        pool.instances.sort_unstable();
+    }
+    chosen.left_out = others
+        .iter()
+        .flat_map(|group| left_out(group, &chosen))
+        .collect();
     chosen
         .left_out
         .sort_unstable_by_key(|worker| worker.instance);
     Some(chosen)
 }
 
+fn left_out(group: &Group, chosen: &LiveModel) -> Vec<LeftOutWorker> {
+    let differences = differences(group, chosen);
+    let workers = group.pool.instances.iter().map(|instance| LeftOutWorker {
+        instance: *instance,
+        endpoint: group.pool.endpoint.clone(),
+        differences: differences.clone(),
+    });
+    workers.collect()
+}
+
 /// What `other` publishes that `chosen` does not, or otherwise.
-fn differences(other: &LiveModel, chosen: &LiveModel) -> Vec<String> {
+fn differences(other: &Group, chosen: &LiveModel) -> Vec<String> {
     let mut differences = Vec::new();
-    if other.endpoint != chosen.endpoint {
+    let endpoint = chosen.pools.get(&other.role).map(|pool| &pool.endpoint);
+    if let Some(endpoint) = endpoint.filter(|endpoint| **endpoint != other.pool.endpoint) {
         differences.push(format!(
-            "endpoint: {}, in use: {}",
-            other.endpoint, chosen.endpoint
+            "endpoint: {}, in use: {endpoint}",
+            other.pool.endpoint
         ));
     }
     let fields = |card: &ModelCard| match serde_json::to_value(card) {
@@ -168,7 +258,7 @@ mod tests {
     #[test]
     fn workers_that_agree_serve_together() {
         let model = the_model(&[record(1, 10), record(2, 10)], &ModelMap::new());
-        assert_eq!(model.instances, [InstanceId(1), InstanceId(2)]);
+        assert_eq!(model.instances(), [InstanceId(1), InstanceId(2)]);
         assert!(model.left_out.is_empty());
     }
 
@@ -201,5 +291,60 @@ mod tests {
     fn equals_are_chosen_alike_everywhere() {
         let model = the_model(&[record(1, 20), record(2, 10)], &ModelMap::new());
         assert_eq!(model.card.context_length_tokens, 20);
+    }
+    fn record_as(role: Role, instance: u64, context: u32) -> InstanceRecord {
+        let mut record = record(instance, context);
+        record.endpoint.component = role.to_string();
+        record.card.as_mut().unwrap().role = role;
+        record
+    }
+
+    #[test]
+    fn workers_that_differ_in_their_role_alone_serve_together() {
+        use Role::{Aggregated, Decode, Prefill};
+        let records = [
+            record_as(Prefill, 1, 10),
+            record_as(Decode, 2, 10),
+            record_as(Decode, 3, 10),
+            record(4, 10),
+        ];
+        let all = the_model(&records, &ModelMap::new());
+        assert!(all.left_out.is_empty());
+        assert_eq!(all.pools[&Prefill].instances, [InstanceId(1)]);
+        assert_eq!(all.pools[&Decode].instances, [InstanceId(2), InstanceId(3)]);
+        assert_eq!(all.pools[&Aggregated].instances, [InstanceId(4)]);
+        assert_eq!(all.endpoint(), EndpointName::default());
+        let apart = the_model(&records[..3], &ModelMap::new());
+        assert_eq!(apart.endpoint().component, "decode");
+        assert!(apart.is_servable());
+        assert!(!the_model(&records[..1], &ModelMap::new()).is_servable());
+    }
+
+    #[test]
+    fn what_cannot_be_served_yields_to_what_can() {
+        let prefill = record_as(Role::Prefill, 1, 20);
+        let in_use = by_model([prefill.clone()].iter(), &ModelMap::new());
+        let model = the_model(&[prefill, record(2, 10)], &in_use);
+        assert_eq!(model.card.context_length_tokens, 10);
+        assert_eq!(model.left_out[0].instance, InstanceId(1));
+    }
+
+    #[test]
+    fn a_second_endpoint_of_a_role_is_left_out_by_name() {
+        let mut other = record_as(Role::Decode, 3, 10);
+        other.endpoint.component = "other".into();
+        let records = [
+            record_as(Role::Prefill, 1, 10),
+            record_as(Role::Decode, 2, 10),
+            other,
+        ];
+        let model = the_model(&records, &ModelMap::new());
+        let [left_out] = &model.left_out[..] else {
+            panic!("one is left out")
+        };
+        assert_eq!(
+            left_out.differences,
+            ["endpoint: genset.other.generate, in use: genset.decode.generate"]
+        );
     }
 }

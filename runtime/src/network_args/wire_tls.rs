@@ -155,7 +155,7 @@ mod tests {
         let missing = folder.path().join("ca.pem");
         let flag = format!("--wire-tls-ca={}", missing.display());
         let error = args(&[&flag]).unwrap().tls().unwrap_err();
-        assert_eq!(error.details().field.as_deref(), Some("--wire-tls-ca"));
+        assert_eq!(error.at().map(|at| at.name()), Some("--wire-tls-ca"));
         assert!(error.message().contains("ca.pem"), "{error}");
     }
 
@@ -187,6 +187,6 @@ mod tests {
     fn a_build_without_tls_names_the_flag() {
         let error = args(&["--wire-tls-ca=a"]).unwrap().tls().unwrap_err();
         assert!(error.message().contains("--features tls"), "{error}");
-        assert_eq!(error.details().field.as_deref(), Some("--wire-tls-ca"));
+        assert_eq!(error.at().map(|at| at.name()), Some("--wire-tls-ca"));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use genset_backend_common::{EngineError, ErrorKind, RequestContext};
+use genset_backend_common::{At, EngineError, ErrorKind, RequestContext};
 use parking_lot::RwLock;
 
 use super::{ErasedHandler, RequestPlane, ResponseStream, Served};
@@ -50,7 +50,7 @@ impl RequestPlane for MemoryPlane {
         let mut handlers = self.handlers.write();
         if handlers.contains_key(&location) {
             return Err(EngineError::invalid_argument(
-                "endpoint",
+                At::other("endpoint"),
                 format!("{location} is served already"),
             ));
         }

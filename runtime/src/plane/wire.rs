@@ -4,18 +4,26 @@
 //! One connection joins two processes and carries every stream between them. Its caller dials it at the first request and
 //! keeps it; when it breaks, its streams end at once with `Disconnected` and it is dialled again, with pauses, so that
 //! [`RequestPlane::is_reachable`] can tell clients to leave the process alone.
+//!
+//! Connections are accepted, dialled, read and written on the [`VitalRuntime`], so that pings are answered however busy the
+//! process is. Handlers run where their endpoint was served, and responses where they are read.
 
 mod callee;
 mod caller;
 mod config;
+mod control;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod handshake;
 mod link;
+mod memory;
 mod metrics;
 #[cfg(feature = "nats")]
 mod nats;
 mod outbox;
 mod peers;
 mod server;
+mod strangers;
 mod tcp;
 mod tls;
 mod transport;
@@ -34,6 +42,7 @@ pub use nats::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
 pub use tcp::TcpConfig;
 pub use tls::{ClientCertificates, WireIdentity, WireTls};
 
+use self::memory::Memory;
 use self::metrics::WireMetrics;
 use self::peers::Peers;
 use self::server::Server;
@@ -41,6 +50,7 @@ use self::transport::Transport;
 use super::{ErasedHandler, RequestPlane, ResponseStream, Served};
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};
+use crate::vital::VitalRuntime;
 
 /// A request plane that speaks the wire protocol. Clones share.
 #[derive(Clone)]
@@ -57,7 +67,7 @@ struct Shared {
 }
 
 impl WirePlane {
-    /// A plane over TCP. It listens from the first endpoint it serves on.
+    /// A plane over TCP, with a thread of its own for its links. It listens from the first endpoint it serves on.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the setting at fault.
@@ -66,8 +76,21 @@ impl WirePlane {
         config: WireConfig,
         metrics: &MetricsRegistry,
     ) -> Result<Self, EngineError> {
+        Self::tcp_on(VitalRuntime::start()?, tcp, config, metrics)
+    }
+
+    /// As [`Self::tcp`], with its links on `vital`.
+    ///
+    /// # Errors
+    /// As [`Self::tcp`].
+    pub fn tcp_on(
+        vital: VitalRuntime,
+        tcp: TcpConfig,
+        config: WireConfig,
+        metrics: &MetricsRegistry,
+    ) -> Result<Self, EngineError> {
         let transport = tcp::Tcp::try_new(tcp, &config)?;
-        Self::new(Arc::new(transport), config, metrics)
+        Self::new(vital, Arc::new(transport), config, metrics)
     }
 
     /// A plane over NATS: no process needs an inbound port. It connects to NATS when it first serves or calls, and serving fails
@@ -81,11 +104,26 @@ impl WirePlane {
         config: WireConfig,
         metrics: &MetricsRegistry,
     ) -> Result<Self, EngineError> {
+        Self::nats_on(VitalRuntime::start()?, nats, config, metrics)
+    }
+
+    /// As [`Self::nats`], with its links on `vital`.
+    ///
+    /// # Errors
+    /// As [`Self::nats`].
+    #[cfg(feature = "nats")]
+    pub fn nats_on(
+        vital: VitalRuntime,
+        nats: NatsConfig,
+        config: WireConfig,
+        metrics: &MetricsRegistry,
+    ) -> Result<Self, EngineError> {
         let transport = nats::Nats::try_new(nats, &config)?;
-        Self::new(Arc::new(transport), config, metrics)
+        Self::new(vital, Arc::new(transport), config, metrics)
     }
 
     fn new(
+        vital: VitalRuntime,
         transport: Arc<dyn Transport>,
         config: WireConfig,
         metrics: &MetricsRegistry,
@@ -93,6 +131,7 @@ impl WirePlane {
         config.validate()?;
         let config = Arc::new(config);
         let metrics = WireMetrics::new(metrics);
+        let memory = Memory::of_process(config.max_memory_bytes, metrics.memory());
         let tasks = TaskTracker::new();
         let shutdown = CancellationToken::new();
         let server = Server::new(
@@ -101,6 +140,8 @@ impl WirePlane {
             metrics.clone(),
             tasks.clone(),
             shutdown.clone(),
+            vital.clone(),
+            Arc::clone(&memory),
         );
         let peers = Peers::new(
             Arc::clone(&transport),
@@ -108,6 +149,8 @@ impl WirePlane {
             metrics,
             tasks.clone(),
             shutdown.clone(),
+            vital,
+            memory,
         );
         Ok(Self {
             shared: Arc::new(Shared {
@@ -190,14 +233,18 @@ impl RequestPlane for WirePlane {
         if self.local(address, endpoint).is_some() {
             return;
         }
-        if let Ok((process, _)) = self.parse(address) {
-            self.shared.peers.prepare(process);
+        if let Ok((process, instance)) = self.parse(address) {
+            self.shared.peers.prepare(process, instance);
         }
     }
 
     fn is_reachable(&self, address: &Address) -> bool {
         self.parse(address)
-            .is_ok_and(|(process, _)| self.shared.peers.is_reachable(process))
+            .is_ok_and(|(process, instance)| self.shared.peers.is_reachable(process, instance))
+    }
+
+    fn leaving(&self, instance: InstanceId) {
+        self.shared.server.leaving(instance);
     }
 
     async fn shutdown(&self) {

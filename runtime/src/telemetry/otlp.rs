@@ -50,6 +50,9 @@ impl Export {
         if is_disabled || !ENDPOINT_VARIABLES.into_iter().any(is_set) {
             return Ok(None);
         }
+        // Where another crate of the program brings TLS to the exporter's HTTP client, that wants to know whose cryptography.
+        #[cfg(feature = "tls")]
+        let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_protocol(Protocol::HttpBinary)

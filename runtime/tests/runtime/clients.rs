@@ -158,6 +158,23 @@ async fn each_instance_is_tried_once_and_the_last_refusal_is_told() {
 }
 
 #[tokio::test]
+async fn a_routed_request_says_who_answers_and_leaves_out_whom_it_was_told_to() {
+    let (runtime, _) = runtime();
+    let (one, two) = (finishing(), finishing());
+    let (client, _servings) = client_of(&runtime, [&one, &two]).await;
+    for _ in 0..3 {
+        let routed = soon(client.route(request(1), ctx(), &[InstanceId(1)]));
+        let routed = routed.await.unwrap();
+        assert_eq!(routed.holder.id(), InstanceId(2));
+        finish(routed.outputs).await.unwrap();
+    }
+    assert_eq!((one.calls(), two.calls()), (0, 3));
+    let nobody = [InstanceId(1), InstanceId(2)];
+    let error = soon(client.route(request(1), ctx(), &nobody)).await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
 async fn a_cancelled_request_is_tried_nowhere_else() {
     let (runtime, _) = runtime();
     let (full, answers) = (refusing(ErrorKind::Overloaded), finishing());

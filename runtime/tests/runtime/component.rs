@@ -139,7 +139,7 @@ async fn a_refusal_arrives_as_it_was_made_with_and_without_bytes() {
     let endpoint = endpoint(&runtime, "refuses");
     let refuse = |_: u64| -> Result<Vec<u64>, EngineError> {
         let error = EngineError::new(ErrorKind::Overloaded, "full");
-        Err(error.with_retry_after(PATIENCE).with_field("f"))
+        Err(error.with_retry_after(PATIENCE).with_at("f"))
     };
     let _serving = listed(&endpoint, 1, Answering::new(refuse)).await;
     let typed = answer(&endpoint.client::<u64, u64>(), 1).await.unwrap_err();
@@ -150,7 +150,7 @@ async fn a_refusal_arrives_as_it_was_made_with_and_without_bytes() {
             (ErrorKind::Overloaded, "full")
         );
         assert_eq!(error.details().retry_after, Some(PATIENCE));
-        assert_eq!(error.details().field.as_deref(), Some("f"));
+        assert_eq!(error.at().map(|at| at.name()), Some("f"));
     }
 }
 

@@ -7,6 +7,7 @@
     reason = "a test fails by panicking, also in its helpers"
 )]
 
+mod busy;
 #[cfg(any(feature = "etcd", feature = "nats"))]
 mod certificates;
 mod clients;

@@ -2,13 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream;
 use genset_backend_common::ports::Generate;
-use genset_backend_common::{Artifact, ArtifactRef, ErrorKind};
-use genset_runtime::{LiveModel, ModelDirectory, SelectionMode};
+use genset_backend_common::{
+    Artifact, ArtifactRef, EngineConfig, EngineError, ErrorKind, ModelCard, RequestContext,
+};
+use genset_runtime::discovery::{Address, Discovery, Entry, InstanceRecord};
+use genset_runtime::plane::{Handler, ResponseStream};
+use genset_runtime::{
+    ArtifactRequest, EndpointName, InstanceId, LiveModel, ModelDirectory, SelectionMode,
+};
 
 use crate::support::{
-    PATIENCE, ctx, finish, request, runtime, sample, soon, start, until, worker_config,
+    PATIENCE, ctx, finish, listed, request, runtime, sample, soon, start, until, worker_config,
 };
 
 /// Waits for the only model.
@@ -28,7 +38,7 @@ async fn a_model_is_there_while_a_worker_serves_it() {
     let worker = start(&runtime, 1, sample(0), config).await;
     let live = model(&directory).await;
     assert_eq!(
-        (live.card.name.as_str(), live.endpoint.to_string()),
+        (live.card.name.as_str(), live.endpoint().to_string()),
         ("mine", "genset.backend.generate".into())
     );
     let client = directory
@@ -191,4 +201,139 @@ async fn the_least_loaded_is_selected_by_what_others_ask_of_it_too() {
     for worker in workers {
         soon(worker.shutdown()).await;
     }
+}
+
+/// A record with this card as a worker that minds no limit writes it.
+fn lie(artifacts: Vec<ArtifactRef>) -> Entry {
+    let mut card = ModelCard::from_config(&EngineConfig::new("lie", 100));
+    card.artifacts = artifacts;
+    let record = InstanceRecord {
+        endpoint: EndpointName::default(),
+        instance: InstanceId(1),
+        address: Address {
+            plane: "memory".into(),
+            location: "1".into(),
+        },
+        card: Some(card),
+    };
+    Entry {
+        key: record.key(),
+        value: serde_json::to_vec(&record).unwrap().into(),
+    }
+}
+
+/// Sends zeros, or nothing at all in each chunk, for as long as anybody reads.
+struct Endless {
+    chunk: Bytes,
+    sent: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl Handler<ArtifactRequest, Bytes> for Endless {
+    async fn handle(
+        &self,
+        _request: ArtifactRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        let (chunk, sent) = (self.chunk.clone(), Arc::clone(&self.sent));
+        Ok(Box::pin(stream::repeat_with(move || {
+            sent.fetch_add(chunk.len().max(1), Ordering::SeqCst);
+            Ok(chunk.clone())
+        })))
+    }
+}
+
+#[tokio::test]
+async fn a_file_without_end_is_left_at_the_length_that_its_card_names() {
+    for (size, chunk, most) in [
+        (3 << 20, 1 << 20, 4 << 20),
+        (64 << 20, 16 << 20, 80 << 20),
+        (100, 0, 1),
+    ] {
+        let (runtime, discovery) = runtime();
+        let sent = Arc::new(AtomicUsize::new(0));
+        let endless: Arc<dyn Handler<ArtifactRequest, Bytes>> = Arc::new(Endless {
+            chunk: vec![0; chunk].into(),
+            sent: Arc::clone(&sent),
+        });
+        let name = EndpointName::default().sibling("artifacts").unwrap();
+        let _artifacts = listed(&runtime.endpoint(name), 1, endless).await;
+        let artifact = ArtifactRef {
+            name: "tokenizer.json".into(),
+            blake3: "0".repeat(64),
+            size,
+        };
+        let lease = discovery.lease().await.unwrap();
+        lease.put(lie(vec![artifact.clone()])).await.unwrap();
+        let directory = ModelDirectory::follow(&runtime);
+        let live = model(&directory).await;
+        let error = soon(directory.fetch(&live, &artifact, PATIENCE))
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal, "{error}");
+        let sent = sent.load(Ordering::SeqCst);
+        assert!(sent <= most, "{sent} bytes of a file of {size} were taken");
+        let larger = ArtifactRef {
+            size: u64::MAX,
+            ..artifact
+        };
+        let error = soon(directory.fetch(&live, &larger, PATIENCE))
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_card_that_names_too_much_is_no_model_and_is_counted() {
+    let (runtime, discovery) = runtime();
+    let directory = ModelDirectory::follow(&runtime);
+    let artifact = |size| ArtifactRef {
+        name: "tokenizer.json".into(),
+        blake3: "0".repeat(64),
+        size,
+    };
+    let lease = discovery.lease().await.unwrap();
+    for (times, artifacts) in [
+        vec![artifact(i64::MAX.unsigned_abs())],
+        vec![artifact(1); 1000],
+        vec![artifact(60 << 20); 16],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        lease.put(lie(artifacts)).await.unwrap();
+        let counted = format!(
+            "genset_discovery_refused_records_total{{reason=\"artifacts\"}} {}\n",
+            times + 1
+        );
+        until(|| runtime.metrics().encode().contains(&counted)).await;
+        assert!(directory.subscribe().borrow().is_empty());
+    }
+    // And one that takes its place is believed.
+    lease.put(lie(vec![artifact(60 << 20)])).await.unwrap();
+    assert_eq!(model(&directory).await.card.name, "lie");
+    lease.put(lie(vec![artifact(1); 1000])).await.unwrap();
+    let mut models = directory.subscribe();
+    soon(models.wait_for(|models| models.is_empty()))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_does_not_publish_what_others_would_refuse() {
+    let (runtime, _) = runtime();
+    let files = (0..17).map(|number| Artifact::new(format!("file-{number}"), *b"{}"));
+    let name = EndpointName::default();
+    let registrar = Arc::new(genset_runtime::RuntimeRegistrar::new(runtime.clone(), name));
+    let worker = genset_backend_common::worker::Worker::new(
+        1,
+        sample(0),
+        worker_config(files.collect()),
+        registrar,
+        genset_backend_common::MetricsRegistry::default(),
+    );
+    let report = soon(worker.spawn().join()).await;
+    let error = report.error.unwrap();
+    assert_eq!(error.at().map(|at| at.name()), Some("artifacts"), "{error}");
 }

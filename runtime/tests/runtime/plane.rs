@@ -1,5 +1,6 @@
 //! Request planes: the one behaviour suite they all pass, what is particular to each, and peers that mean no good.
 
+mod control;
 mod floods;
 mod hostile_callees;
 mod hostile_callers;
@@ -18,3 +19,5 @@ mod victim;
 
 #[cfg(feature = "nats")]
 pub(crate) use self::nats::NatsServer;
+pub(crate) use self::suite::border::{deaf, wary};
+pub(crate) use self::suite::{name, serve};

@@ -9,9 +9,10 @@ use genset_backend_common::worker::WorkerHandle;
 use genset_backend_common::{EngineError, ErrorKind, LLMEngine, MetricsRegistry, StartContext};
 use genset_conformance::{Options, Scenario, Subject, Verdict, run_conformance_with};
 use genset_runtime::discovery::{Discovery, MemoryDiscovery};
-use genset_runtime::plane::{MemoryPlane, RequestPlane, TcpConfig, WireConfig, WirePlane};
+use genset_runtime::plane::{MemoryPlane, RequestPlane, TcpConfig, WirePlane};
 use genset_runtime::{EndpointName, InstanceId, RemoteConfig, RemoteEngine, Runtime};
 
+use crate::plane::deaf;
 use crate::support::{ctx, finish, request, runtime, sample, soon, start, worker_config};
 
 /// Makes the plane of one more process.
@@ -73,7 +74,7 @@ fn it_passes_the_conformance_kit_over_memory() {
 fn it_passes_the_conformance_kit_over_tcp() {
     assert_conformant_over(Arc::new(|| {
         let metrics = MetricsRegistry::default();
-        let plane = WirePlane::tcp(TcpConfig::default(), WireConfig::default(), &metrics);
+        let plane = WirePlane::tcp(TcpConfig::default(), deaf(), &metrics);
         Arc::new(plane.unwrap())
     }));
 }
@@ -89,7 +90,7 @@ fn it_passes_the_conformance_kit_over_nats() {
     let config = server.config();
     assert_conformant_over(Arc::new(move || {
         let metrics = MetricsRegistry::default();
-        let plane = WirePlane::nats(config.clone(), WireConfig::default(), &metrics);
+        let plane = WirePlane::nats(config.clone(), deaf(), &metrics);
         Arc::new(plane.unwrap())
     }));
 }

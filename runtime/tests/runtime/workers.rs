@@ -8,13 +8,16 @@ use genset_backend_common::kv::{BlockHash, KvEvent, KvEventData, StoredBlock};
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
     ControlReply, ControlRequest, EngineConfig, EngineControls, EngineError, ErrorKind,
-    GenerateRequest, LLMEngine, Load, RequestContext, SleepLevel, StartContext, async_trait,
+    GenerateRequest, LLMEngine, Load, MetricsRegistry, Output, RequestContext, SleepLevel,
+    StartContext, async_trait,
 };
 use genset_runtime::discovery::{Change, Discovery, InstanceRecord, MemoryDiscovery};
-use genset_runtime::plane::Payload;
+use genset_runtime::plane::{Payload, RequestPlane, TcpConfig, WireConfig, WirePlane};
 use genset_runtime::{ArtifactRequest, Client, EndpointName, KvItem, Runtime, endpoints};
 
-use crate::support::{PATIENCE, ctx, finish, request, runtime, sample, soon, start, worker_config};
+use crate::support::{
+    PATIENCE, ctx, finish, request, runtime, sample, soon, start, until, worker_config,
+};
 
 const ID: u64 = 42;
 
@@ -22,7 +25,7 @@ async fn listed_endpoints(discovery: &MemoryDiscovery) -> BTreeSet<String> {
     let entries = discovery.get("").await.unwrap();
     let records = entries
         .iter()
-        .map(|entry| InstanceRecord::from_entry(entry).unwrap());
+        .map(|entry| InstanceRecord::try_from_entry(entry).unwrap());
     let name = |record: InstanceRecord| {
         assert_eq!(record.instance.0, ID);
         record.endpoint.endpoint
@@ -96,6 +99,60 @@ async fn a_worker_whose_lease_is_lost_is_listed_again_under_its_id() {
     assert_eq!(usage.completion_tokens, 500);
     soon(worker.shutdown()).await;
     assert_eq!(listed_endpoints(&discovery).await, BTreeSet::new());
+}
+
+/// A runtime on TCP with a discovery of its own.
+fn on_tcp() -> (Runtime, Arc<WirePlane>, MemoryDiscovery) {
+    let metrics = MetricsRegistry::default();
+    let plane = WirePlane::tcp(TcpConfig::default(), WireConfig::default(), &metrics);
+    let (plane, discovery) = (Arc::new(plane.unwrap()), MemoryDiscovery::new());
+    let runtime = Runtime::new(Arc::new(discovery.clone()), plane.clone());
+    (runtime, plane, discovery)
+}
+
+/// The client's discovery never hears that the worker leaves: the worker itself says so.
+#[tokio::test]
+async fn a_worker_that_leaves_tells_its_clients_before_discovery_does() {
+    let (runtime, plane, discovery) = on_tcp();
+    let lease = discovery.lease().await.unwrap();
+    let mut sites = Vec::new();
+    for id in [ID, ID + 1] {
+        let (site, _, listed) = on_tcp();
+        let worker = start(&site, id, sample(1), worker_config(Vec::new())).await;
+        for entry in listed.get("").await.unwrap() {
+            lease.put(entry).await.unwrap();
+        }
+        sites.push((site, worker));
+    }
+    let client = client::<GenerateRequest, Output>(&runtime, "generate").await;
+    until(|| client.instances().len() == 2).await;
+    let leaving = client
+        .instances()
+        .into_iter()
+        .find(|it| it.instance.0 == ID);
+    let leaving = leaving.unwrap();
+    let mut held = client
+        .direct(leaving.instance, request(100_000), ctx())
+        .await
+        .unwrap();
+    soon(held.next()).await.unwrap().unwrap();
+    sites[0].1.stop();
+    until(|| !plane.is_reachable(&leaving.address)).await;
+    for _ in 0..10 {
+        // The one that leaves would refuse.
+        let items = client.random(request(1), ctx()).await.unwrap();
+        soon(finish(OutputStream::from_raw(items))).await.unwrap();
+    }
+    // What it has goes on.
+    soon(held.next()).await.unwrap().unwrap();
+    drop(held);
+    lease.put(leaving.to_entry().unwrap()).await.unwrap();
+    until(|| plane.is_reachable(&leaving.address)).await;
+    for (site, worker) in sites {
+        soon(worker.shutdown()).await;
+        soon(site.shutdown()).await;
+    }
+    soon(runtime.shutdown()).await;
 }
 
 /// An engine that keeps what it was handed at start.

@@ -232,7 +232,7 @@ impl EtcdTls {
 
 /// An error that names a field of the config.
 pub(super) fn invalid(field: &str, problem: impl fmt::Display) -> EngineError {
-    EngineError::invalid_argument(&format!("etcd.{field}"), problem)
+    EngineError::invalid_argument(format!("etcd.{field}"), problem)
 }
 
 impl fmt::Debug for EtcdCredentials {
@@ -350,7 +350,7 @@ mod tests {
         ];
         for (config, field) in cases {
             let error = config.validate().unwrap_err();
-            assert_eq!(error.details().field.as_deref(), Some(field), "{config:?}");
+            assert_eq!(error.at().map(|at| at.name()), Some(field), "{config:?}");
         }
     }
 

@@ -6,20 +6,25 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use etcd_client::{
-    Client, Compare, CompareOp, Error, LeaseKeepAliveStream, LeaseKeeper, LeaseTimeToLiveOptions,
-    PutOptions, Txn, TxnOp,
-};
-use genset_backend_common::EngineError;
+use genset_backend_common::{At, EngineError};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 
+use super::client::{Client, Conversation};
+use super::protocol::{
+    Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
+    LeaseRevokeRequest, LeaseTimeToLiveRequest, Operation, PutRequest, RequestOp, TxnRequest,
+};
 use super::session::{Failure, Pauses, Sessions, lease_lost};
 use crate::discovery::{Entry, Lease};
 
 /// Keep-alives in one time to live.
 const BEATS_PER_TTL: u32 = 3;
+
+/// A stream of keep-alives.
+type Beating = Conversation<LeaseKeepAliveRequest, LeaseKeepAliveResponse>;
 
 /// The handle: dropping it makes the task revoke the lease.
 pub(super) struct EtcdLease {
@@ -43,14 +48,14 @@ impl EtcdLease {
     pub(super) async fn grant(sessions: &Arc<Sessions>) -> Result<(Self, Arc<Held>), EngineError> {
         let ttl = i64::try_from(sessions.config().lease_ttl.as_secs()).unwrap_or(i64::MAX);
         let granted = sessions
-            .perform("taking a lease", move |mut client: Client| async move {
-                client.lease_grant(ttl, None).await
+            .perform("taking a lease", move |client: Client| async move {
+                client.lease_grant(LeaseGrantRequest { ttl }).await
             })
             .await?;
         // A server may grant more than we ask for.
-        let ttl = Duration::from_secs(granted.ttl().unsigned_abs());
+        let ttl = Duration::from_secs(granted.ttl.unsigned_abs());
         let held = Arc::new(Held {
-            id: granted.id(),
+            id: granted.id,
             beat: ttl / BEATS_PER_TTL,
             sessions: Arc::clone(sessions),
             entries: Mutex::new(BTreeMap::new()),
@@ -140,11 +145,18 @@ impl Held {
         }
     }
 
-    async fn start_beating(&self) -> Result<(LeaseKeeper, LeaseKeepAliveStream), Failure> {
-        let beating = self.sessions.perform(
-            "keeping a lease alive",
-            move |mut client: Client| async move { client.lease_keep_alive(self.id).await },
-        );
+    async fn start_beating(&self) -> Result<Beating, Failure> {
+        let beating =
+            self.sessions
+                .perform("keeping a lease alive", move |client: Client| async move {
+                    let beat = LeaseKeepAliveRequest { id: self.id };
+                    let mut beating = client.lease_keep_alive(beat).await?;
+                    if is_alive(&mut beating).await? {
+                        Ok(beating)
+                    } else {
+                        Err(Status::not_found("the lease is gone"))
+                    }
+                });
         // Alive first: putting entries again may take a while.
         let beating = match beating.await {
             Ok(beating) => beating,
@@ -184,33 +196,41 @@ impl Held {
     async fn attached_keys(&self) -> Result<Vec<Vec<u8>>, Failure> {
         let answer = self
             .sessions
-            .perform("looking up a lease", move |mut client: Client| async move {
-                let options = LeaseTimeToLiveOptions::new().with_keys();
-                client.lease_time_to_live(self.id, Some(options)).await
+            .perform("looking up a lease", move |client: Client| async move {
+                let request = LeaseTimeToLiveRequest {
+                    id: self.id,
+                    keys: true,
+                };
+                client.lease_time_to_live(request).await
             })
             .await?;
         // Whole seconds: a lease with less than one left has 0, one that is gone has -1.
-        if answer.ttl() < 0 {
+        if answer.ttl < 0 {
             return Err(Failure::NotFound);
         }
-        Ok(answer.keys().to_vec())
+        Ok(answer.keys)
     }
 
     /// Sends keep-alives until one is not answered in time, or the connection breaks, or etcd says that the lease is gone.
-    async fn beat_until_broken(&self, beating: (LeaseKeeper, LeaseKeepAliveStream)) {
-        let (mut keeper, mut answers) = beating;
+    async fn beat_until_broken(&self, mut beating: Beating) {
         let patience = self.beat.min(self.sessions.config().request_timeout);
         loop {
             tokio::select! {
                 () = tokio::time::sleep(self.beat) => {}
                 // Nothing was asked, so this is the end of the connection.
-                _ = answers.message() => return,
+                _ = beating.next() => return,
             }
-            match timeout(patience, beat_once(&mut keeper, &mut answers)).await {
+            match timeout(patience, self.beat_once(&mut beating)).await {
                 Ok(Ok(true)) => {}
                 Ok(Ok(false) | Err(_)) | Err(_) => return,
             }
         }
+    }
+
+    /// Whether etcd still has the lease.
+    async fn beat_once(&self, beating: &mut Beating) -> Result<bool, Status> {
+        beating.send(LeaseKeepAliveRequest { id: self.id })?;
+        is_alive(beating).await
     }
 
     fn check_size(&self, entry: &Entry) -> Result<(), EngineError> {
@@ -224,18 +244,24 @@ impl Held {
                  and the servers' --max-request-bytes",
                 entry.key
             );
-            return Err(EngineError::invalid_argument("entry", problem));
+            return Err(EngineError::invalid_argument(At::other("entry"), problem));
         }
         Ok(())
+    }
+
+    fn put_of(&self, entry: &Entry) -> PutRequest {
+        PutRequest {
+            key: entry.key.as_str().into(),
+            value: entry.value.clone(),
+            lease: self.id,
+        }
     }
 
     async fn put(&self, entry: &Entry) -> Result<(), Failure> {
         let what = format!("putting {}", entry.key);
         self.sessions
-            .perform(&what, move |mut client: Client| async move {
-                let options = PutOptions::new().with_lease(self.id);
-                let put = client.put(entry.key.as_str(), entry.value.as_ref(), Some(options));
-                put.await.map(drop)
+            .perform(&what, move |client: Client| async move {
+                client.put(self.put_of(entry)).await.map(drop)
             })
             .await
     }
@@ -244,12 +270,10 @@ impl Held {
     async fn put_if_absent(&self, entry: &Entry) -> Result<bool, Failure> {
         let what = format!("putting {} again", entry.key);
         self.sessions
-            .perform(&what, move |mut client: Client| async move {
-                let is_absent = Compare::create_revision(entry.key.as_str(), CompareOp::Equal, 0);
-                let options = PutOptions::new().with_lease(self.id);
-                let put = TxnOp::put(entry.key.as_str(), entry.value.as_ref(), Some(options));
-                let txn = Txn::new().when([is_absent]).and_then([put]);
-                Ok(client.txn(txn).await?.succeeded())
+            .perform(&what, move |client: Client| async move {
+                let put = Operation::Put(self.put_of(entry));
+                let txn = when(Compare::is_absent(&entry.key), put);
+                Ok(client.txn(txn).await?.succeeded)
             })
             .await
     }
@@ -257,10 +281,9 @@ impl Held {
     async fn remove(&self, key: &str) -> Result<(), Failure> {
         let what = format!("removing {key}");
         self.sessions
-            .perform(&what, move |mut client: Client| async move {
-                let is_ours = Compare::lease(key, CompareOp::Equal, self.id);
-                let delete = TxnOp::delete(key, None);
-                let txn = Txn::new().when([is_ours]).and_then([delete]);
+            .perform(&what, move |client: Client| async move {
+                let delete = Operation::Delete(DeleteRangeRequest { key: key.into() });
+                let txn = when(Compare::has_lease(key, self.id), delete);
                 client.txn(txn).await.map(drop)
             })
             .await
@@ -270,8 +293,10 @@ impl Held {
     async fn revoke(&self) {
         let revoked = self
             .sessions
-            .perform("revoking a lease", move |mut client: Client| async move {
-                client.lease_revoke(self.id).await
+            .perform("revoking a lease", move |client: Client| async move {
+                client
+                    .lease_revoke(LeaseRevokeRequest { id: self.id })
+                    .await
             });
         if let Err(Failure::Refused(error) | Failure::Unreachable(error)) = revoked.await {
             tracing::debug!(lease = self.id, %error, "a lease is left to expire");
@@ -279,12 +304,18 @@ impl Held {
     }
 }
 
-/// Whether etcd still has the lease.
-async fn beat_once(
-    keeper: &mut LeaseKeeper,
-    answers: &mut LeaseKeepAliveStream,
-) -> Result<bool, Error> {
-    keeper.keep_alive().await?;
-    let answer = answers.message().await?;
-    Ok(answer.is_some_and(|answer| answer.ttl() > 0))
+/// The answer to one keep-alive.
+async fn is_alive(beating: &mut Beating) -> Result<bool, Status> {
+    let answer = beating.next().await?;
+    Ok(answer.is_some_and(|answer| answer.ttl > 0))
+}
+
+/// A transaction of one step under one condition.
+fn when(condition: Compare, operation: Operation) -> TxnRequest {
+    TxnRequest {
+        compare: vec![condition],
+        success: vec![RequestOp {
+            request: Some(operation),
+        }],
+    }
 }

@@ -1,28 +1,20 @@
 //! [`Sessions`]: one client for each endpoint, and operations that are tried on one after another until a deadline.
 //!
-//! Not the client library's own balancing: that spreads operations over dead servers as well as live ones. Here the endpoint in
-//! use is kept until an operation on it fails.
+//! Nothing is balanced: that would spread operations over dead servers as well as live ones. The endpoint in use is kept until
+//! an operation on it fails.
 
+use std::error::Error as _;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use etcd_client::{Certificate, Client, ConnectOptions, Error, Identity, TlsOptions};
 use genset_backend_common::{EngineError, ErrorKind};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
+use tonic::{Code, Status};
 
-use super::config::{EtcdConfig, EtcdCredentials, EtcdTls, invalid};
-
-/// Silence after which a connection is probed. Servers close connections that probe more often than each 5 s.
-const PING_INTERVAL: Duration = Duration::from_secs(6);
-
-/// gRPC status codes, as the specification numbers them.
-mod code {
-    pub(super) const INVALID_ARGUMENT: i32 = 3;
-    pub(super) const NOT_FOUND: i32 = 5;
-    pub(super) const PERMISSION_DENIED: i32 = 7;
-}
+use super::client::Client;
+use super::config::{EtcdConfig, invalid};
 
 /// Why an operation failed.
 #[derive(Debug)]
@@ -75,12 +67,12 @@ struct Connected {
 
 impl Sessions {
     /// Checks the config. Connections are made when they are first needed.
-    pub(super) async fn try_new(config: EtcdConfig) -> Result<Self, EngineError> {
+    pub(super) fn try_new(config: EtcdConfig) -> Result<Self, EngineError> {
         config.validate()?;
         let mut sessions = Vec::new();
         for endpoint in config.checked_endpoints()? {
             // This does no I/O: it fails for unusable certificates only.
-            client_of(&endpoint, &config).await.map_err(|error| {
+            Client::try_new(&endpoint, &config).map_err(|error| {
                 let problem = "must be PEM, and the key must be the certificate's";
                 invalid("tls", problem).with_source(error)
             })?;
@@ -109,7 +101,7 @@ impl Sessions {
         operation: impl Fn(Client) -> Answer,
     ) -> Result<T, Failure>
     where
-        Answer: Future<Output = Result<T, Error>>,
+        Answer: Future<Output = Result<T, Status>>,
     {
         let deadline = Instant::now() + self.config.request_timeout;
         let mut problem = String::new();
@@ -125,7 +117,7 @@ impl Sessions {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) => match definitive(what, &error) {
                     Some(failure) => return Err(failure),
-                    None => error.to_string(),
+                    None => problem_of(&error),
                 },
                 Err(_) => format!("no answer in {share:?}"),
             };
@@ -145,9 +137,9 @@ impl Sessions {
         &self,
         session: &Session,
         operation: &impl Fn(Client) -> Answer,
-    ) -> Result<T, Error>
+    ) -> Result<T, Status>
     where
-        Answer: Future<Output = Result<T, Error>>,
+        Answer: Future<Output = Result<T, Status>>,
     {
         let known = session.connected.lock().clone();
         let connected = match known {
@@ -159,17 +151,17 @@ impl Sessions {
             id: connected.id,
             has_answered: false,
         };
-        // Boxed, as the client library's futures are large.
+        // Boxed, as the futures of calls are large.
         let answer = Box::pin(operation(connected.client)).await;
         unproven.has_answered = answer.is_ok();
         answer
     }
 
-    async fn connect(&self, session: &Session) -> Result<Connected, Error> {
-        let mut client = client_of(&session.endpoint, &self.config).await?;
-        if let Some(EtcdCredentials { user, password }) = &self.config.credentials {
-            let user = (user.clone(), password.clone());
-            client.update_user(Some(user)).await?;
+    async fn connect(&self, session: &Session) -> Result<Connected, Status> {
+        let client = Client::try_new(&session.endpoint, &self.config);
+        let mut client = client.map_err(|error| Status::from_error(error.into()))?;
+        if let Some(credentials) = &self.config.credentials {
+            client.authenticate(credentials).await?;
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let connected = Connected { id, client };
@@ -204,20 +196,6 @@ impl Drop for Unproven<'_> {
     }
 }
 
-/// A client of one endpoint, which connects when it is first used.
-async fn client_of(endpoint: &str, config: &EtcdConfig) -> Result<Client, Error> {
-    let options = ConnectOptions::new()
-        .with_connect_timeout(config.connect_timeout)
-        .with_keep_alive(PING_INTERVAL, config.request_timeout)
-        .with_require_leader(true)
-        .with_auto_token_refresh(true);
-    let options = match &config.tls {
-        Some(tls) => options.with_tls(tls_options(tls)),
-        None => options,
-    };
-    Client::connect([endpoint], Some(options)).await
-}
-
 /// The endpoints, as messages name them.
 impl fmt::Display for Sessions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -234,10 +212,7 @@ fn u32_of(tries: usize) -> u32 {
 }
 
 /// An answer of etcd's that asking again, there or elsewhere, would not change.
-fn definitive(what: &str, error: &Error) -> Option<Failure> {
-    let Error::GRpcStatus(status) = error else {
-        return None;
-    };
+fn definitive(what: &str, status: &Status) -> Option<Failure> {
     let refused = |problem: &str| {
         let message = format!(
             "discovery: etcd refuses {what}: {}; {problem}",
@@ -246,26 +221,30 @@ fn definitive(what: &str, error: &Error) -> Option<Failure> {
         let error = EngineError::new(ErrorKind::InvalidArgument, message);
         Some(Failure::Refused(error))
     };
-    match i32::from(status.code()) {
-        code::NOT_FOUND => Some(Failure::NotFound),
-        code::PERMISSION_DENIED => refused("grant the user a role that may read and write it"),
-        code::INVALID_ARGUMENT => refused("check etcd.credentials and the size of the entry"),
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "every other code may change when it is asked again"
+    )]
+    match status.code() {
+        Code::NotFound => Some(Failure::NotFound),
+        Code::PermissionDenied => refused("grant the user a role that may read and write it"),
+        Code::InvalidArgument => refused("check etcd.credentials and the size of the entry"),
         _ => None,
     }
 }
 
-fn tls_options(tls: &EtcdTls) -> TlsOptions {
-    let mut options = TlsOptions::new().ca_certificate(Certificate::from_pem(&tls.ca_pem));
-    if let Some(identity) = &tls.identity {
-        options = options.identity(Identity::from_pem(
-            &identity.certificate_pem,
-            &identity.key_pem,
-        ));
+/// What a failed call says, with what lies behind it.
+pub(super) fn problem_of(status: &Status) -> String {
+    let mut problem = status.message().to_owned();
+    let mut source = status.source();
+    while let Some(error) = source {
+        let said = error.to_string();
+        if !problem.contains(&said) {
+            problem = format!("{problem}: {said}");
+        }
+        source = error.source();
     }
-    if let Some(name) = &tls.server_name {
-        options = options.domain_name(name);
-    }
-    options
+    problem
 }
 
 /// Growing pauses between tries of what must go on until it succeeds.

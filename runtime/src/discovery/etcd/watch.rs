@@ -9,27 +9,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
-use etcd_client::{
-    Client, Error, Event, EventType, GetOptions, KeyValue, WatchOptions, WatchResponse, WatchStream,
-};
 use genset_backend_common::EngineError;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
+use tonic::Status;
 
+use super::client::{Client, Conversation};
 use super::known::Known;
-use super::session::{Failure, Pauses, Sessions};
+use super::protocol::{
+    Event, KeyValue, RangeRequest, WatchCreateRequest, WatchOrder, WatchProgressRequest,
+    WatchRequest, WatchResponse, prefix_range,
+};
+use super::session::{Failure, Pauses, Sessions, problem_of};
 use crate::discovery::{Change, Entry, Watch};
 
 /// Changes that wait for a slow watcher. When they are this many, the task stops reading and etcd keeps the rest.
 pub(super) const BACKLOG_CHANGES: usize = 1024;
 
-/// The largest message we accept: everything under a prefix comes in one.
-const MAX_MESSAGE_BYTES: usize = 256 << 20;
-
 /// How often in a lease's time to live a watched server is asked for a sign of life.
 const SIGNS_PER_TTL: u32 = 3;
+
+/// A stream of changes.
+type Changes = Conversation<WatchRequest, WatchResponse>;
 
 /// The handle: dropping it ends the task.
 pub(super) struct EtcdWatch {
@@ -56,7 +58,7 @@ impl Watch for EtcdWatch {
 /// Everything under a prefix, and what happens after.
 pub(super) struct Feed {
     entries: Vec<Entry>,
-    changes: WatchStream,
+    changes: Changes,
 }
 
 impl Feed {
@@ -84,33 +86,33 @@ pub(super) async fn get(sessions: &Sessions, prefix: &str) -> Result<Vec<Entry>,
 }
 
 /// The entries under a prefix, and the store's revision at that moment.
-async fn get_all(client: &Client, prefix: &str) -> Result<(Vec<Entry>, i64), Error> {
-    let mut kv = client
-        .kv_client()
-        .max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let options = GetOptions::new().with_prefix();
-    let mut answer = kv.get(prefix, Some(options)).await?;
-    let revision = answer
-        .header()
-        .map(etcd_client::ResponseHeader::revision)
-        .ok_or_else(|| Error::Internal("an answer without a header".into()))?;
-    let entries = answer.take_kvs().into_iter().filter_map(entry_of).collect();
-    Ok((entries, revision))
+async fn get_all(client: &Client, prefix: &str) -> Result<(Vec<Entry>, i64), Status> {
+    let (key, range_end) = prefix_range(prefix);
+    let answer = client.range(RangeRequest { key, range_end }).await?;
+    let header = answer
+        .header
+        .ok_or_else(|| Status::internal("an answer without a header"))?;
+    let entries = answer.kvs.into_iter().filter_map(entry_of).collect();
+    Ok((entries, header.revision))
 }
 
-async fn watch_from(client: &Client, prefix: &str, revision: i64) -> Result<WatchStream, Error> {
-    let mut watches = client
-        .watch_client()
-        .max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let options = WatchOptions::new()
-        .with_prefix()
-        .with_start_revision(revision);
-    let mut changes = watches.watch(prefix, Some(options)).await?;
-    match changes.message().await? {
-        Some(answer) if answer.created() && !answer.canceled() => Ok(changes),
-        Some(answer) => Err(Error::WatchError(reason(&answer))),
-        None => Err(Error::WatchError("the server ended the watch".into())),
+async fn watch_from(client: &Client, prefix: &str, revision: i64) -> Result<Changes, Status> {
+    let (key, range_end) = prefix_range(prefix);
+    let create = WatchOrder::Create(WatchCreateRequest {
+        key,
+        range_end,
+        start_revision: revision,
+    });
+    let mut changes = client.watch(order(create)).await?;
+    match changes.next().await? {
+        Some(answer) if answer.created && !answer.canceled => Ok(changes),
+        Some(answer) => Err(Status::unavailable(reason(&answer))),
+        None => Err(Status::unavailable("the server ended the watch")),
     }
+}
+
+fn order(order: WatchOrder) -> WatchRequest {
+    WatchRequest { order: Some(order) }
 }
 
 /// The task behind an [`EtcdWatch`].
@@ -149,12 +151,12 @@ impl Follower {
     }
 
     /// Passes changes on until there is a gap; returns its reason.
-    async fn follow(&self, changes: &mut WatchStream, known: &mut Known) -> Result<String, Gone> {
+    async fn follow(&self, changes: &mut Changes, known: &mut Known) -> Result<String, Gone> {
         let mut pulse = Pulse::new(self.sessions.config().lease_ttl / SIGNS_PER_TTL);
         loop {
             let grace = known.next_end_of_grace();
             let news = tokio::select! {
-                message = changes.message() => {
+                message = changes.next() => {
                     let now = Instant::now();
                     if pulse.has_stopped(now) {
                         tracing::info!(prefix = self.prefix, "etcd hung; what it removes now stays known for a while");
@@ -162,18 +164,18 @@ impl Follower {
                     }
                     pulse.silent_since = now;
                     match message {
-                        Ok(Some(answer)) if answer.canceled() => return Ok(reason(&answer)),
-                        Ok(Some(answer)) => changes_of(&answer, known, now),
+                        Ok(Some(answer)) if answer.canceled => return Ok(reason(&answer)),
+                        Ok(Some(answer)) => changes_of(answer, known, now),
                         Ok(None) => return Ok("the server ended it".into()),
-                        Err(error) => return Ok(error.to_string()),
+                        Err(status) => return Ok(problem_of(&status)),
                     }
                 }
                 () = until(grace) => known.end_graces(Instant::now()),
                 () = tokio::time::sleep_until(pulse.next_sign) => {
                     pulse.next_sign = Instant::now() + pulse.interval;
-                    match changes.request_progress().await {
+                    match changes.send(order(WatchOrder::Progress(WatchProgressRequest {}))) {
                         Ok(()) => Vec::new(),
-                        Err(error) => return Ok(error.to_string()),
+                        Err(status) => return Ok(problem_of(&status)),
                     }
                 }
             };
@@ -239,35 +241,35 @@ async fn until(time: Option<Instant>) {
 
 /// Why the server cancelled a watch.
 fn reason(answer: &WatchResponse) -> String {
-    match (answer.compact_revision(), answer.cancel_reason()) {
+    match (answer.compact_revision, answer.cancel_reason.as_str()) {
         (0, "") => "the server cancelled it".into(),
         (0, reason) => reason.into(),
         (revision, _) => format!("the history before revision {revision} was compacted"),
     }
 }
 
-fn changes_of(answer: &WatchResponse, known: &mut Known, now: Instant) -> Vec<Change> {
-    let events = answer.events().iter();
+fn changes_of(answer: WatchResponse, known: &mut Known, now: Instant) -> Vec<Change> {
+    let events = answer.events.into_iter();
     events
         .filter_map(|event| change_of(event, known, now))
         .collect()
 }
 
-fn change_of(event: &Event, known: &mut Known, now: Instant) -> Option<Change> {
-    let entry = entry_of(event.kv()?.clone())?;
-    match event.event_type() {
-        EventType::Put => Some(known.put(entry)),
-        EventType::Delete => known.removed(entry.key, now),
+fn change_of(event: Event, known: &mut Known, now: Instant) -> Option<Change> {
+    let entry = entry_of(event.kv?)?;
+    if event.kind == Event::DELETE {
+        known.removed(entry.key, now)
+    } else {
+        Some(known.put(entry))
     }
 }
 
 /// `None`, with a warning, for a key that is no text: none of ours.
 fn entry_of(pair: KeyValue) -> Option<Entry> {
-    let (key, value) = pair.into_key_value();
-    match String::from_utf8(key) {
+    match String::from_utf8(pair.key) {
         Ok(key) => Some(Entry {
             key,
-            value: Bytes::from(value),
+            value: pair.value,
         }),
         Err(error) => {
             tracing::warn!(key = ?error.as_bytes(), "a key in etcd is no UTF-8; it is left out");

@@ -41,7 +41,8 @@ pub enum DirectoryAccess {
     /// To this user alone: one that another user owns or can write to is refused, since it could name any address.
     #[default]
     Private,
-    /// To anybody: whoever may write to it is trusted.
+    /// To this user or root, and others may write to it: whoever may is trusted to name addresses. It must be sticky then,
+    /// so that one user's entries stay that user's.
     Shared,
 }
 
@@ -153,7 +154,7 @@ mod tests {
         ];
         for (field, config) in bad {
             let error = config.validate().unwrap_err();
-            assert_eq!(error.details().field.as_deref(), Some(field), "{error}");
+            assert_eq!(error.at().map(|at| at.name()), Some(field), "{error}");
         }
     }
 

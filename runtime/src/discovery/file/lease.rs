@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use genset_backend_common::{EngineError, ErrorKind};
+use genset_backend_common::{At, EngineError, ErrorKind};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -227,7 +227,7 @@ impl LeaseFile {
         if length > most {
             let problem =
                 format!("the lease's entries would take {length} bytes; max_lease_bytes is {most}");
-            return Err(EngineError::invalid_argument("value", problem));
+            return Err(EngineError::invalid_argument(At::other("value"), problem));
         }
         Ok(())
     }

@@ -4,13 +4,14 @@
 //! gone, or that was removed and made again. A directory without one is an outage, not an empty store.
 
 use std::fmt;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use genset_backend_common::{EngineError, ErrorKind};
+use rustix::fs::OFlags;
 
 use super::config::{DirectoryAccess, FileDiscoveryConfig};
 use super::format::{self, FormatError};
@@ -73,7 +74,7 @@ impl From<StoreError> for EngineError {
     fn from(error: StoreError) -> Self {
         match &error {
             StoreError::OtherVersion { .. } | StoreError::NotPrivate { .. } => {
-                EngineError::new(ErrorKind::InvalidArgument, error.to_string()).with_field("path")
+                EngineError::new(ErrorKind::InvalidArgument, error.to_string()).with_at("path")
             }
             StoreError::Io { .. }
             | StoreError::NoMarker { .. }
@@ -141,38 +142,42 @@ impl Store {
                 made => made.map_err(self.failed("make the directory", &self.path))?,
             }
         }
-        match self.access {
-            DirectoryAccess::Private => self.check_private(),
-            DirectoryAccess::Shared => Ok(()),
-        }
+        self.check_access()
     }
 
-    /// Checks that nobody else can put addresses into the store: neither through the directory, nor by a link to it.
-    fn check_private(&self) -> Result<(), StoreError> {
+    /// Checks that nobody who is not trusted can put addresses into the store: neither through the directory, nor by a link
+    /// to it.
+    fn check_access(&self) -> Result<(), StoreError> {
         let user = rustix::process::geteuid().as_raw();
         let refused = |problem: String| StoreError::NotPrivate {
             path: self.path.clone(),
-            problem: format!(
-                "{problem}, or allow shared access if whoever may write to it is trusted"
-            ),
+            problem,
         };
         let look = self.failed("look at", &self.path);
         let link = fs::symlink_metadata(&self.path).map_err(&look)?;
         let directory = fs::metadata(&self.path).map_err(&look)?;
         for owner in [link.uid(), directory.uid()] {
-            if owner != user {
+            let is_roots = self.access == DirectoryAccess::Shared && owner == 0;
+            if owner != user && !is_roots {
                 return Err(refused(format!(
                     "belongs to user {owner}, not to {user} who runs this program; choose another directory"
                 )));
             }
         }
-        if directory.mode() & 0o022 != 0 {
-            let mode = directory.mode() & 0o7777;
-            return Err(refused(format!(
-                "has mode {mode:04o}, so that other users can write to it; run `chmod go-w` on it"
-            )));
+        let mode = directory.mode() & 0o7777;
+        if mode & 0o022 == 0 {
+            return Ok(());
         }
-        Ok(())
+        match self.access {
+            DirectoryAccess::Private => Err(refused(format!(
+                "has mode {mode:04o}, so that other users can write to it; run `chmod go-w` on it, or give --discovery-shared if \
+                 they are trusted to name workers"
+            ))),
+            DirectoryAccess::Shared if mode & 0o1000 == 0 => Err(refused(format!(
+                "has mode {mode:04o}, so that other users can replace what this one writes; run `chmod +t` on it"
+            ))),
+            DirectoryAccess::Shared => Ok(()),
+        }
     }
 
     /// The store's id; writes a marker with a new one if there is none. When several processes do, the last one's stays:
@@ -183,10 +188,7 @@ impl Store {
             known => return known,
         }
         let marker = format!("{MARKER_VERSION} {:016x}\n", rand::random::<u64>());
-        let temporary = self
-            .path
-            .join(format!("{:016x}{TEMPORARY_SUFFIX}", rand::random::<u64>()));
-        self.replace(&temporary, &self.path.join(MARKER), marker.as_bytes())?;
+        self.replace(&self.path.join(MARKER), marker.as_bytes())?;
         self.id()
     }
 
@@ -194,8 +196,7 @@ impl Store {
     pub(super) fn id(&self) -> Result<StoreId, StoreError> {
         let path = self.path.join(MARKER);
         let mut marker = String::new();
-        let read =
-            File::open(&path).and_then(|file| file.take(MARKER_BYTES).read_to_string(&mut marker));
+        let read = open(&path).and_then(|file| file.take(MARKER_BYTES).read_to_string(&mut marker));
         match read {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::NoMarker {
                 path: self.path.clone(),
@@ -271,7 +272,7 @@ impl Store {
     ) -> Result<Option<Bytes>, StoreError> {
         let path = self.lease_path(lease);
         let fail = self.failed("read", &path);
-        let file = File::open(&path).map_err(&fail)?;
+        let file = open(&path).map_err(&fail)?;
         let mut bytes = Vec::with_capacity(format::HEAD_BYTES);
         let head = format::HEAD_BYTES as u64;
         (&file).take(head).read_to_end(&mut bytes).map_err(&fail)?;
@@ -298,8 +299,7 @@ impl Store {
 
     /// Replaces a lease's file, whole or not at all, and returns it.
     pub(super) fn write(&self, lease: LeaseId, bytes: &[u8]) -> Result<File, StoreError> {
-        let temporary = self.path.join(format!("{lease}{TEMPORARY_SUFFIX}"));
-        self.replace(&temporary, &self.lease_path(lease), bytes)
+        self.replace(&self.lease_path(lease), bytes)
     }
 
     pub(super) fn remove(&self, path: &Path) {
@@ -310,19 +310,25 @@ impl Store {
         }
     }
 
-    /// Nothing is synced to disk: what is in the store is of no use after the machine went down.
-    fn replace(&self, temporary: &Path, path: &Path, bytes: &[u8]) -> Result<File, StoreError> {
-        let written = File::create(temporary)
-            .and_then(|mut file| file.write_all(bytes).map(|()| file))
+    /// Writes a new file and renames it. Its name is random and it is never one that is there already: a link that somebody
+    /// laid there would lead us to a file of ours elsewhere. Nothing is synced to disk: what is in the store is of no use
+    /// after the machine went down.
+    fn replace(&self, path: &Path, bytes: &[u8]) -> Result<File, StoreError> {
+        let name = format!("{:016x}{TEMPORARY_SUFFIX}", rand::random::<u64>());
+        let temporary = &self.path.join(name);
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(temporary)
+            .map_err(self.failed("make", temporary))?;
+        let written = file
+            .write_all(bytes)
             .map_err(self.failed("write", temporary))
-            .and_then(|file| {
-                let renamed = fs::rename(temporary, path);
-                renamed.map(|()| file).map_err(self.failed("replace", path))
-            });
+            .and_then(|()| fs::rename(temporary, path).map_err(self.failed("replace", path)));
         if written.is_err() {
             self.remove(temporary);
         }
-        written
+        written.map(|()| file)
     }
 
     fn failed(
@@ -337,6 +343,20 @@ impl Store {
             source,
         }
     }
+}
+
+/// Opens a file to read it: no link to another, and no pipe that would be waited for.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    let problem = "it is no regular file";
+    Err(io::Error::new(io::ErrorKind::InvalidData, problem))
 }
 
 impl LeaseId {

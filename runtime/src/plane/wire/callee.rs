@@ -10,19 +10,24 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::wire::{
-    Cancel, Credit, Frame, FrameError, FrameKind, GoAway, RequestHead, WireError, decode_payload,
-    decode_request, encode_payload,
+    Cancel, Credit, Frame, FrameError, FrameKind, GoAway, PayloadError, RequestHead, WireError,
+    decode_payload, decode_request, encode_payload,
 };
-use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, TraceContext};
+use genset_backend_common::{
+    At, CancelReason, EngineError, ErrorKind, RequestContext, TraceContext,
+};
 use parking_lot::{Mutex, RwLock};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::config::WireConfig;
+use super::control::ControlRight;
 use super::handshake::Role;
 use super::link::{FrameSink, Link, Violation};
+use super::memory::Held;
 use super::metrics::{GaugeGuard, WireMetrics};
 use super::outbox::StreamGuard;
 use crate::names::InstanceId;
@@ -31,8 +36,15 @@ use crate::plane::ErasedHandler;
 /// The most credit a caller may have outstanding on a stream.
 const MAX_CREDIT_ITEMS: usize = 1 << 20;
 
+/// A handler, and the runtime that its streams run on: not that of links, which a request must not keep waiting.
+#[derive(Clone)]
+pub(super) struct ServedHandler {
+    pub(super) handler: Arc<ErasedHandler>,
+    pub(super) runtime: Handle,
+}
+
 /// What a process serves: by instance and the endpoint's full name.
-pub(super) type Handlers = Arc<RwLock<HashMap<(InstanceId, String), Arc<ErasedHandler>>>>;
+pub(super) type Handlers = Arc<RwLock<HashMap<(InstanceId, String), ServedHandler>>>;
 
 /// One caller's connection.
 pub(super) struct Callee {
@@ -44,6 +56,7 @@ pub(super) struct Callee {
     tasks: TaskTracker,
     open: Gauge,
     metrics: WireMetrics,
+    control: ControlRight,
 }
 
 struct OpenStream {
@@ -59,6 +72,7 @@ impl Callee {
         config: &WireConfig,
         tasks: TaskTracker,
         metrics: WireMetrics,
+        control: ControlRight,
     ) -> Arc<Self> {
         Arc::new(Self {
             link,
@@ -69,6 +83,7 @@ impl Callee {
             tasks,
             open: metrics.streams(Role::Callee),
             metrics,
+            control,
         })
     }
 
@@ -89,7 +104,17 @@ impl Callee {
         if id == 0 {
             return Err(Violation("a request on stream 0".into()));
         }
-        let (head, body) = decode_request(payload).map_err(|error| violation("Request", &error))?;
+        let (head, body) = match decode_request(payload) {
+            Ok(parts) => parts,
+            Err(error @ PayloadError::HeadTooLong) => {
+                self.refuse_new(
+                    id,
+                    &EngineError::invalid_argument(At::other("headers"), error),
+                )?;
+                return Ok(());
+            }
+            Err(error) => return Err(violation("Request", &error)),
+        };
         let mut streams = self.streams.lock();
         let open = streams.len();
         let Entry::Vacant(place) = streams.entry(id) else {
@@ -100,9 +125,22 @@ impl Callee {
             self.refuse(id, &self.too_many());
             return Ok(());
         }
-        let Some(handler) = self.handler(&head) else {
+        let Some(ServedHandler { handler, runtime }) = self.handler(&head) else {
             drop(streams);
             self.refuse(id, &nobody_serves(&head));
+            return Ok(());
+        };
+        let allowed = self
+            .control
+            .check(&head.endpoint, id, &body, &head.control_proof);
+        if let Err(error) = allowed {
+            drop(streams);
+            self.refuse(id, &error);
+            return Ok(());
+        }
+        let Some(held) = self.link.memory.try_hold(cost_of(payload)) else {
+            drop(streams);
+            self.refuse(id, &self.no_memory());
             return Ok(());
         };
         let credit = Arc::new(Semaphore::new(
@@ -117,17 +155,18 @@ impl Callee {
             credit: Arc::clone(&credit),
             _open: GaugeGuard::new(self.open.clone()),
             _sends: StreamGuard::new(&self.link),
+            _held: held,
         };
         // The task cannot leave the table before it is in it: the table is locked.
         let task = self
             .tasks
-            .spawn(stream.answer(handler, body, ctx.clone()))
+            .spawn_on(stream.answer(handler, body, ctx.clone()), &runtime)
             .abort_handle();
         place.insert(OpenStream { ctx, credit, task });
         Ok(())
     }
 
-    fn handler(&self, head: &RequestHead) -> Option<Arc<ErasedHandler>> {
+    fn handler(&self, head: &RequestHead) -> Option<ServedHandler> {
         let key = (InstanceId(head.instance), head.endpoint.clone());
         self.handlers.read().get(&key).cloned()
     }
@@ -138,6 +177,21 @@ impl Callee {
             self.max_streams
         );
         EngineError::new(ErrorKind::Overloaded, message).with_retry_after(Duration::from_secs(1))
+    }
+
+    fn no_memory(&self) -> EngineError {
+        let message =
+            "this process holds as many bytes of requests as it may (--wire-memory-budget)";
+        EngineError::new(ErrorKind::Overloaded, message).with_retry_after(Duration::from_secs(1))
+    }
+
+    /// Refuses a request whose stream was not looked up yet.
+    fn refuse_new(&self, id: u32, error: &EngineError) -> Result<(), Violation> {
+        if id == 0 || self.streams.lock().contains_key(&id) {
+            return Err(Violation(format!("stream {id} was opened twice")));
+        }
+        self.refuse(id, error);
+        Ok(())
     }
 
     fn refuse(&self, id: u32, error: &EngineError) {
@@ -214,6 +268,7 @@ impl FrameSink for CalleeSink {
             | FrameKind::Ping
             | FrameKind::Pong
             | FrameKind::GoAway
+            | FrameKind::Leaving
             | FrameKind::Unknown(_) => Err(Violation(format!("{:?} from a caller", frame.kind))),
         }
     }
@@ -222,9 +277,23 @@ impl FrameSink for CalleeSink {
         true
     }
 
+    fn overloaded(&self, stream: u32) {
+        // One that is open goes on: its second Request would be a violation, had it been read.
+        if !self.0.streams.lock().contains_key(&stream) {
+            self.0.refuse(stream, &self.0.no_memory());
+        }
+    }
+
     fn go_away(&self, _go_away: GoAway) {
         // A caller that opens no more streams needs no answer.
     }
+}
+
+/// What a request is taken to hold until its stream ends: its bytes and what they become, token ids for the most part, and
+/// the stream itself.
+fn cost_of(payload: &Bytes) -> usize {
+    const STREAM_BYTES: usize = 4096;
+    payload.len().saturating_mul(4).saturating_add(STREAM_BYTES)
 }
 
 fn violation(frame: &str, error: &dyn std::fmt::Display) -> Violation {
@@ -260,6 +329,7 @@ struct Stream {
     credit: Arc<Semaphore>,
     _open: GaugeGuard,
     _sends: StreamGuard,
+    _held: Held,
 }
 
 impl Stream {

@@ -4,19 +4,23 @@ use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::wire::{
-    Cancel, Credit, Frame, FrameKind, GoAway, RequestHead, WireError, decode_payload,
+    Cancel, Credit, Frame, FrameKind, GoAway, Leaving, RequestHead, WireError, decode_payload,
     encode_payload, encode_request,
 };
-use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
+use genset_backend_common::{At, CancelReason, EngineError, ErrorKind, RequestContext};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
+use super::control::ControlRight;
 use super::handshake::Role;
-use super::link::{Ended, FrameSink, Link, Violation};
+use super::link::{Ended, FrameSink, Link, Violation, cut};
+use super::memory::Held;
 use super::metrics::{GaugeGuard, WireMetrics};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::ResponseStream;
@@ -24,12 +28,28 @@ use crate::plane::ResponseStream;
 /// Items up to this size are copied out of the buffer they were read into, so that one unread item does not keep all of it.
 const COPY_BYTES: usize = 4096;
 
+/// Items up to this size need no part of the budget: a stream's credit bounds them.
+const UNCOUNTED_BYTES: usize = 256;
+
+/// How long an instance that leaves is left out, unless discovery announces it anew. Discovery has taken it off its list by
+/// then, and where it has not, the instance refuses.
+const LEAVING_TIME: Duration = Duration::from_secs(5);
+
+/// The most instances of a process that are known to leave. Requests to others are refused by them.
+const MAX_LEAVING: usize = 1024;
+
+/// What is kept of an error's message: it goes to a client and into logs.
+const MAX_MESSAGE_BYTES: usize = 8 << 10;
+
 /// Our connection to a process that serves.
 pub(super) struct Caller {
     link: Arc<Link>,
     window_items: u32,
     table: Mutex<Table>,
     open: Gauge,
+    control: ControlRight,
+    /// Instances that take no new requests, and when they said so.
+    leaving: Mutex<HashMap<InstanceId, Instant>>,
 }
 
 struct Table {
@@ -54,10 +74,13 @@ struct Slot {
 
 #[derive(Default)]
 struct Inbox {
-    items: VecDeque<Bytes>,
+    items: VecDeque<Unread>,
     end: Option<Result<(), EngineError>>,
     waker: Option<Waker>,
 }
+
+/// An item, and its part of the budget: small ones have none.
+type Unread = (Bytes, Option<Held>);
 
 impl Slot {
     fn update(&self, update: impl FnOnce(&mut Inbox)) {
@@ -72,7 +95,12 @@ impl Slot {
 }
 
 impl Caller {
-    pub(super) fn new(link: Arc<Link>, window_items: u32, metrics: &WireMetrics) -> Arc<Self> {
+    pub(super) fn new(
+        link: Arc<Link>,
+        window_items: u32,
+        metrics: &WireMetrics,
+        control: ControlRight,
+    ) -> Arc<Self> {
         let table = Table {
             next_id: 1,
             slots: HashMap::new(),
@@ -83,6 +111,8 @@ impl Caller {
             window_items,
             table: Mutex::new(table),
             open: metrics.streams(Role::Caller),
+            control,
+            leaving: Mutex::default(),
         })
     }
 
@@ -90,6 +120,26 @@ impl Caller {
     pub(super) fn is_open(&self) -> bool {
         let table = self.table.lock();
         matches!(table.state, State::Open) && table.next_id < u32::MAX
+    }
+
+    /// Whether an instance said lately that it takes no new requests.
+    pub(super) fn is_leaving(&self, instance: InstanceId) -> bool {
+        let said = self.leaving.lock().get(&instance).copied();
+        said.is_some_and(|said| said.elapsed() < LEAVING_TIME)
+    }
+
+    /// An instance is announced anew: it takes requests.
+    pub(super) fn announced(&self, instance: InstanceId) {
+        self.leaving.lock().remove(&instance);
+    }
+
+    fn leaving(&self, instance: InstanceId) {
+        tracing::debug!(peer = self.link.peer, %instance, "an instance takes no new requests");
+        let mut leaving = self.leaving.lock();
+        leaving.retain(|_, said| said.elapsed() < LEAVING_TIME);
+        if leaving.len() < MAX_LEAVING {
+            leaving.insert(instance, Instant::now());
+        }
     }
 
     /// Sends a request. Resolves with the first item, or with what the stream ended with in its place.
@@ -107,20 +157,21 @@ impl Caller {
         body: &[u8],
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
-        let head = head(endpoint, instance, &ctx, self.window_items);
+        self.link.outbox.room().await;
+        let mut head = head(endpoint, instance, &ctx, self.window_items);
+        let mut response = self.open(ctx)?;
+        head.control_proof = self.control.prove(&head.endpoint, response.id, body);
         let payload = encode_request(&head, body).map_err(|error| {
-            EngineError::invalid_argument("request", "its headers cannot be serialized")
+            EngineError::invalid_argument(At::other("request"), "its headers cannot be serialized")
                 .with_source(error)
         })?;
-        self.link.outbox.room().await;
-        let mut response = self.open(ctx)?;
         self.link
             .outbox
             .push(FrameKind::Request, response.id, &payload)
             .map_err(|error| {
                 response.is_done = true;
                 self.table.lock().slots.remove(&response.id);
-                EngineError::invalid_argument("request", error)
+                EngineError::invalid_argument(At::other("request"), error)
             })?;
         std::future::poll_fn(|cx| response.poll_first(cx)).await?;
         Ok(Box::pin(response))
@@ -160,7 +211,8 @@ impl Caller {
     }
 
     fn disconnected(&self, ended: &Ended) -> EngineError {
-        let message = format!("the connection to {} ended: {ended}", self.link.peer);
+        // Clients read it: a worker's address is in the log.
+        let message = format!("the connection to the worker ended: {ended}");
         EngineError::new(ErrorKind::Disconnected, message)
     }
 
@@ -185,10 +237,18 @@ impl Caller {
         } else {
             payload
         };
+        let held = if item.len() <= UNCOUNTED_BYTES {
+            None
+        } else if let Some(held) = self.link.memory.try_hold(item.len()) {
+            Some(held)
+        } else {
+            self.give_up(id);
+            return Ok(());
+        };
         let mut is_over = false;
         slot.update(|inbox| {
             is_over = inbox.items.len() >= self.window_items as usize;
-            inbox.items.push_back(item);
+            inbox.items.push_back((item, held));
         });
         if is_over {
             return Err(Violation(format!(
@@ -196,6 +256,19 @@ impl Caller {
             )));
         }
         Ok(())
+    }
+
+    /// Ends a stream whose items do not fit.
+    fn give_up(&self, id: u32) {
+        let message =
+            "this process holds as many bytes of answers as it may (--wire-memory-budget)";
+        let error = EngineError::new(ErrorKind::Overloaded, message);
+        self.end_stream(id, Err(error));
+        let cancel = Cancel {
+            reason: CancelReason::Client,
+            discard: true,
+        };
+        self.cancel(id, cancel);
     }
 
     fn cancel(&self, id: u32, cancel: Cancel) {
@@ -225,7 +298,15 @@ impl FrameSink for CallerSink {
             FrameKind::Error => {
                 let error: WireError = decode_payload(&frame.payload)
                     .map_err(|error| Violation(format!("Error: {error}")))?;
+                let message = cut(error.message, MAX_MESSAGE_BYTES);
+                let error = WireError { message, ..error };
                 self.0.end_stream(frame.stream, Err(error.into()));
+                Ok(())
+            }
+            FrameKind::Leaving => {
+                let leaving: Leaving = decode_payload(&frame.payload)
+                    .map_err(|error| Violation(format!("Leaving: {error}")))?;
+                self.0.leaving(InstanceId(leaving.instance));
                 Ok(())
             }
             FrameKind::Request
@@ -243,6 +324,12 @@ impl FrameSink for CallerSink {
     /// Two ends that each wait until the other reads would wait for ever; this one always reads.
     fn is_paced(&self) -> bool {
         false
+    }
+
+    fn overloaded(&self, stream: u32) {
+        if self.0.slot(stream).is_some() {
+            self.0.give_up(stream);
+        }
     }
 
     fn go_away(&self, go_away: GoAway) {
@@ -275,6 +362,7 @@ fn head(
         tracestate: trace.tracestate,
         headers: ctx.headers().clone(),
         credit: window_items,
+        control_proof: Bytes::new(),
     }
 }
 
@@ -336,7 +424,7 @@ impl Response {
 
     fn poll_inbox(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, EngineError>>> {
         let mut inbox = self.slot.inbox.lock();
-        if let Some(item) = inbox.items.pop_front() {
+        if let Some((item, _held)) = inbox.items.pop_front() {
             let has_ended = inbox.end.is_some();
             drop(inbox);
             if has_ended {

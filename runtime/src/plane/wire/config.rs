@@ -10,6 +10,9 @@ use genset_backend_common::wire::MAX_FRAME_BYTES;
 /// The smallest frame limit: a card with its artifacts' names fits.
 pub(super) const MIN_FRAME_BYTES: usize = 64 << 10;
 
+/// The smallest budget of memory: some requests fit.
+const MIN_MEMORY_BYTES: usize = 1 << 20;
+
 /// The limits of wire connections. The defaults suit a fleet in one data centre.
 #[derive(Debug, Clone)]
 pub struct WireConfig {
@@ -23,6 +26,14 @@ pub struct WireConfig {
     pub max_streams: usize,
     /// Connections accepted at once; more are refused.
     pub max_connections: usize,
+    /// Connections that may be in the handshake at once; beyond it the one that has been longest is closed.
+    pub max_strangers: usize,
+    /// The same, of one address.
+    pub max_strangers_of_address: usize,
+    /// Bytes that requests and unread items may take in this process; what does not fit is refused as overloaded.
+    pub max_memory_bytes: usize,
+    /// The same, of one connection.
+    pub max_connection_memory_bytes: usize,
     /// Bytes that may wait for a connection's socket; a stream with more to send waits.
     pub max_outbox_bytes: usize,
     /// Silence after which the peer is asked whether it is there.
@@ -33,8 +44,11 @@ pub struct WireConfig {
     pub write_timeout: Duration,
     /// Limit on establishing a connection, handshake included.
     pub connect_timeout: Duration,
-    /// What both ends must know, if anything: strangers cannot call.
+    /// What both ends must know, if anything: strangers cannot call. It proves who began a connection; what follows is
+    /// neither encrypted nor authenticated without TLS.
     pub secret: Option<WireSecret>,
+    /// What callers of `control` must know. Without it, `control` is for listeners on loopback.
+    pub control_secret: Option<WireSecret>,
 }
 
 impl Default for WireConfig {
@@ -45,12 +59,17 @@ impl Default for WireConfig {
             credit_timeout: Duration::from_secs(120),
             max_streams: 16_384,
             max_connections: 4096,
+            max_strangers: 512,
+            max_strangers_of_address: 128,
+            max_memory_bytes: 1 << 30,
+            max_connection_memory_bytes: 512 << 20,
             max_outbox_bytes: 4 << 20,
             ping_interval: Duration::from_millis(500),
             peer_timeout: Duration::from_millis(1500),
             write_timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(3),
             secret: None,
+            control_secret: None,
         }
     }
 }
@@ -75,6 +94,22 @@ impl WireConfig {
             return bad(
                 "max_streams, max_connections, max_outbox_bytes",
                 "must be more than 0".into(),
+            );
+        }
+        if self.max_strangers == 0 || self.max_strangers_of_address == 0 {
+            return bad(
+                "max_strangers, max_strangers_of_address",
+                "must be more than 0".into(),
+            );
+        }
+        if self.max_connection_memory_bytes < MIN_MEMORY_BYTES
+            || self.max_memory_bytes < self.max_connection_memory_bytes
+        {
+            return bad(
+                "--wire-memory-budget, --wire-connection-memory-budget",
+                format!(
+                    "must be at least {MIN_MEMORY_BYTES} bytes, and a connection's at most the process's"
+                ),
             );
         }
         if self.ping_interval.is_zero() || self.peer_timeout < 2 * self.ping_interval {

@@ -125,6 +125,8 @@ fn io_problem(error: &std::io::Error) -> String {
 pub(super) struct Greeted {
     /// What it said.
     pub(super) hello: Hello,
+    /// The caller's nonce and the callee's.
+    pub(super) nonces: [Bytes; 2],
     /// Holds what it sent already after its last handshake frame.
     pub(super) decoder: FrameDecoder,
 }
@@ -152,10 +154,15 @@ pub(super) async fn greet(
             // The peer may be gone; it is refused all the same.
             let _ = handshake.send(FrameKind::GoAway, &go_away).await;
         }
-        greeted.map(|hello| {
+        greeted.map(|(ours, hello)| {
             handshake.decoder.set_limit(config.max_frame_bytes);
+            let nonces = match role {
+                Role::Caller => [ours.nonce, hello.nonce.clone()],
+                Role::Callee => [hello.nonce.clone(), ours.nonce],
+            };
             Greeted {
                 hello,
+                nonces,
                 decoder: handshake.decoder,
             }
         })
@@ -165,7 +172,7 @@ pub(super) async fn greet(
         .unwrap_or(Err(HandshakeError::TimedOut))
 }
 
-/// Refuses a caller before any greeting.
+/// Refuses a caller, before the greeting or after it.
 pub(super) async fn refuse(mut io: Io, go_away: &GoAway) {
     let mut bytes = BytesMut::new();
     if let Ok(payload) = encode_payload(go_away)
@@ -185,7 +192,8 @@ struct Handshake<'a> {
 }
 
 impl Handshake<'_> {
-    async fn run(&mut self) -> Result<Hello, HandshakeError> {
+    /// What we said, and what the peer did.
+    async fn run(&mut self) -> Result<(Hello, Hello), HandshakeError> {
         let ours = self.hello();
         let theirs: Hello = match self.role {
             Role::Caller => {
@@ -206,7 +214,7 @@ impl Handshake<'_> {
         if let Some(secret) = self.secret_for(&theirs)? {
             self.authenticate(&secret, &ours, &theirs).await?;
         }
-        Ok(theirs)
+        Ok((ours, theirs))
     }
 
     fn hello(&self) -> Hello {

@@ -6,18 +6,35 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use genset_backend_common::wire::{
-    Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, encode_payload,
+    Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, Leaving, encode_payload,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
 
 use super::config::WireConfig;
+use super::memory::{Held, Memory};
 use super::metrics::WireMetrics;
 use super::outbox::Outbox;
 use super::transport::Io;
+use crate::names::InstanceId;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
+
+/// The most bytes of a ping, which come back.
+const MAX_PING_BYTES: usize = 4096;
+
+/// What is kept of a reason that a peer gives: it goes into logs and errors.
+const MAX_REASON_BYTES: usize = 1024;
+
+/// The beginning of a text, at most so many bytes.
+pub(super) fn cut(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most));
+        text.push_str("...");
+    }
+    text
+}
 
 /// Why a connection ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +86,9 @@ pub(super) trait FrameSink: Send + Sync {
     /// must not fill the memory.
     fn is_paced(&self) -> bool;
 
+    /// A frame of a stream is not read, for want of memory.
+    fn overloaded(&self, stream: u32);
+
     /// The peer wants no new streams.
     fn go_away(&self, go_away: GoAway);
 }
@@ -78,15 +98,24 @@ pub(super) trait FrameSink: Send + Sync {
 pub(super) struct Link {
     pub(super) outbox: Outbox,
     pub(super) peer: String,
+    /// What the peer may make us hold.
+    pub(super) memory: Arc<Memory>,
     closing: Notify,
 }
 
 impl Link {
-    pub(super) fn new(config: &WireConfig, peer: String, peer_max_frame_bytes: u32) -> Self {
+    pub(super) fn new(
+        config: &WireConfig,
+        process_memory: &Arc<Memory>,
+        peer: String,
+        peer_max_frame_bytes: u32,
+    ) -> Self {
         let limit = usize::try_from(peer_max_frame_bytes).unwrap_or(usize::MAX);
+        let memory = process_memory.of_connection(config.max_connection_memory_bytes);
         Self {
-            outbox: Outbox::new(config.max_outbox_bytes, limit),
+            outbox: Outbox::new(config.max_outbox_bytes, limit, &memory),
             peer,
+            memory,
             closing: Notify::new(),
         }
     }
@@ -99,6 +128,16 @@ impl Link {
         };
         if let Ok(payload) = encode_payload(&go_away) {
             self.control(FrameKind::GoAway, 0, &payload);
+        }
+    }
+
+    /// Tells the peer that an instance takes no new requests.
+    pub(super) fn leaving(&self, instance: InstanceId) {
+        let leaving = Leaving {
+            instance: instance.0,
+        };
+        if let Ok(payload) = encode_payload(&leaving) {
+            self.control(FrameKind::Leaving, 0, &payload);
         }
     }
 
@@ -132,6 +171,7 @@ impl Link {
             link: self,
             sink,
             signs: &signs,
+            coming: None,
         };
         let mut writing = Writing {
             writer,
@@ -155,28 +195,34 @@ impl Link {
         ended
     }
 
-    /// Pings a silent peer, and gives it up when it stays silent. Time is counted in ticks: after this process itself was
-    /// suspended, the peer gets as long as ever.
+    /// Pings a silent peer, and gives it up when it stays silent. Time is counted in ticks, and a tick that comes late does not
+    /// count: after this process was suspended, or while it gets no processor, the peer gets as long as ever.
     async fn keep(&self, config: &WireConfig, signs: &Signs) -> Ended {
         let mut ticks = tokio::time::interval(config.ping_interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         ticks.tick().await;
         let (mut silent, mut stalled) = (Duration::ZERO, Duration::ZERO);
         loop {
-            ticks.tick().await;
+            let due = ticks.tick().await;
+            let is_late = due.elapsed() >= config.ping_interval / 2;
+            let counted = if is_late {
+                Duration::ZERO
+            } else {
+                config.ping_interval
+            };
             let has_been_heard = signs.heard.swap(false, Ordering::Relaxed);
             // Whoever is not listened to is not silent; whether it takes anything is seen below.
             if has_been_heard || signs.is_paused.load(Ordering::Relaxed) {
                 silent = Duration::ZERO;
             } else {
-                silent += config.ping_interval;
+                silent += counted;
                 self.control(FrameKind::Ping, 0, &[]);
             }
             let is_moving = signs.written.swap(false, Ordering::Relaxed);
             if is_moving || !signs.is_writing.load(Ordering::Relaxed) {
                 stalled = Duration::ZERO;
             } else {
-                stalled += config.ping_interval;
+                stalled += counted;
             }
             if silent >= config.peer_timeout {
                 return Ended::Silent(silent);
@@ -204,6 +250,8 @@ struct Reading<'a> {
     link: &'a Link,
     sink: &'a dyn FrameSink,
     signs: &'a Signs,
+    /// Room for the frame that has begun to come.
+    coming: Option<Held>,
 }
 
 impl Reading<'_> {
@@ -230,11 +278,47 @@ impl Reading<'_> {
             .next_frame()
             .map_err(|error| Ended::Protocol(error.to_string()))?
         {
+            self.coming = None;
             self.take(frame)?;
+            // Frames are cheap for the peer: a flood on one link must not keep the others of this thread waiting.
+            tokio::task::coop::consume_budget().await;
             if self.sink.is_paced() && !self.link.outbox.has_room() {
                 self.signs.is_paused.store(true, Ordering::Relaxed);
                 self.link.outbox.room().await;
                 self.signs.is_paused.store(false, Ordering::Relaxed);
+            }
+        }
+        self.make_room()
+    }
+
+    /// Takes room for the rest of a large frame before it is read, or lets it pass by unread.
+    fn make_room(&mut self) -> Result<(), Ended> {
+        let Some((kind, stream, payload)) = self.decoder.announced() else {
+            return Ok(());
+        };
+        if payload <= READ_BYTES || self.coming.is_some() {
+            return Ok(());
+        }
+        match kind {
+            FrameKind::Request | FrameKind::Item | FrameKind::Error => {
+                self.coming = self.link.memory.try_hold(payload);
+                if self.coming.is_none() {
+                    self.decoder.skip_announced();
+                    self.sink.overloaded(stream);
+                }
+            }
+            FrameKind::Unknown(_) => self.decoder.skip_announced(),
+            FrameKind::Hello
+            | FrameKind::End
+            | FrameKind::Cancel
+            | FrameKind::Credit
+            | FrameKind::Ping
+            | FrameKind::Pong
+            | FrameKind::GoAway
+            | FrameKind::Auth
+            | FrameKind::Leaving => {
+                let problem = format!("{kind:?} of {payload} bytes");
+                return Err(Ended::Protocol(problem));
             }
         }
         Ok(())
@@ -242,6 +326,10 @@ impl Reading<'_> {
 
     fn take(&self, frame: Frame) -> Result<(), Ended> {
         match frame.kind {
+            FrameKind::Ping if frame.payload.len() > MAX_PING_BYTES => {
+                let problem = format!("Ping of {} bytes", frame.payload.len());
+                Err(Ended::Protocol(problem))
+            }
             // Without room, the peer has enough to read already that says that we are here.
             FrameKind::Ping if self.link.outbox.has_room() => {
                 self.link.control(FrameKind::Pong, 0, &frame.payload);
@@ -258,7 +346,8 @@ impl Reading<'_> {
             | FrameKind::End
             | FrameKind::Error
             | FrameKind::Cancel
-            | FrameKind::Credit => self
+            | FrameKind::Credit
+            | FrameKind::Leaving => self
                 .sink
                 .frame(frame)
                 .map_err(|Violation(reason)| Ended::Protocol(reason)),
@@ -272,7 +361,7 @@ impl Reading<'_> {
             self.sink.go_away(go_away);
             return Ok(());
         }
-        Err(Ended::Refused(go_away.reason))
+        Err(Ended::Refused(cut(go_away.reason, MAX_REASON_BYTES)))
     }
 }
 
@@ -284,22 +373,23 @@ struct Writing<'a> {
 
 impl Writing<'_> {
     async fn run(&mut self) -> Ended {
-        let mut batch = BytesMut::new();
+        let mut spent = BytesMut::new();
         loop {
-            tokio::select! {
+            let batch = tokio::select! {
                 biased;
-                taken = self.link.outbox.take(std::mem::take(&mut batch)) => batch = taken,
+                taken = self.link.outbox.take(std::mem::take(&mut spent)) => taken,
                 () = self.link.closing.notified() => return Ended::Shutdown,
-            }
-            if let Err(error) = self.write(&mut batch).await {
+            };
+            if let Err(error) = self.write(&batch.bytes).await {
                 return Ended::Broken(error.to_string());
             }
+            spent = batch.bytes;
         }
     }
 
-    async fn write(&mut self, batch: &mut BytesMut) -> std::io::Result<()> {
+    async fn write(&mut self, batch: &[u8]) -> std::io::Result<()> {
         self.signs.is_writing.store(true, Ordering::Relaxed);
-        let mut rest = &batch[..];
+        let mut rest = batch;
         while !rest.is_empty() {
             let written = self.writer.write(rest).await?;
             if written == 0 {
@@ -316,9 +406,49 @@ impl Writing<'_> {
     /// Writes what waits, and ends our direction.
     async fn finish(&mut self) -> std::io::Result<()> {
         if !self.link.outbox.is_empty() {
-            let mut batch = self.link.outbox.take(BytesMut::new()).await;
-            self.write(&mut batch).await?;
+            let batch = self.link.outbox.take(BytesMut::new()).await;
+            self.write(&batch.bytes).await?;
         }
         self.writer.shutdown().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::poll;
+    use genset_backend_common::prometheus::metrics::gauge::Gauge;
+
+    use super::*;
+
+    fn link(config: &WireConfig) -> Link {
+        let memory = Memory::of_process(config.max_memory_bytes, Gauge::default());
+        Link::new(config, &memory, "peer".into(), u32::MAX)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_peer_is_given_up_after_its_time() {
+        let config = WireConfig::default();
+        let (link, signs) = (link(&config), Signs::default());
+        let began = tokio::time::Instant::now();
+        let ended = link.keep(&config, &signs).await;
+        assert_eq!(ended, Ended::Silent(config.peer_timeout));
+        assert_eq!(began.elapsed(), config.peer_timeout);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_this_process_did_not_run_is_not_the_peers() {
+        let config = WireConfig::default();
+        let (link, signs) = (link(&config), Signs::default());
+        let mut keeping = pin!(link.keep(&config, &signs));
+        for _ in 0..10 {
+            assert!(poll!(&mut keeping).is_pending());
+            tokio::time::advance(2 * config.peer_timeout).await;
+        }
+        let back = tokio::time::Instant::now();
+        assert!(poll!(&mut keeping).is_pending());
+        assert_eq!(keeping.await, Ended::Silent(config.peer_timeout));
+        assert_eq!(back.elapsed(), config.peer_timeout);
     }
 }

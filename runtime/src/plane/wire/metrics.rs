@@ -1,21 +1,13 @@
 //! What operators see of wire connections.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
-
 use genset_backend_common::MetricsRegistry;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::family::Family;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
-use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use super::handshake::Role;
 use super::link::Ended;
-
-/// At most one log line for a reason in this time: a port scanner must not fill the log.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+use crate::log_limit::LogLimit;
 
 /// One label: its name and value.
 type Label = [(&'static str, &'static str); 1];
@@ -27,7 +19,8 @@ pub(super) struct WireMetrics {
     streams: Family<Label, Gauge>,
     refused: Family<Label, Counter>,
     ended: Family<Label, Counter>,
-    logged: Arc<Mutex<HashMap<&'static str, Instant>>>,
+    memory: Gauge,
+    logged: LogLimit,
 }
 
 fn role_label(role: Role) -> Label {
@@ -52,6 +45,11 @@ impl WireMetrics {
             metrics.streams.clone(),
         );
         registry.register(
+            "genset_wire_memory_bytes",
+            "Bytes that requests and unread items of other processes hold",
+            metrics.memory.clone(),
+        );
+        registry.register(
             "genset_wire_refused",
             "Connections and requests that were refused",
             metrics.refused.clone(),
@@ -62,6 +60,11 @@ impl WireMetrics {
             metrics.ended.clone(),
         );
         metrics
+    }
+
+    /// The gauge of memory held.
+    pub(super) fn memory(&self) -> Gauge {
+        self.memory.clone()
     }
 
     /// Counts a connection in until the guard is dropped.
@@ -86,15 +89,7 @@ impl WireMetrics {
 
     /// Whether something that others can bring about as often as they like may be logged now.
     pub(super) fn may_log(&self, reason: &'static str) -> bool {
-        let now = Instant::now();
-        let mut logged = self.logged.lock();
-        let is_due = logged
-            .get(reason)
-            .is_none_or(|last| now.duration_since(*last) >= LOG_INTERVAL);
-        if is_due {
-            logged.insert(reason, now);
-        }
-        is_due
+        self.logged.may_log(reason)
     }
 }
 
@@ -118,6 +113,7 @@ impl Drop for GaugeGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log_limit::LOG_INTERVAL;
 
     #[tokio::test(start_paused = true)]
     async fn every_refusal_is_counted_and_few_are_logged() {

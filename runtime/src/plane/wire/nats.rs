@@ -58,30 +58,37 @@ impl Transport for Nats {
         "nats"
     }
 
+    fn is_local(&self) -> bool {
+        false
+    }
+
     async fn dial(&self, location: &str) -> Result<Io, EngineError> {
-        let cannot = |problem: &str| {
-            let message = format!("cannot connect to {location} over NATS: {problem}");
+        let cannot = |problem: &dyn std::fmt::Display| {
+            let message = format!("cannot connect to the worker over NATS: {problem}");
             EngineError::new(ErrorKind::CannotConnect, message)
         };
         let listening = Session::listening_subject(location)
-            .ok_or_else(|| cannot("that is no name of a process"))?;
+            .ok_or_else(|| cannot(&"that is no name of a process"))?;
         let session = &self.session;
         let client = session
             .connected_client()
             .await
-            .map_err(|error| cannot(error.message()))?;
+            .map_err(|error| cannot(&error))?;
         let own = session.new_connection_subject();
-        let mut subscriber = subscribe(session, client, &own).await?;
+        let own_fault = |error: EngineError| cannot(&error);
+        let subscribed = subscribe(session, client, &own).await;
+        let mut subscriber = subscribed.map_err(own_fault)?;
         let open = Message::Open {
             window: session.config().window_messages,
         };
-        publish(session, client, listening, &own, &open).await?;
+        let published = publish(session, client, listening, &own, &open).await;
+        published.map_err(own_fault)?;
         let answer = subscriber
             .next()
             .await
-            .ok_or_else(|| cannot("the client has ended"))?;
+            .ok_or_else(|| cannot(&"the client has ended"))?;
         if answer.status == Some(StatusCode::NO_RESPONDERS) {
-            return Err(cannot("the process is not there"));
+            return Err(cannot(&"the process is not there"));
         }
         let accepted = Message::decode(&answer.payload).map_err(|error| cannot(&error.to_string()));
         match (accepted?, answer.reply) {
@@ -110,11 +117,8 @@ impl Transport for Nats {
                 );
                 session.unavailable(&problem)
             })??;
-        if !self.has_secret && session.is_open_to_others() {
-            tracing::warn!(
-                "whoever reaches NATS can call this worker; let NATS ask for credentials, or give every process the same \
-                 --wire-secret-file"
-            );
+        if session.is_open_to_others() {
+            tracing::warn!("{}", warning(self.has_secret));
         }
         Ok(Box::new(Accepting {
             session,
@@ -122,6 +126,17 @@ impl Transport for Nats {
             opens,
             opening: None,
         }))
+    }
+}
+
+/// What whoever reaches a NATS server that asks nobody who they are can do to this worker.
+fn warning(has_secret: bool) -> &'static str {
+    if has_secret {
+        "whoever reaches NATS can read and change what this worker is sent and answers: the secret proves only who began a \
+         connection; let NATS ask for credentials"
+    } else {
+        "whoever reaches NATS can call this worker, and read what it is sent and answers; let NATS ask for credentials, and \
+         give every process the same --wire-secret-file"
     }
 }
 

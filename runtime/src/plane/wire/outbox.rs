@@ -2,7 +2,7 @@
 //! with one system call, so that an engine's step costs one, however many requests it serves.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::BytesMut;
 use genset_backend_common::wire::{FrameError, FrameKind, encode_frame};
@@ -10,16 +10,31 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::link::Link;
+use super::memory::{Held, Memory};
 
 /// Capacity that an empty buffer keeps; beyond it, memory goes back after a burst.
 const KEEP_BYTES: usize = 64 << 10;
 
+/// What waits takes of the memory budget in pieces of so many bytes; the first is free, so that every connection goes on
+/// while others have taken all of it.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Frames that wait for the socket, or are being written, with their part of the memory budget.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) bytes: BytesMut,
+    held: Held,
+}
+
 /// Encoded frames on their way to the socket.
 #[derive(Debug)]
 pub(super) struct Outbox {
-    bytes: Mutex<BytesMut>,
+    batch: Mutex<Batch>,
+    memory: Arc<Memory>,
     /// Bytes waiting, for a look without the lock.
     waiting: AtomicUsize,
+    /// There is no memory for more before what waits is taken.
+    is_short: AtomicBool,
     limit: usize,
     /// The peer's limit on a frame's payload.
     max_frame_bytes: usize,
@@ -47,10 +62,17 @@ impl Drop for StreamGuard {
 }
 
 impl Outbox {
-    pub(super) fn new(limit: usize, max_frame_bytes: usize) -> Self {
+    /// It is short of room at `limit`, or where `memory` has none for it.
+    pub(super) fn new(limit: usize, max_frame_bytes: usize, memory: &Arc<Memory>) -> Self {
+        let batch = Batch {
+            bytes: BytesMut::new(),
+            held: memory.hold_nothing(),
+        };
         Self {
-            bytes: Mutex::new(BytesMut::new()),
+            batch: Mutex::new(batch),
+            memory: Arc::clone(memory),
             waiting: AtomicUsize::new(0),
+            is_short: AtomicBool::new(false),
             limit,
             max_frame_bytes,
             streams: AtomicUsize::new(0),
@@ -75,23 +97,28 @@ impl Outbox {
                 limit: self.max_frame_bytes,
             });
         }
-        let mut bytes = self.bytes.lock();
-        let was_empty = bytes.is_empty();
-        encode_frame(kind, stream, payload, &mut bytes)?;
-        self.waiting.store(bytes.len(), Ordering::Relaxed);
-        drop(bytes);
+        let mut batch = self.batch.lock();
+        let was_empty = batch.bytes.is_empty();
+        encode_frame(kind, stream, payload, &mut batch.bytes)?;
+        let waiting = batch.bytes.len();
+        let held = waiting / PIECE_BYTES * PIECE_BYTES;
+        if !batch.held.grow_to(held) {
+            self.is_short.store(true, Ordering::Relaxed);
+        }
+        self.waiting.store(waiting, Ordering::Relaxed);
+        drop(batch);
         if was_empty {
             self.filled.notify_one();
         }
         Ok(())
     }
 
-    /// Whether the outbox holds less than its limit.
+    /// Whether the outbox holds less than its limit, and there was memory for what it holds.
     pub(super) fn has_room(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) < self.limit
+        self.waiting.load(Ordering::Relaxed) < self.limit && !self.is_short.load(Ordering::Relaxed)
     }
 
-    /// Waits until the outbox holds less than its limit.
+    /// Waits until [it has](Self::has_room).
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -105,11 +132,11 @@ impl Outbox {
         }
     }
 
-    /// Waits until there is something, and takes all of it. `spent`, a batch that was written, is used again.
+    /// Waits until there is something, and takes all of it. The buffer of `spent`, a batch that was written, is used again.
     ///
     /// # Cancel safety
     /// If another branch wins, nothing was taken.
-    pub(super) async fn take(&self, spent: BytesMut) -> BytesMut {
+    pub(super) async fn take(&self, spent: BytesMut) -> Batch {
         loop {
             if self.waiting.load(Ordering::Relaxed) > 0 {
                 break;
@@ -126,10 +153,15 @@ impl Outbox {
             spent
         };
         empty.clear();
-        let mut bytes = self.bytes.lock();
-        let batch = std::mem::replace(&mut *bytes, empty);
+        let next = Batch {
+            bytes: empty,
+            held: self.memory.hold_nothing(),
+        };
+        let mut waiting = self.batch.lock();
+        let batch = std::mem::replace(&mut *waiting, next);
         self.waiting.store(0, Ordering::Relaxed);
-        drop(bytes);
+        self.is_short.store(false, Ordering::Relaxed);
+        drop(waiting);
         self.drained.notify_waiters();
         batch
     }
@@ -142,25 +174,56 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
+    use genset_backend_common::prometheus::metrics::gauge::Gauge;
 
     use super::*;
 
+    fn outbox(limit: usize, max_frame_bytes: usize, memory_bytes: usize) -> Outbox {
+        let memory = Memory::of_process(memory_bytes, Gauge::default());
+        Outbox::new(limit, max_frame_bytes, &memory)
+    }
+
+    #[tokio::test]
+    async fn what_waits_and_what_is_written_take_of_the_memory_budget() {
+        let outbox = outbox(usize::MAX, PIECE_BYTES, 2 * PIECE_BYTES);
+        let payload = vec![0; PIECE_BYTES];
+        outbox.push(FrameKind::Item, 1, &payload).unwrap();
+        let written = outbox.take(BytesMut::new()).await;
+        outbox.push(FrameKind::Item, 1, &payload).unwrap();
+        assert!(outbox.has_room());
+        outbox.push(FrameKind::Item, 1, &payload).unwrap();
+        assert!(outbox.room().now_or_never().is_none());
+        // It goes on all the same, and what was written gives its memory back.
+        let second = outbox.take(BytesMut::new()).await;
+        outbox.room().now_or_never().unwrap();
+        drop((written, second));
+        outbox.push(FrameKind::Item, 1, &payload).unwrap();
+        outbox.push(FrameKind::Item, 1, &payload).unwrap();
+        assert!(outbox.has_room());
+        // A frame that is less than a piece needs none.
+        let all = outbox.take(BytesMut::new()).await;
+        assert!(outbox.memory.try_hold(1).is_none());
+        outbox.push(FrameKind::Item, 1, b"small").unwrap();
+        assert!(outbox.has_room());
+        drop(all);
+    }
+
     #[tokio::test]
     async fn frames_leave_together_and_make_room() {
-        let outbox = Outbox::new(16, 100);
+        let outbox = outbox(16, 100, 0);
         outbox.push(FrameKind::Ping, 0, b"").unwrap();
         outbox.room().now_or_never().unwrap();
         outbox.push(FrameKind::Item, 1, b"0123456789").unwrap();
         assert!(outbox.room().now_or_never().is_none());
         let batch = outbox.take(BytesMut::new()).await;
-        assert_eq!(batch.len(), 10 + 20);
+        assert_eq!(batch.bytes.len(), 10 + 20);
         outbox.room().now_or_never().unwrap();
-        assert!(outbox.take(batch).now_or_never().is_none());
+        assert!(outbox.take(batch.bytes).now_or_never().is_none());
     }
 
     #[test]
     fn a_frame_that_the_peer_would_refuse_is_not_sent() {
-        let outbox = Outbox::new(16, 4);
+        let outbox = outbox(16, 4, 0);
         outbox.push(FrameKind::Item, 1, b"12345").unwrap_err();
         assert!(outbox.is_empty());
     }

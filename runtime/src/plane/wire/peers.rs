@@ -8,15 +8,21 @@ use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::caller::{Caller, CallerSink};
 use super::config::WireConfig;
+use super::control::ControlRight;
 use super::handshake::{self, Role};
 use super::link::{Ended, Link};
+use super::memory::Memory;
 use super::metrics::WireMetrics;
 use super::transport::Transport;
+use crate::log_limit::LogLimit;
+use crate::names::InstanceId;
+use crate::vital::VitalRuntime;
 
 /// Pauses between attempts to reach a process again, doubling from the first to the last.
 const REDIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -37,6 +43,8 @@ struct Shared {
     peers: Mutex<HashMap<String, Arc<Peer>>>,
     tasks: TaskTracker,
     shutdown: CancellationToken,
+    vital: VitalRuntime,
+    memory: Arc<Memory>,
 }
 
 /// One other process.
@@ -48,6 +56,8 @@ struct Peer {
     /// Attempts that failed.
     failures: AtomicU64,
     is_down: AtomicBool,
+    /// A process that accepts connections and closes them would fill the log.
+    logged: LogLimit,
 }
 
 impl Peer {
@@ -63,6 +73,8 @@ impl Peers {
         metrics: WireMetrics,
         tasks: TaskTracker,
         shutdown: CancellationToken,
+        vital: VitalRuntime,
+        memory: Arc<Memory>,
     ) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -72,6 +84,8 @@ impl Peers {
                 peers: Mutex::default(),
                 tasks,
                 shutdown,
+                vital,
+                memory,
             }),
         }
     }
@@ -96,8 +110,14 @@ impl Peers {
         {
             return Err(error.clone());
         }
-        let connected = self.connect(process, &peer).await;
+        let (peers, to, connected) = (self.clone(), process.to_owned(), Arc::clone(&peer));
+        let connect = async move { peers.connect(&to, &connected).await };
+        let connected = self.shared.vital.run(connect).await;
         if let Err(error) = &connected {
+            // Its address is for operators: clients read the error.
+            if self.shared.metrics.may_log("cannot_connect") {
+                tracing::warn!(process, %error, "a worker cannot be reached; further ones are not told of for a minute");
+            }
             peer.failures.fetch_add(1, Ordering::Relaxed);
             *failure = Some(error.clone());
             self.forget_stranger(process, &peer);
@@ -114,26 +134,30 @@ impl Peers {
         }
     }
 
-    /// Begins to connect to `process`, unless that was done.
-    pub(super) fn prepare(&self, process: &str) {
-        if self.peer(process).open_caller().is_some() {
+    /// An instance is announced: begins to connect to its process, unless that was done.
+    pub(super) fn prepare(&self, process: &str, instance: InstanceId) {
+        if let Some(caller) = self.peer(process).open_caller() {
+            caller.announced(instance);
             return;
         }
         let (peers, process) = (self.clone(), process.to_owned());
         let shutdown = self.shared.shutdown.clone();
-        self.shared.tasks.spawn(async move {
+        let prepare = async move {
             if let Some(Err(error)) = shutdown.run_until_cancelled(peers.caller(&process)).await {
                 tracing::debug!(process, %error, "cannot connect yet");
             }
-        });
+        };
+        let vital = self.shared.vital.handle();
+        self.shared.tasks.spawn_on(prepare, vital);
     }
 
-    /// Whether the process is not known to be gone.
-    pub(super) fn is_reachable(&self, process: &str) -> bool {
+    /// Whether the process is not known to be gone, nor its instance to leave.
+    pub(super) fn is_reachable(&self, process: &str, instance: InstanceId) -> bool {
         let peers = self.shared.peers.lock();
-        peers
-            .get(process)
-            .is_none_or(|peer| !peer.is_down.load(Ordering::Relaxed))
+        peers.get(process).is_none_or(|peer| {
+            !peer.is_down.load(Ordering::Relaxed)
+                && !(peer.caller.lock().as_ref()).is_some_and(|caller| caller.is_leaving(instance))
+        })
     }
 
     fn peer(&self, process: &str) -> Arc<Peer> {
@@ -153,21 +177,28 @@ impl Peers {
             let mut io = shared.transport.dial(process).await?;
             let greeted = handshake::greet(&mut io, Role::Caller, &shared.config)
                 .await
-                .map_err(|error| cannot(format!("cannot talk to {process}: {error}")))?;
+                .map_err(|error| cannot(format!("cannot talk to the worker: {error}")))?;
             Ok::<_, EngineError>((io, greeted))
         };
         let (io, greeted) = tokio::time::timeout(shared.config.connect_timeout, dial)
             .await
-            .map_err(|_| cannot(format!("{process} did not answer in time")))??;
+            .map_err(|_| cannot("the worker did not answer in time".into()))??;
         let link = Arc::new(Link::new(
             &shared.config,
+            &shared.memory,
             io.peer.clone(),
             greeted.hello.max_frame_bytes,
         ));
+        let control = ControlRight {
+            secret: shared.config.control_secret.clone(),
+            nonces: greeted.nonces,
+            is_local: shared.transport.is_local(),
+        };
         let caller = Caller::new(
             Arc::clone(&link),
             shared.config.window_items,
             &shared.metrics,
+            control,
         );
         *peer.caller.lock() = Some(Arc::clone(&caller));
         peer.is_down.store(false, Ordering::Relaxed);
@@ -176,15 +207,17 @@ impl Peers {
             process: process.to_owned(),
             peer: Arc::clone(peer),
             caller: Arc::clone(&caller),
+            made: Instant::now(),
         };
-        shared.tasks.spawn(async move {
+        let run = async move {
             let sink = CallerSink(Arc::clone(&connection.caller));
             let shared = &connection.peers.shared;
             let _open = shared.metrics.connection(Role::Caller);
             let driven = link.drive(io, greeted.decoder, &shared.config, &sink, &shared.metrics);
             let ended = shared.shutdown.run_until_cancelled(driven).await;
             connection.ended(&ended.unwrap_or(Ended::Shutdown)).await;
-        });
+        };
+        shared.tasks.spawn_on(run, shared.vital.handle());
         Ok(caller)
     }
 }
@@ -195,6 +228,7 @@ struct Connection {
     process: String,
     peer: Arc<Peer>,
     caller: Arc<Caller>,
+    made: Instant,
 }
 
 impl Connection {
@@ -208,11 +242,22 @@ impl Connection {
         if was_leaving || *ended == Ended::Shutdown {
             tracing::debug!(process = self.process, %ended, "connection ended");
         } else {
-            tracing::warn!(process = self.process, %ended, "connection ended; its requests go elsewhere");
+            self.warn(ended);
         }
         if is_current && *ended != Ended::Shutdown {
             let shutdown = self.peers.shared.shutdown.clone();
             shutdown.run_until_cancelled(self.redial()).await;
+        }
+    }
+
+    fn warn(&self, ended: &Ended) {
+        if let Some(unlogged) = self.peer.logged.unlogged("ended") {
+            tracing::warn!(
+                process = self.process,
+                %ended,
+                unlogged,
+                "connection ended; its requests go elsewhere; further ends are counted for a minute"
+            );
         }
     }
 
@@ -234,13 +279,16 @@ impl Connection {
     fn redial(self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
             let attempts = async {
-                let mut pause = REDIAL_PAUSES.0;
+                let (shortest, longest) = REDIAL_PAUSES;
+                // One that came and went would come and go all the time.
+                let was_brief = self.made.elapsed() < longest;
+                let mut pause = if was_brief { longest } else { shortest };
                 loop {
                     tokio::time::sleep(pause).await;
                     if self.peers.caller(&self.process).await.is_ok() {
                         return;
                     }
-                    pause = (pause * 2).min(REDIAL_PAUSES.1);
+                    pause = (pause * 2).min(longest);
                 }
             };
             if tokio::time::timeout(REDIAL_TIME, attempts).await.is_err() {

@@ -3,21 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::EngineError;
 use genset_backend_common::wire::{GoAway, GoAwayCode};
+use genset_backend_common::{At, EngineError};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::callee::{Callee, CalleeSink, Handlers};
+use super::callee::{Callee, CalleeSink, Handlers, ServedHandler};
 use super::config::WireConfig;
+use super::control::ControlRight;
 use super::handshake::{self, Role};
 use super::link::{Ended, Link};
+use super::memory::Memory;
 use super::metrics::WireMetrics;
+use super::strangers::{Stranger, Strangers};
 use super::transport::{Io, Listener, Transport};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::ErasedHandler;
+use crate::vital::VitalRuntime;
 
 /// How long callers may take to read the last of their streams when this process ends.
 const FINISH_TIME: Duration = Duration::from_secs(2);
@@ -38,11 +43,14 @@ struct Shared {
     handlers: Handlers,
     location: OnceCell<String>,
     room: Arc<Semaphore>,
+    strangers: Arc<Strangers>,
+    memory: Arc<Memory>,
     callees: Mutex<Vec<(Arc<Link>, Arc<Callee>)>>,
     tasks: TaskTracker,
     /// Cancelled when no more callers are accepted.
     closing: CancellationToken,
     shutdown: CancellationToken,
+    vital: VitalRuntime,
 }
 
 impl Server {
@@ -52,8 +60,11 @@ impl Server {
         metrics: WireMetrics,
         tasks: TaskTracker,
         shutdown: CancellationToken,
+        vital: VitalRuntime,
+        memory: Arc<Memory>,
     ) -> Self {
         let room = Arc::new(Semaphore::new(config.max_connections));
+        let strangers = Strangers::new(config.max_strangers, config.max_strangers_of_address);
         Self {
             shared: Arc::new(Shared {
                 transport,
@@ -62,10 +73,13 @@ impl Server {
                 handlers: Handlers::default(),
                 location: OnceCell::new(),
                 room,
+                strangers,
+                memory,
                 callees: Mutex::default(),
                 tasks,
                 closing: shutdown.child_token(),
                 shutdown,
+                vital,
             }),
         }
     }
@@ -73,12 +87,14 @@ impl Server {
     /// Where others reach this process; begins to listen at the first call.
     pub(super) async fn location(&self) -> Result<String, EngineError> {
         let listen = async {
-            let listener = self.shared.transport.listen().await?;
+            let transport = Arc::clone(&self.shared.transport);
+            let listen = async move { transport.listen().await };
+            let listener = self.shared.vital.run(listen).await?;
             let location = listener.location();
             tracing::debug!(location, "the request plane listens");
             let accept = self.clone().accept(listener);
             let closing = self.shared.closing.clone();
-            self.shared.tasks.spawn(async move {
+            self.spawn(async move {
                 closing.run_until_cancelled(accept).await;
             });
             Ok(location)
@@ -90,7 +106,13 @@ impl Server {
             .cloned()
     }
 
-    /// Serves an endpoint until the guard is dropped.
+    /// Starts a task among those of links.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let vital = self.shared.vital.handle();
+        self.shared.tasks.spawn_on(task, vital);
+    }
+
+    /// Serves an endpoint until the guard is dropped. Its handler runs on the runtime that calls this.
     pub(super) fn add(
         &self,
         endpoint: &EndpointName,
@@ -101,9 +123,16 @@ impl Server {
         let mut handlers = self.shared.handlers.write();
         if handlers.contains_key(&key) {
             let problem = format!("{endpoint} is served as instance {instance} already");
-            return Err(EngineError::invalid_argument("endpoint", problem));
+            return Err(EngineError::invalid_argument(
+                At::other("endpoint"),
+                problem,
+            ));
         }
-        handlers.insert(key.clone(), handler);
+        let served = ServedHandler {
+            handler,
+            runtime: Handle::current(),
+        };
+        handlers.insert(key.clone(), served);
         Ok(ServedGuard {
             handlers: Arc::clone(&self.shared.handlers),
             key,
@@ -121,25 +150,28 @@ impl Server {
             return None;
         }
         let key = (instance, endpoint.to_string());
-        self.shared.handlers.read().get(&key).cloned()
+        let handlers = self.shared.handlers.read();
+        handlers.get(&key).map(|served| Arc::clone(&served.handler))
     }
 
     async fn accept(self, mut listener: Box<dyn Listener>) {
         while let Some(io) = listener.accept().await {
-            let Ok(place) = Arc::clone(&self.shared.room).try_acquire_owned() else {
-                self.refuse(io);
+            if self.shared.room.available_permits() == 0 {
+                self.spawn(self.clone().refuse(io));
                 continue;
-            };
+            }
+            let stranger = self.shared.strangers.enter(&io.peer);
             let server = self.clone();
-            self.shared.tasks.spawn(async move {
+            self.spawn(async move {
                 let shutdown = server.shared.shutdown.clone();
-                shutdown.run_until_cancelled(server.answer(io)).await;
-                drop(place);
+                shutdown
+                    .run_until_cancelled(server.answer(io, stranger))
+                    .await;
             });
         }
     }
 
-    fn refuse(&self, io: Io) {
+    async fn refuse(self, io: Io) {
         if self.shared.metrics.refused("too_many_connections") {
             let limit = self.shared.config.max_connections;
             tracing::warn!(
@@ -152,36 +184,56 @@ impl Server {
             code: GoAwayCode::Limit,
             reason: "this process has as many connections as it may".into(),
         };
-        let refuse = async move { handshake::refuse(io, &go_away).await };
         let limit = self.shared.config.connect_timeout;
-        self.shared
-            .tasks
-            .spawn(async move { drop(tokio::time::timeout(limit, refuse).await) });
+        drop(tokio::time::timeout(limit, handshake::refuse(io, &go_away)).await);
     }
 
-    async fn answer(&self, mut io: Io) {
+    async fn answer(&self, mut io: Io, stranger: Stranger) {
         let shared = &self.shared;
-        let greeted = match handshake::greet(&mut io, Role::Callee, &shared.config).await {
-            Ok(greeted) => greeted,
-            Err(error) => {
+        let greeted = stranger
+            .until_evicted(handshake::greet(&mut io, Role::Callee, &shared.config))
+            .await;
+        drop(stranger);
+        let greeted = match greeted {
+            Some(Ok(greeted)) => greeted,
+            None => {
+                if shared.metrics.refused("too_many_strangers") {
+                    tracing::warn!(
+                        peer = io.peer,
+                        "too many connections in the handshake; the longest are closed and counted only"
+                    );
+                }
+                return;
+            }
+            Some(Err(error)) => {
                 if shared.metrics.refused(error.label()) {
                     tracing::warn!(peer = io.peer, %error, "a connection was refused; further ones for this reason are counted only");
                 }
                 return;
             }
         };
+        let Ok(_place) = Arc::clone(&shared.room).try_acquire_owned() else {
+            return self.clone().refuse(io).await;
+        };
         let _connection = shared.metrics.connection(Role::Callee);
         let link = Arc::new(Link::new(
             &shared.config,
+            &shared.memory,
             io.peer.clone(),
             greeted.hello.max_frame_bytes,
         ));
+        let control = ControlRight {
+            secret: shared.config.control_secret.clone(),
+            nonces: greeted.nonces,
+            is_local: shared.transport.is_local(),
+        };
         let callee = Callee::new(
             Arc::clone(&link),
             Arc::clone(&shared.handlers),
             &shared.config,
             shared.tasks.clone(),
             shared.metrics.clone(),
+            control,
         );
         let _listed = Listed::new(shared, &link, &callee);
         let sink = CalleeSink(Arc::clone(&callee));
@@ -201,6 +253,13 @@ impl Server {
                     tracing::info!(peer = link.peer, %ended, "a caller's connection ended; further ones for this reason are counted only");
                 }
             }
+        }
+    }
+
+    /// Tells callers that an instance takes no new requests.
+    pub(super) fn leaving(&self, instance: InstanceId) {
+        for (link, _) in self.shared.callees.lock().iter() {
+            link.leaving(instance);
         }
     }
 

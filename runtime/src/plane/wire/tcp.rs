@@ -65,6 +65,20 @@ impl Tcp {
         !self.has_secret && !self.tls.as_ref().is_some_and(|tls| tls.asks_callers())
     }
 
+    fn warn_of_others(&self, listen: SocketAddr) {
+        if self.is_open_to_strangers() {
+            tracing::warn!(
+                "{listen} is reachable by others, and anybody who reaches it can call this worker; \
+                 give every process the same --wire-secret-file, or a certificate with --wire-tls-cert"
+            );
+        } else if self.tls.is_none() {
+            tracing::warn!(
+                "{listen} is reachable by others, and the secret proves only who began a connection: what follows is neither \
+                 encrypted nor authenticated; keep it on a trusted network, or give every process --wire-tls-ca"
+            );
+        }
+    }
+
     fn location(&self, listening: SocketAddr) -> Result<String, EngineError> {
         let port = listening.port();
         match &self.config.advertised_host {
@@ -106,11 +120,15 @@ impl Transport for Tcp {
         "tcp"
     }
 
+    fn is_local(&self) -> bool {
+        self.config.listen.ip().is_loopback()
+    }
+
     async fn dial(&self, location: &str) -> Result<Io, EngineError> {
         let stream = TcpStream::connect(location).await.map_err(|error| {
             EngineError::new(
                 ErrorKind::CannotConnect,
-                format!("cannot connect to {location}: {error}"),
+                format!("cannot connect to the worker: {error}"),
             )
         })?;
         send_at_once(&stream);
@@ -134,11 +152,8 @@ impl Transport for Tcp {
         }
         let listener = TcpListener::bind(listen).await.map_err(cannot)?;
         let location = self.location(listener.local_addr().map_err(cannot)?)?;
-        if !listen.ip().is_loopback() && self.is_open_to_strangers() {
-            tracing::warn!(
-                "{listen} is reachable by others, and anybody who reaches it can call this worker; \
-                 give every process the same --wire-secret-file, or a certificate with --wire-tls-cert"
-            );
+        if !listen.ip().is_loopback() {
+            self.warn_of_others(listen);
         }
         Ok(Box::new(Accepting {
             listener,

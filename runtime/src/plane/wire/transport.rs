@@ -40,6 +40,9 @@ pub(crate) trait Transport: Send + Sync + 'static {
     /// The plane's name in addresses.
     fn name(&self) -> &'static str;
 
+    /// Whether only processes of this machine reach what listens.
+    fn is_local(&self) -> bool;
+
     /// Reaches the process at `location`, as its listener names it.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Discovery in etcd, against real servers that each test starts, kills, freezes and cuts off.
 
+mod admin;
 mod leases;
 mod network;
 mod security;
@@ -61,10 +62,7 @@ impl Backend for EtcdBackend {
     }
 
     async fn take_leases_away(&self) {
-        let mut admin = self.0.lock().await.admin().await;
-        for lease in admin.leases().await.unwrap().leases() {
-            admin.lease_revoke(lease.id()).await.unwrap();
-        }
+        self.0.lock().await.admin().revoke_all_leases().await;
     }
 
     fn dead_lease_stays(&self) -> Duration {

@@ -298,7 +298,7 @@ async fn a_value_over_the_limit_is_refused_and_the_old_one_stays() {
     lease.put(entry("k", "123456789")).await.unwrap();
     let refused = lease.put(entry("k", "1234567890")).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
-    assert_eq!(refused.details().field.as_deref(), Some("value"));
+    assert_eq!(refused.at().map(|at| at.name()), Some("value"));
     assert_eq!(everything(&here).await["k"], "123456789");
 }
 
@@ -328,17 +328,56 @@ async fn a_new_directory_is_private_and_one_that_others_can_write_to_is_refused(
         fs::set_permissions(&path, PermissionsExt::from_mode(open)).unwrap();
         let refused = FileDiscovery::open(path.clone(), config()).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
-        assert_eq!(refused.details().field.as_deref(), Some("path"));
+        assert_eq!(refused.at().map(|at| at.name()), Some("path"));
         assert!(
             refused.message().contains(&format!("{open:04o}")),
             "{refused}"
         );
     }
-    let shared = FileDiscoveryConfig {
+    // Those who are trusted to write to it are not trusted to replace what others wrote.
+    let shared = || FileDiscoveryConfig {
         access: DirectoryAccess::Shared,
         ..config()
     };
-    drop(FileDiscovery::open(path, shared).unwrap());
+    for open in [0o777, 0o770] {
+        fs::set_permissions(&path, PermissionsExt::from_mode(open)).unwrap();
+        let refused = FileDiscovery::open(path.clone(), shared()).unwrap_err();
+        assert!(refused.message().contains("chmod +t"), "{refused}");
+    }
+    for closed in [0o1777, 0o1770, 0o755] {
+        fs::set_permissions(&path, PermissionsExt::from_mode(closed)).unwrap();
+        drop(FileDiscovery::open(path.clone(), shared()).unwrap());
+    }
+}
+
+/// Links and pipes in the directory lead nobody elsewhere, and nobody waits for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn links_and_pipes_are_neither_followed_nor_waited_for() {
+    let store = FileBackend::new();
+    let here = store.open();
+    let lease = soon(here.lease()).await.unwrap();
+    lease.put(entry("a", "x")).await.unwrap();
+    // What a process would have written to before: its lease's name with another suffix.
+    let precious = store.path().with_file_name("precious");
+    fs::write(&precious, "untouched").unwrap();
+    for file in store.lease_files() {
+        symlink(&precious, file.with_extension("tmp")).unwrap();
+    }
+    lease.put(entry("b", "y")).await.unwrap();
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "untouched");
+    // A lease elsewhere, and one that nobody writes to.
+    let other = FileBackend::new();
+    let there = other.open();
+    let elsewhere = soon(there.lease()).await.unwrap();
+    elsewhere.put(entry("c", "z")).await.unwrap();
+    let link = store.path().join("00000000000000aa.lease");
+    symlink(&other.lease_files()[0], link).unwrap();
+    let pipe = store.path().join("00000000000000bb.lease");
+    let mode = rustix::fs::Mode::RWXU;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+    let known = soon(everything(&store.open())).await;
+    let keys: Vec<_> = known.keys().map(String::as_str).collect();
+    assert_eq!(keys, ["a", "b"]);
 }
 
 #[tokio::test]

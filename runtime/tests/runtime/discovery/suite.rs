@@ -11,10 +11,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use genset_backend_common::ErrorKind;
-use genset_runtime::discovery::{Change, Discovery, Entry, Lease, Watch};
+use genset_runtime::discovery::{Address, Change, Discovery, Entry, InstanceRecord, Lease, Watch};
+use genset_runtime::plane::MemoryPlane;
+use genset_runtime::{Client, EndpointName, InstanceId, Runtime};
 use tokio::time::timeout;
 
-use crate::support::soon;
+use crate::support::{PATIENCE, soon};
 
 /// What a loaded machine may add to the time a dead lease stays.
 const LOAD: Duration = Duration::from_secs(12);
@@ -70,6 +72,7 @@ macro_rules! discovery_suite {
             a_big_value_arrives_whole,
             many_watchers_see_the_same,
             a_cancelled_wait_loses_no_change,
+            a_record_under_anothers_key_is_nobody_and_leaves_no_ghost,
         );
     };
     (@cases $name:ident, $backend:expr, $($case:ident,)*) => {
@@ -496,4 +499,59 @@ pub(crate) async fn a_cancelled_wait_loses_no_change(backend: &dyn Backend) {
     })
     .await;
     assert_eq!(everything(&*there).await, known);
+}
+
+/// Who may write one endpoint's keys speaks for that endpoint alone.
+pub(crate) async fn a_record_under_anothers_key_is_nobody_and_leaves_no_ghost(
+    backend: &dyn Backend,
+) {
+    let runtime = Runtime::new(backend.connect().await, Arc::new(MemoryPlane::new()));
+    let record = |endpoint: &str, instance, location: &str| InstanceRecord {
+        endpoint: EndpointName::try_new("test", "c", endpoint).unwrap(),
+        instance: InstanceId(instance),
+        address: Address {
+            plane: "memory".into(),
+            location: location.into(),
+        },
+        card: None,
+    };
+    let honest = record("theirs", 1, "honest");
+    let there = backend.connect().await;
+    let lease = soon(there.lease()).await.unwrap();
+    lease.put(honest.to_entry().unwrap()).await.unwrap();
+    let theirs = runtime.endpoint(honest.endpoint.clone()).client::<(), ()>();
+    let ours = record("ours", 1, "liar");
+    let of_ours = runtime.endpoint(ours.endpoint.clone()).client::<(), ()>();
+    soon(theirs.wait_for_instances(PATIENCE)).await.unwrap();
+    // Under keys of ours: another endpoint's instance, another instance, and what was honest before.
+    lease.put(ours.to_entry().unwrap()).await.unwrap();
+    soon(of_ours.wait_for_instances(PATIENCE)).await.unwrap();
+    let forged = [
+        (ours.key(), record("theirs", 1, "forged")),
+        (record("ours", 2, "").key(), record("ours", 1, "forged")),
+        (record("ours", 3, "").key(), record("theirs", 9, "forged")),
+    ];
+    for (key, record) in &forged {
+        let entry = Entry {
+            key: key.clone(),
+            ..record.to_entry().unwrap()
+        };
+        lease.put(entry).await.unwrap();
+    }
+    let last = record("ours", 4, "honest");
+    lease.put(last.to_entry().unwrap()).await.unwrap();
+    soon(until_instances(&of_ours, std::slice::from_ref(&last))).await;
+    assert_eq!(theirs.instances(), std::slice::from_ref(&honest));
+    for (key, _) in &forged {
+        lease.remove(key).await.unwrap();
+    }
+    lease.remove(&last.key()).await.unwrap();
+    soon(until_instances(&of_ours, &[])).await;
+    assert_eq!(theirs.instances(), [honest]);
+}
+
+async fn until_instances(client: &Client<(), ()>, expected: &[InstanceRecord]) {
+    while client.instances() != expected {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use genset_backend_common::wire::{
-    Cancel, FrameKind, GoAwayCode, WireError, decode_payload, encode_payload,
+    Cancel, FrameKind, GoAwayCode, RequestHead, WireError, decode_payload, encode_payload,
+    encode_request,
 };
 use genset_backend_common::{CancelReason, ErrorKind, RequestContext};
 use genset_runtime::plane::{ResponseStream, WireConfig};
@@ -14,7 +15,17 @@ use genset_runtime::plane::{ResponseStream, WireConfig};
 use super::scripted::{Peer, frame, hello, ping, request};
 use super::suite::{name, serve};
 use super::victim::Victim;
+use crate::plane::deaf;
 use crate::support::{soon, until};
+
+fn head(endpoint: &str) -> RequestHead {
+    RequestHead {
+        endpoint: format!("test.worker.{endpoint}"),
+        instance: 1,
+        credit: 1,
+        ..RequestHead::default()
+    }
+}
 
 /// It talks all the time, and reads nothing of what it asked for.
 #[tokio::test]
@@ -23,7 +34,7 @@ async fn a_peer_that_takes_nothing_is_cut_off_and_holds_little_memory() {
     let mut victim = Victim::start(WireConfig {
         write_timeout: Duration::from_secs(1),
         max_outbox_bytes: 1 << 20,
-        ..WireConfig::default()
+        ..deaf()
     })
     .await;
     let asked = Arc::new(AtomicUsize::new(0));
@@ -62,12 +73,12 @@ async fn a_peer_that_takes_nothing_is_cut_off_and_holds_little_memory() {
 #[tokio::test]
 async fn a_flood_of_requests_or_pings_is_held_back_by_its_own_answers() {
     let refused = frame(FrameKind::Request, 1, &request("nothing", 1)).repeat(1000);
-    let pings = frame(FrameKind::Ping, 0, &[0; 60_000]).to_vec();
+    let pings = frame(FrameKind::Ping, 0, &[0; 4000]).repeat(15);
     for flood in [refused, pings] {
         let mut victim = Victim::start(WireConfig {
             write_timeout: Duration::from_secs(1),
             max_outbox_bytes: 1 << 20,
-            ..WireConfig::default()
+            ..deaf()
         })
         .await;
         let mut peer = Peer::greeted_by(victim.process()).await;
@@ -84,7 +95,7 @@ async fn a_flood_of_requests_or_pings_is_held_back_by_its_own_answers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_thousand_requests_leave_nothing_behind() {
     const REQUESTS: u32 = 100_000;
-    let mut victim = Victim::start(WireConfig::default()).await;
+    let mut victim = Victim::start(deaf()).await;
     let mut peer = Peer::greeted_by(victim.process()).await;
     let known = request("hang", 0);
     let mut answered = 0;
@@ -120,11 +131,81 @@ async fn a_hundred_thousand_requests_leave_nothing_behind() {
     victim.is_well().await;
 }
 
+/// Whatever a request is made of, and however many there are: they fit into the budget, or are refused one by one.
+#[tokio::test]
+async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
+    const BUDGET: usize = 128 << 20;
+    let mut victim = Victim::start(WireConfig {
+        max_memory_bytes: 2 * BUDGET,
+        max_connection_memory_bytes: BUDGET,
+        ..deaf()
+    })
+    .await;
+    let mut peer = Peer::greeted_by(victim.process()).await;
+    // Headers are a small part of a request, whatever they are.
+    let swollen = |stream: u32| {
+        let head = RequestHead {
+            headers: [("x".into(), "y".repeat(8 << 20))].into(),
+            ..head("hang")
+        };
+        frame(
+            FrameKind::Request,
+            stream,
+            &encode_request(&head, &[0xc0]).unwrap(),
+        )
+    };
+    for stream in 1..=40 {
+        peer.send_bytes(&swollen(stream)).await;
+        let refused = peer.expect(FrameKind::Error).await;
+        let error: WireError = decode_payload(&refused.payload).unwrap();
+        assert_eq!(error.kind, ErrorKind::InvalidArgument);
+    }
+    // Bodies count four times until their stream ends; three of these fit.
+    let body = encode_payload(&bytes::Bytes::from(vec![1; 10 << 20])).unwrap();
+    let bulky = |stream| {
+        frame(
+            FrameKind::Request,
+            stream,
+            &encode_request(&head("take"), &body).unwrap(),
+        )
+    };
+    let taking = |_: bytes::Bytes, _ctx: RequestContext| {
+        let items: ResponseStream<u32> = Box::pin(stream::iter([Ok(0)]).chain(stream::pending()));
+        std::future::ready(Ok(items))
+    };
+    let _taking = serve(&*victim.pair.callee, &name("take"), 1, taking).await;
+    let (mut taken, mut refused) = (Vec::new(), 0);
+    for stream in 101..=110 {
+        peer.send_bytes(&bulky(stream)).await;
+        let answer = peer.next().await.unwrap();
+        if answer.kind == FrameKind::Item {
+            taken.push(stream);
+            continue;
+        }
+        let error: WireError = decode_payload(&answer.payload).unwrap();
+        assert_eq!(error.kind, ErrorKind::Overloaded, "{}", error.message);
+        refused += 1;
+    }
+    assert_eq!((taken.len(), refused), (3, 7));
+    for stream in taken {
+        let cancel = Cancel {
+            reason: CancelReason::Client,
+            discard: true,
+        };
+        peer.send(FrameKind::Cancel, stream, &cancel).await;
+    }
+    let left = "genset_wire_memory_bytes 4";
+    until(|| victim.metrics.encode().contains(left)).await;
+    peer.send_bytes(&bulky(200)).await;
+    assert_eq!(peer.expect(FrameKind::Item).await.stream, 200);
+    victim.is_well().await;
+}
+
 #[tokio::test]
 async fn streams_over_the_limit_are_overloaded_and_those_open_stay() {
     let mut victim = Victim::start(WireConfig {
         max_streams: 10,
-        ..WireConfig::default()
+        ..deaf()
     })
     .await;
     let mut peer = Peer::greeted_by(victim.process()).await;
@@ -152,7 +233,7 @@ async fn streams_over_the_limit_are_overloaded_and_those_open_stay() {
 async fn connections_over_the_limit_are_refused_and_told_so() {
     let mut victim = Victim::start(WireConfig {
         max_connections: 3,
-        ..WireConfig::default()
+        ..deaf()
     })
     .await;
     let first = Peer::greeted_by(victim.process()).await;
@@ -183,4 +264,58 @@ async fn connections_over_the_limit_are_refused_and_told_so() {
         }
     })
     .await;
+}
+
+/// Strangers who only connect take places of their own, and the longest there goes first: callers get through.
+#[tokio::test]
+async fn strangers_keep_no_caller_out() {
+    let mut victim = Victim::start(WireConfig {
+        max_connections: 3,
+        max_strangers: 4,
+        max_strangers_of_address: 4,
+        connect_timeout: Duration::from_secs(30),
+        ..deaf()
+    })
+    .await;
+    let mut strangers = Vec::new();
+    for _ in 0..20 {
+        strangers.push(Peer::dial(victim.process()).await);
+    }
+    victim.counts("refused", "too_many_strangers", 16).await;
+    let mut caller = Peer::greeted_by(victim.process()).await;
+    caller.request(1, "hang", 1).await;
+    caller.expect(FrameKind::Item).await;
+    assert!(strangers[0].bytes_to_the_end().await.is_empty());
+    victim.is_well().await;
+}
+
+/// Cancels and credits need no answers: a flood of them delays nobody on other connections.
+#[tokio::test]
+async fn a_flood_of_cancels_and_credits_delays_nobody() {
+    let mut victim = Victim::start(deaf()).await;
+    let mut peer = Peer::greeted_by(victim.process()).await;
+    let cancel = Cancel {
+        reason: CancelReason::Client,
+        discard: true,
+    };
+    let credit = genset_backend_common::wire::Credit { items: 1 };
+    let mut flood = Vec::new();
+    for stream in 1..=10_000 {
+        flood.extend_from_slice(&frame(
+            FrameKind::Cancel,
+            stream,
+            &encode_payload(&cancel).unwrap(),
+        ));
+        flood.extend_from_slice(&frame(
+            FrameKind::Credit,
+            stream,
+            &encode_payload(&credit).unwrap(),
+        ));
+    }
+    for _ in 0..5 {
+        peer.send_bytes(&flood).await;
+        victim.is_well().await;
+    }
+    peer.request(1, "hang", 1).await;
+    peer.expect(FrameKind::Item).await;
 }

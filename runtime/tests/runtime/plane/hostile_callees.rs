@@ -69,7 +69,7 @@ impl Trap {
 
     /// The process may be bad; others are called all the same.
     async fn others_are_called(&self) {
-        let config = WireConfig::default();
+        let config = deaf();
         let metrics = MetricsRegistry::default();
         let other = WirePlane::tcp(TcpConfig::default(), config, &metrics).unwrap();
         let pair = Pair {
@@ -94,7 +94,7 @@ async fn next_error(response: &mut ResponseStream<u32>) -> EngineError {
 async fn a_half_open_connection_is_given_up_once_for_all_who_wait() {
     let trap = Trap::set(WireConfig {
         connect_timeout: Duration::from_millis(300),
-        ..WireConfig::default()
+        ..deaf()
     })
     .await;
     for error in join_all((0..50).map(|_| trap.call()))
@@ -160,7 +160,7 @@ async fn what_answers_otherwise_than_a_worker_cannot_be_connected_to() {
         ("too many of you", refusal.to_vec()),
         ("closed the connection", Vec::new()),
     ];
-    let trap = Trap::set(WireConfig::default()).await;
+    let trap = Trap::set(deaf()).await;
     for (reason, bytes) in answers {
         let answer = async {
             let mut peer = Peer::accept(&trap.listener).await;
@@ -196,7 +196,7 @@ async fn a_newer_worker_that_speaks_our_version_too_is_understood() {
         message: &'static str,
         hint: &'static str,
     }
-    let trap = Trap::set(WireConfig::default()).await;
+    let trap = Trap::set(deaf()).await;
     let answer = async {
         let mut peer = Peer::accept(&trap.listener).await;
         peer.expect(FrameKind::Hello).await;
@@ -250,7 +250,7 @@ async fn a_worker_that_falls_silent_counts_as_dead() {
     let trap = Trap::set(WireConfig {
         ping_interval: Duration::from_millis(100),
         peer_timeout: Duration::from_millis(300),
-        ..WireConfig::default()
+        ..deaf()
     })
     .await;
     let (mut response, _silent) = trap.open().await;

@@ -4,11 +4,11 @@ use genset_backend_common::wire::{
     Cancel, Credit, FrameKind, GoAwayCode, WireError, decode_payload, encode_payload,
 };
 use genset_backend_common::{CancelReason, ErrorKind};
-use genset_runtime::plane::WireConfig;
 use proptest::prelude::*;
 
 use super::scripted::{FOUR_GIGABYTES, Peer, frame, hello, request};
 use super::victim::Victim;
+use crate::plane::{deaf, wary};
 use crate::support::{soon, until};
 
 #[tokio::test]
@@ -47,9 +47,17 @@ async fn breaking_the_protocol_ends_the_connection_and_says_why() {
         ("Cancel: ", frame(FrameKind::Cancel, 1, b"no").to_vec()),
         ("Credit: ", frame(FrameKind::Credit, 1, b"").to_vec()),
         ("credit for more than", too_much_credit),
+        (
+            "Ping of 4097",
+            frame(FrameKind::Ping, 0, &[0; 4097]).to_vec(),
+        ),
+        (
+            "Credit of 100000 bytes",
+            frame(FrameKind::Credit, 1, &[0; 100_000])[..10].to_vec(),
+        ),
         ("decode", frame(FrameKind::GoAway, 0, b"bye").to_vec()),
     ];
-    let mut victim = Victim::start(WireConfig::default()).await;
+    let mut victim = Victim::start(deaf()).await;
     for (times, (reason, bytes)) in (1..).zip(crimes) {
         let mut peer = Peer::greeted_by(victim.process()).await;
         peer.request(1, "hang", 5).await;
@@ -66,7 +74,7 @@ async fn breaking_the_protocol_ends_the_connection_and_says_why() {
 
 #[tokio::test]
 async fn unknown_streams_are_nobodys_and_harm_nobody() {
-    let victim = Victim::start(WireConfig::default()).await;
+    let victim = Victim::start(deaf()).await;
     let mut peer = Peer::greeted_by(victim.process()).await;
     for stream in [0, 1, 99, u32::MAX] {
         peer.send(FrameKind::Credit, stream, &Credit { items: 3 })
@@ -83,7 +91,7 @@ async fn unknown_streams_are_nobodys_and_harm_nobody() {
 
 #[tokio::test]
 async fn an_unknown_endpoint_is_refused_and_the_connection_goes_on() {
-    let victim = Victim::start(WireConfig::default()).await;
+    let victim = Victim::start(deaf()).await;
     let mut peer = Peer::greeted_by(victim.process()).await;
     peer.request(1, "nothing", 1).await;
     let refused = peer.expect(FrameKind::Error).await;
@@ -96,7 +104,7 @@ async fn an_unknown_endpoint_is_refused_and_the_connection_goes_on() {
 
 #[tokio::test]
 async fn a_peer_that_stops_in_mid_frame_counts_as_dead() {
-    let mut victim = Victim::start(WireConfig::default()).await;
+    let mut victim = Victim::start(wary()).await;
     let mut peer = Peer::greeted_by(victim.process()).await;
     let whole = frame(FrameKind::Request, 1, &request("hang", 5));
     peer.send_bytes(&whole[..whole.len() / 2]).await;
@@ -161,7 +169,7 @@ proptest! {
     fn garbage_anywhere_harms_nobody_else(conversations in proptest::collection::vec(gone_wrong(), 1..8)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut victim = Victim::start(WireConfig::default()).await;
+            let mut victim = Victim::start(deaf()).await;
             for bytes in conversations {
                 let mut peer = Peer::dial(victim.process()).await;
                 peer.send_bytes(&bytes).await;

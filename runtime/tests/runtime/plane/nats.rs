@@ -66,8 +66,8 @@ async fn a_process_that_was_never_there_is_known_at_once() {
 #[tokio::test]
 async fn two_workers_on_one_server_answer_as_themselves() {
     let server = NatsServer::start().await;
-    let pair = pair(&server, WireConfig::default());
-    let other = server.plane(WireConfig::default());
+    let pair = pair(&server, deaf());
+    let other = server.plane(deaf());
     let endpoint = name("generate");
     // The same instance id, too: the process is in the address.
     let one = serve(&*pair.callee, &endpoint, 1, |(): (), _ctx| async {

@@ -14,7 +14,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::suite::{Pair, border::deaf};
+use super::suite::Pair;
+use super::{deaf, wary};
 use crate::support::{ctx, soon};
 
 /// Set in the environment of a worker.
@@ -34,7 +35,7 @@ fn plane(config: WireConfig) -> Arc<WirePlane> {
     reason = "it is how a parent hears of the address"
 )]
 async fn be_the_worker() {
-    let plane = plane(WireConfig::default());
+    let plane = plane(deaf());
     let pair = Pair {
         caller: plane.clone(),
         callee: plane,
@@ -145,7 +146,7 @@ async fn a_stopped_worker_counts_as_dead_after_its_time() {
         return be_the_worker().await;
     }
     let worker = Worker::start("a_stopped_worker_counts_as_dead_after_its_time").await;
-    let (pair, response) = worker.streaming(WireConfig::default()).await;
+    let (pair, response) = worker.streaming(wary()).await;
     worker.signal(Signal::STOP);
     let error = end_of(response).await;
     assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");

@@ -15,11 +15,12 @@ use super::log::Log;
 use super::scripted::{FOUR_GIGABYTES, Peer, counted, error, frame, hello};
 use super::suite::Pair;
 use super::victim::Victim;
+use crate::plane::deaf;
 use crate::support::until;
 
 #[tokio::test]
 async fn other_protocols_are_refused_and_told_nothing() {
-    let mut victim = Victim::start(WireConfig::default()).await;
+    let mut victim = Victim::start(deaf()).await;
     let strangers: [&[u8]; 6] = [
         b"GET /metrics HTTP/1.1\r\nhost: worker\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -39,7 +40,7 @@ async fn other_protocols_are_refused_and_told_nothing() {
 
 #[tokio::test]
 async fn a_port_scanner_is_counted() {
-    let mut victim = Victim::start(WireConfig::default()).await;
+    let mut victim = Victim::start(deaf()).await;
     for _ in 0..100 {
         drop(Peer::dial(victim.process()).await);
     }
@@ -55,7 +56,7 @@ async fn a_port_scanner_is_counted() {
 async fn a_stranger_that_says_too_little_is_given_up() {
     let mut victim = Victim::start(WireConfig {
         connect_timeout: Duration::from_millis(200),
-        ..WireConfig::default()
+        ..deaf()
     })
     .await;
     let mut silent = Peer::dial(victim.process()).await;
@@ -74,7 +75,7 @@ async fn a_stranger_that_says_too_little_is_given_up() {
 
 #[tokio::test]
 async fn another_version_is_refused_and_told_which_there_are() {
-    let mut victim = Victim::start(WireConfig::default()).await;
+    let mut victim = Victim::start(deaf()).await;
     let mut peer = Peer::dial(victim.process()).await;
     let newer = Hello {
         version: 3,
@@ -111,7 +112,7 @@ async fn a_newer_caller_that_speaks_our_version_too_is_served() {
         credit: u32,
         tenant: Option<&'static str>,
     }
-    let victim = Victim::start(WireConfig::default()).await;
+    let victim = Victim::start(deaf()).await;
     let mut peer = Peer::dial(victim.process()).await;
     peer.send_bytes(&frame(FrameKind::Unknown(60), 0, b"a greeting of tomorrow"))
         .await;
@@ -149,7 +150,7 @@ async fn a_newer_caller_that_speaks_our_version_too_is_served() {
 
 #[tokio::test]
 async fn a_peer_that_takes_no_frame_of_use_is_refused() {
-    let mut victim = Victim::start(WireConfig::default()).await;
+    let mut victim = Victim::start(deaf()).await;
     let mut peer = Peer::dial(victim.process()).await;
     let tiny = Hello {
         max_frame_bytes: 3,
@@ -167,7 +168,7 @@ async fn a_caller_without_the_secret_is_refused() {
     let secret = WireSecret::try_new(b"correct horse battery staple").unwrap();
     let mut victim = Victim::start(WireConfig {
         secret: Some(secret),
-        ..WireConfig::default()
+        ..deaf()
     })
     .await;
     let claims = |nonce: &'static [u8]| Hello {
@@ -220,12 +221,12 @@ async fn planes_with_different_secrets_do_not_meet() {
     ] {
         let mut victim = Victim::start(WireConfig {
             secret: theirs.cloned(),
-            ..WireConfig::default()
+            ..deaf()
         })
         .await;
         let config = WireConfig {
             secret: ours.cloned(),
-            ..WireConfig::default()
+            ..deaf()
         };
         let plane = WirePlane::tcp(TcpConfig::default(), config, &MetricsRegistry::default());
         let pair = Pair {
@@ -248,7 +249,7 @@ async fn planes_with_different_secrets_do_not_meet() {
 #[tokio::test]
 async fn strangers_do_not_fill_the_log() {
     let log = Log::watched();
-    let mut victim = Victim::start(WireConfig::default()).await;
+    let mut victim = Victim::start(deaf()).await;
     let before = log.lines();
     for times in 1..=100 {
         let mut http = Peer::dial(victim.process()).await;

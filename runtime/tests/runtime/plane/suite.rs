@@ -107,7 +107,7 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) async fn of(kind: &dyn PlaneKind) -> Self {
-        Self::with(kind, WireConfig::default()).await
+        Self::with(kind, deaf()).await
     }
 
     /// Both ends with these limits.

@@ -22,6 +22,7 @@ use super::log::Log;
 use super::scripted::{error, until_counted};
 use super::suite::{Pair, PlaneKind, count, erased, name, plane_suite};
 use super::tcp::process;
+use crate::plane::deaf;
 use crate::support::{ctx, soon};
 
 plane_suite!(tls, OverTls(Authority::new()));
@@ -118,7 +119,7 @@ struct Worker {
 
 impl Worker {
     async fn start(tls: Option<WireTls>) -> Self {
-        Self::with(tls, WireConfig::default()).await
+        Self::with(tls, deaf()).await
     }
 
     async fn with(tls: Option<WireTls>, config: WireConfig) -> Self {
@@ -144,7 +145,7 @@ impl Worker {
             tls,
             ..TcpConfig::default()
         };
-        let caller = WirePlane::tcp(tcp, WireConfig::default(), &MetricsRegistry::default());
+        let caller = WirePlane::tcp(tcp, deaf(), &MetricsRegistry::default());
         let pair = Pair {
             caller: Arc::new(caller.unwrap()),
             callee: self.plane.clone(),
@@ -310,7 +311,7 @@ async fn a_host_name_is_verified_as_it_is_advertised() {
     };
     let new = || {
         let metrics = MetricsRegistry::default();
-        Arc::new(WirePlane::tcp(tcp.clone(), WireConfig::default(), &metrics).unwrap())
+        Arc::new(WirePlane::tcp(tcp.clone(), deaf(), &metrics).unwrap())
     };
     let pair = Pair {
         caller: new(),
@@ -388,7 +389,7 @@ async fn handshakes_that_take_their_time_hold_up_nobody() {
     let authority = Authority::new();
     let patient = WireConfig {
         connect_timeout: Duration::from_secs(3600),
-        ..WireConfig::default()
+        ..deaf()
     };
     let worker = Worker::with(Some(authority.tls()), patient).await;
     let _slow = slow_callers(&worker).await;
@@ -400,7 +401,7 @@ async fn handshakes_that_take_too_long_are_given_up() {
     let authority = Authority::new();
     let impatient = WireConfig {
         connect_timeout: Duration::from_millis(200),
-        ..WireConfig::default()
+        ..deaf()
     };
     let worker = Worker::with(Some(authority.tls()), impatient).await;
     for mut stream in slow_callers(&worker).await {
@@ -423,7 +424,7 @@ async fn a_worker_that_never_answers_the_handshake_is_given_up() {
     };
     let impatient = WireConfig {
         connect_timeout: Duration::from_millis(100),
-        ..WireConfig::default()
+        ..deaf()
     };
     let caller = Arc::new(WirePlane::tcp(tcp, impatient, &MetricsRegistry::default()).unwrap());
     let pair = Pair {
@@ -441,7 +442,7 @@ async fn only_who_has_a_certificate_can_serve() {
         tls: Some(Authority::new().tls_of_a_stranger()),
         ..TcpConfig::default()
     };
-    let plane = WirePlane::tcp(tcp, WireConfig::default(), &MetricsRegistry::default()).unwrap();
+    let plane = WirePlane::tcp(tcp, deaf(), &MetricsRegistry::default()).unwrap();
     let endpoint = name("generate");
     let refused = soon(plane.serve(&endpoint, InstanceId(1), erased(count))).await;
     let refused = error(refused);

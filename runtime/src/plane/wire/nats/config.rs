@@ -194,7 +194,7 @@ fn check_range<T: PartialOrd + fmt::Display>(
 
 /// An error that names a field of the config.
 pub(super) fn invalid(field: &str, problem: impl fmt::Display) -> EngineError {
-    EngineError::invalid_argument(&format!("nats.{field}"), problem)
+    EngineError::invalid_argument(format!("nats.{field}"), problem)
 }
 
 impl fmt::Debug for NatsCredentials {
@@ -320,7 +320,7 @@ mod tests {
         ];
         for (config, field) in cases {
             let error = config.validate().unwrap_err();
-            assert_eq!(error.details().field.as_deref(), Some(field), "{config:?}");
+            assert_eq!(error.at().map(|at| at.name()), Some(field), "{config:?}");
         }
     }
 

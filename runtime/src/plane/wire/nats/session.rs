@@ -328,7 +328,7 @@ mod tests {
         };
         let error = Session::try_new(config).err().unwrap();
         assert_eq!(
-            error.details().field.as_deref(),
+            error.at().map(|at| at.name()),
             Some("nats.credentials.creds")
         );
         assert!(!format!("{error:?}").contains("hunter2"));

@@ -130,7 +130,7 @@ mod tests {
         ];
         for (tls, field) in cases {
             let error = client_config(&tls).unwrap_err();
-            assert_eq!(error.details().field.as_deref(), Some(field));
+            assert_eq!(error.at().map(|at| at.name()), Some(field));
             assert!(!format!("{error:?}").contains("secret"));
         }
     }

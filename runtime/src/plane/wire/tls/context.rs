@@ -97,7 +97,7 @@ impl TlsContext {
         location: &str,
     ) -> Result<TlsStream, EngineError> {
         let cannot = |problem: String| {
-            let message = format!("cannot connect to {location}: {problem}");
+            let message = format!("cannot connect to the worker: {problem}");
             EngineError::new(ErrorKind::CannotConnect, message)
         };
         let name = match &self.server_name {
@@ -245,7 +245,7 @@ fn no_version(error: rustls::Error) -> EngineError {
 }
 
 fn invalid(field: &str, problem: impl std::fmt::Display) -> EngineError {
-    EngineError::invalid_argument(&format!("tcp.tls.{field}"), problem)
+    EngineError::invalid_argument(format!("tcp.tls.{field}"), problem)
 }
 
 #[cfg(test)]
@@ -309,7 +309,7 @@ mod tests {
         for (tls, field, flag) in cases {
             let error = TlsContext::try_new(&tls).err().unwrap();
             let field = format!("tcp.tls.{field}");
-            assert_eq!(error.details().field.as_deref(), Some(field.as_str()));
+            assert_eq!(error.at().map(|at| at.name()), Some(field.as_str()));
             assert!(error.message().contains(flag), "{error}");
             assert!(!format!("{error:?} {tls:?}").contains("secret"), "{error}");
         }

@@ -1,14 +1,17 @@
 //! Leases through disconnections, outages and losses.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::ErrorKind;
-use genset_runtime::discovery::{Change, Discovery, EtcdConfig, EtcdDiscovery};
+use genset_runtime::VitalRuntime;
+use genset_runtime::discovery::{Change, Discovery, EtcdConfig, EtcdDiscovery, VitalDiscovery};
 use tokio::time::timeout;
 
 use super::network::Network;
 use super::server::{EtcdServer, free_ports};
 use super::{TTL, connect};
+use crate::busy::{Occupied, busy_process};
 use crate::discovery::suite::{Follower, entry, everything};
 use crate::support::soon;
 
@@ -67,7 +70,7 @@ async fn an_entry_that_etcd_lost_under_a_living_lease_is_put_again_after_a_recon
     let other = near.lease().await.unwrap();
     other.put(entry("taken", "theirs")).await.unwrap();
     let mut follower = Follower::of(&near, "").await;
-    server.admin().await.delete("a", None).await.unwrap();
+    server.admin().delete("a").await;
     assert_eq!(follower.next().await, Change::Removed("a".into()));
     network.break_connections();
     assert_eq!(follower.next().await, Change::Put(entry("a", "x")));
@@ -190,4 +193,33 @@ async fn an_entry_too_big_for_etcd_is_refused_and_costs_nobody_the_lease() {
     }
     lease.put(entry("b", "x")).await.unwrap();
     assert_eq!(everything(&discovery).await["a"], "x");
+}
+
+/// Its requests keep every thread of a process busy for longer than its lease lives.
+#[tokio::test]
+async fn a_busy_process_keeps_its_lease() {
+    const TTL: Duration = Duration::from_secs(2);
+    let server = EtcdServer::start().await;
+    let config = EtcdConfig {
+        endpoints: vec![server.endpoint()],
+        lease_ttl: TTL,
+        ..EtcdConfig::default()
+    };
+    let process = busy_process();
+    let listed = process.spawn(async move {
+        let vital = VitalRuntime::start().unwrap();
+        let etcd = vital.run(EtcdDiscovery::connect(config)).await.unwrap();
+        let discovery = VitalDiscovery::new(Arc::new(etcd), vital);
+        let lease = discovery.lease().await.unwrap();
+        lease.put(entry("a", "x")).await.unwrap();
+        (discovery, lease)
+    });
+    let (_discovery, lease) = soon(listed).await.unwrap();
+    let mut follower = Follower::of(&connect(&server.endpoint(), TTL).await, "").await;
+    let occupied = Occupied::by_requests(&process).await;
+    let heard = timeout(3 * TTL, follower.next()).await;
+    assert!(heard.is_err(), "{heard:?}");
+    assert!(timeout(Duration::ZERO, lease.lost()).await.is_err());
+    drop(occupied);
+    process.shutdown_background();
 }

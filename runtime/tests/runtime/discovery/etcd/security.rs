@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use etcd_client::PermissionType;
 use genset_backend_common::ErrorKind;
 use genset_runtime::discovery::{
     Change, Discovery, EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdIdentity, EtcdTls,
@@ -21,21 +20,11 @@ const PASSWORD: &str = "not-in-any-log";
 /// A server that knows `root`, and `worker`, who may use what begins with `genset/` only.
 async fn server_with_users() -> EtcdServer {
     let server = EtcdServer::start().await;
-    let mut admin = server.admin().await;
-    for user in ["root", "worker"] {
-        admin.user_add(user, PASSWORD, None).await.unwrap();
-    }
-    admin.role_add("root").await.unwrap();
-    admin.user_grant_role("root", "root").await.unwrap();
-    admin.role_add("genset").await.unwrap();
-    let permission =
-        etcd_client::Permission::new(PermissionType::Readwrite, "genset/").with_prefix();
-    admin
-        .role_grant_permission("genset", permission)
-        .await
-        .unwrap();
-    admin.user_grant_role("worker", "genset").await.unwrap();
-    admin.auth_enable().await.unwrap();
+    let users = ["root", "worker"];
+    server
+        .admin()
+        .enable_users(&users, PASSWORD, "genset/")
+        .await;
     server
 }
 
@@ -205,6 +194,6 @@ async fn what_is_no_certificate_is_refused_before_any_connection() {
         };
         let refused = EtcdDiscovery::connect(config).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
-        assert_eq!(refused.details().field.as_deref(), Some(field));
+        assert_eq!(refused.at().map(|at| at.name()), Some(field));
     }
 }

@@ -5,10 +5,10 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use etcd_client::{Client, ConnectOptions};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tempfile::TempDir;
 
+use super::admin::Admin;
 use crate::support::soon;
 
 const MISSING: &str = "cannot start the etcd server, which these tests need: `cargo xtask test` installs it, or run: \
@@ -65,21 +65,21 @@ impl EtcdServer {
         format!("127.0.0.1:{}", self.client_port)
     }
 
-    /// A client of the library's, for what discovery cannot do.
-    pub(super) async fn admin(&self) -> Client {
-        Client::connect([self.endpoint()], None).await.unwrap()
+    /// For what discovery cannot do.
+    pub(super) fn admin(&self) -> Admin {
+        Admin::new(self.address())
     }
 
-    pub(super) async fn admin_as(&self, user: &str, password: &str) -> Client {
-        let options = ConnectOptions::new().with_user(user, password);
-        soon(Box::pin(async {
+    /// As [`Self::admin`], once the server lets this user in.
+    pub(super) async fn admin_as(&self, user: &str, password: &str) -> Admin {
+        soon(async {
             loop {
-                match Client::connect([self.endpoint()], Some(options.clone())).await {
-                    Ok(client) => return client,
+                match self.admin().authenticated(user, password).await {
+                    Ok(admin) => return admin,
                     Err(_) => tokio::time::sleep(RETRY).await,
                 }
             }
-        }))
+        })
         .await
     }
 
@@ -137,7 +137,7 @@ impl EtcdServer {
                     self.respawn();
                 }
                 // Linearizable: it has a leader, too.
-                if self.admin().await.get("ready", None).await.is_ok() {
+                if self.admin().revision().await.is_ok() {
                     return;
                 }
                 tokio::time::sleep(RETRY).await;

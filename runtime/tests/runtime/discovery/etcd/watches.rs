@@ -108,10 +108,8 @@ async fn changes_whose_history_was_compacted_during_a_gap_are_not_missed() {
 
 /// Forgets every revision but the last.
 async fn compact(server: &EtcdServer) {
-    let mut admin = server.admin().await;
-    let answer = admin.get("any", None).await.unwrap();
-    let revision = answer.header().unwrap().revision();
-    admin.compact(revision, None).await.unwrap();
+    let admin = server.admin();
+    admin.compact(admin.revision().await.unwrap()).await;
 }
 
 #[tokio::test]

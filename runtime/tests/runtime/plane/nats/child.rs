@@ -7,15 +7,15 @@ use futures_util::StreamExt;
 use genset_backend_common::ErrorKind;
 use genset_runtime::InstanceId;
 use genset_runtime::discovery::Address;
-use genset_runtime::plane::{NatsConfig, RequestPlane, ResponseStream, WireConfig};
+use genset_runtime::plane::{NatsConfig, RequestPlane, ResponseStream};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
 use super::server::{NatsServer, plane};
-use crate::plane::suite::border::deaf;
 use crate::plane::suite::{Pair, erased, hang, name};
+use crate::plane::{deaf, wary};
 use crate::support::{ctx, soon, until};
 
 /// Tells the child which server to use.
@@ -94,7 +94,7 @@ async fn a_worker_that_is_killed_is_gone_at_once() {
 #[tokio::test]
 async fn a_worker_that_hangs_is_given_up_and_found_again_when_it_goes_on() {
     let server = NatsServer::start().await;
-    let pair = super::pair(&server, WireConfig::default());
+    let pair = super::pair(&server, wary());
     let (worker, address) = start(&server).await;
     let mut response = call(&pair, &address).await;
     let id = Pid::from_raw(worker.id().unwrap().try_into().unwrap()).unwrap();

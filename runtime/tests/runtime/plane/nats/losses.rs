@@ -12,7 +12,7 @@ use genset_runtime::plane::{ResponseStream, WireConfig};
 
 use super::pair;
 use super::server::NatsServer;
-use crate::plane::suite::border::deaf;
+use crate::plane::deaf;
 use crate::plane::suite::{count, serve_hanging};
 use crate::support::{ctx, soon, until};
 
@@ -21,7 +21,7 @@ fn alert() -> WireConfig {
     WireConfig {
         ping_interval: Duration::from_millis(100),
         peer_timeout: Duration::from_millis(400),
-        ..WireConfig::default()
+        ..deaf()
     }
 }
 

@@ -6,12 +6,12 @@ use std::path::Path;
 use genset_backend_common::{EngineError, ErrorKind};
 use genset_runtime::InstanceId;
 use genset_runtime::plane::{
-    NatsConfig, NatsCredentials, NatsIdentity, NatsTls, RequestPlane, Served, WireConfig, WirePlane,
+    NatsConfig, NatsCredentials, NatsIdentity, NatsTls, RequestPlane, Served, WirePlane,
 };
 
 use super::server::{NatsServer, plane};
 use crate::certificates::Certificates;
-use crate::plane::suite::border::deaf;
+use crate::plane::deaf;
 use crate::plane::suite::{Pair, count, erased, name};
 use crate::support::soon;
 
@@ -42,7 +42,7 @@ async fn try_serve(plane: &WirePlane) -> Result<Served, EngineError> {
 }
 
 async fn serves_and_is_called(config: &NatsConfig) {
-    let new = || std::sync::Arc::new(plane(config.clone(), WireConfig::default()));
+    let new = || std::sync::Arc::new(plane(config.clone(), deaf()));
     let pair = Pair {
         caller: new(),
         callee: new(),
@@ -69,7 +69,7 @@ async fn a_wrong_password_is_an_error_of_the_credentials_that_does_not_show_them
         let error = try_serve(&stranger).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         assert_eq!(
-            error.details().field.as_deref(),
+            error.at().map(|at| at.name()),
             Some("nats.credentials"),
             "{error}"
         );

@@ -21,6 +21,14 @@ pub(crate) fn deaf() -> WireConfig {
     }
 }
 
+/// Finds a silent peer dead, and not one that waits for a processor.
+pub(crate) fn wary() -> WireConfig {
+    WireConfig {
+        peer_timeout: Duration::from_secs(5),
+        ..deaf()
+    }
+}
+
 pub(crate) async fn a_panic_is_an_error_of_its_own_request(kind: &dyn PlaneKind) {
     let pair = Pair::of(kind).await;
     let served = pair
@@ -140,7 +148,7 @@ pub(crate) async fn a_process_that_shuts_down_finishes_its_streams(kind: &dyn Pl
 pub(crate) async fn one_stream_too_many_is_overloaded(kind: &dyn PlaneKind) {
     let config = WireConfig {
         max_streams: 3,
-        ..WireConfig::default()
+        ..deaf()
     };
     let pair = Pair::with(kind, config).await;
     let (served, _) = serve_hanging(&pair).await;
@@ -164,7 +172,7 @@ pub(crate) async fn one_stream_too_many_is_overloaded(kind: &dyn PlaneKind) {
 pub(crate) async fn what_no_frame_holds_is_refused_and_nothing_else(kind: &dyn PlaneKind) {
     let config = WireConfig {
         max_frame_bytes: 64 << 10,
-        ..WireConfig::default()
+        ..deaf()
     };
     let pair = Pair::with(kind, config).await;
     let served = pair
@@ -189,10 +197,8 @@ pub(crate) async fn what_no_frame_holds_is_refused_and_nothing_else(kind: &dyn P
 pub(crate) async fn a_connection_made_ahead_serves_the_first_request(kind: &dyn PlaneKind) {
     let metrics = MetricsRegistry::default();
     let pair = Pair {
-        caller: kind.plane(WireConfig::default(), &metrics).await,
-        callee: kind
-            .plane(WireConfig::default(), &MetricsRegistry::default())
-            .await,
+        caller: kind.plane(deaf(), &metrics).await,
+        callee: kind.plane(deaf(), &MetricsRegistry::default()).await,
     };
     let served = pair.serve(count).await;
     let one = "genset_wire_connections{role=\"caller\"} 1";
@@ -230,8 +236,8 @@ pub(crate) async fn two_processes_call_each_other(kind: &dyn PlaneKind) {
 pub(crate) async fn nothing_stays_open_after_the_last_response(kind: &dyn PlaneKind) {
     let (calling, serving) = (MetricsRegistry::default(), MetricsRegistry::default());
     let pair = Pair {
-        caller: kind.plane(WireConfig::default(), &calling).await,
-        callee: kind.plane(WireConfig::default(), &serving).await,
+        caller: kind.plane(deaf(), &calling).await,
+        callee: kind.plane(deaf(), &serving).await,
     };
     let served = pair
         .serve(|how: u32, _ctx: RequestContext| async move {

@@ -6,11 +6,12 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{CancelReason, EngineError, RequestContext};
-use genset_runtime::plane::{ResponseStream, WireConfig, call};
+use genset_runtime::plane::{ResponseStream, call};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{Pair, PlaneKind, name, serve_hanging};
+use crate::plane::deaf;
 use crate::support::{ctx, soon, until};
 
 pub(crate) async fn dropping_the_response_ends_the_handlers_stream(kind: &dyn PlaneKind) {
@@ -91,7 +92,7 @@ pub(crate) async fn cancelling_reaches_the_handler_and_the_terminal_still_comes(
 pub(crate) async fn cancelling_reaches_the_handler_of_a_stream_that_has_unread_items(
     kind: &dyn PlaneKind,
 ) {
-    let config = WireConfig::default();
+    let config = deaf();
     let window = config.window_items as usize;
     let pair = Pair::with(kind, config).await;
     let (asked, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(OnceLock::new()));

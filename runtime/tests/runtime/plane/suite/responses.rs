@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
-use genset_backend_common::{EngineError, ErrorKind, RequestContext, TraceContext};
+use genset_backend_common::{EngineError, ErrorKind, RequestContext, RequestField, TraceContext};
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{ResponseStream, Served, call};
 use serde::{Deserialize, Serialize};
@@ -49,7 +49,7 @@ pub(crate) async fn a_response_may_be_empty(kind: &dyn PlaneKind) {
 
 pub(crate) async fn a_refusal_keeps_its_kind_message_and_details(kind: &dyn PlaneKind) {
     let refusal = EngineError::new(ErrorKind::Overloaded, "the queue is full")
-        .with_field("priority")
+        .with_at(RequestField::Priority)
         .with_retry_after(Duration::from_millis(1500))
         .with_request_id("r-1");
     let pair = Pair::of(kind).await;
@@ -95,7 +95,7 @@ pub(crate) async fn what_is_not_of_the_expected_type_is_refused(kind: &dyn Plane
         .await
         .unwrap_err();
     assert_eq!(request.kind(), ErrorKind::InvalidArgument);
-    assert_eq!(request.details().field.as_deref(), Some("request"));
+    assert_eq!(request.at().map(|at| at.name()), Some("request"));
     let response = pair.ask::<_, String>(&served, 1u32).await.unwrap_err();
     assert_eq!(response.kind(), ErrorKind::Internal);
     let right: Vec<u32> = pair.ask(&served, 1u32).await.unwrap();

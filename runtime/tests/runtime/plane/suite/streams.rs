@@ -9,6 +9,7 @@ use genset_backend_common::RequestContext;
 use genset_runtime::plane::{ResponseStream, WireConfig, call};
 
 use super::{Pair, PlaneKind, count, name, serve};
+use crate::plane::deaf;
 use crate::support::{ctx, soon};
 
 pub(crate) async fn thousands_of_streams_at_once_are_all_right(kind: &dyn PlaneKind) {
@@ -45,7 +46,7 @@ pub(crate) async fn a_slow_reader_holds_up_only_its_own_stream(kind: &dyn PlaneK
     const WINDOW: u32 = 16;
     let config = WireConfig {
         window_items: WINDOW,
-        ..WireConfig::default()
+        ..deaf()
     };
     let pair = Pair::with(kind, config).await;
     let asked = Arc::new(AtomicUsize::new(0));

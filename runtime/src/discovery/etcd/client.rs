@@ -1,0 +1,228 @@
+//! [`Client`]: one etcd server, spoken to over gRPC. [`super::session`] chooses the server and decides what a failure means.
+
+use std::time::Duration;
+
+use axum::http::uri::PathAndQuery;
+use futures_util::stream;
+use prost::Message;
+use tokio::sync::mpsc;
+use tonic::client::Grpc;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::config::{EtcdConfig, EtcdCredentials, EtcdTls};
+use super::protocol::{
+    AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse,
+    LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse,
+    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse, RangeRequest,
+    RangeResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
+};
+
+/// Silence after which a connection is probed. Servers close connections that probe more often than each 5 s.
+const PING_INTERVAL: Duration = Duration::from_secs(6);
+
+/// The largest message we accept: everything under a prefix comes in one.
+const MAX_MESSAGE_BYTES: usize = 256 << 20;
+
+/// Requests that wait to be sent in a [`Conversation`]. The server has hung when they are this many.
+const BACKLOG_REQUESTS: usize = 16;
+
+/// A connection to one server, made when it is first used. Clones share it.
+#[derive(Clone)]
+pub(super) struct Client {
+    channel: Channel,
+    /// Proves who we are, where the server asks for that.
+    token: Option<MetadataValue<Ascii>>,
+}
+
+impl Client {
+    /// A client of one endpoint. Must be called within a runtime; does no I/O.
+    ///
+    /// # Errors
+    /// Where the certificates cannot be used.
+    pub(super) fn try_new(
+        endpoint: &str,
+        config: &EtcdConfig,
+    ) -> Result<Self, tonic::transport::Error> {
+        let mut endpoint = Endpoint::from_shared(endpoint.to_owned())?
+            .connect_timeout(config.connect_timeout)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(config.request_timeout)
+            .keep_alive_while_idle(true);
+        if let Some(tls) = &config.tls {
+            endpoint = endpoint.tls_config(tls_config(tls))?;
+        }
+        Ok(Self {
+            channel: endpoint.connect_lazy(),
+            token: None,
+        })
+    }
+
+    /// Proves who we are; later requests are that user's.
+    pub(super) async fn authenticate(
+        &mut self,
+        credentials: &EtcdCredentials,
+    ) -> Result<(), Status> {
+        let request = AuthenticateRequest {
+            name: credentials.user.clone(),
+            password: credentials.password.clone(),
+        };
+        let answer: AuthenticateResponse = self
+            .unary("/etcdserverpb.Auth/Authenticate", request)
+            .await?;
+        let token = answer.token.parse();
+        self.token = Some(token.map_err(|_| Status::internal("a token that is no header"))?);
+        Ok(())
+    }
+
+    pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Status> {
+        self.unary("/etcdserverpb.KV/Range", request).await
+    }
+
+    pub(super) async fn put(&self, request: PutRequest) -> Result<PutResponse, Status> {
+        self.unary("/etcdserverpb.KV/Put", request).await
+    }
+
+    pub(super) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Status> {
+        self.unary("/etcdserverpb.KV/Txn", request).await
+    }
+
+    pub(super) async fn lease_grant(
+        &self,
+        request: LeaseGrantRequest,
+    ) -> Result<LeaseGrantResponse, Status> {
+        self.unary("/etcdserverpb.Lease/LeaseGrant", request).await
+    }
+
+    pub(super) async fn lease_revoke(
+        &self,
+        request: LeaseRevokeRequest,
+    ) -> Result<LeaseRevokeResponse, Status> {
+        self.unary("/etcdserverpb.Lease/LeaseRevoke", request).await
+    }
+
+    pub(super) async fn lease_time_to_live(
+        &self,
+        request: LeaseTimeToLiveRequest,
+    ) -> Result<LeaseTimeToLiveResponse, Status> {
+        self.unary("/etcdserverpb.Lease/LeaseTimeToLive", request)
+            .await
+    }
+
+    /// A stream of keep-alives, begun with `request`.
+    pub(super) async fn lease_keep_alive(
+        &self,
+        request: LeaseKeepAliveRequest,
+    ) -> Result<Conversation<LeaseKeepAliveRequest, LeaseKeepAliveResponse>, Status> {
+        self.converse("/etcdserverpb.Lease/LeaseKeepAlive", request)
+            .await
+    }
+
+    /// A stream of changes, begun with `request`.
+    pub(super) async fn watch(
+        &self,
+        request: WatchRequest,
+    ) -> Result<Conversation<WatchRequest, WatchResponse>, Status> {
+        self.converse("/etcdserverpb.Watch/Watch", request).await
+    }
+
+    async fn unary<Q, A>(&self, method: &'static str, request: Q) -> Result<A, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut grpc = self.ready().await?;
+        let path = PathAndQuery::from_static(method);
+        let codec = ProstCodec::<Q, A>::default();
+        let answer = grpc.unary(self.request(request), path, codec).await?;
+        Ok(answer.into_inner())
+    }
+
+    async fn converse<Q, A>(
+        &self,
+        method: &'static str,
+        first: Q,
+    ) -> Result<Conversation<Q, A>, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let (requests, mut outgoing) = mpsc::channel(BACKLOG_REQUESTS);
+        let mut grpc = self.ready().await?;
+        let path = PathAndQuery::from_static(method);
+        let codec = ProstCodec::<Q, A>::default();
+        // The server answers nothing, not even that it is there, before the first request.
+        requests.try_send(first).map_err(not_taken)?;
+        let outgoing = stream::poll_fn(move |cx| outgoing.poll_recv(cx));
+        let answers = grpc
+            .streaming(self.request(outgoing), path, codec)
+            .await?
+            .into_inner();
+        Ok(Conversation { requests, answers })
+    }
+
+    async fn ready(&self) -> Result<Grpc<Channel>, Status> {
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let ready = grpc.ready().await;
+        ready.map_err(|error| Status::from_error(error.into()))?;
+        Ok(grpc)
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        let headers = request.metadata_mut();
+        // A server that has lost its leader says so, in place of answering with what was once true.
+        headers.insert("hasleader", MetadataValue::from_static("true"));
+        if let Some(token) = &self.token {
+            headers.insert("token", token.clone());
+        }
+        request
+    }
+}
+
+/// A stream of requests and one of answers. Dropping it ends both.
+pub(super) struct Conversation<Q, A> {
+    requests: mpsc::Sender<Q>,
+    answers: Streaming<A>,
+}
+
+impl<Q, A> Conversation<Q, A> {
+    /// Sends a request, without waiting.
+    ///
+    /// # Errors
+    /// Where the conversation has ended, or the server has taken nothing for long.
+    pub(super) fn send(&self, request: Q) -> Result<(), Status> {
+        self.requests.try_send(request).map_err(not_taken)
+    }
+
+    /// The next answer; `None` once the server has ended the conversation.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no answer.
+    pub(super) async fn next(&mut self) -> Result<Option<A>, Status> {
+        self.answers.message().await
+    }
+}
+
+fn not_taken<Q>(error: mpsc::error::TrySendError<Q>) -> Status {
+    match error {
+        mpsc::error::TrySendError::Full(_) => Status::unavailable("the server takes no requests"),
+        mpsc::error::TrySendError::Closed(_) => Status::unavailable("the connection ended"),
+    }
+}
+
+fn tls_config(tls: &EtcdTls) -> ClientTlsConfig {
+    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&tls.ca_pem));
+    if let Some(identity) = &tls.identity {
+        config = config.identity(Identity::from_pem(
+            &identity.certificate_pem,
+            &identity.key_pem,
+        ));
+    }
+    if let Some(name) = &tls.server_name {
+        config = config.domain_name(name);
+    }
+    config
+}

@@ -1,0 +1,81 @@
+//! [`VitalDiscovery`]: another discovery, each of whose operations runs on the [`VitalRuntime`]: connections and
+//! keep-alives that an operation starts live there, so that a busy process keeps its leases.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use genset_backend_common::EngineError;
+
+use super::{Discovery, Entry, Lease, Watch};
+use crate::vital::VitalRuntime;
+
+/// A discovery on the runtime of links and health. Clones share.
+#[derive(Clone)]
+pub struct VitalDiscovery {
+    inner: Arc<dyn Discovery>,
+    vital: VitalRuntime,
+}
+
+impl VitalDiscovery {
+    /// Runs `inner`'s operations on `vital`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Discovery>, vital: VitalRuntime) -> Self {
+        Self { inner, vital }
+    }
+}
+
+impl std::fmt::Debug for VitalDiscovery {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VitalDiscovery").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Discovery for VitalDiscovery {
+    async fn lease(&self) -> Result<Box<dyn Lease>, EngineError> {
+        let inner = Arc::clone(&self.inner);
+        let lease = self.vital.run(async move { inner.lease().await }).await?;
+        Ok(Box::new(VitalLease {
+            inner: Arc::from(lease),
+            vital: self.vital.clone(),
+        }))
+    }
+
+    async fn get(&self, prefix: &str) -> Result<Vec<Entry>, EngineError> {
+        let (inner, prefix) = (Arc::clone(&self.inner), prefix.to_owned());
+        self.vital
+            .run(async move { inner.get(&prefix).await })
+            .await
+    }
+
+    async fn watch(&self, prefix: &str) -> Result<Box<dyn Watch>, EngineError> {
+        let (inner, prefix) = (Arc::clone(&self.inner), prefix.to_owned());
+        self.vital
+            .run(async move { inner.watch(&prefix).await })
+            .await
+    }
+}
+
+struct VitalLease {
+    inner: Arc<dyn Lease>,
+    vital: VitalRuntime,
+}
+
+#[async_trait]
+impl Lease for VitalLease {
+    async fn put(&self, entry: Entry) -> Result<(), EngineError> {
+        let inner = Arc::clone(&self.inner);
+        self.vital.run(async move { inner.put(entry).await }).await
+    }
+
+    async fn remove(&self, key: &str) -> Result<(), EngineError> {
+        let (inner, key) = (Arc::clone(&self.inner), key.to_owned());
+        self.vital
+            .run(async move { inner.remove(&key).await })
+            .await
+    }
+
+    async fn lost(&self) {
+        self.inner.lost().await;
+    }
+}

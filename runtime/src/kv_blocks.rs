@@ -1,0 +1,150 @@
+//! The `kv_blocks` endpoint of prefill workers: KV blocks for those who decode, carried over the request plane with its credits.
+//!
+//! It is listed nowhere. The [`TransferParams`] of a sequence say where its blocks are, so they can be fetched as long as the
+//! worker is reachable, also while it drains.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use genset_backend_common::{
+    EngineError, ErrorKind, KvAddress, KvBytes, KvCarrier, KvSource, KvTransfers, RequestContext,
+    TransferParams,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::component::Runtime;
+use crate::discovery::Address;
+use crate::names::EndpointName;
+use crate::plane::{self, Handler, ResponseStream};
+
+/// Limit of a release, which nobody waits for: the blocks' own time ends them otherwise.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is asked of the `kv_blocks` endpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvBlocksRequest {
+    /// The blocks held under these data, in pieces.
+    Fetch(Value),
+    /// They are needed no more. Nothing is answered.
+    Release(Value),
+}
+
+/// Answers with what an engine holds.
+pub(crate) struct KvBlocksHandler(pub(crate) Arc<dyn KvSource>);
+
+#[async_trait]
+impl Handler<KvBlocksRequest, Bytes> for KvBlocksHandler {
+    async fn handle(
+        &self,
+        request: KvBlocksRequest,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        match request {
+            KvBlocksRequest::Fetch(data) => self.0.fetch(data, ctx).await,
+            KvBlocksRequest::Release(data) => {
+                self.0.release(&data);
+                Ok(Box::pin(stream::empty()))
+            }
+        }
+    }
+}
+
+/// Reaches the KV blocks of other workers.
+#[derive(Debug, Clone)]
+pub struct KvBlocksClient {
+    runtime: Runtime,
+}
+
+impl KvBlocksClient {
+    /// A client on the request plane of `runtime`.
+    #[must_use]
+    pub fn new(runtime: &Runtime) -> Self {
+        Self {
+            runtime: runtime.clone(),
+        }
+    }
+
+    /// Tells the worker that holds blocks that nobody will fetch them, in a task of its own. Where that fails, they are freed
+    /// when their time is over.
+    pub fn release(&self, transfer: &TransferParams) {
+        let Some(source) = transfer.source.clone() else {
+            return;
+        };
+        let (client, request) = (
+            self.clone(),
+            KvBlocksRequest::Release(transfer.data.clone()),
+        );
+        let release = async move {
+            let ctx = RequestContext::new("release");
+            let released = async {
+                let mut none = client.call(&source, request, ctx).await?;
+                while let Some(piece) = none.next().await {
+                    piece?;
+                }
+                Ok::<(), EngineError>(())
+            };
+            match tokio::time::timeout(RELEASE_TIMEOUT, released).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "KV blocks were not released"),
+                Err(_) => tracing::debug!("KV blocks were not released in time"),
+            }
+        };
+        self.runtime.spawn_detached(release);
+    }
+
+    async fn call(
+        &self,
+        source: &KvAddress,
+        request: KvBlocksRequest,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        let endpoint: EndpointName = source
+            .endpoint
+            .parse()
+            .map_err(|error| EngineError::invalid_argument("transfer", error))?;
+        let address = Address {
+            plane: source.plane.clone(),
+            location: source.location.clone(),
+        };
+        plane::call(&**self.runtime.plane(), &address, &endpoint, request, ctx).await
+    }
+}
+
+#[async_trait]
+impl KvCarrier for KvBlocksClient {
+    async fn fetch(
+        &self,
+        transfer: &TransferParams,
+        ctx: RequestContext,
+    ) -> Result<KvBytes, EngineError> {
+        let source = transfer.source.as_ref();
+        let source = source.ok_or_else(|| KvTransfers::lost("they have no address"))?;
+        let request = KvBlocksRequest::Fetch(transfer.data.clone());
+        let pieces = self.call(source, request, ctx).await.map_err(not_ours)?;
+        Ok(Box::pin(pieces.map(|piece| piece.map_err(not_ours))))
+    }
+}
+
+/// An error of the other worker's. Where it says that a worker is lost, that is not the one which asked.
+fn not_ours(error: EngineError) -> EngineError {
+    match error.kind() {
+        ErrorKind::CannotConnect
+        | ErrorKind::Disconnected
+        | ErrorKind::EngineShutdown
+        | ErrorKind::Unavailable
+        | ErrorKind::Overloaded
+        | ErrorKind::NotFound => KvTransfers::lost(&error).with_source(error),
+        ErrorKind::InvalidArgument
+        | ErrorKind::ContextLengthExceeded
+        | ErrorKind::Unsupported
+        | ErrorKind::StreamIncomplete
+        | ErrorKind::DeadlineExceeded
+        | ErrorKind::Cancelled
+        | ErrorKind::Internal => error,
+    }
+}

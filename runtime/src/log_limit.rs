@@ -1,0 +1,57 @@
+//! [`LogLimit`]: how often something that others can bring about as often as they like is logged. What is not logged is
+//! counted by whoever asks here.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// At most one log line for a reason in this time: a port scanner must not fill the log.
+pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// When each reason was logged last, and how often it came since. Clones share.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LogLimit {
+    logged: Arc<Mutex<HashMap<&'static str, (Instant, u64)>>>,
+}
+
+impl LogLimit {
+    /// Whether something that happened for `reason` may be logged now.
+    pub(crate) fn may_log(&self, reason: &'static str) -> bool {
+        self.unlogged(reason).is_some()
+    }
+
+    /// As [`Self::may_log`]: if so, how often it happened since without being logged.
+    pub(crate) fn unlogged(&self, reason: &'static str) -> Option<u64> {
+        let now = Instant::now();
+        let mut logged = self.logged.lock();
+        if let Some((last, unlogged)) = logged.get_mut(reason)
+            && now.duration_since(*last) < LOG_INTERVAL
+        {
+            *unlogged += 1;
+            return None;
+        }
+        let last = logged.insert(reason, (now, 0));
+        Some(last.map_or(0, |(_, unlogged)| unlogged))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_logged_is_counted() {
+        let limit = LogLimit::default();
+        assert_eq!(limit.unlogged("ended"), Some(0));
+        for _ in 0..600 {
+            assert_eq!(limit.unlogged("ended"), None);
+        }
+        assert_eq!(limit.unlogged("another"), Some(0));
+        tokio::time::advance(LOG_INTERVAL).await;
+        assert_eq!(limit.unlogged("ended"), Some(600));
+        assert_eq!(limit.unlogged("ended"), None);
+    }
+}

@@ -1,0 +1,142 @@
+//! The right to use `control`: it changes what a worker does for everybody, so reaching the worker is not enough.
+//!
+//! With a control secret, each request to `control` proves it, over both nonces of the connection, the stream's id and the
+//! request: a proof that somebody saw is of no use for another request. Without one, `control` is for listeners that only
+//! this machine reaches.
+
+use blake2b_simd::Params;
+use bytes::Bytes;
+use genset_backend_common::{At, EngineError};
+
+use super::config::WireSecret;
+use crate::registrar::endpoints;
+
+/// What begins each proof.
+const LABEL: &[u8] = b"genset wire control";
+
+/// What one end of a connection knows of the right.
+#[derive(Debug, Clone)]
+pub(super) struct ControlRight {
+    /// The secret, if this process has one.
+    pub(super) secret: Option<WireSecret>,
+    /// The caller's nonce and the callee's.
+    pub(super) nonces: [Bytes; 2],
+    /// Whether only processes of this machine reach our listener.
+    pub(super) is_local: bool,
+}
+
+/// Whether the endpoint of this full name needs the right.
+fn is_control(endpoint: &str) -> bool {
+    endpoint.rsplit('.').next() == Some(endpoints::CONTROL)
+}
+
+impl ControlRight {
+    /// The proof that goes with a request; empty where none is asked for, or none can be given.
+    pub(super) fn prove(&self, endpoint: &str, stream: u32, body: &[u8]) -> Bytes {
+        match &self.secret {
+            Some(secret) if is_control(endpoint) => proof(secret, &self.nonces, stream, body),
+            Some(_) | None => Bytes::new(),
+        }
+    }
+
+    /// Whether a request may be answered.
+    ///
+    /// # Errors
+    /// `Unsupported` when `control` is off here, `InvalidArgument` for a proof that is missing or wrong.
+    pub(super) fn check(
+        &self,
+        endpoint: &str,
+        stream: u32,
+        body: &[u8],
+        given: &[u8],
+    ) -> Result<(), EngineError> {
+        if !is_control(endpoint) {
+            return Ok(());
+        }
+        match &self.secret {
+            None if self.is_local => Ok(()),
+            None => Err(EngineError::unsupported(
+                At::other("control"),
+                "is off: others than this machine reach this worker, and it has no control secret; start it, and whoever controls it, \
+                 with the same --control-secret-file",
+            )),
+            Some(secret) => {
+                let expected = proof(secret, &self.nonces, stream, body);
+                if constant_time_eq::constant_time_eq(given, &expected) {
+                    return Ok(());
+                }
+                let problem = "is missing or another one; start whoever controls this worker with the worker's --control-secret-file";
+                Err(EngineError::invalid_argument("control secret", problem))
+            }
+        }
+    }
+}
+
+fn proof(secret: &WireSecret, [caller, callee]: &[Bytes; 2], stream: u32, body: &[u8]) -> Bytes {
+    // A key has at most 64 bytes; hashing first takes secrets of any length.
+    let key = Params::new().hash_length(32).hash(secret.bytes());
+    let hash = Params::new()
+        .hash_length(32)
+        .key(key.as_bytes())
+        .to_state()
+        .update(LABEL)
+        .update(caller)
+        .update(callee)
+        .update(&stream.to_be_bytes())
+        .update(body)
+        .finalize();
+    Bytes::copy_from_slice(hash.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn right(nonce: u8) -> ControlRight {
+        ControlRight {
+            secret: Some(WireSecret::try_new(b"correct horse battery staple").unwrap()),
+            nonces: [
+                (0..32).collect(),
+                (32..64).map(|byte| byte ^ nonce).collect(),
+            ],
+            is_local: true,
+        }
+    }
+
+    /// The document's test vector is what other implementations are made with.
+    #[test]
+    fn the_proof_is_that_of_the_document() {
+        let document = include_str!("../../../../docs/wire-protocol.md");
+        let mut lines = document.lines();
+        let vector = lines
+            .find_map(|line| line.strip_prefix("control proof: "))
+            .unwrap();
+        let proof = right(0).prove("demo.backend.control", 1, &[0xc0]);
+        let hex: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, vector);
+    }
+
+    #[test]
+    fn a_proof_holds_for_its_own_request_on_its_own_connection_alone() {
+        let name = "demo.backend.control";
+        let given = right(0).prove(name, 1, b"wake");
+        right(0).check(name, 1, b"wake", &given).unwrap();
+        for refused in [
+            right(0).check(name, 2, b"wake", &given),
+            right(0).check(name, 1, b"sleep", &given),
+            right(1).check(name, 1, b"wake", &given),
+            right(0).check(name, 1, b"wake", b""),
+        ] {
+            assert!(
+                refused
+                    .unwrap_err()
+                    .message()
+                    .contains("--control-secret-file")
+            );
+        }
+        assert!(right(0).prove("demo.control.generate", 1, b"").is_empty());
+        right(0)
+            .check("demo.control.generate", 1, b"", b"")
+            .unwrap();
+    }
+}

@@ -1,0 +1,129 @@
+//! [`Memory`]: what peers may make this process hold: one budget for the process, and a part of it for each connection.
+//!
+//! Who wants to hold something asks first, and is refused at once where it does not fit: a stream is then overloaded, and
+//! its connection and all other streams go on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
+
+/// A budget of bytes.
+#[derive(Debug)]
+pub(super) struct Memory {
+    limit: usize,
+    held: AtomicUsize,
+    /// The process's, of a connection's.
+    whole: Option<Arc<Memory>>,
+    shown: Gauge,
+}
+
+/// Bytes of a budget, given back when dropped.
+#[derive(Debug)]
+pub(super) struct Held {
+    memory: Arc<Memory>,
+    bytes: usize,
+}
+
+impl Memory {
+    /// The budget of a process; `shown` follows what is held of it.
+    pub(super) fn of_process(limit: usize, shown: Gauge) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            held: AtomicUsize::new(0),
+            whole: None,
+            shown,
+        })
+    }
+
+    /// A connection's part of `self`: at most `limit`.
+    pub(super) fn of_connection(self: &Arc<Self>, limit: usize) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            held: AtomicUsize::new(0),
+            whole: Some(Arc::clone(self)),
+            shown: Gauge::default(),
+        })
+    }
+
+    /// Takes bytes; `None` when they do not fit.
+    pub(super) fn try_hold(self: &Arc<Self>, bytes: usize) -> Option<Held> {
+        self.take(bytes).then(|| Held {
+            memory: Arc::clone(self),
+            bytes,
+        })
+    }
+
+    /// An empty part of it, which may grow.
+    pub(super) fn hold_nothing(self: &Arc<Self>) -> Held {
+        Held {
+            memory: Arc::clone(self),
+            bytes: 0,
+        }
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let more = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        let order = Ordering::Relaxed;
+        if self.held.fetch_update(order, order, more).is_err() {
+            return false;
+        }
+        if self.whole.as_ref().is_some_and(|whole| !whole.take(bytes)) {
+            self.held.fetch_sub(bytes, order);
+            return false;
+        }
+        self.shown.inc_by(i64::try_from(bytes).unwrap_or(i64::MAX));
+        true
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.shown.dec_by(i64::try_from(bytes).unwrap_or(i64::MAX));
+        if let Some(whole) = &self.whole {
+            whole.give_back(bytes);
+        }
+    }
+}
+
+impl Held {
+    /// Holds so many bytes, if it does not already; whether it does now.
+    pub(super) fn grow_to(&mut self, bytes: usize) -> bool {
+        let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else {
+            return true;
+        };
+        let is_held = self.memory.take(more);
+        if is_held {
+            self.bytes = bytes;
+        }
+        is_held
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.memory.give_back(self.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_takes_its_part_and_no_more_and_gives_it_back() {
+        let process = Memory::of_process(100, Gauge::default());
+        let (one, two) = (process.of_connection(60), process.of_connection(60));
+        let held = one.try_hold(60).unwrap();
+        assert!(one.try_hold(1).is_none());
+        assert!(two.try_hold(41).is_none());
+        let rest = two.try_hold(40).unwrap();
+        assert_eq!(process.shown.get(), 100);
+        drop(held);
+        assert!(one.try_hold(usize::MAX).is_none());
+        drop((one.try_hold(60).unwrap(), rest));
+        assert_eq!(process.shown.get(), 0);
+        assert_eq!(two.held.load(Ordering::Relaxed), 0);
+    }
+}

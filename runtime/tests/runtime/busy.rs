@@ -1,0 +1,177 @@
+//! A process whose main threads are all kept busy by requests: its peers, its leases and its health do not notice.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use genset_backend_common::{MetricsRegistry, RequestContext};
+use genset_runtime::discovery::MemoryDiscovery;
+use genset_runtime::plane::{self, ResponseStream, TcpConfig, WireConfig, WirePlane};
+use genset_runtime::{Readiness, Runtime, StatusServer, VitalRuntime};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+use crate::plane::{name, serve};
+use crate::support::{ctx, soon, until};
+
+/// Threads of the busy process.
+const THREADS: usize = 2;
+
+/// Twice as long as a peer may be silent.
+const BUSY: Duration = Duration::from_secs(3);
+
+pub(crate) fn busy_process() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// Keeps every thread of the process until it is dropped, as requests that never yield do.
+pub(crate) struct Occupied(
+    #[expect(dead_code, reason = "dropping them is what counts")] Vec<SyncSender<()>>,
+);
+
+impl Occupied {
+    pub(crate) async fn by_requests(process: &tokio::runtime::Runtime) -> Self {
+        let busy = Arc::new(AtomicUsize::new(0));
+        let occupy = |_| {
+            let (release, released) = sync_channel(0);
+            let busy = Arc::clone(&busy);
+            process.spawn(async move {
+                busy.fetch_add(1, Ordering::SeqCst);
+                // Nobody sends: it ends when the other end is dropped.
+                let _ = released.recv();
+            });
+            release
+        };
+        let releases = (0..THREADS).map(occupy).collect();
+        until(|| busy.load(Ordering::SeqCst) == THREADS).await;
+        Self(releases)
+    }
+}
+
+fn tcp(metrics: &MetricsRegistry) -> Arc<WirePlane> {
+    let plane = WirePlane::tcp(TcpConfig::default(), WireConfig::default(), metrics);
+    Arc::new(plane.unwrap())
+}
+
+/// Gives a number each time it is told to.
+fn told(
+    go_on: &Arc<Notify>,
+) -> impl Fn(
+    (),
+    RequestContext,
+) -> std::future::Ready<Result<ResponseStream<u32>, genset_backend_common::EngineError>>
++ Send
++ Sync
++ 'static {
+    let go_on = Arc::clone(go_on);
+    move |(), _ctx| {
+        let items = stream::unfold(Arc::clone(&go_on), |go_on| async move {
+            go_on.notified().await;
+            Some((Ok(7u32), go_on))
+        });
+        let items: ResponseStream<u32> = Box::pin(stream::iter([Ok(0)]).chain(items));
+        std::future::ready(Ok(items))
+    }
+}
+
+/// A frontend is busy: the worker it calls does not take it for dead, and its streams go on.
+#[tokio::test]
+async fn a_busy_callers_streams_go_on() {
+    let metrics = MetricsRegistry::default();
+    let callee = tcp(&metrics);
+    let go_on = Arc::new(Notify::new());
+    let served = serve(&*callee, &name("wait"), 1, told(&go_on)).await;
+    let process = busy_process();
+    let address = served.address.clone();
+    let mut open = soon(process.spawn(async move {
+        let caller = tcp(&MetricsRegistry::default());
+        let endpoint = name("wait");
+        let mut open: ResponseStream<u32> = plane::call(&*caller, &address, &endpoint, (), ctx())
+            .await
+            .unwrap();
+        assert_eq!(open.next().await.unwrap().unwrap(), 0);
+        (caller, open)
+    }))
+    .await
+    .unwrap();
+    let occupied = Occupied::by_requests(&process).await;
+    tokio::time::sleep(BUSY).await;
+    let ended = "genset_wire_ended_connections_total{";
+    assert!(!metrics.encode().contains(ended), "{}", metrics.encode());
+    go_on.notify_one();
+    assert_eq!(soon(open.1.next()).await.unwrap().unwrap(), 7);
+    drop(occupied);
+    process.shutdown_background();
+}
+
+/// A worker is busy: its callers do not take it for dead.
+#[tokio::test]
+async fn a_busy_callees_streams_go_on() {
+    let metrics = MetricsRegistry::default();
+    let caller = tcp(&metrics);
+    let process = busy_process();
+    let go_on = Arc::new(Notify::new());
+    let handler = told(&go_on);
+    let served = soon(process.spawn(async move {
+        let callee = tcp(&MetricsRegistry::default());
+        let served = serve(&*callee, &name("wait"), 1, handler).await;
+        (callee, served)
+    }))
+    .await
+    .unwrap();
+    let endpoint = name("wait");
+    let call = plane::call(&*caller, &served.1.address, &endpoint, (), ctx());
+    let mut open: ResponseStream<u32> = soon(call).await.unwrap();
+    assert_eq!(soon(open.next()).await.unwrap().unwrap(), 0);
+    let occupied = Occupied::by_requests(&process).await;
+    tokio::time::sleep(BUSY).await;
+    let ended = "genset_wire_ended_connections_total{";
+    assert!(!metrics.encode().contains(ended), "{}", metrics.encode());
+    drop(occupied);
+    go_on.notify_one();
+    assert_eq!(soon(open.next()).await.unwrap().unwrap(), 7);
+    process.shutdown_background();
+}
+
+async fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn a_busy_process_says_that_it_lives() {
+    let process = busy_process();
+    let status = soon(process.spawn(async {
+        let runtime = Runtime::on(
+            Some(VitalRuntime::start().unwrap()),
+            Arc::new(MemoryDiscovery::new()),
+            Arc::new(plane::MemoryPlane::new()),
+            MetricsRegistry::default(),
+        );
+        let ready: Readiness = Arc::new(|| true);
+        let address = "127.0.0.1:0".parse().unwrap();
+        let server = StatusServer::bind(address, &runtime, ready).await.unwrap();
+        (runtime, server)
+    }))
+    .await
+    .unwrap();
+    let occupied = Occupied::by_requests(&process).await;
+    for path in ["/live", "/ready", "/metrics"] {
+        let answer = soon(get(status.1.address(), path)).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    drop(occupied);
+    process.shutdown_background();
+}
