@@ -1,9 +1,13 @@
 //! [`CandleArgs`]: what the engine is built from; with the feature `cli`, its command-line flags.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use crate::load::Quantization;
+
+/// How long a prefill instance holds what nobody fetches, in seconds, where nobody says otherwise.
+pub(crate) const DEFAULT_KV_LEASE_S: NonZeroU32 = NonZeroU32::new(30).unwrap();
 
 /// What the engine is built from; with the feature `cli`, its command-line flags.
 #[derive(Debug, Clone)]
@@ -45,6 +49,12 @@ pub struct CandleArgs {
         arg(long, default_value_t = 1024, value_name = "COUNT")
     )]
     pub max_waiting: u32,
+    /// How long a prefill worker holds KV blocks that nobody fetches, in seconds
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, default_value = "30", value_name = "SECONDS")
+    )]
+    pub kv_lease: NonZeroU32,
 }
 
 impl Default for CandleArgs {
@@ -60,6 +70,7 @@ impl Default for CandleArgs {
             block_size: 16,
             threads: None,
             max_waiting: 1024,
+            kv_lease: DEFAULT_KV_LEASE_S,
         }
     }
 }

@@ -5,6 +5,7 @@
 //! tokens (`sequence`) and leaves them in mailboxes (`mailbox`), whose readers are woken together (`readers`).
 
 mod batch;
+mod blocks;
 mod core;
 mod forward;
 mod mailbox;
@@ -13,6 +14,7 @@ mod readers;
 mod real;
 mod sequence;
 mod thread;
+mod transfer;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,9 +24,9 @@ use std::sync::Arc;
 
 use genset_backend_common::output::OutputStream;
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
-    GenerateRequest, GuidedDecoding, GuidedKind, LLMEngine, RequestContext, Role, SamplingOption,
-    StartContext, async_trait,
+    Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
+    GenerateRequest, GuidedDecoding, GuidedKind, LLMEngine, RequestContext, RequestField, Role,
+    SamplingOption, Shared, StartContext, async_trait, receiving,
 };
 use genset_sampling::Sampler;
 use genset_sampling::guided::{Guide, GuideFactory};
@@ -38,6 +40,7 @@ use self::readers::Readers;
 use self::real::RealLoader;
 use self::sequence::{Active, Arrival};
 use self::thread::{EngineThread, Loader, Serving};
+use self::transfer::PrefillLeg;
 use crate::CandleArgs;
 
 /// The most log probabilities a request may ask for.
@@ -102,6 +105,8 @@ impl CandleEngine {
         let serving = ready.await.map_err(|_| ended())??;
         let mut tasks = JoinSet::new();
         tasks.spawn(readers.serve());
+        let holds = serving.transfers.holds.clone();
+        tasks.spawn(async move { holds.expire().await });
         Ok(Running {
             serving,
             compiling: Arc::new(Semaphore::new(COMPILING)),
@@ -113,12 +118,12 @@ impl CandleEngine {
 #[async_trait]
 impl LLMEngine for CandleEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        if ctx.role != Role::Aggregated {
-            let problem = "this engine does prefill and decode together; start it as aggregated";
-            return Err(EngineError::unsupported("role", problem));
-        }
-        let running = self.state.start(self.load(ctx)).await?;
-        Ok(running.serving.config.clone())
+        let start = async {
+            let running = self.load(ctx).await?;
+            let config = running.serving.config.clone();
+            Ok((running, config))
+        };
+        self.state.start(start).await
     }
 
     async fn generate(
@@ -129,16 +134,27 @@ impl LLMEngine for CandleEngine {
         self.state.get()?.generate(request, ctx).await
     }
 
-    async fn abort(&self, _ctx: &RequestContext) {
+    async fn abort(&self, ctx: &RequestContext) {
         if let Ok(running) = self.state.get() {
+            running.serving.transfers.holds.abort(ctx.id());
             // When the queue is full, the thread looks anyway.
             drop(running.serving.commands.try_send(Command::Look));
         }
     }
 
+    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
+        if let Ok(running) = self.state.get() {
+            let drained = running.serving.transfers.holds.drained();
+            // What is not fetched by then is lost; its requests begin anew.
+            let _ = tokio::time::timeout(ctx.deadline, drained).await;
+        }
+        Ok(())
+    }
+
     async fn cleanup(&self) -> Result<(), EngineError> {
         let running = self.state.take();
         if let Some(running) = &running {
+            running.serving.transfers.close();
             // An engine thread that ended by itself takes no command, and needs none.
             drop(running.serving.commands.send(Command::Stop).await);
         }
@@ -183,9 +199,12 @@ impl Running {
         let Serving {
             config,
             capacity_tokens,
+            transfers,
+            commands,
             ..
         } = &self.serving;
         config.check(&request)?;
+        let source = transfers.source_of(&request)?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(0);
         let prompt_len = request.tokens()?.len();
         if prompt_len > *capacity_tokens {
@@ -201,6 +220,21 @@ impl Running {
         };
         let room = config.context_length_tokens.saturating_sub(prompt_tokens);
         let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        let far = ctx.child();
+        let (receives, place) = match &source {
+            Some(_) => {
+                let (sender, receiver) = oneshot::channel();
+                (Some(sender), Some(receiver))
+            }
+            None => (None, None),
+        };
+        let prefill = (transfers.role == Role::Prefill).then(|| {
+            Box::new(PrefillLeg {
+                transfers: transfers.clone(),
+                request_id: ctx.id().to_owned(),
+                prompt_tokens: prompt_len,
+            })
+        });
         let (outlet, outputs) = mailbox(ctx.with_prompt_tokens(prompt_tokens), self.nudge());
         let prompt = request.tokens()?.to_vec();
         let active = Box::new(Active {
@@ -209,29 +243,37 @@ impl Running {
             guide,
             stop: request.stop,
             max_tokens,
+            prefill,
+            receives,
         });
         let arrival = Arrival {
             prompt,
             priority: request.priority,
+            cache_salt: request.cache_salt,
             active,
         };
-        self.serving
-            .commands
+        commands
             .send(Command::Add(Box::new(arrival)))
             .await
             .map_err(|_| has_stopped())?;
-        Ok(outputs)
+        let Some((source, place)) = source.zip(place) else {
+            return Ok(outputs);
+        };
+        let fetch = transfers
+            .clone()
+            .fetch(source, place, commands.downgrade(), far);
+        Ok(receiving(outputs, fetch))
     }
 
     /// Compiles a grammar where it holds up nobody. A resumed request goes on where its tokens left it.
     async fn compile(
         &self,
-        guided: GuidedDecoding,
+        guided: Shared<GuidedDecoding>,
         request: &GenerateRequest,
     ) -> Result<Guide, EngineError> {
         let none = || {
             EngineError::unsupported(
-                "guided",
+                RequestField::Guided,
                 "this model has no tokenizer that grammars can be compiled for",
             )
         };
@@ -282,8 +324,9 @@ fn random_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// What this engine can do; guided decoding only with a tokenizer.
-fn capabilities(guides: Option<&GuideFactory>) -> Capabilities {
+/// What this engine can do; guided decoding only with a tokenizer, prefill and decode apart only where blocks can be taken out of
+/// the KV cache.
+fn capabilities(guides: Option<&GuideFactory>, can_be_apart: bool) -> Capabilities {
     use SamplingOption as Opt;
     let mut can = Capabilities::tokens()
         .with_resume()
@@ -297,6 +340,9 @@ fn capabilities(guides: Option<&GuideFactory>) -> Capabilities {
     can.max_logprobs = Some(MAX_LOGPROBS);
     can.kv_events = true;
     can.priority = true;
+    if can_be_apart {
+        can.roles = BTreeSet::from(Role::ALL);
+    }
     if guides.is_some() {
         use GuidedKind::{Choice, Grammar, JsonObject, JsonSchema, Regex};
         can.guided = BTreeSet::from([JsonObject, JsonSchema, Regex, Choice, Grammar]);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use genset_backend_common::{EngineError, ErrorKind};
+use genset_backend_common::{At, EngineError, ErrorKind};
 
 /// Why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -192,12 +192,12 @@ impl LoadError {
         }
     }
 
-    /// The setting at fault, as the command line calls it.
+    /// What is at fault: a setting as the command line calls it, or the model.
     #[must_use]
-    pub fn field(&self) -> &'static str {
+    pub fn at(&self) -> At {
         match self {
-            Self::NoTokenizer { .. } => "--model-config",
-            Self::KvCacheTooSmall { .. } => "--kv-cache-memory",
+            Self::NoTokenizer { .. } => At::from("--model-config"),
+            Self::KvCacheTooSmall { .. } => At::from("--kv-cache-memory"),
             // Not a flag: what is free is the machine's, and may be more at the next start.
             Self::NotEnoughMemory { .. }
             | Self::NotAModel { .. }
@@ -211,7 +211,7 @@ impl LoadError {
             | Self::WrongShape { .. }
             | Self::UnsupportedDtype { .. }
             | Self::TokenizerMismatch { .. }
-            | Self::Candle { .. } => "MODEL",
+            | Self::Candle { .. } => At::other("MODEL"),
         }
     }
 
@@ -275,9 +275,8 @@ impl LoadError {
 
 impl From<LoadError> for EngineError {
     fn from(error: LoadError) -> Self {
-        let field = error.field();
-        Self::new(error.kind(), format!("{field}: {error}"))
-            .with_field(field)
+        Self::new(error.kind(), error.to_string())
+            .with_at(error.at())
             .with_source(error)
     }
 }
@@ -326,9 +325,9 @@ mod tests {
         };
         let error = EngineError::from(error);
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert_eq!(error.details().field.as_deref(), Some("MODEL"));
+        assert_eq!(error.at().map(|at| at.name()), Some("MODEL"));
         assert_eq!(
-            error.message(),
+            error.to_string(),
             "MODEL: m/config.json: the architecture BertModel is not supported; supported are LlamaForCausalLM, Qwen3ForCausalLM"
         );
     }

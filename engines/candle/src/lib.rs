@@ -31,6 +31,8 @@
 mod args;
 mod engine;
 pub mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod load;
 pub mod model;
 pub mod synthetic;

@@ -237,6 +237,13 @@ impl OpenModel {
     }
 }
 
+/// The files made of a GGUF file's metadata, its tensors unseen.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn gguf_files(path: &Path) -> Result<Vec<ModelFile>, LoadError> {
+    let (file, config) = GgufFile::open(path)?;
+    gguf::tokenizer::files(file.metadata(), &config)
+}
+
 fn default_name() -> String {
     "model".to_owned()
 }

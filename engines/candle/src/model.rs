@@ -42,6 +42,6 @@ pub(crate) mod weights;
 pub use batch::{BatchError, SequenceRows, StepBatch};
 pub use config::{Activation, ModelConfig, Rope, RopeScaling, SlidingWindow};
 pub use decoder::{ForwardError, Model};
-pub use kv_cache::{KvCache, KvCacheSpec};
+pub use kv_cache::{KvCache, KvCacheSpec, KvLayout};
 pub use linear::Matrix;
 pub use weights::Weights;

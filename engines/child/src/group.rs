@@ -1,37 +1,28 @@
-//! [`Group`]: a child and all that it started. [`GuardedGroup`]: one that dies with this process.
+//! [`GuardedGroup`]: a child and all that it started, which die with this process.
 
 use std::io;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, ChildStdin, Command};
 
-/// What the guard runs. The signals that a terminal sends to everybody are not for it.
-const GUARD: &str = "trap '' HUP INT TERM; read -r line; kill -KILL 0";
+/// What the guard runs, with the seconds that the group has when our end of the pipe is gone. Signals that a terminal sends to
+/// everybody, or a member of the group to all of it, are not for the guard.
+const GUARD: &str =
+    "trap '' HUP INT QUIT TERM USR1 USR2 PIPE ALRM TSTP; read -r line; sleep \"$0\"; kill -KILL 0";
 
 /// A process group. Killed when dropped; to be dropped before its leader is reaped, or be told that it was.
 #[derive(Debug)]
-pub struct Group(Option<Pid>);
+struct Group(Option<Pid>);
 
 impl Group {
-    /// The group that process `pid` leads.
-    #[must_use]
-    pub fn led_by(pid: u32) -> Self {
-        Self(i32::try_from(pid).ok().and_then(Pid::from_raw))
-    }
-
     /// Kills whoever is left of the group.
-    pub fn kill(&self) {
+    fn kill(&self) {
         if let Some(pid) = self.0 {
             // Nobody is left: the usual case at an orderly end.
             kill_process_group(pid, Signal::KILL).unwrap_or_default();
         }
-    }
-
-    /// Kills for the last time; the leader is reaped, and the id may belong to others soon.
-    pub fn finish(&mut self) {
-        self.kill();
-        self.0 = None;
     }
 }
 
@@ -56,19 +47,23 @@ pub struct GuardedGroup {
 }
 
 impl GuardedGroup {
-    /// A group of a guard alone.
+    /// A group of a guard alone. `grace`, in whole seconds: what its members may take to end by themselves when this process
+    /// is gone.
     ///
     /// # Errors
     /// When there is no shell, or the system starts no more processes.
-    pub fn start() -> io::Result<Self> {
+    pub fn start(grace: Duration) -> io::Result<Self> {
         let mut guard = Command::new("sh")
-            .args(["-c", GUARD])
+            .args(["-c", GUARD, &grace.as_secs().to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
             .kill_on_drop(true)
-            .spawn()?;
+            .spawn()
+            .map_err(|error| {
+                io::Error::other(format!("no shell (sh) guards the process: {error}"))
+            })?;
         let pid = guard.id().and_then(|pid| i32::try_from(pid).ok());
         let Some(pid) = pid.and_then(Pid::from_raw) else {
             return Err(io::Error::other("the guard ended before it was seen"));
@@ -103,6 +98,8 @@ impl GuardedGroup {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
     use super::*;
 
     fn sleeper(group: &GuardedGroup) -> Child {
@@ -113,7 +110,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_ended_group_takes_its_members_along() {
-        let group = GuardedGroup::start().unwrap();
+        let group = GuardedGroup::start(Duration::ZERO).unwrap();
         let mut member = sleeper(&group);
         group.end().await;
         assert!(!member.wait().await.unwrap().success());
@@ -121,15 +118,40 @@ mod tests {
 
     #[tokio::test]
     async fn a_dropped_group_takes_its_members_along() {
-        let group = GuardedGroup::start().unwrap();
+        let group = GuardedGroup::start(Duration::ZERO).unwrap();
         let mut member = sleeper(&group);
         drop(group);
         assert!(!member.wait().await.unwrap().success());
     }
 
+    /// Whether the shell has come to its `trap`.
+    fn ignores_term(pid: i32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = u64::from_str_radix(ignored.unwrap().trim(), 16).unwrap();
+        ignored & (1 << 14) != 0
+    }
+
+    #[tokio::test]
+    async fn the_guard_outlives_the_signals_of_its_members() {
+        let mut group = GuardedGroup::start(Duration::ZERO).unwrap();
+        while !ignores_term(group.id()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // Sent to all, the guard included.
+        let to_all = "for s in HUP INT QUIT TERM USR1; do kill -s $s 0; done; exec sleep 1000";
+        let script = format!("trap '' HUP INT QUIT TERM USR1; {to_all}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).process_group(group.id());
+        let mut member = command.spawn().unwrap();
+        drop(group._pipe.take());
+        let status = member.wait().await.unwrap();
+        assert_eq!(status.signal(), Some(9));
+    }
+
     #[tokio::test]
     async fn the_guard_kills_when_its_pipe_closes() {
-        let mut group = GuardedGroup::start().unwrap();
+        let mut group = GuardedGroup::start(Duration::ZERO).unwrap();
         let mut member = sleeper(&group);
         // As when this process ends.
         drop(group._pipe.take());

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Bytes after which a line without an end is cut: progress bars end none of theirs, and binary data has none.
-const MAX_LINE_BYTES: u64 = 16 << 10;
+pub(crate) const MAX_LINE_BYTES: u64 = 16 << 10;
 /// How long the last lines may take after the process group is gone. Only one that left the group can hold them up.
 const LAST_LINES: Duration = Duration::from_millis(500);
 

@@ -36,13 +36,13 @@ impl EchoCore {
 #[async_trait]
 impl LLMEngine for EchoCore {
     async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        self.started.start(async { Ok(()) }).await?;
         let can = Capabilities::tokens()
             .with_point_mass_sampling()
             .with_virtual_time();
-        Ok(EngineConfig::new("echo_core", self.context_length_tokens)
+        let config = EngineConfig::new("echo_core", self.context_length_tokens)
             .with_vocab_size(self.vocab_size)
-            .with_capabilities(can))
+            .with_capabilities(can);
+        self.started.start(async { Ok(((), config)) }).await
     }
 
     async fn generate(
@@ -92,7 +92,7 @@ mod tests {
         let engine = EchoCore::from_args(&EchoArgs::default(), 100, 8);
         engine.start(StartContext::detached(1)).await.unwrap();
         let mut request = GenerateRequest::from_tokens("m", vec![5, 6, 9, 7]);
-        request.stop.eos_token_ids = vec![9];
+        request.stop.eos_token_ids = [9].into();
         change(&mut request);
         let ctx = RequestContext::new("r").with_prompt_tokens(4);
         let mut outputs = engine.generate(request, ctx).await.unwrap();

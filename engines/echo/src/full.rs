@@ -5,7 +5,7 @@ use std::time::Duration;
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
     Capabilities, ChatInput, EngineConfig, EngineError, EngineState, ErrorKind, GenerateRequest,
-    Input, LLMEngine, RequestContext, StartContext, async_trait,
+    Input, LLMEngine, RequestContext, RequestField, StartContext, async_trait,
 };
 
 use crate::{EchoArgs, ends, pause};
@@ -35,11 +35,11 @@ impl EchoFull {
 #[async_trait]
 impl LLMEngine for EchoFull {
     async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        self.started.start(async { Ok(()) }).await?;
         let can = Capabilities::text()
             .with_point_mass_sampling()
             .with_virtual_time();
-        Ok(EngineConfig::new("echo_full", CONTEXT_LENGTH).with_capabilities(can))
+        let config = EngineConfig::new("echo_full", CONTEXT_LENGTH).with_capabilities(can);
+        self.started.start(async { Ok(((), config)) }).await
     }
 
     async fn generate(
@@ -49,11 +49,11 @@ impl LLMEngine for EchoFull {
     ) -> Result<OutputStream, EngineError> {
         self.started.get()?;
         let text = match &request.input {
-            Input::Text(text) => text.clone(),
+            Input::Text(text) => text.to_string(),
             Input::Chat(chat) => last_user_message(chat)?,
             Input::Tokens(_) | Input::Embed(_) => {
                 return Err(EngineError::unsupported(
-                    "input",
+                    RequestField::Prompt,
                     "this engine takes text and chat messages",
                 ));
             }
@@ -94,7 +94,7 @@ fn room(prompt_tokens: u32) -> Result<u32, EngineError> {
                 "the text has {prompt_tokens} words, but the context holds {CONTEXT_LENGTH} with the answer; shorten it"
             );
             let error = EngineError::new(ErrorKind::ContextLengthExceeded, message);
-            Err(error.with_field("prompt"))
+            Err(error.with_at(RequestField::Prompt))
         }
         room => Ok(room),
     }
@@ -128,7 +128,10 @@ fn last_user_message(chat: &ChatInput) -> Result<String, EngineError> {
         .rev()
         .find(|message| message["role"] == "user");
     let content = message.map(|message| &message["content"]).ok_or_else(|| {
-        EngineError::invalid_argument("messages", "must hold a message with the role \"user\"")
+        EngineError::invalid_argument(
+            RequestField::Prompt,
+            "must hold a message with the role \"user\"",
+        )
     })?;
     if let Some(text) = content.as_str() {
         return Ok(text.to_owned());

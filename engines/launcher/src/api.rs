@@ -6,7 +6,9 @@ mod llama;
 mod sglang;
 mod text;
 mod wire;
+mod withheld;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use genset_backend_common::output::TokenChunk;
@@ -15,6 +17,7 @@ use genset_backend_common::{
 };
 
 pub(crate) use wire::error_of;
+pub(crate) use withheld::{Piece, Withheld};
 
 use crate::config::{LauncherConfig, ServerInput};
 use crate::dialect::Dialect;
@@ -40,10 +43,14 @@ impl Call {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Step {
     pub(crate) tokens: TokenChunk,
+    /// The text of tokens of which only the last are named; `tokens` is empty then.
+    pub(crate) withheld: Option<Withheld>,
     pub(crate) text: String,
     pub(crate) end: Option<End>,
     pub(crate) prompt_tokens: Option<u32>,
     pub(crate) cached_tokens: Option<u32>,
+    /// Tokens generated so far, by a server whose answer is text.
+    pub(crate) completion_tokens: Option<u32>,
 }
 
 /// How the server says that a sequence ended.
@@ -61,6 +68,9 @@ pub(crate) enum End {
 pub(crate) struct Facts {
     pub(crate) context_length_tokens: Option<u32>,
     pub(crate) max_num_seqs: Option<u32>,
+    /// Tokens per KV block.
+    pub(crate) kv_block_size: Option<NonZeroU32>,
+    pub(crate) kv_total_blocks: Option<u64>,
 }
 
 /// Reads the events of one answer.
@@ -96,6 +106,11 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// The tokens of a text, with what each stands for, of a server that withholds some.
+    async fn pieces(&self, _client: &Client, _text: &str) -> Result<Vec<Piece>, HttpError> {
+        Ok(Vec::new())
+    }
+
     /// Asks a healthy server about itself.
     async fn facts(&self, client: &Client) -> Result<Facts, HttpError>;
 
@@ -122,7 +137,7 @@ pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Ap
             model,
             config.extra.as_ref(),
         )),
-        Dialect::Sglang => Arc::new(sglang::Sglang),
+        Dialect::Sglang => Arc::new(sglang::Sglang::new(config.extra.as_ref())),
         Dialect::LlamaServer if is_text => Arc::new(text::Text::llama_server()),
         Dialect::LlamaServer => Arc::new(llama::Llama),
         Dialect::LlamaCppPython if is_text => Arc::new(text::Text::llama_cpp_python()),
@@ -149,7 +164,7 @@ async fn first_model(client: &Client) -> Result<Facts, HttpError> {
         .and_then(|model| model.max_model_len);
     Ok(Facts {
         context_length_tokens: context,
-        max_num_seqs: None,
+        ..Facts::default()
     })
 }
 

@@ -9,7 +9,7 @@ pub struct LauncherArgs {
     /// GPUs that share each layer of the model, in all [out=vllm, sglang, trtllm]
     #[arg(long, value_name = "GPUS")]
     pub tensor_parallel_size: Option<u32>,
-    /// First GPU to use [out=sglang]
+    /// First GPU to use; where the server has no such setting, CUDA_VISIBLE_DEVICES says it [out=vllm, sglang, trtllm, llamacpp]
     #[arg(long, value_name = "GPU")]
     pub base_gpu_id: Option<u32>,
     /// Nodes that run the model together; this one is the leader [out=vllm, sglang]
@@ -24,7 +24,8 @@ pub struct LauncherArgs {
     /// Tokens per KV block [out=vllm, sglang]
     #[arg(long, value_name = "TOKENS")]
     pub kv_cache_block_size: Option<NonZeroU32>,
-    /// JSON or YAML file with settings of the server's own, passed through unchanged [out=vllm, sglang, trtllm, llamacpp]
+    /// JSON or YAML file with settings of the server's own, passed through unchanged, or with the mocker's [out=vllm, sglang,
+    /// trtllm, llamacpp, mocker]
     #[arg(long, value_name = "FILE")]
     pub extra_engine_args: Option<PathBuf>,
     /// Command that starts the server, in place of the usual one [out=vllm, sglang, trtllm, llamacpp]
@@ -35,7 +36,22 @@ pub struct LauncherArgs {
     pub engine_start_timeout: Option<u32>,
 }
 
+/// The leader's address in the usage line of the command that ours stands in for.
+const USUAL_LEADER: &str = "127.0.0.1:9876";
+
 impl LauncherArgs {
+    /// Forgets the values that choose nothing: one GPU, the first GPU, one node and its leader. Scripts often write them out,
+    /// also for engines that know no GPUs and no nodes.
+    pub fn forget_defaults(&mut self) {
+        let is_one_node = self.num_nodes.is_none_or(|nodes| nodes == 1);
+        self.tensor_parallel_size.take_if(|gpus| *gpus == 1);
+        self.base_gpu_id.take_if(|gpu| *gpu == 0);
+        self.num_nodes.take_if(|nodes| *nodes == 1);
+        self.node_rank.take_if(|rank| *rank == 0);
+        self.leader_addr
+            .take_if(|address| is_one_node && *address == USUAL_LEADER);
+    }
+
     /// The first flag that was given, for engines that are no servers.
     #[must_use]
     pub fn first_given(&self) -> Option<&'static str> {

@@ -1,6 +1,8 @@
 //! [`Plan`]: the program and the arguments that start a server, from our settings and its table of flags. What the server has
 //! no flag for is refused by our flag's name; what is said twice is named.
 
+mod devices;
+
 use std::path::PathBuf;
 
 use genset_backend_common::EngineError;
@@ -18,6 +20,8 @@ const LLAMA_CPP_PYTHON_CONTEXT: u32 = 2048;
 pub(crate) struct Plan {
     pub(crate) dialect: Dialect,
     pub(crate) program: PathBuf,
+    /// What its environment says beside what it inherits.
+    pub(crate) env: Vec<(&'static str, String)>,
     args: Vec<String>,
 }
 
@@ -42,7 +46,7 @@ impl Plan {
         args.extend([flag("host"), "127.0.0.1".to_owned()]);
         let settings = settings(config, dialect)?;
         if let Some(extra) = &config.extra {
-            refuse_conflicts(extra, &settings)?;
+            refuse_conflicts(extra, flags, &settings)?;
         }
         for setting in &settings {
             if let (Flag::Named(names), Some(value)) = (setting.flag, &setting.value) {
@@ -53,11 +57,26 @@ impl Plan {
         if let Some(extra) = &config.extra {
             args.extend(extra_args(extra, flags.extra)?);
         }
+        let devices = match flags.base_gpu {
+            Flag::VisibleDevices => visible_devices(config)?,
+            Flag::Named(_) | Flag::Refused(_) => None,
+        };
         Ok(Self {
             dialect,
             program,
+            env: devices
+                .map(|gpus| (devices::VARIABLE, gpus))
+                .into_iter()
+                .collect(),
             args,
         })
+    }
+
+    /// The same server, with more arguments.
+    #[cfg(feature = "kv-events")]
+    pub(crate) fn with_args(mut self, args: impl IntoIterator<Item = String>) -> Self {
+        self.args.extend(args);
+        self
     }
 
     /// The arguments of a server that listens on `port`.
@@ -145,6 +164,26 @@ fn settings(config: &LauncherConfig, dialect: Dialect) -> Result<Vec<Setting>, E
     Ok(settings)
 }
 
+/// What `--base-gpu-id` makes of `CUDA_VISIBLE_DEVICES`.
+fn visible_devices(config: &LauncherConfig) -> Result<Option<String>, EngineError> {
+    let Some(first) = config.base_gpu_id else {
+        return Ok(None);
+    };
+    let seen = match config
+        .env
+        .iter()
+        .find(|(name, _)| *name == devices::VARIABLE)
+    {
+        Some((_, value)) => Some(value.clone()),
+        None => std::env::var(devices::VARIABLE).ok(),
+    };
+    let nodes = config.nodes.num_nodes.unwrap_or(1).max(1);
+    let count = config.tensor_parallel_size.unwrap_or(1).div_ceil(nodes);
+    devices::from(first, count, seen.as_deref())
+        .map(Some)
+        .map_err(|problem| EngineError::invalid_argument("--base-gpu-id", problem))
+}
+
 fn leader(flag: LeaderFlag, address: Option<&str>) -> Vec<Setting> {
     let setting = |flag, value| Setting {
         ours: "--leader-addr",
@@ -167,17 +206,22 @@ fn leader(flag: LeaderFlag, address: Option<&str>) -> Vec<Setting> {
 }
 
 /// Refuses what the file says and we say too.
-fn refuse_conflicts(extra: &ExtraArgs, settings: &[Setting]) -> Result<(), EngineError> {
+fn refuse_conflicts(
+    extra: &ExtraArgs,
+    flags: &Flags,
+    settings: &[Setting],
+) -> Result<(), EngineError> {
     for key in extra.entries().keys() {
         let name = joined(key);
-        if ["host", "port", "model", "model-path"].contains(&name.as_str()) {
+        let ours = ["host", "port", "model", "model-path"].iter();
+        if ours.chain(flags.reserved).any(|ours| *ours == name) {
             return Err(extra.invalid(key, "genset sets it; leave it out"));
         }
         let said = settings.iter().find(|setting| match setting.flag {
             Flag::Named(names) => {
                 setting.value.is_some() && names.iter().any(|n| joined(n) == name)
             }
-            Flag::Refused(_) => false,
+            Flag::VisibleDevices | Flag::Refused(_) => false,
         });
         if let Some(setting) = said {
             let problem = format!("{} says it too; keep one of them", setting.ours);

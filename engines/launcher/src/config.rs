@@ -5,7 +5,8 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{At, EngineError};
+use genset_child::{InheritedEnv, LogLimit};
 
 use crate::command::Plan;
 use crate::dialect::Dialect;
@@ -60,7 +61,9 @@ pub struct LauncherConfig {
     pub command: Option<Vec<String>>,
     /// The interpreter of servers that are Python modules: a path, or a name to be found in `PATH`.
     pub python: PathBuf,
-    /// Variables added to this process's environment.
+    /// What it gets of this process's environment.
+    pub inherited_env: InheritedEnv,
+    /// Variables added to that.
     pub env: BTreeMap<String, String>,
     /// The context length to ask the server for, in tokens.
     pub context_length_tokens: Option<u32>,
@@ -92,6 +95,8 @@ pub struct LauncherConfig {
     pub settled_after: Duration,
     /// How many of the server's last lines an error carries.
     pub log_lines: usize,
+    /// How much of what it prints reaches the log.
+    pub log_limit: LogLimit,
 }
 
 impl LauncherConfig {
@@ -115,6 +120,7 @@ impl LauncherConfig {
             input,
             command: None,
             python: "python3".into(),
+            inherited_env: InheritedEnv::All,
             env: BTreeMap::new(),
             context_length_tokens: None,
             model_context_length_tokens: None,
@@ -131,6 +137,7 @@ impl LauncherConfig {
             first_pause: Duration::from_secs(1),
             settled_after: Duration::from_secs(600),
             log_lines: 20,
+            log_limit: LogLimit::default(),
         }
     }
 
@@ -144,7 +151,7 @@ impl LauncherConfig {
                 "{} is driven by tokens; give the model's folder",
                 self.kind.title()
             );
-            return Err(EngineError::unsupported("MODEL", problem));
+            return Err(EngineError::unsupported(At::other("MODEL"), problem));
         }
         let problem = if self
             .command

@@ -52,7 +52,7 @@ mod tests {
 
     fn cut(max_tokens: u32, change: impl FnOnce(&mut StopConditions)) -> Cut {
         let mut request = GenerateRequest::from_tokens("m", vec![1]);
-        request.stop.eos_token_ids = vec![9];
+        request.stop.eos_token_ids = [9].into();
         change(&mut request.stop);
         Cut::new(&request, Some(max_tokens))
     }

@@ -21,6 +21,8 @@ pub(crate) enum Dialect {
 pub(crate) enum Flag {
     /// By the first of these names; the others mean the same.
     Named(&'static [&'static str]),
+    /// By the variable `CUDA_VISIBLE_DEVICES`: the program uses the GPUs that it sees.
+    VisibleDevices,
     /// Not at all; this is what to do instead.
     Refused(&'static str),
 }
@@ -34,6 +36,17 @@ pub(crate) enum LeaderFlag {
     Parts(&'static [&'static str], &'static [&'static str]),
     /// Not at all; this is what to do instead.
     Refused(&'static str),
+}
+
+/// How a program is told the key that requests must carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeyPlace {
+    /// In this variable of its environment.
+    Variable(&'static str),
+    /// In a file of settings, named by this flag.
+    File(&'static str),
+    /// Not at all: it takes none.
+    Nowhere,
 }
 
 /// How a program takes the entries of a file of extra arguments.
@@ -63,12 +76,14 @@ pub(crate) struct Flags {
     pub(crate) node_rank: Flag,
     pub(crate) leader: LeaderFlag,
     pub(crate) kv_block_size: Flag,
+    pub(crate) key: KeyPlace,
+    /// The program's names of what we set ourselves beside host, port and model.
+    pub(crate) reserved: &'static [&'static str],
     /// What is said unless the extra arguments say otherwise.
     pub(crate) defaults: &'static [(&'static str, Option<&'static str>)],
     pub(crate) extra: ExtraStyle,
 }
 
-const VISIBLE_DEVICES: &str = "set CUDA_VISIBLE_DEVICES instead";
 const LLAMA_SPLITS: &str = "llama.cpp splits a model over the GPUs that it sees; set CUDA_VISIBLE_DEVICES, or tensor-split in \
                             --extra-engine-args";
 const ONE_NODE: &str = "it runs on one node";
@@ -78,11 +93,13 @@ const VLLM: Flags = Flags {
     model: None,
     context: &["max-model-len"],
     tensor_parallel: Flag::Named(&["tensor-parallel-size", "tp"]),
-    base_gpu: Flag::Refused(VISIBLE_DEVICES),
+    base_gpu: Flag::VisibleDevices,
     num_nodes: Flag::Named(&["nnodes"]),
     node_rank: Flag::Named(&["node-rank"]),
     leader: LeaderFlag::Parts(&["master-addr"], &["master-port"]),
     kv_block_size: Flag::Named(&["block-size"]),
+    key: KeyPlace::Variable("VLLM_API_KEY"),
+    reserved: &["api-key"],
     defaults: &[
         ("enable-prompt-tokens-details", None),
         ("uvicorn-log-level", Some("warning")),
@@ -100,6 +117,9 @@ const SGLANG: Flags = Flags {
     node_rank: Flag::Named(&["node-rank"]),
     leader: LeaderFlag::Whole(&["dist-init-addr"]),
     kv_block_size: Flag::Named(&["page-size"]),
+    // It reads its key from no variable.
+    key: KeyPlace::File("config"),
+    reserved: &["api-key", "config"],
     defaults: &[("log-level-http", Some("warning"))],
     extra: ExtraStyle::DashesNoFalse,
 };
@@ -109,7 +129,7 @@ const TRTLLM: Flags = Flags {
     model: None,
     context: &["max_seq_len"],
     tensor_parallel: Flag::Named(&["tp_size", "tensor_parallel_size"]),
-    base_gpu: Flag::Refused(VISIBLE_DEVICES),
+    base_gpu: Flag::VisibleDevices,
     num_nodes: Flag::Refused(
         "start genset under mpirun or trtllm-llmapi-launch, which know the nodes",
     ),
@@ -122,6 +142,8 @@ const TRTLLM: Flags = Flags {
     kv_block_size: Flag::Refused(
         "set kv_cache_config: {tokens_per_block: N} in --extra-engine-args",
     ),
+    key: KeyPlace::Nowhere,
+    reserved: &[],
     defaults: &[],
     extra: ExtraStyle::File("extra_llm_api_options"),
 };
@@ -131,11 +153,13 @@ const LLAMA_SERVER: Flags = Flags {
     model: Some("model"),
     context: &["ctx-size"],
     tensor_parallel: Flag::Refused(LLAMA_SPLITS),
-    base_gpu: Flag::Refused(VISIBLE_DEVICES),
+    base_gpu: Flag::VisibleDevices,
     num_nodes: Flag::Refused(ONE_NODE),
     node_rank: Flag::Refused(ONE_NODE),
     leader: LeaderFlag::Refused(ONE_NODE),
     kv_block_size: Flag::Refused("llama.cpp has no KV blocks"),
+    key: KeyPlace::Variable("LLAMA_API_KEY"),
+    reserved: &["api-key", "api-key-file"],
     // Thoughts stay in the text, where our own parsers look for them.
     defaults: &[("reasoning-format", Some("none"))],
     extra: ExtraStyle::Dashes,
@@ -145,6 +169,8 @@ const LLAMA_CPP_PYTHON: Flags = Flags {
     context: &["n_ctx"],
     // Otherwise a second request cuts the first one short.
     defaults: &[("interrupt_requests", Some("false"))],
+    // Its settings are fields of pydantic's `BaseSettings`, which reads those that no argument gives from the environment.
+    key: KeyPlace::Variable("API_KEY"),
     extra: ExtraStyle::Underscores,
     ..LLAMA_SERVER
 };

@@ -4,13 +4,13 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::output::{Finish, OutputWriter};
+use genset_backend_common::output::{Finish, OutputWriter, TokenChunk};
 use genset_backend_common::{EngineError, ErrorKind, GenerateRequest};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::api::{Api, Call, End, Step, error_of};
+use crate::api::{Api, Call, End, Step, Withheld, error_of};
 use crate::cut::Cut;
 use crate::http::{Answer, HttpError};
 use crate::server::Server;
@@ -39,10 +39,14 @@ impl Drive {
     /// Sends the request and streams the answer; ends at once when the server does.
     pub(crate) async fn run(self, out: OutputWriter) -> Result<Finish, EngineError> {
         let server = Arc::clone(&self.server);
-        tokio::select! {
+        let finish = tokio::select! {
             biased;
             failure = server.ended() => Err(failure),
             finish = self.exchange(&out) => finish,
+        };
+        match finish {
+            Ok(finish) => Ok(finish),
+            Err(error) => Err(server.judged(error).await),
         }
     }
 
@@ -83,6 +87,8 @@ impl Drive {
             cut: Cut::new(&self.request, self.max_tokens),
             prompt_tokens: counted,
             cached_tokens: None,
+            completion_tokens: None,
+            counted: 0,
         };
         let finish = self.read(&mut reading, out).await?;
         Ok(Finish {
@@ -100,6 +106,9 @@ impl Drive {
                 let message = "the server's answer ended without saying how the request finished";
                 return Err(EngineError::new(ErrorKind::StreamIncomplete, message));
             };
+            if let Some(withheld) = step.withheld.take() {
+                step.tokens = self.found(&withheld).await?;
+            }
             let cut = reading.cut.take(&mut step.tokens);
             self.check_vocabulary(&step)?;
             let Step {
@@ -107,7 +116,9 @@ impl Drive {
             } = step;
             out.tokens(tokens).await?;
             if !text.is_empty() {
-                out.text(text, 1).await?;
+                let count = reading.uncounted().unwrap_or(1);
+                reading.counted = reading.counted.saturating_add(count);
+                out.text(text, count).await?;
             }
             let is_whole = end.is_some() || reading.cut.is_full();
             let finish = match (cut, end) {
@@ -119,6 +130,9 @@ impl Drive {
             if is_whole && self.api.tells_usage_later() {
                 // A usage that does not come is not waited for; the answer is there.
                 drop(timeout(USAGE_TIMEOUT, self.read_usage(reading)).await);
+            }
+            if let Some(count) = reading.uncounted().filter(|count| *count > 0) {
+                out.text(String::new(), count).await?;
             }
             return Ok(finish);
         }
@@ -151,7 +165,17 @@ impl Drive {
         let step = reading.reader.read(&data)?;
         reading.prompt_tokens = step.prompt_tokens.or(reading.prompt_tokens);
         reading.cached_tokens = step.cached_tokens.or(reading.cached_tokens);
+        reading.completion_tokens = step.completion_tokens.or(reading.completion_tokens);
         Ok(Some(step))
+    }
+
+    /// The tokens that the server's own tokenizer makes of a text of which it did not name them all.
+    async fn found(&self, withheld: &Withheld) -> Result<TokenChunk, EngineError> {
+        let asked = self.api.pieces(&self.server.client, &withheld.text).await;
+        match asked {
+            Ok(pieces) => Ok(withheld.fill(&pieces)?.into_iter().collect()),
+            Err(error) => Err(self.lost(error).await),
+        }
     }
 
     fn check_vocabulary(&self, step: &Step) -> Result<(), EngineError> {
@@ -213,9 +237,19 @@ struct Reading {
     cut: Cut,
     prompt_tokens: Option<u32>,
     cached_tokens: Option<u32>,
+    /// Tokens of text generated so far, where the server counts them.
+    completion_tokens: Option<u32>,
+    /// Tokens of text that were told.
+    counted: u32,
 }
 
 impl Reading {
+    /// Tokens of text that were not told yet, where the server counts them.
+    fn uncounted(&self) -> Option<u32> {
+        let total = self.completion_tokens?;
+        Some(total.saturating_sub(self.counted))
+    }
+
     /// The prompt's length where only the server knows it.
     fn own_prompt_tokens(&self, request: &GenerateRequest) -> Option<u32> {
         match request.prompt_tokens() {

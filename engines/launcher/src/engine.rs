@@ -3,22 +3,27 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use genset_backend_common::output;
 use genset_backend_common::{
     EngineConfig, EngineError, EngineState, GenerateRequest, GuidedDecoding, LLMEngine,
     OutputStream, RequestContext, StartContext, async_trait,
 };
+use genset_backend_common::{RequestField, output};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::{self, Api, Facts};
+use crate::bounds::bounded;
 use crate::command::{Plan, asked_context};
 use crate::config::{LauncherConfig, ServerInput};
 use crate::desk::Desk;
+#[cfg(feature = "kv-events")]
+use crate::dialect::Dialect;
 use crate::drive::Drive;
 use crate::failure::ServerFailure;
+#[cfg(feature = "kv-events")]
+use crate::kv::{KvFollower, KvSource};
 use crate::launch::launch;
 use crate::probe;
 use crate::server::Server;
@@ -95,11 +100,32 @@ impl LauncherEngine {
         config.validate()?;
         let dialect = probe::dialect(config).await?;
         let api = api::of(config, dialect)?;
-        let plan = Plan::new(config, dialect)?;
+        #[cfg_attr(
+            not(feature = "kv-events"),
+            expect(unused_mut, reason = "a feature adds arguments")
+        )]
+        let mut plan = Plan::new(config, dialect)?;
+        #[cfg(feature = "kv-events")]
+        let source = kv_source(config, dialect)?;
+        #[cfg(feature = "kv-events")]
+        if let Some(source) = &source {
+            plan = plan.with_args(source.args());
+        }
         let (life, server) = launch(config, &plan, &self.tasks, &ctx.progress).await?;
         let facts = self.facts(&*api, &server).await?;
         let context = self.context(asked_context(config, dialect), facts);
-        let declared = self.declare(&*api, context, facts);
+        #[cfg_attr(
+            not(feature = "kv-events"),
+            expect(unused_mut, reason = "a feature declares more")
+        )]
+        let mut declared = self.declare(&*api, context, facts);
+        #[cfg(feature = "kv-events")]
+        let kv_follower = source.and_then(|source| kv_follower(source, ctx, &declared));
+        #[cfg(feature = "kv-events")]
+        if let Some(follower) = &kv_follower {
+            declared.capabilities.kv_events = true;
+            self.tasks.spawn(follower.clone().run(Arc::clone(&server)));
+        }
         let desk = Arc::new(Desk::new(Arc::clone(&server)));
         let supervisor = Supervisor {
             config: config.clone(),
@@ -108,6 +134,8 @@ impl LauncherEngine {
             health: ctx.health.clone(),
             release: self.release.clone(),
             tasks: self.tasks.clone(),
+            #[cfg(feature = "kv-events")]
+            kv_follower,
         };
         self.tasks.spawn(supervisor.run(life, server));
         let is_one_at_a_time = facts.max_num_seqs == Some(1) && config.input == ServerInput::Text;
@@ -153,7 +181,8 @@ impl LauncherEngine {
         let mut declared =
             EngineConfig::new(&config.name, context).with_capabilities(api.capabilities());
         declared.max_num_seqs = facts.max_num_seqs;
-        declared.kv_block_size = config.kv_block_size;
+        declared.kv_block_size = facts.kv_block_size.or(config.kv_block_size);
+        declared.kv_total_blocks = facts.kv_total_blocks;
         declared.canary = api.canary(&config.name).map(Box::new);
         declared.vocab_size = match config.input {
             ServerInput::Tokens { vocab_size } => vocab_size,
@@ -176,6 +205,40 @@ impl Running {
     }
 }
 
+#[cfg(feature = "kv-events")]
+fn kv_source(
+    config: &LauncherConfig,
+    dialect: Dialect,
+) -> Result<Option<Arc<KvSource>>, EngineError> {
+    KvSource::for_server(config, dialect).map_err(|error| {
+        EngineError::internal(format!("no folder for the server's KV events: {error}"))
+            .with_source(error)
+    })
+}
+
+/// Who follows the KV events of a server that publishes them.
+#[cfg(feature = "kv-events")]
+fn kv_follower(
+    source: Arc<KvSource>,
+    ctx: &StartContext,
+    declared: &EngineConfig,
+) -> Option<KvFollower> {
+    if !source.is_bound() {
+        tracing::debug!("the server publishes no KV events");
+        return None;
+    }
+    let Some(block_size) = declared.kv_block_size else {
+        tracing::warn!("the server publishes KV events, but does not tell the size of its blocks");
+        return None;
+    };
+    Some(KvFollower {
+        source,
+        publisher: ctx.kv_events.clone(),
+        block_size,
+        total_blocks: declared.kv_total_blocks,
+    })
+}
+
 fn trace_headers(ctx: &RequestContext) -> Vec<(&'static str, String)> {
     let Some(trace) = ctx.trace() else {
         return Vec::new();
@@ -190,20 +253,16 @@ fn trace_headers(ctx: &RequestContext) -> Vec<(&'static str, String)> {
 #[async_trait]
 impl LLMEngine for LauncherEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let mut declared = None;
         let start = async {
-            let (running, config) = tokio::select! {
+            tokio::select! {
                 biased;
                 () = self.abandon.cancelled() => {
-                    return Err(ServerFailure::Stopped.to_error(self.config.kind.title(), &[]));
+                    Err(ServerFailure::Stopped.to_error(self.config.kind.title(), &[]))
                 }
-                launched = self.launch(&ctx) => launched?,
-            };
-            declared = Some(config);
-            Ok(running)
+                launched = self.launch(&ctx) => launched,
+            }
         };
-        self.running.start(start).await?;
-        declared.ok_or_else(|| EngineError::internal("started without a config"))
+        self.running.start(start).await
     }
 
     async fn generate(
@@ -212,15 +271,16 @@ impl LLMEngine for LauncherEngine {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let running = self.running.get()?;
-        if let Some(GuidedDecoding::Choice(choices)) = &request.guided
+        if let Some(GuidedDecoding::Choice(choices)) = request.guided.as_deref()
             && choices.is_empty()
         {
             return Err(EngineError::invalid_argument(
-                "guided_choice",
+                RequestField::Guided,
                 "must hold at least one text",
             ));
         }
         let server = running.desk.server()?;
+        let request = bounded(request, running.vocab_size)?;
         let max_tokens = running.max_tokens(&request);
         let call = running.api.call(&request, max_tokens)?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(ctx.prompt_tokens());

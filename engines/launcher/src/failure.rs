@@ -28,10 +28,7 @@ pub enum ServerFailure {
     )]
     OutOfMemory,
     /// SIGKILL ended it; it was not ours, and nobody says whose.
-    #[error(
-        "was killed (SIGKILL), and not by this worker: most often the kernel does that when memory runs out; look for \
-         oom-kill in the kernel's log"
-    )]
+    #[error("was killed (SIGKILL), and not by this worker")]
     Killed,
     /// It was not healthy in time.
     #[error(
@@ -74,6 +71,12 @@ impl ServerFailure {
         if !lines.is_empty() {
             message.push_str("; its last lines:\n");
             message.push_str(&lines.join("\n"));
+        }
+        if *self == Self::Killed {
+            // Some servers kill themselves with all that they started, and say before why.
+            let hint = "if its last lines name no cause: the kernel kills so when memory runs out, and says oom-kill in its log";
+            message.push('\n');
+            message.push_str(hint);
         }
         EngineError::new(self.kind(), message).with_source(self.clone())
     }

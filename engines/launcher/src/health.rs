@@ -17,7 +17,8 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Letters of a line that are shown as progress.
 const STAGE_CHARS: usize = 160;
 
-async fn is_healthy(client: &Client, dialect: Dialect) -> bool {
+/// Whether the server says that it is healthy.
+pub(crate) async fn is_healthy(client: &Client, dialect: Dialect) -> bool {
     let asked = timeout(ASK_TIMEOUT, client.status(dialect.health_path())).await;
     matches!(asked, Ok(Ok(status)) if status.is_success())
 }

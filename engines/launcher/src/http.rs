@@ -8,13 +8,15 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
-use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, RETRY_AFTER};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use crate::key::ApiKey;
 
 /// The largest answer that is read whole, in bytes.
 const MAX_BODY_BYTES: usize = 4 << 20;
@@ -40,6 +42,8 @@ pub(crate) enum HttpError {
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     address: SocketAddr,
+    /// What every request carries, to a server that wants it.
+    authorization: Option<HeaderValue>,
     tasks: TaskTracker,
     /// Connections end with the server, whoever still holds their answers.
     over: CancellationToken,
@@ -61,9 +65,15 @@ pub(crate) struct Body {
 }
 
 impl Client {
-    pub(crate) fn new(port: u16, tasks: TaskTracker, over: CancellationToken) -> Self {
+    pub(crate) fn new(
+        port: u16,
+        key: &ApiKey,
+        tasks: TaskTracker,
+        over: CancellationToken,
+    ) -> Self {
         Self {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            authorization: key.header(),
             tasks,
             over,
         }
@@ -81,6 +91,17 @@ impl Client {
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, HttpError> {
         let request = self.request(Method::GET, path)?.body(Full::default())?;
         self.send(request).await?.json().await
+    }
+
+    /// Asks for text.
+    pub(crate) async fn text(&self, path: &str) -> Result<String, HttpError> {
+        let request = self.request(Method::GET, path)?.body(Full::default())?;
+        let answer = self.send(request).await?;
+        if !answer.status.is_success() {
+            return Err(HttpError::Status(answer.status));
+        }
+        let body = answer.body.read_all().await?;
+        Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
     /// Sends JSON.
@@ -107,10 +128,14 @@ impl Client {
         method: Method,
         path: &str,
     ) -> Result<hyper::http::request::Builder, HttpError> {
-        Ok(Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(HOST, self.address.to_string()))
+            .header(HOST, self.address.to_string());
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        Ok(request)
     }
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, HttpError> {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ProgressReporter};
-use genset_child::{End, Tail, follow, last_lines, leave};
+use genset_child::{End, Tail, Throttle, follow, last_lines, leave};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::command::Plan;
 use crate::config::LauncherConfig;
 use crate::failure::ServerFailure;
 use crate::health;
+use crate::key::ApiKey;
 use crate::lines::log;
 use crate::probe;
 use crate::process::Process;
@@ -87,15 +88,18 @@ pub(crate) async fn launch(
     progress.report(&format!("starting {title}"), None);
     let port = free_port()?;
     tracing::info!(port, "starting {title}: {}", plan.line());
-    let mut process = Process::spawn(config, plan, port)
+    let key = ApiKey::random();
+    let mut process = Process::spawn(config, plan, port, &key)
         .map_err(|error| probe::spawn_error(config, &plan.program, &plan.line(), error))?;
     let tail = Arc::new(Tail::new(config.log_lines));
     let mut readers = Vec::new();
+    let throttle = Arc::new(Throttle::new(config.log_limit));
     let keep = || {
-        let (server, tail) = (config.kind.name(), Arc::clone(&tail));
+        let server = config.kind.name();
+        let (tail, throttle) = (Arc::clone(&tail), Arc::clone(&throttle));
         move |line: &str| {
             tail.keep(line);
-            log(server, line);
+            throttle.pass(line, |line| log(server, line));
         }
     };
     if let Some(stdout) = process.child.stdout.take() {
@@ -111,7 +115,7 @@ pub(crate) async fn launch(
         tail: Arc::clone(&tail),
         title,
     };
-    let server = Arc::new(Server::new(port, tasks.clone()));
+    let server = Arc::new(Server::new(plan.dialect, port, &key, tasks.clone()));
     let failure = tokio::select! {
         biased;
         failure = life.ended() => failure,

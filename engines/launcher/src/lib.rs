@@ -11,6 +11,7 @@
 mod api;
 #[cfg(feature = "cli")]
 mod args;
+mod bounds;
 mod command;
 mod config;
 mod cut;
@@ -20,9 +21,14 @@ mod drive;
 mod engine;
 mod extra;
 mod failure;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod health;
 mod http;
+mod key;
 mod kind;
+#[cfg(feature = "kv-events")]
+mod kv;
 mod launch;
 mod lines;
 mod probe;

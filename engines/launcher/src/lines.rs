@@ -15,6 +15,10 @@ pub(crate) fn log(server: &str, text: &str) {
 /// The level that is among a line's first words, as these servers write it; they print everything to standard error, so
 /// that says nothing.
 fn level(line: &str) -> Level {
+    // vLLM names each of its 35 routes at every start.
+    if line.contains("] Route: ") {
+        return Level::DEBUG;
+    }
     for word in line.split_whitespace().take(6) {
         let word = word.trim_matches(|c: char| !c.is_ascii_alphabetic());
         match word {
@@ -43,6 +47,10 @@ mod tests {
             ("INFO:     Application startup complete.", Level::INFO),
             ("llama_model_loader: loaded", Level::INFO),
             ("a b c d e f ERROR", Level::INFO),
+            (
+                "(APIServer pid=7) INFO 11-22 01:02:03 [launcher.py:46] Route: /health, Methods: GET",
+                Level::DEBUG,
+            ),
         ];
         for (line, expected) in cases {
             assert_eq!(level(line), expected, "{line}");

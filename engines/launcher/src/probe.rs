@@ -31,14 +31,12 @@ pub(crate) async fn dialect(config: &LauncherConfig) -> Result<Dialect, EngineEr
     match config.kind {
         // Whether the program is there is seen when it is started.
         ServerKind::Vllm | ServerKind::Trtllm => Ok(Dialect::first_of(config.kind)),
-        ServerKind::Sglang if has_modules(&config.python, &["sglang"]).await? => {
-            Ok(Dialect::Sglang)
-        }
+        ServerKind::Sglang if has_modules(config, &["sglang"]).await? => Ok(Dialect::Sglang),
         ServerKind::Sglang => Err(no_module(config, "sglang")),
-        ServerKind::LlamaCpp if runs("llama-server").await? => Ok(Dialect::LlamaServer),
+        ServerKind::LlamaCpp if runs(config, "llama-server").await? => Ok(Dialect::LlamaServer),
         ServerKind::LlamaCpp => {
             // The server's own needs come with the extra `server` of the package.
-            match has_modules(&config.python, &["llama_cpp", "uvicorn", "sse_starlette"]).await? {
+            match has_modules(config, &["llama_cpp", "uvicorn", "sse_starlette"]).await? {
                 true => Ok(Dialect::LlamaCppPython),
                 false => Err(no_llama(config)),
             }
@@ -70,10 +68,10 @@ pub(crate) fn spawn_error(
 }
 
 /// Whether the program can be started at all.
-async fn runs(program: &str) -> Result<bool, EngineError> {
+async fn runs(config: &LauncherConfig, program: &str) -> Result<bool, EngineError> {
     let mut command = Command::new(program);
     command.arg("--version");
-    match silent(command).await {
+    match silent(config, command).await {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(
@@ -82,10 +80,11 @@ async fn runs(program: &str) -> Result<bool, EngineError> {
     }
 }
 
-async fn has_modules(python: &Path, modules: &[&str]) -> Result<bool, EngineError> {
+async fn has_modules(config: &LauncherConfig, modules: &[&str]) -> Result<bool, EngineError> {
+    let python = &config.python;
     let mut command = Command::new(python);
     command.args(["-c", FIND_MODULES]).args(modules);
-    match silent(command).await {
+    match silent(config, command).await {
         Ok(found) => Ok(found),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let message = format!(
@@ -102,7 +101,8 @@ async fn has_modules(python: &Path, modules: &[&str]) -> Result<bool, EngineErro
 }
 
 /// Runs a command that says nothing; whether it ended well.
-async fn silent(mut command: Command) -> io::Result<bool> {
+async fn silent(config: &LauncherConfig, mut command: Command) -> io::Result<bool> {
+    config.inherited_env.apply(command.as_std_mut());
     let command = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())

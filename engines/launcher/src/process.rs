@@ -2,13 +2,16 @@
 
 use std::io;
 use std::process::Stdio;
+use std::time::Duration;
 
 use genset_child::{GuardedGroup, OomKills};
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::NamedTempFile;
 use tokio::process::{Child, Command};
 
 use crate::command::Plan;
 use crate::config::LauncherConfig;
+use crate::key::ApiKey;
 
 /// A server that runs.
 #[derive(Debug)]
@@ -17,31 +20,42 @@ pub(crate) struct Process {
     pub(crate) group: GuardedGroup,
     pub(crate) child: Child,
     pub(crate) oom_kills: Option<OomKills>,
+    /// Where the server reads its key.
+    _settings: Option<NamedTempFile>,
 }
 
 impl Process {
-    /// Starts the program, listening on `port`.
+    /// Starts the program, listening on `port` for who has the key.
     ///
     /// # Errors
     /// As the system says; `NotFound` when there is no such program.
-    pub(crate) fn spawn(config: &LauncherConfig, plan: &Plan, port: u16) -> io::Result<Self> {
-        let group = GuardedGroup::start()?;
+    pub(crate) fn spawn(
+        config: &LauncherConfig,
+        plan: &Plan,
+        port: u16,
+        key: &ApiKey,
+    ) -> io::Result<Self> {
+        let group = GuardedGroup::start(Duration::ZERO)?;
         let mut command = Command::new(&plan.program);
+        config.inherited_env.apply(command.as_std_mut());
         command
             .args(plan.args(port))
             // Without it, Python holds its lines back while it has a pipe to write to.
             .env("PYTHONUNBUFFERED", "1")
             .envs(&config.env)
+            .envs(plan.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(group.id())
             .kill_on_drop(true);
+        let settings = key.give(plan.dialect.flags().key, &mut command)?;
         let child = command.spawn()?;
         Ok(Self {
             oom_kills: child.id().and_then(OomKills::of),
             child,
             group,
+            _settings: settings,
         })
     }
 
@@ -60,6 +74,8 @@ impl Process {
 
     /// Kills whoever is left and reaps them.
     pub(crate) async fn end(mut self) {
+        // By itself too: it may have left the group. It is gone already: the usual case.
+        self.child.start_kill().unwrap_or_default();
         self.group.kill();
         // Killed, so this ends; a process that the kernel cannot end is the kernel's to report.
         drop(self.child.wait().await);

@@ -1,26 +1,36 @@
 //! [`Server`]: a server that serves, as its requests see it.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, ErrorKind};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::dialect::Dialect;
+use crate::health::is_healthy;
 use crate::http::Client;
+use crate::key::ApiKey;
+
+/// How long a server with a fault may take to say that it is healthy.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A running server: how to reach it, and why it is over once it is.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) client: Client,
+    dialect: Dialect,
     over: CancellationToken,
     failure: OnceLock<EngineError>,
 }
 
 impl Server {
-    pub(crate) fn new(port: u16, tasks: TaskTracker) -> Self {
+    pub(crate) fn new(dialect: Dialect, port: u16, key: &ApiKey, tasks: TaskTracker) -> Self {
         let over = CancellationToken::new();
         Self {
-            client: Client::new(port, tasks, over.clone()),
+            client: Client::new(port, key, tasks, over.clone()),
+            dialect,
             over,
             failure: OnceLock::new(),
         }
@@ -30,6 +40,26 @@ impl Server {
     pub(crate) fn fail(&self, error: EngineError) {
         self.failure.get_or_init(|| error);
         self.over.cancel();
+    }
+
+    /// What a fault of the server's is to the request that met it: its own, or, where the server is no longer healthy, the end
+    /// of the server. One whose inside died says so before it ends.
+    pub(crate) async fn judged(&self, error: EngineError) -> EngineError {
+        if error.kind() != ErrorKind::Internal {
+            return error;
+        }
+        let healthy = timeout(HEALTH_TIMEOUT, is_healthy(&self.client, self.dialect));
+        tokio::select! {
+            biased;
+            failure = self.ended() => failure,
+            asked = healthy => match asked {
+                Ok(true) => error,
+                Ok(false) | Err(_) => {
+                    let message = format!("the server is no longer healthy: {}", error.message());
+                    EngineError::new(ErrorKind::Disconnected, message).with_source(error)
+                }
+            },
+        }
     }
 
     /// Waits for the end; returns why it came.

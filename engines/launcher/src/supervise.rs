@@ -13,6 +13,8 @@ use crate::config::LauncherConfig;
 use crate::desk::Desk;
 use crate::failure::ServerFailure;
 use crate::health;
+#[cfg(feature = "kv-events")]
+use crate::kv::KvFollower;
 use crate::launch::{Life, launch};
 use crate::server::Server;
 
@@ -45,6 +47,9 @@ pub(crate) struct Supervisor {
     pub(crate) health: HealthReporter,
     pub(crate) release: Release,
     pub(crate) tasks: TaskTracker,
+    /// Who follows the KV events of each server.
+    #[cfg(feature = "kv-events")]
+    pub(crate) kv_follower: Option<KvFollower>,
 }
 
 impl Supervisor {
@@ -70,12 +75,16 @@ impl Supervisor {
             match self.restart(&mut restarts, error).await {
                 Ok((next_life, next_server)) => {
                     (life, server) = (next_life, Arc::clone(&next_server));
+                    #[cfg(feature = "kv-events")]
+                    if let Some(follower) = &self.kv_follower {
+                        self.tasks.spawn(follower.clone().run(Arc::clone(&server)));
+                    }
                     self.desk.open(next_server);
                     self.health.report_up();
                 }
                 Err(Some(error)) => {
                     self.desk.close(error.clone(), error.clone());
-                    self.health.report_dead(error.message());
+                    self.health.report_dead(error.to_string());
                     return;
                 }
                 Err(None) => return,
@@ -127,7 +136,7 @@ impl Supervisor {
         mut error: EngineError,
     ) -> Result<(Life, Arc<Server>), Option<EngineError>> {
         if *restarts < self.config.max_restarts {
-            self.health.report_down(error.message());
+            self.health.report_down(error.to_string());
         }
         while *restarts < self.config.max_restarts {
             let pause = backoff(self.config.first_pause, *restarts);

@@ -14,8 +14,8 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use genset_backend_common::output::Finished;
 use genset_backend_common::{
-    CancelReason, ChatInput, EngineError, ErrorKind, FinishReason, GenerateRequest, LLMEngine,
-    Output, RequestContext, StartContext, TraceContext,
+    CancelReason, ChatInput, EngineError, ErrorKind, FinishReason, GenerateRequest, GuidedDecoding,
+    LLMEngine, Output, RequestContext, StartContext, TraceContext,
 };
 use genset_engine_launcher::LauncherEngine;
 use serde_json::json;
@@ -84,6 +84,9 @@ async fn every_api_gives_the_models_tokens() {
     let mut answers = Vec::new();
     for api in OF_TOKENS {
         let engine = started(api, &[]).await;
+        let first = answer(&engine, request(&[5, 6, 7, 8], 6)).await;
+        let cached_at_first = first.finished().usage.cached_tokens;
+        assert_eq!(cached_at_first, Some(0), "{api}");
         let answer = answer(&engine, request(&[5, 6, 7, 8], 6)).await;
         let finished = answer.finished();
         assert_eq!(finished.reason, FinishReason::Length, "{api}");
@@ -114,8 +117,8 @@ async fn every_api_stops_at_a_token_that_is_no_part_of_the_answer() {
         for by_eos in [true, false] {
             let mut stopping = request(&[5, 6, 7, 8], 6);
             match by_eos {
-                true => stopping.stop.eos_token_ids = vec![whole[3]],
-                false => stopping.stop.stop_token_ids = vec![whole[3]],
+                true => stopping.stop.eos_token_ids = [whole[3]].into(),
+                false => stopping.stop.stop_token_ids = [whole[3]].into(),
             }
             let answer = answer(&engine, stopping).await;
             assert_eq!(answer.tokens, whole[..3], "{api}");
@@ -123,7 +126,7 @@ async fn every_api_stops_at_a_token_that_is_no_part_of_the_answer() {
             assert_eq!(answer.finished().stop_token, Some(whole[3]), "{api}");
         }
         let mut ignoring = request(&[5, 6, 7, 8], 6);
-        ignoring.stop.eos_token_ids = vec![whole[3]];
+        ignoring.stop.eos_token_ids = [whole[3]].into();
         ignoring.stop.ignore_eos = true;
         assert_eq!(answer(&engine, ignoring).await.tokens, whole, "{api}");
         engine.cleanup().await.unwrap();
@@ -249,6 +252,154 @@ async fn refusals_have_their_kinds() {
             Some(7),
             "{fault}"
         );
+        engine.cleanup().await.unwrap();
+    }
+}
+
+/// "こんにちは。" in the tokens of `models/tiny-chat`, as llama-server generated them.
+const KONNICHIWA: [u32; 14] = [
+    1085, 244, 162, 227, 244, 1085, 107, 1085, 97, 1085, 110, 162, 225, 227,
+];
+
+async fn saying(tokens: &[u32]) -> LauncherEngine {
+    let tokens: Vec<String> = tokens.iter().map(u32::to_string).collect();
+    let mut config = config("llama", &["--say", &tokens.join(",")]);
+    config.input = genset_engine_launcher::ServerInput::Tokens { vocab_size: None };
+    let engine = LauncherEngine::new(config);
+    engine.start(StartContext::detached(1)).await.unwrap();
+    engine
+}
+
+fn until_eos(max_tokens: u32) -> GenerateRequest {
+    let mut request = request(&[5, 6, 7, 8], max_tokens);
+    request.stop.eos_token_ids = [2].into();
+    request
+}
+
+#[tokio::test]
+async fn characters_of_several_tokens_come_with_all_of_them() {
+    let engine = saying(&KONNICHIWA).await;
+    let whole = answer(&engine, until_eos(50)).await;
+    assert_eq!(whole.tokens, KONNICHIWA);
+    assert_eq!(whole.finished().stop_token, Some(2));
+    assert_eq!(whole.finished().usage.completion_tokens, 14);
+    // A limit inside a character too.
+    for limit in 1..=14_u32 {
+        let cut = answer(&engine, until_eos(limit)).await;
+        assert_eq!(cut.tokens, KONNICHIWA[..limit as usize]);
+        assert_eq!(cut.finished().reason, FinishReason::Length);
+    }
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn tokens_that_cannot_be_found_again_are_an_error_and_never_silence() {
+    // Bytes one by one, which its own tokenizer joins; and a character that never ends.
+    for (tokens, named) in [(&[162, 226, 244][..], "こ"), (&[1085], "last 2 tokens")] {
+        let engine = saying(tokens).await;
+        let answer = answer(&engine, until_eos(50)).await;
+        assert_eq!(answer.error().kind(), ErrorKind::Disconnected);
+        assert!(
+            answer.error().message().contains(named),
+            "{}",
+            answer.error()
+        );
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn log_probabilities_inside_a_character_are_not_made_up() {
+    let engine = saying(&KONNICHIWA).await;
+    let mut rated = until_eos(50);
+    rated.output.logprobs = Some(1);
+    let answer = answer(&engine, rated).await;
+    assert_eq!(answer.error().kind(), ErrorKind::Unsupported);
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn pieces_of_text_are_as_many_tokens_as_the_server_counts() {
+    let tokens: Vec<String> = KONNICHIWA.iter().map(u32::to_string).collect();
+    let mut config = config("llama", &["--say", &tokens.join(",")]);
+    config.input = genset_engine_launcher::ServerInput::Text;
+    let engine = LauncherEngine::new(config);
+    engine.start(StartContext::detached(1)).await.unwrap();
+    let messages = vec![json!({"role": "user", "content": "Say hello."})];
+    let tools = vec![];
+    for request in [
+        GenerateRequest::from_text("m", "Say hello."),
+        GenerateRequest::from_chat("m", ChatInput { messages, tools }),
+    ] {
+        let answer = answer(&engine, request).await;
+        assert_eq!(answer.text, "こんにちは。");
+        let usage = &answer.finished().usage;
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (5, 15));
+    }
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn numbers_that_no_server_can_hold_end_none() {
+    for api in OF_TOKENS {
+        let engine = started(api, &[]).await;
+        let plain = answer(&engine, request(&[5, 6], 4)).await.tokens;
+        let mut odd = request(&[5, 6], 4);
+        odd.sampling.top_k = Some(u32::MAX);
+        assert_eq!(answer(&engine, odd).await.tokens, plain, "{api}");
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_finished_grammar_ends_the_answer_whatever_is_ignored() {
+    let text: Vec<u32> = "red".bytes().map(|byte| 100 + u32::from(byte)).collect();
+    for api in ["vllm", "sglang"] {
+        let engine = started(api, &[]).await;
+        for eos in [vec![], vec![2]] {
+            let mut guided = request(&[5, 6], 20);
+            let choices = vec!["red".to_owned(), "green".to_owned()];
+            guided.guided = Some(GuidedDecoding::Choice(choices).into());
+            guided.stop.ignore_eos = true;
+            guided.stop.eos_token_ids = eos.into();
+            let answer = answer(&engine, guided).await;
+            assert_eq!(answer.tokens, text, "{api}");
+            assert_eq!(answer.finished().stop_token, Some(2), "{api}");
+        }
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_died_inside_ends_its_requests_as_one_that_died() {
+    let engine = started("vllm", &["--fault", "dies-inside"]).await;
+    for expected in [2, 0] {
+        let answer = answer(&engine, request(&[1, 2], 50)).await;
+        let error = answer.error();
+        assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+        assert!(error.policy().is_migratable);
+        assert!(error.message().contains("EngineCore"), "{error}");
+        assert_eq!(answer.tokens.len(), expected);
+    }
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_server_tells_about_itself_is_declared() {
+    for (api, context, block_size, blocks) in [
+        ("vllm", 256, Some(128), Some(2048)),
+        ("sglang", 250, Some(1), Some(8192)),
+        ("llama", 248, None, None),
+    ] {
+        let engine = LauncherEngine::new(config(api, &[]));
+        let declared = engine.start(StartContext::detached(1)).await.unwrap();
+        assert_eq!(declared.context_length_tokens, context, "{api}");
+        assert_eq!(declared.kv_block_size.map(u32::from), block_size, "{api}");
+        assert_eq!(declared.kv_total_blocks, blocks, "{api}");
+        // The longest prompt that fits is one that the server takes.
+        let longest: Vec<u32> = (1..context).collect();
+        let answer = answer(&engine, request(&longest, 50)).await;
+        assert_eq!(answer.tokens.len(), 1, "{api}: {answer:?}");
         engine.cleanup().await.unwrap();
     }
 }

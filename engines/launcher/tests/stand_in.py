@@ -1,4 +1,4 @@
-"""A server that speaks the documented shape of vLLM, SGLang, TensorRT-LLM or llama.cpp, with a tiny model that samples.
+"""A server that speaks the documented and recorded shape of vLLM, SGLang, TensorRT-LLM or llama.cpp, with a tiny model that samples.
 
 For the launcher's tests only: python3 stand_in.py API [--fault NAME] [--report PORT] [...the launcher's own flags]
 """
@@ -18,11 +18,52 @@ CANDIDATES = 24
 CONTEXT = 256
 OWN_EOS = 2
 
+# Tokens of models/tiny-chat that are parts of characters.
+PIECES = {
+    97: b"\xa1", 107: b"\xab", 110: b"\xaf", 162: b"\xe3", 225: b"\x80", 226: b"\x81", 227: b"\x82", 244: b"\x93",
+    1085: b"\xe3\x81",
+}  # fmt: skip
+# `vllm:cache_config_info` of vLLM 0.32.0, shortened.
+VLLM_METRICS = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="128",cache_dtype="auto",enable_prefix_caching="True",engine="0",\
+num_gpu_blocks="2048",prefix_caching_hash_algo="sha256"} 1.0
+"""
+
 TRTLLM_FIELDS = set(
     "model prompt best_of echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream "
     "stream_options suffix temperature top_p user top_k min_p repetition_penalty stop_token_ids ignore_eos min_tokens "
     "skip_special_tokens detokenize add_special_tokens response_format priority".split()
 )
+
+
+# Where each server reads its key; TensorRT-LLM has none.
+KEY_VARIABLES = {"vllm": "VLLM_API_KEY", "llama": "LLAMA_API_KEY", "llama_cpp.server": "API_KEY"}
+
+
+def api_key(args):
+    """The key that requests must carry. A server without one, or with one that everybody can read, does not start."""
+    if args.api == "trtllm":
+        return None
+    if args.api == "sglang":
+        assert os.stat(args.config).st_mode & 0o077 == 0
+        with open(args.config) as file:
+            key = re.fullmatch(r'api-key: "(\w+)"\n', file.read())[1]
+    else:
+        key = os.environ[KEY_VARIABLES[args.api]]
+    assert len(key) >= 32 and not any(key in word for word in sys.argv)
+    return key
+
+
+# What vLLM 0.32.0 answers once its EngineCore was killed; it ends by itself seconds later, and until then is not healthy.
+DEAD_INSIDE = {
+    "error": {
+        "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+}
 
 
 class Refused(Exception):
@@ -68,7 +109,7 @@ def logits(prompt, generated, options):
 def sample(prompt, generated, options, guide=None):
     """The next token, and the log probabilities of all candidates, best first."""
     scores = logits(prompt, generated, options)
-    if guide and guide.text is not None:
+    if guide and guide.next(generated) is not None:
         scores = {guide.next(generated): 0.0}
     highest = max(scores.values())
     total = math.log(sum(math.exp(score - highest) for score in scores.values())) + highest
@@ -115,16 +156,18 @@ def bad_request(message):
 
 
 class Guide:
-    """Says the next token of a text, a byte each, and when it is over."""
+    """Says the next token of a text, a byte each, and its end; after that it masks nothing, as the real ones do."""
 
     def __init__(self, text):
         self.text = text.encode() if text is not None else None
 
     def next(self, generated):
-        return 100 + self.text[len(generated)] if self.text is not None else None
+        if self.text is None or len(generated) > len(self.text):
+            return None
+        return 100 + self.text[len(generated)] if len(generated) < len(self.text) else OWN_EOS
 
     def is_over(self, generated):
-        return self.text is not None and len(generated) >= len(self.text)
+        return self.text is not None and len(generated) > len(self.text)
 
 
 class Api:
@@ -132,6 +175,13 @@ class Api:
 
     def __init__(self, context):
         self.context = context
+        self.seen = []
+
+    def cached(self, prompt):
+        """The tokens of a prompt that are said to be cached: half of one that came before."""
+        is_known = prompt in self.seen
+        self.seen.append(prompt)
+        return len(prompt) // 2 if is_known else 0
 
     def get(self, path):
         if path == "/v1/models":
@@ -154,6 +204,8 @@ class Completions(Api):
         self.is_vllm = is_vllm
 
     def get(self, path):
+        if path == "/metrics" and self.is_vllm:
+            return VLLM_METRICS
         models = super().get(path)
         if not self.is_vllm:
             del models["data"][0]["max_model_len"]
@@ -180,16 +232,10 @@ class Completions(Api):
             generated.append(token)
             stops = token in body.get("stop_token_ids", []) or (token == OWN_EOS and not body.get("ignore_eos"))
             reason = "stop" if stops else "length" if len(generated) >= max_tokens else None
-            if reason is None and guide.is_over(generated):
-                # The end of a grammar is the model's own end of sequence.
-                await send({"choices": [self.choice(body, token, ranked, None, has_ids)]})
-                token, reason, stops, ranked = OWN_EOS, "stop", True, [(0.0, OWN_EOS)]
-                if body.get("ignore_eos"):
-                    await send({"choices": [{"index": 0, "text": "", "finish_reason": "stop", "token_ids": []}]})
-                    break
             is_kept = self.is_vllm or not stops
             choice = self.choice(body, token, ranked if is_kept else None, reason, has_ids)
-            choice["stop_reason"] = token if stops and token != OWN_EOS else None
+            is_named = token != OWN_EOS or body.get("ignore_eos")
+            choice["stop_reason"] = token if stops and is_named else None
             if has_ids and not is_kept:
                 choice["token_ids"] = []
             await send({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]})
@@ -197,7 +243,7 @@ class Completions(Api):
             "prompt_tokens": len(prompt),
             "total_tokens": len(prompt) + len(generated),
             "completion_tokens": len(generated),
-            "prompt_tokens_details": {"cached_tokens": len(prompt) // 2},
+            "prompt_tokens_details": {"cached_tokens": self.cached(prompt)},
         }
         await send({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "m", "choices": [], "usage": usage})
         await send("[DONE]")
@@ -234,12 +280,27 @@ class Sglang(Api):
         super().__init__(context)
         self.is_incremental = is_incremental
 
+    def get(self, path):
+        if path == "/server_info":
+            return {"page_size": 1, "max_total_num_tokens": 8192, "max_req_input_len": self.context - 6, "version": "0.5.23"}
+        return super().get(path)
+
+    def check(self, prompt, max_tokens):
+        if len(prompt) >= self.context - 6:
+            message = f"Input length ({len(prompt)} tokens) exceeds the maximum allowed length ({self.context - 6} tokens)."
+            raise Refused(400, {"error": {"message": message}})
+        super().check(prompt, max_tokens)
+
     async def answer(self, path, body, pace, send):
         prompt, params = body["input_ids"], body["sampling_params"]
         max_tokens = params.get("max_new_tokens", 128)
         self.check(prompt, max_tokens)
+        if params.get("top_k", 1) > 2**31 - 1:
+            print("RuntimeError: value cannot be converted to type int32 without overflow", file=sys.stderr, flush=True)
+            os._exit(1)
         options, generated, chosen, tops, reason = Options(params), [], [], [], None
-        stop_ids = [] if params.get("ignore_eos") else params.get("stop_token_ids", [])
+        cached = self.cached(prompt)
+        stop_ids = [] if params.get("ignore_eos") else [*params.get("stop_token_ids", []), OWN_EOS]
         guide = Guide(guided_text(params.get("regex"), params.get("json_schema")))
         while reason is None:
             await pace()
@@ -253,15 +314,16 @@ class Sglang(Api):
                 reason = {"type": "stop", "matched": token}
             elif len(generated) >= max_tokens:
                 reason = {"type": "length", "length": len(generated)}
-            elif guide.is_over(generated):
-                reason = {"type": "stop", "matched": OWN_EOS}
+            elif guide.is_over(generated[:-1]):
+                # It looks a token later than it should, at a token that is no end.
+                reason = {"type": "stop", "matched": token}
             new = slice(-1 if self.is_incremental else 0, None)
             meta = {
                 "id": "1",
                 "finish_reason": reason,
                 "prompt_tokens": len(prompt),
                 "completion_tokens": len(generated),
-                "cached_tokens": len(prompt) // 2,
+                "cached_tokens": cached,
             }
             if body.get("return_logprob"):
                 meta["output_token_logprobs"] = chosen[new]
@@ -270,10 +332,23 @@ class Sglang(Api):
         await send("[DONE]")
 
 
-class Llama(Api):
-    """llama-server: its own API and OpenAI's with text."""
+def is_incomplete(text):
+    """Whether the text ends inside a character."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data"
+    return False
 
-    path = ("/completion", "/v1/completions", "/v1/chat/completions")
+
+class Llama(Api):
+    """llama-server: its own API and OpenAI's with text. With --say its answers are these tokens."""
+
+    path = ("/completion", "/tokenize", "/v1/completions", "/v1/chat/completions")
+
+    def __init__(self, context, say):
+        super().__init__(context)
+        self.say = [int(token) for token in say.split(",")] if say else []
 
     def get(self, path):
         if path == "/props":
@@ -281,29 +356,94 @@ class Llama(Api):
         raise Refused(404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
 
     async def answer(self, path, body, pace, send):
+        if path == "/tokenize":
+            raise Refused(200, {"tokens": self.tokenize(body)})
         if path == "/completion":
             return await self.tokens(body, pace, send)
+        if self.say:
+            return await self.said(path, body, pace, send)
         return await text_answer(path, body, pace, send, has_usage=True)
+
+    def tokenize(self, body):
+        """The longest pieces first; what is no text by itself is given as bytes."""
+        rest, tokens = body["content"].encode(), []
+        while rest:
+            token, piece = max(PIECES.items(), key=lambda item: len(item[1]) * rest.startswith(item[1]))
+            rest = rest.removeprefix(piece)
+            tokens.append({"id": token, "piece": list(piece)})
+        return tokens if body["with_pieces"] else [token["id"] for token in tokens]
+
+    def step(self, prompt, generated, options):
+        """The next token, its text, and the candidates."""
+        if not self.say:
+            token, ranked = sample(prompt, generated, options)
+            return token, f" t{token}".encode(), ranked
+        token = [*self.say, OWN_EOS][len(generated)]
+        return token, PIECES.get(token, b""), [(0.0, token)]
 
     async def tokens(self, body, pace, send):
         prompt, max_tokens = body["prompt"], body.get("n_predict", -1)
         if len(prompt) >= self.context:
             error = {"code": 400, "message": "the request exceeds the context", "type": "exceed_context_size_error"}
             raise Refused(400, {"error": error})
-        options, generated = Options(body), []
-        while max_tokens < 0 or len(generated) < max_tokens:
+        options, generated, text, reason = Options(body), [], b"", "limit"
+        cached = self.cached(prompt)
+        timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
+        counts = {"tokens_evaluated": len(prompt)}
+        while (max_tokens < 0 or len(generated) < max_tokens) and len(prompt) + len(generated) < self.context:
             await pace()
-            token, ranked = sample(prompt, generated, options)
+            token, piece, ranked = self.step(prompt, generated, options)
             generated.append(token)
-            event = {"index": 0, "content": f" t{token}", "tokens": [token], "stop": False, "id_slot": 0}
+            text += piece
+            if is_incomplete(text):
+                # Nothing is sent, and then the whole character with its last token alone.
+                if self.say and token == OWN_EOS:
+                    reason = "eos"
+                    break
+                continue
+            counts["tokens_predicted"] = len(generated)
+            event = {"index": 0, "content": text.decode(), "tokens": [token], "stop": False, "id_slot": 0, **counts}
+            text = b""
+            if body.get("timings_per_token"):
+                event["timings"] = {**timings, "predicted_n": len(generated)}
             if body.get("n_probs", 0) > 0:
                 top = [{"id": other, "token": "", "bytes": [], "logprob": at} for at, other in ranked[: body["n_probs"]]]
                 chosen = next(logprob for logprob, other in ranked if other == token)
                 event["completion_probabilities"] = [{"id": token, "token": "", "logprob": chosen, "top_logprobs": top}]
             await send(event)
-        timings = {"cache_n": len(prompt) // 2}
-        end = {"index": 0, "content": "", "tokens": [], "stop": True, "stop_type": "limit", "timings": timings}
-        await send({**end, "tokens_evaluated": len(prompt), "tokens_predicted": len(generated)})
+            if self.say and token == OWN_EOS:
+                reason = "eos"
+                break
+        counts["tokens_predicted"] = len(generated)
+        timings["predicted_n"] = len(generated)
+        end = {"index": 0, "content": "", "tokens": [], "stop": True, "stop_type": reason, "timings": timings}
+        await send({**end, **counts})
+
+    async def said(self, path, body, pace, send):
+        """A character a piece, of several tokens; the end of the sequence is counted too."""
+        is_chat, text, generated, timings = path == "/v1/chat/completions", b"", 0, {"prompt_n": 3, "cache_n": 2}
+        for token in self.say:
+            await pace()
+            generated += 1
+            text += PIECES[token]
+            if is_incomplete(text):
+                continue
+            choice = {"index": 0, "finish_reason": None, "logprobs": None}
+            choice.update({"delta": {"content": text.decode()}} if is_chat else {"text": text.decode()})
+            event = {"id": "1", "choices": [choice]}
+            if body.get("timings_per_token"):
+                event["timings"] = {**timings, "predicted_n": generated}
+            await send(event)
+            text = b""
+        usage = {"completion_tokens": generated + 1, "prompt_tokens": 5, "total_tokens": generated + 6}
+        timings["predicted_n"] = generated + 1
+        last = {"index": 0, "finish_reason": "stop"}
+        if is_chat:
+            await send({"id": "1", "choices": [{**last, "delta": {}}]})
+            await send({"id": "1", "choices": [], "usage": usage, "timings": timings})
+        else:
+            await send({"id": "1", "choices": [{**last, "text": ""}], "usage": usage, "timings": timings})
+        await send("[DONE]")
 
 
 class LlamaCppPython(Api):
@@ -332,16 +472,17 @@ async def text_answer(path, body, pace, send, has_usage):
     last.update({"delta": {}} if is_chat else {"text": ""})
     await send({"id": "1", "choices": [last]})
     if has_usage:
-        await send({"id": "1", "choices": [], "usage": {"prompt_tokens": len(words), "completion_tokens": 1}})
+        await send({"id": "1", "choices": [], "usage": {"prompt_tokens": len(words), "completion_tokens": len(words[:limit])}})
     await send("[DONE]")
 
 
 class Stand:
     def __init__(self, args, api):
-        self.args, self.api = args, api
+        self.args, self.api, self.key = args, api, api_key(args)
         self.healthy_at = time.monotonic() + args.slow_start
         self.report = None
         self.requests = 0
+        self.is_dead_inside = False
 
     async def run(self):
         if self.args.report:
@@ -374,7 +515,10 @@ class Stand:
                 is_up = time.monotonic() >= self.healthy_at and self.args.fault != "never-healthy"
                 if self.args.fault == "hang" and self.requests > 0:
                     await asyncio.Event().wait()
+                is_up = is_up and not self.is_dead_inside
                 return respond(writer, 200 if is_up else 503, {"status": "ok" if is_up else "loading"})
+            if self.key and headers.get("authorization") != f"bearer {self.key}":
+                raise Refused(401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
             if method == "GET":
                 return respond(writer, 200, self.api.get(path))
             known = self.api.path
@@ -391,6 +535,8 @@ class Stand:
         if fault and fault.startswith("status-"):
             message = {"error": {"message": "no", "type": "x", "code": None}}
             raise Refused(int(fault[7:]), message, [("retry-after", "7")])
+        if self.is_dead_inside:
+            raise Refused(500, DEAD_INSIDE)
         begun = False
         sent = 0
 
@@ -424,6 +570,9 @@ class Stand:
                 raise ConnectionError
             elif fault == "error-event" and sent == 3:
                 data = b'data: {"error": {"message": "out of blocks", "type": "x", "code": 503}}\n\n'
+            elif fault == "dies-inside" and sent == 3:
+                self.is_dead_inside = True
+                data = f"data: {json.dumps(DEAD_INSIDE)}\n\n".encode()
             elif fault == "odd-token" and sent == 3:
                 data = data.replace(b'_ids": [', b'_ids": [5000, ', 1)
             if fault == "split":
@@ -448,7 +597,7 @@ class Stand:
 
 
 def respond(writer, status, body, headers=()):
-    data = json.dumps(body).encode()
+    data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
     more = "".join(f"{name}: {value}\r\n" for name, value in headers)
     head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{more}content-length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)
@@ -462,8 +611,10 @@ def main():
     parser.add_argument("--delay", type=float, default=0.001)
     parser.add_argument("--slow-start", type=float, default=0.0)
     parser.add_argument("--incremental", action="store_true")
+    parser.add_argument("--say")
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--config")
     args, _ = parser.parse_known_args()
     for step in range(3):
         print(f"INFO: loading shard {step + 1} of 3", file=sys.stderr, flush=True)
@@ -474,7 +625,7 @@ def main():
         "vllm": lambda: Completions(args.context, True),
         "trtllm": lambda: Completions(args.context, False),
         "sglang": lambda: Sglang(args.context, args.incremental),
-        "llama": lambda: Llama(args.context),
+        "llama": lambda: Llama(args.context, args.say),
         "llama_cpp.server": lambda: LlamaCppPython(args.context),
     }
     asyncio.run(Stand(args, apis[args.api]()).run())

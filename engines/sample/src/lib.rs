@@ -1,11 +1,13 @@
 //! The sample engine: answers every prompt with rotating token ids. Copy this file to begin an engine of your own.
+//!
+//! It can do prefill and decode apart. There are no KV blocks to move: the last token of the prompt is all it needs to know.
 
 use std::time::Duration;
 
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, EngineState, GenerateRequest, LLMEngine,
-    RequestContext, StartContext, async_trait,
+    Capabilities, EngineConfig, EngineError, EngineState, GenerateRequest, KvTransfers, LLMEngine,
+    RequestContext, Role, StartContext, async_trait,
 };
 
 /// The most tokens of prompt and answer together.
@@ -38,6 +40,8 @@ pub struct SampleEngine {
 struct Model {
     vocab_size: u32,
     token_delay: Duration,
+    role: Role,
+    transfers: KvTransfers,
 }
 
 impl SampleEngine {
@@ -65,13 +69,15 @@ impl LLMEngine for SampleEngine {
         let model = Model {
             vocab_size,
             token_delay,
+            role: ctx.role,
+            transfers: ctx.kv_transfers,
         };
-        self.model.start(async { Ok(model) }).await?;
         // Whatever the temperature, there is one next token: those options hold by themselves.
         let can = Capabilities::tokens().with_point_mass_sampling();
-        Ok(EngineConfig::new("sample", CONTEXT_LENGTH)
+        let config = EngineConfig::new("sample", CONTEXT_LENGTH)
             .with_vocab_size(vocab_size)
-            .with_capabilities(can.with_virtual_time().with_resume()))
+            .with_capabilities(can.with_virtual_time().with_resume().with_roles(Role::ALL));
+        self.model.start(async { Ok((model, config)) }).await
     }
 
     async fn generate(
@@ -80,6 +86,10 @@ impl LLMEngine for SampleEngine {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let model = self.model.get()?;
+        if model.role == Role::Decode && request.transfer.is_none() {
+            let problem = "a decode instance needs the transfer parameters of a prefill instance";
+            return Err(EngineError::invalid_argument("transfer", problem));
+        }
         let mut token = request.tokens()?.last().copied().unwrap_or(0);
         let room = CONTEXT_LENGTH.saturating_sub(request.prompt_tokens().unwrap_or(0));
         let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
@@ -92,6 +102,11 @@ impl LLMEngine for SampleEngine {
                 token = (token + 1) % model.vocab_size;
                 if request.stop.is_stop(token, generated) {
                     return Ok(Finish::stop_token(token));
+                }
+                // A prefill instance gives one token, and says where its blocks are.
+                if model.role == Role::Prefill && max_tokens > 1 {
+                    let blocks = model.transfers.params("none".into());
+                    return Ok(Finish::length().with_last(token).with_transfer(blocks));
                 }
                 out.token(token).await?;
             }

@@ -58,7 +58,7 @@ async fn tokens_rotate_from_the_prompts_last() {
 async fn stop_tokens_end_the_answer_and_are_not_part_of_it() {
     let engine = started(0).await;
     let mut stopping = request(8);
-    stopping.stop.eos_token_ids = vec![1];
+    stopping.stop.eos_token_ids = [1].into();
     assert_eq!(
         answer(&engine, stopping.clone()).await,
         (vec![9, 0], FinishReason::Stop)
@@ -107,6 +107,6 @@ async fn an_empty_vocabulary_is_refused_at_start() {
         token_delay_ms: 0,
     });
     let error = engine.start(StartContext::detached(1)).await.unwrap_err();
-    assert_eq!(error.details().field.as_deref(), Some("vocab_size"));
+    assert_eq!(error.at().map(|at| at.name()), Some("vocab_size"));
     engine.cleanup().await.unwrap();
 }

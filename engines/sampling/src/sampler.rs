@@ -1,7 +1,7 @@
 //! [`Sampler`]: one request's way from logits to tokens.
 
 use genset_backend_common::output::TokenLogprob;
-use genset_backend_common::{EngineError, GenerateRequest, StopConditions, TokenId};
+use genset_backend_common::{EngineError, GenerateRequest, RequestField, StopConditions, TokenId};
 
 use crate::draw::uniform;
 use crate::error::SampleError;
@@ -72,9 +72,11 @@ impl Sampler {
         let is_outside =
             |token: &&TokenId| usize::try_from(**token).is_ok_and(|id| id >= vocab_size);
         if let Some(token) = options.logit_bias.keys().find(is_outside) {
-            let field = format!("logit_bias.{token}");
-            let problem = format!("the vocabulary has {vocab_size} tokens");
-            return Err(EngineError::invalid_argument(&field, problem));
+            let problem = format!("has token {token}, and the vocabulary has {vocab_size} tokens");
+            return Err(EngineError::invalid_argument(
+                RequestField::LogitBias,
+                problem,
+            ));
         }
         let tokens = request.tokens()?;
         let resumed = usize::try_from(request.resumed_tokens).unwrap_or(usize::MAX);

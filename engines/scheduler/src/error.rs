@@ -21,6 +21,16 @@ pub enum AddError {
         /// Tokens that all KV blocks hold together.
         capacity_tokens: usize,
     },
+    /// The prompt is longer than a step, and prompts are computed in one.
+    #[error(
+        "a prompt of {prompt_tokens} tokens does not fit a step of {step_tokens}, and prompts are not computed in chunks"
+    )]
+    ExceedsStep {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// Tokens of a step.
+        step_tokens: usize,
+    },
     /// There is nothing to compute.
     #[error("the prompt is empty")]
     EmptyPrompt,

@@ -7,6 +7,7 @@
 //!
 //! - [`KvBlockPool`] knows who holds which block, and which full blocks can be reused by their hash.
 //! - [`Scheduler`] has the queues, and decides about admission and preemption.
+//! - [`HeldSequence`] and [`FreedSequences`] say when the blocks of an ended sequence, which others fetch, are needed no more.
 //!
 //! # Examples
 //! ```
@@ -15,7 +16,7 @@
 //! let limits = Limits { max_num_seqs: 8, max_num_batched_tokens: 64, max_waiting: 100 };
 //! let mut scheduler = Scheduler::try_new(limits, 32, 16).unwrap();
 //! let id = SequenceId(1);
-//! scheduler.add(NewSequence { id, prompt: vec![5, 6, 7], priority: 0 }).unwrap();
+//! scheduler.add(NewSequence { id, prompt: vec![5, 6, 7], priority: 0, cache_salt: None }).unwrap();
 //!
 //! let step = scheduler.plan();
 //! assert_eq!((step.rows[0].tokens.clone(), step.rows[0].wants_token), (0..3, true));
@@ -25,11 +26,13 @@
 //! ```
 
 mod error;
+mod freed;
 mod pool;
 mod scheduler;
 mod sequence;
 
 pub use error::{AddError, LimitsError};
-pub use pool::{BlockId, KvBlockPool};
+pub use freed::{FreedSequences, HeldSequence};
+pub use pool::{After, BlockId, KvBlockPool};
 pub use scheduler::{Limits, Outcome, Report, Scheduled, Scheduler, Stats, Step};
 pub use sequence::{NewSequence, Sequence, SequenceId};

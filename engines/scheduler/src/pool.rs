@@ -39,6 +39,7 @@ pub struct KvBlockPool {
     /// Counts releases; the order of `idle`.
     clock: u64,
     events: Vec<KvEventData>,
+    is_caching: bool,
 }
 
 #[derive(Default)]
@@ -52,8 +53,35 @@ struct Block {
 /// What a reusable block holds. Hashes of 64 bits may collide, by chance or by design, so the tokens are compared too.
 struct Content {
     hash: BlockHash,
-    parent: Option<BlockHash>,
+    after: After,
     tokens: Box<[TokenId]>,
+}
+
+/// What a block follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum After {
+    /// Nothing: it begins a sequence, whose salt has this root, if it has one.
+    Start(Option<BlockHash>),
+    /// The reusable block with this hash.
+    Block(BlockHash),
+}
+
+impl After {
+    /// What goes into the hash of the block.
+    pub(crate) fn hash(self) -> Option<BlockHash> {
+        match self {
+            Self::Start(root) => root,
+            Self::Block(hash) => Some(hash),
+        }
+    }
+
+    /// The block before it, as others are told.
+    fn parent(self) -> Option<BlockHash> {
+        match self {
+            Self::Start(_) => None,
+            Self::Block(hash) => Some(hash),
+        }
+    }
 }
 
 impl KvBlockPool {
@@ -79,7 +107,20 @@ impl KvBlockPool {
             idle: BTreeMap::new(),
             clock: 0,
             events: Vec::new(),
+            is_caching: true,
         })
+    }
+
+    /// Switches the prefix cache off: no block becomes reusable, and there are no events.
+    pub(crate) fn without_prefix_caching(mut self) -> Self {
+        self.is_caching = false;
+        self
+    }
+
+    /// Whether full blocks become reusable.
+    #[must_use]
+    pub fn is_caching(&self) -> bool {
+        self.is_caching
     }
 
     /// Blocks in all.
@@ -118,33 +159,39 @@ impl KvBlockPool {
         tokens.div_ceil(self.block_size)
     }
 
-    /// The hash of a full block that follows `parent`.
-    pub(crate) fn hash(&self, parent: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
-        self.hasher.hash_block(parent, tokens)
+    /// The hash of a full block that follows `after`.
+    pub(crate) fn hash(&self, after: After, tokens: &[TokenId]) -> BlockHash {
+        self.hasher.hash_block(after.hash(), tokens)
     }
 
-    /// The reusable blocks at the start of `tokens`, whose full blocks have the hashes `hashes`; not held yet.
+    /// The reusable blocks at the start of `tokens`, whose full blocks have the hashes `hashes` and whose salt the root `root`;
+    /// not held yet.
     #[must_use]
-    pub fn find_prefix(&self, tokens: &[TokenId], hashes: &[BlockHash]) -> Vec<BlockId> {
-        let mut parent = None;
+    pub fn find_prefix(
+        &self,
+        root: Option<BlockHash>,
+        tokens: &[TokenId],
+        hashes: &[BlockHash],
+    ) -> Vec<BlockId> {
+        let mut after = After::Start(root);
         let mut found = Vec::new();
         for (tokens, hash) in tokens.chunks_exact(self.block_size).zip(hashes) {
             let block = self.reusable.get(hash);
-            let Some(block) = block.filter(|block| self.is_same(**block, parent, tokens)) else {
+            let Some(block) = block.filter(|block| self.is_same(**block, after, tokens)) else {
                 break;
             };
             found.push(*block);
-            parent = Some(*hash);
+            after = After::Block(*hash);
         }
         found
     }
 
-    fn is_same(&self, block: BlockId, parent: Option<BlockHash>, tokens: &[TokenId]) -> bool {
+    fn is_same(&self, block: BlockId, after: After, tokens: &[TokenId]) -> bool {
         let content = self
             .blocks
             .get(block.index())
             .and_then(|block| block.content.as_ref());
-        content.is_some_and(|content| content.parent == parent && *content.tokens == *tokens)
+        content.is_some_and(|content| content.after == after && *content.tokens == *tokens)
     }
 
     /// Adds a holder to each block.
@@ -215,7 +262,7 @@ impl KvBlockPool {
         }
     }
 
-    /// Makes a held, full block reusable: it holds `tokens` and follows the reusable block `parent`.
+    /// Makes a held, full block reusable: it holds `tokens` and follows `after`.
     ///
     /// Returns the block to use from now on: where an equal one is reusable already, that one, held in place of the one
     /// given, which is released. `None` when another content has the hash; the block then stays as it was, and nothing
@@ -223,12 +270,12 @@ impl KvBlockPool {
     pub fn store(
         &mut self,
         id: BlockId,
-        parent: Option<BlockHash>,
+        after: After,
         hash: BlockHash,
         tokens: &[TokenId],
     ) -> Option<BlockId> {
         if let Some(equal) = self.reusable.get(&hash).copied() {
-            if !self.is_same(equal, parent, tokens) {
+            if !self.is_same(equal, after, tokens) {
                 return None;
             }
             if equal != id {
@@ -240,9 +287,10 @@ impl KvBlockPool {
         let tokens = tokens.into();
         self.blocks.get_mut(id.index())?.content = Some(Content {
             hash,
-            parent,
+            after,
             tokens,
         });
+        let parent = after.parent();
         self.reusable.insert(hash, id);
         match self.events.last_mut() {
             Some(KvEventData::Stored { blocks, .. }) if blocks.last().copied() == parent => {
@@ -280,7 +328,7 @@ impl KvBlockPool {
             .filter_map(|block| block.content.as_ref());
         contents.map(|content| StoredBlock {
             hash: content.hash,
-            parent: content.parent,
+            parent: content.after.parent(),
         })
     }
 

@@ -38,6 +38,8 @@ pub struct Step {
     pub rows: Vec<Scheduled>,
     /// Sequences that lost their blocks and wait now.
     pub preempted: Vec<SequenceId>,
+    /// Sequences that have blocks now, and wait for what [comes from elsewhere](Scheduler::add_receiving).
+    pub receiving: Vec<SequenceId>,
     /// Sequences that have grown larger than the whole KV cache. They are gone from the scheduler.
     pub outgrown: Vec<SequenceId>,
 }
@@ -46,7 +48,10 @@ impl Step {
     /// Whether nothing was decided: no sequence can go on before something else happens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty() && self.preempted.is_empty() && self.outgrown.is_empty()
+        self.rows.is_empty()
+            && self.preempted.is_empty()
+            && self.receiving.is_empty()
+            && self.outgrown.is_empty()
     }
 }
 
@@ -79,6 +84,8 @@ pub enum Outcome {
     Sampled(TokenId),
     /// Its tokens were computed, and it has ended.
     Finished,
+    /// Its tokens were computed, and it has ended; its blocks are [held](Scheduler::held) for others.
+    Held,
 }
 
 /// Counts, all but the first six since the start.
@@ -92,6 +99,8 @@ pub struct Stats {
     pub total_blocks: usize,
     /// KV blocks that sequences hold.
     pub used_blocks: usize,
+    /// KV blocks of ended sequences that are held for others, among those used.
+    pub held_blocks: usize,
     /// KV blocks that hold nothing worth keeping.
     pub free_blocks: usize,
     /// Running sequences whose readers are behind.
@@ -111,10 +120,15 @@ type Rank = (Reverse<i32>, u64, SequenceId);
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
+    /// Whether a prompt may be computed in several steps.
+    is_chunking: bool,
+    watermark_blocks: usize,
     pool: KvBlockPool,
     sequences: HashMap<SequenceId, Sequence>,
     waiting: BTreeSet<Rank>,
     running: BTreeSet<Rank>,
+    /// The blocks of ended sequences that others may still want.
+    held: HashMap<SequenceId, Vec<BlockId>>,
     arrivals: u64,
     preemptions: u64,
     prompt_tokens: u64,
@@ -156,15 +170,40 @@ impl Scheduler {
         }
         Ok(Self {
             limits,
+            is_chunking: true,
+            watermark_blocks: 0,
             pool: KvBlockPool::try_new(num_blocks, block_size)?,
             sequences: HashMap::new(),
             waiting: BTreeSet::new(),
             running: BTreeSet::new(),
+            held: HashMap::new(),
             arrivals: 0,
             preemptions: 0,
             prompt_tokens: 0,
             cached_tokens: 0,
         })
+    }
+
+    /// Switches the prefix cache off: each sequence computes all of its tokens, and there are no events.
+    #[must_use]
+    pub fn without_prefix_caching(mut self) -> Self {
+        self.pool = self.pool.without_prefix_caching();
+        self
+    }
+
+    /// Computes each prompt in one step, which must have room for all of it: prompts of more tokens than a step has are refused.
+    /// A sequence that was preempted after it had grown beyond that is [outgrown](Step::outgrown).
+    #[must_use]
+    pub fn without_chunked_prefill(mut self) -> Self {
+        self.is_chunking = false;
+        self
+    }
+
+    /// Leaves at least `blocks` blocks to those that run whenever another sequence is admitted beside them.
+    #[must_use]
+    pub fn with_watermark(mut self, blocks: usize) -> Self {
+        self.watermark_blocks = blocks;
+        self
     }
 
     /// Puts a sequence among those that wait.
@@ -173,6 +212,9 @@ impl Scheduler {
     /// It can never run, too many wait already, or its id is in use.
     pub fn add(&mut self, new: NewSequence) -> Result<(), AddError> {
         let waiting = self.waiting.len();
+        if self.held.contains_key(&new.id) {
+            return Err(AddError::DuplicateId(new.id));
+        }
         if new.prompt.is_empty() {
             return Err(AddError::EmptyPrompt);
         }
@@ -184,6 +226,13 @@ impl Scheduler {
             return Err(AddError::NeverFits {
                 prompt_tokens: new.prompt.len(),
                 capacity_tokens,
+            });
+        }
+        let step_tokens = self.limits.max_num_batched_tokens;
+        if !self.is_chunking && new.prompt.len() > step_tokens {
+            return Err(AddError::ExceedsStep {
+                prompt_tokens: new.prompt.len(),
+                step_tokens,
             });
         }
         if waiting >= self.limits.max_waiting {
@@ -257,6 +306,10 @@ impl Scheduler {
                     sequence.end(&mut self.pool);
                     self.cancel(*id);
                 }
+                Outcome::Held => {
+                    sequence.end(&mut self.pool);
+                    self.hold(*id);
+                }
             }
         }
     }
@@ -297,6 +350,7 @@ impl Scheduler {
             running: self.running.len(),
             total_blocks: self.pool.total(),
             used_blocks: self.pool.used(),
+            held_blocks: self.held.values().map(Vec::len).sum(),
             free_blocks: self.pool.free(),
             paused: self.running.iter().filter(is_paused).count(),
             preemptions: self.preemptions,
@@ -307,8 +361,13 @@ impl Scheduler {
 
     /// Ends the sequences that could not go on even if they had every block.
     fn remove_outgrown(&mut self, draft: &mut Draft) {
-        let is_outgrown =
-            |sequence: &Sequence| self.pool.blocks_for(sequence.tokens().len()) > self.pool.total();
+        let is_outgrown = |sequence: &Sequence| {
+            let tokens = sequence.tokens().len();
+            let is_too_long_for_a_step = !self.is_chunking
+                && sequence.blocks.is_empty()
+                && tokens > self.limits.max_num_batched_tokens;
+            is_too_long_for_a_step || self.pool.blocks_for(tokens) > self.pool.total()
+        };
         let outgrown = self
             .sequences
             .iter()
@@ -327,7 +386,10 @@ impl Scheduler {
                 continue;
             };
             let tokens = sequence.remaining().min(draft.budget);
-            if tokens == 0 || sequence.is_paused || !wanted(sequence.remaining()) {
+            if !self.is_chunking && tokens < sequence.remaining() {
+                continue;
+            }
+            if tokens == 0 || sequence.cannot_go_on() || !wanted(sequence.remaining()) {
                 continue;
             }
             // Preempted meanwhile, or preempted now for want of a better one.
@@ -380,12 +442,16 @@ impl Scheduler {
         };
         let mut blocks = sequence.find_prefix(&self.pool);
         let reused = blocks.len();
+        let to_compute = sequence.tokens().len() - reused * self.pool.block_size();
+        if !self.is_chunking && to_compute > draft.budget {
+            return false;
+        }
         let missing = self
             .pool
             .blocks_for(sequence.tokens().len())
             .saturating_sub(reused);
         self.pool.hold(&blocks);
-        while self.pool.available() < missing + self.growing(rank) {
+        while self.pool.available() < missing + self.reserve(rank) {
             if !self.preempt_for(rank, draft) {
                 self.pool.release(&blocks);
                 return false;
@@ -405,9 +471,13 @@ impl Scheduler {
             self.prompt_tokens += count(sequence.prompt_tokens());
             self.cached_tokens += count(sequence.cached_tokens());
         }
-        let tokens = sequence.remaining().min(draft.budget);
         self.waiting.remove(&rank);
         self.running.insert(rank);
+        if sequence.is_receiving() {
+            draft.step.receiving.push(rank.2);
+            return;
+        }
+        let tokens = sequence.remaining().min(draft.budget);
         self.schedule(rank.2, tokens, draft);
     }
 
@@ -420,6 +490,15 @@ impl Scheduler {
                 .is_some_and(|s| !s.is_paused && rank.0 <= newcomer.0)
         };
         self.running.iter().filter(stays).count()
+    }
+
+    /// Blocks to leave free when `newcomer` is admitted.
+    fn reserve(&self, newcomer: Rank) -> usize {
+        let growing = self.growing(newcomer);
+        if self.running.is_empty() {
+            return growing;
+        }
+        growing.max(self.watermark_blocks)
     }
 
     /// Preempts one that yields to a waiting sequence: its reader is behind, or its priority is lower.
@@ -451,6 +530,7 @@ impl Scheduler {
         };
         draft.budget += sequence.planned;
         draft.step.rows.retain(|row| row.id != victim.2);
+        draft.step.receiving.retain(|id| *id != victim.2);
         draft.step.preempted.push(victim.2);
         self.pool.release(&sequence.give_up_blocks());
         self.running.remove(&victim);
@@ -481,6 +561,8 @@ fn rank(id: SequenceId, sequence: &Sequence) -> Rank {
 fn count(tokens: usize) -> u64 {
     u64::try_from(tokens).unwrap_or(u64::MAX)
 }
+
+mod transfer;
 
 #[cfg(test)]
 mod properties;

@@ -1,9 +1,9 @@
 //! [`Sequence`]: a prompt and what was generated after it, and how much of it is in KV blocks.
 
 use genset_backend_common::TokenId;
-use genset_backend_common::kv::BlockHash;
+use genset_backend_common::kv::{BlockHash, salt_root};
 
-use crate::pool::{BlockId, KvBlockPool};
+use crate::pool::{After, BlockId, KvBlockPool};
 
 /// The caller's name for a sequence, unique among those present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,6 +18,8 @@ pub struct NewSequence {
     pub prompt: Vec<TokenId>,
     /// Larger runs first.
     pub priority: i32,
+    /// Whose KV blocks it shares: those of sequences with the same salt, or of others without one.
+    pub cache_salt: Option<String>,
 }
 
 /// A sequence, waiting or running.
@@ -35,12 +37,26 @@ pub struct Sequence {
     /// Tokens in the step under way.
     pub(crate) planned: usize,
     pub(crate) blocks: Vec<BlockId>,
+    /// What its first block follows, where it has a salt.
+    root: Option<BlockHash>,
     /// Hashes of the full blocks of `tokens`, computed or not.
     hashes: Vec<BlockHash>,
     /// Full blocks, from the first on, that were made reusable.
     stored_blocks: usize,
     /// Whether further blocks may be: not after the cache was cleared under it.
     is_storing: bool,
+    receipt: Receipt,
+}
+
+/// Whether the keys and values of its prompt come from elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Receipt {
+    /// No, or no more: it computes what it lacks.
+    None,
+    /// Yes, as soon as it has blocks.
+    Expected,
+    /// It has blocks and waits for their content.
+    Running,
 }
 
 impl Sequence {
@@ -55,9 +71,11 @@ impl Sequence {
             computed: 0,
             planned: 0,
             blocks: Vec::new(),
+            root: new.cache_salt.as_deref().map(salt_root),
             hashes: Vec::new(),
             stored_blocks: 0,
             is_storing: true,
+            receipt: Receipt::None,
         };
         sequence.hash_full_blocks(pool);
         sequence
@@ -102,7 +120,7 @@ impl Sequence {
     pub(crate) fn find_prefix(&self, pool: &KvBlockPool) -> Vec<BlockId> {
         let most = (self.tokens.len() - 1) / pool.block_size();
         let hashes = self.hashes.get(..most).unwrap_or(&self.hashes);
-        pool.find_prefix(&self.tokens, hashes)
+        pool.find_prefix(self.root, &self.tokens, hashes)
     }
 
     /// Begins to run in blocks that are held for it, of which the first `reused` have their content already. Whether it
@@ -112,6 +130,9 @@ impl Sequence {
         self.computed = reused * block_size;
         self.stored_blocks = reused;
         self.is_storing = true;
+        if self.receipt == Receipt::Expected {
+            self.receipt = Receipt::Running;
+        }
         let is_first_time = self.cached_tokens.is_none();
         self.cached_tokens.get_or_insert(self.computed);
         is_first_time
@@ -120,6 +141,10 @@ impl Sequence {
     /// Gives up its blocks; everything must be computed again.
     pub(crate) fn give_up_blocks(&mut self) -> Vec<BlockId> {
         (self.computed, self.planned, self.stored_blocks) = (0, 0, 0);
+        if self.receipt == Receipt::Running {
+            // What comes has no place any more.
+            self.receipt = Receipt::None;
+        }
         std::mem::take(&mut self.blocks)
     }
 
@@ -143,26 +168,73 @@ impl Sequence {
         self.store_full_blocks(pool);
     }
 
+    /// The content of its blocks will come from elsewhere.
+    pub(crate) fn expect(&mut self) {
+        self.receipt = Receipt::Expected;
+    }
+
+    /// Whether it has blocks whose content is on its way.
+    #[must_use]
+    pub fn is_receiving(&self) -> bool {
+        self.receipt == Receipt::Running
+    }
+
+    /// Whether it makes nothing in the next step.
+    pub(crate) fn cannot_go_on(&self) -> bool {
+        self.is_paused || self.is_receiving()
+    }
+
+    /// Tokens whose keys and values it needs: all but the last, which is computed for its logits.
+    #[must_use]
+    pub fn receivable_tokens(&self) -> usize {
+        self.tokens.len() - 1
+    }
+
+    /// Tokens, from the first on, whose keys and values are in its blocks.
+    #[must_use]
+    pub fn computed_tokens(&self) -> usize {
+        self.computed
+    }
+
+    /// The content of its blocks has come.
+    pub(crate) fn receive(&mut self, pool: &mut KvBlockPool) {
+        self.receipt = Receipt::None;
+        self.computed = self.computed.max(self.receivable_tokens());
+        self.store_full_blocks(pool);
+    }
+
     /// Its blocks can no more be reused, nor can those that follow them.
     pub(crate) fn stop_storing(&mut self) {
         self.is_storing = false;
     }
 
     fn hash_full_blocks(&mut self, pool: &KvBlockPool) {
+        if !pool.is_caching() {
+            return;
+        }
         let hashed = self.hashes.len() * pool.block_size();
         for tokens in self.tokens[hashed..].chunks_exact(pool.block_size()) {
-            let hash = pool.hash(self.hashes.last().copied(), tokens);
+            let hash = pool.hash(self.after(self.hashes.len()), tokens);
             self.hashes.push(hash);
         }
     }
 
+    /// What the block at `place` follows.
+    fn after(&self, place: usize) -> After {
+        let before = place.checked_sub(1).map(|before| self.hashes[before]);
+        before.map_or(After::Start(self.root), After::Block)
+    }
+
     fn store_full_blocks(&mut self, pool: &mut KvBlockPool) {
         let size = pool.block_size();
-        while self.is_storing && (self.stored_blocks + 1) * size <= self.computed {
+        while pool.is_caching()
+            && self.is_storing
+            && (self.stored_blocks + 1) * size <= self.computed
+        {
             let place = self.stored_blocks;
-            let parent = place.checked_sub(1).map(|before| self.hashes[before]);
+            let after = self.after(place);
             let tokens = &self.tokens[place * size..(place + 1) * size];
-            match pool.store(self.blocks[place], parent, self.hashes[place], tokens) {
+            match pool.store(self.blocks[place], after, self.hashes[place], tokens) {
                 Some(block) => self.blocks[place] = block,
                 None => self.is_storing = false,
             }

@@ -1,6 +1,6 @@
 //! [`Conversation`]: what of a request the script sees, whether it came as text, chat messages or tokens.
 
-use genset_backend_common::{ChatInput, EngineError, GenerateRequest, Input};
+use genset_backend_common::{ChatInput, EngineError, GenerateRequest, Input, RequestField};
 use serde_json::Value;
 
 use crate::script::PromptMarks;
@@ -26,10 +26,10 @@ impl Conversation {
     /// `Unsupported` for another kind of input.
     pub(crate) fn of_text(request: &GenerateRequest) -> Result<Self, EngineError> {
         match &request.input {
-            Input::Text(text) => Ok(Self::of_prompt(text.clone())),
+            Input::Text(text) => Ok(Self::of_prompt(text.to_string())),
             Input::Chat(chat) => Ok(Self::of_chat(chat)),
             Input::Tokens(_) | Input::Embed(_) => Err(EngineError::unsupported(
-                "input",
+                RequestField::Prompt,
                 "this engine takes text and chat messages",
             )),
         }

@@ -157,8 +157,12 @@ fn probe(config: &EngineConfig) -> GenerateRequest {
 #[async_trait]
 impl LLMEngine for ScriptedEngine {
     async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let replies = self.replies.start(async { self.load() }).await?;
-        Ok(self.config(replies.script()))
+        let start = async {
+            let replies = self.load()?;
+            let config = self.config(replies.script());
+            Ok((replies, config))
+        };
+        self.replies.start(start).await
     }
 
     async fn generate(

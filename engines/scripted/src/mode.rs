@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use genset_backend_common::{Capabilities, EngineError, ErrorKind, GenerateRequest, TokenId};
+use genset_backend_common::{
+    Capabilities, EngineError, ErrorKind, GenerateRequest, RequestField, TokenId,
+};
 
 use crate::conversation::Conversation;
 use crate::play::Piece;
@@ -88,7 +90,7 @@ impl Mode {
     ) -> Result<Conversation, EngineError> {
         match self {
             Self::Text if !request.stop.stop_token_ids.is_empty() => Err(EngineError::unsupported(
-                "stop_token_ids",
+                RequestField::StopTokenIds,
                 "this engine gives text, not tokens",
             )),
             Self::Text => Conversation::of_text(request),
@@ -111,7 +113,7 @@ impl Mode {
                      shorten the prompt"
                 );
                 Err(EngineError::new(ErrorKind::ContextLengthExceeded, message)
-                    .with_field("prompt"))
+                    .with_at(RequestField::Prompt))
             }
             room => Ok(room),
         }
@@ -169,7 +171,7 @@ impl Mode {
     ) -> Result<Option<Ratings>, EngineError> {
         match (self, asked) {
             (Self::Text, Some(_)) => Err(EngineError::unsupported(
-                "logprobs",
+                RequestField::Logprobs,
                 "this engine gives text, not tokens",
             )),
             (Self::Text | Self::Tokens { .. }, None) => Ok(None),

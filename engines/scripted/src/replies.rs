@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, RequestField};
 
 use crate::conversation::Conversation;
 use crate::script::{Reply, Script};
@@ -40,7 +40,7 @@ impl Replies {
         let chosen = matching.find(|(reply, uses)| take(uses, reply.times));
         chosen.map(|(reply, _)| reply).ok_or_else(|| {
             EngineError::invalid_argument(
-                "messages",
+                RequestField::Prompt,
                 "no reply of the script matches the last user message, or those that do are used up; \
                  add one, or a last reply without `match` for all others",
             )

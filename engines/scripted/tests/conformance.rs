@@ -101,7 +101,10 @@ mod text {
         let ids: Vec<&str> = checks.map(|check| check.id.as_str()).collect();
         assert_eq!(
             ids,
-            ["ST06", "FN06", "FN07", "US04", "DT06", "DT08", "ER02"]
+            [
+                "ST06", "FN06", "FN07", "FN11", "FN12", "FN13", "FN14", "FN15", "US04", "US09",
+                "DT06", "DT08", "DT10", "DT14", "ER02", "EM01", "EM02", "RD01", "RD03"
+            ]
         );
     }
 

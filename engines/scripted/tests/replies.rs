@@ -89,7 +89,7 @@ async fn a_request_that_nothing_matches_is_refused_without_its_text() {
     let refused = engine.generate(request, RequestContext::new("r")).await;
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert_eq!(error.details().field.as_deref(), Some("messages"));
+    assert_eq!(error.at().map(|at| at.name()), Some("prompt"));
     assert!(!error.message().contains("secret"), "{error}");
 }
 
@@ -233,18 +233,18 @@ async fn what_text_cannot_do_is_refused_by_name() {
     let engine = ScriptedEngine::from_script(script("[[reply]]\ntext = 'a'"));
     let config = engine.start(StartContext::detached(1)).await.unwrap();
     let mut stopping = GenerateRequest::from_text("m", "x");
-    stopping.stop.stop_token_ids = vec![3];
+    stopping.stop.stop_token_ids = [3].into();
     let refused = engine.generate(stopping, RequestContext::new("r")).await;
     let error = refused.unwrap_err();
     assert_eq!(
-        (error.kind(), error.details().field.as_deref()),
+        (error.kind(), error.at().map(|at| at.name())),
         (ErrorKind::Unsupported, Some("stop_token_ids"))
     );
     let mut rated = GenerateRequest::from_text("m", "x");
     rated.output.logprobs = Some(2);
     let error = config.check(&rated).unwrap_err();
     assert_eq!(
-        (error.kind(), error.details().field.as_deref()),
+        (error.kind(), error.at().map(|at| at.name())),
         (ErrorKind::Unsupported, Some("logprobs"))
     );
 
@@ -254,7 +254,7 @@ async fn what_text_cannot_do_is_refused_by_name() {
     let error = rated.start(StartContext::detached(1)).await.unwrap_err();
     assert!(
         error
-            .message()
+            .to_string()
             .starts_with("script: line 1: reply 1: logprobs: "),
         "{error}"
     );
@@ -267,10 +267,10 @@ async fn grammars_are_let_through_where_the_script_says_so() {
     let config = engine.start(StartContext::detached(1)).await.unwrap();
     assert_eq!(config.capabilities.guided, [GuidedKind::JsonObject].into());
     let mut request = GenerateRequest::from_text("m", "x");
-    request.guided = Some(GuidedDecoding::JsonObject);
+    request.guided = Some(GuidedDecoding::JsonObject.into());
     config.check(&request).unwrap();
     assert_eq!(answer(&engine, request.clone()).await.text(), "{\"a\": 1}");
-    request.guided = Some(GuidedDecoding::Regex("a".into()));
+    request.guided = Some(GuidedDecoding::Regex("a".into()).into());
     assert_eq!(
         config.check(&request).unwrap_err().kind(),
         ErrorKind::Unsupported

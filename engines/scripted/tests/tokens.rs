@@ -77,7 +77,7 @@ async fn limits_and_stop_tokens_cut_inside_a_chunk() {
     assert_eq!(short.finished().reason, FinishReason::Length);
 
     let mut stopped = prompt("x");
-    stopped.stop.eos_token_ids = vec![u32::from(b'e')];
+    stopped.stop.eos_token_ids = [u32::from(b'e')].into();
     let stopped = answer(&engine, stopped).await;
     assert_eq!(stopped.chunks, ["abc", "d"]);
     assert_eq!(stopped.finished().stop_token, Some(u32::from(b'e')));
@@ -132,7 +132,7 @@ async fn log_probabilities_are_the_scripts_and_else_certain() {
 
 async fn start_problem(replies: &str) -> String {
     let started = engine(replies).start(StartContext::detached(1)).await;
-    started.unwrap_err().message().to_owned()
+    started.unwrap_err().to_string()
 }
 
 #[tokio::test]

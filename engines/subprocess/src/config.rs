@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use genset_backend_common::EngineError;
+use genset_child::{InheritedEnv, LogLimit};
 
 use crate::restart::RestartPolicy;
 
@@ -26,7 +27,9 @@ pub struct SubprocessConfig {
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<String>,
-    /// Variables added to this process's environment.
+    /// What it gets of this process's environment.
+    pub inherited_env: InheritedEnv,
+    /// Variables added to that.
     pub env: BTreeMap<String, String>,
     /// The directory it runs in; `None` for this process's.
     pub cwd: Option<PathBuf>,
@@ -49,6 +52,8 @@ pub struct SubprocessConfig {
     pub max_frame_bytes: u32,
     /// How many of the last lines on standard error an error carries.
     pub stderr_lines: usize,
+    /// How much of what it prints reaches the log.
+    pub log_limit: LogLimit,
     /// Whether a process that ended by itself is started again; `None` for never: then the engine is dead.
     pub restart: Option<RestartPolicy>,
 }
@@ -60,6 +65,7 @@ impl SubprocessConfig {
         Self {
             program: program.into(),
             args: Vec::new(),
+            inherited_env: InheritedEnv::All,
             env: BTreeMap::new(),
             cwd: None,
             hello_timeout: Duration::from_secs(120),
@@ -71,6 +77,7 @@ impl SubprocessConfig {
             window: 256,
             max_frame_bytes: 16 << 20,
             stderr_lines: 20,
+            log_limit: LogLimit::default(),
             restart: None,
         }
     }
@@ -222,7 +229,7 @@ mod tests {
         }
         for bad in ["", "  ", "'open"] {
             let error = SubprocessConfig::try_from_command_line(bad).unwrap_err();
-            assert_eq!(error.details().field.as_deref(), Some("program"));
+            assert_eq!(error.at().map(|at| at.name()), Some("program"));
         }
     }
 
@@ -246,7 +253,7 @@ mod tests {
             let mut config = good.clone();
             break_it(&mut config);
             let error = config.validate().unwrap_err();
-            assert_eq!(error.details().field.as_deref(), Some(field));
+            assert_eq!(error.at().map(|at| at.name()), Some(field));
         }
     }
 }

@@ -199,18 +199,14 @@ fn generate_head(ctx: &RequestContext) -> RequestHead {
 #[async_trait]
 impl LLMEngine for SubprocessEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let mut declared = None;
         let start = async {
-            let (running, config) = tokio::select! {
+            tokio::select! {
                 biased;
-                () = self.abandon.cancelled() => return Err(ChildFailure::Stopped.to_error(&[])),
-                launched = self.launch(&ctx) => launched?,
-            };
-            declared = Some(config);
-            Ok(running)
+                () = self.abandon.cancelled() => Err(ChildFailure::Stopped.to_error(&[])),
+                launched = self.launch(&ctx) => launched,
+            }
         };
-        self.running.start(start).await?;
-        declared.ok_or_else(|| EngineError::internal("started without a config"))
+        self.running.start(start).await
     }
 
     async fn generate(

@@ -57,7 +57,7 @@ impl Keeper {
             error = kept => {
                 tracing::error!(%error, "the engine's process is not started again");
                 self.current.set(Err(error.clone()));
-                self.launcher.health.report_dead(error.message());
+                self.launcher.health.report_dead(error.to_string());
             }
         }
     }

@@ -3,6 +3,7 @@
 //! `genset` does it for engines in Python.
 //!
 //! - [`SubprocessConfig`]: the program, and how long it may take for what.
+//! - [`InheritedEnv`], [`LogLimit`]: what it is given of our environment, and how much of what it prints is logged.
 //! - [`RestartPolicy`]: whether a process that ended is started again.
 //! - [`ChildFailure`]: how a process can fail; the source of the errors that its requests end with.
 
@@ -26,4 +27,5 @@ mod tasks;
 pub use config::SubprocessConfig;
 pub use engine::SubprocessEngine;
 pub use failure::ChildFailure;
+pub use genset_child::{InheritedEnv, InvalidEnv, LogLimit};
 pub use restart::RestartPolicy;

@@ -8,7 +8,7 @@ use genset_backend_common::wire::{
     Cancel, Frame, FrameKind, GoAway, GoAwayCode, RequestHead, WireError, decode_payload,
     encode_payload, encode_request,
 };
-use genset_backend_common::{CancelReason, EngineError};
+use genset_backend_common::{At, CancelReason, EngineError};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -103,7 +103,7 @@ impl Link {
         if let Err(error) = self.push(FrameKind::Request, id, &payload) {
             self.streams.lock().open.remove(&id);
             call.forget();
-            return Err(EngineError::invalid_argument("request", error));
+            return Err(EngineError::invalid_argument(At::other("request"), error));
         }
         Ok(call)
     }
@@ -179,8 +179,9 @@ impl Link {
         self.outbox.push(kind, stream, payload, limit)
     }
 
+    /// Asks whether the process is there. One that has much to read is asked by that.
     pub(crate) fn ping(&self) {
-        if self.push(FrameKind::Ping, 0, b"").is_err() {
+        if self.outbox.has_room() && self.push(FrameKind::Ping, 0, b"").is_err() {
             tracing::error!("an empty frame is over the process's limit");
         }
     }
@@ -232,10 +233,12 @@ impl Link {
                 let error = Arrival::Error(error.into());
                 self.streams.lock().deliver(stream, error)
             }
+            // Without room, the process has enough to read already that says that we are here.
+            FrameKind::Ping if !self.outbox.has_room() => Ok(()),
             FrameKind::Ping => self
                 .push(FrameKind::Pong, 0, &payload)
                 .map_err(|error| ChildFailure::protocol(format!("Ping frame: {error}"))),
-            FrameKind::Pong | FrameKind::Unknown(_) => Ok(()),
+            FrameKind::Pong | FrameKind::Leaving | FrameKind::Unknown(_) => Ok(()),
             FrameKind::GoAway => {
                 let reason = decode_payload(&payload).map(|go_away: GoAway| go_away.reason);
                 tracing::info!(reason = reason.ok(), "the engine's process is going away");
@@ -349,16 +352,33 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn pings_without_end_that_nobody_reads_the_answers_of_fill_nothing() {
+        let link = Arc::new(Link::new());
+        let ping = Frame {
+            kind: FrameKind::Ping,
+            stream: 0,
+            payload: Bytes::from(vec![0; 60_000]),
+        };
+        for _ in 0..1000 {
+            link.arrived(ping.clone()).unwrap();
+            link.ping();
+        }
+        let waiting = link.outbox.take_now().map_or(0, |bytes| bytes.len());
+        assert!((1 << 20..2 << 20).contains(&waiting), "{waiting}");
+        // Who reads on is answered again.
+        link.arrived(ping).unwrap();
+        assert!(link.outbox.take_now().is_some());
+    }
+
+    #[tokio::test]
     async fn a_request_over_the_limit_is_refused_and_leaves_no_stream() {
         let link = Arc::new(Link::new());
         let refused = link
             .call(RequestHead::default(), &vec![u64::MAX; 10_000], 2)
             .await;
         assert_eq!(
-            refused
-                .err()
-                .and_then(|error| error.details().field.clone()),
-            Some("request".to_owned())
+            refused.err().and_then(|error| error.at().cloned()),
+            Some(At::other("request"))
         );
         assert!(link.streams.lock().open.is_empty());
     }

@@ -45,11 +45,16 @@ impl Outbox {
     pub(crate) async fn room(&self) {
         loop {
             let drained = self.drained.notified();
-            if self.bytes.lock().len() < ROOM_BYTES {
+            if self.has_room() {
                 return;
             }
             drained.await;
         }
+    }
+
+    /// Whether requests need not wait.
+    pub(crate) fn has_room(&self) -> bool {
+        self.bytes.lock().len() < ROOM_BYTES
     }
 
     /// Waits until there is something, and takes all of it.

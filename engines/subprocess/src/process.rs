@@ -1,14 +1,16 @@
-//! The process itself: started with one end of a socket pair, in a process group of its own, and ended with all of it.
+//! The process itself: started with one end of a socket pair, in a process group that dies with
+//! this process, and ended with all of it.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::Stdio;
+use std::time::Duration;
 
 use command_fds::{CommandFdExt as _, FdMapping};
 use genset_backend_common::{EngineError, ErrorKind};
-use genset_child::Group;
+use genset_child::GuardedGroup;
 use tokio::net::UnixStream;
 use tokio::process::Child;
 
@@ -24,11 +26,13 @@ const LEASH_VARIABLE: &str = "GENSET_ENGINE_LEASH_FD";
 const CHILD_FD: i32 = 3;
 /// The leash's.
 const LEASH_FD: i32 = 4;
+/// How long a process may take to end by itself when this one is gone: the package gives its engine two seconds.
+const ORPHAN_GRACE: Duration = Duration::from_secs(3);
 
 /// A process that runs, and our end of its socket.
 pub(crate) struct Process {
-    /// Dropped before the child: the group's id is the child's until that is reaped.
-    pub(crate) group: Group,
+    /// Dropped first: the group is killed while its leader is still ours.
+    pub(crate) group: GuardedGroup,
     pub(crate) child: Child,
     pub(crate) socket: UnixStream,
     /// One end of a socket that nobody writes to: it ends for the process when this process does, however that ends.
@@ -50,7 +54,8 @@ impl Process {
         ours.set_nonblocking(true)?;
         let socket = UnixStream::from_std(ours)?;
         let (leash, their_leash) = StdUnixStream::pair()?;
-        let mut command = command(config);
+        let group = GuardedGroup::start(ORPHAN_GRACE)?;
+        let mut command = command(config, &group);
         let mapping = |parent_fd: StdUnixStream, child_fd| FdMapping {
             parent_fd: OwnedFd::from(parent_fd),
             child_fd,
@@ -64,7 +69,7 @@ impl Process {
             .id()
             .ok_or_else(|| io::Error::other("the process ended before it was seen"))?;
         Ok(Self {
-            group: Group::led_by(pid),
+            group,
             child,
             socket,
             leash,
@@ -73,8 +78,9 @@ impl Process {
     }
 }
 
-fn command(config: &SubprocessConfig) -> std::process::Command {
+fn command(config: &SubprocessConfig, group: &GuardedGroup) -> std::process::Command {
     let mut command = std::process::Command::new(&config.program);
+    config.inherited_env.apply(&mut command);
     command
         .args(&config.args)
         .envs(&config.env)
@@ -84,7 +90,7 @@ fn command(config: &SubprocessConfig) -> std::process::Command {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         // A signal for the terminal's foreground group is the worker's: it drains first.
-        .process_group(0);
+        .process_group(group.id());
     if !config.env.contains_key(LOG_VARIABLE) {
         command.env(LOG_VARIABLE, log_level());
     }
@@ -118,7 +124,7 @@ fn spawn_error(config: &SubprocessConfig, error: io::Error) -> EngineError {
         let message = format!(
             "there is no program `{program}` to run the engine with (the command is: {line}); install it or give its path"
         );
-        EngineError::new(ErrorKind::NotFound, message).with_field("program")
+        EngineError::new(ErrorKind::NotFound, message).with_at("program")
     } else if error.kind() == io::ErrorKind::PermissionDenied {
         EngineError::invalid_argument(
             "program",

@@ -141,7 +141,7 @@ mod tests {
             },
         ] {
             let error = bad.validate().unwrap_err();
-            assert_eq!(error.details().field.as_deref(), Some("restart"));
+            assert_eq!(error.at().map(|at| at.name()), Some("restart"));
         }
     }
 }

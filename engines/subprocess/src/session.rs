@@ -7,7 +7,7 @@ use genset_backend_common::wire::RequestHead;
 use genset_backend_common::{
     EngineConfig, EngineError, HealthReporter, ProgressReporter, Role, StartContext,
 };
-use genset_child::{OomKills, Tail, follow};
+use genset_child::{OomKills, Tail, Throttle, follow};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -197,15 +197,19 @@ impl Launcher {
         tail: &Arc<Tail>,
     ) -> Vec<AbortOnDropHandle<()>> {
         let mut readers = Vec::new();
+        let throttle = Arc::new(Throttle::new(self.config.log_limit));
         if let Some(stdout) = child.stdout.take() {
-            let reader = follow(stdout, move |line| log(line, Level::INFO, pid));
+            let throttle = Arc::clone(&throttle);
+            let reader = follow(stdout, move |line| {
+                throttle.pass(line, |line| log(line, Level::INFO, pid));
+            });
             readers.push(AbortOnDropHandle::new(self.tasks.spawn(reader)));
         }
         if let Some(stderr) = child.stderr.take() {
             let tail = Arc::clone(tail);
             let reader = follow(stderr, move |line| {
                 tail.keep(line);
-                log(line, Level::WARN, pid);
+                throttle.pass(line, |line| log(line, Level::WARN, pid));
             });
             readers.push(AbortOnDropHandle::new(self.tasks.spawn(reader)));
         }

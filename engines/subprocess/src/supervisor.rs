@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 
 use genset_backend_common::HealthReporter;
-use genset_child::{End, Group, OomKills, Tail, last_lines, leave};
+use genset_child::{End, GuardedGroup, OomKills, Tail, last_lines, leave};
 use tokio::process::Child;
 use tokio::time::{Duration, timeout};
 use tokio_util::sync::CancellationToken;
@@ -38,7 +38,7 @@ impl Release {
 
 /// The one owner of the process.
 pub(crate) struct Supervisor {
-    pub(crate) group: Group,
+    pub(crate) group: GuardedGroup,
     pub(crate) child: Child,
     /// Dropped with the rest: the process sees its end when this one's process is gone.
     pub(crate) leash: UnixStream,
@@ -57,12 +57,12 @@ impl Supervisor {
     /// Returns when the process and its group are gone, it was reaped, and every call has its error.
     pub(crate) async fn run(mut self) {
         let failure = self.end().await;
-        // Where it was reaped already, its group's id is free for others only once nobody is left in the group, and the kernel
-        // does not give a number out again so soon.
+        // By itself too: it may have left the group. It is gone already: the usual case.
+        self.child.start_kill().unwrap_or_default();
         self.group.kill();
         // It was killed, so this ends; a process that the kernel cannot end is the kernel's to report.
         let status = self.child.wait().await.ok();
-        self.group.finish();
+        self.group.end().await;
         let end = status.map(|status| End::of(status, self.oom_kills.as_ref()));
         let failure = settle(failure, end);
         tracing::debug!(?status, %failure, "the engine's process ended");
@@ -72,7 +72,7 @@ impl Supervisor {
             return;
         }
         let error = failure.to_error(&self.tail.lines());
-        let message = error.message().to_owned();
+        let message = error.to_string();
         if self.is_mended {
             // Before anybody can see it in an answer, so that nobody takes it for the end.
             self.health.report_down(message);

@@ -109,7 +109,7 @@ async fn a_missing_program_or_directory_is_named() {
     let mut nowhere = config("none");
     nowhere.cwd = Some("/no/such/directory".into());
     let error = start_error(nowhere).await;
-    assert_eq!(error.details().field.as_deref(), Some("cwd"));
+    assert_eq!(error.at().map(|at| at.name()), Some("cwd"));
 }
 
 #[tokio::test]
@@ -363,5 +363,5 @@ async fn impossible_settings_are_refused_before_anything_starts() {
     let mut impossible = config("none");
     impossible.window = 1;
     let error = start_error(impossible).await;
-    assert_eq!(error.details().field.as_deref(), Some("window"));
+    assert_eq!(error.at().map(|at| at.name()), Some("window"));
 }

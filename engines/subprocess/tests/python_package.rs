@@ -133,7 +133,7 @@ async fn a_request_arrives_with_its_context() {
 async fn every_kind_of_input_and_guided_decoding_arrives() {
     let engine = engine().await;
     let mut guided = request("echo_request");
-    guided.guided = Some(GuidedDecoding::JsonObject);
+    guided.guided = Some(GuidedDecoding::JsonObject.into());
     guided.stop.max_tokens = Some(9);
     let shown = items(&engine, guided).await;
     let shown = text(&shown);
@@ -144,9 +144,7 @@ async fn every_kind_of_input_and_guided_decoding_arrives() {
     );
     assert!(shown.contains("'max_tokens': 9"), "{shown}");
     let mut schema = GenerateRequest::from_text("echo_request", "hello");
-    schema.guided = Some(GuidedDecoding::JsonSchema(
-        serde_json::json!({"type": "object"}),
-    ));
+    schema.guided = Some(GuidedDecoding::JsonSchema(serde_json::json!({"type": "object"})).into());
     let shown = items(&engine, schema).await;
     assert!(text(&shown).contains("'text': 'hello'"));
     assert!(text(&shown).contains("{'json_schema': {'type': 'object'}}"));
@@ -158,7 +156,7 @@ async fn every_kind_of_input_and_guided_decoding_arrives() {
     let shown = items(&engine, GenerateRequest::from_chat("echo_request", chat)).await;
     assert!(text(&shown).contains("'content': 'hi'"));
     let mut embed = request("embed");
-    embed.input = Input::Embed(vec![vec![1], vec![2, 3]]);
+    embed.input = Input::Embed(vec![vec![1], vec![2, 3]].into());
     let embedded = items(&engine, embed).await;
     assert_eq!(embedded[0], Output::Embeddings(vec![vec![0.5, 1.0]; 2]));
     engine.cleanup().await.unwrap();
@@ -177,7 +175,7 @@ async fn every_kind_of_grammar_and_the_rank_arrive() {
     ];
     for (guided, expected) in cases {
         let mut request = request("echo_request");
-        request.guided = Some(guided);
+        request.guided = Some(guided.into());
         request.data_parallel_rank = Some(3);
         let shown = items(&engine, request).await;
         let shown = text(&shown);
@@ -236,12 +234,16 @@ async fn exceptions_keep_their_kind_and_end_no_other_request() {
     assert_eq!(bug.message(), "ZeroDivisionError: by nought");
     for (what, kind) in [
         ("bad_token", ErrorKind::Internal),
-        ("bad_reason", ErrorKind::Internal),
         ("no_such_method", ErrorKind::Internal),
         ("no_end", ErrorKind::StreamIncomplete),
     ] {
         assert_eq!(error(&engine, what).await.kind(), kind, "{what}");
     }
+    // An unknown finish reason counts as stop.
+    let ended = items(&engine, request("bad_reason")).await.pop();
+    assert!(
+        matches!(ended, Some(Output::Finished(finished)) if matches!(finished.reason, genset_backend_common::FinishReason::Stop)),
+    );
     engine.cleanup().await.unwrap();
 }
 

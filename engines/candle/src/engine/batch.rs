@@ -61,6 +61,7 @@ mod tests {
                     id: SequenceId(id),
                     prompt,
                     priority: 0,
+                    cache_salt: None,
                 })
                 .unwrap();
         }

@@ -1,25 +1,31 @@
 //! [`Core`]: the engine thread's loop. Plan, compute, choose, commit, deliver; between steps, requests come and go.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use bytes::Bytes;
 use candle_core::Tensor;
 use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::output::{Finish, TokenChunk};
-use genset_backend_common::{EngineError, ErrorKind, HealthReporter, LoadPublisher};
-use genset_scheduler::{AddError, NewSequence, Outcome, Report, Scheduled, Scheduler, SequenceId};
+use genset_backend_common::{EngineError, ErrorKind, HealthReporter, LoadPublisher, RequestField};
+use genset_scheduler::{
+    AddError, FreedSequences, NewSequence, Outcome, Report, Scheduled, Scheduler, SequenceId,
+};
 use rayon::prelude::*;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::batch::pack;
+use super::blocks;
 use super::forward::{Fetched, Forward, ForwardError, fetch};
 use super::metrics::{Metrics, StepFigures, load};
 use super::readers::Readers;
 use super::sequence::{Active, Arrival, Choosing, Next};
+use super::transfer::Place;
 use crate::model::{SequenceRows, StepBatch};
 
 /// How long a client refused for a full queue should wait.
@@ -32,6 +38,23 @@ pub(crate) enum Command {
     Add(Box<Arrival>),
     /// A reader came or left, or a request was cancelled.
     Look,
+    /// The blocks of this sequence have come.
+    Received(SequenceId),
+    /// Bytes of a held sequence's blocks are wanted; no reply where they are not held.
+    Read {
+        id: SequenceId,
+        /// Places in the bytes of all its blocks.
+        bytes: Range<usize>,
+        reply: oneshot::Sender<Bytes>,
+    },
+    /// Bytes of the blocks of a sequence that waits for them.
+    Write {
+        id: SequenceId,
+        /// Their place in the bytes of all its blocks.
+        start: usize,
+        bytes: Bytes,
+        done: oneshot::Sender<()>,
+    },
     /// Forget every reusable KV block, and say when it is done.
     ClearPrefixCache(oneshot::Sender<()>),
     /// End every request and the thread.
@@ -54,6 +77,7 @@ pub(crate) struct Core {
     forward: Box<dyn Forward>,
     requests: HashMap<SequenceId, Box<Active>>,
     outlets: Outlets,
+    freed: FreedSequences,
     last_id: u64,
     /// A KV block that the scheduler does not have, for [`Core::ask_model`].
     spare_block: usize,
@@ -78,13 +102,19 @@ struct Delivery {
 
 impl Core {
     /// The model's KV cache has one block more than the scheduler.
-    pub(crate) fn new(scheduler: Scheduler, forward: Box<dyn Forward>, outlets: Outlets) -> Self {
+    pub(crate) fn new(
+        scheduler: Scheduler,
+        forward: Box<dyn Forward>,
+        outlets: Outlets,
+        freed: FreedSequences,
+    ) -> Self {
         let spare_block = scheduler.pool().total();
         Self {
             scheduler,
             forward,
             requests: HashMap::new(),
             outlets,
+            freed,
             last_id: 0,
             spare_block,
         }
@@ -106,6 +136,9 @@ impl Core {
                 Then::GoOn => self.take_commands(&mut commands),
             };
             if matches!(then, Then::GoOn) {
+                for id in self.freed.take() {
+                    self.scheduler.free_held(id);
+                }
                 self.look_at_readers();
                 then = self.step();
             }
@@ -135,6 +168,22 @@ impl Core {
         match command {
             Command::Add(arrival) => self.add(*arrival),
             Command::Look => {}
+            Command::Received(id) => drop(self.scheduler.received(id)),
+            Command::Read { id, bytes, reply } => {
+                if let Some(bytes) = blocks::read(&self.scheduler, &*self.forward, id, bytes) {
+                    // Who asked may have left.
+                    let _ = reply.send(bytes);
+                }
+            }
+            Command::Write {
+                id,
+                start,
+                bytes,
+                done,
+            } => {
+                blocks::write(&self.scheduler, &mut *self.forward, id, start, &bytes);
+                let _ = done.send(());
+            }
             Command::ClearPrefixCache(done) => {
                 self.scheduler.clear_prefix_cache();
                 self.publish_events();
@@ -152,13 +201,20 @@ impl Core {
         let Arrival {
             prompt,
             priority,
+            cache_salt,
             active,
         } = arrival;
-        match self.scheduler.add(NewSequence {
+        let sequence = NewSequence {
             id,
             prompt,
             priority,
-        }) {
+            cache_salt,
+        };
+        let added = match &active.receives {
+            Some(_) => self.scheduler.add_receiving(sequence),
+            None => self.scheduler.add(sequence),
+        };
+        match added {
             Ok(()) => drop(self.requests.insert(id, active)),
             Err(refusal) => self.outlets.readers.wake(
                 active
@@ -187,6 +243,7 @@ impl Core {
         let began = Instant::now();
         let step = self.scheduler.plan();
         self.publish_events();
+        self.begin_receiving(&step.receiving);
         self.end_outgrown(&step.outgrown);
         if step.rows.is_empty() {
             return if step.is_empty() {
@@ -216,6 +273,25 @@ impl Core {
                 Then::GoOn
             }
             Err(problem) => self.fail_step(&step.rows, choosing, &problem),
+        }
+    }
+
+    /// Tells those whose blocks come from elsewhere that there is a place for them.
+    fn begin_receiving(&mut self, receiving: &[SequenceId]) {
+        let block_size = self.scheduler.pool().block_size();
+        for id in receiving {
+            let Some(sequence) = self.scheduler.sequence(*id) else {
+                continue;
+            };
+            let place = Place {
+                id: *id,
+                cached_blocks: sequence.computed_tokens() / block_size,
+            };
+            let active = self.requests.get_mut(id);
+            if let Some(receives) = active.and_then(|active| active.receives.take()) {
+                // One whose reader has left goes before the next step.
+                drop(receives.send(place));
+            }
         }
     }
 
@@ -266,16 +342,17 @@ impl Core {
 
     fn settle(
         &mut self,
-        choosing: Choosing,
+        mut choosing: Choosing,
         next: Result<Next, EngineError>,
         reports: &mut Vec<Report>,
     ) -> Delivery {
         match next {
-            Ok(Next {
-                outcome,
-                chunk,
-                end,
-            }) => {
+            Ok(next) => {
+                let Next {
+                    outcome,
+                    chunk,
+                    end,
+                } = choosing.end_prefill(next, &self.freed);
                 reports.push(Report {
                     id: choosing.id,
                     outcome,
@@ -474,9 +551,10 @@ fn refused(refusal: AddError) -> EngineError {
             capacity_tokens,
         } => too_long_for_cache(prompt_tokens, capacity_tokens),
         AddError::EmptyPrompt => {
-            EngineError::invalid_argument("prompt", "must hold at least one token")
+            EngineError::invalid_argument(RequestField::Prompt, "must hold at least one token")
         }
-        AddError::DuplicateId(_) => EngineError::internal(message),
+        // Ids are counted up, and prompts are computed in chunks.
+        AddError::DuplicateId(_) | AddError::ExceedsStep { .. } => EngineError::internal(message),
     }
 }
 
@@ -486,5 +564,5 @@ pub(crate) fn too_long_for_cache(prompt_tokens: usize, capacity_tokens: usize) -
         "the prompt has {prompt_tokens} tokens, but this worker's KV cache holds {capacity_tokens}; \
          shorten the prompt, or give the worker a larger --kv-cache-memory"
     );
-    EngineError::new(ErrorKind::ContextLengthExceeded, message).with_field("prompt")
+    EngineError::new(ErrorKind::ContextLengthExceeded, message).with_at(RequestField::Prompt)
 }

@@ -6,7 +6,7 @@ use candle_core::{D, Result, Tensor};
 use genset_backend_common::TokenId;
 use genset_sampling::best_token;
 
-use crate::model::{StepBatch, host, kernels};
+use crate::model::{KvLayout, StepBatch, host, kernels};
 
 /// Why a step was not computed. Every request in it fails.
 pub(crate) type ForwardError = Box<dyn Error + Send + Sync>;
@@ -18,6 +18,21 @@ pub(crate) trait Forward: Send {
     /// # Errors
     /// Any; the step's requests fail, and the engine goes on.
     fn forward(&mut self, batch: &StepBatch) -> std::result::Result<Tensor, ForwardError>;
+
+    /// What the bytes of KV blocks mean, where they can be had.
+    fn kv_layout(&self) -> Option<&KvLayout> {
+        None
+    }
+
+    /// The bytes of a KV block, where they can be had.
+    fn kv_block(&self, _block: usize) -> Option<&[u8]> {
+        None
+    }
+
+    /// The same, to be replaced.
+    fn kv_block_mut(&mut self, _block: usize) -> Option<&mut [u8]> {
+        None
+    }
 }
 
 /// One row of logits on its way to the sampler.

@@ -166,6 +166,7 @@ pub(crate) fn load(stats: Stats) -> Load {
         waiting_requests: u32::try_from(stats.waiting).unwrap_or(u32::MAX),
         kv_used_blocks: u64::try_from(stats.used_blocks).unwrap_or(u64::MAX),
         kv_total_blocks: u64::try_from(stats.total_blocks).unwrap_or(u64::MAX),
+        ..Load::default()
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
-use genset_backend_common::{EngineConfig, EngineError, StartContext, TokenId};
+use genset_backend_common::{Capabilities, EngineConfig, EngineError, StartContext, TokenId};
 use genset_sampling::guided::GuideFactory;
 use genset_scheduler::Limits;
 use serde_json::Value;
@@ -18,7 +19,9 @@ use crate::load::{
     KvCacheOptions, LoadProgress, ModelFile, OpenModel, WeightOptions, available_memory,
     kv_cache_size,
 };
-use crate::model::{KvCache, KvCacheSpec, Matrix, Model, ModelConfig, StepBatch, Weights};
+use crate::model::{
+    KvCache, KvCacheSpec, KvLayout, Matrix, Model, ModelConfig, StepBatch, Weights,
+};
 
 /// Loads a checkout folder or a GGUF file.
 #[derive(Debug)]
@@ -37,6 +40,18 @@ struct RealForward {
 impl Forward for RealForward {
     fn forward(&mut self, batch: &StepBatch) -> Result<Tensor, ForwardError> {
         Ok(self.model.forward(&mut self.cache, batch)?)
+    }
+
+    fn kv_layout(&self) -> Option<&KvLayout> {
+        self.cache.layout()
+    }
+
+    fn kv_block(&self, block: usize) -> Option<&[u8]> {
+        self.cache.block(block)
+    }
+
+    fn kv_block_mut(&mut self, block: usize) -> Option<&mut [u8]> {
+        self.cache.block_mut(block)
     }
 }
 
@@ -123,7 +138,8 @@ impl Loader for RealLoader {
             EngineError::internal("the KV cache could not be allocated; lower --kv-cache-memory")
                 .with_source(error)
         })?;
-        let config = engine_config(&open, &limits, &spec, guides.as_deref());
+        let can = capabilities(guides.as_deref(), cache.layout().is_some());
+        let config = engine_config(&open, &limits, &spec, can);
         let KvCacheSpec {
             num_blocks,
             block_size,
@@ -144,6 +160,7 @@ impl Loader for RealLoader {
             num_blocks,
             block_size,
             guides,
+            kv_lease: Duration::from_secs(self.args.kv_lease.get().into()),
         })
     }
 }
@@ -369,7 +386,7 @@ fn engine_config(
     open: &OpenModel,
     limits: &Limits,
     spec: &KvCacheSpec,
-    guides: Option<&GuideFactory>,
+    can: Capabilities,
 ) -> EngineConfig {
     let ModelConfig {
         context_length,
@@ -378,7 +395,7 @@ fn engine_config(
     } = open.config;
     let mut config = EngineConfig::new(open.name.clone(), narrow(context_length))
         .with_vocab_size(narrow(vocab_size))
-        .with_capabilities(capabilities(guides));
+        .with_capabilities(can);
     config.kv_block_size = std::num::NonZeroU32::new(narrow(spec.block_size));
     config.kv_total_blocks = u64::try_from(spec.num_blocks).ok();
     config.max_num_seqs = Some(narrow(limits.max_num_seqs));
@@ -405,7 +422,7 @@ mod tests {
         assert_eq!(of(DtypeChoice::F16).unwrap(), DType::F16);
         assert_eq!(of(DtypeChoice::F32).unwrap(), DType::F32);
         let error = of(DtypeChoice::Bf16).unwrap_err();
-        assert_eq!(error.details().field.as_deref(), Some("--kv-cache-dtype"));
+        assert_eq!(error.at().map(|at| at.name()), Some("--kv-cache-dtype"));
         assert!(error.message().contains("f16 or f32"), "{error}");
     }
 }

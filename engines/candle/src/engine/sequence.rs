@@ -7,10 +7,12 @@ use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{EngineError, StopConditions, TokenId};
 use genset_sampling::guided::Guide;
 use genset_sampling::{Sampled, Sampler, TokenMask};
-use genset_scheduler::{Outcome, SequenceId};
+use genset_scheduler::{FreedSequences, Outcome, SequenceId};
+use tokio::sync::oneshot;
 
 use super::forward::Fetched;
 use super::mailbox::Outlet;
+use super::transfer::{Place, PrefillLeg};
 
 /// A request in the engine.
 #[derive(Debug)]
@@ -21,6 +23,10 @@ pub(crate) struct Active {
     pub(crate) stop: StopConditions,
     /// At least 1; prompt and answer together fit the context.
     pub(crate) max_tokens: u32,
+    /// On a prefill instance.
+    pub(crate) prefill: Option<Box<PrefillLeg>>,
+    /// On a decode instance: told once there is a place for its blocks.
+    pub(crate) receives: Option<oneshot::Sender<Place>>,
 }
 
 impl Active {
@@ -101,6 +107,24 @@ impl Choosing {
         self.mask = guide.map(|guide| guide.mask().map_err(EngineError::from));
     }
 
+    /// On a prefill instance, the first token is the last, and the blocks are held.
+    pub(crate) fn end_prefill(&mut self, next: Next, freed: &FreedSequences) -> Next {
+        // Blocks that nobody hears of would be held for all of their time.
+        let goes_on = next.end.is_none() && !self.active.outlet.is_closed();
+        let leg = self.active.prefill.take().filter(|_| goes_on);
+        let Some(leg) = leg else {
+            return next;
+        };
+        let Some(transfer) = leg.transfers.hold(&leg, freed.holding(self.id)) else {
+            return next;
+        };
+        Next {
+            outcome: Outcome::Held,
+            end: Some(Finish::length().with_transfer(transfer)),
+            ..next
+        }
+    }
+
     /// Chooses the token. What goes wrong here, a panic included, is this request's failure alone.
     pub(crate) fn choose(&mut self, logits: Fetched) -> Result<Next, EngineError> {
         let chosen = catch_unwind(AssertUnwindSafe(|| {
@@ -136,5 +160,6 @@ impl Choosing {
 pub(crate) struct Arrival {
     pub(crate) prompt: Vec<TokenId>,
     pub(crate) priority: i32,
+    pub(crate) cache_salt: Option<String>,
     pub(crate) active: Box<Active>,
 }

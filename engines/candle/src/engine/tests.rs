@@ -109,7 +109,7 @@ async fn stop_conditions_are_kept() {
     let stop = whole[4];
     let place = whole.iter().position(|token| *token == stop).unwrap();
     let mut stopping = request(&[1, 2, 3], 12);
-    stopping.stop.eos_token_ids = vec![stop];
+    stopping.stop.eos_token_ids = [stop].into();
     let (tokens, finished) = live.answer(stopping.clone()).await.unwrap();
     assert_eq!(
         (tokens.as_slice(), finished.stop_token),
@@ -152,7 +152,7 @@ async fn bad_requests_are_refused_before_any_token() {
     );
     assert_eq!(kind(request(&[1], 0)).await, ErrorKind::InvalidArgument);
     let mut guided = request(&[1], 1);
-    guided.guided = Some(genset_backend_common::GuidedDecoding::Regex("(".into()));
+    guided.guided = Some(genset_backend_common::GuidedDecoding::Regex("(".into()).into());
     assert_eq!(kind(guided).await, ErrorKind::InvalidArgument);
     let mut many = request(&[1], 1);
     many.output.logprobs = Some(21);

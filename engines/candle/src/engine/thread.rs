@@ -7,16 +7,18 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
-use genset_backend_common::{EngineConfig, EngineError, HealthReporter, StartContext};
+use genset_backend_common::{At, EngineConfig, EngineError, HealthReporter, StartContext};
 use genset_sampling::guided::GuideFactory;
-use genset_scheduler::{Limits, Scheduler};
+use genset_scheduler::{FreedSequences, Limits, Scheduler};
 use tokio::sync::{mpsc, oneshot};
 
 use super::core::{Command, Core, Outlets};
 use super::forward::Forward;
 use super::metrics::Metrics;
 use super::readers::Readers;
+use super::transfer::Transfers;
 
 /// Commands that may wait while a step is computed; senders of more wait.
 const COMMANDS: usize = 256;
@@ -30,6 +32,8 @@ pub(crate) struct Loaded {
     pub(crate) num_blocks: usize,
     pub(crate) block_size: usize,
     pub(crate) guides: Option<Arc<GuideFactory>>,
+    /// How long blocks are held that nobody fetches.
+    pub(crate) kv_lease: Duration,
 }
 
 /// Loads the model. Called once, on the engine thread.
@@ -49,6 +53,7 @@ pub(crate) struct Serving {
     pub(crate) config: EngineConfig,
     pub(crate) guides: Option<Arc<GuideFactory>>,
     pub(crate) capacity_tokens: usize,
+    pub(crate) transfers: Transfers,
 }
 
 /// The thread, to be waited for.
@@ -133,9 +138,12 @@ fn build(
         num_blocks,
         block_size,
         guides,
+        kv_lease,
     } = loaded;
+    let layout = forward.kv_layout().cloned();
+    let transfers = Transfers::try_new(start.role, start.kv_transfers.clone(), kv_lease, layout)?;
     let scheduler = Scheduler::try_new(limits, num_blocks, block_size)
-        .map_err(|error| EngineError::invalid_argument("the engine's limits", error))?;
+        .map_err(|error| EngineError::invalid_argument(At::other("the engine's limits"), error))?;
     let outlets = Outlets {
         readers,
         kv_events: start.kv_events.clone(),
@@ -144,11 +152,21 @@ fn build(
         metrics: Metrics::register(&start.metrics),
     };
     let (sender, commands) = mpsc::channel(COMMANDS);
+    let weak = sender.downgrade();
+    transfers.serve(weak.clone());
+    let freed = FreedSequences::new(move || {
+        if let Some(commands) = weak.upgrade() {
+            // When the queue is full, the thread looks anyway.
+            drop(commands.try_send(Command::Look));
+        }
+    });
     let serving = Serving {
         commands: sender,
         config,
         guides,
         capacity_tokens: num_blocks * block_size,
+        transfers,
     };
-    Ok((Core::new(scheduler, forward, outlets), serving, commands))
+    let core = Core::new(scheduler, forward, outlets, freed);
+    Ok((core, serving, commands))
 }

@@ -4,12 +4,14 @@
 //! `block * block_size + offset`.
 
 mod host;
+mod layout;
 
 use candle_core::{DType, Device, Result, Tensor};
 use half::f16;
 
 use self::host::HostKv;
 pub(super) use self::host::{HostLayer, KvNumber};
+pub use self::layout::KvLayout;
 use super::attention::by_kernels;
 use super::config::ModelConfig;
 
@@ -42,6 +44,8 @@ pub struct KvCache {
     spec: KvCacheSpec,
     layers: Layers,
     num_layers: usize,
+    /// Of a cache in main memory.
+    layout: Option<KvLayout>,
 }
 
 /// The keys and values of all layers.
@@ -90,10 +94,16 @@ impl KvCache {
                 device_layers(config, &spec, device, has_kernels)?
             }
         };
+        let layout = match &layers {
+            Layers::HostF32(_) => Some(KvLayout::of_host(config, &spec, DType::F32)),
+            Layers::HostF16(_) => Some(KvLayout::of_host(config, &spec, DType::F16)),
+            Layers::Device(_) => None,
+        };
         Ok(Self {
             spec,
             layers,
             num_layers: config.num_layers,
+            layout,
         })
     }
 
@@ -109,7 +119,33 @@ impl KvCache {
             layers: device_layers(config, &spec, device, has_kernels)?,
             spec,
             num_layers: config.num_layers,
+            layout: None,
         })
+    }
+
+    /// What the bytes of its blocks mean; `None` where they are not in main memory.
+    #[must_use]
+    pub fn layout(&self) -> Option<&KvLayout> {
+        self.layout.as_ref()
+    }
+
+    /// The bytes of a block, in main memory.
+    #[must_use]
+    pub fn block(&self, block: usize) -> Option<&[u8]> {
+        match &self.layers {
+            Layers::HostF32(kv) => kv.block(block),
+            Layers::HostF16(kv) => kv.block(block),
+            Layers::Device(_) => None,
+        }
+    }
+
+    /// The bytes of a block, in main memory, to be replaced.
+    pub fn block_mut(&mut self, block: usize) -> Option<&mut [u8]> {
+        match &mut self.layers {
+            Layers::HostF32(kv) => kv.block_mut(block),
+            Layers::HostF16(kv) => kv.block_mut(block),
+            Layers::Device(_) => None,
+        }
     }
 
     /// Where it is, if kernels of our own work on it.

@@ -1,9 +1,10 @@
 //! One parallel loop on the CPU, and the threads that run it.
 //!
 //! Regions are short (tens of microseconds) and many, so threads spin between them, and sleep only when nothing has come
-//! for a while. There are as many as rayon's global pool has when the first region runs, the caller's included, so that
-//! one setting bounds both. Where candle computes the products, its threads, which spin too, run our regions as well: two
-//! spinning sets would take the processors from each other.
+//! for a while. A region waits for no thread that has not come to it: beside other programs that takes milliseconds, and a
+//! token has hundreds of regions. There are as many threads as rayon's global pool has when the first region runs, the
+//! caller's included, so that one setting bounds both. Where candle computes the products, its threads, which spin too, run
+//! our regions as well: two spinning sets would take the processors from each other.
 
 mod pool;
 

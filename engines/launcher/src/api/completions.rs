@@ -4,6 +4,8 @@
 //! vLLM 0.18, "OpenAI-Compatible Server" (`return_token_ids`, `return_tokens_as_token_ids`, `structured_outputs`);
 //! TensorRT-LLM 1.1, "trtllm-serve" (`detokenize`, `response_format`). TensorRT-LLM refuses fields that it does not know.
 
+use std::num::NonZeroU32;
+
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
     Capabilities, EngineError, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
@@ -116,6 +118,9 @@ impl Completions {
     }
 
     fn add_own(&self, body: &mut Map<String, Value>, request: &GenerateRequest) {
+        if let Some(salt) = &request.cache_salt {
+            body.insert("cache_salt".into(), salt.as_str().into());
+        }
         match self.flavor {
             Flavor::Vllm => {
                 body.insert("return_token_ids".into(), true.into());
@@ -254,7 +259,46 @@ impl Api for Completions {
     }
 
     async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
-        first_model(client).await
+        let model = first_model(client).await?;
+        if self.flavor == Flavor::Trtllm {
+            return Ok(model);
+        }
+        let cache = match client.text("/metrics").await {
+            Ok(metrics) => CacheConfig::read(&metrics),
+            Err(error) => {
+                tracing::debug!(%error, "vLLM does not tell the size of its KV blocks");
+                CacheConfig::default()
+            }
+        };
+        Ok(Facts {
+            kv_block_size: cache.block_size,
+            kv_total_blocks: cache.num_gpu_blocks,
+            ..model
+        })
+    }
+}
+
+/// What the labels of vLLM's `vllm:cache_config_info` say.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct CacheConfig {
+    pub(super) block_size: Option<NonZeroU32>,
+    pub(super) num_gpu_blocks: Option<u64>,
+}
+
+impl CacheConfig {
+    /// Out of all metrics, in the text format of Prometheus. Of several ranks the first is read: they are alike.
+    pub(super) fn read(metrics: &str) -> Self {
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("vllm:cache_config_info{"));
+        let label = |name: &str| {
+            let (_, value) = line?.split_once(&format!("{name}=\""))?;
+            value.split_once('"').map(|(value, _)| value)
+        };
+        Self {
+            block_size: label("block_size").and_then(|size| size.parse().ok()),
+            num_gpu_blocks: label("num_gpu_blocks").and_then(|blocks| blocks.parse().ok()),
+        }
     }
 }
 

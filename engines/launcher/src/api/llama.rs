@@ -3,20 +3,27 @@
 //! # Source
 //! llama.cpp, `tools/server/README.md` of spring 2026 (`return_tokens`, `n_probs`, `stop_type`). It knows no stop tokens but
 //! the model's own; ours are found in its answer, which then ends. It knows no `min_tokens`.
+//!
+//! While the text ends inside a character it sends nothing; then it sends the whole character with its last token alone
+//! (b11434, `process_token` and `send_partial_response`). Its count of tokens shows the gap, and its own tokenizer fills it.
 
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
-    Capabilities, EngineError, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
-    TokenId, async_trait,
+    Capabilities, EngineError, GenerateRequest, GuidedDecoding, GuidedKind, RequestField,
+    SamplingOption, TokenId, async_trait,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::wire::{error_of, token_logprob};
-use super::{Api, Call, End, Facts, Reader, Step, unreadable};
+use super::wire::{Timings, error_of, token_logprob};
+use super::withheld::lost;
+use super::{Api, Call, End, Facts, Piece, Reader, Step, Withheld, unreadable};
 use crate::http::{Client, HttpError};
 
 const MAX_LOGPROBS: u32 = 20;
+
+/// Tokens that it may generate past the limit, in which it ends the character that the limit is in. We stop at the limit.
+const PAST_LIMIT: u32 = 8;
 
 /// The API of llama-server.
 #[derive(Debug)]
@@ -41,10 +48,14 @@ impl Api for Llama {
         body.insert("prompt".into(), request.tokens()?.into());
         body.insert("stream".into(), true.into());
         body.insert("return_tokens".into(), true.into());
-        body.insert("cache_prompt".into(), true.into());
+        // Each event tells the usage, so none is waited for.
+        body.insert("timings_per_token".into(), true.into());
+        // Its slots know no salts: what is to be kept apart is computed anew.
+        body.insert("cache_prompt".into(), request.cache_salt.is_none().into());
         body.insert("ignore_eos".into(), request.stop.ignore_eos.into());
         if let Some(max_tokens) = max_tokens {
-            body.insert("n_predict".into(), max_tokens.into());
+            let past = max_tokens.saturating_add(PAST_LIMIT);
+            body.insert("n_predict".into(), past.into());
         }
         if let Some(asked) = request.output.logprobs {
             body.insert("n_probs".into(), asked.max(1).into());
@@ -55,15 +66,27 @@ impl Api for Llama {
     fn reader(&self, request: &GenerateRequest) -> Box<dyn Reader> {
         Box::new(LlamaReader {
             logprobs: request.output.logprobs,
+            seen: 0,
         })
     }
 
-    fn tells_usage_later(&self) -> bool {
-        true
+    async fn pieces(&self, client: &Client, text: &str) -> Result<Vec<Piece>, HttpError> {
+        #[derive(Deserialize)]
+        struct Tokenized {
+            tokens: Vec<Piece>,
+        }
+        let body = json!({"content": text, "add_special": false, "parse_special": false, "with_pieces": true});
+        let body = body.to_string().into_bytes();
+        let tokenized: Tokenized = client.post("/tokenize", body, &[]).await?.json().await?;
+        Ok(tokenized.tokens)
     }
 
+    /// The end of its context is left to end a character in.
     async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
-        props(client).await
+        let mut facts = props(client).await?;
+        let context = facts.context_length_tokens;
+        facts.context_length_tokens = context.map(|context| context.saturating_sub(PAST_LIMIT));
+        Ok(facts)
     }
 }
 
@@ -96,7 +119,7 @@ pub(super) fn refuse_min_tokens(request: &GenerateRequest) -> Result<(), EngineE
         return Ok(());
     }
     Err(EngineError::unsupported(
-        "min_tokens",
+        RequestField::MinTokens,
         "llama-server has no such setting",
     ))
 }
@@ -135,7 +158,7 @@ pub(super) fn sampling(request: &GenerateRequest) -> Map<String, Value> {
     let set = values
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)));
-    let guided = request.guided.as_ref().and_then(guided);
+    let guided = request.guided.as_deref().and_then(guided);
     set.chain(guided)
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
@@ -179,13 +202,17 @@ pub(super) async fn props(client: &Client) -> Result<Facts, HttpError> {
     Ok(Facts {
         context_length_tokens: props.default_generation_settings.n_ctx,
         max_num_seqs: props.total_slots,
+        ..Facts::default()
     })
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Chunk {
+    content: String,
     tokens: Vec<TokenId>,
+    /// Tokens generated so far, those included that were withheld.
+    tokens_predicted: Option<u64>,
     stop: bool,
     stop_type: String,
     completion_probabilities: Vec<Probability>,
@@ -207,14 +234,10 @@ struct TopProbability {
     logprob: f32,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Timings {
-    cache_n: Option<u32>,
-}
-
 struct LlamaReader {
     logprobs: Option<u32>,
+    /// Tokens read so far.
+    seen: u64,
 }
 
 impl Reader for LlamaReader {
@@ -223,15 +246,25 @@ impl Reader for LlamaReader {
         if let Some(error) = &chunk.error {
             return Err(error_of(None, error));
         }
-        let mut step = Step::default();
+        let mut step = Step {
+            prompt_tokens: chunk.tokens_evaluated,
+            cached_tokens: chunk.timings.cache_n,
+            ..Step::default()
+        };
+        let gap = self.gap(&chunk)?;
         if chunk.stop {
+            if gap > 0 {
+                return Err(lost(gap));
+            }
             // The last event's tokens are those that came before, where it has any.
             step.end = Some(match chunk.stop_type.as_str() {
                 "limit" => End::Length,
                 _ => End::Stop(None),
             });
-            step.prompt_tokens = chunk.tokens_evaluated;
-            step.cached_tokens = chunk.timings.cache_n;
+            return Ok(step);
+        }
+        if gap > 0 {
+            step.withheld = Some(self.withheld(chunk, gap)?);
             return Ok(step);
         }
         let count = chunk.tokens.len();
@@ -249,6 +282,38 @@ impl Reader for LlamaReader {
             step.tokens.logprobs = read.map(|at| logprob_of(at, asked)).collect();
         }
         Ok(step)
+    }
+}
+
+impl LlamaReader {
+    /// How many tokens were generated since the last event that this one does not name. A server that counts none has none.
+    fn gap(&mut self, chunk: &Chunk) -> Result<u64, EngineError> {
+        let given = if chunk.stop { 0 } else { chunk.tokens.len() };
+        let named = self
+            .seen
+            .saturating_add(u64::try_from(given).unwrap_or(u64::MAX));
+        let predicted = chunk.tokens_predicted.unwrap_or(named);
+        let gap = predicted.checked_sub(named).ok_or_else(|| {
+            unreadable(format!(
+                "it counts {predicted} tokens after {named} were given"
+            ))
+        })?;
+        self.seen = predicted;
+        Ok(gap)
+    }
+
+    fn withheld(&self, chunk: Chunk, gap: u64) -> Result<Withheld, EngineError> {
+        if self.logprobs.is_some() {
+            let problem = "llama-server gives no log probabilities of the tokens inside a character, and the answer has one \
+                           of several tokens";
+            return Err(EngineError::unsupported("logprobs", problem));
+        }
+        let gap = usize::try_from(gap).unwrap_or(usize::MAX);
+        Ok(Withheld {
+            text: chunk.content,
+            count: gap.saturating_add(chunk.tokens.len()),
+            given: chunk.tokens,
+        })
     }
 }
 

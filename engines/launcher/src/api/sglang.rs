@@ -2,7 +2,10 @@
 //!
 //! # Source
 //! SGLang 0.5.9, "SGLang Native APIs" and "Sampling Parameters". Its events repeat all tokens so far, unless the server was
-//! started with `incremental-streaming-output` (formerly `stream-output`); both are read.
+//! started with `incremental-streaming-output` (formerly `stream-output`); both are read. Of 0.5.23 the sources were read: where
+//! it takes seeds (`SamplingBatchInfo`), and how long a prompt may be (`validate_input_length`, `/server_info`).
+
+use std::num::NonZeroU32;
 
 use genset_backend_common::output::{TokenLogprob, TopLogprob};
 use genset_backend_common::{
@@ -15,18 +18,33 @@ use serde_json::{Map, Value, json};
 use super::completions::stop_ids;
 use super::wire::{error_of, token_logprob};
 use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable};
+use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
 
 /// Candidates are cheap there; no client of ours asks for more.
 const MAX_LOGPROBS: u32 = 20;
 
+/// Tokens of the context that no prompt may have, where the server does not say how long one may be.
+const NOT_FOR_PROMPTS: u32 = 6;
+
 /// The API of SGLang.
 #[derive(Debug)]
-pub(super) struct Sglang;
+pub(super) struct Sglang {
+    /// Whether it was started with deterministic inference; seeds are honoured only then.
+    takes_seeds: bool,
+}
+
+impl Sglang {
+    pub(super) fn new(extra: Option<&ExtraArgs>) -> Self {
+        let setting = extra.and_then(|extra| extra.get("enable-deterministic-inference"));
+        Self {
+            takes_seeds: setting == Some(&Value::Bool(true)),
+        }
+    }
+}
 
 #[async_trait]
 impl Api for Sglang {
-    /// No seed: it is honoured only by servers that were started with deterministic inference.
     fn capabilities(&self) -> Capabilities {
         use GuidedKind as Kind;
         use SamplingOption as Opt;
@@ -40,6 +58,9 @@ impl Api for Sglang {
             Opt::RepetitionPenalty,
             Opt::LogitBias,
         ]);
+        if self.takes_seeds {
+            capabilities.sampling.insert(Opt::Seed);
+        }
         capabilities.max_logprobs = Some(MAX_LOGPROBS);
         capabilities.guided = [
             Kind::JsonObject,
@@ -64,6 +85,9 @@ impl Api for Sglang {
             "sampling_params".into(),
             Value::Object(sampling_params(request, max_tokens)),
         );
+        if let Some(salt) = &request.cache_salt {
+            body.insert("extra_key".into(), salt.as_str().into());
+        }
         if let Some(asked) = request.output.logprobs {
             body.insert("return_logprob".into(), true.into());
             body.insert("logprob_start_len".into(), (-1).into());
@@ -80,7 +104,15 @@ impl Api for Sglang {
     }
 
     async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
-        first_model(client).await
+        let model = first_model(client).await?;
+        let info: ServerInfo = match client.get("/server_info").await {
+            Ok(info) => info,
+            Err(error) => {
+                tracing::debug!(%error, "SGLang does not tell how long a prompt may be");
+                ServerInfo::default()
+            }
+        };
+        Ok(info.facts(model.context_length_tokens))
     }
 }
 
@@ -118,11 +150,15 @@ fn sampling_params(request: &GenerateRequest, max_tokens: Option<u32>) -> Map<St
             sampling.repetition_penalty.map(Value::from),
         ),
         (
+            "sampling_seed",
+            sampling.seed.map(|seed| seed.cast_signed().into()),
+        ),
+        (
             "logit_bias",
             (!biases.is_empty()).then_some(Value::Object(biases)),
         ),
     ];
-    let guided = request.guided.as_ref().map(guided);
+    let guided = request.guided.as_deref().map(guided);
     let set = values
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)));
@@ -138,6 +174,37 @@ fn guided(guided: &GuidedDecoding) -> (&'static str, Value) {
         GuidedDecoding::Regex(regex) => ("regex", regex.clone().into()),
         GuidedDecoding::Choice(choices) => ("regex", super::guided::choice_regex(choices).into()),
         GuidedDecoding::Grammar(grammar) => ("ebnf", grammar.clone().into()),
+    }
+}
+
+/// What `/server_info` tells, among much else.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ServerInfo {
+    /// A prompt must be shorter than this.
+    max_req_input_len: Option<u32>,
+    /// Tokens that the KV cache holds.
+    max_total_num_tokens: Option<u64>,
+    /// Tokens per KV block.
+    page_size: Option<NonZeroU32>,
+}
+
+impl ServerInfo {
+    /// A context in which every prompt that fits is one that the server takes.
+    fn facts(&self, context_length_tokens: Option<u32>) -> Facts {
+        let context = context_length_tokens.map(|context| {
+            let left = context.saturating_sub(NOT_FOR_PROMPTS);
+            self.max_req_input_len
+                .filter(|max| *max > 0)
+                .map_or(left, |max| max.min(context))
+        });
+        let blocks = self.max_total_num_tokens.zip(self.page_size);
+        Facts {
+            context_length_tokens: context,
+            kv_block_size: self.page_size,
+            kv_total_blocks: blocks.map(|(tokens, size)| tokens / u64::from(size.get())),
+            ..Facts::default()
+        }
     }
 }
 

@@ -34,8 +34,8 @@ const OF_TOKENS: [Dialect; 4] = [
 #[test]
 fn a_plain_request_says_what_it_must() {
     let mut request = request();
-    request.stop.eos_token_ids = vec![2];
-    request.stop.stop_token_ids = vec![7];
+    request.stop.eos_token_ids = [2].into();
+    request.stop.stop_token_ids = [7].into();
     let expected = [
         json!({"model": "/m", "prompt": [1, 2], "stream": true, "stream_options": {"include_usage": true},
                "add_special_tokens": false, "ignore_eos": true, "stop_token_ids": [7, 2], "max_tokens": 5,
@@ -45,11 +45,26 @@ fn a_plain_request_says_what_it_must() {
                "detokenize": false}),
         json!({"input_ids": [1, 2], "stream": true, "sampling_params": {
                "max_new_tokens": 5, "ignore_eos": false, "stop_token_ids": [7, 2]}}),
-        json!({"prompt": [1, 2], "stream": true, "return_tokens": true, "cache_prompt": true, "ignore_eos": false,
-               "n_predict": 5}),
+        json!({"prompt": [1, 2], "stream": true, "return_tokens": true, "timings_per_token": true, "cache_prompt": true,
+               "ignore_eos": false, "n_predict": 13}),
     ];
     for (dialect, expected) in OF_TOKENS.into_iter().zip(expected) {
         assert_eq!(body(dialect, &request), expected, "{dialect:?}");
+    }
+}
+
+/// Servers that know salts are told them; another reuses nothing for a request that has one.
+#[test]
+fn a_cache_salt_keeps_prompts_apart() {
+    let mut request = request();
+    request.cache_salt = Some("tenant".into());
+    for (dialect, field, value) in [
+        (Dialect::Vllm, "cache_salt", json!("tenant")),
+        (Dialect::Trtllm, "cache_salt", json!("tenant")),
+        (Dialect::Sglang, "extra_key", json!("tenant")),
+        (Dialect::LlamaServer, "cache_prompt", json!(false)),
+    ] {
+        assert_eq!(body(dialect, &request)[field], value, "{dialect:?}");
     }
 }
 
@@ -171,7 +186,7 @@ fn grammars_are_said_in_each_servers_way() {
     ];
     for (dialect, guided, pointer, expected) in cases {
         let mut request = request();
-        request.guided = Some(guided);
+        request.guided = Some(guided.into());
         let body = body(dialect, &request);
         assert_eq!(body.pointer(pointer), Some(&expected), "{dialect:?} {body}");
     }
@@ -212,11 +227,11 @@ fn what_an_api_cannot_carry_is_refused_by_name() {
         (Dialect::LlamaServer, request(), "min_tokens", |r| {
             r.stop.min_tokens = 1
         }),
-        (Dialect::LlamaCppPython, request(), "input", |_| {}),
+        (Dialect::LlamaCppPython, request(), "prompt", |_| {}),
         (
             Dialect::Vllm,
             GenerateRequest::from_text("m", "hi"),
-            "input",
+            "prompt",
             |_| {},
         ),
         (
@@ -230,7 +245,7 @@ fn what_an_api_cannot_carry_is_refused_by_name() {
             GenerateRequest::from_text("m", "hi"),
             "stop_token_ids",
             |r| {
-                r.stop.stop_token_ids = vec![1];
+                r.stop.stop_token_ids = [1].into();
             },
         ),
         (
@@ -244,7 +259,7 @@ fn what_an_api_cannot_carry_is_refused_by_name() {
         set(&mut request);
         let error = api(dialect).call(&request, None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert_eq!(error.details().field.as_deref(), Some(field));
+        assert_eq!(error.at().map(|at| at.name()), Some(field));
     }
     let tokens = LauncherConfig::new(
         ServerKind::LlamaCpp,
@@ -313,7 +328,7 @@ fn a_stop_at_the_models_own_end_is_not_part_of_the_answer() {
     );
     // With a list of our own the server goes on past its model's, so the last token is an answer's.
     let mut listed = request();
-    listed.stop.eos_token_ids = vec![9];
+    listed.stop.eos_token_ids = [9].into();
     let step = &read(Dialect::Vllm, &listed, &[unnamed])[0];
     assert_eq!(
         (ids(step), step.end.clone()),
@@ -370,6 +385,67 @@ fn log_probabilities_that_are_missing_are_an_error() {
             "{dialect:?}"
         );
     }
+}
+
+#[test]
+fn llama_servers_count_of_tokens_shows_those_that_it_withheld() {
+    let event = |content: &str, tokens: &[u32], predicted: u64| json!({"content": content, "tokens": tokens, "stop": false, "tokens_predicted": predicted});
+    let read = read(
+        Dialect::LlamaServer,
+        &request(),
+        &[event("a", &[7], 1), event("ん", &[244], 4)],
+    );
+    assert_eq!((ids(&read[0]), &read[0].withheld), (vec![7], &None));
+    let withheld = Withheld {
+        text: "ん".into(),
+        count: 3,
+        given: vec![244],
+    };
+    assert_eq!(
+        (ids(&read[1]), &read[1].withheld),
+        (vec![], &Some(withheld))
+    );
+
+    let mut reader = api(Dialect::LlamaServer).reader(&request());
+    let end = json!({"content": "", "tokens": [], "stop": true, "stop_type": "limit", "tokens_predicted": 2});
+    let error = reader.read(end.to_string().as_bytes()).unwrap_err();
+    assert!(error.message().contains("last 2 tokens"), "{error}");
+}
+
+#[test]
+fn the_size_of_vllms_kv_blocks_is_among_its_metrics() {
+    let metrics = "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"128\",engine=\"0\",num_gpu_blocks=\"2048\"} 1.0\n";
+    let read = completions::CacheConfig::read(metrics);
+    assert_eq!(
+        (read.block_size, read.num_gpu_blocks),
+        (std::num::NonZeroU32::new(128), Some(2048))
+    );
+    for none in [
+        "",
+        "vllm:cache_config_info{block_size=\"",
+        "vllm:cache_config_info{block_size=\"0\"}",
+    ] {
+        assert_eq!(completions::CacheConfig::read(none), Default::default());
+    }
+}
+
+#[test]
+fn sglang_honours_seeds_where_it_infers_deterministically() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("extra.yaml");
+    std::fs::write(&path, "enable_deterministic_inference: true\n").unwrap();
+    let mut config = LauncherConfig::new(
+        ServerKind::Sglang,
+        "/m",
+        ServerInput::Tokens { vocab_size: None },
+    );
+    config.extra = Some(ExtraArgs::load(&path).unwrap());
+    let api = of(&config, Dialect::Sglang).unwrap();
+    assert!(api.capabilities().sampling.contains(&SamplingOption::Seed));
+    let mut request = request();
+    request.sampling.seed = Some(u64::MAX);
+    let body: Value = serde_json::from_slice(&api.call(&request, None).unwrap().body).unwrap();
+    assert_eq!(body["sampling_params"]["sampling_seed"], json!(-1));
 }
 
 #[test]

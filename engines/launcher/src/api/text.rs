@@ -6,7 +6,8 @@
 //! in a stream; its prompts are counted by `/extras/tokenize/count`.
 
 use genset_backend_common::{
-    Capabilities, ChatInput, EngineError, GenerateRequest, GuidedKind, Input, async_trait,
+    Capabilities, ChatInput, EngineError, GenerateRequest, GuidedKind, Input, RequestField,
+    async_trait,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -44,12 +45,15 @@ impl Text {
     fn refuse(&self, request: &GenerateRequest) -> Result<(), EngineError> {
         if !request.stop.stop_token_ids.is_empty() {
             let problem = "this server is driven by text and knows no tokens";
-            return Err(EngineError::unsupported("stop_token_ids", problem));
+            return Err(EngineError::unsupported(
+                RequestField::StopTokenIds,
+                problem,
+            ));
         }
         match self.flavor {
             Flavor::LlamaServer => refuse_min_tokens(request),
             Flavor::LlamaCppPython if request.stop.ignore_eos => Err(EngineError::unsupported(
-                "ignore_eos",
+                RequestField::IgnoreEos,
                 "llama_cpp.server has no such setting",
             )),
             Flavor::LlamaCppPython => Ok(()),
@@ -65,7 +69,13 @@ impl Text {
         match self.flavor {
             Flavor::LlamaServer => {
                 body.insert("stream_options".into(), json!({"include_usage": true}));
+                // A piece of text may be several tokens; each event says how many came.
+                body.insert("timings_per_token".into(), true.into());
                 body.insert("ignore_eos".into(), request.stop.ignore_eos.into());
+                if request.cache_salt.is_some() {
+                    // Its slots know no salts.
+                    body.insert("cache_prompt".into(), false.into());
+                }
             }
             Flavor::LlamaCppPython if request.stop.min_tokens > 0 => {
                 body.insert("min_tokens".into(), request.stop.min_tokens.into());
@@ -117,7 +127,7 @@ impl Api for Text {
         let mut body = self.options(request);
         let path = match &request.input {
             Input::Text(text) => {
-                body.insert("prompt".into(), text.clone().into());
+                body.insert("prompt".into(), text.as_str().into());
                 "/v1/completions"
             }
             Input::Chat(chat) => {
@@ -127,7 +137,7 @@ impl Api for Text {
             }
             Input::Tokens(_) | Input::Embed(_) => {
                 let problem = "this engine takes text and chat messages";
-                return Err(EngineError::unsupported("input", problem));
+                return Err(EngineError::unsupported(RequestField::Prompt, problem));
             }
         };
         Ok(Call::new(path, &Value::Object(body)))
@@ -155,6 +165,7 @@ impl Api for Text {
             Flavor::LlamaCppPython => Ok(Facts {
                 context_length_tokens: None,
                 max_num_seqs: Some(1),
+                ..Facts::default()
             }),
         }
     }
@@ -168,7 +179,7 @@ impl Api for Text {
             return Ok(None);
         }
         let text = match &request.input {
-            Input::Text(text) => text.clone(),
+            Input::Text(text) => text.to_string(),
             Input::Chat(chat) => text_of(chat),
             Input::Tokens(_) | Input::Embed(_) => return Ok(None),
         };
@@ -191,7 +202,7 @@ fn refuse_tools(chat: &ChatInput) -> Result<(), EngineError> {
         return Ok(());
     }
     let problem = "tools need the model's own template and tokens; give the model's folder with --model-config";
-    Err(EngineError::unsupported("tools", problem))
+    Err(EngineError::unsupported(RequestField::Tools, problem))
 }
 
 /// The texts of a chat: what is counted as its prompt, without what the server's template adds.
@@ -218,10 +229,14 @@ impl Reader for TextReader {
         if let Some(error) = &chunk.error {
             return Err(error_of(None, error));
         }
-        let mut step = Step::default();
+        let mut step = Step {
+            completion_tokens: chunk.timings.predicted_n,
+            ..Step::default()
+        };
         if let Some(usage) = &chunk.usage {
             step.prompt_tokens = usage.prompt_tokens;
-            step.cached_tokens = usage.cached_tokens();
+            step.completion_tokens = usage.completion_tokens;
+            step.cached_tokens = usage.cached_tokens().or(chunk.timings.cache_n);
         }
         let Some(choice) = chunk.choices.into_iter().next() else {
             return Ok(step);

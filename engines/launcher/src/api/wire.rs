@@ -6,12 +6,24 @@ use genset_backend_common::{EngineError, ErrorKind, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+/// What llama-server counts, so far.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Timings {
+    /// Tokens of the prompt that were in its cache.
+    pub(super) cache_n: Option<u32>,
+    /// Tokens generated.
+    pub(super) predicted_n: Option<u32>,
+}
+
 /// An event of a streamed completion.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Chunk {
     pub(super) choices: Vec<Choice>,
     pub(super) usage: Option<UsageInfo>,
+    /// llama-server's, in each event where they are asked for.
+    pub(super) timings: Timings,
     pub(super) error: Option<Value>,
 }
 
@@ -44,6 +56,7 @@ pub(super) struct Logprobs {
 #[serde(default)]
 pub(super) struct UsageInfo {
     pub(super) prompt_tokens: Option<u32>,
+    pub(super) completion_tokens: Option<u32>,
     pub(super) prompt_tokens_details: Option<PromptTokensDetails>,
 }
 

@@ -89,11 +89,7 @@ fn our_settings_become_the_servers_flags() {
 #[test]
 fn what_a_server_lacks_is_refused_by_our_flags_name() {
     type Set = fn(&mut LauncherConfig);
-    let cases: [(Dialect, &str, Set); 7] = [
-        (Dialect::Vllm, "--base-gpu-id", |c| c.base_gpu_id = Some(1)),
-        (Dialect::Trtllm, "--base-gpu-id", |c| {
-            c.base_gpu_id = Some(1)
-        }),
+    let cases: [(Dialect, &str, Set); 5] = [
         (Dialect::Trtllm, "--num-nodes", |c| {
             c.nodes.num_nodes = Some(2)
         }),
@@ -115,8 +111,25 @@ fn what_a_server_lacks_is_refused_by_our_flags_name() {
         set(&mut config);
         let error = Plan::new(&config, dialect).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert_eq!(error.details().field.as_deref(), Some(flag));
+        assert_eq!(error.at().map(|at| at.name()), Some(flag));
     }
+}
+
+#[test]
+fn the_first_gpu_is_a_flag_or_what_the_program_sees() {
+    for dialect in [Dialect::Vllm, Dialect::Trtllm, Dialect::LlamaServer] {
+        let mut config = config(dialect.kind());
+        config.base_gpu_id = Some(2);
+        config.env = [("CUDA_VISIBLE_DEVICES".into(), "4,5,6".into())].into();
+        let plan = Plan::new(&config, dialect).unwrap();
+        assert_eq!(plan.env, [("CUDA_VISIBLE_DEVICES", "6".to_owned())]);
+        config.base_gpu_id = Some(3);
+        let error = Plan::new(&config, dialect).unwrap_err();
+        assert_eq!(error.at().map(|at| at.name()), Some("--base-gpu-id"));
+    }
+    let mut sglang = config(ServerKind::Sglang);
+    sglang.base_gpu_id = Some(2);
+    assert!(Plan::new(&sglang, Dialect::Sglang).unwrap().env.is_empty());
 }
 
 #[test]
@@ -137,7 +150,7 @@ fn followers_and_half_said_nodes_are_refused() {
         let mut config = config(ServerKind::Sglang);
         set(&mut config);
         let error = config.validate().unwrap_err();
-        assert_eq!(error.details().field.as_deref(), Some(flag), "{error}");
+        assert_eq!(error.at().map(|at| at.name()), Some(flag), "{error}");
     }
     let mut text = config(ServerKind::Vllm);
     text.input = ServerInput::Text;
@@ -212,10 +225,7 @@ fn what_the_file_and_a_flag_both_say_is_named() {
         (config.context_length_tokens, config.tensor_parallel_size) = (Some(4096), Some(2));
         let _folder = with_extra(&mut config, "extra.yaml", text);
         let error = Plan::new(&config, Dialect::first_of(kind)).unwrap_err();
-        assert_eq!(
-            error.details().field.as_deref(),
-            Some("--extra-engine-args")
-        );
+        assert_eq!(error.at().map(|at| at.name()), Some("--extra-engine-args"));
         assert!(error.message().contains(key), "{error}");
         (config.context_length_tokens, config.tensor_parallel_size) = (None, None);
         let is_always = ["port", "model-path"].contains(&key);
@@ -224,6 +234,23 @@ fn what_the_file_and_a_flag_both_say_is_named() {
             is_always,
             "{key}"
         );
+    }
+}
+
+#[test]
+fn the_key_is_ours_to_set() {
+    let cases = [
+        (Dialect::Vllm, "api-key: x"),
+        (Dialect::Sglang, "api_key: x"),
+        (Dialect::Sglang, "config: x.yaml"),
+        (Dialect::LlamaServer, "api-key-file: x"),
+        (Dialect::LlamaCppPython, "api_key: x"),
+    ];
+    for (dialect, text) in cases {
+        let mut config = config(dialect.kind());
+        let _folder = with_extra(&mut config, "extra.yaml", text);
+        let error = Plan::new(&config, dialect).unwrap_err();
+        assert!(error.message().contains("genset sets it"), "{error}");
     }
 }
 

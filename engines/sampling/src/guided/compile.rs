@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use genset_backend_common::{EngineError, GuidedDecoding};
+use genset_backend_common::{EngineError, GuidedDecoding, RequestField};
 use llguidance::api::TopLevelGrammar;
 use llguidance::derivre::RegexBuilder;
 use llguidance::{ParserFactory, TokenParser, panic_utils};
@@ -18,45 +18,35 @@ const REASON_CHARS: usize = 400;
 /// What may stand between the tokens of a JSON text, at most once.
 const JSON_SPACE: &str = r" |\n[ \t]{0,32}";
 
-/// A grammar, and the client's field that it came in.
-struct Source {
-    field: &'static str,
-    grammar: TopLevelGrammar,
-}
-
 /// # Errors
-/// `InvalidArgument` with the client's field.
+/// `InvalidArgument` for [`RequestField::Guided`].
 pub(super) fn compile(
     parsers: &ParserFactory,
     limits: &GuideLimits,
     guided: &GuidedDecoding,
 ) -> Result<TokenParser, EngineError> {
-    let Source { field, grammar } = source(limits, guided)?;
+    let refused = |problem| EngineError::invalid_argument(RequestField::Guided, problem);
+    let grammar = grammar(limits, guided).map_err(refused)?;
     on_large_stack(|| {
         parsers
             .create_parser(grammar)
             .map_err(|error| reason(&error))
     })
-    .and_then(|compiled| compiled.map_err(|problem| EngineError::invalid_argument(field, problem)))
+    .and_then(|compiled| compiled.map_err(refused))
     .map(|mut parser| {
         parser.start_without_prompt();
         parser
     })
 }
 
-fn source(limits: &GuideLimits, guided: &GuidedDecoding) -> Result<Source, EngineError> {
-    let (field, grammar) = match guided {
-        GuidedDecoding::JsonObject => (
-            "response_format",
-            schema(limits, &json!({"type": "object"})),
-        ),
-        GuidedDecoding::JsonSchema(value) => ("response_format", schema(limits, value)),
-        GuidedDecoding::Regex(pattern) => ("guided_regex", regex(limits, pattern)),
-        GuidedDecoding::Choice(texts) => ("guided_choice", choice(limits, texts)),
-        GuidedDecoding::Grammar(text) => ("guided_grammar", lark(limits, text)),
-    };
-    let grammar = grammar.map_err(|problem| EngineError::invalid_argument(field, problem))?;
-    Ok(Source { field, grammar })
+fn grammar(limits: &GuideLimits, guided: &GuidedDecoding) -> Result<TopLevelGrammar, String> {
+    match guided {
+        GuidedDecoding::JsonObject => schema(limits, &json!({"type": "object"})),
+        GuidedDecoding::JsonSchema(value) => schema(limits, value),
+        GuidedDecoding::Regex(pattern) => regex(limits, pattern),
+        GuidedDecoding::Choice(texts) => choice(limits, texts),
+        GuidedDecoding::Grammar(text) => lark(limits, text),
+    }
 }
 
 fn schema(limits: &GuideLimits, value: &Value) -> Result<TopLevelGrammar, String> {

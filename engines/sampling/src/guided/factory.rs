@@ -87,8 +87,7 @@ impl GuideFactory {
     /// A guide at the start of its text. A resumed request accepts its resumed tokens first.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the client's field (`response_format`, `guided_regex`, `guided_choice`,
-    /// `guided_grammar`) and the reason, for what cannot be compiled or exceeds the limits.
+    /// `InvalidArgument` for `RequestField::Guided`, with the reason, for what cannot be compiled or exceeds the limits.
     pub fn compile(&self, guided: &GuidedDecoding) -> Result<Guide, EngineError> {
         let parser = compile::compile(&self.parsers, &self.limits, guided)?;
         Ok(Guide::new(

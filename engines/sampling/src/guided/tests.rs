@@ -229,7 +229,7 @@ fn the_end_is_allowed_where_the_text_may_end_and_only_there() {
 fn min_tokens_lengthens_what_can_be_longer() {
     let factory = pieces();
     let mut request = GenerateRequest::from_tokens("m", vec![3]);
-    (request.stop.min_tokens, request.stop.eos_token_ids) = (3, vec![PIECES_EOS]);
+    (request.stop.min_tokens, request.stop.eos_token_ids) = (3, [PIECES_EOS].into());
     let lengths: Vec<usize> = ["b{1,9}", "b{1,2}"]
         .iter()
         .map(|pattern| {
@@ -332,7 +332,7 @@ fn refusal(factory: &GuideFactory, guided: &GuidedDecoding) -> (String, String) 
     let error = factory.compile(guided).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     (
-        error.details().field.clone().unwrap(),
+        error.at().unwrap().name().to_owned(),
         error.message().to_owned(),
     )
 }
@@ -346,48 +346,44 @@ fn bad_grammars_are_refused_by_field_and_reason() {
         |texts: &[&str]| GuidedDecoding::Choice(texts.iter().map(|text| (*text).into()).collect());
     let schema = GuidedDecoding::JsonSchema;
     let cases = [
-        (regex("(a"), "guided_regex", "unclosed group"),
-        (regex("[a"), "guided_regex", "unclosed"),
-        (regex("a\\"), "guided_regex", "escape"),
-        (regex(r"a(?=b)"), "guided_regex", "look-around"),
-        (choice(&[]), "guided_choice", "at least one"),
-        (choice(&["a", ""]), "guided_choice", "must not be empty"),
+        (regex("(a"), "guided", "unclosed group"),
+        (regex("[a"), "guided", "unclosed"),
+        (regex("a\\"), "guided", "escape"),
+        (regex(r"a(?=b)"), "guided", "look-around"),
+        (choice(&[]), "guided", "at least one"),
+        (choice(&["a", ""]), "guided", "must not be empty"),
         (
             schema(json!({"type": "no-such-type"})),
-            "response_format",
+            "guided",
             "no-such-type",
         ),
         (
             schema(json!({"type": "object", "unevaluatedItems": false})),
-            "response_format",
+            "guided",
             "unevaluatedItems",
         ),
         (
             schema(json!({"$ref": "#/$defs/missing"})),
-            "response_format",
+            "guided",
             "missing",
         ),
         (
             schema(json!({"$ref": "http://localhost/x"})),
-            "response_format",
+            "guided",
             "$ref",
         ),
-        (schema(json!(false)), "response_format", "false"),
-        (
-            schema(json!("object")),
-            "response_format",
-            "a schema is an object",
-        ),
+        (schema(json!(false)), "guided", "false"),
+        (schema(json!("object")), "guided", "a schema is an object"),
         (
             schema(json!({"x-guidance": {"lenient": true}})),
-            "response_format",
+            "guided",
             "x-guidance",
         ),
-        (grammar(""), "guided_grammar", "empty"),
-        (grammar("start: missing"), "guided_grammar", "missing"),
-        (grammar("begin: \"a\""), "guided_grammar", "start"),
-        (grammar("start: /(/"), "guided_grammar", ""),
-        (grammar("start: \"a"), "guided_grammar", ""),
+        (grammar(""), "guided", "empty"),
+        (grammar("start: missing"), "guided", "missing"),
+        (grammar("begin: \"a\""), "guided", "start"),
+        (grammar("start: /(/"), "guided", ""),
+        (grammar("start: \"a"), "guided", ""),
     ];
     for (guided, field, part) in cases {
         let (found, message) = refusal(&factory, &guided);
@@ -512,7 +508,7 @@ fn every_limit_is_kept() {
     let refused = |limits: GuideLimits, guided: GuidedDecoding| {
         let factory = pieces().with_limits(limits);
         let mut guide = match factory.compile(&guided) {
-            Err(error) => return error.message().to_owned(),
+            Err(error) => return error.to_string(),
             Ok(guide) => guide,
         };
         for _ in 0..100 {
@@ -537,7 +533,7 @@ fn every_limit_is_kept() {
                 ..default.clone()
             },
             expression(),
-            "guided_regex: ",
+            "guided: ",
         ),
         (
             GuideLimits {
@@ -545,7 +541,7 @@ fn every_limit_is_kept() {
                 ..default.clone()
             },
             grammar.clone(),
-            "guided_grammar: ",
+            "guided: ",
         ),
         (
             GuideLimits {

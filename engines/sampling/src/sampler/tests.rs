@@ -168,7 +168,7 @@ fn options() -> impl Strategy<Value = SamplingOptions> {
                 presence_penalty: presence,
                 frequency_penalty: frequency,
                 repetition_penalty: repetition,
-                logit_bias,
+                logit_bias: logit_bias.into(),
                 seed: Some(seed),
             },
         )
@@ -201,8 +201,8 @@ fn requests() -> impl Strategy<Value = GenerateRequest> {
                 request.stop = StopConditions {
                     max_tokens: None,
                     min_tokens,
-                    stop_token_ids,
-                    eos_token_ids,
+                    stop_token_ids: stop_token_ids.into(),
+                    eos_token_ids: eos_token_ids.into(),
                     ignore_eos,
                 };
                 request
@@ -276,7 +276,7 @@ proptest! {
             if resumed.is_none() {
                 let mut tokens = whole.tokens().unwrap().to_vec();
                 tokens.push(sampled.token);
-                whole.input = genset_backend_common::Input::Tokens(tokens);
+                whole.input = genset_backend_common::Input::Tokens(tokens.into());
                 whole.resumed_tokens += 1;
             }
         }
@@ -544,8 +544,8 @@ fn stop_tokens_wait_for_min_tokens() {
             request.sampling.temperature = None;
             request.stop = StopConditions {
                 min_tokens: 2,
-                stop_token_ids: vec![0],
-                eos_token_ids: vec![1],
+                stop_token_ids: [0].into(),
+                eos_token_ids: [1].into(),
                 ignore_eos,
                 ..Default::default()
             };
@@ -590,7 +590,7 @@ fn argmax_is_claimed_only_where_it_is_all() {
     assert!(!is_argmax(|r| r.sampling.repetition_penalty = Some(1.1)));
     assert!(!is_argmax(|r| r.sampling.logit_bias = [(1, 1.0)].into()));
     assert!(!is_argmax(
-        |r| (r.stop.min_tokens, r.stop.eos_token_ids) = (1, vec![2])
+        |r| (r.stop.min_tokens, r.stop.eos_token_ids) = (1, [2].into())
     ));
 }
 
@@ -600,7 +600,7 @@ fn requests_out_of_range_are_refused_by_field() {
         let error = Sampler::try_new(&request(set), 10, 0).unwrap_err();
         (
             error.kind(),
-            error.details().field.clone().unwrap_or_default(),
+            error.at().map_or(String::new(), |at| at.name().to_owned()),
         )
     };
     let invalid = ErrorKind::InvalidArgument;
@@ -610,7 +610,7 @@ fn requests_out_of_range_are_refused_by_field() {
     );
     assert_eq!(
         field(|r| r.sampling.logit_bias = [(10, 1.0)].into()),
-        (invalid, "logit_bias.10".into())
+        (invalid, "logit_bias".into())
     );
     let embed = |r: &mut GenerateRequest| r.input = genset_backend_common::Input::Text("x".into());
     assert_eq!(field(embed).0, ErrorKind::Unsupported);

@@ -11,9 +11,10 @@ fn fill(pool: &mut KvBlockPool, tokens: &[TokenId]) -> (Vec<BlockId>, Vec<BlockH
     let mut blocks = pool.allocate(tokens.len() / SIZE).unwrap();
     let mut hashes: Vec<BlockHash> = Vec::new();
     for (block, tokens) in blocks.iter_mut().zip(tokens.chunks_exact(SIZE)) {
-        let parent = hashes.last().copied();
-        let hash = pool.hash(parent, tokens);
-        *block = pool.store(*block, parent, hash, tokens).unwrap();
+        let before = hashes.last().copied();
+        let after = before.map_or(After::Start(None), After::Block);
+        let hash = pool.hash(after, tokens);
+        *block = pool.store(*block, after, hash, tokens).unwrap();
         hashes.push(hash);
     }
     (blocks, hashes)
@@ -25,7 +26,7 @@ fn a_released_prefix_is_found_again_and_held_only_once_asked() {
     let (blocks, hashes) = fill(&mut pool, &[1, 2, 3, 4]);
     pool.release(&blocks);
     assert_eq!((pool.used(), pool.free(), pool.available()), (0, 2, 4));
-    assert_eq!(pool.find_prefix(&[1, 2, 3, 4, 5], &hashes), blocks);
+    assert_eq!(pool.find_prefix(None, &[1, 2, 3, 4, 5], &hashes), blocks);
     assert_eq!(pool.used(), 0);
     pool.hold(&blocks);
     assert_eq!((pool.used(), pool.available()), (2, 2));
@@ -82,8 +83,14 @@ fn a_hash_that_collides_is_not_reused() {
     let mut pool = pool(4);
     let (_, hashes) = fill(&mut pool, &[1, 2]);
     let other = pool.allocate(1).unwrap();
-    assert_eq!(pool.store(other[0], None, hashes[0], &[9, 9]), None);
-    assert!(pool.find_prefix(&[9, 9], &hashes).is_empty());
+    let start = After::Start(None);
+    assert_eq!(pool.store(other[0], start, hashes[0], &[9, 9]), None);
+    assert!(pool.find_prefix(None, &[9, 9], &hashes).is_empty());
+    let root = Some(BlockHash(7));
+    assert!(
+        pool.find_prefix(root, &[1, 2], &hashes).is_empty(),
+        "of another salt"
+    );
 }
 
 #[test]
@@ -98,7 +105,7 @@ fn clearing_forgets_but_takes_nothing_away() {
         (pool.used(), pool.free(), pool.reusable().count()),
         (1, 3, 0)
     );
-    assert!(pool.find_prefix(&[1, 2], &hashes).is_empty());
+    assert!(pool.find_prefix(None, &[1, 2], &hashes).is_empty());
     pool.release(&held);
     assert_eq!(pool.free(), 4);
     assert_eq!(pool.take_events(), [KvEventData::Cleared]);

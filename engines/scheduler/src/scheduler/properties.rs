@@ -37,21 +37,51 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     prop::collection::vec(operation, 1..160)
 }
 
-fn setups() -> impl Strategy<Value = (Limits, usize, usize)> {
-    (1..5usize, 0..12usize, 1..24usize, 1..5usize).prop_map(|(seqs, more, blocks, size)| {
+/// What a scheduler is told beside its limits.
+#[derive(Debug, Clone, Copy)]
+struct Rules {
+    is_chunking: bool,
+    is_caching: bool,
+    watermark_blocks: usize,
+}
+
+type Setup = (Limits, usize, usize, Rules);
+
+fn setups() -> impl Strategy<Value = Setup> {
+    let rules = (any::<bool>(), any::<bool>(), 0..6usize).prop_map(|rules| Rules {
+        is_chunking: rules.0,
+        is_caching: rules.1,
+        watermark_blocks: rules.2,
+    });
+    let sizes = (1..5usize, 0..12usize, 1..24usize, 1..5usize);
+    (sizes, rules).prop_map(|((seqs, more, blocks, size), rules)| {
         let limits = Limits {
             max_num_seqs: seqs,
             max_num_batched_tokens: seqs + more,
             max_waiting: 12,
         };
-        (limits, blocks, size)
+        (limits, blocks, size, rules)
     })
+}
+
+fn scheduler((limits, blocks, size, rules): Setup) -> Scheduler {
+    let mut scheduler = Scheduler::try_new(limits, blocks, size)
+        .unwrap()
+        .with_watermark(rules.watermark_blocks);
+    if !rules.is_chunking {
+        scheduler = scheduler.without_chunked_prefill();
+    }
+    if !rules.is_caching {
+        scheduler = scheduler.without_prefix_caching();
+    }
+    scheduler
 }
 
 /// The scheduler, and what it must agree with.
 struct Driver {
     scheduler: Scheduler,
     limits: Limits,
+    rules: Rules,
     /// The tokens of each sequence, as the driver chose them.
     histories: HashMap<SequenceId, Vec<TokenId>>,
     planned: Vec<Scheduled>,
@@ -62,10 +92,11 @@ struct Driver {
 }
 
 impl Driver {
-    fn new((limits, blocks, size): (Limits, usize, usize)) -> Self {
+    fn new(setup: Setup) -> Self {
         Self {
-            scheduler: Scheduler::try_new(limits, blocks, size).unwrap(),
-            limits,
+            scheduler: scheduler(setup),
+            limits: setup.0,
+            rules: setup.3,
             histories: HashMap::new(),
             planned: Vec::new(),
             replayed: BTreeMap::new(),
@@ -102,6 +133,7 @@ impl Driver {
             id,
             prompt: prompt.clone(),
             priority,
+            cache_salt: None,
         };
         if self.scheduler.add(new).is_ok() {
             self.next_id += 1;
@@ -116,7 +148,15 @@ impl Driver {
         );
     }
 
+    /// What is held is fetched by now.
+    fn fetch_held(&mut self) {
+        for id in self.scheduler.held.keys().copied().collect::<Vec<_>>() {
+            assert!(self.scheduler.free_held(id));
+        }
+    }
+
     fn plan(&mut self) -> Step {
+        self.fetch_held();
         let step = self.scheduler.plan();
         let tokens: usize = step.rows.iter().map(|row| row.tokens.len()).sum();
         assert!(
@@ -133,17 +173,18 @@ impl Driver {
             let sequence = self.scheduler.sequence(row.id).unwrap();
             assert!(!row.tokens.is_empty() && row.tokens.start == sequence.computed);
             assert!(row.tokens.end <= sequence.blocks().len() * self.scheduler.pool().block_size());
+            assert!(self.rules.is_chunking || row.wants_token);
             assert!(
                 !step.preempted.contains(&row.id),
                 "who lost its blocks computes nothing"
             );
         }
         for id in &step.outgrown {
-            let blocks = self
-                .scheduler
-                .pool()
-                .blocks_for(self.histories.remove(id).unwrap().len());
-            assert!(blocks > self.scheduler.pool().total());
+            let tokens = self.histories.remove(id).unwrap().len();
+            let blocks = self.scheduler.pool().blocks_for(tokens);
+            let is_too_long_for_a_step =
+                !self.rules.is_chunking && tokens > self.limits.max_num_batched_tokens;
+            assert!(is_too_long_for_a_step || blocks > self.scheduler.pool().total());
         }
         self.planned.clone_from(&step.rows);
         step
@@ -157,6 +198,7 @@ impl Driver {
             let outcome = match (row.wants_token, self.next_token.is_multiple_of(ends)) {
                 (false, _) => Outcome::Computed,
                 (true, false) => Outcome::Sampled(token),
+                (true, true) if token == 0 => Outcome::Held,
                 (true, true) => Outcome::Finished,
             };
             reports.push(Report {
@@ -166,7 +208,7 @@ impl Driver {
             match outcome {
                 Outcome::Computed => {}
                 Outcome::Sampled(token) => self.histories.entry(row.id).or_default().push(token),
-                Outcome::Finished => drop(self.histories.remove(&row.id)),
+                Outcome::Finished | Outcome::Held => drop(self.histories.remove(&row.id)),
             }
             // One that was cancelled between plan and commit has no history, and none comes of its report.
             if self.scheduler.sequence(row.id).is_none() {
@@ -203,6 +245,11 @@ impl Driver {
                 .iter()
                 .for_each(|block| *holders.entry(*block).or_default() += 1);
         }
+        for blocks in self.scheduler.held.values() {
+            blocks
+                .iter()
+                .for_each(|block| *holders.entry(*block).or_default() += 1);
+        }
         for block in (0..pool.total()).map(|block| BlockId(u32::try_from(block).unwrap())) {
             assert_eq!(
                 pool.holders(block),
@@ -215,6 +262,7 @@ impl Driver {
             holders.len(),
             "blocks neither leak nor are they freed twice"
         );
+        assert!(self.rules.is_caching || live.is_empty());
         let stats = self.scheduler.stats();
         assert_eq!(stats.waiting + stats.running, self.histories.len());
         assert!(stats.running <= self.limits.max_num_seqs);
@@ -250,6 +298,7 @@ impl Driver {
         }
         for _ in 0..20_000 {
             if self.scheduler.is_idle() {
+                self.fetch_held();
                 return;
             }
             let step = self.plan();

@@ -26,6 +26,7 @@ fn add_with(
         id: SequenceId(id),
         prompt,
         priority,
+        cache_salt: None,
     })
 }
 
@@ -185,6 +186,27 @@ fn a_paused_sequence_makes_nothing_and_yields_first() {
     assert_eq!(run(&mut scheduler), [(1, 1)]);
 }
 
+/// Equal prompts share blocks only with the same salt, and each sees only its own.
+#[test]
+fn sequences_of_different_salts_share_no_block() {
+    let mut scheduler = scheduler(limits(1, 16), 32);
+    let expected = [("a", 0), ("b", 0), ("", 0), ("a", 4), ("b", 4), ("", 4)];
+    for (id, (salt, cached)) in (1..).zip(expected) {
+        let salt = Some(salt).filter(|salt| !salt.is_empty());
+        let new = NewSequence {
+            id: SequenceId(id),
+            prompt: vec![1, 2, 3, 4, 5],
+            priority: 0,
+            cache_salt: salt.map(str::to_owned),
+        };
+        scheduler.add(new).unwrap();
+        run(&mut scheduler);
+        let sequence = scheduler.sequence(SequenceId(id)).unwrap();
+        assert_eq!(sequence.cached_tokens(), cached, "{salt:?}");
+        scheduler.cancel(SequenceId(id));
+    }
+}
+
 #[test]
 fn a_cached_prompt_still_computes_its_last_token() {
     let mut scheduler = scheduler(limits(2, 16), 32);
@@ -195,6 +217,7 @@ fn a_cached_prompt_still_computes_its_last_token() {
                 id: SequenceId(id),
                 prompt,
                 priority: 0,
+                cache_salt: None,
             })
             .unwrap();
         let step = scheduler.plan();
@@ -277,4 +300,70 @@ fn limits_that_cannot_work_are_refused() {
     ] {
         assert!(Scheduler::try_new(bad, blocks, size).is_err());
     }
+}
+
+#[test]
+fn without_chunks_a_prompt_waits_for_a_step_that_holds_it_whole() {
+    let mut scheduler = scheduler(limits(4, 8), 32).without_chunked_prefill();
+    add(&mut scheduler, 1, 5);
+    add(&mut scheduler, 2, 4);
+    assert_eq!(run(&mut scheduler), [(1, 5)]);
+    assert_eq!(run(&mut scheduler), [(1, 1), (2, 4)]);
+    let refused = AddError::ExceedsStep {
+        prompt_tokens: 9,
+        step_tokens: 8,
+    };
+    assert_eq!(add_with(&mut scheduler, 3, 9, 0), Err(refused));
+}
+
+#[test]
+fn without_chunks_what_outgrew_a_step_ends_when_it_lost_its_blocks() {
+    let mut scheduler = scheduler(limits(2, 4), 5).without_chunked_prefill();
+    add(&mut scheduler, 1, 3);
+    for _ in 0..3 {
+        run(&mut scheduler);
+    }
+    // Six tokens in three blocks; the newcomer has the other two, and the seventh finds none.
+    add_with(&mut scheduler, 2, 3, 1).unwrap();
+    while scheduler.sequence(SequenceId(1)).is_some() {
+        assert!(!scheduler.is_idle());
+        run(&mut scheduler);
+    }
+    assert_eq!(scheduler.stats().preemptions, 1);
+    assert!(scheduler.sequence(SequenceId(2)).is_some());
+}
+
+#[test]
+fn without_prefix_caching_nothing_is_reused_or_published() {
+    let mut scheduler = scheduler(limits(4, 64), 32).without_prefix_caching();
+    for id in [1, 2] {
+        let id = SequenceId(id);
+        let prompt = vec![5; 9];
+        let new = NewSequence {
+            id,
+            prompt,
+            priority: 0,
+            cache_salt: None,
+        };
+        scheduler.add(new).unwrap();
+        assert_eq!(run(&mut scheduler), [(id.0, 9)]);
+        scheduler.cancel(id);
+    }
+    assert_eq!(scheduler.stats().cached_tokens, 0);
+    assert_eq!(scheduler.stats().free_blocks, 32);
+    assert_eq!(scheduler.take_events(), []);
+}
+
+#[test]
+fn the_watermark_is_left_to_those_that_run() {
+    let mut watermarked = scheduler(limits(4, 64), 10).with_watermark(4);
+    let mut free = scheduler(limits(4, 64), 10);
+    for scheduler in [&mut watermarked, &mut free] {
+        // More than the watermark leaves, but it is alone.
+        add(scheduler, 1, 14);
+        assert_eq!(run(scheduler), [(1, 14)]);
+        add(scheduler, 2, 2);
+    }
+    assert_eq!(run(&mut watermarked), [(1, 1)]);
+    assert_eq!(run(&mut free), [(1, 1), (2, 2)]);
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use candle_core::{Device, Tensor};
 use genset_backend_common::{EngineConfig, EngineError, StartContext, TokenId};
@@ -73,7 +74,7 @@ impl Fake {
     fn config(&self) -> EngineConfig {
         let mut config = EngineConfig::new("fake", self.context_length)
             .with_vocab_size(VOCAB_SIZE)
-            .with_capabilities(capabilities(Some(&GUIDES)));
+            .with_capabilities(capabilities(Some(&GUIDES), false));
         config.kv_block_size = std::num::NonZeroU32::new(u32::try_from(self.block_size).unwrap());
         config.kv_total_blocks = u64::try_from(self.num_blocks).ok();
         config.max_num_seqs = u32::try_from(self.limits.max_num_seqs).ok();
@@ -107,6 +108,7 @@ impl Loader for Fake {
             num_blocks: self.num_blocks,
             block_size: self.block_size,
             guides: Some(Arc::clone(&GUIDES)),
+            kv_lease: Duration::from_secs(30),
         })
     }
 }

@@ -18,7 +18,8 @@ async fn logits_that_are_no_numbers_fail_one_request() {
     assert_eq!(live.start.health.dead_reason(), None);
     live.idle().await;
     let mut again = request(&fake::NAN_TOKENS, 5);
-    again.input = genset_backend_common::Input::Tokens([&fake::NAN_TOKENS[..], &[7; 40]].concat());
+    again.input =
+        genset_backend_common::Input::Tokens([&fake::NAN_TOKENS[..], &[7; 40]].concat().into());
     assert_eq!(
         live.answer(again).await.unwrap_err().kind(),
         ErrorKind::Internal

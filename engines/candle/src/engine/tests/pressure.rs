@@ -143,7 +143,7 @@ async fn events_add_up_to_what_is_reused() {
         let prompt = prompt(number);
         // The last token is computed in any case.
         let reusable = &prompt[..prompt.len() - 1];
-        let hashes = hash_blocks(&Xxh3BlockHasher::new(), reusable, size);
+        let hashes = hash_blocks(&Xxh3BlockHasher::new(), None, reusable, size);
         let published = hashes
             .iter()
             .take_while(|hash| known.iter().any(|block| block.hash == **hash))

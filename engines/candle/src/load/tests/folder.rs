@@ -171,7 +171,7 @@ fn a_tensor_of_the_wrong_shape_is_named() {
         "{error}"
     );
     let error = EngineError::from(error);
-    assert_eq!(error.details().field.as_deref(), Some("MODEL"));
+    assert_eq!(error.at().map(|at| at.name()), Some("MODEL"));
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn memory_that_is_asked_for_is_kept_to() {
     options.memory = Some(393_215);
     let error = kv_cache_size(&config, &options, &estimate(), None).unwrap_err();
     let error = EngineError::from(error);
-    assert_eq!(error.details().field.as_deref(), Some("--kv-cache-memory"));
+    assert_eq!(error.at().map(|at| at.name()), Some("--kv-cache-memory"));
     assert!(
         error
             .message()
@@ -88,7 +88,7 @@ fn memory_that_is_asked_for_is_kept_to() {
     options.memory = Some(8 * GIB);
     let error = kv_cache_size(&config, &options, &estimate(), Some(4 * GIB)).unwrap_err();
     let error = EngineError::from(error);
-    assert_eq!(error.details().field.as_deref(), Some("MODEL"));
+    assert_eq!(error.at().map(|at| at.name()), Some("MODEL"));
     assert!(
         error
             .message()

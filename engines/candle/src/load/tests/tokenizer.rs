@@ -82,7 +82,7 @@ fn a_file_without_a_tokenizer_asks_for_a_folder() {
     .unwrap();
     let open = OpenModel::open(&path).unwrap();
     let error = EngineError::from(open.files(None).unwrap_err());
-    assert_eq!(error.details().field.as_deref(), Some("--model-config"));
+    assert_eq!(error.at().map(|at| at.name()), Some("--model-config"));
     assert!(
         error
             .message()

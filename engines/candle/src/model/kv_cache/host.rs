@@ -1,6 +1,7 @@
 //! Keys and values in main memory.
 
 use std::io;
+use std::ops::Range;
 
 use bytemuck::Pod;
 use half::f16;
@@ -88,6 +89,25 @@ impl<T: KvNumber> HostKv<T> {
             numbers: Numbers::zeroed(len.ok_or(io::ErrorKind::OutOfMemory)?)?,
             shape,
         })
+    }
+
+    /// The bytes of a block.
+    pub(super) fn block(&self, block: usize) -> Option<&[u8]> {
+        let numbers = self.numbers.get(self.places(block)?)?;
+        Some(bytemuck::cast_slice(numbers))
+    }
+
+    /// The bytes of a block. Any bytes are numbers.
+    pub(super) fn block_mut(&mut self, block: usize) -> Option<&mut [u8]> {
+        let places = self.places(block)?;
+        let numbers = self.numbers.get_mut(places)?;
+        Some(bytemuck::cast_slice_mut(numbers))
+    }
+
+    fn places(&self, block: usize) -> Option<Range<usize>> {
+        let len = self.shape.num_layers * self.shape.layer_len();
+        let start = block.checked_mul(len)?;
+        Some(start..start.checked_add(len)?)
     }
 
     #[cfg(test)]

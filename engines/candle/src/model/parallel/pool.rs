@@ -30,20 +30,84 @@ pub(super) struct Pool {
 
 #[derive(Debug)]
 struct Shared {
-    /// Jobs given so far.
-    generation: AtomicUsize,
-    /// Workers that have not finished the job.
-    running: AtomicUsize,
+    gate: Gate,
     job: JobCell,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     workers: OnceLock<Vec<Thread>>,
 }
 
+/// Lets workers into the present job for as long as there is something to do. The caller shuts it when its own part is done,
+/// and waits only for those inside: a worker that the system did not run in time is not missed, so a loaded machine costs a
+/// job the time of its own work and no more.
+#[derive(Debug)]
+struct Gate {
+    /// Jobs given so far, whether the last is open, and the workers that are inside.
+    state: AtomicUsize,
+}
+
+/// One worker inside.
+const ONE_INSIDE: usize = 1;
+/// The bits of the number of workers inside: far fewer come than they hold.
+const INSIDE: usize = (1 << 15) - 1;
+/// The present job may be entered.
+const OPEN: usize = 1 << 15;
+/// One more job.
+const ONE_JOB: usize = 1 << 16;
+
+impl Gate {
+    fn new() -> Self {
+        Self {
+            state: AtomicUsize::new(0),
+        }
+    }
+
+    /// The number of the last job.
+    fn job(&self) -> usize {
+        self.state.load(Ordering::Acquire) / ONE_JOB
+    }
+
+    /// Opens for the next job. Nobody is inside, and nobody else opens.
+    fn open(&self) {
+        let next = self.state.load(Ordering::Relaxed).wrapping_add(ONE_JOB) | OPEN;
+        self.state.store(next, Ordering::Release);
+    }
+
+    /// Lets a worker into `job`, unless that is over.
+    fn enter(&self, job: usize) -> bool {
+        let enter = |state: usize| {
+            let may_enter = state / ONE_JOB == job && state & OPEN != 0;
+            may_enter.then_some(state + ONE_INSIDE)
+        };
+        self.state
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, enter)
+            .is_ok()
+    }
+
+    fn leave(&self) {
+        self.state.fetch_sub(ONE_INSIDE, Ordering::Release);
+    }
+
+    /// Shuts the gate and waits for those inside.
+    fn shut(&self) {
+        self.state.fetch_and(!OPEN, Ordering::Relaxed);
+        let mut spins = 0;
+        while self.state.load(Ordering::Acquire) & INSIDE > 0 {
+            // A worker that the system has not let run must get the processor, if there is only this one.
+            spins += 1;
+            if spins < SPINS {
+                spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
+        }
+    }
+}
+
 /// The job of this generation.
 struct JobCell(UnsafeCell<Job<'static>>);
 
-// SAFETY: the caller writes it while no worker runs, and raises `generation` (release) afterwards; workers read it after
-// they have seen that (acquire), and before they lower `running` (release), on which the caller waits (acquire).
+// SAFETY: the caller writes it while nobody is inside the gate, and opens it (release) afterwards; workers read it after they
+// entered (acquire), and before they leave (release), on which the caller waits (acquire).
 unsafe impl Sync for JobCell {}
 
 impl std::fmt::Debug for JobCell {
@@ -56,8 +120,7 @@ impl Pool {
     /// Starts `workers` threads; fewer when the system gives no more.
     pub(super) fn new(workers: usize) -> Self {
         let shared = Arc::new(Shared {
-            generation: AtomicUsize::new(0),
-            running: AtomicUsize::new(0),
+            gate: Gate::new(),
             job: JobCell(UnsafeCell::new(&|| ())),
             panic: Mutex::new(None),
             workers: OnceLock::new(),
@@ -81,8 +144,9 @@ impl Pool {
         self.shared.threads().len()
     }
 
-    /// Runs `job` on this thread and all workers, and returns when all are done. When the workers are busy with
-    /// another's job, or with the one that calls this, it runs on this thread alone; so it must not rely on the number.
+    /// Runs `job` on this thread and on those workers that come before it is done here, and returns when all of them are
+    /// done. So a job hands its work out in pieces, and is done when no piece is left. When the workers are busy with
+    /// another's job, or with the one that calls this, it runs on this thread alone.
     ///
     /// # Panics
     /// If `job` does, on any thread.
@@ -90,41 +154,30 @@ impl Pool {
         let Some(_caller) = self.caller.try_lock() else {
             return job();
         };
-        let threads = self.shared.threads();
         // One that came while the caller of then was unwinding itself.
         *self.shared.panic.lock() = None;
-        // SAFETY: only the lifetime changes; `Finish` below does not let this function end, not even by a panic, before
-        // every worker has finished the job.
+        // SAFETY: only the lifetime changes; `Shut` below does not let this function end, not even by a panic, before
+        // every worker inside has finished the job, and no other may enter.
         let job: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
-        // SAFETY: the lock is held and `running` is 0, so nobody else reads or writes.
+        // SAFETY: the lock is held and the gate is shut with nobody inside, so nobody else reads or writes.
         unsafe { *self.shared.job.0.get() = job };
-        self.shared.running.store(threads.len(), Ordering::Relaxed);
-        self.shared.generation.fetch_add(1, Ordering::Release);
-        let finish = Finish(&self.shared);
-        threads.iter().for_each(Thread::unpark);
+        self.shared.gate.open();
+        let shut = Shut(&self.shared.gate);
+        self.shared.threads().iter().for_each(Thread::unpark);
         job();
-        drop(finish);
+        drop(shut);
         if let Some(payload) = self.shared.panic.lock().take() {
             resume_unwind(payload);
         }
     }
 }
 
-/// Waits for the workers when dropped.
-struct Finish<'a>(&'a Shared);
+/// Ends the job when dropped.
+struct Shut<'a>(&'a Gate);
 
-impl Drop for Finish<'_> {
+impl Drop for Shut<'_> {
     fn drop(&mut self) {
-        let mut spins = 0;
-        while self.0.running.load(Ordering::Acquire) > 0 {
-            // A worker that the system has not let run must get the processor, if there is only this one.
-            spins += 1;
-            if spins < SPINS {
-                spin_loop()
-            } else {
-                std::thread::yield_now()
-            }
-        }
+        self.0.shut();
     }
 }
 
@@ -137,23 +190,26 @@ impl Shared {
     fn work(&self) {
         let mut seen = 0;
         loop {
-            seen = self.next_generation(seen);
+            seen = self.next_job(seen);
+            if !self.gate.enter(seen) {
+                continue;
+            }
             // SAFETY: see `JobCell`.
             let job = unsafe { *self.job.0.get() };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(job)) {
                 *self.panic.lock() = Some(payload);
             }
-            self.running.fetch_sub(1, Ordering::Release);
+            self.gate.leave();
         }
     }
 
     /// Waits until there is another job than `seen`.
-    fn next_generation(&self, seen: usize) -> usize {
+    fn next_job(&self, seen: usize) -> usize {
         let mut spins = 0;
         loop {
-            let generation = self.generation.load(Ordering::Acquire);
-            if generation != seen {
-                return generation;
+            let job = self.gate.job();
+            if job != seen {
+                return job;
             }
             spins += 1;
             if spins < SPINS {
@@ -169,13 +225,51 @@ impl Shared {
 mod tests {
     use super::*;
 
+    /// Waits, within a job, until `count` threads have come into it.
+    fn meet(calls: &AtomicUsize, count: usize) {
+        calls.fetch_add(1, Ordering::Relaxed);
+        while calls.load(Ordering::Relaxed) < count {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
-    fn every_thread_runs_every_job() {
+    fn a_thread_runs_a_job_once_and_every_thread_may_come() {
         let pool = Pool::new(3);
-        let calls = AtomicUsize::new(0);
-        for job in 1..=200 {
-            pool.run(&|| _ = calls.fetch_add(1, Ordering::Relaxed));
-            assert_eq!(calls.load(Ordering::Relaxed), 4 * job);
+        for _ in 0..200 {
+            let calls = AtomicUsize::new(0);
+            pool.run(&|| meet(&calls, 4));
+            assert_eq!(calls.load(Ordering::Relaxed), 4);
+        }
+    }
+
+    #[test]
+    fn a_worker_that_comes_late_is_not_let_in() {
+        let pool = Pool::new(0);
+        // As a loaded machine keeps it: it comes when the caller is done.
+        let gate = &pool.shared.gate;
+        gate.open();
+        let late = gate.job();
+        gate.shut();
+        assert!(!gate.enter(late), "the job is over");
+        gate.open();
+        assert!(!gate.enter(late), "this is another job");
+        assert!(gate.enter(gate.job()), "this one is open");
+        gate.leave();
+        gate.shut();
+    }
+
+    #[test]
+    fn pieces_are_done_once_whoever_comes() {
+        let pool = Pool::new(3);
+        for _ in 0..200 {
+            let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            pool.run(&|| {
+                while next.fetch_add(1, Ordering::Relaxed) < 64 {
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            assert_eq!(done.load(Ordering::Relaxed), 64);
         }
     }
 
@@ -183,18 +277,21 @@ mod tests {
     fn a_job_in_a_job_runs_alone() {
         let pool = Pool::new(2);
         let calls = AtomicUsize::new(0);
-        pool.run(&|| pool.run(&|| _ = calls.fetch_add(1, Ordering::Relaxed)));
+        pool.run(&|| pool.run(&|| meet(&calls, 3)));
         assert_eq!(calls.load(Ordering::Relaxed), 3);
     }
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives() {
         let pool = Pool::new(2);
-        let turn = AtomicUsize::new(0);
-        let one_panics = || assert!(turn.fetch_add(1, Ordering::Relaxed) != 1, "the second");
+        let (turn, all) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let one_panics = || {
+            meet(&all, 3);
+            assert!(turn.fetch_add(1, Ordering::Relaxed) != 1, "the second");
+        };
         assert!(catch_unwind(AssertUnwindSafe(|| pool.run(&one_panics))).is_err());
         let calls = AtomicUsize::new(0);
-        pool.run(&|| _ = calls.fetch_add(1, Ordering::Relaxed));
+        pool.run(&|| meet(&calls, 3));
         assert_eq!(calls.load(Ordering::Relaxed), 3);
     }
 

@@ -1,0 +1,339 @@
+//! [`Transfers`]: prefill and decode apart. KV blocks leave a prefill instance as bytes, and get into the cache of a decode
+//! instance as the same bytes, so it goes on as if it had computed them.
+//!
+//! The bytes of a sequence are those of its blocks one after another. Whoever fetches them asks the engine thread for one
+//! [piece](PIECE_BYTES) after another, with one ahead, and the other side has as many written at once: so many bytes are in
+//! memory, and no more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use genset_backend_common::{
+    EngineError, GenerateRequest, Held, KvBytes, KvHolds, KvSource, KvTransfers, RequestContext,
+    RequestField, Role, TransferParams, async_trait,
+};
+use genset_scheduler::{HeldSequence, SequenceId};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
+
+use super::core::Command;
+use crate::model::KvLayout;
+
+/// Bytes that are taken out of the cache, or put into it, between two steps.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// What names held blocks.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Blocks {
+    /// The hold's name, in hex digits.
+    hold: String,
+    /// Tokens of the prompt they are of.
+    prompt_tokens: usize,
+    /// What their bytes mean.
+    layout: KvLayout,
+    /// Blocks that whoever fetches them has already.
+    #[serde(default)]
+    cached_blocks: usize,
+}
+
+impl Blocks {
+    fn read(data: &Value) -> Result<(Self, u64), EngineError> {
+        let not_ours = || bad("these are not the transfer parameters of a candle engine");
+        let blocks: Self = Deserialize::deserialize(data).map_err(|_| not_ours())?;
+        let hold = u64::from_str_radix(&blocks.hold, 16).map_err(|_| not_ours())?;
+        Ok((blocks, hold))
+    }
+}
+
+/// The places of the bytes that are wanted of a prompt: those of all tokens but the last, which is computed for its logits, and
+/// not those of the blocks that are there already.
+fn bytes_of(
+    layout: &KvLayout,
+    prompt_tokens: usize,
+    cached_blocks: usize,
+) -> std::ops::Range<usize> {
+    let block = layout.block_bytes();
+    let end = prompt_tokens.saturating_sub(1).div_ceil(layout.block_size);
+    cached_blocks.min(end) * block..end * block
+}
+
+fn bad(problem: impl std::fmt::Display) -> EngineError {
+    EngineError::invalid_argument(RequestField::Transfer, problem)
+}
+
+/// The part an instance plays, and how blocks get to and from it. Clones share.
+#[derive(Debug, Clone)]
+pub(crate) struct Transfers {
+    pub(crate) role: Role,
+    door: KvTransfers,
+    pub(crate) holds: KvHolds<HeldPrompt>,
+    layout: Option<KvLayout>,
+}
+
+/// A prompt whose blocks are held.
+#[derive(Debug)]
+pub(crate) struct HeldPrompt {
+    sequence: HeldSequence,
+    prompt_tokens: usize,
+}
+
+impl Transfers {
+    /// # Errors
+    /// `Unsupported` where the role needs blocks to be taken out of a cache that gives none.
+    pub(crate) fn try_new(
+        role: Role,
+        door: KvTransfers,
+        lease: Duration,
+        layout: Option<KvLayout>,
+    ) -> Result<Self, EngineError> {
+        if role != Role::Aggregated && layout.is_none() {
+            let problem = "prefill and decode can be done apart on the CPU only: the KV cache of a GPU gives out no blocks yet";
+            return Err(EngineError::unsupported("role", problem));
+        }
+        Ok(Self {
+            role,
+            door,
+            holds: KvHolds::new(lease),
+            layout,
+        })
+    }
+
+    /// Offers what is held. `commands` are those of the engine thread.
+    pub(crate) fn serve(&self, commands: mpsc::WeakSender<Command>) {
+        let Some(layout) = self.layout.clone().filter(|_| self.role == Role::Prefill) else {
+            return;
+        };
+        let holds = self.holds.clone();
+        self.door.serve(Arc::new(Source {
+            holds,
+            layout,
+            commands,
+        }));
+    }
+
+    /// Nothing is offered any more, and nothing held.
+    pub(crate) fn close(&self) {
+        self.door.close();
+        self.holds.clear();
+    }
+
+    /// Where a decode instance has its blocks from; `None` where it computes the prompt itself.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where the request does not say, or the blocks are of another layout or prompt.
+    pub(crate) fn source_of(
+        &self,
+        request: &GenerateRequest,
+    ) -> Result<Option<TransferParams>, EngineError> {
+        if self.role != Role::Decode {
+            return Ok(None);
+        }
+        let Some(transfer) = &request.transfer else {
+            return Err(bad(
+                "a decode instance needs the transfer parameters of a prefill instance",
+            ));
+        };
+        if transfer.is_none() {
+            return Ok(None);
+        }
+        let (blocks, _) = Blocks::read(&transfer.data)?;
+        if Some(&blocks.layout) != self.layout.as_ref() {
+            let ours = self.layout.as_ref().map(ToString::to_string);
+            return Err(bad(format!(
+                "the prefill instance's KV blocks are {}, and those here {}",
+                blocks.layout,
+                ours.unwrap_or_default()
+            )));
+        }
+        if blocks.prompt_tokens != request.tokens()?.len() {
+            return Err(bad("the blocks are those of another prompt"));
+        }
+        Ok(Some(transfer.clone()))
+    }
+
+    /// Holds the blocks of a prompt; the parameters they are fetched with.
+    pub(crate) fn hold(&self, leg: &PrefillLeg, sequence: HeldSequence) -> Option<TransferParams> {
+        let layout = self.layout.clone()?;
+        let held = HeldPrompt {
+            sequence,
+            prompt_tokens: leg.prompt_tokens,
+        };
+        let hold = self.holds.hold(&leg.request_id, held);
+        let blocks = Blocks {
+            hold: format!("{hold:016x}"),
+            prompt_tokens: leg.prompt_tokens,
+            layout,
+            cached_blocks: 0,
+        };
+        let data = serde_json::to_value(blocks).ok()?;
+        Some(self.door.params(data))
+    }
+
+    /// Fetches the blocks of a sequence once it has a place for them.
+    pub(crate) async fn fetch(
+        self,
+        mut transfer: TransferParams,
+        place: oneshot::Receiver<Place>,
+        commands: mpsc::WeakSender<Command>,
+        ctx: RequestContext,
+    ) -> Result<(), EngineError> {
+        // Without one the sequence has ended, and its answer says how.
+        let Ok(place) = place.await else {
+            return Ok(());
+        };
+        if let Value::Object(data) = &mut transfer.data {
+            data.insert("cached_blocks".into(), place.cached_blocks.into());
+        }
+        let (blocks, _) = Blocks::read(&transfer.data)?;
+        let wanted = bytes_of(&blocks.layout, blocks.prompt_tokens, place.cached_blocks);
+        let mut pieces = self.door.fetch(&transfer, ctx).await?;
+        let mut next = wanted.start;
+        let mut behind: Option<oneshot::Receiver<()>> = None;
+        while let Some(piece) = pieces.next().await {
+            let bytes = piece?;
+            if bytes.is_empty() || bytes.len() > wanted.end - next {
+                return Err(KvTransfers::lost("they have another length than was said"));
+            }
+            let (done, is_done) = oneshot::channel();
+            let write = Command::Write {
+                id: place.id,
+                start: next,
+                done,
+                bytes: bytes.clone(),
+            };
+            next += bytes.len();
+            if !tell(&commands, write).await {
+                return Ok(());
+            }
+            if let Some(before) = behind.replace(is_done) {
+                // The thread ends answers, also those whose blocks it takes no more.
+                let _ = before.await;
+            }
+        }
+        if next != wanted.end {
+            return Err(KvTransfers::lost("some are missing"));
+        }
+        tell(&commands, Command::Received(place.id)).await;
+        Ok(())
+    }
+}
+
+/// Sends a command, unless the thread has gone: it has ended all answers then.
+async fn tell(commands: &mpsc::WeakSender<Command>, command: Command) -> bool {
+    match commands.upgrade() {
+        Some(commands) => commands.send(command).await.is_ok(),
+        None => false,
+    }
+}
+
+/// A place for blocks.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) id: SequenceId,
+    /// Blocks whose content is there already.
+    pub(crate) cached_blocks: usize,
+}
+
+/// What a request of a prefill instance needs for its end.
+#[derive(Debug)]
+pub(crate) struct PrefillLeg {
+    pub(crate) transfers: Transfers,
+    pub(crate) request_id: String,
+    pub(crate) prompt_tokens: usize,
+}
+
+/// Gives what is held.
+struct Source {
+    holds: KvHolds<HeldPrompt>,
+    layout: KvLayout,
+    commands: mpsc::WeakSender<Command>,
+}
+
+/// A transfer under way.
+struct Sending {
+    /// Frees the blocks when it is dropped.
+    held: Held<HeldPrompt>,
+    commands: mpsc::WeakSender<Command>,
+    /// The place of the next piece that is asked for.
+    next: usize,
+    end: usize,
+    /// The piece that was asked for.
+    ahead: Option<oneshot::Receiver<Bytes>>,
+}
+
+impl Sending {
+    /// Asks for the next piece; `None` where there is no more.
+    async fn ask(&mut self) -> Result<Option<oneshot::Receiver<Bytes>>, EngineError> {
+        if self.next == self.end {
+            return Ok(None);
+        }
+        let end = self.end.min(self.next + PIECE_BYTES);
+        let (reply, piece) = oneshot::channel();
+        let read = Command::Read {
+            id: self.held.value().sequence.id(),
+            bytes: self.next..end,
+            reply,
+        };
+        self.next = end;
+        if !tell(&self.commands, read).await {
+            return Err(gone());
+        }
+        Ok(Some(piece))
+    }
+
+    async fn piece(mut self) -> Option<(Result<Bytes, EngineError>, Option<Self>)> {
+        let piece = async {
+            let piece = match self.ahead.take() {
+                Some(ahead) => Some(ahead),
+                None => self.ask().await?,
+            };
+            let Some(piece) = piece else {
+                return Ok(None);
+            };
+            self.ahead = self.ask().await?;
+            piece.await.map(Some).map_err(|_| gone())
+        };
+        match piece.await {
+            Ok(Some(piece)) => Some((Ok(piece), Some(self))),
+            Ok(None) => None,
+            Err(error) => Some((Err(error), None)),
+        }
+    }
+}
+
+fn gone() -> EngineError {
+    KvTransfers::lost("their engine has stopped")
+}
+
+#[async_trait]
+impl KvSource for Source {
+    async fn fetch(&self, data: Value, _ctx: RequestContext) -> Result<KvBytes, EngineError> {
+        let (blocks, hold) = Blocks::read(&data)?;
+        let held = self
+            .holds
+            .take(hold)
+            .ok_or_else(|| KvTransfers::lost("they are held no more"))?;
+        // Whoever asks knows what it has, and nothing else about what is held here.
+        let prompt_tokens = held.value().prompt_tokens;
+        let std::ops::Range { start, end } =
+            bytes_of(&self.layout, prompt_tokens, blocks.cached_blocks);
+        let sending = Sending {
+            held,
+            commands: self.commands.clone(),
+            next: start,
+            end,
+            ahead: None,
+        };
+        let pieces = stream::unfold(Some(sending), |sending| async { sending?.piece().await });
+        Ok(Box::pin(pieces))
+    }
+
+    fn release(&self, data: &Value) {
+        if let Ok((_, hold)) = Blocks::read(data) {
+            self.holds.release(hold);
+        }
+    }
+}

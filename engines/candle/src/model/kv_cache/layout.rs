@@ -1,0 +1,79 @@
+//! [`KvLayout`]: what the bytes of a KV block mean.
+
+use std::fmt;
+
+use candle_core::DType;
+use serde::{Deserialize, Serialize};
+
+use super::KvCacheSpec;
+use crate::model::config::ModelConfig;
+
+/// What the bytes of a KV block in main memory mean. Blocks of equal layouts can be exchanged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvLayout {
+    /// The order of the numbers, and of the bytes in them.
+    pub arrangement: String,
+    /// The type of the numbers.
+    pub dtype: String,
+    /// Layers of the model.
+    pub num_layers: usize,
+    /// Heads of keys and values in a layer.
+    pub num_kv_heads: usize,
+    /// Numbers of a head.
+    pub head_dim: usize,
+    /// Tokens per block, > 0.
+    pub block_size: usize,
+    /// Bytes of a number.
+    pub number_bytes: usize,
+}
+
+/// As [`HostKv`](super::HostKv) says: `[layers, kv_heads, 2, head_dim * block_size]`.
+const HOST: &str = if cfg!(target_endian = "little") {
+    "host-1-little"
+} else {
+    "host-1-big"
+};
+
+impl KvLayout {
+    pub(super) fn of_host(config: &ModelConfig, spec: &KvCacheSpec, dtype: DType) -> Self {
+        Self {
+            arrangement: HOST.to_owned(),
+            dtype: dtype.as_str().to_owned(),
+            num_layers: config.num_layers,
+            num_kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            block_size: spec.block_size,
+            number_bytes: dtype.size_in_bytes(),
+        }
+    }
+
+    /// Bytes of a block in all layers.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        [
+            2,
+            self.num_layers,
+            self.num_kv_heads,
+            self.head_dim,
+            self.block_size,
+            self.number_bytes,
+        ]
+        .into_iter()
+        .fold(1, usize::saturating_mul)
+    }
+}
+
+impl fmt::Display for KvLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {}, {} layers, {} heads of {}, {} tokens a block",
+            self.arrangement,
+            self.dtype,
+            self.num_layers,
+            self.num_kv_heads,
+            self.head_dim,
+            self.block_size
+        )
+    }
+}

@@ -1,0 +1,269 @@
+//! Prefill and decode apart, with a real model: the answer is the aggregated one bit for bit, and no KV block is left behind.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use genset_backend_common::output::{Finished, TokenLogprob};
+use genset_backend_common::{
+    CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, GuidedDecoding, LLMEngine,
+    Load, LoadPublisher, LocalKvCarrier, Output, RequestContext, Role, StartContext, TokenId,
+    TransferParams,
+};
+use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
+
+const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
+
+fn args() -> CandleArgs {
+    CandleArgs {
+        device: DeviceChoice::Cpu,
+        kv_cache_memory: Some(ByteSize(8 << 20)),
+        max_num_batched_tokens: Some(64),
+        ..CandleArgs::default()
+    }
+}
+
+/// An engine that runs, and its load.
+struct Live {
+    engine: CandleEngine,
+    load: LoadPublisher,
+}
+
+impl Live {
+    async fn start(role: Role, id: u64, carrier: &LocalKvCarrier, args: CandleArgs) -> Self {
+        let engine = CandleEngine::from_args(&args, Path::new(TINY_CHAT));
+        let ctx = StartContext {
+            role,
+            kv_transfers: carrier.join(id),
+            ..StartContext::detached(id)
+        };
+        let load = ctx.load.clone();
+        engine.start(ctx).await.unwrap();
+        Self { engine, load }
+    }
+
+    async fn answer(&self, request: GenerateRequest, id: &str) -> Result<Answer, EngineError> {
+        let ctx = RequestContext::new(id);
+        let mut outputs = self.engine.generate(request, ctx).await?;
+        let mut answer = Answer::default();
+        while let Some(item) = outputs.next().await {
+            match item? {
+                Output::Tokens(chunk) => answer.take(&chunk.token_ids, chunk.logprobs),
+                Output::Finished(finished) => {
+                    answer.take(&finished.last.token_ids, finished.last.logprobs.clone());
+                    answer.finished = Some(*finished);
+                }
+                Output::Text(_) | Output::Embeddings(_) => {}
+            }
+        }
+        Ok(answer)
+    }
+
+    /// The first leg: where the blocks are.
+    async fn prefill(&self, request: &GenerateRequest, id: &str) -> (Answer, TransferParams) {
+        let mut answer = self.answer(request.clone(), id).await.unwrap();
+        let finished = answer.finished.as_mut().unwrap();
+        let transfer = finished.transfer.take().unwrap();
+        (answer, transfer)
+    }
+
+    /// Waits until no sequence holds a block.
+    async fn until_free(&self) {
+        let mut load = self.load.subscribe();
+        let is_free = |load: &Load| load.kv_used_blocks == 0 && load.running_requests == 0;
+        let freed = load.wait_for(is_free);
+        let freed = tokio::time::timeout(Duration::from_secs(60), freed);
+        freed.await.unwrap().unwrap();
+    }
+}
+
+#[derive(Debug, Default)]
+struct Answer {
+    tokens: Vec<TokenId>,
+    logprobs: Vec<TokenLogprob>,
+    finished: Option<Finished>,
+}
+
+impl Answer {
+    fn take(&mut self, tokens: &[TokenId], logprobs: Vec<TokenLogprob>) {
+        self.tokens.extend_from_slice(tokens);
+        self.logprobs.extend(logprobs);
+    }
+}
+
+/// Prompts around the borders of blocks and steps.
+fn prompt(tokens: u32) -> Vec<TokenId> {
+    (0..tokens)
+        .map(|place| (place * 7 + 11) % 400 + 3)
+        .collect()
+}
+
+fn request(prompt_tokens: u32) -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("tiny-chat", prompt(prompt_tokens));
+    request.stop.max_tokens = Some(24);
+    request.stop.ignore_eos = true;
+    request
+}
+
+fn requests() -> Vec<GenerateRequest> {
+    let lengths = [1, 2, 15, 16, 17, 33, 64, 65, 150];
+    let mut requests: Vec<GenerateRequest> = lengths.into_iter().map(request).collect();
+    let mut seeded = request(40);
+    seeded.sampling.temperature = Some(0.9);
+    seeded.sampling.seed = Some(7);
+    seeded.sampling.top_p = Some(0.9);
+    seeded.sampling.repetition_penalty = Some(1.1);
+    seeded.output.logprobs = Some(3);
+    requests.push(seeded);
+    let mut guided = request(21);
+    guided.guided = Some(GuidedDecoding::Regex("[a-c]{3,40}".into()).into());
+    requests.push(guided);
+    requests
+}
+
+async fn both_legs_answer_as_one_instance(args: CandleArgs) {
+    let carrier = LocalKvCarrier::default();
+    let whole = Live::start(Role::Aggregated, 1, &carrier, args.clone()).await;
+    let prefill = Live::start(Role::Prefill, 2, &carrier, args.clone()).await;
+    let decode = Live::start(Role::Decode, 3, &carrier, args).await;
+    for (place, request) in requests().into_iter().enumerate() {
+        let id = place.to_string();
+        let expected = whole.answer(request.clone(), &id).await.unwrap();
+        // Twice: the second time the decode instance has most of the blocks.
+        for _ in 0..2 {
+            let (first, transfer) = prefill.prefill(&request, &id).await;
+            assert_eq!(first.tokens, expected.tokens[..1]);
+            let mut second = request.clone();
+            second.transfer = Some(transfer);
+            let answer = decode.answer(second, &id).await.unwrap();
+            assert_eq!(answer.tokens, expected.tokens, "{request:?}");
+            assert_eq!(answer.logprobs, expected.logprobs);
+            let reason = answer.finished.map(|finished| finished.reason);
+            assert_eq!(reason, expected.finished.as_ref().map(|it| it.reason));
+        }
+    }
+    prefill.until_free().await;
+    decode.until_free().await;
+    for live in [whole, prefill, decode] {
+        live.engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_is_the_aggregated_one_bit_for_bit() {
+    both_legs_answer_as_one_instance(args()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn so_it_is_with_a_cache_of_f32() {
+    both_legs_answer_as_one_instance(CandleArgs {
+        kv_cache_dtype: DtypeChoice::F32,
+        ..args()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_layout_is_refused_by_what_differs() {
+    let carrier = LocalKvCarrier::default();
+    let prefill = Live::start(Role::Prefill, 1, &carrier, args()).await;
+    let other = CandleArgs {
+        kv_cache_dtype: DtypeChoice::F32,
+        ..args()
+    };
+    let decode = Live::start(Role::Decode, 2, &carrier, other).await;
+    let (_, transfer) = prefill.prefill(&request(40), "r").await;
+    let mut second = request(40);
+    second.transfer = Some(transfer);
+    let error = decode.answer(second, "r").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(error.at().map(|at| at.name()), Some("transfer"));
+    assert!(
+        error.message().contains("f16") && error.message().contains("f32"),
+        "{error}"
+    );
+    // It can do the whole all the same.
+    let mut whole = request(40);
+    whole.transfer = Some(TransferParams::none());
+    assert_eq!(decode.answer(whole, "r").await.unwrap().tokens.len(), 24);
+    prefill.engine.abort(&RequestContext::new("r")).await;
+    prefill.until_free().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn held_blocks_are_freed_however_their_request_ends() {
+    let carrier = LocalKvCarrier::default();
+    let brief = CandleArgs {
+        kv_lease: 1.try_into().unwrap(),
+        ..args()
+    };
+    let prefill = Live::start(Role::Prefill, 1, &carrier, brief).await;
+    let decode = Live::start(Role::Decode, 2, &carrier, args()).await;
+    // Their time is over.
+    let (_, late) = prefill.prefill(&request(100), "a").await;
+    prefill.until_free().await;
+    let mut second = request(100);
+    second.transfer = Some(late);
+    let error = decode.answer(second, "a").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StreamIncomplete, "{error}");
+    decode.until_free().await;
+    // The decode leg is cancelled, or its reader leaves, while it fetches.
+    for is_cancelled in [true, false] {
+        let (_, transfer) = prefill.prefill(&request(100), "b").await;
+        let mut second = request(100);
+        second.transfer = Some(transfer);
+        let ctx = RequestContext::new("b");
+        let mut outputs = decode.engine.generate(second, ctx.clone()).await.unwrap();
+        if is_cancelled {
+            ctx.cancel(CancelReason::Client);
+            while outputs.next().await.is_some() {}
+        }
+        drop(outputs);
+        prefill.until_free().await;
+        decode.until_free().await;
+    }
+    // The prefill instance goes.
+    let (_, lost) = prefill.prefill(&request(100), "c").await;
+    let deadline = Duration::from_millis(1);
+    prefill
+        .engine
+        .drain(DrainContext { deadline })
+        .await
+        .unwrap();
+    prefill.engine.cleanup().await.unwrap();
+    let mut second = request(100);
+    second.transfer = Some(lost);
+    let error = decode.answer(second, "c").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StreamIncomplete, "{error}");
+    decode.until_free().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_at_once_share_the_cache_and_leave_nothing() {
+    let carrier = LocalKvCarrier::default();
+    let whole = Arc::new(Live::start(Role::Aggregated, 1, &carrier, args()).await);
+    let prefill = Arc::new(Live::start(Role::Prefill, 2, &carrier, args()).await);
+    let decode = Arc::new(Live::start(Role::Decode, 3, &carrier, args()).await);
+    let mut all = tokio::task::JoinSet::new();
+    for place in 0..24 {
+        let (whole, prefill, decode) = (whole.clone(), prefill.clone(), decode.clone());
+        all.spawn(async move {
+            let id = place.to_string();
+            let request = request(20 + place * 9);
+            let expected = whole.answer(request.clone(), &id).await.unwrap();
+            let (_, transfer) = prefill.prefill(&request, &id).await;
+            let mut second = request;
+            second.transfer = Some(transfer);
+            let answer = decode.answer(second, &id).await.unwrap();
+            assert_eq!(answer.tokens, expected.tokens);
+        });
+    }
+    while let Some(ended) = all.join_next().await {
+        ended.unwrap();
+    }
+    prefill.until_free().await;
+    decode.until_free().await;
+}

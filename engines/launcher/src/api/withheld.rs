@@ -1,0 +1,111 @@
+//! [`Withheld`]: tokens that a server counts but does not name, found again by their text. Pure.
+
+use genset_backend_common::{EngineError, TokenId};
+use serde::Deserialize;
+
+use super::unreadable;
+
+/// Text that stands for more tokens than were given with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Withheld {
+    /// The text of all of them.
+    pub(crate) text: String,
+    /// How many tokens it is, by the server's own count; those that were given are its last.
+    pub(crate) count: usize,
+    /// The tokens that were given.
+    pub(crate) given: Vec<TokenId>,
+}
+
+/// A token and the bytes that it stands for.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct Piece {
+    id: TokenId,
+    piece: PieceText,
+}
+
+/// Text, or bytes where they are none by themselves.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+enum PieceText {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+impl Piece {
+    fn bytes(&self) -> &[u8] {
+        match &self.piece {
+            PieceText::Text(text) => text.as_bytes(),
+            PieceText::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl Withheld {
+    /// The ids of all the tokens, out of the text's own. A tokenizer may put a space before them, which is left out.
+    ///
+    /// # Errors
+    /// `Disconnected`, when the text's tokens are not as many, or do not end as those that were given: what the model
+    /// generated cannot be known then.
+    pub(crate) fn fill(&self, pieces: &[Piece]) -> Result<Vec<TokenId>, EngineError> {
+        let last = pieces
+            .len()
+            .checked_sub(self.count)
+            .and_then(|before| pieces.get(before..))
+            .unwrap_or_default();
+        let bytes = last.iter().flat_map(Piece::bytes);
+        let ids: Vec<TokenId> = last.iter().map(|piece| piece.id).collect();
+        if bytes.eq(self.text.as_bytes()) && ids.ends_with(&self.given) {
+            return Ok(ids);
+        }
+        Err(unreadable(format!(
+            "{} tokens were withheld before {:?}, and the text {:?} does not tell which",
+            self.count.saturating_sub(self.given.len()),
+            self.given,
+            self.text
+        )))
+    }
+}
+
+/// Tokens at the end of an answer that are less than a character.
+pub(super) fn lost(count: u64) -> EngineError {
+    unreadable(format!(
+        "its last {count} tokens are part of a character, and it names none of them"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(json: &str) -> Vec<Piece> {
+        serde_json::from_str(json).unwrap()
+    }
+
+    fn withheld(count: usize, given: &[TokenId]) -> Withheld {
+        Withheld {
+            text: "ん".into(),
+            count,
+            given: given.to_vec(),
+        }
+    }
+
+    #[test]
+    fn the_texts_tokens_are_those_that_were_withheld() {
+        let own = r#"[{"id":162,"piece":[227]},{"id":227,"piece":[130]},{"id":244,"piece":[147]}]"#;
+        let found = withheld(3, &[244]).fill(&pieces(own)).unwrap();
+        assert_eq!(found, [162, 227, 244]);
+        // As a sentencepiece model tokenizes it.
+        let spaced = own.replace("[{\"id\":162", "[{\"id\":9,\"piece\":\" \"},{\"id\":162");
+        assert_eq!(withheld(3, &[244]).fill(&pieces(&spaced)).unwrap(), found);
+    }
+
+    #[test]
+    fn tokens_that_the_text_does_not_tell_are_an_error_that_names_them() {
+        let own = r#"[{"id":162,"piece":[227]},{"id":227,"piece":[130]},{"id":244,"piece":[147]}]"#;
+        for (count, given) in [(2, 244), (4, 244), (3, 243)] {
+            let error = withheld(count, &[given]).fill(&pieces(own)).unwrap_err();
+            assert!(error.message().contains("ん"), "{error}");
+        }
+        assert!(withheld(1, &[7]).fill(&[]).is_err());
+    }
+}

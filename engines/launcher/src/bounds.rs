@@ -1,0 +1,111 @@
+//! [`bounded`]: a request as every server can take it. The servers hold most numbers in 32 bits with a sign; one that is
+//! larger is wrapped by some and ends others.
+
+use std::num::NonZeroU32;
+
+use genset_backend_common::{EngineError, GenerateRequest, Input, TokenId};
+
+/// The largest number that is sent, but for seeds.
+const MAX: u32 = u32::MAX >> 1;
+
+/// The request with the same meaning and no number above [`MAX`].
+///
+/// A grammar lets the end of the sequence come only where it may end, so `ignore_eos` has nothing to say beside one; some
+/// servers go on past a finished grammar if it does.
+///
+/// # Errors
+/// `InvalidArgument` for a token id above it, which no vocabulary has.
+pub(crate) fn bounded(
+    mut request: GenerateRequest,
+    vocab_size: Option<NonZeroU32>,
+) -> Result<GenerateRequest, EngineError> {
+    if let Input::Tokens(prompt) = &request.input {
+        check("prompt", prompt.iter())?;
+    }
+    check("stop_token_ids", &request.stop.stop_token_ids)?;
+    check("logit_bias", request.sampling.logit_bias.keys())?;
+    // More candidates than there are tokens are all of them.
+    let candidates = vocab_size.map_or(MAX, |size| size.get().min(MAX));
+    let top_k = request.sampling.top_k;
+    request.sampling.top_k = top_k.map(|top_k| top_k.min(candidates));
+    request.stop.max_tokens = request.stop.max_tokens.map(|tokens| tokens.min(MAX));
+    request.stop.min_tokens = request.stop.min_tokens.min(MAX);
+    request.priority = request.priority.max(-i32::MAX);
+    request.stop.ignore_eos &= request.guided.is_none();
+    Ok(request)
+}
+
+fn check<'t>(
+    field: &str,
+    tokens: impl IntoIterator<Item = &'t TokenId>,
+) -> Result<(), EngineError> {
+    match tokens.into_iter().find(|token| **token > MAX) {
+        None => Ok(()),
+        Some(token) => Err(EngineError::invalid_argument(
+            field,
+            format!("token id {token} is in no vocabulary"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::{ErrorKind, GuidedDecoding};
+
+    use super::*;
+
+    fn largest() -> GenerateRequest {
+        let mut request = GenerateRequest::from_tokens("m", vec![1]);
+        request.sampling.top_k = Some(u32::MAX);
+        request.stop.max_tokens = Some(u32::MAX);
+        request.stop.min_tokens = u32::MAX;
+        request.priority = i32::MIN;
+        request
+    }
+
+    #[test]
+    fn no_number_is_larger_than_a_server_can_hold() {
+        let request = bounded(largest(), NonZeroU32::new(1000)).unwrap();
+        assert_eq!(request.sampling.top_k, Some(1000));
+        assert_eq!(request.stop.max_tokens, Some(MAX));
+        assert_eq!(
+            (request.stop.min_tokens, request.priority),
+            (MAX, -i32::MAX)
+        );
+        let request = bounded(largest(), None).unwrap();
+        assert_eq!(request.sampling.top_k, Some(MAX));
+    }
+
+    #[test]
+    fn token_ids_that_no_model_has_are_refused_by_name() {
+        type Set = fn(&mut GenerateRequest);
+        let sets: [(&str, Set); 3] = [
+            ("prompt", |r| r.input = Input::Tokens(vec![MAX + 1].into())),
+            ("stop_token_ids", |r| {
+                r.stop.stop_token_ids = [MAX + 1].into()
+            }),
+            ("logit_bias", |r| {
+                r.sampling.logit_bias = [(MAX + 1, 1.0)].into()
+            }),
+        ];
+        for (field, set) in sets {
+            let mut request = GenerateRequest::from_tokens("m", vec![1]);
+            set(&mut request);
+            let error = bounded(request, None).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{field}");
+            assert!(
+                format!("{:?}", error.details()).contains(field),
+                "{error:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_grammar_ends_where_it_ends() {
+        let mut request = GenerateRequest::from_tokens("m", vec![1]);
+        request.stop.ignore_eos = true;
+        assert!(bounded(request.clone(), None).unwrap().stop.ignore_eos);
+        request.guided = Some(GuidedDecoding::JsonObject.into());
+        assert!(!bounded(request, None).unwrap().stop.ignore_eos);
+    }
+}

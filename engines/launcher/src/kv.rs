@@ -1,0 +1,115 @@
+//! KV events of a launched vLLM: its publisher is switched on, its events are read, and the worker publishes them as any
+//! engine does. [`KvSource`] is where the server publishes, [`KvFollower`] who reads it.
+//!
+//! The events tell the prompts, so they go over sockets in a folder that only this user can read, and never over a port.
+//!
+//! # Source
+//! vLLM 0.32.0, `vllm/distributed/kv_events.py`: a PUB socket for the batches, a ROUTER socket that gives the last ones again.
+
+mod batch;
+mod follow;
+mod translate;
+
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub(crate) use follow::KvFollower;
+
+use crate::config::LauncherConfig;
+use crate::dialect::Dialect;
+use crate::extra::ExtraArgs;
+
+/// Settings of the server's own with which its events are not followed: its own publisher, several ranks (their sockets have
+/// names of their own only where they are ports), no prefix cache.
+const OWN_SETTINGS: [&str; 4] = [
+    "kv-events-config",
+    "data-parallel-size",
+    "dp",
+    "no-enable-prefix-caching",
+];
+
+/// The longest path of a socket, in bytes: the kernel has room for 108.
+const MAX_PATH_BYTES: usize = 100;
+
+/// Where a server publishes its KV events: two sockets in a folder of ours, which is removed with this.
+#[derive(Debug)]
+pub(crate) struct KvSource {
+    folder: TempDir,
+}
+
+impl KvSource {
+    /// The source for a server to be started; `None` for one that publishes nothing, or not to us.
+    ///
+    /// # Errors
+    /// When the folder cannot be made.
+    pub(crate) fn for_server(
+        config: &LauncherConfig,
+        dialect: Dialect,
+    ) -> io::Result<Option<Arc<Self>>> {
+        if dialect != Dialect::Vllm || config.extra.as_ref().is_some_and(has_own) {
+            return Ok(None);
+        }
+        // Nobody else may look into it.
+        let folder = tempfile::Builder::new()
+            .prefix("genset-kv-")
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir()?;
+        let source = Self { folder };
+        if source.path("replay").len() > MAX_PATH_BYTES {
+            tracing::warn!(
+                folder = %source.folder.path().display(),
+                "KV events of the server are not followed: the folder for temporary files has too long a name for a socket"
+            );
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(source)))
+    }
+
+    /// The server's arguments.
+    pub(crate) fn args(&self) -> [String; 2] {
+        let config = json!({
+            "enable_kv_cache_events": true,
+            "publisher": "zmq",
+            "endpoint": self.events(),
+            "replay_endpoint": self.replay(),
+        });
+        ["--kv-events-config".to_owned(), config.to_string()]
+    }
+
+    /// Whether a server has bound both sockets, which it does before it is healthy.
+    pub(crate) fn is_bound(&self) -> bool {
+        ["events", "replay"]
+            .iter()
+            .all(|name| self.folder.path().join(name).exists())
+    }
+
+    pub(crate) fn events(&self) -> String {
+        format!("ipc://{}", self.path("events"))
+    }
+
+    pub(crate) fn replay(&self) -> String {
+        format!("ipc://{}", self.path("replay"))
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+}
+
+fn has_own(extra: &ExtraArgs) -> bool {
+    let is_said = |name: &&str| {
+        extra
+            .get(name)
+            .is_some_and(|value| *value != Value::Bool(false) && !value.is_null())
+    };
+    OWN_SETTINGS.iter().any(is_said)
+        || extra.get("enable-prefix-caching") == Some(&Value::Bool(false))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,405 @@
+use std::time::Duration;
+
+use genset_backend_common::EngineError;
+use genset_backend_common::kv::{
+    BlockHash, KvEventData, KvEventPublisher, KvEventSubscription, Xxh3BlockHasher, hash_blocks,
+};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+use std::num::NonZeroU32;
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+use zeromq::{PubSocket, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
+
+use super::batch::{Batch, Event};
+use super::follow::Reader;
+use super::*;
+use crate::config::ServerInput;
+use crate::key::ApiKey;
+use crate::kind::ServerKind;
+use crate::server::Server;
+
+/// Catches a hang; nothing is measured by it.
+const LONG: Duration = Duration::from_secs(120);
+const SIZE: NonZeroU32 = NonZeroU32::new(32).unwrap();
+
+fn tokens(from: u32, count: u32) -> Vec<u32> {
+    (from..from + count).collect()
+}
+
+fn ours(salt: Option<&str>, tokens: &[u32]) -> Vec<BlockHash> {
+    hash_blocks(&Xxh3BlockHasher::new(), salt, tokens, SIZE)
+}
+
+/// A batch as vLLM 0.32.0 sends it.
+fn batch(events: &[Value]) -> Vec<u8> {
+    rmp_serde::to_vec(&json!([1_795_363_300.57, events, 0])).unwrap()
+}
+
+const FIRST: u64 = 2_065_545_987_729_268_343;
+const SECOND: u64 = 4_118_834_454_899_676_085;
+const THIRD: u64 = 8_615_898_027_510_806_489;
+
+fn stored(hashes: &[u64], parent: Option<u64>, tokens: &[u32]) -> Value {
+    json!({"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens,
+           "block_size": 32, "lora_id": null, "medium": "GPU", "lora_name": null,
+           "extra_keys": vec![Value::Null; hashes.len()], "group_idx": 0, "kv_cache_spec_kind": "full_attention"})
+}
+
+fn removed(hash: u64) -> Value {
+    json!({"type": "BlockRemoved", "block_hashes": [hash], "medium": "GPU", "group_idx": 0})
+}
+
+fn all(batches: &[Vec<u8>]) -> Vec<KvEventData> {
+    let mut reader = Reader::new(SIZE, Some(2048));
+    let numbered = (0..).zip(batches);
+    numbered
+        .flat_map(|(number, payload)| reader.take(number, payload))
+        .collect()
+}
+
+fn stored_event(parent: Option<BlockHash>, blocks: &[BlockHash]) -> KvEventData {
+    KvEventData::Stored {
+        parent,
+        blocks: blocks.to_vec(),
+    }
+}
+
+#[test]
+fn what_vllm_was_recorded_to_send_is_told_in_our_hashes() {
+    let prompt = tokens(300, 64);
+    let whole = [prompt.clone(), tokens(700, 32)].concat();
+    let hashes = ours(None, &whole);
+    let changes = all(&[
+        batch(&[stored(&[FIRST, SECOND], None, &prompt)]),
+        // A block that was filled by what was generated.
+        batch(&[stored(&[THIRD], Some(SECOND), &tokens(700, 32))]),
+        batch(&[
+            removed(THIRD),
+            removed(SECOND),
+            stored(&[7], Some(FIRST), &tokens(1, 32)),
+        ]),
+        batch(&[
+            json!({"type": "AllBlocksCleared"}),
+            stored(&[FIRST], None, &tokens(300, 32)),
+        ]),
+    ]);
+    let other = ours(None, &[tokens(300, 32), tokens(1, 32)].concat());
+    let expected = [
+        stored_event(None, &hashes[..2]),
+        stored_event(Some(hashes[1]), &hashes[2..]),
+        KvEventData::Removed {
+            blocks: vec![hashes[2]],
+        },
+        KvEventData::Removed {
+            blocks: vec![hashes[1]],
+        },
+        stored_event(Some(hashes[0]), &other[1..]),
+        KvEventData::Cleared,
+        stored_event(None, &hashes[..1]),
+    ];
+    assert_eq!(changes, expected);
+}
+
+/// Bytes as MessagePack has them.
+struct Digest(&'static [u8]);
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0)
+    }
+}
+
+#[test]
+fn arrays_and_digests_are_read_as_maps_and_numbers_are() {
+    let prompt = tokens(300, 32);
+    let as_array = json!([
+        "BlockStored",
+        [FIRST],
+        null,
+        prompt,
+        32,
+        null,
+        "GPU",
+        null,
+        [null],
+        0,
+        "full_attention",
+        null,
+        null,
+        "of a later version"
+    ]);
+    let as_map = stored(&[FIRST], None, &prompt);
+    let shortest = json!(["BlockStored", [FIRST], null, prompt, 32, null]);
+    for event in [as_map, as_array, shortest] {
+        let changes = all(&[batch(&[event]), batch(&[json!(["BlockRemoved", [FIRST]])])]);
+        assert_eq!(changes.len(), 2, "{changes:?}");
+        assert_eq!(changes[0], stored_event(None, &ours(None, &prompt)));
+    }
+    let digest = || Digest(&[7; 32]);
+    let none = Option::<u32>::None;
+    let stored = ("BlockStored", (digest(),), none, &prompt, 32, none, "GPU");
+    let removed = ("BlockRemoved", (digest(),), "GPU");
+    let payload = rmp_serde::to_vec(&(1.5, (stored, removed, ("AllBlocksCleared",)))).unwrap();
+    assert_eq!(all(&[payload]).len(), 3);
+    // Numbers of SGLang have a sign.
+    let signed = batch(&[json!(["BlockRemoved", [-1]]), json!({"type": "Renamed"})]);
+    assert_eq!(
+        Batch::read(&signed).unwrap().events.pop(),
+        Some(Event::Other("Renamed".into()))
+    );
+}
+
+#[test]
+fn blocks_that_cannot_be_hashed_as_ours_are_left_out_and_so_is_what_follows_them() {
+    let prompt = tokens(300, 32);
+    let plain = stored(&[FIRST], None, &prompt);
+    let with = |field: &str, value: Value| {
+        let mut event = plain.clone();
+        event[field] = value;
+        event
+    };
+    for odd in [
+        with("medium", json!("CPU")),
+        with("locality", json!("REMOTE")),
+        with("group_idx", json!(1)),
+        with("kv_cache_spec_kind", json!("sliding_window")),
+        with("block_size", json!(16)),
+        with("token_ids", json!([1, 2])),
+        with("lora_name", json!("adapter")),
+        with("extra_keys", json!([[["image", 3]]])),
+        with("parent_block_hash", json!(99)),
+    ] {
+        let after = stored(&[SECOND], Some(FIRST), &tokens(1, 32));
+        let changes = all(&[batch(&[odd.clone(), after, removed(FIRST)])]);
+        assert_eq!(changes, [], "{odd}");
+    }
+    let salted = with("extra_keys", json!([["tenant"]]));
+    assert_eq!(
+        all(&[batch(&[salted])]),
+        [stored_event(None, &ours(Some("tenant"), &prompt))]
+    );
+    // What was offloaded is still there.
+    let mut offloaded = removed(FIRST);
+    offloaded["medium"] = json!("CPU");
+    assert_eq!(all(&[batch(&[plain, offloaded])]).len(), 1);
+}
+
+#[test]
+fn a_block_that_is_told_twice_is_there_once() {
+    let prompt = tokens(300, 64);
+    let hashes = ours(None, &prompt);
+    let changes = all(&[
+        batch(&[stored(&[FIRST], None, &prompt[..32])]),
+        batch(&[stored(&[FIRST, SECOND], None, &prompt)]),
+        // Another name for the same tokens.
+        batch(&[
+            stored(&[THIRD], None, &prompt[..32]),
+            removed(FIRST),
+            removed(THIRD),
+            removed(THIRD),
+        ]),
+    ]);
+    let expected = [
+        stored_event(None, &hashes[..1]),
+        stored_event(Some(hashes[0]), &hashes[1..]),
+        KvEventData::Removed {
+            blocks: vec![hashes[0]],
+        },
+    ];
+    assert_eq!(changes, expected);
+}
+
+#[test]
+fn a_server_with_more_blocks_than_it_has_is_not_believed() {
+    let mut reader = Reader::new(SIZE, Some(1));
+    let payload = batch(&[stored(&[FIRST, SECOND], None, &tokens(300, 64))]);
+    let expected = stored_event(None, &ours(None, &tokens(300, 32)));
+    assert_eq!(reader.take(0, &payload), [expected]);
+}
+
+#[test]
+fn batches_that_are_lost_or_broken_leave_nothing_known() {
+    let mut reader = Reader::new(SIZE, None);
+    let first = batch(&[stored(&[FIRST], None, &tokens(300, 32))]);
+    let second = batch(&[stored(&[SECOND], Some(FIRST), &tokens(1, 32))]);
+    assert_eq!(reader.take(0, &first).len(), 1);
+    assert_eq!(reader.take(0, &first), [], "it came twice");
+    assert_eq!(reader.take(4, &second), [KvEventData::Cleared]);
+    assert_eq!(reader.take(1, &second), [], "it came late");
+    for broken in [
+        &b"\xc1"[..],
+        b"",
+        &rmp_serde::to_vec(&json!([1.0, [{"block_hashes": ["a"]}]])).unwrap(),
+    ] {
+        let next = reader.next;
+        assert_eq!(reader.take(next, broken), [KvEventData::Cleared]);
+    }
+    let next = reader.next;
+    assert_eq!(reader.take(next, &first).len(), 1);
+}
+
+fn config(settings: Option<&str>) -> LauncherConfig {
+    let input = ServerInput::Tokens { vocab_size: None };
+    let mut config = LauncherConfig::new(ServerKind::Vllm, "/m", input);
+    config.extra = settings.map(|settings| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("extra.json");
+        std::fs::write(&path, settings).unwrap();
+        ExtraArgs::load(&path).unwrap()
+    });
+    config
+}
+
+#[test]
+fn only_a_server_that_can_publish_to_us_alone_is_told_to() {
+    let source = |config: &LauncherConfig, dialect| KvSource::for_server(config, dialect).unwrap();
+    let vllm = source(&config(None), Dialect::Vllm).unwrap();
+    let [flag, value] = vllm.args();
+    let value: Value = serde_json::from_str(&value).unwrap();
+    assert_eq!(flag, "--kv-events-config");
+    assert_eq!(value["publisher"], "zmq");
+    let path = value["endpoint"].as_str().unwrap().strip_prefix("ipc://");
+    let folder = std::path::Path::new(path.unwrap()).parent().unwrap();
+    let mode = std::fs::metadata(folder).unwrap().permissions();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o077, 0);
+    assert!(!vllm.is_bound());
+    assert!(source(&config(Some("{\"dtype\": \"half\"}")), Dialect::Vllm).is_some());
+    assert!(source(&config(None), Dialect::Trtllm).is_none());
+    for own in [
+        "{\"kv_events_config\": {\"publisher\": \"zmq\"}}",
+        "{\"data-parallel-size\": 2}",
+        "{\"enable_prefix_caching\": false}",
+        "{\"no-enable-prefix-caching\": true}",
+    ] {
+        assert!(source(&config(Some(own)), Dialect::Vllm).is_none(), "{own}");
+    }
+}
+
+/// A publisher that does as vLLM's: it sends some batches, and gives all of them again when it is asked.
+struct Publisher {
+    events: PubSocket,
+    replay: RouterSocket,
+    batches: Vec<Vec<u8>>,
+}
+
+impl Publisher {
+    async fn bind(source: &KvSource) -> Self {
+        let (mut events, mut replay) = (PubSocket::new(), RouterSocket::new());
+        events.bind(&source.events()).await.unwrap();
+        replay.bind(&source.replay()).await.unwrap();
+        let batches = Vec::new();
+        Self {
+            events,
+            replay,
+            batches,
+        }
+    }
+
+    /// Keeps a batch, and sends it unless it is to be lost.
+    async fn publish(&mut self, payload: Vec<u8>, is_lost: bool) {
+        let number = u64::try_from(self.batches.len()).unwrap();
+        self.batches.push(payload.clone());
+        if !is_lost {
+            let message = message(vec![vec![], number.to_be_bytes().to_vec(), payload]);
+            self.events.send(message).await.unwrap();
+        }
+    }
+
+    /// Answers one who missed something.
+    async fn answer(&mut self) {
+        let asked = self.replay.recv().await.unwrap().into_vec();
+        let start = u64::from_be_bytes(asked[2].as_ref().try_into().unwrap());
+        let kept = (0..)
+            .zip(&self.batches)
+            .filter(|(number, _)| *number >= start);
+        let kept: Vec<_> = kept
+            .map(|(number, payload)| (number, payload.clone()))
+            .collect();
+        for (number, payload) in kept.into_iter().chain([(u64::MAX, vec![])]) {
+            let parts = vec![
+                asked[0].to_vec(),
+                vec![],
+                vec![],
+                number.to_be_bytes().to_vec(),
+                payload,
+            ];
+            self.replay.send(message(parts)).await.unwrap();
+        }
+    }
+}
+
+fn message(parts: Vec<Vec<u8>>) -> ZmqMessage {
+    let parts: Vec<bytes::Bytes> = parts.into_iter().map(Into::into).collect();
+    ZmqMessage::try_from(parts).unwrap()
+}
+
+async fn next(changes: &mut KvEventSubscription) -> KvEventData {
+    timeout(LONG, changes.next()).await.unwrap().unwrap().data
+}
+
+#[tokio::test]
+async fn what_was_missed_is_asked_for_and_the_end_of_the_server_clears_its_cache() {
+    let source = KvSource::for_server(&config(None), Dialect::Vllm)
+        .unwrap()
+        .unwrap();
+    let mut publisher = Publisher::bind(&source).await;
+    assert!(source.is_bound());
+    let hashes = ours(None, &tokens(300, 96));
+    publisher
+        .publish(batch(&[stored(&[FIRST], None, &tokens(300, 32))]), true)
+        .await;
+    let follower = KvFollower {
+        source,
+        publisher: KvEventPublisher::new(),
+        block_size: SIZE,
+        total_blocks: None,
+    };
+    let mut changes = follower.publisher.subscribe();
+    let tasks = TaskTracker::new();
+    let server = Arc::new(Server::new(
+        Dialect::Vllm,
+        1,
+        &ApiKey::random(),
+        tasks.clone(),
+    ));
+    tasks.spawn(follower.run(Arc::clone(&server)));
+
+    // What came before anybody listened.
+    timeout(LONG, publisher.answer()).await.unwrap();
+    assert_eq!(next(&mut changes).await, stored_event(None, &hashes[..1]));
+    // A batch that was lost shows when the next one comes.
+    publisher
+        .publish(
+            batch(&[stored(&[SECOND], Some(FIRST), &tokens(332, 32))]),
+            true,
+        )
+        .await;
+    publisher
+        .publish(
+            batch(&[stored(&[THIRD], Some(SECOND), &tokens(364, 32))]),
+            false,
+        )
+        .await;
+    timeout(LONG, publisher.answer()).await.unwrap();
+    assert_eq!(
+        next(&mut changes).await,
+        stored_event(Some(hashes[0]), &hashes[1..2])
+    );
+    assert_eq!(
+        next(&mut changes).await,
+        stored_event(Some(hashes[1]), &hashes[2..])
+    );
+    // The last one is lost too, and nothing shows it: it is asked for after a while.
+    publisher.publish(batch(&[removed(THIRD)]), true).await;
+    let removed = KvEventData::Removed {
+        blocks: vec![hashes[2]],
+    };
+    timeout(LONG, publisher.answer()).await.unwrap();
+    assert_eq!(next(&mut changes).await, removed);
+
+    server.fail(EngineError::engine_shutdown("it is over"));
+    tasks.close();
+    timeout(LONG, tasks.wait()).await.unwrap();
+    assert_eq!(next(&mut changes).await, KvEventData::Cleared);
+}

@@ -1,0 +1,194 @@
+//! [`Translator`]: a server's events in our hashes. Pure.
+//!
+//! A server hashes blocks in a way of its own, which cannot be computed again here; but it tells their tokens, out of which
+//! ours are computed. A map from its hashes to ours says what follows what, and what is removed.
+
+use std::collections::{BTreeSet, HashMap};
+use std::num::NonZeroU32;
+
+use genset_backend_common::kv::{
+    BlockHash, BlockHasher as _, KvEventData, Xxh3BlockHasher, salt_root,
+};
+
+use super::batch::{Event, ExtraKey, Removed, ServerHash, Stored};
+
+/// The medium of blocks in the engine's own memory, also where that is no GPU's.
+const OWN_MEDIUM: &str = "GPU";
+
+/// Kinds of attention whose blocks hold every token of the prefix.
+const WHOLE_PREFIX: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
+
+/// The blocks that a server has, by its hash.
+#[derive(Debug)]
+pub(super) struct Translator {
+    /// Tokens per KV block.
+    block_size: usize,
+    /// More than these are not kept.
+    max_blocks: usize,
+    ours: HashMap<ServerHash, BlockHash>,
+    /// By how many of the server's hashes each of ours is held.
+    holders: HashMap<BlockHash, u32>,
+    /// Why events were left out, each reason once.
+    left_out: BTreeSet<&'static str>,
+}
+
+impl Translator {
+    pub(super) fn new(block_size: NonZeroU32, max_blocks: usize) -> Self {
+        Self {
+            block_size: usize::try_from(block_size.get()).unwrap_or(usize::MAX),
+            max_blocks,
+            ours: HashMap::new(),
+            holders: HashMap::new(),
+            left_out: BTreeSet::new(),
+        }
+    }
+
+    /// What an event of the server's changes.
+    pub(super) fn apply(&mut self, event: Event) -> Vec<KvEventData> {
+        match event {
+            Event::Stored(stored) => match self.stored(&stored) {
+                Ok(changes) => changes,
+                Err(reason) => {
+                    self.leave_out(reason);
+                    Vec::new()
+                }
+            },
+            Event::Removed(removed) => self.removed(&removed).into_iter().collect(),
+            Event::Cleared => vec![self.clear()],
+            Event::Other(kind) => {
+                tracing::debug!(kind, "an event of the server is not known");
+                self.leave_out("an event of a kind that is not known");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Nothing is known of the server's blocks any more.
+    pub(super) fn clear(&mut self) -> KvEventData {
+        self.ours.clear();
+        self.holders.clear();
+        KvEventData::Cleared
+    }
+
+    /// Says the first time of each reason that events are left out.
+    fn leave_out(&mut self, reason: &'static str) {
+        if self.left_out.insert(reason) {
+            tracing::info!(reason, "KV events of the server are left out");
+        }
+    }
+
+    fn stored(&mut self, stored: &Stored) -> Result<Vec<KvEventData>, &'static str> {
+        let salt = self.check(stored)?;
+        let mut parent = match &stored.parent_block_hash {
+            None => None,
+            Some(parent) => Some(
+                *self
+                    .ours
+                    .get(parent)
+                    .ok_or("a block after one that is not known")?,
+            ),
+        };
+        let mut before = parent.or_else(|| salt.map(salt_root));
+        let mut changes = Vec::new();
+        let mut run: Option<(Option<BlockHash>, Vec<BlockHash>)> = None;
+        let blocks = stored.token_ids.chunks_exact(self.block_size);
+        for (theirs, tokens) in stored.block_hashes.iter().zip(blocks) {
+            let ours = Xxh3BlockHasher::new().hash_block(before, tokens);
+            let Some(is_new) = self.hold(theirs, ours) else {
+                self.leave_out("more blocks than the server has");
+                break;
+            };
+            if is_new {
+                run.get_or_insert_with(|| (parent, Vec::new())).1.push(ours);
+            } else {
+                changes.extend(run.take().map(stored_event));
+            }
+            (parent, before) = (Some(ours), Some(ours));
+        }
+        changes.extend(run.map(stored_event));
+        Ok(changes)
+    }
+
+    /// Whether the event is of blocks that can be hashed as ours; with the salt of the first.
+    fn check<'e>(&self, stored: &'e Stored) -> Result<Option<&'e str>, &'static str> {
+        if is_elsewhere(stored.medium.as_deref(), stored.locality.as_deref()) {
+            return Err("blocks that are not in the engine's own memory");
+        }
+        let kind = stored.kv_cache_spec_kind.as_deref();
+        if stored.group_idx.is_some_and(|group| group > 0)
+            || kind.is_some_and(|kind| !WHOLE_PREFIX.contains(&kind))
+        {
+            return Err("blocks of a kind of attention that does not hold the whole prefix");
+        }
+        if usize::try_from(stored.block_size) != Ok(self.block_size) {
+            return Err("blocks of another size than the server's");
+        }
+        if stored.block_hashes.len().checked_mul(self.block_size) != Some(stored.token_ids.len()) {
+            return Err("blocks whose tokens are not all there");
+        }
+        if stored.lora_name.is_some() || stored.lora_id.is_some() {
+            return Err("blocks of an adapter");
+        }
+        let mut keys = stored.extra_keys.iter().flatten().map(|keys| {
+            let keys = keys.as_deref().unwrap_or_default();
+            match keys {
+                [] => Ok(None),
+                [ExtraKey::Text(salt)] => Ok(Some(salt.as_str())),
+                [ExtraKey::Other(_)] | [_, _, ..] => Err("blocks of more than tokens and a salt"),
+            }
+        });
+        let salt = keys.next().transpose()?.flatten();
+        if salt.is_some() && stored.parent_block_hash.is_some() {
+            return Err("blocks of more than tokens and a salt");
+        }
+        match keys.find(|key| *key != Ok(None)) {
+            None => Ok(salt),
+            Some(_) => Err("blocks of more than tokens and a salt"),
+        }
+    }
+
+    /// Whether a block of ours is there that was not; `None` where there is no room for it.
+    fn hold(&mut self, theirs: &ServerHash, ours: BlockHash) -> Option<bool> {
+        if self.ours.contains_key(theirs) {
+            return Some(false);
+        }
+        if self.ours.len() >= self.max_blocks {
+            return None;
+        }
+        self.ours.insert(theirs.clone(), ours);
+        let holders = self.holders.entry(ours).or_default();
+        *holders += 1;
+        Some(*holders == 1)
+    }
+
+    fn removed(&mut self, removed: &Removed) -> Option<KvEventData> {
+        if is_elsewhere(removed.medium.as_deref(), removed.locality.as_deref())
+            || removed.group_idx.is_some_and(|group| group > 0)
+        {
+            return None;
+        }
+        let gone = removed.block_hashes.iter();
+        let blocks: Vec<BlockHash> = gone.filter_map(|theirs| self.release(theirs)).collect();
+        (!blocks.is_empty()).then_some(KvEventData::Removed { blocks })
+    }
+
+    /// The block of ours that is no longer there.
+    fn release(&mut self, theirs: &ServerHash) -> Option<BlockHash> {
+        let ours = self.ours.remove(theirs)?;
+        let holders = self.holders.get_mut(&ours)?;
+        *holders -= 1;
+        if *holders > 0 {
+            return None;
+        }
+        self.holders.remove(&ours);
+        Some(ours)
+    }
+}
+
+fn is_elsewhere(medium: Option<&str>, locality: Option<&str>) -> bool {
+    medium.is_some_and(|medium| medium != OWN_MEDIUM) || locality == Some("REMOTE")
+}
+
+fn stored_event((parent, blocks): (Option<BlockHash>, Vec<BlockHash>)) -> KvEventData {
+    KvEventData::Stored { parent, blocks }
+}

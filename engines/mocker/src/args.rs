@@ -1,0 +1,472 @@
+//! [`MockerArgs`]: the settings, from a JSON or YAML file.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use genset_backend_common::EngineError;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::time::TimeModel;
+
+/// The flag that names the file.
+const FLAG: &str = "--extra-engine-args";
+
+/// The largest file that is read, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// The most KV blocks of all ranks together: a gigabyte of bookkeeping.
+const MAX_BLOCKS: u64 = 1 << 24;
+
+/// The most ranks of one instance: a block's holders are the bits of a word.
+pub(crate) const MAX_RANKS: u32 = 64;
+
+/// The settings. Those that vLLM has too have its names; the others are the mocker's own.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MockerArgs {
+    /// Tokens per KV block, at least 1.
+    pub block_size: u32,
+    /// KV blocks of each rank, at least 1 and, of all ranks together, at most 2^24.
+    pub num_gpu_blocks: u32,
+    /// Sequences that run at once on each rank, at least 1.
+    pub max_num_seqs: u32,
+    /// Tokens of one step of a rank, at least `max_num_seqs`.
+    pub max_num_batched_tokens: u32,
+    /// Whether KV blocks of earlier prompts are reused.
+    pub enable_prefix_caching: bool,
+    /// Whether a prompt may be computed in several steps. Without it the context holds at most `max_num_batched_tokens`.
+    pub enable_chunked_prefill: bool,
+    /// How many times faster than the model of its steps it runs, above 0.
+    pub speedup_ratio: f64,
+    /// Data-parallel ranks, `1..=64`: each has a scheduler and a KV cache of its own.
+    pub dp_size: u32,
+    /// Share of the KV blocks that is left to running sequences when another is admitted, `0.0..1.0`.
+    pub watermark: f64,
+    /// Time of the tokens that a step prefills, as a function of their number.
+    pub prefill_ms: TimeModel,
+    /// Time of a step's decode rows, as a function of the share of KV blocks in use.
+    pub decode_ms: TimeModel,
+    /// Bandwidth between a prefill and a decode instance, in gigabits a second, above 0.
+    pub kv_transfer_gbps: f64,
+    /// Bytes of a token's keys and values in all layers, at least 1.
+    pub kv_bytes_per_token: u32,
+    /// How long a prefill instance holds the blocks that nobody fetches, in seconds, above 0.
+    pub kv_lease_s: f64,
+    /// How long a start takes, in seconds, at least 0.
+    pub startup_time_s: f64,
+    /// Varies the tokens of every answer. Instances that are to answer alike have the same.
+    pub seed: u64,
+}
+
+impl Default for MockerArgs {
+    fn default() -> Self {
+        Self {
+            block_size: 16,
+            num_gpu_blocks: 16_384,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 8192,
+            enable_prefix_caching: true,
+            enable_chunked_prefill: true,
+            speedup_ratio: 1.0,
+            dp_size: 1,
+            watermark: 0.01,
+            prefill_ms: TimeModel {
+                quadratic: 4.21e-7,
+                linear: 1.52e-2,
+                constant: 16.5,
+                min: 0.0,
+            },
+            decode_ms: TimeModel {
+                quadratic: -25.7,
+                linear: 54.0,
+                constant: 5.74,
+                min: 1.0,
+            },
+            kv_transfer_gbps: 64.0,
+            kv_bytes_per_token: 131_072,
+            kv_lease_s: 30.0,
+            startup_time_s: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+/// The settings' names.
+const NAMES: [&str; 16] = [
+    "block_size",
+    "num_gpu_blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "speedup_ratio",
+    "dp_size",
+    "watermark",
+    "prefill_ms",
+    "decode_ms",
+    "kv_transfer_gbps",
+    "kv_bytes_per_token",
+    "kv_lease_s",
+    "startup_time_s",
+    "seed",
+];
+
+/// What is wrong with settings.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MockerArgsError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// The file can be read, but not used.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        #[source]
+        source: Box<MockerArgsError>,
+    },
+    /// The file is larger than any settings are.
+    #[error("has {bytes} bytes; the limit is {MAX_FILE_BYTES}")]
+    TooLarge {
+        /// Its size.
+        bytes: u64,
+    },
+    /// It is not of the format that its name says.
+    #[error("is no {format}: {problem}")]
+    Syntax {
+        /// JSON or YAML.
+        format: &'static str,
+        /// What the parser says.
+        problem: String,
+    },
+    /// It holds no names with values.
+    #[error("must hold one object, a name and a value for each setting")]
+    NotAnObject,
+    /// No setting has this name.
+    #[error("the mocker has no setting {name:?}; did you mean {nearest}?")]
+    Unknown {
+        /// The name.
+        name: String,
+        /// The setting whose name is nearest.
+        nearest: &'static str,
+    },
+    /// A setting's value is none that it can have.
+    #[error("{name}: {problem}")]
+    Value {
+        /// The setting.
+        name: &'static str,
+        /// What is wrong with its value.
+        problem: String,
+    },
+}
+
+impl From<MockerArgsError> for EngineError {
+    fn from(error: MockerArgsError) -> Self {
+        Self::invalid_argument(FLAG, error.to_string()).with_source(error)
+    }
+}
+
+impl MockerArgs {
+    /// Reads a file: JSON if its name ends so, else YAML. Settings that it leaves out have their defaults.
+    ///
+    /// # Errors
+    /// [`MockerArgsError`], naming the file and the setting.
+    pub fn load(path: &Path) -> Result<Self, MockerArgsError> {
+        let cannot = |source| MockerArgsError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let bytes = std::fs::metadata(path).map_err(cannot)?.len();
+        let read = if bytes > MAX_FILE_BYTES {
+            Err(MockerArgsError::TooLarge { bytes })
+        } else {
+            let text = std::fs::read_to_string(path).map_err(cannot)?;
+            let is_json = path
+                .extension()
+                .is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+            if is_json {
+                Self::from_json(&text)
+            } else {
+                Self::from_yaml(&text)
+            }
+        };
+        read.map_err(|source| MockerArgsError::File {
+            path: path.to_owned(),
+            source: Box::new(source),
+        })
+    }
+
+    /// Reads settings from a JSON object.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn from_json(text: &str) -> Result<Self, MockerArgsError> {
+        let value = serde_json::from_str(text).map_err(|error| MockerArgsError::Syntax {
+            format: "JSON",
+            problem: error.to_string(),
+        })?;
+        Self::from_value(value)
+    }
+
+    /// Reads settings from a YAML mapping. An empty text has none.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn from_yaml(text: &str) -> Result<Self, MockerArgsError> {
+        let value: Value =
+            serde_norway::from_str(text).map_err(|error| MockerArgsError::Syntax {
+                format: "YAML",
+                problem: error.to_string(),
+            })?;
+        if value.is_null() {
+            return Ok(Self::default());
+        }
+        Self::from_value(value)
+    }
+
+    fn from_value(value: Value) -> Result<Self, MockerArgsError> {
+        let Value::Object(entries) = value else {
+            return Err(MockerArgsError::NotAnObject);
+        };
+        let args = Self::from_entries(entries)?;
+        args.validate()?;
+        Ok(args)
+    }
+
+    /// As vLLM does, takes the words of a name joined by dashes for the same name.
+    fn from_entries(entries: Map<String, Value>) -> Result<Self, MockerArgsError> {
+        let mut args = Self::default();
+        for (given, value) in entries {
+            let name = given.replace('-', "_");
+            let known = NAMES.iter().copied().find(|known| *known == name);
+            let name = known.ok_or_else(|| MockerArgsError::Unknown {
+                nearest: nearest(&name, &NAMES),
+                name: given,
+            })?;
+            args.set(name, value)
+                .map_err(|problem| MockerArgsError::Value { name, problem })?;
+        }
+        Ok(args)
+    }
+
+    fn set(&mut self, name: &'static str, value: Value) -> Result<(), String> {
+        match name {
+            "block_size" => self.block_size = read(value)?,
+            "num_gpu_blocks" => self.num_gpu_blocks = read(value)?,
+            "max_num_seqs" => self.max_num_seqs = read(value)?,
+            "max_num_batched_tokens" => self.max_num_batched_tokens = read(value)?,
+            "enable_prefix_caching" => self.enable_prefix_caching = read(value)?,
+            "enable_chunked_prefill" => self.enable_chunked_prefill = read(value)?,
+            "speedup_ratio" => self.speedup_ratio = read(value)?,
+            "dp_size" => self.dp_size = read(value)?,
+            "watermark" => self.watermark = read(value)?,
+            "prefill_ms" => self.prefill_ms = TimeModel::read(value)?,
+            "decode_ms" => self.decode_ms = TimeModel::read(value)?,
+            "kv_transfer_gbps" => self.kv_transfer_gbps = read(value)?,
+            "kv_bytes_per_token" => self.kv_bytes_per_token = read(value)?,
+            "kv_lease_s" => self.kv_lease_s = read(value)?,
+            "startup_time_s" => self.startup_time_s = read(value)?,
+            "seed" => self.seed = read(value)?,
+            _ => return Err("is listed and cannot be set; please report it".into()),
+        }
+        Ok(())
+    }
+
+    /// Checks every setting against its range.
+    ///
+    /// # Errors
+    /// [`MockerArgsError::Value`], naming the first setting out of its range.
+    pub fn validate(&self) -> Result<(), MockerArgsError> {
+        self.problem().map_or(Ok(()), |(name, problem)| {
+            Err(MockerArgsError::Value { name, problem })
+        })
+    }
+
+    fn problem(&self) -> Option<(&'static str, String)> {
+        let least_one = [
+            ("block_size", self.block_size),
+            ("num_gpu_blocks", self.num_gpu_blocks),
+            ("max_num_seqs", self.max_num_seqs),
+            ("dp_size", self.dp_size),
+            ("kv_bytes_per_token", self.kv_bytes_per_token),
+        ];
+        if let Some((name, _)) = least_one.into_iter().find(|(_, number)| *number == 0) {
+            return Some((name, "must be at least 1".into()));
+        }
+        let above_zero = [
+            ("speedup_ratio", self.speedup_ratio),
+            ("kv_transfer_gbps", self.kv_transfer_gbps),
+            ("kv_lease_s", self.kv_lease_s),
+        ];
+        let is_bad = |number: f64| !(number.is_finite() && number > 0.0);
+        if let Some((name, number)) = above_zero.into_iter().find(|(_, n)| is_bad(*n)) {
+            let problem = format!("must be a finite number above 0, got {number}");
+            return Some((name, problem));
+        }
+        for (name, model) in [
+            ("prefill_ms", self.prefill_ms),
+            ("decode_ms", self.decode_ms),
+        ] {
+            if let Err(problem) = model.check() {
+                return Some((name, problem.into()));
+            }
+        }
+        self.problem_of_sizes()
+    }
+
+    fn problem_of_sizes(&self) -> Option<(&'static str, String)> {
+        if self.dp_size > MAX_RANKS {
+            let problem = format!("must be at most {MAX_RANKS}, got {}", self.dp_size);
+            return Some(("dp_size", problem));
+        }
+        let blocks = u64::from(self.num_gpu_blocks) * u64::from(self.dp_size);
+        if blocks > MAX_BLOCKS {
+            let problem =
+                format!("of all ranks together must be at most {MAX_BLOCKS}, got {blocks}");
+            return Some(("num_gpu_blocks", problem));
+        }
+        if self.max_num_batched_tokens < self.max_num_seqs {
+            let problem = format!(
+                "must not be below max_num_seqs ({}), got {}: each running sequence computes a token a step",
+                self.max_num_seqs, self.max_num_batched_tokens
+            );
+            return Some(("max_num_batched_tokens", problem));
+        }
+        if !(0.0..1.0).contains(&self.watermark) {
+            let problem = format!("must be at least 0 and below 1, got {}", self.watermark);
+            return Some(("watermark", problem));
+        }
+        // A year: what is longer is no time that anybody waits, and a clock may not reach it.
+        let times = [
+            ("startup_time_s", self.startup_time_s),
+            ("kv_lease_s", self.kv_lease_s),
+        ];
+        let is_too_long = |time: f64| !(0.0..=3.2e7).contains(&time);
+        if let Some((name, time)) = times.into_iter().find(|(_, time)| is_too_long(*time)) {
+            let problem = format!("must be between 0 and a year, got {time}");
+            return Some((name, problem));
+        }
+        None
+    }
+}
+
+fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+    serde_json::from_value(value).map_err(|error| error.to_string())
+}
+
+/// The name most like `given`.
+pub(crate) fn nearest(given: &str, names: &[&'static str]) -> &'static str {
+    // It weighs how names begin, so that half of a name finds the whole.
+    let likeness = |name: &&str| strsim::jaro_winkler(given, name);
+    let by_likeness = |a: &&&str, b: &&&str| likeness(a).total_cmp(&likeness(b));
+    names.iter().max_by(by_likeness).copied().unwrap_or("")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_is_read_under_its_name() {
+        let text = r#"{
+            "block_size": 32, "num_gpu_blocks": 100, "max_num_seqs": 4, "max_num_batched_tokens": 64,
+            "enable_prefix_caching": false, "enable_chunked_prefill": false, "speedup_ratio": 10.0, "dp_size": 2,
+            "watermark": 0.5, "prefill_ms": 3, "decode_ms": {"constant": 2}, "kv_transfer_gbps": 400,
+            "kv_bytes_per_token": 1024, "kv_lease_s": 5,
+            "startup_time_s": 1.5, "seed": 7
+        }"#;
+        let expected = MockerArgs {
+            block_size: 32,
+            num_gpu_blocks: 100,
+            max_num_seqs: 4,
+            max_num_batched_tokens: 64,
+            enable_prefix_caching: false,
+            enable_chunked_prefill: false,
+            speedup_ratio: 10.0,
+            dp_size: 2,
+            watermark: 0.5,
+            prefill_ms: TimeModel::constant(3.0),
+            decode_ms: TimeModel::constant(2.0),
+            kv_transfer_gbps: 400.0,
+            kv_bytes_per_token: 1024,
+            kv_lease_s: 5.0,
+            startup_time_s: 1.5,
+            seed: 7,
+        };
+        assert_eq!(MockerArgs::from_json(text).unwrap(), expected);
+        // JSON is YAML, and the list of names has no other.
+        assert_eq!(MockerArgs::from_yaml(text).unwrap(), expected);
+        let entries: Map<String, Value> = serde_json::from_str(text).unwrap();
+        let (mut keys, mut names): (Vec<_>, _) = (entries.keys().collect(), NAMES.to_vec());
+        keys.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(keys, names);
+    }
+
+    #[test]
+    fn yaml_is_read_with_dashes_and_may_be_empty() {
+        let args = MockerArgs::from_yaml("max-num-seqs: 8\nspeedup_ratio: 2\n").unwrap();
+        assert_eq!((args.max_num_seqs, args.speedup_ratio), (8, 2.0));
+        assert_eq!(MockerArgs::from_yaml("").unwrap(), MockerArgs::default());
+        assert_eq!(MockerArgs::from_json("{}").unwrap(), MockerArgs::default());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let cases = [
+            (r#"{"speedup_ration": 1}"#, "did you mean speedup_ratio?"),
+            (r#"{"num_blocks": 1}"#, "did you mean num_gpu_blocks?"),
+            (r#"{"block_size": "x"}"#, "block_size: invalid type"),
+            (r#"{"block_size": 0}"#, "block_size: must be at least 1"),
+            (r#"{"max_num_batched_tokens": 1}"#, "max_num_seqs (256)"),
+            (r#"{"speedup_ratio": 0}"#, "speedup_ratio: must be a finite"),
+            (
+                r#"{"speedup_ratio": -1}"#,
+                "speedup_ratio: must be a finite",
+            ),
+            (r#"{"dp_size": 65}"#, "dp_size: must be at most 64"),
+            (
+                r#"{"num_gpu_blocks": 4294967295}"#,
+                "num_gpu_blocks: of all",
+            ),
+            (r#"{"watermark": 1}"#, "watermark: must be"),
+            (r#"{"startup_time_s": -1}"#, "startup_time_s: must be"),
+            (
+                r#"{"prefill_ms": {"quadratc": 1}}"#,
+                "did you mean quadratic?",
+            ),
+            (r#"{"decode_ms": {"min": -1}}"#, "decode_ms: its min"),
+            ("[1]", "one object"),
+            ("{", "is no JSON"),
+        ];
+        for (text, expected) in cases {
+            let error = MockerArgs::from_json(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let error = MockerArgs::from_yaml("a: [").unwrap_err().to_string();
+        assert!(error.contains("is no YAML"), "{error}");
+    }
+
+    #[test]
+    fn errors_of_a_file_name_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("args.json");
+        let error = MockerArgs::load(&path).unwrap_err();
+        assert!(error.to_string().contains("cannot read"), "{error}");
+        std::fs::write(&path, r#"{"sped": 1}"#).unwrap();
+        let error = EngineError::from(MockerArgs::load(&path).unwrap_err());
+        assert_eq!(error.at().map(|at| at.name()), Some(FLAG));
+        assert!(error.message().contains("args.json: the mocker has no"));
+        std::fs::write(&path, " ".repeat((1 << 20) + 1)).unwrap();
+        let error = MockerArgs::load(&path).unwrap_err();
+        assert!(error.to_string().contains("the limit is"), "{error}");
+    }
+}

@@ -1,0 +1,353 @@
+//! [`Rank`]: one data-parallel rank's loop. Plan, let the step's time pass, commit, deliver; between steps, requests come
+//! and go.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use genset_backend_common::output::{Finish, TrySendError};
+use genset_backend_common::{EngineError, ErrorKind, RequestField};
+use genset_scheduler::{
+    AddError, FreedSequences, Outcome, Report, Scheduled, Scheduler, SequenceId,
+};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::active::{Active, Arrival, Next};
+use crate::board::Board;
+use crate::time::{StepClock, StepTimes};
+use crate::transfer;
+
+/// How long a client refused for a full queue should wait.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What a rank is told.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// A request comes.
+    Add(Box<Arrival>),
+    /// A request was cancelled, or its reader left.
+    Look,
+    /// The blocks of this sequence have come.
+    Received(SequenceId),
+    /// Forget every reusable KV block, and say when it is done.
+    ClearPrefixCache(oneshot::Sender<()>),
+}
+
+/// A rank's state.
+#[derive(Debug)]
+pub(crate) struct Rank {
+    number: usize,
+    scheduler: Scheduler,
+    /// In order, so that one seed gives one simulation.
+    requests: BTreeMap<SequenceId, Active>,
+    commands: mpsc::Receiver<Command>,
+    times: StepTimes,
+    clock: StepClock,
+    board: Arc<Board>,
+    freed: FreedSequences,
+    last_id: u64,
+}
+
+impl Rank {
+    pub(crate) fn new(
+        number: usize,
+        scheduler: Scheduler,
+        times: StepTimes,
+        commands: mpsc::Receiver<Command>,
+        board: Arc<Board>,
+        freed: FreedSequences,
+    ) -> Self {
+        Self {
+            number,
+            scheduler,
+            requests: BTreeMap::new(),
+            commands,
+            times,
+            clock: StepClock::new(),
+            board,
+            freed,
+            last_id: 0,
+        }
+    }
+
+    /// Serves until it is told to stop, or nobody can tell it anything any more; then ends every request.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let _watch = PanicWatch(Arc::clone(&self.board));
+        self.publish_state();
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            () = self.serve() => {}
+        }
+        self.commands.close();
+        while let Ok(command) = self.commands.try_recv() {
+            self.obey(command);
+        }
+        self.end_all();
+    }
+
+    /// Between any two waits the state is whole: a step that is dropped while its time passes was planned and never computed.
+    async fn serve(&mut self) {
+        loop {
+            while let Ok(command) = self.commands.try_recv() {
+                self.obey(command);
+            }
+            for id in self.freed.take() {
+                self.scheduler.free_held(id);
+            }
+            self.look_at_readers();
+            let step = self.scheduler.plan();
+            self.begin_receiving(&step.receiving);
+            self.publish_events();
+            self.end_outgrown(&step.outgrown);
+            if step.is_empty() {
+                self.publish_state();
+                self.clock.idle();
+                if !self.wait().await {
+                    return;
+                }
+            }
+            if step.rows.is_empty() {
+                continue;
+            }
+            self.publish_state();
+            let took = self.times.of(&self.scheduler, &step.rows);
+            self.clock.pass(took).await;
+            self.finish_step(&step.rows, took);
+        }
+    }
+
+    /// Waits for a command, or for a reader that was behind; `false` when nobody can send a command any more.
+    async fn wait(&mut self) -> bool {
+        let paused = self.requests.values().filter(|active| active.is_paused);
+        let mut readers: FuturesUnordered<_> =
+            paused.map(|active| active.sink.has_room()).collect();
+        let command = tokio::select! {
+            command = self.commands.recv() => command,
+            Some(()) = readers.next() => return true,
+        };
+        drop(readers);
+        match command {
+            Some(command) => {
+                self.obey(command);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Add(arrival) => self.add(*arrival),
+            Command::Look => {}
+            Command::Received(id) => drop(self.scheduler.received(id)),
+            Command::ClearPrefixCache(done) => {
+                self.scheduler.clear_prefix_cache();
+                self.publish_events();
+                // Who asked may have left.
+                let _ = done.send(());
+            }
+        }
+    }
+
+    fn add(&mut self, arrival: Arrival) {
+        self.last_id += 1;
+        let id = SequenceId(self.last_id);
+        let Arrival {
+            mut sequence,
+            active,
+        } = arrival;
+        sequence.id = id;
+        let added = match &active.receives {
+            Some(_) => self.scheduler.add_receiving(sequence),
+            None => self.scheduler.add(sequence),
+        };
+        match added {
+            Ok(()) => drop(self.requests.insert(id, active)),
+            Err(refusal) => active.sink.fail(refused(refusal)),
+        }
+    }
+
+    /// Tells those whose blocks come from elsewhere that there is a place for them.
+    fn begin_receiving(&mut self, receiving: &[SequenceId]) {
+        for id in receiving {
+            let Some(sequence) = self.scheduler.sequence(*id) else {
+                continue;
+            };
+            let place = transfer::Place {
+                id: *id,
+                cached_tokens: sequence.computed_tokens(),
+            };
+            let active = self.requests.get_mut(id);
+            if let Some(receives) = active.and_then(|active| active.receives.take()) {
+                // Whose reader has left goes before the next step.
+                drop(receives.send(place));
+            }
+        }
+    }
+
+    /// Frees what cancelled requests hold, and leaves out those whose readers are behind.
+    fn look_at_readers(&mut self) {
+        let scheduler = &mut self.scheduler;
+        self.requests.retain(|id, active| {
+            if active.sink.is_closed() {
+                scheduler.cancel(*id);
+                return false;
+            }
+            let is_behind = active.sink.is_full();
+            if is_behind != active.is_paused {
+                active.is_paused = is_behind;
+                scheduler.set_paused(*id, is_behind);
+            }
+            true
+        });
+    }
+
+    /// Chooses tokens, commits the step and delivers.
+    fn finish_step(&mut self, rows: &[Scheduled], took: Duration) {
+        let mut reports = Vec::with_capacity(rows.len());
+        let mut deliveries = Vec::with_capacity(rows.len());
+        for row in rows {
+            let Some(active) = self.requests.get_mut(&row.id) else {
+                continue;
+            };
+            let mut outcome = Outcome::Computed;
+            if row.wants_token {
+                let mut next = active.next();
+                // Blocks that nobody hears of would be held for all of their time.
+                if next.end.is_none()
+                    && !active.sink.is_closed()
+                    && let Some(leg) = active.prefill.take()
+                {
+                    let held = self.freed.holding(row.id);
+                    let transfer = leg.transfers.hold(&leg, held);
+                    let finish = Finish::length().with_last(next.token);
+                    next.end = Some(finish.with_transfer(transfer));
+                    next.outcome = Outcome::Held;
+                }
+                outcome = next.outcome;
+                next.end = next.end.map(|end| self.with_cached_tokens(row.id, end));
+                deliveries.push((row.id, next));
+            }
+            reports.push(Report {
+                id: row.id,
+                outcome,
+            });
+        }
+        self.scheduler.commit(&reports);
+        // Before the tokens, so that who sees a token can see the blocks it came from.
+        self.publish_events();
+        let generated = deliveries
+            .into_iter()
+            .map(|(id, next)| self.deliver(id, next))
+            .sum();
+        self.board.step(took, generated);
+    }
+
+    fn with_cached_tokens(&self, id: SequenceId, end: Finish) -> Finish {
+        let cached = self
+            .scheduler
+            .sequence(id)
+            .map_or(0, |sequence| sequence.cached_tokens());
+        end.with_cached_tokens(u32::try_from(cached).unwrap_or(u32::MAX))
+    }
+
+    /// Gives a token to its reader; returns how many tokens that were.
+    fn deliver(&mut self, id: SequenceId, next: Next) -> u64 {
+        if let Some(end) = next.end {
+            let streamed = u64::from(end.last.len());
+            if let Some(active) = self.requests.remove(&id) {
+                active.sink.finish(end);
+            }
+            return streamed;
+        }
+        let sent = match self.requests.get(&id) {
+            Some(active) => active.sink.try_send(next.token.into()),
+            None => return 0,
+        };
+        match sent {
+            // One whose reader left goes before the next step.
+            Ok(()) | Err(TrySendError::Closed) => {}
+            Err(TrySendError::Full(_)) => {
+                self.scheduler.cancel(id);
+                if let Some(active) = self.requests.remove(&id) {
+                    let lost = "a token found no room that was there before; please report it";
+                    active.sink.fail(EngineError::internal(lost));
+                }
+            }
+        }
+        1
+    }
+
+    /// Sequences that fill the whole KV cache end as those that fill the context do.
+    fn end_outgrown(&mut self, outgrown: &[SequenceId]) {
+        for id in outgrown {
+            if let Some(active) = self.requests.remove(id) {
+                tracing::warn!(
+                    "a sequence filled the whole KV cache and was ended; a larger num_gpu_blocks lets it go on"
+                );
+                active.sink.finish(Finish::length());
+            }
+        }
+    }
+
+    fn publish_events(&mut self) {
+        self.board
+            .cache_changed(self.number, self.scheduler.take_events());
+    }
+
+    fn publish_state(&self) {
+        self.board.state(self.number, self.scheduler.stats());
+    }
+
+    fn end_all(&mut self) {
+        let is_dead = self.board.health.dead_reason().is_some();
+        let kind = if is_dead {
+            ErrorKind::Disconnected
+        } else {
+            ErrorKind::EngineShutdown
+        };
+        let error = EngineError::new(
+            kind,
+            "the engine stopped before the request ended; send it again",
+        );
+        for (id, active) in std::mem::take(&mut self.requests) {
+            self.scheduler.cancel(id);
+            active.sink.fail(error.clone());
+        }
+        self.publish_state();
+    }
+}
+
+/// A rank that panicked serves nobody; the Worker must hear of it.
+struct PanicWatch(Arc<Board>);
+
+impl Drop for PanicWatch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let reason = "a rank of the mocker panicked; please report it";
+            self.0.health.report_dead(reason);
+        }
+    }
+}
+
+fn refused(refusal: AddError) -> EngineError {
+    let message = refusal.to_string();
+    match refusal {
+        AddError::QueueFull { .. } => {
+            EngineError::new(ErrorKind::Overloaded, format!("{message}; try again later"))
+                .with_retry_after(RETRY_AFTER)
+        }
+        AddError::NeverFits { .. } | AddError::ExceedsStep { .. } => {
+            EngineError::new(ErrorKind::ContextLengthExceeded, message)
+                .with_at(RequestField::Prompt)
+        }
+        AddError::EmptyPrompt => {
+            EngineError::invalid_argument(RequestField::Prompt, "must hold at least one token")
+        }
+        AddError::DuplicateId(_) => EngineError::internal(message),
+    }
+}

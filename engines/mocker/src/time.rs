@@ -1,0 +1,229 @@
+//! How long a step takes ([`TimeModel`], [`StepTimes`]), and the clock that lets it pass ([`StepClock`]).
+
+use std::time::Duration;
+
+use genset_scheduler::{Scheduled, Scheduler};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::args::{MockerArgs, nearest};
+
+/// A time in milliseconds as a polynomial of degree two, never below a minimum: of the tokens that a step prefills, or of the
+/// share of the KV cache that is in use.
+///
+/// In a file it is an object with any of these names, those left out being 0, or a number for a time that never varies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct TimeModel {
+    /// Times the square.
+    pub quadratic: f64,
+    /// Times the quantity itself.
+    pub linear: f64,
+    /// In any case.
+    pub constant: f64,
+    /// The least, in milliseconds, at least 0.
+    pub min: f64,
+}
+
+/// The names of a model's numbers.
+const NAMES: [&str; 4] = ["quadratic", "linear", "constant", "min"];
+
+/// The longest step, in milliseconds: an hour. A model that says more is a slip of the pen.
+const LONGEST_MS: f64 = 3_600_000.0;
+
+impl TimeModel {
+    /// The same time always, in milliseconds.
+    #[must_use]
+    pub const fn constant(ms: f64) -> Self {
+        Self {
+            quadratic: 0.0,
+            linear: 0.0,
+            constant: ms,
+            min: 0.0,
+        }
+    }
+
+    /// The time at `x`, in milliseconds: between 0 and an hour.
+    #[must_use]
+    pub fn ms(&self, x: f64) -> f64 {
+        let ms = (self.quadratic * x + self.linear) * x + self.constant;
+        ms.max(self.min).clamp(0.0, LONGEST_MS)
+    }
+
+    /// Reads a number, or an object of numbers.
+    pub(crate) fn read(value: Value) -> Result<Self, String> {
+        if let Some(ms) = value.as_f64() {
+            return Ok(Self::constant(ms));
+        }
+        let Value::Object(entries) = &value else {
+            return Err(format!(
+                "must be a number of milliseconds, or an object of {}",
+                NAMES.join(", ")
+            ));
+        };
+        if let Some(unknown) = entries.keys().find(|key| !NAMES.contains(&key.as_str())) {
+            let nearest = nearest(unknown, &NAMES);
+            return Err(format!(
+                "{unknown:?} is none of {}; did you mean {nearest}?",
+                NAMES.join(", ")
+            ));
+        }
+        serde_json::from_value(value).map_err(|error| error.to_string())
+    }
+
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        let numbers = [self.quadratic, self.linear, self.constant, self.min];
+        if !numbers.iter().all(|number| number.is_finite()) {
+            return Err("must be made of finite numbers");
+        }
+        if self.min < 0.0 {
+            return Err("its min must not be below 0");
+        }
+        Ok(())
+    }
+}
+
+/// How long steps take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepTimes {
+    prefill: TimeModel,
+    decode: TimeModel,
+    speedup_ratio: f64,
+}
+
+impl StepTimes {
+    pub(crate) fn new(args: &MockerArgs) -> Self {
+        Self {
+            prefill: args.prefill_ms,
+            decode: args.decode_ms,
+            speedup_ratio: args.speedup_ratio,
+        }
+    }
+
+    /// The time of a step that was planned just now: that of its prompts' tokens and that of its decode rows, one after the other.
+    pub(crate) fn of(&self, scheduler: &Scheduler, rows: &[Scheduled]) -> Duration {
+        let (mut prefilled, mut has_decode) = (0, false);
+        for row in rows {
+            let prompt_tokens = scheduler
+                .sequence(row.id)
+                .map_or(0, |sequence| sequence.prompt_tokens());
+            if row.tokens.len() == 1 && row.tokens.start >= prompt_tokens {
+                has_decode = true;
+            } else {
+                prefilled += row.tokens.len();
+            }
+        }
+        let mut ms = 0.0;
+        if prefilled > 0 {
+            ms += self.prefill.ms(float(prefilled));
+        }
+        if has_decode {
+            let pool = scheduler.pool();
+            ms += self.decode.ms(float(pool.used()) / float(pool.total()));
+        }
+        Duration::try_from_secs_f64(ms / 1000.0 / self.speedup_ratio).unwrap_or(Duration::MAX / 4)
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "counts of tokens and blocks are far below 2^52"
+)]
+pub(crate) fn float(count: usize) -> f64 {
+    count as f64
+}
+
+/// When the last step ended, by the model. Timers are late by up to a millisecond, and more on a busy machine; a step begins
+/// where the one before it ended by the model, so that this does not add up.
+#[derive(Debug)]
+pub(crate) struct StepClock {
+    /// `None` after an idle time: the next step begins when it begins.
+    last_end: Option<Instant>,
+}
+
+/// A lag beyond this is no late timer: the process was stopped, or the machine cannot keep up. It is not caught up with.
+const MAX_LAG: Duration = Duration::from_millis(100);
+
+impl StepClock {
+    pub(crate) fn new() -> Self {
+        Self { last_end: None }
+    }
+
+    /// There is nothing to do.
+    pub(crate) fn idle(&mut self) {
+        self.last_end = None;
+    }
+
+    /// Lets a step of this length pass.
+    ///
+    /// # Cancel safety
+    /// A step that was not waited for counts as over.
+    pub(crate) async fn pass(&mut self, step: Duration) {
+        let now = Instant::now();
+        let begin = match self.last_end {
+            Some(end) if now.saturating_duration_since(end) <= MAX_LAG => end,
+            Some(_) | None => now,
+        };
+        let end = begin + step;
+        self.last_end = Some(end);
+        if end > now {
+            tokio::time::sleep_until(end).await;
+        } else {
+            // Steps that take no time must leave some to the readers.
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(duration: Duration) -> f64 {
+        duration.as_secs_f64() * 1000.0
+    }
+
+    #[test]
+    fn the_default_models_are_those_of_the_guide() {
+        let args = MockerArgs::default();
+        let prefill = args.prefill_ms.ms(1000.0);
+        assert!((prefill - (0.421 + 15.2 + 16.5)).abs() < 1e-9, "{prefill}");
+        let decode = args.decode_ms.ms(0.5);
+        assert!((decode - (5.74 + 27.0 - 6.425)).abs() < 1e-9, "{decode}");
+        assert!((TimeModel::constant(-3.0).ms(7.0)).abs() < 1e-9);
+        assert!((TimeModel::constant(f64::MAX).ms(1.0) - LONGEST_MS).abs() < 1e-9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn late_timers_do_not_add_up_and_a_stop_is_not_caught_up_with() {
+        let mut clock = StepClock::new();
+        let began = Instant::now();
+        for _ in 0..1000 {
+            clock.pass(Duration::from_micros(5740)).await;
+        }
+        let passed = ms(began.elapsed());
+        assert!((5740.0..5742.0).contains(&passed), "{passed}");
+
+        tokio::time::advance(Duration::from_secs(3)).await;
+        let began = Instant::now();
+        clock.pass(Duration::from_millis(10)).await;
+        assert!(ms(began.elapsed()) >= 10.0);
+    }
+
+    #[test]
+    fn a_model_is_a_number_or_an_object_of_known_names() {
+        let read = |text: &str| TimeModel::read(serde_json::from_str(text).unwrap());
+        assert_eq!(read("7"), Ok(TimeModel::constant(7.0)));
+        let line = TimeModel {
+            linear: 2.0,
+            min: 1.0,
+            ..TimeModel::default()
+        };
+        assert_eq!(read(r#"{"linear": 2, "min": 1}"#), Ok(line));
+        let error = read(r#"{"lineal": 2}"#).unwrap_err();
+        assert!(error.contains("did you mean linear?"), "{error}");
+        assert!(read("[1, 2]").unwrap_err().contains("milliseconds"));
+        assert!(TimeModel::constant(f64::NAN).check().is_err());
+    }
+}

@@ -1,0 +1,161 @@
+//! [`MockerModel`], what the mocker knows of the model it stands for; [`Answer`], the tokens it gives in the model's stead.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use genset_backend_common::TokenId;
+use genset_backend_common::kv::{BlockHash, BlockHasher, Xxh3BlockHasher};
+
+/// What the mocker is told about the model it stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MockerModel {
+    /// Token ids are below this; at least 1.
+    pub vocab_size: u32,
+    /// The most tokens of prompt and answer together, at least 1.
+    pub context_length_tokens: u32,
+    /// Tokens that no answer has: those that end a sequence, and others without text. Not all there are.
+    pub unused_tokens: BTreeSet<TokenId>,
+}
+
+impl MockerModel {
+    /// A model of which every token may be in an answer.
+    #[must_use]
+    pub fn new(vocab_size: u32, context_length_tokens: u32) -> Self {
+        Self {
+            vocab_size,
+            context_length_tokens,
+            unused_tokens: BTreeSet::new(),
+        }
+    }
+
+    /// The unused tokens that the vocabulary has, in order.
+    pub(crate) fn unused(&self) -> Arc<[TokenId]> {
+        let in_vocabulary = self.unused_tokens.range(..self.vocab_size);
+        in_vocabulary.copied().collect()
+    }
+
+    /// Tokens that an answer may have.
+    pub(crate) fn used_tokens(&self) -> u32 {
+        let unused = self.unused_tokens.range(..self.vocab_size).count();
+        self.vocab_size
+            .saturating_sub(u32::try_from(unused).unwrap_or(u32::MAX))
+    }
+}
+
+/// Chooses the tokens of answers.
+#[derive(Debug, Clone)]
+pub(crate) struct Tokens {
+    seed: u64,
+    used: u32,
+    unused: Arc<[TokenId]>,
+}
+
+impl Tokens {
+    pub(crate) fn new(model: &MockerModel, seed: u64) -> Self {
+        Self {
+            seed,
+            used: model.used_tokens().max(1),
+            unused: model.unused(),
+        }
+    }
+
+    /// The answer to `prompt`, of which the last `resumed` tokens are the answer's first.
+    pub(crate) fn answer(&self, prompt: &[TokenId], resumed: u32) -> Answer {
+        let resumed = usize::try_from(resumed).unwrap_or(usize::MAX);
+        let original = &prompt[..prompt.len().saturating_sub(resumed)];
+        let root = BlockHash(self.seed);
+        let BlockHash(start) = Xxh3BlockHasher::new().hash_block(Some(root), original);
+        Answer {
+            tokens: self.clone(),
+            start,
+            next: u64::try_from(prompt.len() - original.len()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// The tokens of one answer: a function of seed, prompt and place, whoever asks and however often.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    tokens: Tokens,
+    start: u64,
+    next: u64,
+}
+
+impl Answer {
+    /// The next token, without going on to the one after.
+    pub(crate) fn peek(&self) -> TokenId {
+        let mixed = mix(self.start.wrapping_add(self.next.wrapping_mul(GOLDEN)));
+        let used = u64::from(self.tokens.used);
+        // Below `used`, and as likely as any other but for one part in 2^32.
+        let mut token = u32::try_from(((mixed >> 32) * used) >> 32).unwrap_or(0);
+        for unused in &*self.tokens.unused {
+            if *unused > token {
+                break;
+            }
+            token += 1;
+        }
+        token
+    }
+
+    /// Goes on to the next token.
+    pub(crate) fn advance(&mut self) {
+        self.next += 1;
+    }
+}
+
+/// The step of the sequence below.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Mixes a number so that neighbours have nothing in common.
+///
+/// # Source
+/// G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", 2014 (SplitMix64).
+fn mix(mut number: u64) -> u64 {
+    number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    number ^ (number >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(mut answer: Answer, count: usize) -> Vec<TokenId> {
+        let mut tokens = Vec::new();
+        for _ in 0..count {
+            tokens.push(answer.peek());
+            answer.advance();
+        }
+        tokens
+    }
+
+    #[test]
+    fn an_answer_goes_on_wherever_it_was_cut() {
+        let tokens = Tokens::new(&MockerModel::new(50, 100), 1);
+        let whole = take(tokens.answer(&[1, 2, 3], 0), 20);
+        for cut in 0..20 {
+            let prompt = [&[1, 2, 3][..], &whole[..cut]].concat();
+            let rest = take(
+                tokens.answer(&prompt, u32::try_from(cut).unwrap()),
+                20 - cut,
+            );
+            assert_eq!(rest, whole[cut..]);
+        }
+        assert!(take(tokens.answer(&[1, 2, 4], 0), 20) != whole);
+        let other = Tokens::new(&MockerModel::new(50, 100), 2);
+        assert!(take(other.answer(&[1, 2, 3], 0), 20) != whole);
+        // A prompt that is all answer, and one that claims more than it has.
+        take(tokens.answer(&whole, 20), 1);
+        take(tokens.answer(&[1], 9), 1);
+    }
+
+    #[test]
+    fn unused_tokens_never_come_and_all_others_do() {
+        let mut model = MockerModel::new(8, 100);
+        model.unused_tokens = BTreeSet::from([0, 1, 4, 7, 99]);
+        assert_eq!(model.used_tokens(), 4);
+        let tokens = Tokens::new(&model, 0);
+        let seen: BTreeSet<_> = take(tokens.answer(&[1], 0), 200).into_iter().collect();
+        assert_eq!(seen, BTreeSet::from([2, 3, 5, 6]));
+    }
+}

@@ -1,0 +1,190 @@
+//! The mocker keeps the contract, as one rank and as several: all of the conformance kit.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+
+use genset_backend_common::{
+    DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
+    RequestContext, StartContext, async_trait, output::OutputStream,
+};
+use genset_conformance::{
+    Level, Options, Probe, Scenario, SequenceOptions, Subject, Verdict, run_conformance_with,
+    run_sequences,
+};
+use genset_engine_mocker::{MockerArgs, MockerEngine};
+
+use crate::common::{args, engine};
+
+/// The engine, and its counters for the kit.
+#[derive(Clone)]
+struct Shared(Arc<MockerEngine>);
+
+#[async_trait]
+impl LLMEngine for Shared {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.0.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.0.generate(request, ctx).await
+    }
+
+    async fn abort(&self, ctx: &RequestContext) {
+        self.0.abort(ctx).await;
+    }
+
+    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
+        self.0.drain(ctx).await
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.0.cleanup().await
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        self.0.controls()
+    }
+}
+
+impl Probe for Shared {
+    fn active_requests(&self) -> Option<u64> {
+        Some(self.0.stats().active_requests)
+    }
+
+    fn produced_tokens(&self) -> Option<u64> {
+        Some(self.0.stats().produced_tokens)
+    }
+
+    fn kv_used_blocks(&self) -> Option<u64> {
+        Some(self.0.stats().kv_used_blocks)
+    }
+
+    fn crash(&self) -> bool {
+        self.0.crash("its device is lost")
+    }
+}
+
+fn subject(args: MockerArgs) -> Subject {
+    let shared = Shared(Arc::new(engine(args)));
+    Subject::new(shared.clone()).with_probe(Arc::new(shared))
+}
+
+mod each_check {
+    genset_conformance::suite!(|_: &genset_conformance::Scenario| super::subject(super::args()));
+}
+
+/// A check that does not apply passes in the suite, so a declaration that is lost would go unseen.
+#[test]
+fn only_what_it_does_not_declare_is_left_out() {
+    let options = Options {
+        level: Level::Soak,
+        ..Options::default()
+    };
+    let report = run_conformance_with(|_: &Scenario| subject(args()), &options);
+    report.assert_conformant();
+    let skipped = report.checks.iter().filter_map(|check| {
+        let is_skipped = matches!(check.verdict, Verdict::Skip { .. });
+        is_skipped.then_some(check.id.as_str())
+    });
+    let skipped: Vec<&str> = skipped.collect();
+    let is_undeclared = |id: &&str| UNDECLARED.iter().any(|group| id.starts_with(group));
+    assert!(skipped.iter().all(is_undeclared), "{skipped:?}");
+}
+
+/// Options of sampling that there are no logits for, grammars, processes, embeddings, adapters, and roles that it does not play.
+const UNDECLARED: [&str; 11] = [
+    "DT", "GD", "SP", "EM", "MG04", "MG07", "MG09", "MG10", "MG11", "ER06", "LC07",
+];
+
+/// Requests that follow each other find the first rank idle; what the kit asks of one cache holds of it.
+#[test]
+fn ranks_keep_the_contract_together() {
+    let options = Options::default();
+    let ranks = || MockerArgs {
+        dp_size: 3,
+        num_gpu_blocks: 256,
+        ..args()
+    };
+    run_conformance_with(move |_: &Scenario| subject(ranks()), &options).assert_conformant();
+}
+
+#[test]
+fn random_sequences_of_operations_keep_the_contract() {
+    run_sequences(|_: &Scenario| subject(args()), &SequenceOptions::default()).unwrap();
+}
+
+/// Sound and unusual: what the kit may not take for a fault.
+mod unusual {
+    use genset_conformance::{Level, Options, Scenario, Subject, run_conformance_with};
+    use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
+
+    use super::{Arc, Shared, args};
+
+    fn is_conformant(args: &MockerArgs, vocab_size: u32) {
+        for seed in 0..3 {
+            let args = args.clone();
+            let options = Options {
+                level: Level::Soak,
+                seed,
+                is_measuring: false,
+                ..Options::default()
+            };
+            let subject = move |_: &Scenario| {
+                let model = MockerModel::new(vocab_size, 4096);
+                let engine = MockerEngine::try_new(args.clone(), model).unwrap();
+                let shared = Shared(Arc::new(engine));
+                Subject::new(shared.clone()).with_probe(Arc::new(shared))
+            };
+            run_conformance_with(subject, &options).assert_conformant();
+        }
+    }
+
+    #[test]
+    fn one_seat() {
+        let args = MockerArgs {
+            max_num_seqs: 1,
+            ..args()
+        };
+        is_conformant(&args, 1000);
+    }
+
+    #[test]
+    fn two_seats() {
+        let args = MockerArgs {
+            max_num_seqs: 2,
+            ..args()
+        };
+        is_conformant(&args, 1000);
+    }
+
+    #[test]
+    fn a_vocabulary_of_ten() {
+        is_conformant(&args(), 10);
+    }
+
+    #[test]
+    fn blocks_of_32() {
+        let args = MockerArgs {
+            block_size: 32,
+            ..args()
+        };
+        is_conformant(&args, 1000);
+    }
+
+    #[test]
+    fn a_fifth_of_a_second_for_a_token() {
+        let args = MockerArgs {
+            prefill_ms: TimeModel::constant(200.0),
+            decode_ms: TimeModel::constant(200.0),
+            ..args()
+        };
+        is_conformant(&args, 1000);
+    }
+}

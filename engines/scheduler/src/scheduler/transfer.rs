@@ -1,0 +1,198 @@
+//! Sequences whose KV blocks go to another instance, or come from one.
+
+use super::{Scheduler, count};
+use crate::error::AddError;
+use crate::pool::BlockId;
+use crate::sequence::{NewSequence, SequenceId};
+
+impl Scheduler {
+    /// Puts a sequence among those that wait, whose prompt was computed elsewhere. Once it has blocks, it is in
+    /// [`Step::receiving`](super::Step::receiving): the content of the blocks from [`computed_tokens`] on goes into
+    /// [`blocks`], and [`received`](Self::received) lets it go on. One that loses its blocks before that computes its prompt
+    /// itself.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    ///
+    /// [`computed_tokens`]: crate::Sequence::computed_tokens
+    /// [`blocks`]: crate::Sequence::blocks
+    pub fn add_receiving(&mut self, new: NewSequence) -> Result<(), AddError> {
+        let id = new.id;
+        self.add(new)?;
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.expect();
+        }
+        Ok(())
+    }
+
+    /// Takes note that all of a sequence's blocks have their content. Whether it waited for that.
+    pub fn received(&mut self, id: SequenceId) -> bool {
+        let Some(sequence) = self.sequences.get_mut(&id) else {
+            return false;
+        };
+        if !sequence.is_receiving() {
+            return false;
+        }
+        sequence.receive(&mut self.pool);
+        true
+    }
+
+    /// The blocks of a sequence that ended as [`Held`](super::Outcome::Held), from its first on.
+    #[must_use]
+    pub fn held(&self, id: SequenceId) -> Option<&[BlockId]> {
+        self.held.get(&id).map(Vec::as_slice)
+    }
+
+    /// Frees the blocks of a sequence that are held. Whether there were any.
+    pub fn free_held(&mut self, id: SequenceId) -> bool {
+        let Some(blocks) = self.held.remove(&id) else {
+            return false;
+        };
+        self.pool.release(&blocks);
+        true
+    }
+
+    /// Sequences that are held.
+    #[must_use]
+    pub fn held_sequences(&self) -> u64 {
+        count(self.held.len())
+    }
+
+    /// Takes a sequence out and keeps its blocks.
+    pub(super) fn hold(&mut self, id: SequenceId) {
+        let Some(mut sequence) = self.sequences.remove(&id) else {
+            return;
+        };
+        let rank = super::rank(id, &sequence);
+        self.waiting.remove(&rank);
+        self.running.remove(&rank);
+        self.held.insert(id, sequence.give_up_blocks());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Limits, Outcome, Report};
+    use super::*;
+
+    fn scheduler(num_blocks: usize) -> Scheduler {
+        let limits = Limits {
+            max_num_seqs: 4,
+            max_num_batched_tokens: 64,
+            max_waiting: 8,
+        };
+        Scheduler::try_new(limits, num_blocks, 4).unwrap()
+    }
+
+    fn new(id: u64, prompt_tokens: u32) -> NewSequence {
+        NewSequence {
+            id: SequenceId(id),
+            prompt: (0..prompt_tokens).collect(),
+            priority: 0,
+            cache_salt: None,
+        }
+    }
+
+    fn commit(scheduler: &mut Scheduler, id: u64, outcome: Outcome) {
+        let id = SequenceId(id);
+        scheduler.commit(&[Report { id, outcome }]);
+    }
+
+    #[test]
+    fn held_blocks_are_used_until_they_are_freed_and_then_reusable() {
+        let mut scheduler = scheduler(8);
+        scheduler.add(new(1, 10)).unwrap();
+        assert!(scheduler.plan().rows[0].wants_token);
+        commit(&mut scheduler, 1, Outcome::Held);
+        assert!(scheduler.is_idle() && scheduler.sequence(SequenceId(1)).is_none());
+        assert_eq!(scheduler.held(SequenceId(1)).unwrap().len(), 3);
+        let stats = scheduler.stats();
+        assert_eq!((stats.used_blocks, stats.held_blocks), (3, 3));
+        // Its id is in use, and others begin with its full blocks.
+        assert_eq!(
+            scheduler.add(new(1, 1)),
+            Err(AddError::DuplicateId(SequenceId(1)))
+        );
+        scheduler.add(new(2, 10)).unwrap();
+        assert_eq!(scheduler.plan().rows[0].tokens, 8..10);
+        scheduler.cancel(SequenceId(2));
+        assert!(scheduler.free_held(SequenceId(1)));
+        assert!(!scheduler.free_held(SequenceId(1)));
+        assert_eq!(scheduler.stats().used_blocks, 0);
+    }
+
+    #[test]
+    fn what_is_received_is_not_computed_but_for_the_last_token() {
+        let mut scheduler = scheduler(8);
+        scheduler.add_receiving(new(1, 10)).unwrap();
+        let step = scheduler.plan();
+        assert_eq!((step.rows.len(), step.receiving.len()), (0, 1));
+        assert!(!step.is_empty() && scheduler.plan().is_empty());
+        let sequence = scheduler.sequence(SequenceId(1)).unwrap();
+        assert_eq!(
+            (sequence.blocks().len(), sequence.computed_tokens()),
+            (3, 0)
+        );
+        assert!(scheduler.received(SequenceId(1)));
+        assert!(!scheduler.received(SequenceId(1)));
+        let step = scheduler.plan();
+        assert_eq!(
+            (step.rows[0].tokens.clone(), step.rows[0].wants_token),
+            (9..10, true)
+        );
+        commit(&mut scheduler, 1, Outcome::Sampled(7));
+        // What came is as good as what was computed here: the next one begins with it.
+        scheduler.add_receiving(new(2, 10)).unwrap();
+        assert_eq!(scheduler.plan().receiving, [SequenceId(2)]);
+        assert_eq!(
+            scheduler.sequence(SequenceId(2)).unwrap().computed_tokens(),
+            8
+        );
+    }
+
+    #[test]
+    fn one_that_loses_its_blocks_meanwhile_computes_its_prompt() {
+        let mut scheduler = scheduler(4);
+        scheduler.add_receiving(new(1, 10)).unwrap();
+        assert_eq!(scheduler.plan().receiving, [SequenceId(1)]);
+        let mut urgent = new(2, 12);
+        urgent.prompt.reverse();
+        urgent.priority = 1;
+        scheduler.add(urgent).unwrap();
+        assert_eq!(scheduler.plan().preempted, [SequenceId(1)]);
+        assert!(!scheduler.received(SequenceId(1)));
+        scheduler.plan();
+        commit(&mut scheduler, 2, Outcome::Finished);
+        let step = scheduler.plan();
+        assert_eq!(
+            (step.rows[0].id, step.rows[0].tokens.clone()),
+            (SequenceId(1), 0..10)
+        );
+    }
+
+    #[test]
+    fn a_prompt_of_one_token_needs_nothing_from_elsewhere() {
+        let mut scheduler = scheduler(4);
+        scheduler.add_receiving(new(1, 1)).unwrap();
+        assert_eq!(scheduler.plan().receiving, [SequenceId(1)]);
+        assert_eq!(
+            scheduler
+                .sequence(SequenceId(1))
+                .unwrap()
+                .receivable_tokens(),
+            0
+        );
+        assert!(scheduler.received(SequenceId(1)));
+        assert_eq!(scheduler.plan().rows[0].tokens, 0..1);
+    }
+
+    #[test]
+    fn a_receiving_sequence_that_is_cancelled_leaves_nothing() {
+        let mut scheduler = scheduler(4);
+        scheduler.add_receiving(new(1, 10)).unwrap();
+        scheduler.plan();
+        assert!(scheduler.cancel(SequenceId(1)));
+        assert!(!scheduler.received(SequenceId(1)));
+        assert_eq!(scheduler.stats().used_blocks, 0);
+    }
+}
