@@ -185,7 +185,7 @@ async fn exchange(client: &mut TcpStream, request: &[u8], end: &[u8], buffer: &m
 fn http(body: &Value) -> Vec<u8> {
     let body = body.to_string();
     let length = body.len();
-    format!("POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {length}\r\n\r\n{body}")
+    format!("POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}")
         .into_bytes()
 }
 

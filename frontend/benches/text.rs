@@ -15,7 +15,9 @@ use criterion::measurement::WallTime;
 use criterion::{
     BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
 };
-use genset_frontend::text::{ChatTemplate, Detokenizer, StopMatcher, TemplateInput, TextTokenizer};
+use genset_frontend::text::{
+    ChatTemplate, Detokenizer, EncodeLimits, StopMatcher, TemplateInput, TextTokenizer,
+};
 use serde_json::{Map, Value, json};
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
@@ -294,7 +296,12 @@ fn prefix(c: &mut Criterion) {
         bench_new(&mut group, name, || make(&mut conversations), encode);
     };
     let uncached: Encode<'_> = &|text| plain.encode(text, false).unwrap();
-    let with_cache: Encode<'_> = &|text| cached.encode_prompt(text, false).unwrap().ids;
+    let with_cache: Encode<'_> = &|text| {
+        cached
+            .encode_prompt(text, false, &EncodeLimits::NONE)
+            .unwrap()
+            .ids
+    };
     let new_last = Conversations::with_new_last;
     of_new("8000_tokens_last_message_new/uncached", new_last, uncached);
     of_new("8000_tokens_last_message_new/cached", new_last, with_cache);

@@ -1,5 +1,6 @@
 //! [`Answer`]: one choice on its way back: tokens become text, stop strings cut it.
 
+mod account;
 mod logprobs;
 mod steps;
 mod thoughts;
@@ -14,8 +15,12 @@ use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, Output
 use tokio::task::coop::poll_proceed;
 use tokio::time::Instant;
 
+use crate::budget::MemoryShare;
+use crate::error::ApiError;
 use crate::markup::{Delta, Message, Splitter};
 use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
+pub(crate) use account::Meter;
+pub use account::{Account, TokenCounters};
 use logprobs::Ratings;
 pub use logprobs::{Candidate, RatedToken};
 pub use steps::StepMetrics;
@@ -101,11 +106,22 @@ impl Ending {
     }
 }
 
+/// A text that is kept is a message, a value and a text again.
+const TEXT_COPIES: usize = 4;
+
+/// What a token and its log probability take, as values.
+const CANDIDATE_BYTES: usize = 1 << 10;
+
+/// Units of a task's budget that it takes to start an answer, and again to end it: each is worth as much work as several tokens,
+/// and a task that starts or ends thousands must not keep its thread.
+const EDGE_UNITS: usize = 8;
+
 /// The call that starts an answer.
 pub type Starting = Pin<Box<dyn Future<Output = Result<OutputStream, EngineError>> + Send>>;
 
 /// Where an answer's items come from.
 enum Source {
+    Unstarted(Starting),
     Starting(Starting),
     Running(OutputStream),
     Ended,
@@ -133,6 +149,8 @@ pub struct Answer {
     echo: Option<Arc<str>>,
     /// Its pace, where it is measured.
     steps: Option<Box<Steps>>,
+    /// Who pays for its tokens, where anybody does.
+    meter: Option<Meter>,
 }
 
 impl Answer {
@@ -155,7 +173,7 @@ impl Answer {
         stops: Arc<[String]>,
         prompt_tokens: u32,
     ) -> Self {
-        Self::from_source(Source::Starting(starting), tokenizer, stops, prompt_tokens)
+        Self::from_source(Source::Unstarted(starting), tokenizer, stops, prompt_tokens)
     }
 
     fn from_source(
@@ -178,6 +196,7 @@ impl Answer {
             given: 0,
             echo: None,
             steps: None,
+            meter: None,
         }
     }
 
@@ -191,6 +210,24 @@ impl Answer {
     /// From now on its pace is measured, as an answer's to a request that arrived then.
     pub fn measure(&mut self, metrics: &StepMetrics, arrived: Instant) {
         self.steps = Some(Box::new(Steps::new(metrics.clone(), arrived)));
+    }
+
+    /// From now on its tokens are charged to `account`: the prompt's once the engine has accepted it, the others as they
+    /// are taken.
+    pub fn charge_to(&mut self, account: Arc<Account>) {
+        self.meter = Some(Meter::new(account));
+        if matches!(self.source, Source::Running(_)) {
+            self.charge(None);
+        }
+    }
+
+    /// Charges what was given by now, or at the end what the answer cost.
+    fn charge(&mut self, end: Option<&AnswerEnd>) {
+        if let Some(meter) = &mut self.meter {
+            let prompt = end.map_or(self.prompt_tokens, |end| end.usage.prompt_tokens);
+            let completion = end.map_or(self.completion_tokens, |end| end.usage.completion_tokens);
+            meter.reach(if self.pays_for_prompt { prompt } else { 0 }, completion);
+        }
     }
 
     /// The same answer, which begins with its prompt. Stop strings are not looked for in that.
@@ -297,8 +334,16 @@ impl Answer {
                 "the engine's stream ended early",
             )),
         };
+        self.charge(end.as_ref().ok().and_then(Option::as_ref));
         if !matches!(end, Ok(None)) {
             self.source = Source::Ended;
+            // As far as there are as many: the end is here, and what follows it in this turn is cut short.
+            for _ in 0..EDGE_UNITS {
+                match poll_proceed(cx) {
+                    Poll::Ready(turn) => turn.made_progress(),
+                    Poll::Pending => break,
+                }
+            }
         }
         Poll::Ready(end)
     }
@@ -308,6 +353,15 @@ impl Answer {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<&mut OutputStream, EngineError>> {
+        if matches!(self.source, Source::Unstarted(_)) {
+            for _ in 0..EDGE_UNITS {
+                ready!(poll_proceed(cx)).made_progress();
+            }
+            self.source = match std::mem::replace(&mut self.source, Source::Ended) {
+                Source::Unstarted(starting) => Source::Starting(starting),
+                other @ (Source::Starting(_) | Source::Running(_) | Source::Ended) => other,
+            };
+        }
         if let Source::Starting(starting) = &mut self.source {
             self.source = match ready!(starting.as_mut().poll(cx)) {
                 Ok(outputs) => Source::Running(outputs),
@@ -316,10 +370,11 @@ impl Answer {
                     return Poll::Ready(Err(error));
                 }
             };
+            self.charge(None);
         }
         Poll::Ready(match &mut self.source {
             Source::Running(outputs) => Ok(outputs),
-            Source::Starting(_) | Source::Ended => {
+            Source::Unstarted(_) | Source::Starting(_) | Source::Ended => {
                 let problem = "the answer was read past its end";
                 Err(EngineError::new(ErrorKind::StreamIncomplete, problem))
             }
@@ -467,17 +522,45 @@ impl Answer {
         }
     }
 
-    /// Reads the whole answer.
+    /// The bytes of text that were given out so far.
+    pub(crate) fn given_bytes(&self) -> usize {
+        self.given
+    }
+
+    /// Has `memory` hold what an answer takes that is kept until it is whole, so many bytes of text so far: the text, what it
+    /// is written to, and what is known of each token.
     ///
     /// # Errors
-    /// What the engine's stream ends with; what was read is lost.
+    /// A 503 where there is no room.
+    pub(crate) fn hold(&self, text_bytes: usize, memory: &mut MemoryShare) -> Result<(), ApiError> {
+        let a_token = self.ratings.as_ref().map_or(0, |ratings| {
+            (1 + ratings.candidates()).saturating_mul(CANDIDATE_BYTES)
+        });
+        let tokens = usize::try_from(self.completion_tokens).unwrap_or(usize::MAX);
+        let held = TEXT_COPIES * text_bytes + tokens.saturating_mul(a_token);
+        if held <= memory.bytes() {
+            return Ok(());
+        }
+        memory.resize(held + held / 4)
+    }
+
+    /// Reads the whole answer on the account of `memory`, which is given back with it: it holds the answer until it has been
+    /// written.
+    ///
+    /// # Errors
+    /// What the engine's stream ends with, or a 503 where there is no memory for more; what was read is lost.
     ///
     /// # Cancel safety
     /// Text read so far is lost when the future is dropped.
-    pub async fn collect(mut self) -> Result<Completed, EngineError> {
+    pub(crate) async fn collect_on(
+        mut self,
+        mut memory: MemoryShare,
+    ) -> Result<(Completed, MemoryShare), ApiError> {
         let mut text = String::new();
         let end = loop {
-            if let Some(end) = std::future::poll_fn(|cx| self.poll_text(cx, &mut text)).await? {
+            let end = std::future::poll_fn(|cx| self.poll_text(cx, &mut text)).await?;
+            self.hold(text.len(), &mut memory)?;
+            if let Some(end) = end {
                 break end;
             }
         };
@@ -491,12 +574,13 @@ impl Answer {
             let ending = self.end(|delta, _| message.add(delta));
             (message, ending.reasoning_tokens)
         };
-        Ok(Completed {
+        let completed = Completed {
             message,
             end,
             rated,
             reasoning_tokens,
-        })
+        };
+        Ok((completed, memory))
     }
 
     /// Waits for the next piece of content, appended to `out`; `Some` is the end. Thoughts and tool calls are left out.
@@ -507,19 +591,30 @@ impl Answer {
     /// # Cancel safety
     /// If another branch wins, no item was taken.
     pub async fn next_text(&mut self, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
-        let from = out.len();
-        let end = std::future::poll_fn(|cx| self.poll_text(cx, out)).await?;
-        if self.splitter.is_some() {
-            let text = out.split_off(from);
-            let mut add = |delta: Delta<'_>| {
-                if let Delta::Content(text) = delta {
-                    out.push_str(text);
-                }
-            };
-            self.deliver(&text, |delta, _| add(delta));
-            if let (Some(_), Some(splitter)) = (end, &mut self.splitter) {
-                splitter.finish(add);
+        let add = |delta: Delta<'_>| {
+            if let Delta::Content(text) = delta {
+                out.push_str(text);
             }
+        };
+        self.next_deltas(add).await
+    }
+
+    /// As [`Self::next_text`], with all that an answer has in it.
+    ///
+    /// # Errors
+    /// As [`Self::next_text`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::next_text`].
+    pub async fn next_deltas(
+        &mut self,
+        mut each: impl FnMut(Delta<'_>),
+    ) -> Result<Option<AnswerEnd>, EngineError> {
+        let mut text = String::new();
+        let end = std::future::poll_fn(|cx| self.poll_text(cx, &mut text)).await?;
+        self.deliver(&text, |delta, _| each(delta));
+        if let (Some(_), Some(splitter)) = (end, &mut self.splitter) {
+            splitter.finish(each);
         }
         Ok(end)
     }

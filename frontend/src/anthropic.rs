@@ -12,7 +12,7 @@ mod request;
 mod response;
 mod stream;
 
-pub use error::{error_json, in_our_words};
+pub use error::{error_json, param_name};
 pub use request::MessagesRequest;
 pub use response::{Blocks, MessageHead, StopReason, message_json};
 pub use stream::EventEncoder;

@@ -1,5 +1,10 @@
 //! [`ApiError`]: what a client is told when something is wrong, in the OpenAI shape.
 
+mod param;
+
+use std::borrow::Cow;
+use std::error::Error as _;
+use std::fmt;
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
@@ -7,7 +12,46 @@ use genset_backend_common::{EngineError, ErrorKind};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
-use crate::openai::Api;
+pub use param::{Param, ParamName};
+
+/// The most that a message or the log shows of a name that a client made up, in bytes.
+const MAX_SHOWN_BYTES: usize = 200;
+
+/// As much of `name` as a message or the log shows.
+pub(crate) fn shown(name: &str) -> Cow<'_, str> {
+    match name.split_at(name.floor_char_boundary(MAX_SHOWN_BYTES)) {
+        (_, "") => Cow::Borrowed(name),
+        (beginning, _) => Cow::Owned(format!("{beginning}...")),
+    }
+}
+
+/// The longest message: what a client sent is shown, but not repeated at its full length.
+const MAX_MESSAGE_BYTES: usize = 2000;
+
+/// A text of at most about so many bytes.
+fn cut(mut text: String, max: usize) -> String {
+    if text.len() > max {
+        text.truncate(text.floor_char_boundary(max));
+        text.push_str("...");
+        text.shrink_to_fit();
+    }
+    text
+}
+
+/// What is wrong. The sentence is made of it when the API that tells it is known.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Problem {
+    /// A sentence that needs no name of a field.
+    Sentence(String),
+    /// The value of the field is wrong.
+    Invalid(String),
+    /// The field is not supported.
+    Unsupported(String),
+    /// There is no such field.
+    Unknown,
+    /// An engine's problem with the field, which goes on from its name.
+    Engine(String),
+}
 
 /// An error as OpenAI clients know it: a status, and an `error` object with `message`, `type`, `param` and `code`.
 ///
@@ -17,10 +61,9 @@ use crate::openai::Api;
 pub struct ApiError {
     /// The HTTP status.
     pub status: StatusCode,
-    /// What is wrong and what to do.
-    pub message: String,
+    pub(crate) problem: Problem,
     /// The request field at fault.
-    pub param: Option<String>,
+    pub param: Option<Param>,
     /// A stable name of the problem, where OpenAI has one.
     pub code: Option<&'static str>,
     /// When to try again.
@@ -33,9 +76,10 @@ impl ApiError {
     /// An error with neither field nor code.
     #[must_use]
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let sentence = cut(message.into(), MAX_MESSAGE_BYTES);
         Self {
             status,
-            message: message.into(),
+            problem: Problem::Sentence(sentence),
             param: None,
             code: None,
             retry_after: None,
@@ -43,39 +87,76 @@ impl ApiError {
         }
     }
 
+    fn of_param(param: impl Into<Param>, problem: Problem) -> Self {
+        let param = match param.into() {
+            Param::Path(path) => Param::Path(cut(path, MAX_SHOWN_BYTES)),
+            other @ (Param::Request(_) | Param::Chat(_)) => other,
+        };
+        Self {
+            problem,
+            param: Some(param),
+            ..Self::new(StatusCode::BAD_REQUEST, "")
+        }
+    }
+
     /// A 400 that names the field.
     #[must_use]
-    pub fn invalid(param: impl Into<String>, problem: impl std::fmt::Display) -> Self {
-        let param = param.into();
-        let message = format!("Invalid value for '{param}': {problem}.");
-        Self {
-            param: Some(param),
-            ..Self::new(StatusCode::BAD_REQUEST, message)
-        }
+    pub fn invalid(param: impl Into<Param>, problem: impl fmt::Display) -> Self {
+        let problem = cut(problem.to_string(), MAX_MESSAGE_BYTES);
+        Self::of_param(param, Problem::Invalid(problem))
     }
 
     /// A 400 that names a field this server does not support.
     #[must_use]
-    pub fn unsupported(param: impl Into<String>, problem: impl std::fmt::Display) -> Self {
-        let param = param.into();
-        let message = format!("Unsupported parameter: '{param}': {problem}.");
-        let base = Self::new(StatusCode::BAD_REQUEST, message);
+    pub fn unsupported(param: impl Into<Param>, problem: impl fmt::Display) -> Self {
+        let problem = cut(problem.to_string(), MAX_MESSAGE_BYTES);
         Self {
-            param: Some(param),
             code: Some("unsupported_parameter"),
-            ..base
+            ..Self::of_param(param, Problem::Unsupported(problem))
         }
+    }
+
+    /// A 400 that names a field that there is none of.
+    #[must_use]
+    pub(crate) fn unknown(param: String) -> Self {
+        Self {
+            code: Some("unknown_parameter"),
+            ..Self::of_param(param, Problem::Unknown)
+        }
+    }
+
+    /// The error of a chat that a request became.
+    #[must_use]
+    pub(crate) fn in_chat(mut self) -> Self {
+        if let Some(Param::Path(path)) = self.param {
+            self.param = Some(Param::Chat(path));
+        }
+        self
     }
 
     /// The 404 of a model that nobody serves.
     #[must_use]
     pub fn model_not_found(model: &str) -> Self {
+        let model = shown(model);
         let message =
             format!("The model '{model}' does not exist. GET /v1/models lists those that do.");
         let base = Self::new(StatusCode::NOT_FOUND, message);
         Self {
             param: Some("model".into()),
             code: Some("model_not_found"),
+            ..base
+        }
+    }
+
+    /// The 503 of a model whose last worker has gone a moment ago.
+    #[must_use]
+    pub fn model_gone(model: &str) -> Self {
+        let model = shown(model);
+        let message = format!("No worker serves the model '{model}' now. Send the request again.");
+        let base = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
+        Self {
+            param: Some("model".into()),
+            retry_after: Some(Duration::from_secs(1)),
             ..base
         }
     }
@@ -93,29 +174,29 @@ impl ApiError {
         }
     }
 
-    /// The error as a client of `api` finds it: an engine's "prompt" is a chat's "messages".
+    /// What is wrong and what to do, with the field as `name` calls it.
     #[must_use]
-    pub fn in_the_words_of(mut self, api: Api) -> Self {
-        if api == Api::Chat && self.param.as_deref() == Some("prompt") {
-            self.param = Some("messages".into());
+    pub fn message(&self, name: ParamName) -> String {
+        let param = self.param.as_ref().map(name).unwrap_or_default();
+        match &self.problem {
+            Problem::Sentence(sentence) => sentence.clone(),
+            Problem::Invalid(problem) => format!("Invalid value for '{param}': {problem}."),
+            Problem::Unsupported(problem) => {
+                format!("Unsupported parameter: '{param}': {problem}.")
+            }
+            Problem::Unknown => format!("Unrecognized request argument supplied: {param}."),
+            Problem::Engine(problem) => format!("{param}: {problem}"),
         }
-        self
     }
 
-    /// The error with another name of its field, in `param` and in the message: an API's own for what another calls
-    /// otherwise.
-    #[must_use]
-    pub(crate) fn renamed(mut self, name: impl FnOnce(&str) -> String) -> Self {
-        let Some(field) = &self.param else {
-            return self;
-        };
-        let renamed = name(field);
-        if renamed != *field {
-            let (before, after) = (format!("'{field}'"), format!("'{renamed}'"));
-            self.message = self.message.replace(&before, &after);
-            self.param = Some(renamed);
+    /// As [`Self::message`], for clients who are told of the field in no other way.
+    pub(crate) fn message_with_param(&self, name: ParamName) -> String {
+        let message = self.message(name);
+        match (&self.param, &self.problem, self.cause) {
+            // What this server says in a sentence of its own needs no name.
+            (Some(param), Problem::Sentence(_), Some(_)) => format!("{}: {message}", name(param)),
+            _ => message,
         }
-        self
     }
 
     /// OpenAI's `type` for the status.
@@ -146,17 +227,44 @@ impl ApiError {
         }
     }
 
-    /// The body: `{"error": {...}}`.
+    /// The body: `{"error": {...}}`, with the field as `name` calls it.
     #[must_use]
-    pub fn to_json(&self) -> Value {
+    pub fn to_json(&self, name: ParamName) -> Value {
         json!({
             "error": {
-                "message": self.message,
+                "message": self.message(name),
                 "type": self.kind(),
-                "param": self.param,
+                "param": self.param.as_ref().map(name),
                 "code": self.code,
             }
         })
+    }
+
+    /// The response with [`Self::to_json`].
+    pub(crate) fn response(&self, name: ParamName) -> Response {
+        self.response_with(self.to_json(name).to_string())
+    }
+
+    /// The response with this body of JSON.
+    pub(crate) fn response_with(&self, json: String) -> Response {
+        let mut response = (self.status, axum::body::Body::from(json)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        if let Some(after) = self.retry_after {
+            let seconds = after.as_secs().max(1);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+/// For the log.
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message(Param::plain))
     }
 }
 
@@ -184,8 +292,8 @@ impl From<EngineError> for ApiError {
         let default_retry = needs_retry_after.then_some(Duration::from_secs(1));
         Self {
             status,
-            message: error.message().to_owned(),
-            param: error.details().field.clone(),
+            problem: for_clients(&error),
+            param: error.at().map(Param::from),
             code,
             retry_after: error.details().retry_after.or(default_retry),
             cause: Some(error.kind()),
@@ -193,22 +301,112 @@ impl From<EngineError> for ApiError {
     }
 }
 
+/// What a client is told of the error. What is no fault of the request, an operator must mend: its own message has addresses,
+/// instances, devices and rules of the engine contract, which are for the log.
+fn for_clients(error: &EngineError) -> Problem {
+    let message = match error.kind() {
+        ErrorKind::Disconnected => "The connection to the worker was lost. Send the request again.",
+        ErrorKind::CannotConnect => "No worker can be reached now. Send the request again later.",
+        ErrorKind::StreamIncomplete => {
+            "The answer broke off before its end. Send the request again."
+        }
+        ErrorKind::Internal => "The server failed on this request. Its log says why.",
+        ErrorKind::InvalidArgument | ErrorKind::Unsupported if error.at().is_some() => {
+            return Problem::Engine(error.message().to_owned());
+        }
+        ErrorKind::InvalidArgument
+        | ErrorKind::ContextLengthExceeded
+        | ErrorKind::Unsupported
+        | ErrorKind::NotFound
+        | ErrorKind::Overloaded
+        | ErrorKind::Unavailable
+        | ErrorKind::EngineShutdown
+        | ErrorKind::DeadlineExceeded
+        | ErrorKind::Cancelled => return Problem::Sentence(error.message().to_owned()),
+    };
+    tracing::warn!(
+        request_id = error.details().request_id,
+        kind = %error.kind(),
+        %error,
+        source = error.source().map(tracing::field::display),
+        "a request failed"
+    );
+    Problem::Sentence(message.into())
+}
+
+/// For routes without a body, whose params have one name.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (
-            self.status,
-            axum::body::Body::from(self.to_json().to_string()),
-        )
-            .into_response();
-        let headers = response.headers_mut();
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/json"),
-        );
-        if let Some(after) = self.retry_after {
-            let seconds = after.as_secs().max(1);
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        self.response(Param::plain)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::RequestField;
+
+    use super::*;
+    use crate::{anthropic, openai, responses};
+
+    #[test]
+    fn clients_are_told_no_address_of_a_worker() {
+        for kind in [ErrorKind::Disconnected, ErrorKind::CannotConnect] {
+            let error = EngineError::new(kind, "the connection to 192.0.2.7:21151 ended");
+            let told = ApiError::from(error);
+            assert!(!told.to_string().contains("192.0.2.7"), "{told}");
+            assert!(told.to_string().contains("worker"), "{told}");
+            assert_eq!(told.cause, Some(kind));
         }
-        response
+        let instance = "this process does not serve a.b.c as instance 17";
+        let told = ApiError::from(EngineError::new(ErrorKind::CannotConnect, instance));
+        assert!(!told.to_string().contains("17"), "{told}");
+        let engines = EngineError::new(ErrorKind::Unavailable, "the engine starts again");
+        assert_eq!(
+            ApiError::from(engines).to_string(),
+            "the engine starts again"
+        );
+    }
+
+    #[test]
+    fn a_field_has_the_name_of_the_api_that_tells_of_it() {
+        let error = EngineError::invalid_argument(RequestField::Prompt, "is too odd");
+        let error = ApiError::from(error);
+        for (name, expected) in [
+            (openai::chat_name as ParamName, "messages"),
+            (openai::completion_name, "prompt"),
+            (openai::embedding_name, "input"),
+            (responses::param_name, "input"),
+            (anthropic::param_name, "messages"),
+        ] {
+            let json = error.to_json(name);
+            assert_eq!(json["error"]["param"], expected);
+            assert_eq!(json["error"]["message"], format!("{expected}: is too odd"));
+        }
+        let of_chat =
+            ApiError::invalid("tools[1].function.parameters", "expected an object").in_chat();
+        let message = of_chat.message(anthropic::param_name);
+        assert_eq!(
+            message,
+            "Invalid value for 'tools[1].input_schema': expected an object."
+        );
+    }
+
+    #[test]
+    fn clients_are_told_nothing_of_what_an_operator_must_mend() {
+        for kind in [ErrorKind::Internal, ErrorKind::StreamIncomplete] {
+            let error = EngineError::new(kind, "rule panic: /dev/nvidia0 of 192.0.2.7");
+            let told = ApiError::from(error.with_request_id("r"));
+            for part in ["panic", "nvidia", "192.0.2.7"] {
+                assert!(!told.to_string().contains(part), "{told}");
+            }
+            assert_eq!(told.cause, Some(kind));
+        }
+    }
+
+    #[test]
+    fn names_are_shown_up_to_a_length() {
+        assert_eq!(shown("tiny"), "tiny");
+        let long = "\u{e9}".repeat(10_000);
+        assert!(shown(&long).len() <= MAX_SHOWN_BYTES + 3);
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use genset_backend_common::MetricsRegistry;
 use http::{HeaderMap, StatusCode, header};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use tokio_util::sync::CancellationToken;
@@ -38,6 +38,8 @@ pub struct ApiKeys {
 struct Shared {
     path: PathBuf,
     keys: RwLock<HashMap<KeyHash, Arc<Key>>>,
+    /// Of the file that they were read from.
+    stamp: Mutex<Stamp>,
     requests: ByKey,
     tokens: ByKey,
 }
@@ -58,19 +60,20 @@ impl ApiKeys {
     /// # Errors
     /// The file cannot be read, is no list of keys, or lists none.
     pub fn load(path: PathBuf, registry: &MetricsRegistry) -> Result<Self, KeyFileError> {
-        let entries = read(&path)?;
+        let (stamp, entries) = read(&path)?;
         let shared = Shared {
             path,
+            stamp: Mutex::new(stamp),
             keys: RwLock::default(),
             requests: ByKey::default(),
             tokens: ByKey::default(),
         };
-        registry.register(
+        registry.register_private(
             "genset_http_key_requests",
             "Requests by the name of their API key",
             shared.requests.clone(),
         );
-        registry.register(
+        registry.register_private(
             "genset_http_key_tokens",
             "Prompt and completion tokens by the name of the API key",
             shared.tokens.clone(),
@@ -82,31 +85,37 @@ impl ApiKeys {
         Ok(keys)
     }
 
-    /// Looks at the file again and again until `stop`, and takes what changed. A file that has become unreadable changes
-    /// nothing, and is logged.
+    /// Reads the file again and again until `stop`, and takes what changed. A file that has become unreadable changes
+    /// nothing; it is logged once, and read again all the same.
     pub(crate) async fn follow(self, stop: CancellationToken) {
-        let mut seen = Stamp::of(&self.shared.path);
+        let mut problem = None;
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(LOOK_EVERY) => {}
             }
-            let now = Stamp::of(&self.shared.path);
-            if now == seen {
-                continue;
+            let keys = self.clone();
+            let looked = tokio::task::spawn_blocking(move || keys.look()).await;
+            let found = looked.ok().and_then(Result::err);
+            let found = found.map(|error| error.to_string());
+            if let Some(error) = found.as_ref().filter(|_| found != problem) {
+                tracing::error!(error, "the API keys stay as they were");
             }
-            seen = now;
-            match read(&self.shared.path) {
-                Ok(entries) => {
-                    tracing::info!(keys = entries.len(), "API keys read again");
-                    self.take(entries);
-                }
-                Err(error) => {
-                    tracing::error!(%error, "the API keys stay as they were");
-                }
-            }
+            problem = found;
         }
+    }
+
+    /// Takes what is in the file now, if it is not what was taken before.
+    fn look(&self) -> Result<(), KeyFileError> {
+        let (stamp, entries) = read(&self.shared.path)?;
+        let mut seen = self.shared.stamp.lock();
+        if stamp != *seen {
+            tracing::info!(keys = entries.len(), "API keys read again");
+            self.take(entries);
+            *seen = stamp;
+        }
+        Ok(())
     }
 
     /// Takes the place of the keys so far. One that stays as it was keeps what is left of its quotas.
@@ -201,6 +210,22 @@ impl Key {
             quota.spend(tokens);
         }
     }
+}
+
+/// What a request's cache salt is made of: its key, so that no key's prompts are told by what another finds cached, and what
+/// the client narrows it by. `None` where there is neither.
+pub(crate) fn cache_salt(key: Option<&Key>, given: Option<&str>) -> Option<String> {
+    if key.is_none() && given.is_none() {
+        return None;
+    }
+    let mut hasher = blake3::Hasher::new_derive_key("genset cache_salt of a request, version 1");
+    for part in [key.map(Key::name), given] {
+        // With its length, so that no two pairs read the same.
+        let length = part.map_or(u64::MAX, |part| part.len() as u64);
+        hasher.update(&length.to_le_bytes());
+        hasher.update(part.unwrap_or_default().as_bytes());
+    }
+    Some(hasher.finalize().to_hex().to_string())
 }
 
 fn used_up(what: &str, wait: Duration) -> ApiError {

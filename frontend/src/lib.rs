@@ -7,9 +7,11 @@
 pub mod answer;
 pub mod anthropic;
 mod block;
+mod budget;
 mod config;
 mod error;
 mod http;
+mod json;
 pub mod keys;
 pub mod markup;
 pub mod model;
@@ -21,8 +23,12 @@ pub mod responses;
 pub mod text;
 pub mod tools;
 mod turns;
+mod work;
 
+pub use budget::{MemoryBudget, MemoryShare};
 pub use config::{FrontendConfig, FrontendTls};
-pub use error::ApiError;
+pub use error::{ApiError, Param, ParamName};
 pub use http::FrontendServer;
+pub use json::JsonBody;
 pub use parsers::{ParserNames, Parsers};
+pub use work::WorkThreads;

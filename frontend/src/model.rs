@@ -1,21 +1,27 @@
 //! [`ServedModel`]: a model ready to answer text, and [`Models`]: those that live workers serve, prepared as they appear.
 
 mod admission;
+mod chosen;
 mod infill;
+mod lingering;
 mod matryoshka;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use genset_backend_common::ports::Generate;
-use genset_backend_common::{EngineError, ErrorKind, InputKind, ModelCard, TokenId};
-use genset_runtime::{EndpointName, LiveModel, ModelDirectory, Runtime, SelectionMode};
+use genset_backend_common::{
+    At, CancelReason, EngineError, ErrorKind, InputKind, ModelCard, Shared, TokenId,
+};
+use genset_router::Layers;
+use genset_runtime::{EndpointName, LiveModel, ModelDirectory, Runtime};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::Deserialize;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -24,17 +30,20 @@ pub use infill::Infill;
 pub use matryoshka::Matryoshka;
 
 use admission::{Admissions, ModelLimits};
+use chosen::Chosen;
+use lingering::Lingering;
 
 use crate::config::FrontendConfig;
 use crate::parsers::{ParserNames, Parsers};
 use crate::pipeline::PromptTimings;
 use crate::text::{ChatTemplate, TemplateSource, TextTokenizer};
+use crate::work::WorkThreads;
 
 /// A model with everything a text request needs.
 pub struct ServedModel {
     /// What its workers publish.
     pub card: ModelCard,
-    /// The endpoint its workers serve.
+    /// The endpoint its workers served when it was prepared.
     pub endpoint: EndpointName,
     /// Seconds since 1970 when this server first saw it.
     pub created: u64,
@@ -48,6 +57,10 @@ pub struct ServedModel {
     pub timings: PromptTimings,
     /// How many of its requests this server answers at once.
     pub(crate) admission: Arc<ModelAdmission>,
+    /// How many choices of one of its requests are answered at once.
+    pub(crate) max_running_choices: NonZeroUsize,
+    /// Where long work on its requests is done.
+    pub(crate) work: WorkThreads,
 }
 
 /// How many instructions a chat template may take where it holds up others.
@@ -63,7 +76,7 @@ pub struct TextFiles {
     /// The same with the fuel of a few milliseconds, to be rendered where it would hold up others.
     pub quick_template: Option<ChatTemplate>,
     /// The tokens that end a sequence.
-    pub eos_token_ids: Vec<TokenId>,
+    pub eos_token_ids: Shared<Vec<TokenId>>,
     /// The lengths its embeddings may be cut to.
     pub matryoshka: Matryoshka,
     /// How it is asked for what stands between two texts; `None` when it cannot be.
@@ -71,9 +84,10 @@ pub struct TextFiles {
 }
 
 impl ServedModel {
-    /// Whether it is what `live` says.
+    /// Whether it is what `live` says. Where prefill and decode can be done apart, its layers follow whoever does them.
     fn is_of(&self, live: &LiveModel) -> bool {
-        self.card == live.card && self.endpoint == live.endpoint
+        let can_be_apart = self.card.capabilities.can_be_apart();
+        self.card == live.card && (can_be_apart || self.endpoint == live.endpoint())
     }
 }
 
@@ -110,21 +124,28 @@ impl TextFiles {
     ) -> Result<Self, EngineError> {
         let required = |name: &'static str| {
             file(name).ok_or_else(|| {
-                EngineError::invalid_argument(name, "the model's workers publish no such file")
+                EngineError::invalid_argument(
+                    At::other(name),
+                    "the model's workers publish no such file",
+                )
             })
         };
         let tokenizer = TextTokenizer::from_bytes(&required("tokenizer.json")?)
             .map_err(|error| bad_file("tokenizer.json", error))?
             .with_prefix_cache(tokenizer_cache_bytes);
         let tokenizer_config = required("tokenizer_config.json")?;
+        let mut template_file = "tokenizer_config.json";
         let source = match file("chat_template.jinja").map(String::from_utf8) {
-            Some(Ok(jinja)) => TemplateSource::from_jinja(jinja, &tokenizer_config).map(Some),
+            Some(Ok(jinja)) => {
+                template_file = "chat_template.jinja";
+                TemplateSource::from_jinja(jinja, &tokenizer_config).map(Some)
+            }
             Some(Err(error)) => return Err(bad_file("chat_template.jinja", error)),
             None => TemplateSource::from_tokenizer_config(&tokenizer_config),
         };
         let source = source.map_err(|error| bad_file("tokenizer_config.json", error))?;
         let template = source.as_ref().map(TemplateSource::compile).transpose();
-        let template = template.map_err(|error| bad_file("tokenizer_config.json", error))?;
+        let template = template.map_err(|error| bad_file(template_file, error))?;
         let mut eos_token_ids = Vec::new();
         for name in ["generation_config.json", "config.json"] {
             let Some(content) = file(name) else { continue };
@@ -153,7 +174,7 @@ impl TextFiles {
                 .clone()
                 .map(|template| template.with_fuel(QUICK_FUEL)),
             template,
-            eos_token_ids,
+            eos_token_ids: eos_token_ids.into(),
             matryoshka: matryoshka.unwrap_or_default(),
         })
     }
@@ -166,17 +187,50 @@ fn needs_tokenizer(card: &ModelCard) -> bool {
 }
 
 fn bad_file(name: &str, error: impl std::error::Error + Send + Sync + 'static) -> EngineError {
-    EngineError::invalid_argument(name, &error).with_source(error)
+    EngineError::invalid_argument(At::other(name), &error).with_source(error)
 }
 
 type ModelMap = Arc<BTreeMap<String, Arc<ServedModel>>>;
 type LiveMap = Arc<BTreeMap<String, LiveModel>>;
+/// Why models are not ready, by name.
+type Failures = BTreeMap<String, Failure>;
+
+/// Why a model is not ready.
+#[derive(Debug, Clone)]
+enum Failure {
+    /// There is no room for it beside the others.
+    NoRoom(EngineError),
+    /// What the last attempt to prepare it failed with.
+    Unprepared(EngineError),
+}
+
+impl Failure {
+    /// Whether it stays when nothing but time passes: it is neither for want of room, nor a worker that could not be reached, nor
+    /// one that was slow.
+    fn is_lasting(&self) -> bool {
+        match self {
+            Self::NoRoom(_) => false,
+            Self::Unprepared(error) => {
+                !error.policy().is_retryable && error.kind() != ErrorKind::DeadlineExceeded
+            }
+        }
+    }
+
+    fn into_error(self) -> EngineError {
+        match self {
+            Self::NoRoom(error) | Self::Unprepared(error) => error,
+        }
+    }
+}
 
 /// The models that live workers serve. A model is in it once it is ready and routable. Clones share.
 #[derive(Debug, Clone)]
 pub struct Models {
     map: Arc<watch::Sender<ModelMap>>,
+    failures: Arc<watch::Sender<Failures>>,
     live: watch::Receiver<LiveMap>,
+    lingering: Lingering,
+    work: WorkThreads,
     tasks: TaskTracker,
     shutdown: CancellationToken,
 }
@@ -191,24 +245,34 @@ impl Models {
         };
         let models = Self {
             map: Arc::new(watch::Sender::new(ModelMap::default())),
+            failures: Arc::default(),
             live: directory.subscribe(),
+            lingering: Lingering::new(config.model_linger),
+            work: WorkThreads::new(config.work_threads),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
         };
+        let chosen = Chosen::register(runtime.metrics(), config.max_models);
         let left_out = LeftOutWorkers::default();
         runtime.metrics().register(
             "genset_frontend_left_out_workers",
             "Workers that get no requests because their card differs from the one in use",
             left_out.clone(),
         );
+        models.work.register(runtime.metrics());
         let follower = Follower {
             directory,
             left_out,
             map: Arc::clone(&models.map),
-            selection: config.selection,
+            failures: Arc::clone(&models.failures),
+            lingering: models.lingering.clone(),
+            layers: Layers::register(runtime.metrics(), config.router.clone()),
             timeout: config.model_timeout,
             parsers: config.parsers.clone(),
+            max_running_choices: config.max_running_choices,
             tokenizer_cache_bytes: config.tokenizer_cache_bytes,
+            work: models.work.clone(),
+            reading: Semaphore::new(MODELS_READ_AT_ONCE),
             timings: PromptTimings::register(runtime.metrics()),
             admissions: Admissions::register(
                 runtime.metrics(),
@@ -223,10 +287,15 @@ impl Models {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => {}
-                () = follower.run() => {}
+                () = follower.run(chosen) => {}
             }
         });
         models
+    }
+
+    /// Where long work on any request is done.
+    pub(crate) fn work(&self) -> &WorkThreads {
+        &self.work
     }
 
     /// A model by name or alias.
@@ -238,6 +307,20 @@ impl Models {
                 .find(|model| model.card.aliases.iter().any(|alias| alias == name))
         };
         map.get(name).or_else(by_alias).cloned()
+    }
+
+    /// Whether the model of this name or alias, which is not ready, was a moment ago, and is expected back.
+    #[must_use]
+    pub fn is_expected_back(&self, name: &str) -> bool {
+        self.lingering.is_expected(name)
+    }
+
+    /// Why a model that workers announce is not served, where it is for want of room.
+    pub(crate) fn refusal(&self, name: &str) -> Option<EngineError> {
+        match self.failures.borrow().get(name)? {
+            Failure::NoRoom(refusal) => Some(refusal.clone()),
+            Failure::Unprepared(_) => None,
+        }
     }
 
     /// The workers of a model, by its name.
@@ -262,6 +345,32 @@ impl Models {
         map.values().next().cloned()
     }
 
+    /// Waits until the model of this name is ready.
+    ///
+    /// # Errors
+    /// Why it cannot be prepared, when trying again would not help: its files or its settings are at fault. It is tried again
+    /// all the same, for another worker may bring better ones.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn named(&self, name: &str) -> Result<Arc<ServedModel>, EngineError> {
+        let mut map = self.map.subscribe();
+        let mut failures = self.failures.subscribe();
+        let is_lasting = |failures: &Failures| failures.get(name).is_some_and(Failure::is_lasting);
+        let over = || EngineError::internal("the models are followed no more");
+        tokio::select! {
+            biased;
+            map = map.wait_for(|map| map.contains_key(name)) => {
+                let model = map.ok().and_then(|map| map.get(name).cloned());
+                model.ok_or_else(over)
+            }
+            failures = failures.wait_for(is_lasting) => {
+                let failure = failures.ok().and_then(|failures| failures.get(name).cloned());
+                Err(failure.map_or_else(over, Failure::into_error))
+            }
+        }
+    }
+
     /// Ends the following and waits for it.
     pub async fn shutdown(&self) {
         self.shutdown.cancel();
@@ -273,6 +382,9 @@ impl Models {
 /// Pauses before a model that could not be prepared is tried again, doubling from the first to the last.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
+/// The files of so many models are fetched and read at once: each model's may take 128 MiB, and as much again as a tokenizer.
+const MODELS_READ_AT_ONCE: usize = 8;
+
 /// Workers left out, by model.
 type LeftOutWorkers = Family<[(&'static str, String); 1], Gauge>;
 
@@ -280,12 +392,18 @@ struct Follower {
     directory: ModelDirectory,
     left_out: LeftOutWorkers,
     map: Arc<watch::Sender<ModelMap>>,
-    selection: SelectionMode,
+    failures: Arc<watch::Sender<Failures>>,
+    lingering: Lingering,
+    layers: Layers,
     timeout: Duration,
     parsers: ParserNames,
     tokenizer_cache_bytes: usize,
+    max_running_choices: NonZeroUsize,
+    /// A permit for each model whose files are being fetched and read.
+    reading: Semaphore,
     timings: PromptTimings,
     admissions: Admissions,
+    work: WorkThreads,
 }
 
 /// A model on its way to being ready.
@@ -295,24 +413,40 @@ struct Preparing<'a> {
 }
 
 impl Follower {
-    async fn run(self) {
+    async fn run(self, mut chosen: Chosen) {
         let mut live = self.directory.subscribe();
         // Side by side: a model whose only worker hangs must not keep the others waiting.
         let mut preparing = BTreeMap::<String, Preparing<'_>>::new();
         loop {
-            let wanted = live.borrow_and_update().clone();
+            let announced = servable(&live.borrow_and_update());
+            let (wanted, left_out) = chosen.of(&announced);
             self.count_left_out(&wanted);
             self.admissions.retain(|name| wanted.contains_key(name));
             self.map.send_modify(|map| {
-                Arc::make_mut(map)
-                    .retain(|name, known| wanted.get(name).is_some_and(|live| known.is_of(live)));
+                Arc::make_mut(map).retain(|name, known| {
+                    let is_served = wanted.get(name).is_some_and(|live| known.is_of(live));
+                    if !is_served {
+                        self.lingering.gone(&known.card);
+                    }
+                    is_served
+                });
+            });
+            self.failures.send_if_modified(|failures| {
+                let known = failures.len();
+                // Those that have come by a place since are not told that there is none.
+                let is_stale = |failure: &Failure| matches!(failure, Failure::NoRoom(_));
+                failures.retain(|name, failure| wanted.contains_key(name) && !is_stale(failure));
+                let has_gone = failures.len() != known;
+                let no_room = |(name, refusal)| (name, Failure::NoRoom(refusal));
+                failures.extend(left_out.into_iter().map(no_room));
+                has_gone || failures.len() != known
             });
             preparing.retain(|name, known| {
                 wanted
                     .get(name)
                     .is_some_and(|live| live.is_same_service(&known.live))
             });
-            for (name, live) in wanted.iter() {
+            for (name, live) in &wanted {
                 if !self.map.borrow().contains_key(name) && !preparing.contains_key(name) {
                     preparing.insert(name.clone(), self.begin(live));
                 }
@@ -326,6 +460,8 @@ impl Follower {
                     let name = ready.card.name.clone();
                     preparing.remove(&name);
                     tracing::info!(model = name, "model ready");
+                    self.failures
+                        .send_if_modified(|failures| failures.remove(&name).is_some());
                     self.map
                         .send_modify(|map| drop(Arc::make_mut(map).insert(name, ready)));
                 }
@@ -350,6 +486,9 @@ impl Follower {
                 Err(error) => {
                     let model = &live.card.name;
                     tracing::error!(model, kind = %error.kind(), %error, "the model cannot be served");
+                    let failure = Failure::Unprepared(error);
+                    self.failures
+                        .send_modify(|failures| drop(failures.insert(model.clone(), failure)));
                 }
             }
             tokio::time::sleep(pause).await;
@@ -357,9 +496,9 @@ impl Follower {
         }
     }
 
-    fn count_left_out(&self, live: &LiveMap) {
+    fn count_left_out(&self, wanted: &BTreeMap<String, &LiveModel>) {
         self.left_out.clear();
-        for (name, model) in live.iter() {
+        for (name, model) in wanted {
             let count = i64::try_from(model.left_out.len()).unwrap_or(i64::MAX);
             self.left_out
                 .get_or_create(&[("model", name.clone())])
@@ -369,10 +508,8 @@ impl Follower {
 
     async fn prepare(&self, live: &LiveModel) -> Result<Arc<ServedModel>, EngineError> {
         let parsers = Parsers::choose(&live.card, &self.parsers)?;
-        let client = self
-            .directory
-            .client(live, self.selection, self.timeout)
-            .await?;
+        let layers = &self.layers;
+        let engine = genset_router::connect(&self.directory, live, layers, self.timeout).await?;
         let text = if needs_tokenizer(&live.card) {
             Some(self.fetch_text(live).await?)
         } else {
@@ -383,17 +520,22 @@ impl Follower {
             .map_or(0, |since| since.as_secs());
         Ok(Arc::new(ServedModel {
             card: live.card.clone(),
-            endpoint: live.endpoint.clone(),
+            endpoint: live.endpoint(),
             created,
-            engine: Arc::new(client),
+            engine,
             text,
             parsers,
             timings: self.timings.clone(),
             admission: self.admissions.of(&live.card.name),
+            max_running_choices: self.max_running_choices,
+            work: self.work.clone(),
         }))
     }
 
     async fn fetch_text(&self, live: &LiveModel) -> Result<TextFiles, EngineError> {
+        let reading = self.reading.acquire().await;
+        // Nobody closes the semaphore.
+        let _reading = reading.map_err(|_closed| CancelReason::Shutdown.to_error())?;
         let mut files = BTreeMap::new();
         for artifact in &live.card.artifacts {
             let content = self.directory.fetch(live, artifact, self.timeout).await?;
@@ -411,6 +553,14 @@ impl Follower {
                 )
             })
     }
+}
+
+/// The models that whole requests can be sent to: not those of which there are prefill instances alone.
+fn servable(announced: &BTreeMap<String, LiveModel>) -> BTreeMap<String, LiveModel> {
+    let servable = announced.iter().filter(|(_, live)| live.is_servable());
+    servable
+        .map(|(name, live)| (name.clone(), live.clone()))
+        .collect()
 }
 
 /// The next model that is ready; never, while none is being prepared.

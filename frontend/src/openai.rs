@@ -11,7 +11,10 @@ mod completions;
 mod embeddings;
 mod fields;
 mod guided;
+mod hints;
 mod logprobs;
+mod names;
+mod prompts;
 mod response;
 mod tokenize;
 mod tools;
@@ -22,11 +25,14 @@ pub use completions::{CompletionRequest, Prompt};
 pub use embeddings::{EmbeddingRequest, EncodingFormat, embeddings_json};
 pub use fields::Fields;
 pub use guided::GuidedOptions;
+pub use hints::Hints;
 pub use logprobs::{LogprobOptions, logprobs_json};
+pub use names::{chat_name, completion_name, embedding_name};
+pub(crate) use response::explanation_json;
 pub use response::{
     Api, ChoiceEnd, ChunkEncoder, ResponseHead, completed_choice, response_json, usage_json,
 };
-pub use tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
+pub use tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest, tokenize_json};
 pub(crate) use tools::arguments_as_text;
 pub use tools::{ToolChoice, ToolOptions};
 

@@ -14,7 +14,7 @@ mod response;
 mod store;
 mod stream;
 
-pub use error::in_our_words;
+pub use error::param_name;
 pub use item::{Item, Speaker};
 pub use output::Output;
 pub use request::ResponsesRequest;

@@ -11,7 +11,9 @@
 //! so the caller keeps them off its async threads; the last two cost nanoseconds per token and run
 //! where the stream is.
 
+mod bounded;
 pub mod detokenize;
+mod longest;
 mod prefix_cache;
 pub mod stop;
 pub mod template;
@@ -22,4 +24,4 @@ pub use stop::{StopMatcher, StopOutcome};
 pub use template::{
     ChatTemplate, TemplateError, TemplateInput, TemplateSource, TemplateSourceError,
 };
-pub use tokenizer::{EncodedPrompt, TextTokenizer, TokenizerError};
+pub use tokenizer::{EncodeLimits, EncodedPrompt, TextTokenizer, TokenizerError};

@@ -68,6 +68,11 @@ impl Ratings {
         }
     }
 
+    /// How many candidates are asked for beside each token.
+    pub(super) fn candidates(&self) -> usize {
+        self.top
+    }
+
     /// The next token, the text that came of it and of those before it, and whether all of its own is in that.
     pub(super) fn push(
         &mut self,

@@ -4,6 +4,7 @@ use genset_backend_common::{FinishReason, OutputStream, RequestContext};
 use proptest::prelude::{ProptestConfig, prop_assert_eq, proptest};
 
 use super::*;
+use crate::budget::MemoryBudget;
 
 mod ratings;
 
@@ -26,8 +27,15 @@ fn answer(items: Vec<Item>, stops: &[&str]) -> Answer {
     Answer::new(outputs, None, stops, 3)
 }
 
-async fn collected(answer: Answer) -> Result<(Message, AnswerEnd), EngineError> {
-    let Completed { message, end, .. } = answer.collect().await?;
+/// Reads an answer on an account without end.
+async fn collect(answer: Answer) -> Result<Completed, ApiError> {
+    let memory = MemoryBudget::new(usize::MAX).share();
+    let collected = answer.collect_on(memory).await;
+    collected.map(|(completed, _)| completed)
+}
+
+async fn collected(answer: Answer) -> Result<(Message, AnswerEnd), ApiError> {
+    let Completed { message, end, .. } = collect(answer).await?;
     Ok((message, end))
 }
 
@@ -85,8 +93,8 @@ async fn a_stream_without_an_end_is_an_error_and_so_is_reading_on() {
         assert_eq!(error.kind(), ErrorKind::StreamIncomplete);
     }
     let embeddings = vec![Ok(Output::Embeddings(vec![])), finished(Finish::stop(), 0)];
-    let error = answer(embeddings, &[]).collect().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Internal);
+    let error = collect(answer(embeddings, &[])).await.unwrap_err();
+    assert_eq!(error.cause, Some(ErrorKind::Internal));
 }
 
 #[tokio::test]
@@ -183,7 +191,7 @@ async fn special_tokens_of_markup_are_read_and_others_skipped() {
             let splitter = Splitter::new(None, Some(parser), dialect.id_style());
             answer = answer.with_splitter(splitter, [3].into());
         }
-        answer.collect().await.unwrap().message
+        collect(answer).await.unwrap().message
     };
     assert_eq!(read(false).await.content, "now{}");
     let message = read(true).await;
@@ -195,4 +203,26 @@ async fn special_tokens_of_markup_are_read_and_others_skipped() {
         ),
         ("now", "{}")
     );
+}
+
+#[tokio::test]
+async fn a_whole_answer_is_refused_where_there_is_no_memory_for_it() {
+    let budget = MemoryBudget::new(100_000);
+    let long = || {
+        let said = "a".repeat(1000);
+        let pieces = (0..50).map(|_| text(&said, 1));
+        pieces.chain([finished(Finish::stop(), 50)]).collect()
+    };
+    let refused = answer(long(), &[]).collect_on(budget.share()).await;
+    assert_eq!(refused.unwrap_err().status, 413);
+    assert_eq!(budget.used(), 0);
+    let budget = MemoryBudget::new(1 << 20);
+    let (completed, memory) = answer(long(), &[])
+        .collect_on(budget.share())
+        .await
+        .unwrap();
+    assert_eq!(completed.message.content.len(), 50_000);
+    assert!(memory.bytes() >= 200_000, "{memory:?}");
+    drop(memory);
+    assert_eq!(budget.used(), 0);
 }

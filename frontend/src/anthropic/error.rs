@@ -1,42 +1,40 @@
 //! Errors as Anthropic's clients know them.
 
+use std::borrow::Cow;
+
+use genset_backend_common::RequestField;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, Param};
 
-/// The fields of a chat and what a Messages client calls them.
-const NAMES: [(&str, &str); 7] = [
-    ("prompt", "messages"),
-    ("stop", "stop_sequences"),
-    ("tool_choice.function.name", "tool_choice.name"),
-    (
-        "parallel_tool_calls",
-        "tool_choice.disable_parallel_tool_use",
-    ),
-    ("reasoning_effort", "output_config.effort"),
-    ("response_format", "output_config.format"),
-    (
-        "response_format.json_schema.schema",
-        "output_config.format.schema",
-    ),
-];
-
-/// The error as a client of the Messages API finds it: a chat's field has this API's name, in `param` and in the message.
+/// This API's name for a place in a request.
 #[must_use]
-pub fn in_our_words(error: ApiError) -> ApiError {
-    error.renamed(our_name)
+pub fn param_name(param: &Param) -> Cow<'_, str> {
+    match param {
+        Param::Request(RequestField::Prompt) => "messages".into(),
+        Param::Request(RequestField::Guided) => "output_config.format".into(),
+        Param::Request(field) => field.name().into(),
+        Param::Chat(path) => of_chat(path),
+        Param::Path(path) => path.into(),
+    }
 }
 
-fn our_name(field: &str) -> String {
-    if let Some((_, ours)) = NAMES.iter().find(|(theirs, _)| *theirs == field) {
-        return (*ours).to_owned();
+/// A chat is made of each request: this API's name for a path in that chat.
+fn of_chat(path: &str) -> Cow<'_, str> {
+    match path {
+        "stop" => "stop_sequences".into(),
+        "tool_choice.function.name" => "tool_choice.name".into(),
+        "parallel_tool_calls" => "tool_choice.disable_parallel_tool_use".into(),
+        "reasoning_effort" => "output_config.effort".into(),
+        "response_format" => "output_config.format".into(),
+        "response_format.json_schema.schema" => "output_config.format.schema".into(),
+        tool if tool.starts_with("tools[") => tool
+            .replace(".function", "")
+            .replace(".parameters", ".input_schema")
+            .into(),
+        own => own.into(),
     }
-    if field.starts_with("tools[") {
-        let field = field.replace(".function", "");
-        return field.replace(".parameters", ".input_schema");
-    }
-    field.to_owned()
 }
 
 /// The body of an error: `{"type": "error", "error": {"type", "message"}, "request_id"}`. The message names the field.
@@ -45,10 +43,7 @@ fn our_name(field: &str) -> String {
 /// <https://docs.anthropic.com/en/api/errors>
 #[must_use]
 pub fn error_json(error: &ApiError, request_id: &str) -> Value {
-    let message = match &error.param {
-        Some(param) if !error.message.contains(param) => format!("{param}: {}", error.message),
-        _ => error.message.clone(),
-    };
+    let message = error.message_with_param(param_name);
     json!({
         "type": "error",
         "error": {"type": kind(error.status), "message": message},

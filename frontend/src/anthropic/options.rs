@@ -14,7 +14,7 @@ const MIN_THINKING_TOKENS: u64 = 1024;
 
 /// Puts `tools` and `tool_choice` into a chat.
 pub(super) fn read_tools(
-    fields: &mut Fields,
+    fields: &mut Fields<'_>,
     chat: &mut Map<String, Value>,
 ) -> Result<(), ApiError> {
     if let Some(tools) = fields.list("tools")? {
@@ -23,7 +23,7 @@ pub(super) fn read_tools(
         let tools = tools.collect::<Result<Vec<Value>, ApiError>>()?;
         chat.insert("tools".into(), tools.into());
     }
-    let Some(choice) = fields.take("tool_choice") else {
+    let Some(choice) = fields.take("tool_choice")? else {
         return Ok(());
     };
     let mut choice = Block::new("tool_choice".into(), choice)?;
@@ -82,10 +82,10 @@ fn read_tool(at: String, tool: Value) -> Result<Value, ApiError> {
 
 /// Whether the answer's thoughts are shown.
 pub(super) fn read_thinking(
-    fields: &mut Fields,
+    fields: &mut Fields<'_>,
     max_tokens: Option<u32>,
 ) -> Result<bool, ApiError> {
-    let Some(thinking) = fields.take("thinking") else {
+    let Some(thinking) = fields.take("thinking")? else {
         return Ok(false);
     };
     let mut thinking = Block::new("thinking".into(), thinking)?;
@@ -93,6 +93,7 @@ pub(super) fn read_thinking(
         "disabled" => false,
         "enabled" => {
             check_budget(thinking.take("budget_tokens"), max_tokens)?;
+            fields.ignore("thinking.budget_tokens");
             true
         }
         "adaptive" => true,
@@ -136,10 +137,10 @@ fn check_budget(budget: Option<Value>, max_tokens: Option<u32>) -> Result<(), Ap
 
 /// Puts `output_config` into a chat.
 pub(super) fn read_output_config(
-    fields: &mut Fields,
+    fields: &mut Fields<'_>,
     chat: &mut Map<String, Value>,
 ) -> Result<(), ApiError> {
-    let Some(config) = fields.take("output_config") else {
+    let Some(config) = fields.take("output_config")? else {
         return Ok(());
     };
     let mut config = Block::new("output_config".into(), config)?;

@@ -1,15 +1,24 @@
 //! The request of `/v1/messages` and of `/v1/messages/count_tokens`.
 
+use std::rc::Rc;
+
 use serde_json::{Map, Value, json};
 
 use super::content::chat_messages;
-use super::error::in_our_words;
 use super::options::{read_output_config, read_thinking, read_tools};
 use crate::error::ApiError;
+use crate::json::JsonBody;
 use crate::openai::{ChatRequest, Fields, RequestLimits};
 
 /// Fields that a chat has by the same name.
-const SAME: [&str; 5] = ["model", "stream", "temperature", "top_p", "top_k"];
+const SAME: [&str; 6] = [
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "cache_salt",
+];
 
 /// What the API has and this server does not.
 const REFUSED: [&str; 9] = [
@@ -41,7 +50,10 @@ impl MessagesRequest {
     ///
     /// # Errors
     /// A 400 that names the field as this API calls it.
-    pub fn parse(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
+    pub fn parse<'a>(
+        body: impl Into<JsonBody<'a>>,
+        limits: &RequestLimits,
+    ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let max_tokens = fields.u32("max_tokens")?;
         let max_tokens = max_tokens.ok_or_else(|| {
@@ -53,17 +65,23 @@ impl MessagesRequest {
         let mut chat = Map::new();
         chat.insert("max_tokens".into(), max_tokens.into());
         for name in SAME {
-            copy(&mut fields, name, &mut chat, name);
+            copy(&mut fields, name, &mut chat, name)?;
         }
-        copy(&mut fields, "stop_sequences", &mut chat, "stop");
+        copy(&mut fields, "stop_sequences", &mut chat, "stop")?;
         if let Some(Value::String(_)) = chat.get("stop") {
             let problem = "expected a list of strings, got a string";
             return Err(ApiError::invalid("stop_sequences", problem));
         }
-        fields.object("metadata", "metadata.")?;
-        let tiers = [json!("auto"), json!("standard_only")];
-        fields.refuse("service_tier", &tiers, "this server has one tier")?;
-        fields.refuse("speed", &[json!("standard")], "this server has one speed")?;
+        if let Some(mut metadata) = fields.object("metadata", "metadata.")? {
+            let user = metadata.string("user_id").ok().flatten();
+            match user.filter(|_| limits.has_affinity) {
+                Some(user) => drop(chat.insert("user".into(), user.into())),
+                None => fields.ignore("metadata"),
+            }
+        }
+        let tiers = ["auto", "standard_only"];
+        fields.hint("service_tier", &tiers, "this server has one tier")?;
+        fields.hint("speed", &["standard"], "this server has one speed")?;
         for name in REFUSED {
             fields.refuse(name, &[json!([])], "it is not available")?;
         }
@@ -74,39 +92,52 @@ impl MessagesRequest {
     ///
     /// # Errors
     /// As [`Self::parse`].
-    pub fn parse_to_count(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
+    pub fn parse_to_count<'a>(
+        body: impl Into<JsonBody<'a>>,
+        limits: &RequestLimits,
+    ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let mut chat = Map::new();
-        copy(&mut fields, "model", &mut chat, "model");
+        copy(&mut fields, "model", &mut chat, "model")?;
         Self::read(fields, chat, None, limits)
     }
 
     /// Reads what both have: everything that decides the prompt.
     fn read(
-        mut fields: Fields,
+        mut fields: Fields<'_>,
         mut chat: Map<String, Value>,
         max_tokens: Option<u32>,
         limits: &RequestLimits,
     ) -> Result<Self, ApiError> {
-        let system = fields.take("system");
+        let system = fields.take("system")?;
         let messages = fields.list("messages")?.unwrap_or_default();
         let messages = chat_messages(system, messages)?;
         chat.insert("messages".into(), messages.into());
         read_tools(&mut fields, &mut chat)?;
         read_output_config(&mut fields, &mut chat)?;
         let shows_thinking = read_thinking(&mut fields, max_tokens)?;
-        fields.finish(&["cache_control"])?;
-        let chat = ChatRequest::read(chat.into(), limits);
+        let meter = Rc::clone(fields.meter());
+        let hints = fields.finish_request(&["cache_control"])?;
+        let hints = hints.checked(limits.is_strict)?;
+        let chat = ChatRequest::read(Fields::made(chat, &meter), limits);
+        let mut chat = chat.map_err(ApiError::in_chat)?;
+        chat.params.hints.behind(hints);
         Ok(Self {
-            chat: chat.map_err(in_our_words)?,
+            chat,
             shows_thinking,
         })
     }
 }
 
 /// Hands a field on.
-fn copy(fields: &mut Fields, name: &str, chat: &mut Map<String, Value>, name_there: &str) {
-    if let Some(value) = fields.take(name) {
+fn copy(
+    fields: &mut Fields<'_>,
+    name: &str,
+    chat: &mut Map<String, Value>,
+    name_there: &str,
+) -> Result<(), ApiError> {
+    if let Some(value) = fields.take(name)? {
         chat.insert(name_there.into(), value);
     }
+    Ok(())
 }

@@ -5,7 +5,7 @@ use genset_backend_common::output::Usage;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::error::{error_json, in_our_words};
+use super::error::error_json;
 use super::response::{MessageHead, StopReason, usage_json};
 use crate::answer::AnswerEnd;
 use crate::error::ApiError;
@@ -111,8 +111,8 @@ impl EventEncoder {
     }
 
     /// An error after the first byte, which ends the stream.
-    pub fn error(&self, error: ApiError, request_id: &str, out: &mut BytesMut) {
-        put_event("error", &error_json(&in_our_words(error), request_id), out);
+    pub fn error(&self, error: &ApiError, request_id: &str, out: &mut BytesMut) {
+        put_event("error", &error_json(error, request_id), out);
     }
 
     fn open(&mut self, kind: BlockKind, block: impl FnOnce() -> Value, out: &mut BytesMut) {

@@ -10,7 +10,9 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::handlers::App;
 use super::messages;
+use super::metrics::IGNORED;
 use super::request_id::{ANTHROPIC_REQUEST_ID, REQUEST_ID, request_id};
+use crate::error::ApiError;
 use crate::keys::Key;
 
 /// The key that a request came with; `None` on a server that asks for none.
@@ -32,15 +34,23 @@ pub(super) async fn identify(State(app): State<App>, mut request: Request, next:
             request.extensions_mut().insert(Caller(key));
             next.run(request).await
         }
-        Err(error) => {
-            let id = request_id(request.headers());
-            app.metrics.request("unauthorized", &id).fail(&error);
-            if request.uri().path().starts_with("/v1/messages") {
-                messages::anthropic_error(&error, &id)
-            } else {
-                error.into_response()
-            }
-        }
+        Err(error) => refused(&app, &request, "unauthorized", &error),
+    }
+}
+
+/// The answer to a request that comes no further, counted under the name `endpoint`.
+pub(super) fn refused(
+    app: &App,
+    request: &Request,
+    endpoint: &'static str,
+    error: &ApiError,
+) -> Response {
+    let id = request_id(request.headers());
+    app.metrics.request(endpoint, &id).fail(error);
+    if request.uri().path().starts_with("/v1/messages") {
+        messages::anthropic_error(error, &id)
+    } else {
+        error.clone().into_response()
     }
 }
 
@@ -55,7 +65,12 @@ pub(super) fn cors(origins: &[HeaderValue]) -> Option<CorsLayer> {
         AllowOrigin::list(origins.iter().cloned())
     };
     let methods = [Method::GET, Method::POST, Method::DELETE];
-    let shown = [REQUEST_ID, ANTHROPIC_REQUEST_ID, header::RETRY_AFTER];
+    let shown = [
+        REQUEST_ID,
+        ANTHROPIC_REQUEST_ID,
+        IGNORED,
+        header::RETRY_AFTER,
+    ];
     let layer = CorsLayer::new()
         .allow_origin(origins)
         .allow_methods(methods)

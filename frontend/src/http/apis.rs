@@ -2,28 +2,44 @@
 //! in one piece. Chat and completions have a path of their own in `handlers`, for their many choices.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 
 use axum::body::Body;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use genset_backend_common::output::Usage;
 use genset_backend_common::{EndpointType, EngineError, RequestContext};
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, StatusCode};
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::access::Caller;
-use super::handlers::{App, context, find_any_model, find_model};
+use super::handlers::{
+    App, context, deadline_of, find_any_model, find_model, whole_response, with_ignored,
+};
+use super::held::held;
 use super::metrics::RequestGuard;
 use super::request_body::{HeldBody, read_body};
 use super::request_id::request_id;
-use crate::error::ApiError;
+use crate::error::{ApiError, Param, shown};
+use crate::json::JsonBody;
 use crate::model::ServedModel;
 use crate::openai::{
     DetokenizeRequest, EmbeddingRequest, RequestLimits, TokenizeInput, TokenizeRequest,
-    embeddings_json,
+    embedding_name, embeddings_json, tokenize_json,
 };
 use crate::pipeline::{self, EmbedJob, Job};
+use crate::responses;
+
+/// What a number of an embedding takes, and its text, which may have room to grow.
+const EMBEDDED_NUMBER_BYTES: usize = 24;
+
+/// What the id of a token takes as text, which may have room to grow.
+const WRITTEN_TOKEN_BYTES: usize = 16;
+
+/// The same where its text is shown beside it: two strings, and what they are in.
+const SHOWN_TOKEN_BYTES: usize = 160;
 
 /// One request on its way.
 pub(super) struct Call {
@@ -31,6 +47,8 @@ pub(super) struct Call {
     pub(super) request_id: String,
     pub(super) caller: Caller,
     pub(super) headers: HeaderMap,
+    /// When its answer is of no use any more.
+    pub(super) deadline: Option<Instant>,
     /// Gone once it is read as a request.
     pub(super) body: HeldBody,
     pub(super) body_bytes: usize,
@@ -41,9 +59,10 @@ impl Call {
     /// Waits for a place among the requests to `model`. What its engine is told of the request; opens its span.
     ///
     /// # Errors
-    /// A 400 that names the header at fault, or what [`RequestGuard::enter`] refuses with.
+    /// What [`RequestGuard::enter`] refuses with.
     pub(super) async fn admit(&mut self, model: &ServedModel) -> Result<RequestContext, ApiError> {
-        let ctx = context(&self.request_id, &self.headers)?;
+        let config = &self.app.config;
+        let ctx = context(config, &self.request_id, &self.headers, self.deadline);
         let ctx = self.guard.trace(ctx);
         self.guard.enter(model, ctx.deadline()).await?;
         Ok(ctx)
@@ -59,10 +78,25 @@ impl Call {
     /// What `parse` refuses.
     pub(super) async fn parse<T: Send + 'static>(
         &mut self,
-        parse: impl FnOnce(&[u8], &RequestLimits) -> Result<T, ApiError> + Send + 'static,
+        parse: impl FnOnce(JsonBody<'_>, &RequestLimits) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let (body, limits) = (std::mem::take(&mut self.body), self.limits());
-        pipeline::off_async_threads(self.body_bytes, move || parse(&body, &limits)).await
+        self.parse_further(0, parse).await
+    }
+
+    /// As [`Self::parse`], of texts beside the body, such as what is left of it; they have `further_bytes`.
+    ///
+    /// # Errors
+    /// What `parse` refuses.
+    pub(super) async fn parse_further<T: Send + 'static>(
+        &mut self,
+        further_bytes: usize,
+        parse: impl FnOnce(JsonBody<'_>, &RequestLimits) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (body, limits) = (self.body.take(), self.limits());
+        let parse = move |body: JsonBody<'_>| parse(body, &limits);
+        let work = self.app.models.work();
+        let memory = self.guard.memory();
+        body.read(work, further_bytes, memory, parse).await
     }
 }
 
@@ -103,13 +137,15 @@ pub(super) async fn answer(
         body,
     } = given;
     let request_id = request_id(&headers);
+    let mut guard = app.metrics.request(endpoint, &request_id);
     let mut call = Call {
-        guard: app.metrics.request(endpoint, &request_id),
+        body: HeldBody::empty(guard.memory().another()),
+        guard,
         request_id,
         caller,
         app,
         headers,
-        body: HeldBody::default(),
+        deadline: None,
         body_bytes: 0,
     };
     let answered = AssertUnwindSafe(read_and_work(&mut call, body, work))
@@ -124,24 +160,37 @@ pub(super) async fn answer(
         mut guard,
         ..
     } = call;
-    match answered {
-        Ok(Reply::Json(json)) => {
+    // A client may take its answer long after its request has ended.
+    let answered = answered.and_then(|reply| {
+        Ok(match reply {
+            Reply::Json(json) => Ok(held(json, guard.memory().another())?),
+            Reply::Streamed(write) => Err(write),
+        })
+    });
+    let ignored = guard.ignored();
+    let response = match answered {
+        Ok(Ok(json)) => {
             guard.set_status(StatusCode::OK);
-            ([(header::CONTENT_TYPE, "application/json")], json).into_response()
+            whole_response(json)
         }
-        Ok(Reply::Streamed(write)) => write(guard),
+        Ok(Err(write)) => write(guard),
         Err(error) => {
             guard.fail(&error);
-            let (status, message) = (error.status.as_u16(), &error.message);
-            tracing::debug!(request_id, status, message, "refused");
+            let status = error.status.as_u16();
+            tracing::debug!(request_id, status, error = %shown(&error.to_string()), "refused");
             write_error(&error, &request_id)
         }
-    }
+    };
+    with_ignored(response, ignored)
 }
 
 async fn read_and_work(call: &mut Call, body: Body, work: Work) -> Result<Reply, ApiError> {
     call.guard.admit(call.caller.clone())?;
-    call.body = read_body(&call.app.config, &call.app.bodies, &call.headers, body).await?;
+    call.deadline = deadline_of(&call.headers)?;
+    call.guard.read_rank(&call.headers)?;
+    let memory = call.guard.memory().another();
+    let body = read_body(&call.app.config, memory, &call.headers, body).await?;
+    call.body = body.until(call.deadline);
     call.body_bytes = call.body.len();
     call.guard.body_read();
     if call.app.draining.is_cancelled() {
@@ -152,30 +201,47 @@ async fn read_and_work(call: &mut Call, body: Body, work: Work) -> Result<Reply,
 
 /// Errors as OpenAI's API has them.
 pub(super) fn openai_error(error: &ApiError, _request_id: &str) -> Response {
-    error.clone().into_response()
+    error.response(Param::plain)
+}
+
+/// As [`openai_error`], of `/v1/embeddings`.
+pub(super) fn embeddings_error(error: &ApiError, _request_id: &str) -> Response {
+    error.response(embedding_name)
+}
+
+/// As [`openai_error`], of `/v1/responses`.
+pub(super) fn responses_error(error: &ApiError, _request_id: &str) -> Response {
+    error.response(responses::param_name)
 }
 
 pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let max_inputs = call.app.config.max_embedding_inputs;
-        let parse = move |body: &[u8], _: &_| EmbeddingRequest::parse(body, max_inputs);
+        let parse =
+            move |body: JsonBody<'_>, _: &RequestLimits| EmbeddingRequest::parse(body, max_inputs);
         let request = call.parse(parse).await?;
         call.guard.model(&request.model);
         let model = find_model(&call.app, &request.model, EndpointType::Embeddings)?;
         let (name, encoding) = (request.model.clone(), request.encoding);
         let ctx = call.admit(&model).await?;
-        let job = EmbedJob::prepare(model, request).await?;
-        let embedded = job.run(&ctx).await?;
+        let prepared = (call.guard).prepare(&ctx, |room| EmbedJob::prepare(model, request, room));
+        let job = prepared.await?;
+        let embedded = job.run(&ctx, call.guard.account()).await?;
         call.guard.usage(&Usage {
             prompt_tokens: embedded.prompt_tokens,
             ..Usage::default()
         });
         let numbers = embedded.embeddings.iter().map(Vec::len).sum::<usize>();
+        call.guard
+            .memory()
+            .grow(numbers.saturating_mul(EMBEDDED_NUMBER_BYTES))?;
         // A number takes about ten bytes.
-        let json = pipeline::off_async_threads(numbers.saturating_mul(10), move || {
+        let write = move |_: &_| {
             let (embeddings, tokens) = (&embedded.embeddings, embedded.prompt_tokens);
             Ok(embeddings_json(&name, embeddings, encoding, tokens))
-        });
+        };
+        let work = call.app.models.work();
+        let json = work.run(numbers.saturating_mul(10), ctx.deadline(), write);
         Ok(Reply::Json(json.await?))
     }
     .boxed()
@@ -183,31 +249,51 @@ pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiErro
 
 pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
-        let request = call.parse(TokenizeRequest::parse).await?;
+        let request = call
+            .parse(|body, limits| TokenizeRequest::parse(body, limits))
+            .await?;
         let model = find_any_model(&call.app, &request.model)?;
+        let ctx = call.admit(&model).await?;
         let tokens = match request.input {
             TokenizeInput::Prompt {
                 text,
                 add_special_tokens,
-            } => pipeline::tokenize_prompt(model.clone(), text, add_special_tokens).await?,
+            } => {
+                let model = Arc::clone(&model);
+                let tokens =
+                    |room| pipeline::tokenize_prompt(model, text, add_special_tokens, room);
+                call.guard.prepare(&ctx, tokens).await?
+            }
             TokenizeInput::Chat(chat) => {
-                let job = Job::chat(model.clone(), *chat).await?;
+                let of_model = Arc::clone(&model);
+                let job = (call.guard).prepare(&ctx, |room| Job::chat(of_model, *chat, room));
+                let job = job.await?;
                 let prompt = job.prompt().map(<[_]>::to_vec);
                 prompt.ok_or_else(|| pipeline::no_tokenizer(&model))?
             }
         };
+        call.guard.account().charge_counted(tokens.len());
         let shows_strings = request.return_token_strs;
-        // A token takes about ten bytes.
-        let reply = pipeline::off_async_threads(tokens.len().saturating_mul(10), move || {
+        let count = tokens.len();
+        let a_token = if shows_strings {
+            SHOWN_TOKEN_BYTES
+        } else {
+            WRITTEN_TOKEN_BYTES
+        };
+        let room = count.saturating_mul(a_token);
+        call.guard.memory().grow(room)?;
+        let write = move |_: &_| {
             let strings = shows_strings.then(|| pipeline::token_strings(&model, &tokens));
-            let reply = json!({
-                "count": tokens.len(),
-                "max_model_len": model.card.context_length_tokens,
-                "tokens": tokens,
-                "token_strs": strings.transpose()?,
-            });
-            Ok(reply.to_string())
-        });
+            let context = model.card.context_length_tokens;
+            Ok(tokenize_json(
+                context,
+                &tokens,
+                strings.transpose()?.as_deref(),
+            ))
+        };
+        // A token takes about ten bytes.
+        let work = call.app.models.work();
+        let reply = work.run(count.saturating_mul(10), ctx.deadline(), write);
         Ok(Reply::Json(reply.await?))
     }
     .boxed()
@@ -217,7 +303,10 @@ pub(super) fn detokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiErro
     async move {
         let request = call.parse(|body, _| DetokenizeRequest::parse(body)).await?;
         let model = find_any_model(&call.app, &request.model)?;
-        let prompt = pipeline::detokenize(model, request.tokens).await?;
+        let ctx = call.admit(&model).await?;
+        call.guard.account().charge_counted(request.tokens.len());
+        let text = |room| pipeline::detokenize(model, request.tokens, room);
+        let prompt = call.guard.prepare(&ctx, text).await?;
         Ok(Reply::Json(json!({"prompt": prompt}).to_string()))
     }
     .boxed()

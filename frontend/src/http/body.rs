@@ -1,17 +1,24 @@
 //! The body of a streamed answer: server-sent events, written as the tokens come.
 
 use std::convert::Infallible;
+use std::iter::Enumerate;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
 use bytes::{Bytes, BytesMut};
+use futures_util::task::AtomicWaker;
+use genset_backend_common::Explanation;
 use http::StatusCode;
 use http_body::{Body, Frame};
+use tokio::task::coop::has_budget_remaining;
 
 use super::metrics::RequestGuard;
 use crate::answer::{Answer, AnswerEnd, Spent};
 use crate::error::ApiError;
 use crate::openai::{ChoiceEnd, ChunkEncoder};
+use crate::pipeline::Answers;
 
 /// Tokens that are ready together leave together, up to about this many bytes: one write, and a bound on what a fast engine
 /// puts in front of a slow client.
@@ -33,17 +40,82 @@ pub(super) fn next_frame(
 }
 
 /// The events of one request. Dropping it cancels what still runs.
+///
+/// Its answers run side by side in slots, and each takes the next one that has not started when its own has ended. Only those
+/// that were woken are polled: what a token costs does not depend on how many others wait for theirs.
 pub(super) struct EventBody {
     encoder: ChunkEncoder,
-    answers: Vec<Option<Answer>>,
+    /// Those that have not started.
+    waiting: Enumerate<Answers>,
+    slots: Vec<Slot>,
+    /// Slots with an answer.
     running: usize,
+    /// Whose turn it is: where the task's budget ended last.
+    turn: usize,
+    /// The task that polls the body.
+    task: Arc<AtomicWaker>,
     spent: Spent,
     has_usage_event: bool,
+    /// How its answers are routed, where the client asks.
+    explanation: Option<Explanation>,
     guard: RequestGuard,
     buffer: BytesMut,
     /// Text of the present item; empty between two.
     text: String,
     progress: Progress,
+}
+
+/// A place for an answer that runs.
+struct Slot {
+    /// The answer and its index; `None` when no more wait.
+    answer: Option<(usize, Answer)>,
+    due: Arc<Due>,
+    waker: Waker,
+}
+
+/// Whether the answer of a slot is to be polled.
+struct Due {
+    is_due: AtomicBool,
+    task: Arc<AtomicWaker>,
+}
+
+impl Due {
+    /// Whether it is due, which it is not any more then.
+    fn take(&self) -> bool {
+        self.is_due.load(Ordering::Relaxed) && self.is_due.swap(false, Ordering::AcqRel)
+    }
+
+    /// It is due, and somebody looks without being woken.
+    fn stay(&self) {
+        self.is_due.store(true, Ordering::Release);
+    }
+}
+
+impl Wake for Due {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Who finds it due already has another wake before it, which the task has not answered yet.
+        if !self.is_due.swap(true, Ordering::AcqRel) {
+            self.task.wake();
+        }
+    }
+}
+
+impl Slot {
+    fn new(task: &Arc<AtomicWaker>) -> Self {
+        let due = Arc::new(Due {
+            is_due: AtomicBool::new(true),
+            task: Arc::clone(task),
+        });
+        Self {
+            answer: None,
+            waker: Waker::from(Arc::clone(&due)),
+            due,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,14 +131,20 @@ enum Progress {
 impl EventBody {
     pub(super) fn new(
         encoder: ChunkEncoder,
-        answers: Vec<Answer>,
+        answers: Answers,
         has_usage_event: bool,
         guard: RequestGuard,
     ) -> Self {
+        let task = Arc::default();
+        let count = answers.len().min(answers.at_once().get());
         Self {
             encoder,
-            running: answers.len(),
-            answers: answers.into_iter().map(Some).collect(),
+            explanation: answers.explanation().cloned(),
+            slots: (0..count).map(|_| Slot::new(&task)).collect(),
+            waiting: answers.enumerate(),
+            running: 0,
+            turn: 0,
+            task,
             spent: Spent::default(),
             has_usage_event,
             guard,
@@ -78,9 +156,21 @@ impl EventBody {
 
     fn open(&mut self) {
         self.progress = Progress::Waiting;
-        for index in 0..self.answers.len() {
-            self.encoder.start(index, &mut self.buffer);
+        for slot in 0..self.slots.len() {
+            self.take_next(slot);
         }
+    }
+
+    /// Gives a slot the next answer that has not started.
+    fn take_next(&mut self, slot: usize) {
+        let (Some(slot), Some((index, answer))) = (self.slots.get_mut(slot), self.waiting.next())
+        else {
+            return;
+        };
+        self.encoder.start(index, &mut self.buffer);
+        slot.answer = Some((index, answer));
+        slot.due.stay();
+        self.running += 1;
     }
 
     /// Writes what is ready, in turns, until nothing is or the frame is full.
@@ -88,11 +178,19 @@ impl EventBody {
         let mut is_ready = true;
         while is_ready && self.progress != Progress::Done && self.buffer.len() < FRAME_BYTES {
             is_ready = false;
-            for index in 0..self.answers.len() {
-                is_ready |= self.poll_answer(index, cx);
+            for _ in 0..self.slots.len() {
+                let slot = self.turn;
+                is_ready |= self.poll_slot(slot);
                 if self.progress == Progress::Done {
                     return;
                 }
+                if !has_budget_remaining() {
+                    // The others are asked in the task's next turn, beginning with this one.
+                    cx.waker().wake_by_ref();
+                    self.text.clear();
+                    return;
+                }
+                self.turn = (slot + 1) % self.slots.len();
             }
             let has_text = !self.text.is_empty() && !self.buffer.is_empty();
             if is_ready && self.progress == Progress::Waiting && has_text {
@@ -105,15 +203,20 @@ impl EventBody {
         }
     }
 
-    /// Whether the answer had an item.
-    fn poll_answer(&mut self, index: usize, cx: &mut Context<'_>) -> bool {
-        let Some(Some(answer)) = self.answers.get_mut(index) else {
+    /// Whether the answer there was due and had an item. It is due again then.
+    fn poll_slot(&mut self, number: usize) -> bool {
+        let Some(slot) = self.slots.get_mut(number).filter(|slot| slot.due.take()) else {
             return false;
         };
-        let before = self.text.len();
-        let Poll::Ready(result) = answer.poll_text(cx, &mut self.text) else {
+        let Some((index, answer)) = &mut slot.answer else {
             return false;
         };
+        let (index, before) = (*index, self.text.len());
+        let mut cx = Context::from_waker(&slot.waker);
+        let Poll::Ready(result) = answer.poll_text(&mut cx, &mut self.text) else {
+            return false;
+        };
+        slot.due.stay();
         if let Some(text) = self.text.get(before..).filter(|text| !text.is_empty()) {
             answer.deliver(text, |delta, rated| {
                 self.encoder.delta(index, delta, rated, &mut self.buffer);
@@ -122,20 +225,21 @@ impl EventBody {
         }
         match result {
             Ok(None) => {}
-            Ok(Some(end)) => self.end_answer(index, end),
+            Ok(Some(end)) => self.end_answer(number, end),
             Err(error) => {
                 let error = ApiError::from(error);
                 self.guard.fail(&error);
-                self.encoder.error(error, &mut self.buffer);
-                self.answers.clear();
+                self.encoder.error(&error, &mut self.buffer);
+                self.slots.clear();
                 self.progress = Progress::Done;
             }
         }
         true
     }
 
-    fn end_answer(&mut self, index: usize, end: AnswerEnd) {
-        let Some(answer) = self.answers.get_mut(index).and_then(Option::take) else {
+    fn end_answer(&mut self, slot: usize, end: AnswerEnd) {
+        let ended = self.slots.get_mut(slot);
+        let Some((index, answer)) = ended.and_then(|slot| slot.answer.take()) else {
             return;
         };
         let ending = answer.end(|delta, rated| {
@@ -146,9 +250,13 @@ impl EventBody {
             .finish(index, reason, &ending.rated, &mut self.buffer);
         self.spent.add(&end, ending.reasoning_tokens);
         self.running -= 1;
+        self.take_next(slot);
         if self.running == 0 {
             self.guard.set_status(StatusCode::OK);
             self.guard.spent(&self.spent);
+            if let Some(explanation) = &self.explanation {
+                self.encoder.explanation(explanation, &mut self.buffer);
+            }
             if self.has_usage_event {
                 self.encoder.usage(&self.spent, &mut self.buffer);
             }
@@ -167,6 +275,7 @@ impl Body for EventBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
+        this.task.register(cx.waker());
         if this.progress == Progress::Opening {
             this.open();
         }

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::metrics::{ConnectionGuard, HttpMetrics};
+use super::peers::{PeerPlace, Peers};
 use super::poll_again::PollAgain;
 use super::stall::StallGuard;
 use super::tls::Tls;
@@ -48,6 +50,7 @@ impl Acceptor {
         let permits = Arc::new(Semaphore::new(
             self.config.max_connections.min(Semaphore::MAX_PERMITS),
         ));
+        let peers = Peers::new(self.config.max_connections_per_peer);
         loop {
             let next = async {
                 let permit = Arc::clone(&permits).acquire_owned().await;
@@ -59,7 +62,7 @@ impl Acceptor {
                 next = next => next,
             };
             match (permit, accepted) {
-                (Ok(permit), Ok((stream, _peer))) => self.serve(stream, permit),
+                (Ok(permit), Ok((stream, peer))) => self.greet(stream, peer.ip(), &peers, permit),
                 (Ok(_), Err(error)) => {
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -69,7 +72,18 @@ impl Acceptor {
         }
     }
 
-    fn serve(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+    /// Serves the connection, or closes it where its peer has too many.
+    fn greet(&self, stream: TcpStream, peer: IpAddr, peers: &Peers, permit: OwnedSemaphorePermit) {
+        match peers.enter(peer) {
+            Some(place) => self.serve(stream, place, permit),
+            None => {
+                self.metrics.refuse_connection();
+                tracing::debug!(%peer, "a connection was closed: its peer has too many");
+            }
+        }
+    }
+
+    fn serve(&self, stream: TcpStream, place: PeerPlace, permit: OwnedSemaphorePermit) {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY cannot be set; the peer has gone");
             return;
@@ -81,7 +95,7 @@ impl Acceptor {
             config: Arc::clone(&self.config),
             closing: self.closing.clone(),
             aborting: self.aborting.clone(),
-            _places: (permit, self.metrics.connection()),
+            _places: (permit, place, self.metrics.connection()),
         };
         self.tasks.spawn(connection.run());
     }
@@ -94,7 +108,7 @@ struct Connection {
     config: Arc<FrontendConfig>,
     closing: CancellationToken,
     aborting: CancellationToken,
-    _places: (OwnedSemaphorePermit, ConnectionGuard),
+    _places: (OwnedSemaphorePermit, PeerPlace, ConnectionGuard),
 }
 
 impl Connection {

@@ -13,10 +13,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
 use bytes::Bytes;
-use futures_util::FutureExt;
-use futures_util::future::try_join_all;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use genset_backend_common::{
-    EndpointType, EngineError, MetricsRegistry, RequestContext, TraceContext,
+    EndpointType, EngineError, MetricsRegistry, OutputStream, RequestContext, TraceContext,
 };
 use genset_runtime::METRICS_CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
@@ -28,26 +27,38 @@ use super::access::{self, Caller};
 use super::apis::{self, Given, Work};
 use super::body::EventBody;
 use super::docs;
+use super::held::held;
 use super::messages;
-use super::metrics::{HttpMetrics, RequestGuard};
+use super::metrics::{HttpMetrics, IGNORED, RequestGuard};
 use super::openapi;
-use super::request_body::{BodyBudget, HeldBody, read_body};
+use super::pages;
+use super::request_body::{HeldBody, read_body};
 use super::request_id::{self, request_id};
 use super::responses;
-use crate::answer::{Answer, Spent};
+use super::ui;
+use super::whole::{self, Asked, WholeBody};
+use crate::answer::{Completed, Spent};
+use crate::budget::MemoryShare;
 use crate::config::FrontendConfig;
-use crate::error::ApiError;
+use crate::error::{ApiError, shown};
+use crate::json::JsonBody;
 use crate::keys::ApiKeys;
 use crate::model::{Models, ServedModel};
 use crate::openai::{
     Api, ChatRequest, ChunkEncoder, CompletionRequest, RequestLimits, ResponseHead,
-    completed_choice, response_json,
+    completed_choice, explanation_json, response_json,
 };
-use crate::pipeline::{self, Job};
+use crate::pipeline::{Answers, Job, REASONING_EFFORT};
 use crate::responses::ResponseStore;
 
 /// The header with the seconds after which an answer is of no use to the client.
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
+
+/// So many bytes of an answer's text are written in the time that a tokenizer takes for one.
+const WRITTEN_BYTES: usize = 16;
+
+/// The longest name of a model that is looked for, in bytes.
+const MAX_MODEL_BYTES: usize = 1024;
 
 /// What handlers share.
 #[derive(Debug, Clone)]
@@ -57,7 +68,6 @@ pub(super) struct App {
     pub(super) metrics: HttpMetrics,
     pub(super) registry: MetricsRegistry,
     pub(super) responses: Arc<ResponseStore>,
-    pub(super) bodies: BodyBudget,
     /// `None` where everybody may ask.
     pub(super) keys: Option<ApiKeys>,
     pub(super) draining: CancellationToken,
@@ -68,15 +78,25 @@ pub(super) fn router(app: App) -> Router {
     let asked = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
-        .route("/v1/embeddings", openai("embeddings", apis::embeddings))
-        .route("/v1/responses", openai("responses", responses::create))
+        .route(
+            "/v1/embeddings",
+            openai("embeddings", apis::embeddings, apis::embeddings_error),
+        )
+        .route(
+            "/v1/responses",
+            openai("responses", responses::create, apis::responses_error),
+        )
         .route(
             "/v1/responses/{id}",
             get(responses::retrieve).delete(responses::delete),
         )
         .route(
             "/v1/responses/input_tokens",
-            openai("input_tokens", responses::input_tokens),
+            openai(
+                "input_tokens",
+                responses::input_tokens,
+                apis::responses_error,
+            ),
         )
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route(
@@ -88,8 +108,14 @@ pub(super) fn router(app: App) -> Router {
             "/v1/messages/count_tokens",
             anthropic("count_tokens", messages::count_tokens),
         )
-        .route("/tokenize", openai("tokenize", apis::tokenize))
-        .route("/detokenize", openai("detokenize", apis::detokenize))
+        .route(
+            "/tokenize",
+            openai("tokenize", apis::tokenize, apis::openai_error),
+        )
+        .route(
+            "/detokenize",
+            openai("detokenize", apis::detokenize, apis::openai_error),
+        )
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*id}", get(get_model))
         .route_layer(middleware::from_fn_with_state(
@@ -102,9 +128,17 @@ pub(super) fn router(app: App) -> Router {
         .route("/health", get(ready))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(openapi::serve(&app.config)))
-        .route("/docs", get(docs::serve(&app.config)))
+        .route("/docs", get(docs::serve(&app.config)));
+    let router = if app.config.ui {
+        router.merge(ui::routes())
+    } else {
+        router
+    };
+    let router = router
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_route);
+    // Within the layer below, so that pages of listed origins can read what they are told.
+    let router = router.layer(middleware::from_fn_with_state(app.clone(), pages::guard));
     let router = match access::cors(&app.config.cors_origins) {
         Some(cors) => router.layer(cors),
         None => router,
@@ -115,7 +149,7 @@ pub(super) fn router(app: App) -> Router {
 }
 
 /// A route with errors in OpenAI's shape; `endpoint` is its name in metrics.
-fn openai(endpoint: &'static str, work: Work) -> MethodRouter<App> {
+fn openai(endpoint: &'static str, work: Work, write_error: apis::WriteError) -> MethodRouter<App> {
     post(
         move |State(app): State<App>,
               Extension(caller): Extension<Caller>,
@@ -127,7 +161,7 @@ fn openai(endpoint: &'static str, work: Work) -> MethodRouter<App> {
                 headers,
                 body,
             };
-            apis::answer(app, given, work, apis::openai_error)
+            apis::answer(app, given, work, write_error)
         },
     )
 }
@@ -178,9 +212,13 @@ async fn complete(app: App, api: Api, caller: Caller, headers: HeaderMap, body: 
     let mut guard = app.metrics.request(endpoint, &request_id);
     let answered = async {
         guard.admit(caller)?;
-        let body = read_body(&app.config, &app.bodies, &headers, body).await?;
+        let deadline = deadline_of(&headers)?;
+        guard.read_rank(&headers)?;
+        let ctx = context(&app.config, &request_id, &headers, deadline);
+        let memory = guard.memory().another();
+        let body = read_body(&app.config, memory, &headers, body).await?;
         guard.body_read();
-        answer(&app, api, &request_id, &headers, body, &mut guard).await
+        answer(&app, api, ctx, body.until(deadline), &mut guard).await
     };
     let answered = AssertUnwindSafe(answered)
         .catch_unwind()
@@ -189,7 +227,9 @@ async fn complete(app: App, api: Api, caller: Caller, headers: HeaderMap, body: 
             tracing::error!(request_id, "a handler panicked");
             Err(EngineError::internal("the server failed on this request").into())
         });
-    match answered {
+    let ignored = guard.ignored();
+    let response = match answered {
+        Ok(Answered::Passed(outputs)) => event_response(WholeBody::new(api, outputs, guard)),
         Ok(Answered::Whole(response)) => {
             guard.set_status(StatusCode::OK);
             response
@@ -200,24 +240,34 @@ async fn complete(app: App, api: Api, caller: Caller, headers: HeaderMap, body: 
             has_usage,
         }) => event_response(EventBody::new(encoder, answers, has_usage, guard)),
         Err(error) => {
-            let error = error.in_the_words_of(api);
             guard.fail(&error);
             tracing::debug!(
                 request_id,
                 status = error.status.as_u16(),
-                message = error.message,
+                error = %shown(&error.to_string()),
                 "refused"
             );
-            error.into_response()
+            error.response(api.param_name())
         }
-    }
+    };
+    with_ignored(response, ignored)
 }
 
-enum Answered {
+/// An answer that names the fields without an effect.
+pub(super) fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Response {
+    if let Some(ignored) = ignored {
+        response.headers_mut().insert(IGNORED, ignored);
+    }
+    response
+}
+
+pub(super) enum Answered {
     Whole(Response),
+    /// A stream of what an engine wrote itself.
+    Passed(OutputStream),
     Streamed {
         encoder: ChunkEncoder,
-        answers: Vec<Answer>,
+        answers: Answers,
         has_usage: bool,
     },
 }
@@ -225,8 +275,7 @@ enum Answered {
 async fn answer(
     app: &App,
     api: Api,
-    request_id: &str,
-    headers: &HeaderMap,
+    ctx: RequestContext,
     body: HeldBody,
     guard: &mut RequestGuard,
 ) -> Result<Answered, ApiError> {
@@ -234,26 +283,45 @@ async fn answer(
         return Err(ApiError::draining());
     }
     let limits = RequestLimits::from(&*app.config);
-    let bytes = body.len();
-    let ctx = guard.trace(context(request_id, headers)?);
+    let ctx = guard.trace(ctx);
+    let work = app.models.work();
     let job = match api {
         Api::Chat => {
-            let parse = move || ChatRequest::parse(&body, &limits);
-            let request = pipeline::off_async_threads(bytes, parse).await?;
+            let models = app.models.clone();
+            let parse = move |body: JsonBody<'_>| {
+                whole::read(body, &models, |body| ChatRequest::parse(body, &limits))
+            };
+            let mut request = match body.read(work, 0, guard.memory(), parse).await? {
+                Asked::Whole(asked) => return whole::answer(app, api, ctx, asked, guard).await,
+                Asked::Known(request) => request,
+            };
             guard.model(&request.params.model);
+            guard.complete(&mut request.params);
             let model = find_model(app, &request.params.model, EndpointType::Chat)?;
             guard.enter(&model, ctx.deadline()).await?;
-            Job::chat(model, request).await?
+            let job = guard.prepare(&ctx, |room| Job::chat(model, request, room));
+            job.await?
         }
         Api::Completions => {
-            let parse = move || CompletionRequest::parse(&body, &limits);
-            let request = pipeline::off_async_threads(bytes, parse).await?;
+            let models = app.models.clone();
+            let parse = move |body: JsonBody<'_>| {
+                whole::read(body, &models, |body| {
+                    CompletionRequest::parse(body, &limits)
+                })
+            };
+            let mut request = match body.read(work, 0, guard.memory(), parse).await? {
+                Asked::Whole(asked) => return whole::answer(app, api, ctx, asked, guard).await,
+                Asked::Known(request) => request,
+            };
             guard.model(&request.params.model);
+            guard.complete(&mut request.params);
             let model = find_model(app, &request.params.model, EndpointType::Completions)?;
             guard.enter(&model, ctx.deadline()).await?;
-            Job::completion(model, request).await?
+            let job = guard.prepare(&ctx, |room| Job::completion(model, request, room));
+            job.await?
         }
     };
+    guard.ignores(&job.params().hints, REASONING_EFFORT);
     let head = ResponseHead {
         api,
         id: format!("{}{:032x}", api.id_prefix(), rand::random::<u128>()),
@@ -263,9 +331,9 @@ async fn answer(
         model: job.params().model.clone(),
     };
     let (is_stream, has_usage) = (job.params().stream, job.params().include_usage);
-    let mut answers = job.answers(&ctx)?;
+    let mut answers = job.answers(&ctx).await?;
     guard.measure(&mut answers);
-    pipeline::begin(&mut answers).await?;
+    answers.begin().await?;
     if is_stream {
         return Ok(Answered::Streamed {
             encoder: ChunkEncoder::new(&head, has_usage),
@@ -273,23 +341,70 @@ async fn answer(
             has_usage,
         });
     }
-    let answers = try_join_all(answers.into_iter().map(Answer::collect)).await?;
+    let explanation = answers.explanation().cloned();
+    let (answers, memory) = collect(answers, guard.memory().another()).await?;
     let mut spent = Spent::default();
-    let mut choices = Vec::with_capacity(answers.len());
-    for (index, answer) in answers.iter().enumerate() {
-        choices.push(completed_choice(api, index, answer));
+    for answer in &answers {
         spent.add(&answer.end, answer.reasoning_tokens);
     }
     guard.text();
     guard.spent(&spent);
-    Ok(Answered::Whole(json_response(&response_json(
-        &head, choices, &spent,
-    ))))
+    // A token takes about as long to write as a byte to tokenize.
+    let text: usize = answers
+        .iter()
+        .map(|answer| answer.message.content.len())
+        .sum();
+    let tokens = usize::try_from(spent.usage.completion_tokens).unwrap_or(usize::MAX);
+    let bytes = tokens.saturating_add(text / WRITTEN_BYTES);
+    let write = move |_: &_| {
+        let _memory = memory;
+        let choices = answers.iter().enumerate();
+        let choices = choices.map(|(index, answer)| completed_choice(api, index, answer));
+        let mut response = response_json(&head, choices.collect(), &spent);
+        if let Some(explanation) = &explanation {
+            response["genset"] = explanation_json(explanation);
+        }
+        Ok(response.to_string())
+    };
+    let json = work.run(bytes, ctx.deadline(), write).await?;
+    let json = held(json, guard.memory().another())?;
+    Ok(Answered::Whole(whole_response(json)))
+}
+
+/// Reads all answers to their end, so many at once; each on an account beside `memory`.
+async fn collect(
+    answers: Answers,
+    memory: MemoryShare,
+) -> Result<(Vec<Completed>, Vec<MemoryShare>), ApiError> {
+    let (at_once, count) = (answers.at_once().get(), answers.len());
+    let collected = answers.enumerate().map(move |(index, answer)| {
+        let memory = memory.another();
+        async move { Ok::<_, ApiError>((index, answer.collect_on(memory).await?)) }
+    });
+    let mut collected = stream::iter(collected).buffer_unordered(at_once);
+    let mut all = Vec::with_capacity(count);
+    while let Some(answer) = collected.try_next().await? {
+        all.push(answer);
+    }
+    all.sort_unstable_by_key(|(index, _)| *index);
+    Ok(all.into_iter().map(|(_, answer)| answer).unzip())
 }
 
 pub(super) fn find_any_model(app: &App, name: &str) -> Result<Arc<ServedModel>, ApiError> {
-    let model = app.models.get(name);
-    model.ok_or_else(|| ApiError::model_not_found(name))
+    if name.len() > MAX_MODEL_BYTES {
+        let problem = format!("expected at most {MAX_MODEL_BYTES} bytes");
+        return Err(ApiError::invalid("model", problem));
+    }
+    app.models
+        .get(name)
+        .ok_or_else(|| match app.models.refusal(name) {
+            Some(refusal) => ApiError {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                ..refusal.into()
+            },
+            None if app.models.is_expected_back(name) => ApiError::model_gone(name),
+            None => ApiError::model_not_found(name),
+        })
 }
 
 pub(super) fn find_model(
@@ -308,33 +423,48 @@ pub(super) fn find_model(
     })
 }
 
-/// What the engine is told of a request: a unique id, its trace, and when its answer is of no use any more.
+/// When the answer to a request that has just come is of no use any more, if its client says so.
 ///
 /// # Errors
-/// A 400 that names the header at fault.
-pub(super) fn context(request_id: &str, headers: &HeaderMap) -> Result<RequestContext, ApiError> {
+/// A 400 that names the header.
+pub(super) fn deadline_of(headers: &HeaderMap) -> Result<Option<Instant>, ApiError> {
+    let Some(value) = headers.get(REQUEST_TIMEOUT) else {
+        return Ok(None);
+    };
+    let seconds = value.to_str().ok().and_then(|value| value.parse().ok());
+    let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let timeout = timeout.filter(|timeout| !timeout.is_zero());
+    let timeout = timeout.ok_or_else(|| {
+        let problem = "expected seconds, more than 0, as in \"2.5\"";
+        ApiError::invalid(REQUEST_TIMEOUT, problem)
+    })?;
+    // One that is too far away to be written down is none.
+    Ok(Instant::now().checked_add(timeout))
+}
+
+/// What the engine is told of a request: a unique id, its trace, and when its answer is of no use any more.
+pub(super) fn context(
+    config: &FrontendConfig,
+    request_id: &str,
+    headers: &HeaderMap,
+    deadline: Option<Instant>,
+) -> RequestContext {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     // The client's id may come twice; ids are unique among the requests in flight.
     let mut ctx = RequestContext::new(format!("{request_id}.{:08x}", rand::random::<u32>()));
-    if let Some(value) = headers.get(REQUEST_TIMEOUT) {
-        let seconds = value.to_str().ok().and_then(|value| value.parse().ok());
-        let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let timeout = timeout.filter(|timeout| !timeout.is_zero());
-        let timeout = timeout.ok_or_else(|| {
-            let problem = "expected seconds, more than 0, as in \"2.5\"";
-            ApiError::invalid(REQUEST_TIMEOUT, problem)
-        })?;
-        // One that is too far away to be written down is none.
-        if let Some(deadline) = Instant::now().checked_add(timeout) {
-            ctx = ctx.with_deadline(deadline);
-        }
+    if let Some(deadline) = deadline {
+        ctx = ctx.with_deadline(deadline);
+    }
+    let key = config.affinity_header.as_ref();
+    if let Some(key) = key.and_then(|name| text(name.as_str())) {
+        ctx = ctx.with_affinity(key);
     }
     let (parent, state) = (text("traceparent"), text("tracestate"));
     let trace = TraceContext::parse(parent.unwrap_or_default(), state.unwrap_or_default());
-    Ok(match trace {
+    match trace {
         Some(trace) => ctx.with_trace(trace),
         None => ctx,
-    })
+    }
 }
 
 pub(super) fn event_response<B>(body: B) -> Response
@@ -352,11 +482,20 @@ where
 }
 
 pub(super) fn json_response(value: &Value) -> Response {
-    (
-        [(header::CONTENT_TYPE, "application/json")],
-        value.to_string(),
-    )
-        .into_response()
+    whole_response(value.to_string().into())
+}
+
+/// As [`json_response`], of what may be large: it takes of the memory budget until it is sent.
+pub(super) fn large_json_response(app: &App, value: &Value) -> Response {
+    match held(value.to_string(), app.metrics.share()) {
+        Ok(json) => whole_response(json),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// An answer in one piece, of JSON.
+pub(super) fn whole_response(json: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], json).into_response()
 }
 
 fn model_json(model: &ServedModel) -> Value {
@@ -370,13 +509,20 @@ fn model_json(model: &ServedModel) -> Value {
     })
 }
 
-/// As in the list, and who serves it.
+/// As in the list, and where only this machine can ask, who serves it.
 fn model_detail(app: &App, model: &ServedModel) -> Value {
     let mut detail = model_json(model);
-    let Some(live) = app.models.workers(&model.card.name) else {
+    // Who serves it is for those who run the server, not for every client.
+    let live = app.models.workers(&model.card.name);
+    let Some(live) = live.filter(|_| app.config.is_for_this_machine()) else {
         return detail;
     };
-    let workers: Vec<String> = live.instances.iter().map(ToString::to_string).collect();
+    let workers: Vec<String> = live.instances().iter().map(ToString::to_string).collect();
+    let pools: serde_json::Map<String, Value> = live
+        .pools
+        .iter()
+        .map(|(role, pool)| (role.to_string(), pool.instances.len().into()))
+        .collect();
     let left_out: Vec<Value> = live
         .left_out
         .iter()
@@ -389,8 +535,9 @@ fn model_detail(app: &App, model: &ServedModel) -> Value {
         })
         .collect();
     detail["genset"] = json!({
-        "endpoint": live.endpoint.to_string(),
+        "endpoint": live.endpoint().to_string(),
         "workers": workers,
+        "pools": pools,
         "left_out_workers": left_out,
     });
     detail
@@ -442,7 +589,7 @@ async fn ready(State(app): State<App>) -> Response {
 async fn metrics(State(app): State<App>) -> Response {
     (
         [(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)],
-        app.registry.encode(),
+        app.registry.encode_public(),
     )
         .into_response()
 }

@@ -3,8 +3,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use axum::body::Body as AnyBody;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use bytes::BytesMut;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -16,28 +15,30 @@ use super::handlers::find_model;
 use super::stream::{AnswerEvents, stream};
 use crate::answer::{Answer, AnswerEnd, Ending, RatedToken, Spent};
 use crate::anthropic::{
-    Blocks, EventEncoder, MessageHead, MessagesRequest, error_json, in_our_words, message_json,
+    Blocks, EventEncoder, MessageHead, MessagesRequest, error_json, message_json,
 };
+use crate::budget::MemoryShare;
 use crate::error::ApiError;
 use crate::markup::Delta;
 use crate::pipeline::{self, Job};
 
 /// Errors as Anthropic's API has them.
 pub(super) fn anthropic_error(error: &ApiError, request_id: &str) -> Response {
-    let error = in_our_words(error.clone());
-    let body = error_json(&error, request_id).to_string();
-    // Status and headers are those of any error.
-    let mut response = error.into_response();
-    *response.body_mut() = AnyBody::from(body);
-    response
+    error.response_with(error_json(error, request_id).to_string())
 }
 
 pub(super) fn count_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
-        let request = call.parse(MessagesRequest::parse_to_count).await?;
+        let request = call
+            .parse(|body, limits| MessagesRequest::parse_to_count(body, limits))
+            .await?;
         let model = find_model(&call.app, &request.chat.params.model, EndpointType::Chat)?;
-        let job = Job::chat(model.clone(), request.chat).await?;
+        let ctx = call.admit(&model).await?;
+        let of_model = Arc::clone(&model);
+        let job = (call.guard).prepare(&ctx, |room| Job::chat(of_model, request.chat, room));
+        let job = job.await?;
         let tokens = job.prompt().ok_or_else(|| pipeline::no_tokenizer(&model))?;
+        call.guard.account().charge_counted(tokens.len());
         Ok(Reply::Json(
             json!({"input_tokens": tokens.len()}).to_string(),
         ))
@@ -47,7 +48,9 @@ pub(super) fn count_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiEr
 
 pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
-        let request = call.parse(MessagesRequest::parse).await?;
+        let mut request = call
+            .parse(|body, limits| MessagesRequest::parse(body, limits))
+            .await?;
         let head = MessageHead {
             id: format!("msg_{:032x}", rand::random::<u128>()),
             model: request.chat.params.model.clone(),
@@ -56,15 +59,19 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
         };
         let is_stream = request.chat.params.stream;
         call.guard.model(&head.model);
+        call.guard.complete(&mut request.chat.params);
         let model = find_model(&call.app, &head.model, EndpointType::Chat)?;
         let ctx = call.admit(&model).await?;
-        let job = Job::chat(model, request.chat).await?;
+        let job = (call.guard).prepare(&ctx, |room| Job::chat(model, request.chat, room));
+        let job = job.await?;
+        call.guard
+            .ignores(&job.params().hints, "output_config.effort");
         let prompt_tokens = job.prompt().map_or(0, <[_]>::len);
-        let mut answers = job.answers(&ctx)?;
+        let mut answers = job.answers(&ctx).await?;
         call.guard.measure(&mut answers);
-        pipeline::begin(&mut answers).await?;
+        answers.begin().await?;
         // One prompt and one choice have one answer.
-        let answer = answers.pop();
+        let answer = answers.next();
         let answer = answer.ok_or_else(|| EngineError::internal("the request has no answer"))?;
         if is_stream {
             let events = MessageEvents {
@@ -76,7 +83,8 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
                 stream(events, answer, guard)
             })));
         }
-        let (message, spent) = whole(&head, answer).await?;
+        let memory = call.guard.memory().another();
+        let (message, spent) = whole(&head, answer, memory).await?;
         call.guard.text();
         call.guard.spent(&spent);
         Ok(Reply::Json(message.to_string()))
@@ -85,10 +93,16 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
 }
 
 /// Reads an answer to its end.
-async fn whole(head: &MessageHead, mut answer: Answer) -> Result<(Value, Spent), EngineError> {
+async fn whole(
+    head: &MessageHead,
+    mut answer: Answer,
+    mut memory: MemoryShare,
+) -> Result<(Value, Spent), ApiError> {
     let mut text = String::new();
     let end = loop {
-        if let Some(end) = poll_fn(|cx| answer.poll_text(cx, &mut text)).await? {
+        let end = poll_fn(|cx| answer.poll_text(cx, &mut text)).await?;
+        answer.hold(text.len(), &mut memory)?;
+        if let Some(end) = end {
             break end;
         }
     };
@@ -122,6 +136,6 @@ impl AnswerEvents for MessageEvents {
     }
 
     fn fail(self, error: ApiError, out: &mut BytesMut) {
-        self.encoder.error(error, &self.request_id, out);
+        self.encoder.error(&error, &self.request_id, out);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use genset_backend_common::output::Usage;
 use genset_backend_common::{LATENCY_BUCKETS_S, MetricsRegistry, RequestContext};
 use genset_runtime::continue_trace;
-use http::StatusCode;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -16,12 +16,22 @@ use tokio::time::Instant;
 use tracing::Span;
 
 use super::access::Caller;
-use crate::answer::{Answer, Spent, StepMetrics};
-use crate::error::ApiError;
+use crate::answer::{Account, Spent, StepMetrics, TokenCounters};
+use crate::budget::{MemoryBudget, MemoryShare};
+use crate::error::{ApiError, shown};
+use crate::keys::cache_salt;
 use crate::model::{Place, ServedModel};
+use crate::openai::{CommonParams, Hints};
+use crate::pipeline::{Answers, Prepared, REASONING_EFFORT, Room};
 
 /// The status of a request that was dropped before its answer ended: nginx's, which the error table uses too.
 const CLIENT_LEFT: u16 = 499;
+
+/// The header of a request that names the data-parallel rank which must serve it.
+const RANK: &str = "x-genset-data-parallel-rank";
+
+/// The header of an answer with the names of the request's fields that have no effect.
+pub(super) const IGNORED: HeaderName = HeaderName::from_static("x-genset-ignored");
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
@@ -66,8 +76,8 @@ struct Shared {
     requests: Family<RequestLabels, Counter>,
     in_flight: Gauge,
     connections: Gauge,
-    prompt_tokens: Counter,
-    completion_tokens: Counter,
+    refused_connections: Counter,
+    tokens: TokenCounters,
     cached_tokens: Counter,
     reasoning_tokens: Counter,
     input_length: Histogram,
@@ -76,16 +86,23 @@ struct Shared {
     steps: StepMetrics,
     duration: Histogram,
     has_access_log: bool,
+    memory: MemoryBudget,
 }
 
 impl HttpMetrics {
-    pub(super) fn register(registry: &MetricsRegistry, has_access_log: bool) -> Self {
+    /// Of a server whose requests take their memory from `memory`.
+    pub(super) fn register(
+        registry: &MetricsRegistry,
+        has_access_log: bool,
+        memory: MemoryBudget,
+    ) -> Self {
+        memory.register(registry);
         let shared = Shared {
             requests: Family::default(),
             in_flight: Gauge::default(),
             connections: Gauge::default(),
-            prompt_tokens: Counter::default(),
-            completion_tokens: Counter::default(),
+            refused_connections: Counter::default(),
+            tokens: TokenCounters::default(),
             cached_tokens: Counter::default(),
             reasoning_tokens: Counter::default(),
             input_length: Histogram::new(LENGTH_BUCKETS),
@@ -93,6 +110,7 @@ impl HttpMetrics {
             failures: Family::default(),
             steps: StepMetrics::register(registry),
             has_access_log,
+            memory,
             duration: Histogram::new(LATENCY_BUCKETS_S),
         };
         let name = |name: &str| format!("genset_http_{name}");
@@ -112,14 +130,19 @@ impl HttpMetrics {
             shared.connections.clone(),
         );
         registry.register(
+            &name("refused_connections"),
+            "Connections closed because their peer had too many",
+            shared.refused_connections.clone(),
+        );
+        registry.register(
             &name("prompt_tokens"),
-            "Prompt tokens of answered requests",
-            shared.prompt_tokens.clone(),
+            "Prompt tokens that engines accepted",
+            shared.tokens.prompt.clone(),
         );
         registry.register(
             &name("completion_tokens"),
-            "Completion tokens of answered requests",
-            shared.completion_tokens.clone(),
+            "Completion tokens given, also of requests that ended early",
+            shared.tokens.completion.clone(),
         );
         registry.register(
             &name("cached_tokens"),
@@ -166,14 +189,33 @@ impl HttpMetrics {
             status: StatusCode::from_u16(CLIENT_LEFT).unwrap_or(StatusCode::BAD_REQUEST),
             started,
             first_text: None,
-            usage: Usage::default(),
+            account: self.account(None),
             model: String::new(),
             request_id: request_id.to_owned(),
             trace_id: None,
+            ctx: None,
             caller: Caller::default(),
+            rank: None,
+            memory: self.shared.memory.share(),
+            ignored: None,
             place: None,
             span: Span::none(),
         }
+    }
+
+    /// An empty share of the memory budget, for what is no request to a model.
+    pub(super) fn share(&self) -> MemoryShare {
+        self.shared.memory.share()
+    }
+
+    fn account(&self, caller: Option<&Caller>) -> Arc<Account> {
+        let key = caller.and_then(|caller| caller.0.clone());
+        Arc::new(Account::new(key, self.shared.tokens.clone()))
+    }
+
+    /// Counts a connection that was closed because its peer had too many.
+    pub(super) fn refuse_connection(&self) {
+        self.shared.refused_connections.inc();
     }
 
     /// Counts a connection in until the guard is dropped.
@@ -192,12 +234,21 @@ pub(super) struct RequestGuard {
     started: Instant,
     /// When the first text was ready to be sent.
     first_text: Option<Instant>,
-    usage: Usage,
+    /// What it costs, charged as it is given.
+    account: Arc<Account>,
     model: String,
     request_id: String,
     /// Of the client's trace, or of one that begins here; `None` where nothing is traced.
     trace_id: Option<String>,
+    /// What workers see of it; `None` until it is traced.
+    ctx: Option<RequestContext>,
     caller: Caller,
+    /// The data-parallel rank that its header names.
+    rank: Option<u32>,
+    /// What is kept for the request to the end of its answer.
+    memory: MemoryShare,
+    /// What the answer's header says of fields without an effect.
+    ignored: Option<HeaderValue>,
     /// Among the requests to its model, held to the end of the answer.
     place: Option<Place>,
     /// Open as long as the request is; disabled where nobody sees spans.
@@ -223,6 +274,7 @@ impl RequestGuard {
         );
         let ctx = continue_trace(&self.span, ctx);
         self.trace_id = ctx.trace().map(|trace| trace.trace_id().to_owned());
+        self.ctx = Some(ctx.clone());
         ctx
     }
 
@@ -238,9 +290,38 @@ impl RequestGuard {
     pub(super) fn admit(&mut self, caller: Caller) -> Result<(), ApiError> {
         if let Some(key) = &caller.0 {
             key.admit()?;
+            self.account = self.metrics.account(Some(&caller));
         }
         self.caller = caller;
         Ok(())
+    }
+
+    /// Its part of the memory budget. What may outlive it takes [another](MemoryShare::another) along.
+    pub(super) fn memory(&mut self) -> &mut MemoryShare {
+        &mut self.memory
+    }
+
+    /// Prepares a job with room for what is made of what was read: the template's copy, then text, then tokens. The room
+    /// lasts as long as the work does, also where its client leaves. From then on the request holds what the job does.
+    ///
+    /// # Errors
+    /// What the job is refused with; a 503 where there is no memory for it.
+    pub(super) async fn prepare<J, F>(
+        &mut self,
+        ctx: &RequestContext,
+        job: impl FnOnce(Room) -> F,
+    ) -> Result<J, ApiError>
+    where
+        J: Prepared,
+        F: Future<Output = Result<J, ApiError>>,
+    {
+        let mut memory = self.memory.another();
+        memory.grow(2 * self.memory.bytes())?;
+        memory.absorb(std::mem::replace(&mut self.memory, memory.another()));
+        let deadline = ctx.deadline();
+        let job = job(Room { deadline, memory }).await?;
+        self.memory.resize(job.held_bytes())?;
+        Ok(job)
     }
 
     /// Waits for a place among the requests to its model.
@@ -258,7 +339,28 @@ impl RequestGuard {
 
     /// Notes the model that is asked for.
     pub(super) fn model(&mut self, name: &str) {
-        name.clone_into(&mut self.model);
+        self.model = shown(name).into_owned();
+    }
+
+    /// Notes the fields that have no effect. `effort` is what its API calls a chat's `reasoning_effort`.
+    pub(super) fn ignores(&mut self, hints: &Hints, effort: &str) {
+        let ours = |field| {
+            if field == REASONING_EFFORT {
+                effort
+            } else {
+                field
+            }
+        };
+        let names: Vec<&str> = hints.fields().map(ours).collect();
+        if !names.is_empty() {
+            // The names of fields that are known.
+            self.ignored = HeaderValue::try_from(names.join(", ")).ok();
+        }
+    }
+
+    /// The value of the answer's header [`IGNORED`].
+    pub(super) fn ignored(&mut self) -> Option<HeaderValue> {
+        self.ignored.take()
     }
 
     /// Notes what it failed with.
@@ -271,11 +373,9 @@ impl RequestGuard {
         self.metrics.shared.failures.get_or_create(&labels).inc();
     }
 
-    /// Measures the pace of its answers.
-    pub(super) fn measure(&self, answers: &mut [Answer]) {
-        for answer in answers {
-            answer.measure(&self.metrics.shared.steps, self.started);
-        }
+    /// Measures the pace of its answers, and charges their tokens to its caller.
+    pub(super) fn measure(&self, answers: &mut Answers) {
+        answers.measure(&self.metrics.shared.steps, self.started, &self.account);
     }
 
     /// Notes the first text; later calls change nothing.
@@ -283,20 +383,53 @@ impl RequestGuard {
         self.first_text.get_or_insert_with(Instant::now);
     }
 
-    /// Notes what it cost, once it is answered.
-    pub(super) fn spent(&mut self, spent: &Spent) {
+    /// Takes note of the data-parallel rank that a header names.
+    ///
+    /// # Errors
+    /// A 400 that names the header.
+    pub(super) fn read_rank(&mut self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let Some(value) = headers.get(RANK) else {
+            return Ok(());
+        };
+        let rank = value.to_str().ok().and_then(|value| value.parse().ok());
+        let problem = "expected a rank, an integer between 0 and 4294967295";
+        self.rank = Some(rank.ok_or_else(|| ApiError::invalid(RANK, problem))?);
+        Ok(())
+    }
+
+    /// The rank that a header names.
+    pub(super) fn rank(&self) -> Option<u32> {
+        self.rank
+    }
+
+    /// Adds what is known of a request beside its body: the rank that its header names, and its caller's key, which goes into the
+    /// salt so that keys share no cached prompts.
+    pub(super) fn complete(&self, params: &mut CommonParams) {
+        params.data_parallel_rank = self.rank.or(params.data_parallel_rank);
+        let given = params.cache_salt.take();
+        params.cache_salt = cache_salt(self.caller.0.as_deref(), given.as_deref());
+    }
+
+    /// The salt of a request that has none of its own.
+    pub(super) fn callers_salt(&self) -> Option<String> {
+        cache_salt(self.caller.0.as_deref(), None)
+    }
+
+    /// Who pays for it.
+    pub(super) fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// Notes what it cost, once it is answered. It is paid by then.
+    pub(super) fn spent(&self, spent: &Spent) {
         self.usage(&spent.usage);
         let thoughts = u64::from(spent.reasoning_tokens);
         self.metrics.shared.reasoning_tokens.inc_by(thoughts);
     }
 
     /// As [`Self::spent`], of a request without answers of its own.
-    pub(super) fn usage(&mut self, usage: &Usage) {
+    pub(super) fn usage(&self, usage: &Usage) {
         let shared = &self.metrics.shared;
-        shared.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
-        shared
-            .completion_tokens
-            .inc_by(u64::from(usage.completion_tokens));
         shared
             .cached_tokens
             .inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
@@ -304,10 +437,6 @@ impl RequestGuard {
         shared
             .output_length
             .observe(f64::from(usage.completion_tokens));
-        if let Some(key) = &self.caller.0 {
-            key.spend(u64::from(usage.total_tokens()));
-        }
-        self.usage = *usage;
     }
 
     /// One line a request.
@@ -316,6 +445,7 @@ impl RequestGuard {
         let first_text = self
             .first_text
             .map(|at| milliseconds(at.saturating_duration_since(self.started)));
+        let moves = self.ctx.as_ref().map(RequestContext::moves);
         tracing::info!(
             target: "genset::access",
             endpoint = self.endpoint,
@@ -324,8 +454,9 @@ impl RequestGuard {
             key = self.caller.name(),
             ms = milliseconds(self.elapsed()),
             first_text_ms = first_text,
-            prompt_tokens = self.usage.prompt_tokens,
-            completion_tokens = self.usage.completion_tokens,
+            prompt_tokens = self.account.prompt_tokens(),
+            completion_tokens = self.account.completion_tokens(),
+            moves = moves.filter(|moves| *moves > 0),
             request_id = self.request_id,
             trace_id = self.trace_id,
         );

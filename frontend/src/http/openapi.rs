@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::future::{Ready, ready};
 use http::header;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::config::FrontendConfig;
 
@@ -51,11 +51,26 @@ fn known(name: &str, config: &FrontendConfig) -> Option<Value> {
         "max_choices" => config.max_choices.into(),
         "max_stop_strings" => config.max_stop_strings.into(),
         "max_stop_bytes" => config.max_stop_bytes.into(),
+        "max_logit_bias" => config.max_logit_bias.into(),
         "max_prompts" => config.max_prompts.into(),
         "max_embedding_inputs" => config.max_embedding_inputs.into(),
         "max_tools" => config.max_tools.into(),
+        "verbosity" => hint(config, &["medium"]),
+        "service_tier" => hint(config, &["auto", "default"]),
+        "message_tier" => hint(config, &["auto", "standard_only"]),
+        "speed" => hint(config, &["standard"]),
         _ => return None,
     })
+}
+
+/// A text without an effect; a strict server takes only those of `neutral`.
+fn hint(config: &FrontendConfig, neutral: &[&str]) -> Value {
+    if !config.strict_parameters {
+        return json!({"type": ["string", "null"]});
+    }
+    let mut values: Vec<Value> = neutral.iter().map(|&value| value.into()).collect();
+    values.push(Value::Null);
+    json!({"enum": values})
 }
 
 #[cfg(test)]
@@ -74,6 +89,7 @@ mod tests {
         let schemas = &document["components"]["schemas"];
         assert_eq!(schemas["Choices"]["maximum"], 3);
         assert_eq!(schemas["Tools"]["maxItems"], 7);
+        assert_eq!(schemas["ServiceTier"]["type"], json!(["string", "null"]));
         let text = document.to_string();
         assert!(!text.contains("\"$m"), "a limit without a value");
         assert!(!text.contains("\"$version\""));

@@ -1,148 +1,292 @@
 //! The body of a request: read whole, within its limits of size and time, and never decoded.
 //!
 //! A body that comes compressed is refused: nobody compresses a prompt by accident, and what a few bytes may swell to is
-//! not for a client to choose. All bodies together have a budget, so that many large ones at once are refused before they
-//! take the memory of everybody else. What was announced and not sent takes none of it.
+//! not for a client to choose. A body takes of the memory budget what has come of it; what was announced and not sent takes
+//! none. While memory is short, a large body that comes slower than a least rate gives its room up.
 
-use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use http_body::Body as _;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
 
+use crate::budget::MemoryShare;
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
+use crate::json::{JsonBody, metered};
+use crate::work::WorkThreads;
 
-/// The budget is counted in these: a permit for every byte would not fit a semaphore's 32 bits.
-const UNIT_BYTES: usize = 1 << 10;
+/// Bodies of up to this many bytes may come as slowly as they like.
+const SMALL_BODY_BYTES: usize = 64 << 10;
 
-/// The memory that all bodies may take together.
-#[derive(Debug, Clone)]
-pub(super) struct BodyBudget {
-    units: Arc<Semaphore>,
-    bytes: usize,
+/// Room that is made at least.
+const LEAST_ROOM_BYTES: usize = 4 << 10;
+
+/// What a large body must bring each time while memory is short.
+const LEAST_BYTES: usize = 80 << 10;
+
+/// How long it has for that.
+const LEAST_BYTES_WITHIN: Duration = Duration::from_secs(5);
+
+/// A body, and its share of the memory budget for as long as it is there.
+#[derive(Debug)]
+pub(super) struct HeldBody {
+    pieces: Pieces,
+    share: MemoryShare,
+    /// The request's.
+    deadline: Option<Instant>,
 }
 
-impl BodyBudget {
-    pub(super) fn new(bytes: usize) -> Self {
-        let units = bytes.div_ceil(UNIT_BYTES).min(Semaphore::MAX_PERMITS);
+impl HeldBody {
+    /// No body yet, or any more.
+    pub(super) fn empty(share: MemoryShare) -> Self {
         Self {
-            units: Arc::new(Semaphore::new(units)),
-            bytes,
+            pieces: Pieces::default(),
+            share,
+            deadline: None,
         }
     }
 
-    /// A place for so many bytes, if there is one now: who waits here holds what others wait for.
-    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
-        let place = Arc::clone(&self.units).try_acquire_many_owned(units);
-        place.map_err(|_| {
-            let message = format!(
-                "The bodies of all requests are over this server's limit of {} bytes. Send the request again.",
-                self.bytes
-            );
-            ApiError {
-                retry_after: Some(Duration::from_secs(1)),
-                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
-            }
-        })
+    /// Its length in bytes.
+    pub(super) fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The same, of a request that is of no use after `deadline`: it waits for a thread no longer.
+    pub(super) fn until(self, deadline: Option<Instant>) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// Reads it as a request, a long one where it delays nobody else. `memory` holds what was made of it from then on. A
+    /// request with further texts, of `further_bytes`, is the longer for them.
+    ///
+    /// # Errors
+    /// What `parse` refuses; a 504 when the request's deadline passes while it waits for a thread.
+    pub(super) async fn read<T: Send + 'static>(
+        self,
+        work: &WorkThreads,
+        further_bytes: usize,
+        memory: &mut MemoryShare,
+        parse: impl FnOnce(JsonBody<'_>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let bytes = self.len() + further_bytes;
+        let share = memory.another();
+        let deadline = self.deadline;
+        let read = move |_: &_| {
+            let Self {
+                pieces,
+                share: _held,
+                ..
+            } = self;
+            metered(&pieces.joined(), bytes, share, parse)
+        };
+        let (request, made) = work.run(bytes, deadline, read).await?;
+        memory.absorb(made);
+        Ok(request)
+    }
+
+    /// Takes the body out.
+    pub(super) fn take(&mut self) -> Self {
+        let empty = Self::empty(self.share.another()).until(self.deadline);
+        std::mem::replace(self, empty)
     }
 }
 
-/// A body, and its place in the budget for as long as it is there.
-#[derive(Debug, Default)]
-pub(super) struct HeldBody {
-    bytes: Bytes,
-    _place: Option<OwnedSemaphorePermit>,
-}
+/// Bytes that are taken in before others get a turn: a client that sends as fast as it can has megabytes ready.
+const BYTES_A_TURN: usize = 512 << 10;
 
-impl Deref for HeldBody {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-/// Reads a body to its end.
+/// Reads a body to its end, on the account of `share`.
 ///
 /// # Errors
-/// 413 over the limit of size, 408 over that of time, 415 for an encoding, 400 for a body that breaks off, 503 where all
-/// bodies together take too much.
+/// 413 over the limit of size, 408 over that of time, 415 for an encoding, 400 for a body that breaks off, 503 where there is
+/// no memory for it.
 pub(super) async fn read_body(
     config: &FrontendConfig,
-    budget: &BodyBudget,
+    share: MemoryShare,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<HeldBody, ApiError> {
     refuse_encoding(headers)?;
     // What is announced too large is not waited for.
-    let announced = usize::try_from(body.size_hint().lower());
-    if announced.map_or(true, |size| size > config.max_body_bytes) {
+    let hint = body.size_hint();
+    if usize::try_from(hint.lower()).map_or(true, |size| size > config.max_body_bytes) {
         return Err(too_large(config));
     }
-    let read = collect(config, budget, body);
-    match tokio::time::timeout(config.body_timeout, read).await {
-        Ok(read) => read,
-        Err(_elapsed) => Err(ApiError::new(
-            StatusCode::REQUEST_TIMEOUT,
-            format!(
-                "The request body did not arrive within {} s.",
-                config.body_timeout.as_secs_f64()
-            ),
-        )),
+    let deadline = Instant::now() + config.body_timeout;
+    let mut pieces = Limited::new(body, config.max_body_bytes);
+    let mut read = Read {
+        whole: hint.exact().and_then(|size| usize::try_from(size).ok()),
+        pieces: Pieces::default(),
+        share,
+    };
+    let mut pace = Pace::new();
+    let mut in_this_turn = 0;
+    loop {
+        let look = deadline.min(pace.next_look);
+        match timeout_at(look, pieces.frame()).await {
+            Ok(None) => return Ok(read.finish()),
+            Ok(Some(Ok(frame))) => {
+                if let Ok(data) = frame.into_data() {
+                    in_this_turn += data.len();
+                    read.add(data)?;
+                }
+                if in_this_turn >= BYTES_A_TURN {
+                    in_this_turn = 0;
+                    tokio::task::yield_now().await;
+                }
+            }
+            Ok(Some(Err(error))) if error.is::<LengthLimitError>() => {
+                return Err(too_large(config));
+            }
+            Ok(Some(Err(_))) => {
+                let message = "The request body broke off.";
+                return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
+            }
+            Err(_elapsed) if Instant::now() >= deadline => {
+                return Err(too_slow(&format!(
+                    "within {} s",
+                    config.body_timeout.as_secs_f64()
+                )));
+            }
+            Err(_elapsed) => pace.look(&read)?,
+        }
     }
 }
 
-async fn collect(
-    config: &FrontendConfig,
-    budget: &BodyBudget,
-    body: Body,
-) -> Result<HeldBody, ApiError> {
-    let mut body = Limited::new(body, config.max_body_bytes);
-    let (mut first, mut all) = (Bytes::new(), BytesMut::new());
-    let mut place: Option<OwnedSemaphorePermit> = None;
-    let mut room = 0;
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| {
-            if error.downcast_ref::<LengthLimitError>().is_some() {
-                too_large(config)
-            } else {
-                ApiError::new(StatusCode::BAD_REQUEST, "The request body broke off.")
-            }
-        })?;
-        let Ok(data) = frame.into_data() else {
-            continue;
-        };
-        if data.len() > room {
-            let further = budget.take(data.len() - room)?;
-            room += further.num_permits() * UNIT_BYTES;
-            match &mut place {
-                Some(place) => place.merge(further),
-                None => place = Some(further),
-            }
-        }
-        room -= data.len();
-        // Most bodies come in one piece, which is used as it is.
-        if all.is_empty() && first.is_empty() {
-            first = data;
-            continue;
-        }
-        if all.is_empty() {
-            all.extend_from_slice(&std::mem::take(&mut first));
-        }
-        all.extend_from_slice(&data);
+/// What a piece of a body is filled to. What has come is never copied to make room for more: that would take longer than a turn
+/// may.
+const PIECE_BYTES: usize = 512 << 10;
+
+/// A body's bytes, in order.
+#[derive(Debug, Default)]
+struct Pieces {
+    /// Most bodies come in one piece, which is used as it is.
+    first: Bytes,
+    /// All of it, where there are more.
+    full: Vec<Vec<u8>>,
+    /// What follows the full ones.
+    last: Vec<u8>,
+}
+
+impl Pieces {
+    fn len(&self) -> usize {
+        let full: usize = self.full.iter().map(Vec::len).sum();
+        self.first.len() + full + self.last.len()
     }
-    let bytes = if all.is_empty() { first } else { all.freeze() };
-    Ok(HeldBody {
-        bytes,
-        _place: place,
-    })
+
+    /// All of it in one piece. Each piece is freed as it is copied, so that no more memory is used than before but for one.
+    fn joined(self) -> Bytes {
+        if self.full.is_empty() {
+            return match self.last.is_empty() {
+                true => self.first,
+                false => self.last.into(),
+            };
+        }
+        let mut all = Vec::with_capacity(self.len());
+        for piece in self.full.into_iter().chain([self.last]) {
+            all.extend_from_slice(&piece);
+        }
+        all.into()
+    }
+}
+
+/// What has come.
+struct Read {
+    /// How long it will be, if that was announced.
+    whole: Option<usize>,
+    pieces: Pieces,
+    share: MemoryShare,
+}
+
+impl Read {
+    fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    fn add(&mut self, data: Bytes) -> Result<(), ApiError> {
+        if self.len() == 0 {
+            self.share.grow(data.len())?;
+            self.pieces.first = data;
+            return Ok(());
+        }
+        let first = std::mem::take(&mut self.pieces.first);
+        self.put(&first)?;
+        self.put(&data)
+    }
+
+    fn put(&mut self, data: &[u8]) -> Result<(), ApiError> {
+        if self.pieces.last.len() >= PIECE_BYTES {
+            let full = std::mem::take(&mut self.pieces.last);
+            self.pieces.full.push(full);
+        }
+        self.reserve(data.len())?;
+        self.pieces.last.extend_from_slice(data);
+        Ok(())
+    }
+
+    /// Makes room for so many bytes more in the last piece, and as many as there are beyond, but for none that are not to come.
+    fn reserve(&mut self, more: usize) -> Result<(), ApiError> {
+        let last = &mut self.pieces.last;
+        let needed = last.len() + more;
+        if needed <= last.capacity() {
+            return Ok(());
+        }
+        let full = &self.pieces.full;
+        let came: usize = full.iter().map(Vec::len).sum();
+        let room: usize = full.iter().map(Vec::capacity).sum();
+        let ahead = (2 * needed).clamp(LEAST_ROOM_BYTES, PIECE_BYTES);
+        let to_come = self.whole.map_or(ahead, |whole| whole.saturating_sub(came));
+        let ahead = ahead.min(to_come).max(needed);
+        self.share.resize(room + ahead)?;
+        last.reserve_exact(ahead - last.len());
+        Ok(())
+    }
+
+    fn finish(self) -> HeldBody {
+        HeldBody {
+            pieces: self.pieces,
+            share: self.share,
+            deadline: None,
+        }
+    }
+}
+
+/// How fast a body comes.
+struct Pace {
+    next_look: Instant,
+    seen_bytes: usize,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self {
+            next_look: Instant::now() + LEAST_BYTES_WITHIN,
+            seen_bytes: 0,
+        }
+    }
+
+    /// Gives up a large body that came too slowly since the last look, while others want its room.
+    fn look(&mut self, read: &Read) -> Result<(), ApiError> {
+        let came = read.len() - self.seen_bytes;
+        let is_slow = came < LEAST_BYTES && read.len() > SMALL_BODY_BYTES;
+        if is_slow && read.share.budget().is_short() {
+            let seconds = LEAST_BYTES_WITHIN.as_secs();
+            return Err(too_slow(&format!(
+                "fast enough: {came} bytes in {seconds} s, while this server is short of memory"
+            )));
+        }
+        self.seen_bytes = read.len();
+        self.next_look += LEAST_BYTES_WITHIN;
+        Ok(())
+    }
+}
+
+fn too_slow(how: &str) -> ApiError {
+    let message = format!("The request body did not arrive {how}.");
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
 }
 
 fn too_large(config: &FrontendConfig) -> ApiError {
@@ -167,4 +311,42 @@ fn refuse_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::work::tests::keep_busy;
+
+    #[tokio::test]
+    async fn a_body_waits_for_a_thread_no_longer_than_its_request_is_of_use() {
+        let threads = WorkThreads::new(NonZeroUsize::MIN);
+        let (working, end) = keep_busy(&threads).await;
+        let budget = MemoryBudget::new(1 << 20);
+        let mut memory = budget.share();
+        let bytes = Bytes::from(vec![b' '; SMALL_BODY_BYTES]);
+        let mut share = memory.another();
+        share.grow(bytes.len()).unwrap();
+        let deadline = None;
+        let pieces = Pieces {
+            first: bytes,
+            ..Pieces::default()
+        };
+        let body = HeldBody {
+            pieces,
+            share,
+            deadline,
+        };
+        let body = body.until(Some(Instant::now()));
+        let read = body.read(&threads, 0, &mut memory, |_| -> Result<(), ApiError> {
+            panic!("it was read")
+        });
+        assert_eq!(read.await.unwrap_err().status, 504);
+        assert_eq!(budget.used(), 0);
+        drop(end);
+        working.await.unwrap();
+    }
 }

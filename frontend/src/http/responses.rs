@@ -10,44 +10,47 @@ use axum::response::{IntoResponse, Response};
 use bytes::BytesMut;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use genset_backend_common::{EndpointType, EngineError};
+use genset_backend_common::{EndpointType, EngineError, ErrorKind, RequestContext};
 use http::StatusCode;
 use http::request::Parts;
 use serde_json::json;
 
 use super::access::Caller;
 use super::apis::{Call, Reply};
-use super::handlers::{App, find_model, json_response};
+use super::handlers::{App, find_model, json_response, large_json_response};
 use super::stream::{AnswerEvents, stream};
 use crate::answer::{Answer, AnswerEnd, Ending, RatedToken, Spent};
+use crate::budget::MemoryShare;
 use crate::error::ApiError;
+use crate::json::JsonBody;
 use crate::markup::Delta;
+use crate::model::ServedModel;
+use crate::openai::{ChatRequest, RequestLimits};
 use crate::pipeline::{self, Job};
 use crate::responses::{
     EventEncoder, Item, Output, ResponseEnd, ResponseHead, ResponseStore, ResponsesRequest, Stored,
-    in_our_words,
 };
 
 pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let request = call.parse(|body, _| ResponsesRequest::parse(body)).await?;
-        let history = history(
-            &call.app.responses,
-            request.previous_response_id.as_deref(),
-            &call.caller,
-        )?;
-        let to_chat = move |_: &[u8], limits: &_| {
-            let chat = request.to_chat(&history, limits)?;
-            Ok((request, history, chat))
-        };
-        let (request, history, chat) = call.parse(to_chat).await?;
-        let head = ResponseHead {
+        let asked = Asked::new(call, request)?;
+        let (asked, chat) = asked.chat(call, 0).await?;
+        let name = chat.params.model.clone();
+        call.guard.model(&name);
+        let model = find_model(&call.app, &name, EndpointType::Chat)?;
+        let ctx = call.admit(&model).await?;
+        let (job, asked) = asked.job(call, &ctx, &model, chat).await?;
+        call.guard.ignores(&job.params().hints, "reasoning.effort");
+        let Asked { request, history } = asked;
+        let mut head = ResponseHead {
             id: format!("resp_{:032x}", rand::random::<u128>()),
             created: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs()),
-            model: chat.params.model.clone(),
+            model: name,
             store: request.store && call.app.responses.keeps(),
+            explanation: None,
             repeated: Arc::new(request.repeated),
         };
         let input = history
@@ -59,16 +62,12 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
             id: head.id.clone(),
             input: head.store.then(|| input.collect()),
         };
-        call.guard.model(&head.model);
-        let model = find_model(&call.app, &head.model, EndpointType::Chat)?;
-        let ctx = call.admit(&model).await?;
-        let job = Job::chat(model, chat).await.map_err(in_our_words)?;
-        let refused = |error: EngineError| in_our_words(error.into());
-        let mut answers = job.answers(&ctx).map_err(refused)?;
+        let mut answers = job.answers(&ctx).await?;
+        head.explanation = answers.explanation().cloned();
         call.guard.measure(&mut answers);
-        pipeline::begin(&mut answers).await.map_err(refused)?;
+        answers.begin().await?;
         // One prompt and one choice have one answer.
-        let answer = answers.pop();
+        let answer = answers.next();
         let answer = answer.ok_or_else(|| EngineError::internal("the request has no answer"))?;
         if request.is_stream {
             let encoder = EventEncoder::new(head);
@@ -77,7 +76,8 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
                 stream(events, answer, guard)
             })));
         }
-        let (output, end, spent) = whole(answer).await?;
+        let memory = call.guard.memory().another();
+        let (output, end, spent) = whole(answer, memory).await?;
         call.guard.text();
         call.guard.spent(&spent);
         let end = ResponseEnd::new(&end, spent);
@@ -95,21 +95,128 @@ pub(super) fn input_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiEr
         let request = call
             .parse(|body, _| ResponsesRequest::parse_to_count(body))
             .await?;
-        let history = history(
-            &call.app.responses,
-            request.previous_response_id.as_deref(),
-            &call.caller,
-        )?;
-        let to_chat = move |_: &[u8], limits: &_| request.to_chat(&history, limits);
-        let chat = call.parse(to_chat).await?;
+        let asked = Asked::new(call, request)?;
+        let (asked, chat) = asked.chat(call, 0).await?;
         call.guard.model(&chat.params.model);
         let model = find_model(&call.app, &chat.params.model, EndpointType::Chat)?;
-        let job = Job::chat(model.clone(), chat).await.map_err(in_our_words)?;
+        let ctx = call.admit(&model).await?;
+        let (job, _) = asked.job(call, &ctx, &model, chat).await?;
+        call.guard.ignores(&job.params().hints, "reasoning.effort");
         let tokens = job.prompt().ok_or_else(|| pipeline::no_tokenizer(&model))?;
+        call.guard.account().charge_counted(tokens.len());
         let count = json!({"object": "response.input_tokens", "input_tokens": tokens.len()});
         Ok(Reply::Json(count.to_string()))
     }
     .boxed()
+}
+
+/// The part of the context that stays free for the answer of a conversation that was cut: one in so many, unless the request
+/// says how long its answer may be.
+const ANSWER_DIVISOR: usize = 4;
+
+/// A request and the conversation that it goes on from.
+struct Asked {
+    request: ResponsesRequest,
+    history: Vec<Arc<Item>>,
+}
+
+impl Asked {
+    fn new(call: &Call, request: ResponsesRequest) -> Result<Self, ApiError> {
+        let previous = request.previous_response_id.as_deref();
+        let history = history(&call.app.responses, previous, &call.caller)?;
+        Ok(Self { request, history })
+    }
+
+    /// Its chat, without the first `skipped` items.
+    async fn chat(
+        mut self,
+        call: &mut Call,
+        skipped: usize,
+    ) -> Result<(Self, ChatRequest), ApiError> {
+        let history_bytes = bytes_of(&self.history);
+        call.guard.memory().grow(history_bytes)?;
+        let further_bytes = call.body_bytes + history_bytes;
+        let to_chat = move |body: JsonBody<'_>, limits: &RequestLimits| {
+            let chat = (self.request).take_chat(&self.history, skipped, body.meter(), limits)?;
+            Ok((self, chat))
+        };
+        let (asked, mut chat) = call.parse_further(further_bytes, to_chat).await?;
+        call.guard.complete(&mut chat.params);
+        Ok((asked, chat))
+    }
+
+    /// The job of its chat. Where the conversation is too long and may be cut, it is that of the most of its end that leaves
+    /// room for an answer.
+    async fn job(
+        mut self,
+        call: &mut Call,
+        ctx: &RequestContext,
+        model: &Arc<ServedModel>,
+        chat: ChatRequest,
+    ) -> Result<(Job, Self), ApiError> {
+        let context = usize::try_from(model.card.context_length_tokens).unwrap_or(usize::MAX);
+        let answer = chat.params.stop.max_tokens;
+        let answer = answer.map_or(context / ANSWER_DIVISOR, |max| max as usize);
+        let room = context - answer.min(context / 2);
+        let too_long = match prepared(call, ctx, model, chat).await {
+            // A prompt must leave room for one token.
+            Ok(job) if !self.request.truncates || tokens_of(&job) < context => {
+                return Ok((job, self));
+            }
+            Ok(_) => None,
+            Err(error) if self.request.truncates && is_too_long(&error) => Some(error),
+            Err(error) => return Err(error),
+        };
+        let cuts = self.request.cuts(&self.history);
+        let (mut least, mut most) = (0, cuts.len());
+        let (mut best, mut shortest) = (None, None);
+        while least < most {
+            let middle = usize::midpoint(least, most);
+            let skipped = cuts.get(middle).copied().unwrap_or_default();
+            let (asked, chat) = self.chat(call, skipped).await?;
+            self = asked;
+            match prepared(call, ctx, model, chat).await {
+                Ok(job) if tokens_of(&job) <= room => {
+                    best = Some(job);
+                    most = middle;
+                }
+                // What comes later is cut more.
+                Ok(job) if tokens_of(&job) < context => {
+                    shortest = Some(job);
+                    least = middle + 1;
+                }
+                Ok(_) => least = middle + 1,
+                Err(error) if is_too_long(&error) => least = middle + 1,
+                Err(error) => return Err(error),
+            }
+        }
+        match best.or(shortest) {
+            Some(job) => Ok((job, self)),
+            None => Err(too_long.unwrap_or_else(|| {
+                let problem = "fills the model's context, and nothing of it can be left out";
+                ApiError::invalid("input", problem)
+            })),
+        }
+    }
+}
+
+async fn prepared(
+    call: &mut Call,
+    ctx: &RequestContext,
+    model: &Arc<ServedModel>,
+    chat: ChatRequest,
+) -> Result<Job, ApiError> {
+    let model = Arc::clone(model);
+    let job = (call.guard).prepare(ctx, |room| Job::chat(model, chat, room));
+    job.await
+}
+
+fn is_too_long(error: &ApiError) -> bool {
+    error.cause == Some(ErrorKind::ContextLengthExceeded)
+}
+
+fn tokens_of(job: &Job) -> usize {
+    job.prompt().map_or(0, <[_]>::len)
 }
 
 /// The conversation that the request goes on from.
@@ -137,6 +244,10 @@ fn history(
     }
 }
 
+fn bytes_of(items: &[Arc<Item>]) -> usize {
+    items.iter().map(|item| item.bytes()).sum()
+}
+
 /// Puts a response into the store once it has ended.
 struct Keeper {
     store: Arc<ResponseStore>,
@@ -162,11 +273,15 @@ impl Keeper {
 }
 
 /// Reads an answer to its end.
-async fn whole(mut answer: Answer) -> Result<(Output, AnswerEnd, Spent), EngineError> {
+async fn whole(
+    mut answer: Answer,
+    mut memory: MemoryShare,
+) -> Result<(Output, AnswerEnd, Spent), ApiError> {
     let mut output = Output::default();
     let mut text = String::new();
     let end = loop {
         let end = poll_fn(|cx| answer.poll_text(cx, &mut text)).await?;
+        answer.hold(answer.given_bytes(), &mut memory)?;
         if !text.is_empty() {
             answer.deliver(&text, |delta, rated| output.add(delta, rated));
             text.clear();
@@ -196,6 +311,10 @@ impl AnswerEvents for ResponseEvents {
         self.encoder.delta(delta, rated, out);
     }
 
+    fn keeps_text(&self) -> bool {
+        true
+    }
+
     fn finish(mut self, end: &AnswerEnd, ending: Ending, out: &mut BytesMut) {
         self.encoder.add_rated(&ending.rated);
         let end = ResponseEnd::new(end, ending.spent(end));
@@ -204,7 +323,7 @@ impl AnswerEvents for ResponseEvents {
     }
 
     fn fail(self, error: ApiError, out: &mut BytesMut) {
-        let end = ResponseEnd::Failed(Box::new(in_our_words(error)));
+        let end = ResponseEnd::Failed(Box::new(error));
         self.encoder.finish(&end, out);
     }
 }
@@ -243,7 +362,7 @@ pub(super) async fn retrieve(
         return error.into_response();
     }
     match app.responses.get(&id, caller.name()) {
-        Some(stored) => json_response(&stored.response),
+        Some(stored) => large_json_response(&app, &stored.response),
         None => not_found(&id).into_response(),
     }
 }
@@ -303,7 +422,7 @@ pub(super) async fn input_items(
         return not_found(&id).into_response();
     };
     match Page::parse(query.as_deref().unwrap_or_default()) {
-        Ok(page) => json_response(&page.of(&stored.input)),
+        Ok(page) => large_json_response(&app, &page.of(&stored.input)),
         Err(error) => error.into_response(),
     }
 }

@@ -12,8 +12,8 @@ use tokio_util::task::TaskTracker;
 use super::connection::Acceptor;
 use super::handlers::{App, router};
 use super::metrics::HttpMetrics;
-use super::request_body::BodyBudget;
 use super::tls::Tls;
+use crate::budget::MemoryBudget;
 use crate::config::FrontendConfig;
 use crate::keys::ApiKeys;
 use crate::model::Models;
@@ -60,8 +60,13 @@ impl FrontendServer {
         let keys = keys.transpose().map_err(std::io::Error::other)?;
         let listener = TcpListener::bind(config.address).await?;
         let address = listener.local_addr()?;
+        if let Some(warning) = warning_of(&config, address) {
+            tracing::warn!("{warning}");
+        }
         let models = Models::follow(runtime, &config);
-        let metrics = HttpMetrics::register(runtime.metrics(), config.access_log);
+        let stored_bytes = config.stored_bytes();
+        let memory = MemoryBudget::new(config.memory_budget_bytes - stored_bytes);
+        let metrics = HttpMetrics::register(runtime.metrics(), config.access_log, memory);
         let config = Arc::new(config);
         let server = Self {
             address,
@@ -78,9 +83,8 @@ impl FrontendServer {
             registry: runtime.metrics().clone(),
             responses: Arc::new(ResponseStore::new(
                 config.max_stored_responses,
-                config.max_stored_bytes,
+                stored_bytes,
             )),
-            bodies: BodyBudget::new(config.max_bodies_bytes),
             keys: keys.clone(),
             draining: server.draining.clone(),
         };
@@ -138,5 +142,44 @@ impl FrontendServer {
         }
         self.models.shutdown().await;
         finished
+    }
+}
+
+/// What whoever starts the server should know, where others can reach it and need no key.
+fn warning_of(config: &FrontendConfig, address: SocketAddr) -> Option<String> {
+    let is_open = config.api_keys.is_none() && !config.is_for_this_machine();
+    is_open.then(|| {
+        format!(
+            "{address} is reachable by others, and anybody who reaches it may ask; `genset key NAME` makes a key and a line \
+             for the file of --api-keys"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_others_can_ask_without_a_key_is_warned_and_told_how_to_make_one() {
+        let config = |address: &str, keys: Option<&str>| FrontendConfig {
+            address: address.parse().unwrap(),
+            api_keys: keys.map(Into::into),
+            ..FrontendConfig::default()
+        };
+        let warning = |config: FrontendConfig| warning_of(&config, config.address);
+        for address in ["0.0.0.0:80", "[::]:80", "192.0.2.1:80", "[2001:db8::1]:80"] {
+            let told = warning(config(address, None)).unwrap();
+            assert!(told.contains("`genset key NAME` makes a key"), "{told}");
+            assert_eq!(warning(config(address, Some("keys.toml"))), None);
+        }
+        for address in [
+            "127.0.0.1:80",
+            "127.1.2.3:80",
+            "[::1]:80",
+            "[::ffff:127.0.0.1]:80",
+        ] {
+            assert_eq!(warning(config(address, None)), None);
+        }
     }
 }

@@ -14,6 +14,7 @@ use super::body::{FRAME_BYTES, next_frame};
 use super::handlers::event_response;
 use super::metrics::RequestGuard;
 use crate::answer::{Answer, AnswerEnd, Ending, RatedToken};
+use crate::budget::MemoryShare;
 use crate::error::ApiError;
 use crate::markup::Delta;
 
@@ -24,6 +25,11 @@ pub(super) trait AnswerEvents: Send + Unpin + 'static {
 
     /// A piece of the answer, and the log probabilities that come with it.
     fn delta(&mut self, delta: Delta<'_>, rated: &[RatedToken], out: &mut BytesMut);
+
+    /// Whether all of the answer is kept until it ends, to be repeated then.
+    fn keeps_text(&self) -> bool {
+        false
+    }
 
     /// The answer has ended.
     fn finish(self, end: &AnswerEnd, ending: Ending, out: &mut BytesMut);
@@ -38,11 +44,14 @@ pub(super) fn stream<E: AnswerEvents>(
     answer: Answer,
     guard: RequestGuard,
 ) -> Response {
+    let mut guard = guard;
+    let kept = guard.memory().another();
     let mut buffer = BytesMut::new();
     events.start(&mut buffer);
     event_response(AnswerBody {
         running: Some(Running { events, answer }),
         guard,
+        kept,
         buffer,
         text: String::new(),
         has_sent_text: false,
@@ -54,6 +63,8 @@ struct AnswerBody<E> {
     /// Gone when it has ended.
     running: Option<Running<E>>,
     guard: RequestGuard,
+    /// Holds the answer where all of it is kept.
+    kept: MemoryShare,
     buffer: BytesMut,
     /// Text of the present item of the engine's; empty between two.
     text: String,
@@ -83,6 +94,12 @@ impl<E: AnswerEvents> AnswerBody<E> {
                 });
                 self.text.clear();
                 self.guard.text();
+            }
+            if events.keeps_text()
+                && let Err(error) = answer.hold(answer.given_bytes(), &mut self.kept)
+            {
+                self.fail(error);
+                return;
             }
             let has_text = self.buffer.len() > before;
             match result {

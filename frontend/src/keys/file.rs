@@ -2,11 +2,14 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::io::Read;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use serde::Deserialize;
+
+/// The largest file of keys, in bytes: about a hundred thousand keys.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// The BLAKE3 hash of a key, which is what the file holds. Keys are long and random, so a fast hash gives nothing away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -65,7 +68,7 @@ struct KeyFile {
 #[non_exhaustive]
 pub enum KeyFileError {
     /// It cannot be read.
-    #[error("the file of API keys {path:?} cannot be read")]
+    #[error("the file of API keys {path:?} cannot be read: {source}")]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -83,24 +86,18 @@ pub enum KeyFileError {
     },
 }
 
-/// What tells whether a file changed.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Stamp(Option<(SystemTime, u64)>);
-
-impl Stamp {
-    pub(super) fn of(path: &Path) -> Self {
-        let metadata = std::fs::metadata(path).ok();
-        let stamp = metadata.and_then(|file| Some((file.modified().ok()?, file.len())));
-        Self(stamp)
-    }
-}
+/// What tells whether a file changed: its content, since a key that takes another's place has the same length, and the time
+/// of a file may be set to anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp(blake3::Hash);
 
 /// Reads the file. Every key has a name of its own, and there is at least one.
-pub(super) fn read(path: &Path) -> Result<Vec<KeyEntry>, KeyFileError> {
-    let text = std::fs::read_to_string(path).map_err(|source| KeyFileError::Unreadable {
+pub(super) fn read(path: &Path) -> Result<(Stamp, Vec<KeyEntry>), KeyFileError> {
+    let text = text_of(path).map_err(|source| KeyFileError::Unreadable {
         path: path.to_owned(),
         source,
     })?;
+    let stamp = Stamp(blake3::hash(text.as_bytes()));
     let invalid = |problem: String| KeyFileError::Invalid {
         path: path.to_owned(),
         problem,
@@ -120,7 +117,18 @@ pub(super) fn read(path: &Path) -> Result<Vec<KeyEntry>, KeyFileError> {
             return Err(invalid(format!("the key {:?} is there twice", entry.name)));
         }
     }
-    Ok(file.key)
+    Ok((stamp, file.key))
+}
+
+fn text_of(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path)?;
+    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if u64::try_from(text.len()).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
+        let problem = format!("it is larger than {MAX_FILE_BYTES} bytes");
+        return Err(std::io::Error::other(problem));
+    }
+    Ok(text)
 }
 
 /// A new key, and the lines for the file.

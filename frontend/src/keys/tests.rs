@@ -25,6 +25,13 @@ fn load(entries: &[(&str, &str, &str)]) -> (ApiKeys, tempfile::TempDir) {
     (keys, folder)
 }
 
+/// Gives the file a time that says nothing.
+fn set_time(path: &std::path::Path) {
+    let file = std::fs::File::options().write(true).open(path);
+    let set = file.and_then(|file| file.set_modified(std::time::SystemTime::UNIX_EPOCH));
+    set.expect("a time");
+}
+
 #[test]
 fn a_key_is_found_by_either_header() {
     let (keys, _folder) = load(&[("a", "sk-a", ""), ("b", "sk-b", "")]);
@@ -68,7 +75,7 @@ async fn quotas_fill_with_time() {
     key.spend(90);
     tokio::time::advance(Duration::from_secs(30)).await;
     let error = key.admit().expect_err("tokens are owed");
-    assert!(error.message.contains("tokens"), "{}", error.message);
+    assert!(error.to_string().contains("tokens"), "{error}");
     tokio::time::advance(Duration::from_secs(2)).await;
     key.admit().expect("paid");
     // An hour's rest gives no more than a minute's worth.
@@ -103,6 +110,54 @@ async fn a_file_that_changes_is_read_again() {
         .expect_err("with what was left");
     keys.find(&headers("x-api-key", "sk-b")).expect_err("gone");
     keys.find(&headers("x-api-key", "sk-c")).expect("new");
+    stop.cancel();
+    following.wait().await;
+}
+
+/// A file may be put in another's place with the same time and length, as archives and images do.
+#[tokio::test(start_paused = true)]
+async fn a_key_is_gone_whatever_the_files_time_and_length() {
+    let (keys, folder) = load(&[("a", "sk-a", "")]);
+    let path = folder.path().join("keys.toml");
+    set_time(&path);
+    // Between reading it for the first time and following it.
+    write(&path, &[("a", "sk-b", "")]);
+    set_time(&path);
+    let stop = CancellationToken::new();
+    let following = TaskTracker::new();
+    following.spawn(keys.clone().follow(stop.clone()));
+    following.close();
+    for (known, gone) in [("sk-b", "sk-a"), ("sk-c", "sk-b")] {
+        write(&path, &[("a", known, "")]);
+        set_time(&path);
+        tokio::time::sleep(LOOK_EVERY * 2).await;
+        keys.find(&headers("x-api-key", known)).expect("new");
+        keys.find(&headers("x-api-key", gone)).expect_err("gone");
+    }
+    stop.cancel();
+    following.wait().await;
+}
+
+/// What could not be read once is tried again, though neither its time nor its length changes, as with `chmod`.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_could_not_be_read_is_tried_again() {
+    let (keys, folder) = load(&[("a", "sk-a", "")]);
+    let path = folder.path().join("keys.toml");
+    let length = std::fs::metadata(&path).expect("a file").len();
+    let stop = CancellationToken::new();
+    let following = TaskTracker::new();
+    following.spawn(keys.clone().follow(stop.clone()));
+    following.close();
+    std::fs::write(&path, vec![0xff; usize::try_from(length).expect("short")]).expect("a file");
+    set_time(&path);
+    tokio::time::sleep(LOOK_EVERY * 2).await;
+    keys.find(&headers("x-api-key", "sk-a")).expect("as it was");
+    write(&path, &[("b", "sk-b", "")]);
+    set_time(&path);
+    tokio::time::sleep(LOOK_EVERY * 2).await;
+    keys.find(&headers("x-api-key", "sk-b"))
+        .expect("read again");
+    keys.find(&headers("x-api-key", "sk-a")).expect_err("gone");
     stop.cancel();
     following.wait().await;
 }

@@ -1,5 +1,7 @@
 //! The request of `/v1/chat/completions`.
 
+use std::rc::Rc;
+
 use serde_json::{Map, Value, json};
 
 use super::common::{CommonParams, IGNORED, RequestLimits};
@@ -8,6 +10,7 @@ use super::guided::{self, GuidedOptions};
 use super::logprobs::LogprobOptions;
 use super::tools::{ToolChoice, ToolOptions, read_calls};
 use crate::error::ApiError;
+use crate::json::{JsonBody, Meter};
 
 /// A chat completion request, checked but for what the model decides (its template, its context, its capabilities).
 ///
@@ -34,7 +37,10 @@ impl ChatRequest {
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn parse(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
+    pub fn parse<'a>(
+        body: impl Into<JsonBody<'a>>,
+        limits: &RequestLimits,
+    ) -> Result<Self, ApiError> {
         Self::read(Fields::parse(body)?, limits)
     }
 
@@ -42,7 +48,7 @@ impl ChatRequest {
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub(crate) fn read(mut fields: Fields, limits: &RequestLimits) -> Result<Self, ApiError> {
+    pub(crate) fn read(mut fields: Fields<'_>, limits: &RequestLimits) -> Result<Self, ApiError> {
         let mut params = CommonParams::read(&mut fields, limits, None)?;
         params.logprobs = LogprobOptions::read_chat(&mut fields)?;
         let format = GuidedOptions::read_response_format(&mut fields)?;
@@ -54,11 +60,12 @@ impl ChatRequest {
                 "must hold at least one message",
             ));
         }
+        let meter = Rc::clone(fields.meter());
         let messages = messages
             .into_iter()
             .enumerate()
-            .map(|(index, message)| read_message(index, message));
-        let request = Self {
+            .map(|(index, message)| read_message(index, message, &meter));
+        let mut request = Self {
             params,
             messages: messages.collect::<Result<_, _>>()?,
             tools: ToolOptions::read(&mut fields, limits)?,
@@ -68,7 +75,8 @@ impl ChatRequest {
         };
         request.refuse_two_formats()?;
         refuse_unsupported(&mut fields)?;
-        fields.finish(IGNORED)?;
+        let hints = fields.finish_request(IGNORED)?;
+        request.params.hints = hints.checked(limits.is_strict)?;
         Ok(request)
     }
 }
@@ -87,8 +95,8 @@ impl ChatRequest {
     }
 }
 
-fn read_template_args(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
-    match fields.take("chat_template_kwargs") {
+fn read_template_args(fields: &mut Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    match fields.take("chat_template_kwargs")? {
         None => Ok(Map::new()),
         Some(Value::Object(args)) => Ok(args),
         Some(other) => Err(fields.wrong_type("chat_template_kwargs", "an object", &other)),
@@ -96,7 +104,7 @@ fn read_template_args(fields: &mut Fields) -> Result<Map<String, Value>, ApiErro
 }
 
 /// A message with its content as templates expect it: one string.
-fn read_message(index: usize, message: Value) -> Result<Value, ApiError> {
+fn read_message(index: usize, message: Value, meter: &Meter) -> Result<Value, ApiError> {
     let at = |field: &str| format!("messages[{index}]{field}");
     let Value::Object(mut message) = message else {
         return Err(ApiError::invalid(
@@ -121,7 +129,7 @@ fn read_message(index: usize, message: Value) -> Result<Value, ApiError> {
             return Err(ApiError::unsupported(at(&format!(".{unsupported}")), why));
         }
     }
-    read_calls(&at(""), &mut message)?;
+    read_calls(&at(""), &mut message, meter)?;
     if message.get("role") == Some(&json!("tool"))
         && !message.get("tool_call_id").is_some_and(Value::is_string)
     {
@@ -166,17 +174,13 @@ fn join_parts(name: &str, parts: &[Value]) -> Result<String, ApiError> {
 }
 
 /// What the API has and this server does not (yet).
-fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.refuse(
         "modalities",
         &[json!(["text"])],
         "only [\"text\"] is available",
     )?;
-    fields.refuse(
-        "verbosity",
-        &[json!("medium")],
-        "only \"medium\" is available",
-    )?;
+    fields.hint("verbosity", &["medium"], "only \"medium\" is available")?;
     for name in ["audio", "web_search_options", "moderation"] {
         fields.refuse(name, &[], "it is not available")?;
     }

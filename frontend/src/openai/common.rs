@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use genset_backend_common::{SamplingOptions, StopConditions, TokenId};
-use serde_json::{Value, json};
+use genset_backend_common::{
+    MAX_CACHE_SALT_BYTES, SamplingOptions, Shared, StopConditions, TokenId,
+};
+use serde_json::Value;
 
 use super::fields::Fields;
 use super::guided::{self, GuidedOptions};
+use super::hints::Hints;
 use super::logprobs::LogprobOptions;
 use super::response::SERVICE_TIER;
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
 
-/// Parameters that are accepted and have no effect here; `docs/guide/openai-api.md` lists them.
+/// Parameters that are accepted and have no effect here, unless they were read; `docs/guide/openai-api.md` lists them.
 pub(super) const IGNORED: &[&str] = &[
     "user",
     "metadata",
@@ -25,6 +28,9 @@ pub(super) const IGNORED: &[&str] = &[
     "prompt_cache_retention",
 ];
 
+/// The annotation of an answer that says how it was routed.
+const ROUTER_ANNOTATION: &str = "router";
+
 /// Bounds on what a request may ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
@@ -34,10 +40,20 @@ pub struct RequestLimits {
     pub max_stop_strings: usize,
     /// The longest stop string, in bytes.
     pub max_stop_bytes: usize,
+    /// The most different token ids that end an answer.
+    pub max_stop_token_ids: usize,
+    /// The most biases.
+    pub max_logit_bias: usize,
+    /// The most bytes of annotations, as JSON.
+    pub max_annotation_bytes: usize,
     /// The most prompts in one completions request.
     pub max_prompts: usize,
     /// The most tools in one chat request.
     pub max_tools: usize,
+    /// Whether hints that have no effect here are refused.
+    pub is_strict: bool,
+    /// Whether it matters what requests say that they have in common with others.
+    pub has_affinity: bool,
 }
 
 impl From<&FrontendConfig> for RequestLimits {
@@ -46,8 +62,13 @@ impl From<&FrontendConfig> for RequestLimits {
             max_choices: config.max_choices,
             max_stop_strings: config.max_stop_strings,
             max_stop_bytes: config.max_stop_bytes,
+            max_stop_token_ids: config.max_stop_token_ids,
+            max_logit_bias: config.max_logit_bias,
+            max_annotation_bytes: config.max_annotation_bytes,
             max_prompts: config.max_prompts,
             max_tools: config.max_tools,
+            is_strict: config.strict_parameters,
+            has_affinity: config.router.has_affinity(),
         }
     }
 }
@@ -75,14 +96,24 @@ pub struct CommonParams {
     pub guided: Option<GuidedOptions>,
     /// Scheduling priority.
     pub priority: i32,
+    /// The data-parallel rank that must serve it.
+    pub data_parallel_rank: Option<u32>,
+    /// Narrows whose KV blocks it may share; the caller's key is added where there are keys.
+    pub cache_salt: Option<String>,
+    /// What it has in common with others that are best served by the same instance, where that matters.
+    pub affinity: Option<String>,
     /// Free values for the engine.
-    pub annotations: BTreeMap<String, Value>,
+    pub annotations: Shared<BTreeMap<String, Value>>,
+    /// Whether the answer says how it was routed.
+    pub is_explained: bool,
+    /// What it says that has no effect here.
+    pub hints: Hints,
 }
 
 impl CommonParams {
     /// Reads the shared fields. `default_max_tokens` applies when the request sets no limit.
     pub(super) fn read(
-        fields: &mut Fields,
+        fields: &mut Fields<'_>,
         limits: &RequestLimits,
         default_max_tokens: Option<u32>,
     ) -> Result<Self, ApiError> {
@@ -95,22 +126,22 @@ impl CommonParams {
             include_usage: false,
             stop_strings: read_stop(fields, limits)?,
             stop: StopConditions::default(),
-            sampling: read_sampling(fields)?,
+            sampling: read_sampling(fields, limits)?,
             logprobs: None,
             guided: None,
             priority: 0,
-            annotations: BTreeMap::new(),
+            data_parallel_rank: None,
+            cache_salt: None,
+            affinity: read_affinity(fields, limits)?,
+            annotations: Shared::default(),
+            is_explained: false,
+            hints: Hints::default(),
         };
         params.include_usage = read_stream_options(fields, params.stream)?;
-        let max_tokens = fields
-            .u32("max_completion_tokens")?
-            .map(|max| ("max_completion_tokens", max));
-        let max_tokens = max_tokens.or(fields.u32("max_tokens")?.map(|max| ("max_tokens", max)));
-        if let Some((name, 0)) = max_tokens {
-            return Err(ApiError::invalid(name, "must be at least 1"));
-        }
-        params.stop.max_tokens = max_tokens.map(|(_, max)| max).or(default_max_tokens);
-        params.read_extensions(fields)?;
+        let newer = read_max_tokens(fields, "max_completion_tokens")?;
+        let older = read_max_tokens(fields, "max_tokens")?;
+        params.stop.max_tokens = newer.or(older).or(default_max_tokens);
+        params.read_extensions(fields, limits)?;
         for extension in ["genset", "nvext"] {
             let prefix = if extension == "genset" {
                 "genset."
@@ -118,55 +149,143 @@ impl CommonParams {
                 "nvext."
             };
             if let Some(mut inner) = fields.object(extension, prefix)? {
-                params.read_extensions(&mut inner)?;
-                params.read_annotations(&mut inner)?;
+                params.read_extensions(&mut inner, limits)?;
+                params.read_annotations(&mut inner, limits)?;
                 inner.finish(&[])?;
             }
         }
-        fields.refuse(
+        fields.hint(
             "service_tier",
-            &[json!("auto"), SERVICE_TIER.into()],
+            &["auto", SERVICE_TIER],
             "this server has one tier, named \"default\"",
         )?;
         Ok(params)
     }
 
     /// Parameters beyond OpenAI's, at the top level or in an extension object.
-    fn read_extensions(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+    fn read_extensions(
+        &mut self,
+        fields: &mut Fields<'_>,
+        limits: &RequestLimits,
+    ) -> Result<(), ApiError> {
         if let Some(ignore_eos) = fields.bool("ignore_eos")? {
             self.stop.ignore_eos = ignore_eos;
         }
         if let Some(min_tokens) = fields.u32("min_tokens")? {
             self.stop.min_tokens = min_tokens;
         }
-        if let Some(ids) = fields.list("stop_token_ids")? {
-            self.stop.stop_token_ids = token_ids(&fields.full_name("stop_token_ids"), &ids)?;
+        if let Some(mut ids) = fields.token_ids("stop_token_ids")? {
+            let name = fields.full_name("stop_token_ids");
+            ids.sort_unstable();
+            ids.dedup();
+            at_most(&name, limits.max_stop_token_ids, ids.len(), "different ids")?;
+            self.stop.stop_token_ids = ids.into();
         }
         self.sampling.top_k = fields.u32("top_k")?.or(self.sampling.top_k);
         self.sampling.min_p = fields.f32("min_p")?.or(self.sampling.min_p);
         self.sampling.repetition_penalty = fields
             .f32("repetition_penalty")?
             .or(self.sampling.repetition_penalty);
+        // Also what a value in another place will override.
+        self.sampling.validate()?;
         if let Some(priority) = fields.i64("priority")? {
             self.priority = i32::try_from(priority)
                 .map_err(|_| ApiError::invalid(fields.full_name("priority"), "must fit 32 bits"))?;
         }
+        let rank = fields.u32("data_parallel_rank")?;
+        self.data_parallel_rank = rank.or(self.data_parallel_rank);
+        if let Some(salt) = fields.string("cache_salt")? {
+            if salt.is_empty() || salt.len() > MAX_CACHE_SALT_BYTES {
+                let problem = format!("must have 1 to {MAX_CACHE_SALT_BYTES} bytes");
+                return Err(ApiError::invalid(fields.full_name("cache_salt"), problem));
+            }
+            self.cache_salt = Some(salt);
+        }
         guided::join(&mut self.guided, GuidedOptions::read_extensions(fields)?)
     }
 
-    fn read_annotations(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
-        match fields.take("annotations") {
+    fn read_annotations(
+        &mut self,
+        fields: &mut Fields<'_>,
+        limits: &RequestLimits,
+    ) -> Result<(), ApiError> {
+        match fields.take("annotations")? {
             None => Ok(()),
             Some(Value::Object(values)) => {
                 self.annotations.extend(values);
+                let name = fields.full_name("annotations");
+                let bytes = json_bytes(&*self.annotations);
+                at_most(&name, limits.max_annotation_bytes, bytes, "bytes as JSON")
+            }
+            Some(Value::Array(names)) => {
+                for (index, name) in names.iter().enumerate() {
+                    if name.as_str() != Some(ROUTER_ANNOTATION) {
+                        let name = fields.full_name("annotations");
+                        let problem = format!("expected \"{ROUTER_ANNOTATION}\"");
+                        return Err(ApiError::invalid(format!("{name}[{index}]"), problem));
+                    }
+                    self.is_explained = true;
+                }
                 Ok(())
             }
-            Some(other) => Err(fields.wrong_type("annotations", "an object", &other)),
+            Some(other) => {
+                let expected = "an object, or a list of annotations";
+                Err(fields.wrong_type("annotations", expected, &other))
+            }
         }
     }
 }
 
-fn read_n(fields: &mut Fields, limits: &RequestLimits) -> Result<u32, ApiError> {
+/// The narrower of the two fields that say what requests have in common. Where they have no effect they are left to be ignored.
+fn read_affinity(
+    fields: &mut Fields<'_>,
+    limits: &RequestLimits,
+) -> Result<Option<String>, ApiError> {
+    if !limits.has_affinity {
+        return Ok(None);
+    }
+    match fields.string("prompt_cache_key")? {
+        None => fields.string("user"),
+        key => Ok(key),
+    }
+}
+
+/// How long a value is as JSON.
+fn json_bytes(value: &impl serde::Serialize) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    match serde_json::to_writer(&mut count, value) {
+        Ok(()) => count.0,
+        Err(_) => usize::MAX,
+    }
+}
+
+fn at_most(name: &str, most: usize, got: usize, what: &str) -> Result<(), ApiError> {
+    if got <= most {
+        return Ok(());
+    }
+    let problem = format!("at most {most} {what}, got {got}");
+    Err(ApiError::invalid(name, problem))
+}
+
+/// Reads one of the two names of the limit. A value that is overruled is checked too.
+fn read_max_tokens(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<u32>, ApiError> {
+    match fields.u32(name)? {
+        Some(0) => Err(ApiError::invalid(name, "must be at least 1")),
+        max_tokens => Ok(max_tokens),
+    }
+}
+
+fn read_n(fields: &mut Fields<'_>, limits: &RequestLimits) -> Result<u32, ApiError> {
     let n = fields.u32("n")?.unwrap_or(1);
     if (1..=limits.max_choices).contains(&n) {
         return Ok(n);
@@ -177,8 +296,8 @@ fn read_n(fields: &mut Fields, limits: &RequestLimits) -> Result<u32, ApiError> 
     ))
 }
 
-fn read_stop(fields: &mut Fields, limits: &RequestLimits) -> Result<Arc<[String]>, ApiError> {
-    let stops = match fields.take("stop") {
+fn read_stop(fields: &mut Fields<'_>, limits: &RequestLimits) -> Result<Arc<[String]>, ApiError> {
+    let stops = match fields.take("stop")? {
         None => return Ok(Arc::default()),
         Some(Value::String(stop)) => vec![stop],
         Some(Value::Array(stops)) => stops
@@ -213,7 +332,7 @@ fn read_stop(fields: &mut Fields, limits: &RequestLimits) -> Result<Arc<[String]
     Ok(stops.into())
 }
 
-fn read_stream_options(fields: &mut Fields, is_stream: bool) -> Result<bool, ApiError> {
+fn read_stream_options(fields: &mut Fields<'_>, is_stream: bool) -> Result<bool, ApiError> {
     let Some(mut options) = fields.object("stream_options", "stream_options.")? else {
         return Ok(false);
     };
@@ -224,27 +343,35 @@ fn read_stream_options(fields: &mut Fields, is_stream: bool) -> Result<bool, Api
         ));
     }
     let include_usage = options.bool("include_usage")?.unwrap_or(false);
-    options.bool("include_obfuscation")?;
+    if options.bool("include_obfuscation")?.is_some() {
+        options.ignore("include_obfuscation");
+    }
     options.finish(&[])?;
     Ok(include_usage)
 }
 
-fn read_sampling(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
+fn read_sampling(
+    fields: &mut Fields<'_>,
+    limits: &RequestLimits,
+) -> Result<SamplingOptions, ApiError> {
     let seed = fields.i64("seed")?.map(i64::cast_unsigned);
     let sampling = SamplingOptions {
         temperature: fields.f32("temperature")?,
         top_p: fields.f32("top_p")?,
         presence_penalty: fields.f32("presence_penalty")?,
         frequency_penalty: fields.f32("frequency_penalty")?,
-        logit_bias: read_logit_bias(fields)?,
+        logit_bias: read_logit_bias(fields, limits)?.into(),
         seed,
         ..SamplingOptions::default()
     };
     Ok(sampling)
 }
 
-fn read_logit_bias(fields: &mut Fields) -> Result<BTreeMap<TokenId, f32>, ApiError> {
-    let biases = match fields.take("logit_bias") {
+fn read_logit_bias(
+    fields: &mut Fields<'_>,
+    limits: &RequestLimits,
+) -> Result<BTreeMap<TokenId, f32>, ApiError> {
+    let biases = match fields.take("logit_bias")? {
         None => return Ok(BTreeMap::new()),
         Some(Value::Object(biases)) => biases,
         Some(other) => {
@@ -255,6 +382,7 @@ fn read_logit_bias(fields: &mut Fields) -> Result<BTreeMap<TokenId, f32>, ApiErr
             ));
         }
     };
+    at_most("logit_bias", limits.max_logit_bias, biases.len(), "biases")?;
     let read = |(token, bias): (String, Value)| {
         let id = token
             .parse::<TokenId>()

@@ -1,12 +1,14 @@
 //! The request of `/v1/completions`.
 
 use genset_backend_common::TokenId;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::common::{CommonParams, IGNORED, RequestLimits, token_ids};
+use super::common::{CommonParams, IGNORED, RequestLimits};
 use super::fields::Fields;
 use super::logprobs::LogprobOptions;
+use super::prompts::read_prompts;
 use crate::error::ApiError;
+use crate::json::JsonBody;
 
 /// Tokens generated when the request sets no limit, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -41,13 +43,14 @@ impl CompletionRequest {
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn parse(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
+    pub fn parse<'a>(
+        body: impl Into<JsonBody<'a>>,
+        limits: &RequestLimits,
+    ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let mut params = CommonParams::read(&mut fields, limits, Some(DEFAULT_MAX_TOKENS))?;
-        let prompt = fields
-            .take("prompt")
+        let prompts = read_prompts(&mut fields, "prompt", limits.max_prompts)?
             .ok_or_else(|| ApiError::invalid("prompt", "you must provide a prompt"))?;
-        let prompts = read_prompts(prompt, limits)?;
         params.logprobs = LogprobOptions::read_completion(&mut fields)?;
         let echo = fields.bool("echo")?.unwrap_or(false);
         if echo && params.logprobs.is_some() {
@@ -61,48 +64,12 @@ impl CompletionRequest {
             &[json!(n)],
             "only a value equal to 'n' is available",
         )?;
-        fields.finish(IGNORED)?;
+        params.hints = fields.finish_request(IGNORED)?.checked(limits.is_strict)?;
         Ok(Self {
             params,
             prompts,
             echo,
             suffix,
         })
-    }
-}
-
-fn read_prompts(prompt: Value, limits: &RequestLimits) -> Result<Vec<Prompt>, ApiError> {
-    let list = match prompt {
-        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
-        Value::Array(list) if list.first().is_some_and(Value::is_number) => {
-            return Ok(vec![Prompt::Tokens(token_ids("prompt", &list)?)]);
-        }
-        Value::Array(list) if !list.is_empty() => list,
-        _ => {
-            let problem =
-                "expected a string, a list of strings, a list of token ids or a list of such lists";
-            return Err(ApiError::invalid("prompt", problem));
-        }
-    };
-    if list.len() > limits.max_prompts {
-        return Err(ApiError::invalid(
-            "prompt",
-            format!("at most {} prompts, got {}", limits.max_prompts, list.len()),
-        ));
-    }
-    list.into_iter()
-        .enumerate()
-        .map(|(index, prompt)| read_prompt(&format!("prompt[{index}]"), prompt))
-        .collect()
-}
-
-fn read_prompt(name: &str, prompt: Value) -> Result<Prompt, ApiError> {
-    match prompt {
-        Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(ids) if !ids.is_empty() => Ok(Prompt::Tokens(token_ids(name, &ids)?)),
-        _ => Err(ApiError::invalid(
-            name,
-            "expected a string or a list of token ids, as the others",
-        )),
     }
 }

@@ -3,12 +3,12 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
-use serde_json::Value;
 
-use super::common::token_ids;
 use super::completions::Prompt;
 use super::fields::Fields;
+use super::prompts::read_prompts;
 use crate::error::ApiError;
+use crate::json::JsonBody;
 
 /// An embeddings request, checked but for what the model decides.
 ///
@@ -24,7 +24,7 @@ use crate::error::ApiError;
 /// assert_eq!(request.inputs[1], Prompt::Text("two".into()));
 /// assert_eq!(request.encoding, EncodingFormat::Base64);
 /// let error = EmbeddingRequest::parse(body, 1).unwrap_err();
-/// assert_eq!(error.param.as_deref(), Some("input"));
+/// assert_eq!(error.param, Some("input".into()));
 /// # Ok::<(), genset_frontend::ApiError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,16 +54,17 @@ impl EmbeddingRequest {
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn parse(body: &[u8], max_inputs: usize) -> Result<Self, ApiError> {
+    pub fn parse<'a>(body: impl Into<JsonBody<'a>>, max_inputs: usize) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.string("model")?;
         let model = model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))?;
-        let input = fields.take("input");
-        let input =
-            input.ok_or_else(|| ApiError::invalid("input", "you must provide what to embed"))?;
+        let inputs = read_prompts(&mut fields, "input", max_inputs)?;
+        let inputs =
+            inputs.ok_or_else(|| ApiError::invalid("input", "you must provide what to embed"))?;
+        refuse_empty(&inputs)?;
         let request = Self {
             model,
-            inputs: read_inputs(input, max_inputs)?,
+            inputs,
             encoding: read_encoding(&mut fields)?,
             dimensions: fields.u32("dimensions")?,
         };
@@ -75,7 +76,7 @@ impl EmbeddingRequest {
     }
 }
 
-fn read_encoding(fields: &mut Fields) -> Result<EncodingFormat, ApiError> {
+fn read_encoding(fields: &mut Fields<'_>) -> Result<EncodingFormat, ApiError> {
     match fields.string("encoding_format")?.as_deref() {
         None | Some("float") => Ok(EncodingFormat::Float),
         Some("base64") => Ok(EncodingFormat::Base64),
@@ -86,37 +87,14 @@ fn read_encoding(fields: &mut Fields) -> Result<EncodingFormat, ApiError> {
     }
 }
 
-fn read_inputs(input: Value, max_inputs: usize) -> Result<Vec<Prompt>, ApiError> {
-    let list = match input {
-        Value::String(_) => return Ok(vec![read_input("input", input)?]),
-        Value::Array(ref list) if list.first().is_some_and(Value::is_number) => {
-            return Ok(vec![read_input("input", input)?]);
-        }
-        Value::Array(list) if !list.is_empty() => list,
-        _ => {
-            let problem =
-                "expected a string, a list of strings, a list of token ids or a list of such lists";
-            return Err(ApiError::invalid("input", problem));
-        }
-    };
-    if list.len() > max_inputs {
-        let problem = format!("at most {max_inputs} inputs, got {}", list.len());
-        return Err(ApiError::invalid("input", problem));
-    }
-    list.into_iter()
-        .enumerate()
-        .map(|(index, input)| read_input(&format!("input[{index}]"), input))
-        .collect()
-}
-
-fn read_input(name: &str, input: Value) -> Result<Prompt, ApiError> {
-    match input {
-        Value::String(text) if text.is_empty() => Err(ApiError::invalid(name, "must not be empty")),
-        Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(ids) if !ids.is_empty() => Ok(Prompt::Tokens(token_ids(name, &ids)?)),
-        _ => Err(ApiError::invalid(
-            name,
-            "expected a string or a list of token ids, as the others",
+fn refuse_empty(inputs: &[Prompt]) -> Result<(), ApiError> {
+    let is_empty = |input: &Prompt| matches!(input, Prompt::Text(text) if text.is_empty());
+    match inputs.iter().position(is_empty) {
+        None => Ok(()),
+        Some(_) if inputs.len() == 1 => Err(ApiError::invalid("input", "must not be empty")),
+        Some(at) => Err(ApiError::invalid(
+            format!("input[{at}]"),
+            "must not be empty",
         )),
     }
 }

@@ -1,10 +1,20 @@
 //! Reading a JSON object field by field, so that every error names its field and nothing is dropped in silence.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use genset_backend_common::TokenId;
 use serde_json::{Map, Value};
 
+use super::common::token_ids;
+use super::hints::Hints;
 use crate::error::ApiError;
+use crate::json::{self, JsonBody, Meter, describe, sketch};
 
-/// The fields of a request that were not read yet.
+/// A value of no more bytes may be one that asks for nothing.
+const SHORT_BYTES: usize = 64;
+
+/// The fields of a request that were not read yet. A field is made a value when it is taken, and one that nobody takes never.
 ///
 /// # Examples
 /// ```
@@ -13,37 +23,87 @@ use crate::error::ApiError;
 /// let mut fields = Fields::parse(br#"{"n": 2, "tpyo": 1}"#)?;
 /// assert_eq!(fields.u32("n")?, Some(2));
 /// let error = fields.finish(&[]).unwrap_err();
-/// assert_eq!(error.param.as_deref(), Some("tpyo"));
+/// assert_eq!(error.param, Some("tpyo".into()));
 /// # Ok::<(), genset_frontend::ApiError>(())
 /// ```
 #[derive(Debug)]
-pub struct Fields {
-    object: Map<String, Value>,
+pub struct Fields<'a> {
+    fields: Vec<(String, Field<'a>)>,
     prefix: &'static str,
+    meter: Rc<Meter>,
+    /// Those of the whole request.
+    hints: Rc<RefCell<Hints>>,
 }
 
-impl From<Map<String, Value>> for Fields {
-    fn from(object: Map<String, Value>) -> Self {
-        Self { object, prefix: "" }
+#[derive(Debug)]
+enum Field<'a> {
+    /// JSON, as it came.
+    Text(&'a str),
+    /// What another API's field was made.
+    Made(Value),
+}
+
+impl Field<'_> {
+    fn is_null(&self) -> bool {
+        match self {
+            Self::Text(text) => json::is_null(text),
+            Self::Made(value) => value.is_null(),
+        }
     }
 }
 
-impl Fields {
+impl<'a> Fields<'a> {
     /// Takes a body that must be a JSON object.
     ///
     /// # Errors
     /// A 400 that says where the JSON breaks, or what it is instead of an object.
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let bad_request = |message| ApiError::new(http::StatusCode::BAD_REQUEST, message);
-        let value: Value = serde_json::from_slice(body).map_err(|error| {
-            bad_request(format!("The request body is not valid JSON: {error}."))
-        })?;
-        match value {
-            Value::Object(object) => Ok(object.into()),
-            other => Err(bad_request(format!(
-                "The request body must be a JSON object, got {}.",
-                describe(&other)
-            ))),
+    pub fn parse(body: impl Into<JsonBody<'a>>) -> Result<Self, ApiError> {
+        let body = body.into();
+        Ok(Self::of(body.fields()?, "", body.meter()))
+    }
+
+    /// The fields of a chat that another API's request asks for.
+    pub(crate) fn made(fields: Map<String, Value>, meter: &Rc<Meter>) -> Self {
+        let made = |(name, value)| (name, Field::Made(value));
+        Self {
+            fields: fields.into_iter().map(made).collect(),
+            prefix: "",
+            meter: Rc::clone(meter),
+            hints: Rc::default(),
+        }
+    }
+
+    fn of(fields: Vec<(String, &'a str)>, prefix: &'static str, meter: &Rc<Meter>) -> Self {
+        let text = |(name, text)| (name, Field::Text(text));
+        Self {
+            fields: fields.into_iter().map(text).collect(),
+            prefix,
+            meter: Rc::clone(meter),
+            hints: Rc::default(),
+        }
+    }
+
+    /// A part of the same request.
+    fn within(self, whole: &Self) -> Self {
+        let hints = Rc::clone(&whole.hints);
+        Self { hints, ..self }
+    }
+
+    /// Counts what is made of the request.
+    pub(crate) fn meter(&self) -> &Rc<Meter> {
+        &self.meter
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Field<'a>> {
+        let at = self.fields.iter().position(|(known, _)| known == name)?;
+        let (_, field) = self.fields.remove(at);
+        (!field.is_null()).then_some(field)
+    }
+
+    fn make(&self, name: &str, field: Field<'a>) -> Result<Value, ApiError> {
+        match field {
+            Field::Text(text) => self.meter.value(&self.full_name(name), text),
+            Field::Made(value) => Ok(value),
         }
     }
 
@@ -52,24 +112,53 @@ impl Fields {
     /// # Errors
     /// A 400 that names the field.
     pub fn object(&mut self, name: &str, prefix: &'static str) -> Result<Option<Self>, ApiError> {
-        match self.take(name) {
+        match self.remove(name) {
             None => Ok(None),
-            Some(Value::Object(object)) => Ok(Some(Self { object, prefix })),
-            Some(other) => Err(self.wrong_type(name, "an object", &other)),
+            Some(Field::Text(text)) if json::is_object(text) => {
+                let fields = json::fields_of(&self.full_name(name), text)?;
+                Ok(Some(Self::of(fields, prefix, &self.meter).within(self)))
+            }
+            Some(Field::Made(Value::Object(fields))) => {
+                let made = Self::made(fields, &self.meter);
+                Ok(Some(Self { prefix, ..made }.within(self)))
+            }
+            Some(other) => Err(self.not_that(name, "an object", other)),
         }
     }
 
-    /// Looks at a field and leaves it to be read.
-    #[must_use]
-    pub fn get(&self, name: &str) -> Option<&Value> {
-        self.object.get(name)
+    /// Looks at a field, as a value of its own, and leaves it to be read.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn copy(&self, name: &str) -> Result<Option<Value>, ApiError> {
+        let found = self.fields.iter().find(|(known, _)| known == name);
+        let value = found.map(|(_, field)| match field {
+            Field::Text(text) => self.meter.value(&self.full_name(name), text),
+            Field::Made(value) => Ok(value.clone()),
+        });
+        Ok(value.transpose()?.filter(|value| !value.is_null()))
     }
 
     /// Takes a field as it is; `null` counts as absent.
-    pub fn take(&mut self, name: &str) -> Option<Value> {
-        self.object
-            .shift_remove(name)
-            .filter(|value| !value.is_null())
+    ///
+    /// # Errors
+    /// A 400 that names the field, where it is too much or cannot be read; a 503 where there is no memory for it.
+    pub fn take(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
+        let field = self.remove(name);
+        field.map(|field| self.make(name, field)).transpose()
+    }
+
+    /// Takes a field of which lists and objects are refused; nothing is made of those.
+    fn scalar(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
+        let field = self.remove(name);
+        let value = field.map(|field| match field {
+            Field::Text(text) => match sketch(text) {
+                Some(sketch) => Ok(sketch),
+                None => self.make(name, Field::Text(text)),
+            },
+            Field::Made(value) => Ok(value),
+        });
+        value.transpose()
     }
 
     /// Takes a string.
@@ -77,7 +166,7 @@ impl Fields {
     /// # Errors
     /// A 400 that names the field.
     pub fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        match self.take(name) {
+        match self.scalar(name)? {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
             Some(other) => Err(self.wrong_type(name, "a string", &other)),
@@ -89,7 +178,7 @@ impl Fields {
     /// # Errors
     /// A 400 that names the field.
     pub fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
-        match self.take(name) {
+        match self.scalar(name)? {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(value)),
             Some(other) => Err(self.wrong_type(name, "a boolean", &other)),
@@ -101,7 +190,7 @@ impl Fields {
     /// # Errors
     /// A 400 that names the field.
     pub fn f32(&mut self, name: &str) -> Result<Option<f32>, ApiError> {
-        let Some(value) = self.take(name) else {
+        let Some(value) = self.scalar(name)? else {
             return Ok(None);
         };
         #[expect(
@@ -119,7 +208,7 @@ impl Fields {
     /// # Errors
     /// A 400 that names the field.
     pub fn u32(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
-        let Some(value) = self.take(name) else {
+        let Some(value) = self.scalar(name)? else {
             return Ok(None);
         };
         match value.as_u64().and_then(|number| u32::try_from(number).ok()) {
@@ -133,7 +222,7 @@ impl Fields {
     /// # Errors
     /// A 400 that names the field.
     pub fn i64(&mut self, name: &str) -> Result<Option<i64>, ApiError> {
-        let Some(value) = self.take(name) else {
+        let Some(value) = self.scalar(name)? else {
             return Ok(None);
         };
         match value.as_i64() {
@@ -147,11 +236,56 @@ impl Fields {
     /// # Errors
     /// A 400 that names the field.
     pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
-        match self.take(name) {
+        match self.remove(name) {
             None => Ok(None),
-            Some(Value::Array(list)) => Ok(Some(list)),
-            Some(other) => Err(self.wrong_type(name, "a list", &other)),
+            Some(Field::Text(text)) if !json::is_list(text) => {
+                Err(self.not_that(name, "a list", Field::Text(text)))
+            }
+            Some(field) => match self.make(name, field)? {
+                Value::Array(list) => Ok(Some(list)),
+                other => Err(self.wrong_type(name, "a list", &other)),
+            },
         }
+    }
+
+    /// Takes a list of token ids.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub(super) fn token_ids(&mut self, name: &str) -> Result<Option<Vec<TokenId>>, ApiError> {
+        match self.remove(name) {
+            None => Ok(None),
+            Some(Field::Text(text)) if json::is_list(text) => {
+                self.meter.token_ids(&self.full_name(name), text).map(Some)
+            }
+            Some(Field::Made(Value::Array(list))) => {
+                token_ids(&self.full_name(name), &list).map(Some)
+            }
+            Some(other) => Err(self.not_that(name, "a list", other)),
+        }
+    }
+
+    /// Takes the JSON of a field that only a body has.
+    ///
+    /// # Errors
+    /// A 400 that names the field, where it has been read already.
+    pub(super) fn text(&mut self, name: &str) -> Result<Option<&'a str>, ApiError> {
+        match self.remove(name) {
+            None => Ok(None),
+            Some(Field::Text(text)) => Ok(Some(text)),
+            Some(made @ Field::Made(_)) => Err(self.not_that(name, "JSON of the body", made)),
+        }
+    }
+
+    /// The 400 for a field of the wrong type, whatever is in it.
+    fn not_that(&self, name: &str, expected: &str, got: Field<'a>) -> ApiError {
+        let got = match got {
+            Field::Text(text) => {
+                sketch(text).map_or_else(|| self.make(name, Field::Text(text)), Ok)
+            }
+            Field::Made(value) => Ok(value),
+        };
+        got.map_or_else(|error| error, |got| self.wrong_type(name, expected, &got))
     }
 
     /// The 400 for a field of the wrong type.
@@ -174,46 +308,78 @@ impl Fields {
     /// # Errors
     /// A 400 that names the field.
     pub fn refuse(&mut self, name: &str, neutral: &[Value], why: &str) -> Result<(), ApiError> {
-        match self.take(name) {
-            Some(value) if !neutral.contains(&value) => {
-                Err(ApiError::unsupported(self.full_name(name), why))
+        let is_neutral = match self.remove(name) {
+            None => true,
+            // None of them is long.
+            Some(Field::Text(text)) => {
+                text.len() <= SHORT_BYTES
+                    && serde_json::from_str(text).is_ok_and(|value| neutral.contains(&value))
             }
-            _ => Ok(()),
+            Some(Field::Made(value)) => neutral.contains(&value),
+        };
+        if is_neutral {
+            return Ok(());
+        }
+        Err(ApiError::unsupported(self.full_name(name), why))
+    }
+
+    /// Takes a text that cannot make an answer wrong and has no effect here. One of `neutral` asks for nothing.
+    ///
+    /// # Errors
+    /// A 400 that names the field, where it is no text.
+    pub(crate) fn hint(
+        &mut self,
+        name: &str,
+        neutral: &[&str],
+        why: &'static str,
+    ) -> Result<(), ApiError> {
+        match self.string(name)? {
+            Some(value) if !neutral.contains(&value.as_str()) => {
+                let field = self.full_name(name);
+                self.hints.borrow_mut().accept(field, why)
+            }
+            Some(_) | None => Ok(()),
         }
     }
 
-    /// Refuses whatever was not read, but for the names in `ignored`.
+    /// Notes a field that was read and has no effect.
+    pub(crate) fn ignore(&self, name: &str) {
+        self.hints.borrow_mut().ignore(self.full_name(name));
+    }
+
+    /// Refuses whatever was not read, but for the names in `ignored`, which are hints.
     ///
     /// # Errors
     /// A 400 that names the first unknown field.
-    pub fn finish(mut self, ignored: &[&str]) -> Result<(), ApiError> {
-        self.object
-            .retain(|name, value| !value.is_null() && !ignored.contains(&name.as_str()));
-        match self.object.keys().next() {
-            None => Ok(()),
-            Some(name) => {
-                let name = self.full_name(name);
-                let message = format!("Unrecognized request argument supplied: {name}.");
-                let base = ApiError::new(http::StatusCode::BAD_REQUEST, message);
-                Err(ApiError {
-                    param: Some(name),
-                    code: Some("unknown_parameter"),
-                    ..base
-                })
-            }
-        }
+    pub fn finish(self, ignored: &[&str]) -> Result<(), ApiError> {
+        self.refuse_all_but(ignored)?;
+        let there = self.fields.iter().filter(|(_, field)| !field.is_null());
+        there.for_each(|(name, _)| self.ignore(name));
+        Ok(())
     }
-}
 
-/// A value in an error message: its kind, and the value itself when it is short.
-fn describe(value: &Value) -> String {
-    match value {
-        Value::Null => "null".into(),
-        Value::Bool(value) => format!("the boolean {value}"),
-        Value::Number(number) => format!("the number {number}"),
-        Value::String(text) if text.len() <= 40 => format!("the string {text:?}"),
-        Value::String(_) => "a string".into(),
-        Value::Array(_) => "a list".into(),
-        Value::Object(_) => "an object".into(),
+    /// As [`Self::finish`], of the whole request: its hints.
+    ///
+    /// # Errors
+    /// A 400 that names the first unknown field.
+    pub(crate) fn finish_request(self, ignored: &[&str]) -> Result<Hints, ApiError> {
+        let hints = Rc::clone(&self.hints);
+        self.finish(ignored)?;
+        Ok(hints.take())
+    }
+
+    /// As [`Self::finish`], of fields that are read afterwards.
+    ///
+    /// # Errors
+    /// A 400 that names the first field that is not one of `known`.
+    pub(crate) fn refuse_all_but(&self, known: &[&str]) -> Result<(), ApiError> {
+        let unknown = self
+            .fields
+            .iter()
+            .find(|(name, field)| !field.is_null() && !known.contains(&name.as_str()));
+        let Some((name, _)) = unknown else {
+            return Ok(());
+        };
+        Err(ApiError::unknown(self.full_name(name)))
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::fields::Fields;
 use crate::error::ApiError;
+use crate::json::Meter;
 
 /// A language that the answer must belong to, and the field that asks for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,7 +20,7 @@ pub struct GuidedOptions {
 
 impl GuidedOptions {
     /// The `response_format` of a chat; `None` for plain text.
-    pub(super) fn read_response_format(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+    pub(super) fn read_response_format(fields: &mut Fields<'_>) -> Result<Option<Self>, ApiError> {
         let Some(mut format) = fields.object("response_format", "response_format.")? else {
             return Ok(None);
         };
@@ -41,12 +42,12 @@ impl GuidedOptions {
     }
 
     /// The `guided_*` fields of a request or of an extension in it.
-    pub(super) fn read_extensions(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+    pub(super) fn read_extensions(fields: &mut Fields<'_>) -> Result<Option<Self>, ApiError> {
         let mut found = None;
         for (name, read) in READERS {
-            if let Some(value) = fields.take(name) {
+            if let Some(value) = fields.take(name)? {
                 let field = fields.full_name(name);
-                let decoding = read(&field, value)?;
+                let decoding = read(&field, value, fields.meter())?;
                 join(&mut found, Some(Self { decoding, field }))?;
             }
         }
@@ -106,7 +107,7 @@ fn kind(decoding: &GuidedDecoding) -> GuidedKind {
 }
 
 /// The schema in a `response_format`. Its name and description are for the reader.
-fn read_schema(format: &mut Fields) -> Result<Value, ApiError> {
+fn read_schema(format: &mut Fields<'_>) -> Result<Value, ApiError> {
     let prefix = "response_format.json_schema.";
     let inner = format.object("json_schema", prefix)?;
     let mut inner = inner.ok_or_else(|| {
@@ -121,7 +122,7 @@ fn read_schema(format: &mut Fields) -> Result<Value, ApiError> {
     }
     inner.string("description")?;
     inner.bool("strict")?;
-    let schema = inner.take("schema");
+    let schema = inner.take("schema")?;
     let schema = schema
         .ok_or_else(|| ApiError::invalid(inner.full_name("schema"), "you must provide a schema"))?;
     check_schema(&inner.full_name("schema"), &schema)?;
@@ -129,12 +130,12 @@ fn read_schema(format: &mut Fields) -> Result<Value, ApiError> {
     Ok(schema)
 }
 
-type Reader = fn(&str, Value) -> Result<GuidedDecoding, ApiError>;
+type Reader = fn(&str, Value, &Meter) -> Result<GuidedDecoding, ApiError>;
 
 const READERS: [(&str, Reader); 4] = [
-    ("guided_json", |field, value| {
+    ("guided_json", |field, value, meter| {
         let schema = match value {
-            Value::String(text) => serde_json::from_str(&text).map_err(|error| {
+            Value::String(text) => meter.value_in_text(field, &text)?.map_err(|error| {
                 ApiError::invalid(field, format!("the text is not JSON: {error}"))
             })?,
             other => other,
@@ -142,10 +143,10 @@ const READERS: [(&str, Reader); 4] = [
         check_schema(field, &schema)?;
         Ok(GuidedDecoding::JsonSchema(schema))
     }),
-    ("guided_regex", |field, value| {
+    ("guided_regex", |field, value, _| {
         text(field, value).map(GuidedDecoding::Regex)
     }),
-    ("guided_choice", |field, value| {
+    ("guided_choice", |field, value, _| {
         let Value::Array(choices) = value else {
             return Err(ApiError::invalid(field, "expected a list of strings"));
         };
@@ -157,7 +158,7 @@ const READERS: [(&str, Reader); 4] = [
             .collect::<Result<_, _>>()
             .map(GuidedDecoding::Choice)
     }),
-    ("guided_grammar", |field, value| {
+    ("guided_grammar", |field, value, _| {
         text(field, value).map(GuidedDecoding::Grammar)
     }),
 ];

@@ -26,7 +26,7 @@ pub struct LogprobOptions {
 
 impl LogprobOptions {
     /// A chat's `logprobs` and `top_logprobs`.
-    pub(super) fn read_chat(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+    pub(super) fn read_chat(fields: &mut Fields<'_>) -> Result<Option<Self>, ApiError> {
         let is_asked = fields.bool("logprobs")?.unwrap_or(false);
         let top = fields.u32("top_logprobs")?.unwrap_or(0);
         if top > 0 && !is_asked {
@@ -38,7 +38,7 @@ impl LogprobOptions {
     }
 
     /// The `logprobs` of a completion.
-    pub(super) fn read_completion(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+    pub(super) fn read_completion(fields: &mut Fields<'_>) -> Result<Option<Self>, ApiError> {
         let top = fields.u32("logprobs")?;
         top.map(|top| Self::try_new(top, "logprobs")).transpose()
     }

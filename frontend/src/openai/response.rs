@@ -1,12 +1,13 @@
 //! Responses: whole ones as JSON values, streamed ones as server-sent events written straight into a buffer.
 
 use bytes::{BufMut, BytesMut};
-use genset_backend_common::FinishReason;
+use genset_backend_common::{Explanation, FinishReason};
 use serde_json::{Value, json};
 
 use super::logprobs::logprobs_json;
+use super::names::{chat_name, completion_name};
 use crate::answer::{Completed, RatedToken, Spent};
-use crate::error::ApiError;
+use crate::error::{ApiError, ParamName};
 use crate::markup::{Delta, Message, ToolCall};
 
 /// What the `system_fingerprint` says.
@@ -31,6 +32,15 @@ impl Api {
         match self {
             Self::Chat => "chatcmpl-",
             Self::Completions => "cmpl-",
+        }
+    }
+
+    /// The API's name for a place in a request.
+    #[must_use]
+    pub const fn param_name(self) -> ParamName {
+        match self {
+            Self::Chat => chat_name,
+            Self::Completions => completion_name,
         }
     }
 
@@ -202,6 +212,11 @@ pub fn response_json(head: &ResponseHead, choices: Vec<Value>, spent: &Spent) ->
     response
 }
 
+/// What the `genset` of an answer says.
+pub(crate) fn explanation_json(explanation: &Explanation) -> Value {
+    json!({"router": explanation.decisions()})
+}
+
 /// Writes the events of one stream. What never changes is rendered once; a text event is two copies and an escape.
 ///
 /// # Examples
@@ -335,10 +350,18 @@ impl ChunkEncoder {
         out.put_slice(b"}\n\n");
     }
 
+    /// How the answers were routed: an event without choices.
+    pub fn explanation(&self, explanation: &Explanation, out: &mut BytesMut) {
+        out.put_slice(&self.before_index);
+        out.put_slice(b"],\"genset\":");
+        put_json(&explanation_json(explanation), out);
+        out.put_slice(self.after_choices.get(1..).unwrap_or_default());
+    }
+
     /// An error after the first byte.
-    pub fn error(&self, error: ApiError, out: &mut BytesMut) {
+    pub fn error(&self, error: &ApiError, out: &mut BytesMut) {
         out.put_slice(b"data: ");
-        put_json(&error.in_the_words_of(self.api).to_json(), out);
+        put_json(&error.to_json(self.api.param_name()), out);
         out.put_slice(b"\n\n");
     }
 

@@ -1,12 +1,14 @@
 //! `/tokenize` and `/detokenize`, which OpenAI's API has not; the fields are vLLM's.
 
 use genset_backend_common::TokenId;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::chat::ChatRequest;
-use super::common::{RequestLimits, token_ids};
+use super::common::RequestLimits;
 use super::fields::Fields;
 use crate::error::ApiError;
+use crate::json::JsonBody;
 
 /// The fields of a chat that decide its prompt.
 const CHAT_FIELDS: [&str; 4] = [
@@ -49,11 +51,14 @@ impl TokenizeRequest {
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn parse(body: &[u8], limits: &RequestLimits) -> Result<Self, ApiError> {
+    pub fn parse<'a>(
+        body: impl Into<JsonBody<'a>>,
+        limits: &RequestLimits,
+    ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let model = read_model(&mut fields)?;
         let return_token_strs = fields.bool("return_token_strs")?.unwrap_or(false);
-        let input = match (fields.string("prompt")?, fields.take("messages")) {
+        let input = match (fields.string("prompt")?, fields.take("messages")?) {
             (Some(text), None) => TokenizeInput::Prompt {
                 text,
                 add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(true),
@@ -76,14 +81,14 @@ impl TokenizeRequest {
     }
 }
 
-fn read_model(fields: &mut Fields) -> Result<String, ApiError> {
+fn read_model(fields: &mut Fields<'_>) -> Result<String, ApiError> {
     let model = fields.string("model")?;
     model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))
 }
 
 /// The chat whose prompt is asked for.
 fn read_chat(
-    fields: &mut Fields,
+    fields: &mut Fields<'_>,
     model: &str,
     messages: Value,
     limits: &RequestLimits,
@@ -97,11 +102,46 @@ fn read_chat(
     chat.insert("model".into(), model.into());
     chat.insert("messages".into(), messages);
     for name in CHAT_FIELDS {
-        if let Some(value) = fields.take(name) {
+        if let Some(value) = fields.take(name)? {
             chat.insert(name.into(), value);
         }
     }
-    ChatRequest::read(chat.into(), limits)
+    ChatRequest::read(Fields::made(chat, fields.meter()), limits)
+}
+
+/// The response's body of `/tokenize`, of a model with a context of so many tokens.
+///
+/// # Examples
+/// ```
+/// use genset_frontend::openai::tokenize_json;
+///
+/// let body = tokenize_json(2048, &[7], Some(&["a".into()]));
+/// assert_eq!(body, r#"{"count":1,"max_model_len":2048,"tokens":[7],"token_strs":["a"]}"#);
+/// ```
+#[must_use]
+pub fn tokenize_json(
+    context_tokens: u32,
+    tokens: &[TokenId],
+    strings: Option<&[String]>,
+) -> String {
+    let body = Tokens {
+        count: tokens.len(),
+        max_model_len: context_tokens,
+        tokens,
+        token_strs: strings,
+    };
+    let written = serde_json::to_string(&body);
+    debug_assert!(written.is_ok(), "numbers and strings are JSON");
+    written.unwrap_or_default()
+}
+
+/// Written as it is: as values it would take many times the memory.
+#[derive(Serialize)]
+struct Tokens<'a> {
+    count: usize,
+    max_model_len: u32,
+    tokens: &'a [TokenId],
+    token_strs: Option<&'a [String]>,
 }
 
 /// A request of `/detokenize`.
@@ -118,13 +158,12 @@ impl DetokenizeRequest {
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub fn parse<'a>(body: impl Into<JsonBody<'a>>) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let model = read_model(&mut fields)?;
-        let tokens = fields.list("tokens")?;
+        let tokens = fields.token_ids("tokens")?;
         let tokens =
             tokens.ok_or_else(|| ApiError::invalid("tokens", "expected a list of token ids"))?;
-        let tokens = token_ids("tokens", &tokens)?;
         fields.finish(&[])?;
         Ok(Self { model, tokens })
     }

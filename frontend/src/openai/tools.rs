@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::common::RequestLimits;
 use super::fields::Fields;
 use crate::error::ApiError;
+use crate::json::{Meter, is_object};
 
 /// The longest name of a tool, in bytes, as in OpenAI's API.
 const MAX_NAME_BYTES: usize = 64;
@@ -53,7 +54,16 @@ impl ToolOptions {
         }
     }
 
-    pub(super) fn read(fields: &mut Fields, limits: &RequestLimits) -> Result<Self, ApiError> {
+    /// As [`Self::offered`].
+    #[must_use]
+    pub fn into_offered(self) -> Vec<Value> {
+        match self.choice {
+            ToolChoice::None => Vec::new(),
+            ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => self.tools,
+        }
+    }
+
+    pub(super) fn read(fields: &mut Fields<'_>, limits: &RequestLimits) -> Result<Self, ApiError> {
         let tools = fields.list("tools")?.unwrap_or_default();
         if tools.len() > limits.max_tools {
             let problem = format!("at most {} tools, got {}", limits.max_tools, tools.len());
@@ -74,7 +84,7 @@ impl ToolOptions {
 }
 
 /// What `tools` and `tool_choice` took the place of.
-fn refuse_legacy(fields: &mut Fields) -> Result<(), ApiError> {
+fn refuse_legacy(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.refuse("functions", &[json!([])], "use 'tools'")?;
     let neutral = [json!("none"), json!("auto")];
     fields.refuse("function_call", &neutral, "use 'tool_choice'")
@@ -130,8 +140,8 @@ fn check_name(at: &str, name: Option<&Value>) -> Result<(), ApiError> {
     }
 }
 
-fn read_choice(fields: &mut Fields, tools: &[Value]) -> Result<ToolChoice, ApiError> {
-    let choice = match fields.take("tool_choice") {
+fn read_choice(fields: &mut Fields<'_>, tools: &[Value]) -> Result<ToolChoice, ApiError> {
+    let choice = match fields.take("tool_choice")? {
         None if tools.is_empty() => return Ok(ToolChoice::None),
         None => return Ok(ToolChoice::Auto),
         Some(Value::String(choice)) => match choice.as_str() {
@@ -175,7 +185,11 @@ fn read_choice(fields: &mut Fields, tools: &[Value]) -> Result<ToolChoice, ApiEr
 
 /// The calls of an assistant's message, as templates expect them: the arguments an object. Arguments that are none stay the
 /// text they are: models err, and their templates may still print what they wrote.
-pub(super) fn read_calls(at: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
+pub(super) fn read_calls(
+    at: &str,
+    message: &mut Map<String, Value>,
+    meter: &Meter,
+) -> Result<(), ApiError> {
     let at = format!("{at}.tool_calls");
     let calls = match message.get_mut("tool_calls") {
         None => return Ok(()),
@@ -188,12 +202,12 @@ pub(super) fn read_calls(at: &str, message: &mut Map<String, Value>) -> Result<(
         Some(_) => return Err(ApiError::invalid(at, "expected a list")),
     };
     for (index, call) in calls.iter_mut().enumerate() {
-        read_call(&format!("{at}[{index}]"), call)?;
+        read_call(&format!("{at}[{index}]"), call, meter)?;
     }
     Ok(())
 }
 
-fn read_call(at: &str, call: &mut Value) -> Result<(), ApiError> {
+fn read_call(at: &str, call: &mut Value, meter: &Meter) -> Result<(), ApiError> {
     let Value::Object(call) = call else {
         return Err(ApiError::invalid(at, "expected an object"));
     };
@@ -214,10 +228,14 @@ fn read_call(at: &str, call: &mut Value) -> Result<(), ApiError> {
     }
     match function.get_mut("arguments") {
         Some(arguments @ Value::String(_)) => {
-            let text = arguments.as_str().unwrap_or_default();
-            let object = if text.trim().is_empty() { "{}" } else { text };
-            if let Ok(object) = serde_json::from_str::<Map<String, Value>>(object) {
-                *arguments = Value::Object(object);
+            let text = arguments.as_str().unwrap_or_default().trim();
+            if text.is_empty() {
+                *arguments = Value::Object(Map::new());
+            } else if is_object(text) {
+                let object = meter.value_in_text(&format!("{at}.arguments"), text)?;
+                if let Ok(object) = object {
+                    *arguments = object;
+                }
             }
             Ok(())
         }

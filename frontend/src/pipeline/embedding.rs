@@ -8,10 +8,13 @@ use genset_backend_common::{
 };
 use http::StatusCode;
 
-use super::{off_async_threads, tokenize};
-use crate::error::ApiError;
+use super::encode::Plain;
+use super::{Prepared, Room};
+use crate::answer::{Account, Meter};
+use crate::error::{ApiError, Param};
 use crate::model::{Matryoshka, ServedModel};
 use crate::openai::{EmbeddingRequest, Prompt};
+use crate::work::Owner;
 
 /// The most inputs that go to the engine together: an answer must fit one frame of the request plane, also with embeddings
 /// of tens of thousands of numbers, and several instances may share a large batch.
@@ -26,6 +29,13 @@ pub struct EmbedJob {
     model: Arc<ServedModel>,
     inputs: Vec<Vec<TokenId>>,
     dimensions: Option<u32>,
+}
+
+impl Prepared for EmbedJob {
+    fn held_bytes(&self) -> usize {
+        let input = |tokens: &Vec<TokenId>| size_of_val(tokens) + size_of_val(tokens.as_slice());
+        self.inputs.iter().map(input).sum()
+    }
 }
 
 /// What an [`EmbedJob`] gives.
@@ -43,9 +53,13 @@ impl EmbedJob {
     /// # Errors
     /// A 400 that names the field: text for a model without a tokenizer, an input over the context, a length the model's
     /// embeddings cannot be cut to.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
     pub async fn prepare(
         model: Arc<ServedModel>,
         request: EmbeddingRequest,
+        room: Room,
     ) -> Result<Self, ApiError> {
         let EmbeddingRequest {
             inputs, dimensions, ..
@@ -57,41 +71,28 @@ impl EmbedJob {
         if let Some(dimensions) = dimensions {
             check_dimensions(&model, dimensions)?;
         }
-        let bytes = inputs.iter().map(text_bytes).sum();
+        let bytes = inputs.iter().map(work_bytes).sum();
         let with_model = Arc::clone(&model);
-        let inputs = off_async_threads(bytes, move || {
-            let tokens = |(index, input)| tokens_of(&with_model, index, input);
-            inputs.into_iter().enumerate().map(tokens).collect()
-        });
-        let job = Self {
-            inputs: inputs.await?,
+        let work = move |owner: &Owner| {
+            let _room = room.memory;
+            let mut all = Vec::with_capacity(inputs.len());
+            for (index, input) in inputs.into_iter().enumerate() {
+                owner.check()?;
+                let tokens = tokens_of(&with_model, index, input, owner)?;
+                check_input(&with_model, index, &tokens)?;
+                all.push(tokens);
+            }
+            Ok(all)
+        };
+        let inputs = model.work.run(bytes, room.deadline, work).await?;
+        Ok(Self {
+            inputs,
             model,
             dimensions,
-        };
-        job.check_inputs()?;
-        Ok(job)
+        })
     }
 
-    fn check_inputs(&self) -> Result<(), ApiError> {
-        let card = &self.model.card;
-        let context = usize::try_from(card.context_length_tokens).unwrap_or(usize::MAX);
-        for (index, tokens) in self.inputs.iter().enumerate() {
-            let name = format!("input[{index}]");
-            // An input may fill the context: nothing is generated.
-            if tokens.len() > context {
-                return Err(too_long(name, tokens.len(), context));
-            }
-            let is_unknown =
-                |token: &&TokenId| card.vocab_size.is_some_and(|size| **token >= size.get());
-            if let Some(token) = tokens.iter().find(is_unknown) {
-                let problem = format!("token id {token} is not in the model's vocabulary");
-                return Err(ApiError::invalid(name, problem));
-            }
-        }
-        Ok(())
-    }
-
-    /// Embeds the inputs.
+    /// Embeds the inputs, which `account` pays for as the engine takes them.
     ///
     /// # Errors
     /// What the model's card or an engine refuses; `Internal` when an engine gives other than one embedding of finite
@@ -99,12 +100,23 @@ impl EmbedJob {
     ///
     /// # Cancel safety
     /// Dropping the future cancels what runs.
-    pub async fn run(self, ctx: &RequestContext) -> Result<Embedded, ApiError> {
-        let calls = self.inputs.chunks(INPUTS_PER_CALL).map(<[_]>::to_vec);
-        let calls: Vec<_> = calls
-            .enumerate()
-            .map(|(index, inputs)| self.call(inputs, ctx.sibling(index)))
-            .collect();
+    pub async fn run(
+        self,
+        ctx: &RequestContext,
+        account: &Arc<Account>,
+    ) -> Result<Embedded, ApiError> {
+        let Self {
+            model,
+            mut inputs,
+            dimensions,
+        } = self;
+        let mut calls = Vec::with_capacity(inputs.len().div_ceil(INPUTS_PER_CALL));
+        while !inputs.is_empty() {
+            let rest = inputs.split_off(inputs.len().min(INPUTS_PER_CALL));
+            let inputs = std::mem::replace(&mut inputs, rest);
+            let meter = Meter::new(Arc::clone(account));
+            calls.push(call(&model, inputs, ctx.sibling(calls.len()), meter));
+        }
         let parts: Vec<Embedded> = stream::iter(calls)
             .buffered(CALLS_AT_ONCE)
             .try_collect()
@@ -114,40 +126,64 @@ impl EmbedJob {
             all.embeddings.extend(part.embeddings);
             all.prompt_tokens = all.prompt_tokens.saturating_add(part.prompt_tokens);
         }
-        if let Some(dimensions) = self.dimensions {
-            cut(&mut all.embeddings, dimensions)?;
-        }
-        Ok(all)
-    }
-
-    async fn call(
-        &self,
-        inputs: Vec<Vec<TokenId>>,
-        ctx: RequestContext,
-    ) -> Result<Embedded, EngineError> {
-        let expected = inputs.len();
-        let mut request = GenerateRequest::from_tokens(self.model.card.name.clone(), Vec::new());
-        request.input = Input::Embed(inputs);
-        let in_our_words = |error: EngineError| match error.details().field.as_deref() {
-            Some("prompt") => error.with_field("input"),
-            _ => error,
+        let Some(dimensions) = dimensions else {
+            return Ok(all);
         };
-        self.model.card.check(&request).map_err(in_our_words)?;
-        let mut outputs = self.model.engine.generate(request, ctx).await;
-        let outputs = outputs.as_mut().map_err(|error| error.clone())?;
-        let mut embedded = Embedded::default();
-        while let Some(output) = outputs.next().await {
-            match output.map_err(in_our_words)? {
-                Output::Embeddings(embeddings) => embedded.embeddings.extend(embeddings),
-                Output::Finished(finished) => embedded.prompt_tokens = finished.usage.prompt_tokens,
-                Output::Tokens(_) | Output::Text(_) => {
-                    let problem = "the engine generated where it was to embed";
-                    return Err(EngineError::internal(problem));
-                }
+        let numbers = all.embeddings.iter().map(Vec::len).sum();
+        let cut = move |_: &Owner| {
+            cut(&mut all.embeddings, dimensions)?;
+            Ok(all)
+        };
+        model.work.run(numbers, ctx.deadline(), cut).await
+    }
+}
+
+async fn call(
+    model: &ServedModel,
+    inputs: Vec<Vec<TokenId>>,
+    ctx: RequestContext,
+    mut meter: Meter,
+) -> Result<Embedded, EngineError> {
+    let expected = inputs.len();
+    let tokens = inputs.iter().map(Vec::len).sum::<usize>();
+    let mut request = GenerateRequest::from_tokens(model.card.name.clone(), Vec::new());
+    request.input = Input::Embed(inputs.into());
+    // Each input was checked; what is left is whether the engine embeds.
+    model.card.capabilities.check(&request)?;
+    let mut outputs = model.engine.generate(request, ctx).await;
+    let outputs = outputs.as_mut().map_err(|error| error.clone())?;
+    meter.reach(u32::try_from(tokens).unwrap_or(u32::MAX), 0);
+    let mut embedded = Embedded::default();
+    while let Some(output) = outputs.next().await {
+        match output? {
+            Output::Embeddings(embeddings) => embedded.embeddings.extend(embeddings),
+            Output::Finished(finished) => embedded.prompt_tokens = finished.usage.prompt_tokens,
+            Output::Tokens(_) | Output::Text(_) => {
+                let problem = "the engine generated where it was to embed";
+                return Err(EngineError::internal(problem));
             }
         }
-        check_embeddings(&embedded.embeddings, expected)?;
-        Ok(embedded)
+    }
+    meter.reach(embedded.prompt_tokens, 0);
+    check_embeddings(&embedded.embeddings, expected)?;
+    Ok(embedded)
+}
+
+fn check_input(model: &ServedModel, index: usize, tokens: &[TokenId]) -> Result<(), ApiError> {
+    let card = &model.card;
+    let name = || format!("input[{index}]");
+    let context = usize::try_from(card.context_length_tokens).unwrap_or(usize::MAX);
+    // An input may fill the context: nothing is generated.
+    if tokens.len() > context {
+        return Err(too_long(name(), tokens.len(), context));
+    }
+    let is_unknown = |token: &&TokenId| card.vocab_size.is_some_and(|size| **token >= size.get());
+    match tokens.iter().find(is_unknown) {
+        None => Ok(()),
+        Some(token) => {
+            let problem = format!("token id {token} is not in the model's vocabulary");
+            Err(ApiError::invalid(name(), problem))
+        }
     }
 }
 
@@ -155,24 +191,40 @@ fn too_long(name: String, tokens: usize, context: usize) -> ApiError {
     let message =
         format!("{name} has {tokens} tokens, but the model's context holds {context}; shorten it");
     ApiError {
-        param: Some(name),
+        param: Some(name.into()),
         code: Some("context_length_exceeded"),
         ..ApiError::new(StatusCode::BAD_REQUEST, message)
     }
 }
 
-fn text_bytes(input: &Prompt) -> usize {
+/// About as many bytes of text as take as long.
+fn work_bytes(input: &Prompt) -> usize {
     match input {
         Prompt::Text(text) => text.len(),
-        Prompt::Tokens(_) => 0,
+        // They are only looked at.
+        Prompt::Tokens(tokens) => tokens.len() / 64,
     }
 }
 
-fn tokens_of(model: &ServedModel, index: usize, input: Prompt) -> Result<Vec<TokenId>, ApiError> {
+fn tokens_of(
+    model: &ServedModel,
+    index: usize,
+    input: Prompt,
+    owner: &Owner,
+) -> Result<Vec<TokenId>, ApiError> {
     let name = format!("input[{index}]");
     let tokens = match (input, &model.text) {
         (Prompt::Tokens(tokens), _) => tokens,
-        (Prompt::Text(text), Some(files)) => tokenize(files, &text, true, &name)?,
+        (Prompt::Text(text), Some(files)) => {
+            let plain = Plain {
+                text: &text,
+                add_special: true,
+                param: &Param::Path(name.clone()),
+            };
+            model
+                .timings
+                .tokenize(|| plain.encode(model, files, owner))?
+        }
         (Prompt::Text(_), None) => {
             let why = "this server has no tokenizer for the model; send token ids";
             return Err(ApiError::unsupported(name, why));
@@ -256,7 +308,7 @@ mod tests {
         cut(&mut embeddings, 2).unwrap();
         assert_eq!(embeddings, [[3.0, 4.0]]);
         let error = cut(&mut embeddings, 3).unwrap_err();
-        assert_eq!(error.param.as_deref(), Some("dimensions"));
+        assert_eq!(error.param, Some("dimensions".into()));
     }
 
     #[test]

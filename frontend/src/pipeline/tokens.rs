@@ -2,11 +2,17 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{Input, TokenId};
+use genset_backend_common::{Input, RequestField, TokenId};
 
-use super::{Job, off_async_threads};
+use super::encode::{Plain, context_tokens};
+use super::{Job, Room};
 use crate::error::ApiError;
 use crate::model::{ServedModel, TextFiles};
+use crate::text::Detokenizer;
+use crate::work::Owner;
+
+/// The most tokens that are decoded between two looks at whether somebody waits for them.
+const TOKENS_A_LOOK: usize = 1 << 12;
 
 impl Job {
     /// The tokens of its first prompt; `None` where the engine tokenizes.
@@ -23,34 +29,76 @@ impl Job {
 ///
 /// # Errors
 /// A 400 that names `prompt` or the model.
+///
+/// # Cancel safety
+/// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
 pub async fn tokenize_prompt(
     model: Arc<ServedModel>,
     prompt: String,
     add_special_tokens: bool,
+    room: Room,
 ) -> Result<Vec<TokenId>, ApiError> {
-    off_async_threads(prompt.len(), move || {
-        super::tokenize(text_of(&model)?, &prompt, add_special_tokens, "prompt")
-    })
-    .await
+    let bytes = prompt.len();
+    let with_model = Arc::clone(&model);
+    let work = move |owner: &Owner| {
+        let _room = room.memory;
+        let plain = Plain {
+            text: &prompt,
+            add_special: add_special_tokens,
+            param: &RequestField::Prompt.into(),
+        };
+        plain.encode(&with_model, text_of(&with_model)?, owner)
+    };
+    Ok(model.work.run(bytes, room.deadline, work).await?.ids)
 }
 
 /// The text of `tokens`, special ones included.
 ///
 /// # Errors
 /// A 400 that names the model, or the first token that is not in its vocabulary.
-pub async fn detokenize(model: Arc<ServedModel>, tokens: Vec<TokenId>) -> Result<String, ApiError> {
-    // A token takes about as long as a byte of text.
-    off_async_threads(tokens.len(), move || {
-        let tokenizer = &text_of(&model)?.tokenizer;
-        let is_unknown = |token: &TokenId| tokenizer.id_to_token(*token).is_none();
-        if let Some(index) = tokens.iter().position(is_unknown) {
-            let problem = "is not in the model's vocabulary";
-            return Err(ApiError::invalid(format!("tokens[{index}]"), problem));
+///
+/// # Cancel safety
+/// As [`tokenize_prompt`].
+pub async fn detokenize(
+    model: Arc<ServedModel>,
+    tokens: Vec<TokenId>,
+    room: Room,
+) -> Result<String, ApiError> {
+    let context = context_tokens(&model);
+    if tokens.len() > context {
+        let problem = format!(
+            "{} tokens are more than the model's context of {context} holds",
+            tokens.len()
+        );
+        return Err(ApiError::invalid("tokens", problem));
+    }
+    let with_model = Arc::clone(&model);
+    let bytes = tokens.len();
+    let work = move |owner: &Owner| {
+        let _room = room.memory;
+        let tokenizer = &text_of(&with_model)?.tokenizer;
+        for (part, tokens) in tokens.chunks(TOKENS_A_LOOK).enumerate() {
+            owner.check()?;
+            let is_unknown = |token: &TokenId| tokenizer.id_to_token(*token).is_none();
+            if let Some(index) = tokens.iter().position(is_unknown) {
+                let index = part * TOKENS_A_LOOK + index;
+                let problem = "is not in the model's vocabulary";
+                return Err(ApiError::invalid(format!("tokens[{index}]"), problem));
+            }
         }
-        let text = tokenizer.decode_all(&tokens, false);
-        text.map_err(|error| ApiError::invalid("tokens", format!("cannot be decoded: {error}")))
-    })
-    .await
+        let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer), false);
+        let mut text = String::new();
+        for tokens in tokens.chunks(TOKENS_A_LOOK) {
+            owner.check()?;
+            for &token in tokens {
+                detokenizer.push(token, &mut text);
+            }
+        }
+        detokenizer.finish(&mut text);
+        Ok(text)
+    };
+    // A token takes about as long as a byte of text.
+    model.work.run(bytes, room.deadline, work).await
 }
 
 /// Each token as it stands in the vocabulary; empty where there is none.

@@ -1,30 +1,37 @@
-//! A chat's errors in the words of this API.
+//! The names that this API has for the fields of a chat.
 
-use crate::error::ApiError;
+use std::borrow::Cow;
 
-/// The fields of a chat and what they are called here.
-const NAMES: [(&str, &str); 9] = [
-    ("prompt", "input"),
-    ("messages", "input"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("logprobs", "top_logprobs"),
-    ("reasoning_effort", "reasoning.effort"),
-    ("response_format", "text.format"),
-    ("response_format.json_schema.name", "text.format.name"),
-    ("response_format.json_schema.schema", "text.format.schema"),
-    ("tool_choice.function.name", "tool_choice.name"),
-];
+use genset_backend_common::RequestField;
 
-/// The error as a client of this API finds it: a chat's field has this API's name, in `param` and in the message.
+use crate::error::Param;
+
+/// This API's name for a place in a request.
 #[must_use]
-pub fn in_our_words(error: ApiError) -> ApiError {
-    error.renamed(|field| {
-        if let Some((_, ours)) = NAMES.iter().find(|(theirs, _)| *theirs == field) {
-            return (*ours).to_owned();
-        }
-        if field.starts_with("tools[") {
-            return field.replace(".function", "");
-        }
-        field.to_owned()
-    })
+pub fn param_name(param: &Param) -> Cow<'_, str> {
+    match param {
+        Param::Request(RequestField::Prompt) => "input".into(),
+        Param::Request(RequestField::MaxTokens) => "max_output_tokens".into(),
+        Param::Request(RequestField::Logprobs) => "top_logprobs".into(),
+        Param::Request(RequestField::Guided) => "text.format".into(),
+        Param::Request(field) => field.name().into(),
+        Param::Chat(path) => of_chat(path),
+        Param::Path(path) => path.into(),
+    }
+}
+
+/// A chat is made of each request: this API's name for a path in that chat.
+fn of_chat(path: &str) -> Cow<'_, str> {
+    match path {
+        "messages" => "input".into(),
+        "max_completion_tokens" => "max_output_tokens".into(),
+        "logprobs" => "top_logprobs".into(),
+        "reasoning_effort" => "reasoning.effort".into(),
+        "response_format" => "text.format".into(),
+        "response_format.json_schema.name" => "text.format.name".into(),
+        "response_format.json_schema.schema" => "text.format.schema".into(),
+        "tool_choice.function.name" => "tool_choice.name".into(),
+        tool if tool.starts_with("tools[") => tool.replace(".function", "").into(),
+        own => own.into(),
+    }
 }

@@ -159,8 +159,30 @@ impl Item {
         }
     }
 
+    /// Whether it is something that a user says.
+    pub(crate) fn is_user(&self) -> bool {
+        matches!(
+            self,
+            Self::Message {
+                speaker: Speaker::User,
+                ..
+            }
+        )
+    }
+
+    /// Whether it tells the model how to behave.
+    pub(crate) fn is_system(&self) -> bool {
+        matches!(
+            self,
+            Self::Message {
+                speaker: Speaker::System,
+                ..
+            }
+        )
+    }
+
     /// About how much memory it takes, in bytes.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let text = match self {
             Self::Message { id, parts, .. } => {
                 id.len() + parts.iter().map(|part| part.len() + 24).sum::<usize>()

@@ -1,48 +1,49 @@
 //! The request of `/v1/responses`.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::error::in_our_words;
 use super::input::read_input;
 use super::item::Item;
 use super::response::Repeated;
 use crate::block::Block;
 use crate::error::ApiError;
-use crate::openai::{ChatRequest, Fields, RequestLimits};
+use crate::json::{JsonBody, Meter};
+use crate::openai::{ChatRequest, Fields, Hints, RequestLimits};
 use crate::turns::Turns;
 
 /// Fields that a chat has by the same name.
-const SAME: [&str; 8] = [
+const SAME: [&str; 11] = [
     "model",
     "stream",
     "temperature",
     "top_p",
     "parallel_tool_calls",
     "service_tier",
+    "prompt_cache_key",
+    "user",
+    "cache_salt",
     "genset",
     "nvext",
 ];
 
 /// Fields that are accepted and have no effect here; `docs/guide/openai-api.md` lists them.
-const IGNORED: [&str; 6] = [
-    "user",
+const IGNORED: [&str; 4] = [
     "safety_identifier",
-    "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
     "max_tool_calls",
 ];
 
 /// What the API has and this server does not, and the values that ask for nothing.
-fn refused() -> [(&'static str, Vec<Value>); 8] {
+fn refused() -> [(&'static str, Vec<Value>); 7] {
     [
         ("background", vec![json!(false)]),
         ("conversation", vec![]),
         ("context_management", vec![json!([])]),
         ("prompt", vec![]),
-        ("truncation", vec![json!("disabled")]),
         ("moderation", vec![]),
         ("access_programs", vec![]),
         ("image", vec![]),
@@ -87,6 +88,9 @@ pub struct ResponsesRequest {
     pub input: Vec<Item>,
     /// What the response repeats.
     pub repeated: Repeated,
+    /// Whether a conversation that is too long loses its beginning.
+    pub truncates: bool,
+    hints: Hints,
     instructions: Option<String>,
     /// A chat's fields, without its messages.
     chat: Map<String, Value>,
@@ -97,15 +101,16 @@ impl ResponsesRequest {
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        Self::read(Fields::parse(body)?)
+    pub fn parse<'a>(body: impl Into<JsonBody<'a>>) -> Result<Self, ApiError> {
+        let fields = Fields::parse(body)?;
+        let repeated = Repeated::copy_of(&fields)?;
+        Self::read(fields, repeated)
     }
 
-    fn read(mut fields: Fields) -> Result<Self, ApiError> {
-        let mut repeated = Repeated::take_from(&fields);
+    fn read(mut fields: Fields<'_>, mut repeated: Repeated) -> Result<Self, ApiError> {
         let mut chat = Map::new();
         for name in SAME {
-            copy(&mut fields, name, &mut chat, name);
+            copy(&mut fields, name, &mut chat, name)?;
         }
         let is_stream = chat.get("stream") == Some(&json!(true));
         copy(
@@ -113,7 +118,7 @@ impl ResponsesRequest {
             "max_output_tokens",
             &mut chat,
             "max_completion_tokens",
-        );
+        )?;
         read_logprobs(&mut fields, &mut chat, &mut repeated)?;
         read_text(&mut fields, &mut chat)?;
         read_reasoning(&mut fields, &mut chat)?;
@@ -123,16 +128,18 @@ impl ResponsesRequest {
         for (name, neutral) in refused() {
             fields.refuse(name, &neutral, "it is not available")?;
         }
-        let request = Self {
+        let mut request = Self {
             previous_response_id: fields.string("previous_response_id")?,
             store: fields.bool("store")?.unwrap_or(true),
             is_stream,
-            input: read_input(fields.take("input"))?,
+            input: read_input(fields.take("input")?)?,
             repeated,
+            truncates: read_truncation(&mut fields)?,
+            hints: Hints::default(),
             instructions: fields.string("instructions")?,
             chat,
         };
-        fields.finish(&IGNORED)?;
+        request.hints = fields.finish_request(&IGNORED)?;
         Ok(request)
     }
 
@@ -141,48 +148,86 @@ impl ResponsesRequest {
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn parse_to_count(body: &[u8]) -> Result<Self, ApiError> {
+    pub fn parse_to_count<'a>(body: impl Into<JsonBody<'a>>) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let mut counted = Map::new();
-        for name in COUNTED {
-            copy(&mut fields, name, &mut counted, name);
-        }
         fields.refuse("personality", &[], "it is not available")?;
-        fields.finish(&[])?;
-        Self::read(counted.into())
+        fields.refuse_all_but(&COUNTED)?;
+        Self::read(fields, Repeated::default())
     }
 
-    /// The chat it asks for, after the items in `history`. Instructions come first and hold for this request alone.
+    /// The chat it asks for, after the items in `history`, without the first `skipped` of all: system messages always stay.
+    /// Instructions come first and hold for this request alone.
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn to_chat(
-        &self,
+    pub(crate) fn take_chat(
+        &mut self,
         history: &[Arc<Item>],
+        skipped: usize,
+        meter: &Rc<Meter>,
         limits: &RequestLimits,
     ) -> Result<ChatRequest, ApiError> {
+        let hints = self.hints.clone().checked(limits.is_strict)?;
         let mut turns = Turns::default();
         if let Some(instructions) = &self.instructions {
             turns.system(instructions);
         }
-        let items = history.iter().map(Arc::as_ref).chain(&self.input);
-        items.for_each(|item| item.add_to(&mut turns));
-        let mut chat = self.chat.clone();
+        let items = self.conversation(history).enumerate();
+        let kept = items.filter(|(index, item)| *index >= skipped || item.is_system());
+        kept.for_each(|(_, item)| item.add_to(&mut turns));
+        // One that may have to be cut is asked for more than once.
+        let mut chat = match self.truncates {
+            true => self.chat.clone(),
+            false => std::mem::take(&mut self.chat),
+        };
         chat.insert("messages".into(), turns.into_messages().into());
-        ChatRequest::read(chat.into(), limits).map_err(in_our_words)
+        let chat = ChatRequest::read(Fields::made(chat, meter), limits);
+        let mut chat = chat.map_err(ApiError::in_chat)?;
+        chat.params.hints.behind(hints);
+        Ok(chat)
+    }
+
+    /// How many of its first items a conversation may lose: what is left begins with something that a user says.
+    pub(crate) fn cuts(&self, history: &[Arc<Item>]) -> Vec<usize> {
+        let items = self.conversation(history).enumerate().skip(1);
+        items
+            .filter_map(|(index, item)| item.is_user().then_some(index))
+            .collect()
+    }
+
+    fn conversation<'a>(&'a self, history: &'a [Arc<Item>]) -> impl Iterator<Item = &'a Item> {
+        history.iter().map(Arc::as_ref).chain(&self.input)
+    }
+}
+
+/// `truncation`: what becomes of a conversation that is longer than the model's context.
+fn read_truncation(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
+    match fields.string("truncation")?.as_deref() {
+        None | Some("disabled") => Ok(false),
+        Some("auto") => Ok(true),
+        Some(other) => {
+            let problem = format!("expected \"auto\" or \"disabled\", got {other:?}");
+            Err(ApiError::invalid("truncation", problem))
+        }
     }
 }
 
 /// Hands a field on.
-fn copy(fields: &mut Fields, name: &str, chat: &mut Map<String, Value>, name_there: &str) {
-    if let Some(value) = fields.take(name) {
+fn copy(
+    fields: &mut Fields<'_>,
+    name: &str,
+    chat: &mut Map<String, Value>,
+    name_there: &str,
+) -> Result<(), ApiError> {
+    if let Some(value) = fields.take(name)? {
         chat.insert(name_there.into(), value);
     }
+    Ok(())
 }
 
 /// `include` and `top_logprobs`: log probabilities are given where either asks for them.
 fn read_logprobs(
-    fields: &mut Fields,
+    fields: &mut Fields<'_>,
     chat: &mut Map<String, Value>,
     repeated: &mut Repeated,
 ) -> Result<(), ApiError> {
@@ -216,13 +261,12 @@ fn read_logprobs(
 }
 
 /// `text`: the answer's format.
-fn read_text(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn read_text(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let Some(mut text) = fields.object("text", "text.")? else {
         return Ok(());
     };
-    let medium = [json!("medium")];
-    text.refuse("verbosity", &medium, "only \"medium\" is available")?;
-    if let Some(format) = text.take("format") {
+    text.hint("verbosity", &["medium"], "only \"medium\" is available")?;
+    if let Some(format) = text.take("format")? {
         let mut format = Block::new("text.format".into(), format)?;
         let format = match format.required_string("type")?.as_str() {
             "json_schema" => {
@@ -252,11 +296,11 @@ fn read_text(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), A
 }
 
 /// `reasoning`: how much the model is to think. Summaries of it are not made; the thoughts themselves are given.
-fn read_reasoning(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn read_reasoning(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let Some(mut reasoning) = fields.object("reasoning", "reasoning.")? else {
         return Ok(());
     };
-    copy(&mut reasoning, "effort", chat, "reasoning_effort");
+    copy(&mut reasoning, "effort", chat, "reasoning_effort")?;
     let why = "the chat template decides which thoughts the model sees again";
     reasoning.refuse("context", &[json!("auto")], why)?;
     let standard = [json!("standard")];
@@ -265,14 +309,14 @@ fn read_reasoning(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<
 }
 
 /// `tools` and `tool_choice`, whose functions lie a level higher than a chat's.
-fn read_tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn read_tools(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     if let Some(tools) = fields.list("tools")? {
         let tools = tools.into_iter().enumerate();
         let tools = tools.map(|(index, tool)| read_tool(format!("tools[{index}]"), tool));
         let tools = tools.collect::<Result<Vec<_>, _>>()?;
         chat.insert("tools".into(), tools.into());
     }
-    match fields.take("tool_choice") {
+    match fields.take("tool_choice")? {
         None => {}
         Some(choice @ Value::Object(_)) => {
             let mut choice = Block::new("tool_choice".into(), choice)?;
@@ -311,7 +355,7 @@ fn read_tool(at: String, tool: Value) -> Result<Value, ApiError> {
     Ok(json!({"type": "function", "function": function}))
 }
 
-fn read_stream_options(fields: &mut Fields, is_stream: bool) -> Result<(), ApiError> {
+fn read_stream_options(fields: &mut Fields<'_>, is_stream: bool) -> Result<(), ApiError> {
     let Some(mut options) = fields.object("stream_options", "stream_options.")? else {
         return Ok(());
     };
@@ -319,13 +363,15 @@ fn read_stream_options(fields: &mut Fields, is_stream: bool) -> Result<(), ApiEr
         let problem = "only allowed when 'stream' is true";
         return Err(ApiError::invalid("stream_options", problem));
     }
-    options.bool("include_obfuscation")?;
+    if options.bool("include_obfuscation")?.is_some() {
+        options.ignore("include_obfuscation");
+    }
     options.finish(&[])
 }
 
 /// `metadata` is repeated in the response; [`Repeated`] has it.
-fn check_metadata(fields: &mut Fields) -> Result<(), ApiError> {
-    match fields.take("metadata") {
+fn check_metadata(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    match fields.take("metadata")? {
         None => Ok(()),
         Some(Value::Object(values)) if values.values().all(Value::is_string) => Ok(()),
         Some(_) => Err(ApiError::invalid(

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::FinishReason;
+use genset_backend_common::{Explanation, FinishReason};
 use serde_json::{Map, Value, json};
 
+use super::error::param_name;
 use crate::answer::{AnswerEnd, Spent};
 use crate::error::ApiError;
-use crate::openai::Fields;
+use crate::openai::{Fields, explanation_json};
 
 /// Fields that a response repeats as they came, and what it says where they did not.
-fn repeated_fields() -> [(&'static str, Value); 19] {
+fn repeated_fields() -> [(&'static str, Value); 20] {
     [
         ("background", json!(false)),
         ("instructions", Value::Null),
@@ -30,12 +31,13 @@ fn repeated_fields() -> [(&'static str, Value); 19] {
         ("tools", json!([])),
         ("top_logprobs", json!(0)),
         ("top_p", json!(1.0)),
+        ("truncation", json!("disabled")),
         ("user", Value::Null),
     ]
 }
 
 /// What a response repeats of its request.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Repeated {
     fields: Map<String, Value>,
     /// Whether text comes with log probabilities.
@@ -43,15 +45,15 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    pub(super) fn take_from(fields: &Fields) -> Self {
+    pub(super) fn copy_of(fields: &Fields<'_>) -> Result<Self, ApiError> {
         let values = repeated_fields().map(|(name, default)| {
-            let value = fields.get(name).filter(|value| !value.is_null());
-            (name.to_owned(), value.cloned().unwrap_or(default))
+            let value = fields.copy(name)?;
+            Ok::<_, ApiError>((name.to_owned(), value.unwrap_or(default)))
         });
-        Self {
-            fields: values.into_iter().collect(),
+        Ok(Self {
+            fields: values.into_iter().collect::<Result<_, _>>()?,
             has_logprobs: false,
-        }
+        })
     }
 }
 
@@ -66,6 +68,8 @@ pub struct ResponseHead {
     pub model: String,
     /// Whether it is kept.
     pub store: bool,
+    /// How it is routed, where the client asks.
+    pub explanation: Option<Explanation>,
     /// The rest.
     pub repeated: Arc<Repeated>,
 }
@@ -132,6 +136,9 @@ impl ResponseHead {
     #[must_use]
     pub fn ended(&self, output: Vec<Value>, end: &ResponseEnd) -> Value {
         let mut response = self.object(end.status(), output);
+        if let Some(explanation) = &self.explanation {
+            response["genset"] = explanation_json(explanation);
+        }
         match end {
             ResponseEnd::Completed(spent) => response["usage"] = usage_json(spent),
             ResponseEnd::Incomplete(spent, reason) => {
@@ -139,7 +146,8 @@ impl ResponseHead {
                 response["incomplete_details"] = json!({"reason": reason});
             }
             ResponseEnd::Failed(error) => {
-                response["error"] = json!({"code": error_code(error), "message": error.message});
+                let message = error.message(param_name);
+                response["error"] = json!({"code": error_code(error), "message": message});
             }
         }
         response
@@ -158,7 +166,8 @@ impl ResponseHead {
             "output": output,
             "service_tier": "default",
             "store": self.store,
-            "truncation": "disabled",
+            // Repeated below; here for its place.
+            "truncation": null,
             "usage": null,
             "conversation": null,
             "prompt": null,

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::item::Item;
+use crate::json::value_bytes;
 
 /// A response that was given.
 #[derive(Debug)]
@@ -36,21 +37,8 @@ impl Stored {
     }
 }
 
-/// About how much memory a value takes.
-fn value_bytes(value: &Value) -> usize {
-    let inside = match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-        Value::String(text) => text.len(),
-        Value::Array(items) => items.iter().map(value_bytes).sum(),
-        Value::Object(fields) => fields
-            .iter()
-            .map(|(name, value)| name.len() + size_of::<String>() + value_bytes(value))
-            .sum(),
-    };
-    inside + size_of::<Value>()
-}
-
-/// The latest responses by id. The oldest go when there are too many, or they take too much memory.
+/// The latest responses by id. When there are too many, or they take too much memory, the oldest goes of the owner who has
+/// the most: whoever has less than an equal share loses nothing to others.
 #[derive(Debug)]
 pub struct ResponseStore {
     max_responses: usize,
@@ -61,7 +49,14 @@ pub struct ResponseStore {
 #[derive(Debug, Default)]
 struct Kept {
     by_id: HashMap<String, (Arc<Stored>, usize)>,
-    /// Oldest first.
+    by_owner: HashMap<Option<String>, Owned>,
+    bytes: usize,
+}
+
+/// What is kept of one owner.
+#[derive(Debug, Default)]
+struct Owned {
+    /// Ids, oldest first.
     order: VecDeque<String>,
     bytes: usize,
 }
@@ -90,14 +85,12 @@ impl ResponseStore {
             return;
         }
         let mut kept = self.kept.lock();
-        kept.bytes += bytes;
-        kept.order.push_back(id.clone());
-        kept.by_id.insert(id, (Arc::new(stored), bytes));
-        while kept.by_id.len() > self.max_responses || kept.bytes > self.max_bytes {
-            let Some(oldest) = kept.order.pop_front() else {
-                break;
-            };
-            kept.remove(&oldest);
+        kept.add(id, stored, bytes);
+        while kept.by_id.len() > self.max_responses {
+            kept.drop_oldest_of_most(|owned| owned.order.len());
+        }
+        while kept.bytes > self.max_bytes {
+            kept.drop_oldest_of_most(|owned| owned.bytes);
         }
     }
 
@@ -114,18 +107,109 @@ impl ResponseStore {
         if self.get(id, owner).is_none() {
             return false;
         }
-        let mut kept = self.kept.lock();
-        kept.order.retain(|other| other != id);
-        kept.remove(id)
+        self.kept.lock().remove(id)
     }
 }
 
 impl Kept {
+    fn add(&mut self, id: String, stored: Stored, bytes: usize) {
+        let owned = self.by_owner.entry(stored.owner.clone()).or_default();
+        owned.order.push_back(id.clone());
+        owned.bytes += bytes;
+        self.bytes += bytes;
+        self.by_id.insert(id, (Arc::new(stored), bytes));
+    }
+
+    /// Drops the oldest response of the owner with the most of what is counted.
+    fn drop_oldest_of_most(&mut self, counted: impl Fn(&Owned) -> usize) {
+        let most = self.by_owner.values().max_by_key(|owned| counted(owned));
+        let oldest = most.and_then(|owned| owned.order.front().cloned());
+        if let Some(oldest) = oldest {
+            self.remove(&oldest);
+        }
+    }
+
     fn remove(&mut self, id: &str) -> bool {
-        let Some((_, bytes)) = self.by_id.remove(id) else {
+        let Some((stored, bytes)) = self.by_id.remove(id) else {
             return false;
         };
         self.bytes -= bytes;
+        if let Some(owned) = self.by_owner.get_mut(&stored.owner) {
+            owned.bytes -= bytes;
+            owned.order.retain(|other| other != id);
+            if owned.order.is_empty() {
+                self.by_owner.remove(&stored.owner);
+            }
+        }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::responses::item::Speaker;
+
+    fn put(store: &ResponseStore, id: &str, owner: &str, text_bytes: usize) {
+        let said = Item::Message {
+            id: id.into(),
+            speaker: Speaker::User,
+            parts: vec!["a".repeat(text_bytes)],
+        };
+        let stored = Stored {
+            owner: Some(owner.into()),
+            response: Value::Null,
+            input: vec![Arc::new(said)],
+            output: Vec::new(),
+        };
+        store.put(id.into(), stored);
+    }
+
+    #[test]
+    fn an_owner_of_many_drives_out_its_own() {
+        let store = ResponseStore::new(10, usize::MAX);
+        put(&store, "b0", "b", 1);
+        for index in 0..30 {
+            put(&store, &format!("a{index}"), "a", 1);
+        }
+        assert!(store.get("b0", Some("b")).is_some());
+        assert!(store.get("a20", Some("a")).is_none());
+        assert!(store.get("a21", Some("a")).is_some());
+        for index in 1..30 {
+            put(&store, &format!("b{index}"), "b", 1);
+        }
+        let kept = |owner: &str| {
+            let ids = (0..30).map(|index| format!("{owner}{index}"));
+            ids.filter(|id| store.get(id, Some(owner)).is_some())
+                .count()
+        };
+        assert_eq!((kept("a"), kept("b")), (5, 5));
+    }
+
+    #[test]
+    fn an_owner_of_large_ones_drives_out_its_own() {
+        let store = ResponseStore::new(1000, 100_000);
+        for index in 0..20 {
+            put(&store, &format!("b{index}"), "b", 1);
+        }
+        for index in 0..20 {
+            put(&store, &format!("a{index}"), "a", 40_000);
+        }
+        assert!((0..20).all(|index| store.get(&format!("b{index}"), Some("b")).is_some()));
+        assert!(store.get("a19", Some("a")).is_some());
+        put(&store, "too large", "a", 100_000);
+        assert!(store.get("a19", Some("a")).is_some());
+    }
+
+    #[test]
+    fn nothing_is_left_of_what_was_deleted() {
+        let store = ResponseStore::new(10, usize::MAX);
+        put(&store, "a", "a", 10);
+        assert!(!store.delete("a", Some("b")));
+        assert!(store.delete("a", Some("a")));
+        assert!(!store.delete("a", Some("a")));
+        let kept = store.kept.lock();
+        assert!(kept.by_id.is_empty() && kept.by_owner.is_empty());
+        assert_eq!(kept.bytes, 0);
     }
 }

@@ -47,14 +47,14 @@ impl PrefixCache {
     }
 
     /// The tokens of `text` without those that a post-processor adds: those known, and for the rest what `encode` gives.
-    /// `encode` must be the tokenizer's, and no lock is held while it runs.
+    /// `encode` must be the tokenizer's, and no lock is held while it runs. It is told how many tokens came before.
     ///
     /// # Errors
     /// What `encode` says.
     pub(super) fn encode<E>(
         &self,
         text: &str,
-        encode: impl Fn(&str) -> Result<Vec<u32>, E>,
+        encode: impl Fn(&str, usize) -> Result<Vec<u32>, E>,
     ) -> Result<EncodedPrompt, E> {
         let mut all = EncodedPrompt::default();
         for window in self.borders.windows(text) {
@@ -63,17 +63,22 @@ impl PrefixCache {
             let known = is_kept.then(|| self.kept.get(window.text())).flatten();
             let new = match &known {
                 Some(_) => Vec::new(),
-                None => encode(window.text())?,
+                None => encode(window.text(), all.ids.len())?,
             };
             let ids = known.as_ref().map_or(new.as_slice(), |known| &known.ids);
             let Some(added) = window.added(ids) else {
                 // The tokenizer matches otherwise than `Borders` does. It is right.
-                let ids = encode(text)?;
+                let ids = encode(text, 0)?;
                 return Ok(EncodedPrompt {
                     ids,
                     cached_tokens: 0,
                 });
             };
+            if all.ids.is_empty() && !is_kept && added.len() == new.len() {
+                // A long text without borders is not copied.
+                all.ids = new;
+                continue;
+            }
             all.ids.extend_from_slice(added);
             if known.is_some() {
                 all.cached_tokens += added.len();
@@ -92,4 +97,4 @@ fn is_random(tokenizer: &Tokenizer) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -13,7 +13,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokenizers::Tokenizer;
 
+use super::bounded::{BoundedEncoder, WHOLE_BYTES, WINDOW_BYTES};
 use super::detokenize::pieces::{PieceTable, Position};
+use super::longest;
 use super::prefix_cache::PrefixCache;
 
 /// Why a tokenizer could not be loaded, or could not do what was asked.
@@ -53,6 +55,27 @@ pub enum TokenizerError {
         #[source]
         source: tokenizers::Error,
     },
+    /// The text has more tokens than the caller's limit.
+    #[error("it has more than {max_tokens} tokens, at least {at_least}")]
+    TooManyTokens {
+        /// The tokens that came before the work was left.
+        at_least: usize,
+        /// The limit.
+        max_tokens: usize,
+    },
+    /// The text is too long for a tokenizer that can only take it in one piece.
+    #[error(
+        "{bytes} bytes are too many for this model's tokenizer, which takes {max_bytes} in one piece"
+    )]
+    TooLong {
+        /// The bytes of the piece, or of as much of it as was looked at.
+        bytes: usize,
+        /// The most that are tokenized in one piece.
+        max_bytes: usize,
+    },
+    /// The caller wanted no more of it.
+    #[error("tokenizing was stopped")]
+    Stopped,
     /// The model's tokenizer is of a kind, or has settings, for which the `tokenizers` crate panics.
     #[error("the model's tokenizer cannot {task} this: the tokenizers library panicked: {message}")]
     Panicked {
@@ -61,6 +84,19 @@ pub enum TokenizerError {
         /// What it said.
         message: String,
     },
+}
+
+impl TokenizerError {
+    /// The error of a text whose part this is of, after `before` tokens of other parts.
+    fn after(self, before: usize, limits: &EncodeLimits<'_>) -> Self {
+        if let Self::TooManyTokens { at_least, .. } = self {
+            return Self::TooManyTokens {
+                at_least: at_least + before - 1,
+                max_tokens: limits.max_tokens,
+            };
+        }
+        self
+    }
 }
 
 /// A loaded tokenizer, with the text of every token prepared for incremental decoding.
@@ -85,7 +121,51 @@ pub struct TextTokenizer {
     inner: Tokenizer,
     pieces: PieceTable,
     vocab_size: usize,
+    longest_token_bytes: Option<usize>,
+    /// For long texts; `None` where they are given to the library whole.
+    bounded: Option<BoundedEncoder>,
     prefixes: Option<PrefixCache>,
+}
+
+/// What encoding one text may cost.
+#[derive(Clone, Copy)]
+pub struct EncodeLimits<'a> {
+    /// More tokens end it as [`TokenizerError::TooManyTokens`].
+    pub max_tokens: usize,
+    /// Asked between parts of the text. Once it says yes, the work ends as [`TokenizerError::Stopped`].
+    pub should_stop: &'a dyn Fn() -> bool,
+}
+
+impl EncodeLimits<'static> {
+    /// Any number of tokens, and never stopped.
+    pub const NONE: Self = Self {
+        max_tokens: usize::MAX,
+        should_stop: &|| false,
+    };
+}
+
+impl EncodeLimits<'_> {
+    /// Whether work with `tokens` so far may go on.
+    pub(super) fn check(&self, tokens: usize) -> Result<(), TokenizerError> {
+        if tokens > self.max_tokens {
+            return Err(TokenizerError::TooManyTokens {
+                at_least: tokens,
+                max_tokens: self.max_tokens,
+            });
+        }
+        if (self.should_stop)() {
+            return Err(TokenizerError::Stopped);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for EncodeLimits<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EncodeLimits")
+            .field("max_tokens", &self.max_tokens)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A prompt's tokens.
@@ -120,10 +200,21 @@ impl TextTokenizer {
         inner.with_padding(None);
         let pieces = PieceTable::try_new(&inner)?;
         let vocab_size = inner.get_vocab_size(true);
+        let longest_token_bytes = longest::longest_token_bytes(&inner);
+        let bounded = BoundedEncoder::try_new(&inner);
+        if bounded.is_none() {
+            let max_bytes = WHOLE_BYTES;
+            tracing::info!(
+                max_bytes,
+                "the tokenizer takes texts whole, and so none above a limit"
+            );
+        }
         Ok(Self {
             inner,
             pieces,
             vocab_size,
+            longest_token_bytes,
+            bounded,
             prefixes: None,
         })
     }
@@ -147,8 +238,8 @@ impl TextTokenizer {
     /// model expects around a plain prompt (such as a BOS token); text from a chat template usually
     /// holds those already.
     ///
-    /// Time grows with the text: one or two milliseconds for each 10 KB, if the words are new to the
-    /// tokenizer's cache. Keep long texts off async threads.
+    /// Memory grows with the text, up to 300 times its bytes, and nothing stops it: texts of clients belong to
+    /// [`encode_prompt`](Self::encode_prompt).
     ///
     /// # Errors
     ///
@@ -167,23 +258,66 @@ impl TextTokenizer {
     /// The same tokens as [`encode`](Self::encode). What is known from other prompts, up to a special token, is not
     /// tokenized again: time grows with the rest. Prompts with `add_special_tokens` do without the cache.
     ///
+    /// A long text is tokenized in parts: memory grows by four bytes a token, and by the text's normalized copy where the
+    /// tokenizer has a normalizer. Time grows with the text, one or two milliseconds for each 10 KB, if the words are new to
+    /// the tokenizer's cache. Keep long texts off async threads.
+    ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode).
+    /// As [`encode`](Self::encode), what `limits` say, and [`TokenizerError::TooLong`] for what such a tokenizer cannot take
+    /// in parts: whole texts of kinds that are not known here, words without a space of Unigram models, and runs of white space.
     pub fn encode_prompt(
         &self,
         text: &str,
         add_special_tokens: bool,
+        limits: &EncodeLimits<'_>,
     ) -> Result<EncodedPrompt, TokenizerError> {
-        match &self.prefixes {
-            Some(prefixes) if !add_special_tokens => {
-                prefixes.encode(text, |part| self.encode(part, false))
-            }
-            Some(_) | None => Ok(EncodedPrompt {
-                ids: self.encode(text, add_special_tokens)?,
+        limits.check(0)?;
+        let encoded = match &self.prefixes {
+            Some(prefixes) if !add_special_tokens => prefixes.encode(text, |part, before| {
+                limits.check(before)?;
+                // The border that a part begins with was counted before.
+                let further = EncodeLimits {
+                    max_tokens: (limits.max_tokens - before).saturating_add(1),
+                    ..*limits
+                };
+                self.encode_part(part, false, &further)
+                    .map_err(|error| error.after(before, limits))
+            })?,
+            Some(_) | None => EncodedPrompt {
+                ids: self.encode_part(text, add_special_tokens, limits)?,
                 cached_tokens: 0,
+            },
+        };
+        limits.check(encoded.ids.len())?;
+        Ok(encoded)
+    }
+
+    /// The tokens of a text that is not looked for in the cache.
+    fn encode_part(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        limits: &EncodeLimits<'_>,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        match &self.bounded {
+            Some(bounded) if text.len() > WINDOW_BYTES => guarded("encode", || {
+                bounded.encode(&self.inner, text, add_special_tokens, limits)
             }),
+            None if text.len() > WHOLE_BYTES => Err(TokenizerError::TooLong {
+                bytes: text.len(),
+                max_bytes: WHOLE_BYTES,
+            }),
+            Some(_) | None => self.encode(text, add_special_tokens),
         }
+    }
+
+    /// The most bytes of a text that one token can stand for: a text of more than `n` times as many has more than `n`
+    /// tokens. `None` where there is no such number, such as for a tokenizer that drops white space, or makes one unknown
+    /// token of any text.
+    #[must_use]
+    pub fn longest_token_bytes(&self) -> Option<usize> {
+        self.longest_token_bytes
     }
 
     /// Decodes a whole sequence at once: the reference that a [`Detokenizer`](super::Detokenizer)'s
@@ -275,6 +409,7 @@ impl fmt::Debug for TextTokenizer {
         f.debug_struct("TextTokenizer")
             .field("vocab_size", &self.vocab_size)
             .field("decoding", &self.pieces.plan())
+            .field("is_bounded", &self.bounded.is_some())
             .field("has_prefix_cache", &self.prefixes.is_some())
             .finish_non_exhaustive()
     }

@@ -11,7 +11,9 @@ use std::cell::Cell;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static ASKED_BYTES: Cell<u64> = const { Cell::new(0) };
     static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
+    static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
 pub(crate) struct Counting;
@@ -21,19 +23,45 @@ pub(crate) fn allocations() -> u64 {
     ALLOCATIONS.get()
 }
 
+/// The bytes that this thread asked for so far, given back or not.
+pub(crate) fn asked_bytes() -> u64 {
+    ASKED_BYTES.get()
+}
+
 /// The bytes that this thread asked for and did not give back.
 pub(crate) fn live_bytes() -> isize {
     LIVE_BYTES.get()
 }
 
+/// The most that [`live_bytes`] were since [`reset_peak`].
+pub(crate) fn peak_bytes() -> isize {
+    PEAK_BYTES.get()
+}
+
+pub(crate) fn reset_peak() {
+    PEAK_BYTES.set(live_bytes());
+}
+
 fn asked(layout: Layout) {
     // A thread that is ending has no counters any more.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+    add_asked(layout.size());
     add_live(layout.size().cast_signed());
 }
 
+fn add_asked(bytes: usize) {
+    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    let _ = ASKED_BYTES.try_with(|asked| asked.set(asked.get().saturating_add(bytes)));
+}
+
 fn add_live(bytes: isize) {
-    let _ = LIVE_BYTES.try_with(|live| live.set(live.get() + bytes));
+    let now = LIVE_BYTES.try_with(|live| {
+        live.set(live.get() + bytes);
+        live.get()
+    });
+    if let Ok(now) = now {
+        let _ = PEAK_BYTES.try_with(|peak| peak.set(peak.get().max(now)));
+    }
 }
 
 // SAFETY: every call goes to the system's allocator as it came; counting allocates nothing and cannot unwind.
@@ -51,8 +79,10 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        asked(layout);
-        add_live(size.cast_signed() - 2 * layout.size().cast_signed());
+        add_asked(layout.size());
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        add_asked(size);
+        add_live(size.cast_signed() - layout.size().cast_signed());
         // SAFETY: the caller's promise is passed on.
         unsafe { System.realloc(block, layout, size) }
     }

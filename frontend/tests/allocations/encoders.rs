@@ -52,6 +52,7 @@ fn response() -> Write {
         created: 1_700_000_000,
         model: "tiny".into(),
         store: true,
+        explanation: None,
         repeated: Arc::new(request.repeated),
     });
     Box::new(move |delta, out| encoder.delta(delta, &[], out))

@@ -1,7 +1,7 @@
 //! What a stream allocates: nothing for a further token, and a bounded amount while it is open.
 //!
 //! A binary of its own, for its allocator. `counting` is that; `encoders` takes tokens to events without a server, `server`
-//! takes them through a whole one, engine to socket, on one thread.
+//! takes them through a whole one, engine to socket, on one thread, and `tokenize` makes the tokens of long prompts.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,6 +12,7 @@
 mod counting;
 mod encoders;
 mod server;
+mod tokenize;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};

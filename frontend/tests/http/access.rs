@@ -1,7 +1,9 @@
 //! API keys, origins, HTTPS.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use genset_backend_common::LLMEngine;
 use genset_frontend::FrontendConfig;
 use genset_frontend::keys::KeyHash;
 use http::HeaderValue;
@@ -11,7 +13,10 @@ use crate::client::request;
 use crate::support::{CHAT, MODEL, Site, chat, config, echo};
 
 /// A site with keys, and the folder that the file is in.
-async fn site_with_keys(entries: &[(&str, &str, &str)]) -> (Site, tempfile::TempDir) {
+pub(crate) async fn site_with_keys(
+    entries: &[(&str, &str, &str)],
+    engine: Arc<dyn LLMEngine>,
+) -> (Site, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
     let path: PathBuf = folder.path().join("keys.toml");
     let entry = |(name, key, more): &(&str, &str, &str)| {
@@ -25,16 +30,16 @@ async fn site_with_keys(entries: &[(&str, &str, &str)]) -> (Site, tempfile::Temp
         api_keys: Some(path),
         ..config()
     };
-    (Site::with(config, echo()).await, folder)
+    (Site::with(config, engine).await, folder)
 }
 
-fn bearer(key: &str) -> String {
+pub(crate) fn bearer(key: &str) -> String {
     format!("authorization: Bearer {key}\r\n")
 }
 
 #[tokio::test]
 async fn without_a_key_only_the_servers_state_is_shown() {
-    let (site, _folder) = site_with_keys(&[("a", "sk-a", "")]).await;
+    let (site, _folder) = site_with_keys(&[("a", "sk-a", "")], echo()).await;
     for path in [
         "/live",
         "/ready",
@@ -78,8 +83,16 @@ async fn without_a_key_only_the_servers_state_is_shown() {
         assert_eq!(response.status, 200, "{}", response.text());
         let models = site.send(request("GET", "/v1/models", &headers, "")).await;
         assert_eq!(models.status, 200);
+        let model = request("GET", "/v1/models/tiny", &headers, "");
+        let model = site.send(model).await.json();
+        assert_eq!(model["id"], MODEL);
+        assert!(model.get("genset").is_none(), "no instances: {model}");
     }
     site.idle().await;
+    // Who asks, and how much, is for those who run the server.
+    let public = site.get("/metrics").await.text();
+    assert!(!public.contains("key="), "{public}");
+    assert!(public.ends_with("# EOF\n"), "{public}");
     let metrics = site.runtime.metrics().encode();
     assert!(
         metrics.contains("genset_http_key_requests_total{key=\"a\"} 2"),
@@ -100,7 +113,7 @@ async fn a_quota_that_is_used_up_says_when_to_come_back() {
         ("a", "sk-a", "requests_per_minute = 1"),
         ("b", "sk-b", "tokens_per_minute = 1"),
     ];
-    let (site, _folder) = site_with_keys(&entries).await;
+    let (site, _folder) = site_with_keys(&entries, echo()).await;
     let body = chat("Hello", json!({})).to_string();
     for key in ["sk-a", "sk-b"] {
         let send = async || site.send(request("POST", CHAT, &bearer(key), &body)).await;
@@ -121,7 +134,7 @@ async fn a_quota_that_is_used_up_says_when_to_come_back() {
 
 #[tokio::test]
 async fn responses_are_their_askers_own() {
-    let (site, _folder) = site_with_keys(&[("a", "sk-a", ""), ("b", "sk-b", "")]).await;
+    let (site, _folder) = site_with_keys(&[("a", "sk-a", ""), ("b", "sk-b", "")], echo()).await;
     let body = json!({"model": MODEL, "input": "Hello"}).to_string();
     let response = site
         .send(request("POST", "/v1/responses", &bearer("sk-a"), body))
@@ -192,8 +205,6 @@ async fn pages_of_other_origins_ask_if_they_may() {
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn https_is_spoken_with_the_certificate_given() {
-    use std::sync::Arc;
-
     use crate::client::get;
     use genset_frontend::FrontendTls;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -22,7 +22,7 @@ use crate::support::{
 const EMBEDDINGS: &str = "/v1/embeddings";
 
 /// An engine that embeds, or does what a test tells it.
-struct Embedder {
+pub(crate) struct Embedder {
     capabilities: Capabilities,
     /// The inputs of every call so far, but for the canary.
     calls: Mutex<Vec<Vec<Vec<u32>>>>,
@@ -46,6 +46,11 @@ fn embedding(tokens: &[u32]) -> Vec<f32> {
 }
 
 impl Embedder {
+    /// One that embeds and does nothing else.
+    pub(crate) fn any() -> Arc<Self> {
+        Self::new([InputKind::Embed])
+    }
+
     fn new(inputs: impl IntoIterator<Item = InputKind>) -> Arc<Self> {
         Arc::new(Self {
             capabilities: Capabilities {
@@ -83,8 +88,8 @@ impl LLMEngine for Embedder {
             Some(Fault::OneTooFew) => drop(embeddings.pop()),
             None => {}
         }
-        if inputs != [[0]] {
-            self.calls.lock().push(inputs);
+        if *inputs != [[0]] {
+            self.calls.lock().push(inputs.into_inner());
         }
         Ok(output::stream(ctx, |out| async move {
             out.embeddings(embeddings).await?;
@@ -279,7 +284,11 @@ async fn an_engines_faults_are_told_as_what_they_are() {
     *engine.fault.lock() = Some(Fault::OneTooFew);
     let response = site.post(EMBEDDINGS, &embed("a", &json!({}))).await;
     assert_eq!(response.status, 500);
-    assert!(response.text().contains("0 embeddings for 1 inputs"));
+    assert!(
+        response
+            .text()
+            .contains("The server failed on this request")
+    );
     site.idle().await;
     site.close().await;
 }

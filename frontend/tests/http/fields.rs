@@ -1,12 +1,14 @@
 //! What a request's fields become on their way to the engine.
 
 use genset_backend_common::{Artifact, GenerateRequest};
+use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
 
 use crate::client::request;
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, Site, chat, completion, config, echo, echo_text, encode, worker_config,
+    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, echo, echo_text, encode,
+    worker_config,
 };
 
 /// The request the engine gets for a chat with `further` fields.
@@ -33,13 +35,13 @@ async fn extensions_may_stand_in_three_places() {
     let plain = seen_one(inner.clone()).await;
     assert!(plain.stop.ignore_eos);
     assert_eq!((plain.stop.min_tokens, plain.priority), (2, -3));
-    assert_eq!(plain.stop.stop_token_ids, [7, 8]);
+    assert_eq!(*plain.stop.stop_token_ids, [7, 8]);
     assert_eq!(
         (plain.sampling.top_k, plain.sampling.min_p),
         (Some(5), Some(0.25))
     );
     assert_eq!(plain.sampling.repetition_penalty, Some(1.5));
-    assert_eq!(plain.stop.eos_token_ids, [2, 0]);
+    assert_eq!(*plain.stop.eos_token_ids, [2, 0]);
     for extension in ["genset", "nvext"] {
         let mut inner = inner.clone();
         inner["annotations"] = json!({"a": [1]});
@@ -85,7 +87,7 @@ async fn sampling_reaches_the_engine_and_every_choice_has_its_seed() {
             (sampling.presence_penalty, sampling.frequency_penalty),
             (Some(-1.0), Some(2.0))
         );
-        assert_eq!(sampling.logit_bias, [(5, -100.0), (6, 1.5)].into());
+        assert_eq!(*sampling.logit_bias, [(5, -100.0), (6, 1.5)].into());
     }
 }
 
@@ -137,11 +139,116 @@ async fn effort_reaches_a_template_that_reads_it() {
     for engine in [echo(), echo_text()] {
         let site = Site::start(engine).await;
         let asked = chat("Hello", json!({"reasoning_effort": "low"}));
-        let (status, param, code, _) = site.post(CHAT, &asked).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some("reasoning_effort")));
-        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+        let response = site.post(CHAT, &asked).await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        assert_eq!(
+            response.header("x-genset-ignored"),
+            Some("reasoning_effort")
+        );
         site.close().await;
     }
+}
+
+/// Each API with all of its hints, and what the header says of them.
+fn hints() -> [(&'static str, Value, &'static str); 4] {
+    let hinting = |mut body: Value, hints: Value| {
+        let fields = hints.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(fields);
+        body
+    };
+    let message =
+        json!({"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]});
+    [
+        (
+            CHAT,
+            chat(
+                "Hi",
+                json!({
+                    "user": "u", "service_tier": "flex", "verbosity": "low", "reasoning_effort": "low",
+                    "prediction": {"type": "content", "content": "Hi"}, "safety_identifier": null,
+                }),
+            ),
+            "service_tier, verbosity, user, prediction, reasoning_effort",
+        ),
+        (
+            COMPLETIONS,
+            completion("Hi", json!({"service_tier": "flex", "user": "u"})),
+            "service_tier, user",
+        ),
+        (
+            "/v1/responses",
+            hinting(
+                json!({"model": MODEL, "input": "Hi"}),
+                json!({
+                    "service_tier": "flex", "text": {"verbosity": "low"}, "safety_identifier": "s",
+                    "reasoning": {"effort": "low", "summary": "auto"},
+                }),
+            ),
+            "text.verbosity, reasoning.summary, safety_identifier, service_tier, reasoning.effort",
+        ),
+        (
+            "/v1/messages",
+            hinting(
+                message,
+                json!({
+                    "service_tier": "priority", "speed": "fast", "metadata": {"user_id": "u"},
+                    "output_config": {"effort": "low"},
+                }),
+            ),
+            "metadata, service_tier, speed, output_config.effort",
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn hints_without_an_effect_are_named_in_the_answer() {
+    let site = Site::start(Script::tokens(encode("Hi"))).await;
+    for (path, mut body, ignored) in hints() {
+        for stream in [false, true] {
+            body["stream"] = stream.into();
+            let response = site.post(path, &body).await;
+            assert_eq!(response.status, 200, "{path}: {}", response.text());
+            assert_eq!(response.header("x-genset-ignored"), Some(ignored), "{path}");
+        }
+    }
+    let plain = site
+        .post(CHAT, &chat("Hi", json!({"verbosity": "medium"})))
+        .await;
+    assert_eq!(plain.header("x-genset-ignored"), None);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_strict_server_refuses_hints_that_ask_for_something() {
+    let strict = FrontendConfig {
+        strict_parameters: true,
+        ..config()
+    };
+    let site = Site::with(strict, Script::tokens(encode("Hi"))).await;
+    for (path, body, _) in hints() {
+        assert_eq!(site.post(path, &body).await.status, 400, "{path}");
+    }
+    for (hint, param) in [
+        (json!({"service_tier": "flex"}), "service_tier"),
+        (json!({"verbosity": "low"}), "verbosity"),
+        (json!({"reasoning_effort": "low"}), "reasoning_effort"),
+    ] {
+        let (status, got, code, _) = site.post(CHAT, &chat("Hi", hint)).await.refusal();
+        assert_eq!((status, got.as_deref()), (400, Some(param)));
+        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+    }
+    let asked = json!({"model": MODEL, "input": "Hi", "reasoning": {"effort": "low"}});
+    let (_, param, ..) = site.post("/v1/responses", &asked).await.refusal();
+    assert_eq!(param.as_deref(), Some("reasoning.effort"));
+    // What was never refused is not now.
+    let harmless = chat(
+        "Hi",
+        json!({"user": "u", "service_tier": "auto", "verbosity": "medium"}),
+    );
+    let response = site.post(CHAT, &harmless).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert_eq!(response.header("x-genset-ignored"), Some("user"));
+    site.close().await;
 }
 
 /// A prompt of any kind comes before its answers, whole and streamed, and costs nothing.

@@ -191,7 +191,6 @@ async fn models_and_probes() {
         ("ready", "/ready"),
         ("health", "/health"),
         ("unknown_route", "/v1/nothing?x=1"),
-        ("root", "/"),
         ("wrong_method_get", CHAT),
     ] {
         check(name, &site.get(path).await);
@@ -248,6 +247,7 @@ async fn refusals() {
         json!({"max_tokens": 0}),
         json!({"max_tokens": -1}),
         json!({"max_completion_tokens": 0}),
+        json!({"max_completion_tokens": 1, "max_tokens": 0}),
         json!({"max_tokens": 2, "min_tokens": 3}),
         json!({"temperature": 2.5}),
         json!({"temperature": "hot"}),
@@ -287,9 +287,7 @@ async fn refusals() {
         json!({"guided_json": {}, "guided_regex": "a"}),
         json!({"guided_choice": []}),
         json!({"genset": {"guided_grammar": "root ::= x"}}),
-        json!({"reasoning_effort": "low"}),
         json!({"reasoning_effort": 1}),
-        json!({"service_tier": "flex"}),
         json!({"priority": 1}),
         json!({"genset": {"tpyo": 1}}),
         json!({"nvext": 1}),

@@ -1,16 +1,22 @@
 //! Several Workers behind one server: selection, retries, models that come and go.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use genset_backend_common::output::Finish;
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{EndpointType, EngineError, ErrorKind, MetricsRegistry};
-use genset_frontend::FrontendServer;
-use genset_runtime::Runtime;
+use genset_backend_common::{
+    ArtifactRef, EndpointType, EngineConfig, EngineError, ErrorKind, GenerateRequest,
+    MetricsRegistry, ModelCard, Output, RequestContext, RequestField, async_trait,
+};
+use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::discovery::MemoryDiscovery;
-use genset_runtime::plane::MemoryPlane;
+use genset_runtime::plane::{Handler, MemoryPlane, ResponseStream};
+use genset_runtime::{ArtifactRequest, EndpointName, InstanceId, Runtime, endpoints};
 use serde_json::json;
 use tokio::sync::Semaphore;
 
@@ -68,7 +74,7 @@ async fn requests_take_turns_and_pass_by_a_refusal() {
     assert_eq!(response.header("retry-after"), Some("1"));
 
     // What is the request's own fault is not tried elsewhere.
-    let bad = EngineError::invalid_argument("prompt", "is no good");
+    let bad = EngineError::invalid_argument(RequestField::Prompt, "is no good");
     one.refuse(Some(bad.clone()));
     two.refuse(Some(bad));
     let before = one.requests().len() + two.requests().len();
@@ -144,10 +150,18 @@ async fn models_come_and_go_with_their_workers() {
         MetricsRegistry::default(),
     )
     .await;
-    let server = FrontendServer::bind(&runtime, config())
+    let forgetful = FrontendConfig {
+        model_linger: Duration::ZERO,
+        ..config()
+    };
+    let server = FrontendServer::bind(&runtime, forgetful)
+        .await
+        .expect("a port");
+    let patient = FrontendServer::bind(&runtime, config())
         .await
         .expect("a port");
     soon(server.models().any()).await.expect("a model");
+    soon(patient.models().any()).await.expect("a model");
     soon(first.shutdown()).await;
     eventually("the model is gone", || server.models().get(MODEL).is_none()).await;
     let address = server.address();
@@ -168,6 +182,23 @@ async fn models_come_and_go_with_their_workers() {
         (param.as_deref(), code.as_deref()),
         (Some("model"), Some("model_not_found"))
     );
+
+    // Where it lingers, it is told to be back.
+    eventually("the model is gone there too", || {
+        patient.models().get(MODEL).is_none()
+    })
+    .await;
+    let mut client = crate::client::Client::connect(patient.address()).await;
+    client
+        .send(post(CHAT, chat("Hello", json!({})).to_string()))
+        .await;
+    let response = client.response().await;
+    assert_eq!(response.header("retry-after"), Some("1"));
+    let (status, param, code, message) = response.refusal();
+    assert_eq!((status, param.as_deref(), code), (503, Some("model"), None));
+    assert!(message.contains("No worker serves"), "{message}");
+    drop(client);
+    soon(patient.shutdown(Duration::from_secs(30))).await;
 
     let worker = start_worker(&runtime, 1, two, worker_config(), metrics).await;
     soon(server.models().any()).await.expect("a model");
@@ -374,6 +405,101 @@ async fn a_request_may_have_more_answers_than_the_engine_has_places() {
             .count();
         assert_eq!(stops, 3, "{}", response.text());
     }
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_model_beyond_the_most_has_to_wait_for_a_place() {
+    let [one, two] = one_and_two();
+    let config = FrontendConfig {
+        max_models: NonZeroUsize::MIN,
+        ..config()
+    };
+    let site = Site::with_worker(config, worker_config(), one).await;
+    // A name that comes first takes no place from a model that is served.
+    let another = WorkerConfig {
+        model_name: Some("another".into()),
+        ..worker_config()
+    };
+    let metrics = MetricsRegistry::default();
+    let second = start_worker(&site.runtime, 2, two, another, metrics).await;
+    let left_out = || site.metric("genset_frontend_left_out_models");
+    eventually("it is left out", || left_out() > 0.0).await;
+    assert_eq!(ask(&site).await, (200, "one".into()));
+    let asked = completion("Hello", json!({"model": "another"}));
+    let response = site.post(COMPLETIONS, &asked).await;
+    let (status, .., message) = response.refusal();
+    assert_eq!(status, 503, "{message}");
+    assert!(message.contains("--max-models"), "{message}");
+
+    site.worker.stop();
+    soon(site.server.models().named("another")).await.unwrap();
+    assert!(left_out() < 1.0);
+    assert_eq!(site.post(COMPLETIONS, &asked).await.content(), "two");
+    soon(second.shutdown()).await;
+    site.close().await;
+}
+
+/// A worker that takes requests of no kind now.
+struct Busy(AtomicUsize);
+
+impl Busy {
+    fn refusal(&self) -> EngineError {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        EngineError::new(ErrorKind::Overloaded, "come back later")
+    }
+}
+
+#[async_trait]
+impl Handler<ArtifactRequest, Bytes> for Busy {
+    async fn handle(
+        &self,
+        _request: ArtifactRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        Err(self.refusal())
+    }
+}
+
+#[async_trait]
+impl Handler<GenerateRequest, Output> for Busy {
+    async fn handle(
+        &self,
+        _request: GenerateRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Output>, EngineError> {
+        Err(self.refusal())
+    }
+}
+
+/// Only a server that has no place for a model says so.
+#[tokio::test]
+async fn a_worker_too_busy_to_give_its_files_is_no_want_of_room() {
+    let [one, _] = one_and_two();
+    let site = Site::start(one).await;
+    let busy = Arc::new(Busy(AtomicUsize::new(0)));
+    let files: Arc<dyn Handler<ArtifactRequest, Bytes>> = busy.clone();
+    let requests: Arc<dyn Handler<GenerateRequest, Output>> = busy.clone();
+    let (endpoint, id) = (EndpointName::default(), InstanceId(2));
+    let beside = endpoint.sibling(endpoints::ARTIFACTS).unwrap();
+    let files = site.runtime.endpoint(beside).serve_as(id, files).await;
+    let files = files.unwrap();
+    files.list(None).await.unwrap();
+    let mut card = ModelCard::from_config(&EngineConfig::new("busy", 100));
+    card.artifacts.push(ArtifactRef {
+        name: "tokenizer.json".into(),
+        blake3: "0".repeat(64),
+        size: 10,
+    });
+    let listed = site.runtime.endpoint(endpoint).serve_as(id, requests).await;
+    let listed = listed.unwrap();
+    listed.list(Some(card)).await.unwrap();
+    // The second time it is asked, the first failure is known.
+    eventually("it is asked twice", || busy.0.load(Ordering::SeqCst) >= 2).await;
+    let asked = completion("Hello", json!({"model": "busy"}));
+    let (status, .., message) = site.post(COMPLETIONS, &asked).await.refusal();
+    assert_eq!(status, 404, "{message}");
+    drop((files, listed));
     site.close().await;
 }
 

@@ -6,7 +6,8 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    reason = "a test says what failed by panicking"
+    clippy::print_stderr,
+    reason = "a test says what failed by panicking, and prints its seed"
 )]
 
 mod access;
@@ -22,16 +23,23 @@ mod guided;
 mod guided_limits;
 mod instances;
 mod logprobs;
+mod memory;
 mod messages;
 mod methods;
 mod observed;
 mod openapi;
 mod overload;
+mod pages;
+mod quotas;
 mod responses;
+mod routing;
+mod salts;
 mod script;
 mod slow_clients;
 mod stop_strings;
 mod stream_errors;
 mod support;
 mod tools;
+mod turns;
+mod web_page;
 mod worst_bodies;

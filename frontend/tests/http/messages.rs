@@ -440,7 +440,7 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         ("top_k", json!({"top_k": -1})),
         ("stream", json!({"stream": 1})),
         ("metadata", json!({"metadata": 1})),
-        ("service_tier", json!({"service_tier": "priority"})),
+        ("service_tier", json!({"service_tier": 1})),
         ("container", json!({"container": "c"})),
         ("mcp_servers", json!({"mcp_servers": [{}]})),
         ("n", json!({"n": 2})),

@@ -2,11 +2,12 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::output::Finish;
 use genset_backend_common::worker::{WorkerConfig, WorkerHandle};
-use genset_backend_common::{EngineError, LLMEngine, MetricsRegistry};
+use genset_backend_common::{EngineError, LLMEngine, MetricsRegistry, RequestField};
 use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -115,10 +116,18 @@ async fn one_runs_one_waits_and_the_third_is_told_when_to_come_back() {
         let response = site.post(path, &body("other")).await;
         assert_eq!(response.status, 200, "{path}: {}", response.text());
     }
-    // What only looks at the prompt needs no place.
-    let body = responses(MODEL);
-    let counted = site.post("/v1/responses/input_tokens", &body).await;
-    assert_eq!(counted.status, 200);
+    // To look at a prompt is work too, and takes a place.
+    let chat_alone = chat("Hello", json!({"model": MODEL}));
+    let counting = [
+        ("/v1/responses/input_tokens", responses(MODEL)),
+        ("/v1/messages/count_tokens", chat_alone),
+        ("/tokenize", json!({"model": MODEL, "prompt": "Hello"})),
+        ("/detokenize", json!({"model": MODEL, "tokens": [1]})),
+    ];
+    for (path, body) in counting {
+        let counted = site.post(path, &body).await;
+        assert_eq!(counted.status, 429, "{path}: {}", counted.text());
+    }
     assert_eq!(
         engine.requests().len(),
         1,
@@ -199,7 +208,10 @@ async fn an_error_frees_the_place_before_and_after_the_first_byte() {
         site.idle().await;
         eventually("the place is free", || site.metric(RUNNING) == 0.0).await;
     }
-    engine.refuse(Some(EngineError::invalid_argument("prompt", "is no good")));
+    engine.refuse(Some(EngineError::invalid_argument(
+        RequestField::Prompt,
+        "is no good",
+    )));
     // Refused by the engine, by the template, by the card.
     let tool = json!({"type": "function", "function": {"name": "f"}});
     for further in [
@@ -262,5 +274,71 @@ async fn a_head_may_be_only_so_large() {
     assert_eq!(send(padded(30_000)).await.status, 431);
     assert_eq!(send("x-a: b\r\n".repeat(101)).await.status, 431);
     site.is_well().await;
+    site.close().await;
+}
+
+/// Two at once: the first waits, and the others go by beside it, one after another.
+#[tokio::test]
+async fn a_request_has_so_many_choices_under_way_and_no_more() {
+    const CHOICES: usize = 40;
+    let gate = Arc::new(Semaphore::new(0));
+    let (active, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let (opener, highest) = (Arc::clone(&gate), Arc::clone(&most));
+    let engine = Script::new(move |request, out| {
+        let (gate, active, most) = (Arc::clone(&gate), Arc::clone(&active), Arc::clone(&most));
+        async move {
+            most.fetch_max(active.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            let choice = request.sampling.seed.unwrap_or(0);
+            if choice == 0
+                && let Ok(permit) = gate.acquire().await
+            {
+                permit.forget();
+            }
+            for _ in 0..=choice {
+                out.token(encode("a")[0]).await?;
+            }
+            active.fetch_sub(1, Ordering::SeqCst);
+            Ok(Finish::length())
+        }
+    });
+    let config = FrontendConfig {
+        max_running_choices: NonZeroUsize::new(2).expect("two"),
+        max_choices: 10,
+        ..config()
+    };
+    let site = Site::with(config, engine.clone()).await;
+    for stream in [false, true] {
+        let before = engine.requests().len();
+        let mut body = completion(vec!["Hi"; 4], json!({"n": 10, "stream": stream}));
+        // Each prompt's choices have the seeds from here on.
+        body["seed"] = 0.into();
+        let mut client = site.connect().await;
+        client.send(post(COMPLETIONS, body.to_string())).await;
+        // The first choice of each of the four prompts waits: each is let go once all before the next one have begun.
+        for begun in [11, 21, 31, CHOICES] {
+            let has_begun = || engine.requests().len() - before >= begun;
+            eventually("those beside it go by", has_begun).await;
+            opener.add_permits(1);
+        }
+        let response = client.response().await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        for index in 0..CHOICES {
+            let text = match stream {
+                true => response.streamed(index).0,
+                false => {
+                    let choice = &response.json()["choices"][index];
+                    assert_eq!(choice["index"], index);
+                    choice["text"].as_str().unwrap_or_default().to_owned()
+                }
+            };
+            let tokens = index % 10 + 1;
+            assert_eq!(
+                text.matches('a').count(),
+                tokens,
+                "{index}, streamed: {stream}"
+            );
+        }
+    }
+    assert_eq!(highest.load(Ordering::SeqCst), 2);
     site.close().await;
 }

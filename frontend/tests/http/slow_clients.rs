@@ -35,10 +35,10 @@ const SECONDS: u32 = 12;
 const BYTES_PER_CLIENT: usize = 64 << 10;
 
 /// What a client sends, byte by byte: every second one the head of a request, the others the body behind one.
-const HEAD: &[u8] = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\nx-a: b\r\n";
+const HEAD: &[u8] = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-a: b\r\n";
 const BODY: &[u8] = b"{\"model\": \"tiny\", \"prompt\": \"one two three\"";
 const HEAD_OF_BODY: &[u8] =
-    b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 1000\r\n\r\n";
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n";
 
 /// As many files as the system allows; how many those are.
 fn raise_file_limit() -> u64 {

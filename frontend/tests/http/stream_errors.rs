@@ -1,6 +1,6 @@
 //! An error after the first byte says what it would have said before: the same type, param, code and message.
 
-use genset_backend_common::{EngineError, ErrorKind};
+use genset_backend_common::{At, EngineError, ErrorKind, RequestField};
 use serde_json::{Value, json};
 
 use crate::client::Response;
@@ -29,9 +29,9 @@ fn errors() -> Vec<EngineError> {
         ErrorKind::Internal,
     ];
     let named = [
-        EngineError::invalid_argument("prompt", "is not to its taste"),
-        EngineError::unsupported("top_k", "not today"),
-        EngineError::invalid_argument("stop", "is of no use"),
+        EngineError::invalid_argument(RequestField::Prompt, "is not to its taste"),
+        EngineError::unsupported(RequestField::TopK, "not today"),
+        EngineError::invalid_argument(At::other("stop"), "is of no use"),
     ];
     let kinds =
         kinds.map(|kind| EngineError::new(kind, format!("the engine says {}", kind.name())));
@@ -105,7 +105,7 @@ async fn errors_that_name_a_field_and_a_code_in_streams() {
     let engine = Script::new(|_, out| async move {
         out.token(100).await?;
         let error = EngineError::new(ErrorKind::ContextLengthExceeded, "prompt: no room is left");
-        Err(error.with_field("prompt"))
+        Err(error.with_at(RequestField::Prompt))
     });
     let site = Site::start(engine).await;
     for (name, path) in [

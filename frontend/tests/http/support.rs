@@ -1,6 +1,7 @@
 //! The harness: a runtime, Workers and a server in this process.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -68,6 +69,7 @@ pub(crate) fn echo_text() -> Arc<dyn LLMEngine> {
 pub(crate) fn config() -> FrontendConfig {
     FrontendConfig {
         address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+        max_connections_per_peer: NonZeroUsize::MAX,
         ..FrontendConfig::default()
     }
 }

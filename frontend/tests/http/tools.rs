@@ -289,7 +289,7 @@ async fn a_call_is_made_certain_by_guided_decoding_or_refused() {
 
     let city = r#"{"city": "Oslo"}"#;
     let engine = Script::new(|request, out| async move {
-        let Some(GuidedDecoding::JsonSchema(schema)) = request.guided else {
+        let Some(GuidedDecoding::JsonSchema(schema)) = request.guided.as_deref() else {
             return Ok(Finish::stop());
         };
         let city = r#"{"city": "Oslo"}"#;

@@ -110,7 +110,7 @@ fn worst() -> Vec<(&'static str, Vec<u8>, u16)> {
         (CHAT, with("response_format", &format), 400),
         (CHAT, with("guided_json", &schema), 400),
         (CHAT, with("guided_json", &text), 400),
-        (CHAT, with("metadata", &schema), 400),
+        (CHAT, with("x", &schema), 400),
         (CHAT, with("x", &nested(500_000, "[", "")), 400),
         (CHAT, with("seed", &"1".repeat(1 << 20)), 400),
         (

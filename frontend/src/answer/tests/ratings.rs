@@ -66,7 +66,7 @@ fn rated_answer(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> Answer {
 
 fn whole(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<RatedToken>) {
     let answer = rated_answer(tokens, chunks, stops);
-    let read = futures_util::FutureExt::now_or_never(answer.collect());
+    let read = futures_util::FutureExt::now_or_never(super::collect(answer));
     let completed = read.unwrap().unwrap();
     (completed.message.content, completed.rated.unwrap())
 }
@@ -189,16 +189,16 @@ fn an_engine_that_leaves_one_out_is_told() {
     let outputs = OutputStream::from_raw(Box::pin(stream::iter(items)));
     let answer = Answer::new(outputs, Some(tokenizer()), Arc::default(), 1);
     let answer = answer.with_logprobs(tokenizer(), 0);
-    let read = futures_util::FutureExt::now_or_never(answer.collect());
+    let read = futures_util::FutureExt::now_or_never(super::collect(answer));
     let error = read.unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Internal);
-    assert!(error.message().contains("log probability"), "{error}");
+    assert_eq!(error.cause, Some(ErrorKind::Internal));
+    assert!(error.to_string().contains("Its log says why"), "{error:?}");
 }
 
 #[tokio::test]
 async fn an_echo_comes_first_and_is_not_searched() {
     let items = vec![text("one two", 1), finished(Finish::length(), 1)];
     let answer = answer(items, &["two"]).with_echo("two: ".into());
-    let completed = answer.collect().await.unwrap();
+    let completed = super::collect(answer).await.unwrap();
     assert_eq!(completed.message.content, "two: one ");
 }

@@ -28,6 +28,11 @@ const CORPUS: &[&str] = &[
     "fn main() {\n\tprintln!(\"hello\");\n}\r\n    x += 1;",
 ];
 
+/// What the tokenizers are trained on.
+pub(in crate::text) fn corpus() -> impl Iterator<Item = &'static str> {
+    CORPUS.iter().copied()
+}
+
 /// How Llama 3 splits text into words.
 const LLAMA_3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 

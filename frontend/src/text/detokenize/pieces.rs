@@ -284,6 +284,17 @@ impl Alphabet {
     }
 }
 
+/// The character of the byte-level alphabet for each byte.
+pub(in crate::text) fn byte_letters() -> [char; 256] {
+    let mut letters = ['\0'; 256];
+    for (letter, byte) in ('\0'..).zip(Alphabet::new().0) {
+        if let Some(byte) = byte {
+            letters[usize::from(byte)] = letter;
+        }
+    }
+    letters
+}
+
 #[cfg(test)]
 mod tests {
     use tokenizers::Decoder;

@@ -53,7 +53,7 @@ impl Subject {
     /// Encodes with the cache and without. Gives how many tokens were known, and in how many parts the rest was encoded.
     fn check(&self, cache: &PrefixCache, text: &str) -> (usize, usize) {
         let parts = RefCell::new(0);
-        let cached = cache.encode(text, |part| {
+        let cached = cache.encode(text, |part, _| {
             *parts.borrow_mut() += 1;
             self.plain(part)
         });
@@ -126,7 +126,7 @@ const PIECES: &[&str] = &[
     "assistant\n",
 ];
 
-fn added(content: &str, settings: &[&str]) -> Value {
+pub(in crate::text) fn added(content: &str, settings: &[&str]) -> Value {
     let is = |name| settings.contains(&name);
     json!({
         "content": content, "special": is("special"), "normalized": is("normalized"),
@@ -134,7 +134,10 @@ fn added(content: &str, settings: &[&str]) -> Value {
     })
 }
 
-fn with_tokens(mut json: Value, tokens: impl IntoIterator<Item = Value>) -> Value {
+pub(in crate::text) fn with_tokens(
+    mut json: Value,
+    tokens: impl IntoIterator<Item = Value>,
+) -> Value {
     let ids = json["model"]["vocab"].as_object().map_or(0, |vocab| {
         vocab.values().filter_map(Value::as_u64).max().unwrap_or(0) + 1
     });
@@ -195,7 +198,7 @@ fn spacious(json: Value) -> Value {
     )
 }
 
-fn with(mut json: Value, part: &str, value: Value) -> Value {
+pub(in crate::text) fn with(mut json: Value, part: &str, value: Value) -> Value {
     json[part] = value;
     json
 }
@@ -206,7 +209,7 @@ fn metaspace(prepend_scheme: &str, split: bool) -> Value {
 
 /// Tokenizers with every kind of normalizer, pre-tokenizer, model and post-processor that may treat a text's parts otherwise
 /// than the whole.
-fn families() -> Vec<(&'static str, Value)> {
+pub(in crate::text) fn families() -> Vec<(&'static str, Value)> {
     let byte_level = fixtures::byte_level_json();
     let sentence_piece = fixtures::sentence_piece_json();
     let word_piece = fixtures::word_piece_json();
@@ -420,7 +423,7 @@ fn tokens_other_than_expected_are_not_trusted() {
     let tiny_chat = subject("tiny-chat");
     let cache = tiny_chat.cache(1 << 20, 0);
     let text = "a<|im_start|>b<|im_end|>c";
-    let ids = |part: &str| Ok::<_, Infallible>(vec![if part == text { 7 } else { 8 }]);
+    let ids = |part: &str, _| Ok::<_, Infallible>(vec![if part == text { 7 } else { 8 }]);
     for _ in 0..2 {
         let encoded = cache.encode(text, ids).unwrap();
         let expected = EncodedPrompt {
@@ -436,7 +439,7 @@ fn errors_are_the_tokenizers_and_nothing_wrong_is_kept() {
     let tiny_chat = subject("tiny-chat");
     let cache = tiny_chat.cache(1 << 20, 0);
     let text = "a<|im_start|>b<|im_end|>c";
-    assert_eq!(cache.encode(text, |_| Err("no")), Err("no"));
+    assert_eq!(cache.encode(text, |_, _| Err("no")), Err("no"));
     let (cached_tokens, _) = tiny_chat.check(&cache, text);
     assert_eq!(cached_tokens, 0);
 }

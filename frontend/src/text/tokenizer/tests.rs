@@ -76,7 +76,9 @@ fn known_prefixes_are_not_tokenized_again() {
         ("two", plain.encode(&known, false).unwrap().len()),
     ] {
         let text = format!("{known}{rest}");
-        let prompt = cached.encode_prompt(&text, false).unwrap();
+        let prompt = cached
+            .encode_prompt(&text, false, &EncodeLimits::NONE)
+            .unwrap();
         assert_eq!(prompt.ids, plain.encode(&text, false).unwrap());
         assert_eq!(prompt.cached_tokens, cached_tokens);
     }
@@ -84,7 +86,9 @@ fn known_prefixes_are_not_tokenized_again() {
         let tokenizer = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
         let tokenizer = tokenizer.with_prefix_cache(max_bytes);
         for _ in 0..2 {
-            let prompt = tokenizer.encode_prompt(&known, true).unwrap();
+            let prompt = tokenizer
+                .encode_prompt(&known, true, &EncodeLimits::NONE)
+                .unwrap();
             assert_eq!(prompt.ids, plain.encode(&known, true).unwrap());
             assert_eq!(prompt.cached_tokens, 0);
         }
@@ -127,7 +131,7 @@ fn a_panic_of_the_library_is_an_error_of_the_one_text() {
     for max_bytes in [0, 1 << 20] {
         let tokenizer = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
         let tokenizer = tokenizer.with_prefix_cache(max_bytes);
-        let error = tokenizer.encode_prompt("a<|greedy|> \n  b", false);
+        let error = tokenizer.encode_prompt("a<|greedy|> \n  b", false, &EncodeLimits::NONE);
         let error = error.unwrap_err();
         assert!(
             matches!(&error, TokenizerError::Panicked { task: "encode", .. }),
@@ -139,9 +143,31 @@ fn a_panic_of_the_library_is_an_error_of_the_one_text() {
              AddedVocabulary bad split"
         );
         let ids = tokenizer
-            .encode_prompt("the<|greedy|>  the", false)
+            .encode_prompt("the<|greedy|>  the", false, &EncodeLimits::NONE)
             .unwrap();
         let text = tokenizer.decode_all(&ids.ids, true).unwrap();
         assert_eq!(text, "thethe");
     }
+}
+
+#[test]
+fn limits_end_the_work() {
+    let tokenizer = fixtures::byte_level();
+    let encode = |limits: &EncodeLimits<'_>| tokenizer.encode_prompt("the quick", false, limits);
+    let tokens = encode(&EncodeLimits::NONE).unwrap().ids.len();
+    let limits = |max_tokens| EncodeLimits {
+        max_tokens,
+        ..EncodeLimits::NONE
+    };
+    assert!(encode(&limits(tokens)).is_ok());
+    let error = encode(&limits(tokens - 1)).unwrap_err();
+    assert!(
+        matches!(error, TokenizerError::TooManyTokens { at_least, max_tokens }
+        if at_least == tokens && max_tokens == tokens - 1)
+    );
+    let stopped = EncodeLimits {
+        should_stop: &|| true,
+        ..EncodeLimits::NONE
+    };
+    assert!(matches!(encode(&stopped), Err(TokenizerError::Stopped)));
 }

@@ -62,6 +62,9 @@ fn mend_numbers(body: &mut Map<String, Value>) {
         if is_set(fields, "min_tokens") {
             fields.insert("min_tokens".into(), 1.into());
         }
+        if is_set(fields, "data_parallel_rank") {
+            fields.insert("data_parallel_rank".into(), 0.into());
+        }
     });
 }
 

@@ -1,0 +1,62 @@
+//! [`Param`]: the place in a client's request that an error is about, until an API gives it its own name.
+
+use std::borrow::Cow;
+
+use genset_backend_common::{At, RequestField};
+
+/// The place in a client's request that an error is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Param {
+    /// A field that engines know too. Each API has its own name for it.
+    Request(RequestField),
+    /// A path in a chat that a request became. Each API has its own name for it.
+    Chat(String),
+    /// A path in the request itself, as the client spells it.
+    Path(String),
+}
+
+/// The name that an API has for a place: one function for each API.
+pub type ParamName = fn(&Param) -> Cow<'_, str>;
+
+impl Param {
+    /// The name where no API has another one.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Request(field) => field.name(),
+            Self::Chat(path) | Self::Path(path) => path,
+        }
+    }
+
+    /// [`Self::name`], as a [`ParamName`].
+    pub(crate) fn plain(&self) -> Cow<'_, str> {
+        Cow::Borrowed(self.name())
+    }
+}
+
+impl From<RequestField> for Param {
+    fn from(field: RequestField) -> Self {
+        Self::Request(field)
+    }
+}
+
+impl From<&str> for Param {
+    fn from(path: &str) -> Self {
+        Self::Path(path.to_owned())
+    }
+}
+
+impl From<String> for Param {
+    fn from(path: String) -> Self {
+        Self::Path(path)
+    }
+}
+
+impl From<&At> for Param {
+    fn from(at: &At) -> Self {
+        match at {
+            At::Request(field) => Self::Request(*field),
+            At::Setting(name) | At::Other(name) => Self::Chat(name.clone()),
+        }
+    }
+}

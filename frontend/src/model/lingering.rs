@@ -1,0 +1,85 @@
+//! [`Lingering`]: models whose last worker has gone a moment ago. Workers that are replaced are back soon, so their clients
+//! are told to ask again, and not that there is no such model.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::ModelCard;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// The most names that are kept. Workers make them up.
+const MAX_NAMES: usize = 1024;
+
+/// The names of models that were ready and are not. Clones share.
+#[derive(Debug, Clone)]
+pub(super) struct Lingering {
+    time: Duration,
+    until: Arc<Mutex<BTreeMap<String, Instant>>>,
+}
+
+impl Lingering {
+    /// Each lingers for `time`.
+    pub(super) fn new(time: Duration) -> Self {
+        Self {
+            time,
+            until: Arc::default(),
+        }
+    }
+
+    /// Notes that the last worker of a model has gone.
+    pub(super) fn gone(&self, card: &ModelCard) {
+        let now = Instant::now();
+        let mut until = self.until.lock();
+        until.retain(|_, ends| now < *ends);
+        for name in std::iter::once(&card.name).chain(&card.aliases) {
+            if until.len() < MAX_NAMES {
+                until.insert(name.clone(), now + self.time);
+            }
+        }
+    }
+
+    /// Whether the model of this name or alias is still expected back.
+    pub(super) fn is_expected(&self, name: &str) -> bool {
+        let until = self.until.lock();
+        until.get(name).is_some_and(|ends| Instant::now() < *ends)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::EngineConfig;
+
+    use super::*;
+
+    fn card(name: &str, aliases: &[&str]) -> ModelCard {
+        let mut card = ModelCard::from_config(&EngineConfig::new(name, 8));
+        card.aliases = aliases.iter().map(|alias| (*alias).to_owned()).collect();
+        card
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_model_lingers_by_each_of_its_names_and_for_its_time() {
+        let lingering = Lingering::new(Duration::from_secs(2));
+        lingering.gone(&card("m", &["alias"]));
+        for name in ["m", "alias"] {
+            assert!(lingering.is_expected(name));
+        }
+        assert!(!lingering.is_expected("other"));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(!lingering.is_expected("m"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn workers_cannot_fill_it_with_names() {
+        let lingering = Lingering::new(Duration::from_secs(2));
+        for number in 0..2 * MAX_NAMES {
+            lingering.gone(&card(&format!("m{number}"), &[]));
+        }
+        assert_eq!(lingering.until.lock().len(), MAX_NAMES);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        lingering.gone(&card("m", &[]));
+        assert_eq!(lingering.until.lock().len(), 1);
+    }
+}

@@ -1,0 +1,246 @@
+//! A chat's messages to its prompt.
+
+use std::sync::Arc;
+
+use genset_backend_common::{ChatInput, GuidedDecoding, Input, RequestField};
+use serde_json::{Map, Value};
+
+use super::encode::Plain;
+use super::{Job, Room, bind, refuse_token_options, text_bytes};
+use crate::error::ApiError;
+use crate::model::{ServedModel, TextFiles};
+use crate::openai::{ChatRequest, Hints, ToolOptions, arguments_as_text};
+use crate::parsers::Splitting;
+use crate::text::{TemplateError, TemplateInput};
+use crate::work::{Owner, SHORT_WORK_BYTES, brief};
+
+impl Job {
+    /// Templates and tokenizes a chat.
+    ///
+    /// # Errors
+    /// A 400 when the template refuses the messages or the model has none, when the model cannot call tools as asked, or the
+    /// prompt does not fit the context.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
+    pub async fn chat(
+        model: Arc<ServedModel>,
+        request: ChatRequest,
+        room: Room,
+    ) -> Result<Self, ApiError> {
+        let made = Self::make_chat(model, request, room).await;
+        made.map_err(ApiError::in_chat)
+    }
+
+    async fn make_chat(
+        model: Arc<ServedModel>,
+        request: ChatRequest,
+        room: Room,
+    ) -> Result<Self, ApiError> {
+        let ChatRequest {
+            mut params,
+            messages,
+            tools,
+            add_generation_prompt,
+            mut template_args,
+            reasoning_effort,
+        } = request;
+        let bound = bind(&model, &mut params)?;
+        if let Some(effort) = reasoning_effort {
+            add_reasoning_effort(&model, effort, &mut template_args, &mut params.hints)?;
+        }
+        if model.text.is_none() {
+            refuse_template_options(add_generation_prompt, &template_args)?;
+            refuse_token_options(&params)?;
+        }
+        let chat = Chat {
+            messages,
+            tools,
+            add_generation_prompt,
+            template_args,
+        };
+        let mut bytes = chat.bytes();
+        let mut quick = None;
+        if bytes < SHORT_WORK_BYTES {
+            match brief(|| chat.quick_prompt(&model)).await {
+                Err(TemplateError::OutOfFuel { .. }) => bytes = usize::MAX,
+                rendered => quick = rendered.ok().flatten(),
+            }
+        }
+        let (with_model, is_bound) = (Arc::clone(&model), bound.is_some());
+        let work = move |owner: &Owner| {
+            let _room = room.memory;
+            chat.make(&with_model, quick, is_bound, owner)
+        };
+        let made = model.work.run(bytes, room.deadline, work).await?;
+        // What is bound from its first token has no markup to look for.
+        let bound = bound.or_else(|| made.guided.map(|guided| (guided, "tools".into())));
+        let (guided, bound_by) = bound.unzip();
+        Ok(Self {
+            inputs: vec![made.input],
+            model,
+            params,
+            splitting: made.splitting,
+            guided: guided.map(Into::into),
+            bound_by,
+            echoes: Vec::new(),
+        })
+    }
+}
+
+/// What a chat's prompt is made of.
+struct Chat {
+    messages: Vec<Value>,
+    tools: ToolOptions,
+    add_generation_prompt: bool,
+    template_args: Map<String, Value>,
+}
+
+/// What is made of it.
+struct Made {
+    input: Input,
+    splitting: Option<Splitting>,
+    /// What the tools bind the answer to.
+    guided: Option<GuidedDecoding>,
+}
+
+impl Chat {
+    /// About the bytes to be worked on, or any number that is too many for an async thread.
+    fn bytes(&self) -> usize {
+        let values = self.messages.iter().chain(&self.tools.tools);
+        let values = values.chain(self.template_args.values());
+        values.fold(0, |sum, value| match SHORT_WORK_BYTES.checked_sub(sum) {
+            Some(rest) if rest > 0 => sum + text_bytes(value, rest),
+            Some(_) | None => sum,
+        })
+    }
+
+    /// The prompt, where the template has one within a few milliseconds.
+    fn quick_prompt(&self, model: &ServedModel) -> Result<Option<String>, TemplateError> {
+        let quick = model.text.as_ref();
+        let quick = quick.and_then(|text| text.quick_template.as_ref());
+        let render = |template: &crate::text::ChatTemplate| {
+            let rendered = || template.render(&self.input());
+            model.timings.quick_template(rendered)
+        };
+        quick.map(render).transpose()
+    }
+
+    fn make(
+        mut self,
+        model: &ServedModel,
+        quick: Option<String>,
+        is_bound: bool,
+        owner: &Owner,
+    ) -> Result<Made, ApiError> {
+        let (mut splitting, mut guided) = Splitting::plan(&model.card, model.parsers, &self.tools)?;
+        if is_bound {
+            (splitting, guided) = (None, None);
+        }
+        let Some(text) = &model.text else {
+            let tools = self.tools.into_offered();
+            let messages = self.messages;
+            return Ok(Made {
+                input: Input::Chat(ChatInput { messages, tools }.into()),
+                splitting,
+                guided,
+            });
+        };
+        let prompt = match quick {
+            Some(prompt) => prompt,
+            None => (model.timings).template(|| self.render(text, &model.card.name))?,
+        };
+        if let Some(splitting) = &mut splitting {
+            splitting.see_prompt(&prompt);
+        }
+        let plain = Plain {
+            text: &prompt,
+            add_special: false,
+            param: &RequestField::Prompt.into(),
+        };
+        let tokens = model.timings.tokenize(|| plain.encode(model, text, owner));
+        Ok(Made {
+            input: Input::Tokens(tokens?.into()),
+            splitting,
+            guided,
+        })
+    }
+
+    fn render(&mut self, text: &TextFiles, model: &str) -> Result<String, ApiError> {
+        let Some(template) = &text.template else {
+            let why = format!("the model '{model}' has no chat template; use /v1/completions");
+            return Err(ApiError::unsupported("messages", why));
+        };
+        let rendered = match template.render(&self.input()) {
+            // Most templates take the arguments of calls as objects; some join them to their text.
+            Err(TemplateError::Render { .. }) if arguments_as_text(&mut self.messages) => {
+                template.render(&self.input())
+            }
+            rendered => rendered,
+        };
+        rendered.map_err(|error| refused_by_template(&error))
+    }
+
+    fn input(&self) -> TemplateInput<'_> {
+        TemplateInput {
+            messages: &self.messages,
+            tools: Some(self.tools.offered()),
+            add_generation_prompt: self.add_generation_prompt,
+            extra: &self.template_args,
+        }
+    }
+}
+
+/// The name of the field, and of the template's variable.
+pub(crate) const REASONING_EFFORT: &str = "reasoning_effort";
+
+/// Effort is a variable of the template, where it has one; elsewhere it is a hint.
+fn add_reasoning_effort(
+    model: &ServedModel,
+    effort: String,
+    template_args: &mut Map<String, Value>,
+    hints: &mut Hints,
+) -> Result<(), ApiError> {
+    const NAME: &str = REASONING_EFFORT;
+    let template = model.text.as_ref().and_then(|text| text.template.as_ref());
+    if !template.is_some_and(|template| template.reads(NAME)) {
+        let why = "this model's chat template has no such setting; leave the field out";
+        return hints.accept(NAME, why);
+    }
+    // The template's own arguments are closer to it.
+    template_args
+        .entry(NAME)
+        .or_insert_with(|| Value::String(effort));
+    Ok(())
+}
+
+/// An engine that templates by itself takes no options for ours.
+fn refuse_template_options(
+    add_generation_prompt: bool,
+    template_args: &Map<String, Value>,
+) -> Result<(), ApiError> {
+    let why = "this model's engine applies a chat template of its own";
+    if !template_args.is_empty() {
+        return Err(ApiError::unsupported("chat_template_kwargs", why));
+    }
+    if !add_generation_prompt {
+        return Err(ApiError::unsupported("add_generation_prompt", why));
+    }
+    Ok(())
+}
+
+fn refused_by_template(error: &TemplateError) -> ApiError {
+    match error {
+        TemplateError::Raised { message } => ApiError::invalid(
+            "messages",
+            format!("the model's chat template says: {message}"),
+        ),
+        other @ (TemplateError::Syntax { .. }
+        | TemplateError::OutOfFuel { .. }
+        | TemplateError::TooLarge { .. }
+        | TemplateError::Render { .. }) => ApiError::invalid(
+            "messages",
+            format!("the model's chat template cannot render them: {other}"),
+        ),
+    }
+}

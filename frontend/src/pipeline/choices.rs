@@ -1,0 +1,271 @@
+//! A job's answers: each choice and its request are made when it starts, and what choices have in common is shared.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+
+use genset_backend_common::{
+    At, EngineError, Explanation, GenerateRequest, Input, RequestContext, RequestField, TokenId,
+};
+
+use tokio::time::Instant;
+
+use super::Job;
+use crate::answer::{Account, Answer, StepMetrics};
+use crate::error::ApiError;
+
+/// A request's checks look at so many tokens in the time that a tokenizer takes for a byte.
+const CHECKED_TOKENS_A_BYTE: usize = 64;
+
+impl Job {
+    /// Checks what all answers ask for, and readies them.
+    ///
+    /// # Errors
+    /// What the request of any prompt is refused with by the model's card.
+    ///
+    /// # Cancel safety
+    /// Nothing has started when the future is dropped.
+    pub async fn answers(self, ctx: &RequestContext) -> Result<Answers, ApiError> {
+        let job = Arc::new(self);
+        let checked = Arc::clone(&job);
+        let check = move |_: &_| Ok(checked.check()?);
+        let work = &job.model.work;
+        work.run(job.bytes_to_check(), ctx.deadline(), check)
+            .await?;
+        let count = job.answer_count();
+        let ctx = match (ctx.affinity(), &job.params.affinity) {
+            (None, Some(key)) => ctx.clone().with_affinity(key),
+            (Some(_), _) | (None, None) => ctx.clone(),
+        };
+        let ctx = match job.params.is_explained {
+            true => ctx.with_explanation(Explanation::default()),
+            false => ctx,
+        };
+        Ok(Answers {
+            markers: job.markers(),
+            job,
+            ctx,
+            measured: None,
+            begun: None,
+            rest: 0..count,
+            has_siblings: count > 1,
+        })
+    }
+
+    /// How many answers it has: so many choices for each prompt.
+    pub(super) fn answer_count(&self) -> usize {
+        self.inputs.len() * self.choices()
+    }
+
+    fn choices(&self) -> usize {
+        usize::try_from(self.params.n).unwrap_or(1)
+    }
+
+    /// Checks the request of each prompt's first choice: the others differ in their seed alone.
+    fn check(&self) -> Result<(), EngineError> {
+        let mut prompts = 0..self.inputs.len();
+        prompts.try_for_each(|prompt| self.model.card.check(&self.request(prompt, 0)))
+    }
+
+    fn bytes_to_check(&self) -> usize {
+        let options = self.params.stop.stop_token_ids.len() + self.params.sampling.logit_bias.len();
+        let tokens = |input: &Input| match input {
+            Input::Tokens(tokens) => tokens.len() + options,
+            Input::Text(_) | Input::Chat(_) | Input::Embed(_) => options,
+        };
+        self.inputs.iter().map(tokens).sum::<usize>() / CHECKED_TOKENS_A_BYTE
+    }
+
+    /// The special tokens among the markup of the answers.
+    fn markers(&self) -> Arc<[TokenId]> {
+        let text = self.model.text.as_ref();
+        let markers = text.zip(self.splitting.as_ref());
+        let markers = markers.map(|(text, splitting)| splitting.special_tokens(&text.tokenizer));
+        markers.unwrap_or_default()
+    }
+
+    /// The request of one choice. It copies nothing that may be large.
+    fn request(&self, prompt: usize, choice: usize) -> GenerateRequest {
+        let params = &self.params;
+        let mut request = GenerateRequest::from_tokens(self.model.card.name.clone(), Vec::new());
+        if let Some(input) = self.inputs.get(prompt) {
+            request.input = input.clone();
+        }
+        request.stop = params.stop.clone();
+        if let Some(text) = &self.model.text {
+            request.stop.eos_token_ids = text.eos_token_ids.clone();
+        }
+        request.sampling = params.sampling.clone();
+        // Each choice has a seed of its own, or they would all be the same.
+        let choice = u64::try_from(choice).unwrap_or(u64::MAX);
+        request.sampling.seed = params.sampling.seed.map(|seed| seed.wrapping_add(choice));
+        request.output.logprobs = params.logprobs.map(|logprobs| logprobs.top);
+        request.guided = self.guided.clone();
+        request.priority = params.priority;
+        request.data_parallel_rank = params.data_parallel_rank;
+        request.cache_salt.clone_from(&params.cache_salt);
+        request.annotations = params.annotations.clone();
+        request
+    }
+}
+
+/// The answers of a job, prompt by prompt. Each is made when it is taken, and starts as it is read; the place at which it comes
+/// is its index in the response.
+///
+/// A request may have thousands of them. Whoever reads them has [`Self::at_once`] under way and takes another when one has
+/// ended: so a request takes no more memory or places in an engine than that, and what has not started costs nothing. Those under
+/// way must be read side by side: one that is not read waits for its place in the engine, and would not let another have its own.
+#[derive(Debug)]
+pub struct Answers {
+    job: Arc<Job>,
+    ctx: RequestContext,
+    markers: Arc<[TokenId]>,
+    measured: Option<Measured>,
+    /// The first, which has started and was not taken yet.
+    begun: Option<Box<Answer>>,
+    /// The places of those that were not made yet.
+    rest: Range<usize>,
+    has_siblings: bool,
+}
+
+/// What measures the pace of answers, and who pays for them.
+#[derive(Debug)]
+struct Measured {
+    steps: StepMetrics,
+    arrived: Instant,
+    account: Arc<Account>,
+}
+
+impl Answers {
+    /// Measures the pace of each answer, as those to a request that arrived then, and charges their tokens to `account`.
+    pub fn measure(&mut self, steps: &StepMetrics, arrived: Instant, account: &Arc<Account>) {
+        self.measured = Some(Measured {
+            steps: steps.clone(),
+            arrived,
+            account: Arc::clone(account),
+        });
+    }
+
+    /// How many of them are to be under way at once.
+    #[must_use]
+    pub fn at_once(&self) -> NonZeroUsize {
+        self.job.model.max_running_choices
+    }
+
+    /// How they are routed, as far as they have started; `None` where nobody asks.
+    #[must_use]
+    pub fn explanation(&self) -> Option<&Explanation> {
+        self.ctx.explanation()
+    }
+
+    /// Starts the first answer, so that what the engine refuses is known before anything is sent.
+    ///
+    /// # Errors
+    /// The engine's refusal.
+    ///
+    /// # Cancel safety
+    /// The answer is still starting when the future is dropped.
+    pub async fn begin(&mut self) -> Result<(), EngineError> {
+        self.begun = self.next().map(Box::new);
+        match &mut self.begun {
+            Some(first) => first.started().await,
+            None => Ok(()),
+        }
+    }
+
+    fn make(&self, index: usize) -> Answer {
+        let choices = self.job.choices();
+        let choice = Choice {
+            prompt: index / choices,
+            number: index % choices,
+            of: Arc::clone(&self.job),
+            ctx: self.ctx.clone(),
+            sibling: self.has_siblings.then_some(index),
+        };
+        let mut answer = choice.ready(&self.markers);
+        if let Some(measured) = &self.measured {
+            answer.measure(&measured.steps, measured.arrived);
+            answer.charge_to(Arc::clone(&measured.account));
+        }
+        answer
+    }
+}
+
+impl Iterator for Answers {
+    type Item = Answer;
+
+    fn next(&mut self) -> Option<Answer> {
+        if let Some(begun) = self.begun.take() {
+            return Some(*begun);
+        }
+        let index = self.rest.next()?;
+        Some(self.make(index))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.rest.len() + usize::from(self.begun.is_some());
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for Answers {}
+
+/// One choice that is yet to start.
+struct Choice {
+    of: Arc<Job>,
+    /// Its prompt's place among the job's.
+    prompt: usize,
+    /// Its place among the choices of its prompt.
+    number: usize,
+    ctx: RequestContext,
+    /// Its place among all choices; `None` where it is the only one.
+    sibling: Option<usize>,
+}
+
+impl Choice {
+    fn ready(self, markers: &Arc<[TokenId]>) -> Answer {
+        let job = Arc::clone(&self.of);
+        let (number, prompt) = (self.number, self.prompt);
+        let prompt_tokens = match job.inputs.get(prompt) {
+            Some(Input::Tokens(tokens)) => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+            Some(Input::Text(_) | Input::Chat(_) | Input::Embed(_)) | None => 0,
+        };
+        let tokenizer = job.model.text.as_ref();
+        let tokenizer = tokenizer.map(|text| Arc::clone(&text.tokenizer));
+        let stops = Arc::clone(&job.params.stop_strings);
+        let starting = Box::pin(self.start());
+        let mut answer = Answer::starting(starting, tokenizer, stops, prompt_tokens);
+        if let Some(splitting) = &job.splitting {
+            answer = answer.with_splitter(splitting.splitter(), Arc::clone(markers));
+        }
+        if let (Some(logprobs), Some(text)) = (&job.params.logprobs, &job.model.text) {
+            answer = answer.with_logprobs(Arc::clone(&text.tokenizer), logprobs.top);
+        }
+        if let Some(prompt) = job.echoes.get(prompt) {
+            answer = answer.with_echo(Arc::clone(prompt));
+        }
+        if number == 0 {
+            answer
+        } else {
+            answer.sharing_prompt()
+        }
+    }
+
+    async fn start(self) -> Result<genset_backend_common::OutputStream, EngineError> {
+        let request = self.of.request(self.prompt, self.number);
+        let ctx = match self.sibling {
+            None => self.ctx.child(),
+            Some(index) => self.ctx.sibling(index),
+        };
+        let started = self.of.model.engine.generate(request, ctx).await;
+        started.map_err(|error| with_clients_field(error, self.of.bound_by.as_deref()))
+    }
+}
+
+/// The error of an engine with the client's own field, where it is about what binds the answer.
+fn with_clients_field(error: EngineError, bound_by: Option<&str>) -> EngineError {
+    match (error.at(), bound_by) {
+        (Some(At::Request(RequestField::Guided)), Some(field)) => error.with_at(At::other(field)),
+        _ => error,
+    }
+}

@@ -1,0 +1,169 @@
+//! The prompts of a completions request to their tokens.
+
+use std::sync::Arc;
+
+use genset_backend_common::{Input, RequestField};
+
+use super::encode::{Plain, refuse_too_many};
+use super::{Job, Room, bind, refuse_token_options};
+use crate::error::ApiError;
+use crate::model::{ServedModel, TextFiles};
+use crate::openai::{CompletionRequest, Prompt};
+use crate::work::Owner;
+
+impl Job {
+    /// Tokenizes the prompts of a completion request.
+    ///
+    /// # Errors
+    /// A 400 when a prompt is of a kind the model does not take, or does not fit the context.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
+    pub async fn completion(
+        model: Arc<ServedModel>,
+        request: CompletionRequest,
+        room: Room,
+    ) -> Result<Self, ApiError> {
+        let CompletionRequest {
+            mut params,
+            prompts,
+            echo,
+            suffix,
+        } = request;
+        let (guided, bound_by) = bind(&model, &mut params)?.unzip();
+        let is_text = |prompt: &Prompt| matches!(prompt, Prompt::Text(_));
+        if model.text.is_none() && prompts.iter().any(is_text) {
+            refuse_token_options(&params)?;
+        }
+        let completion = Completion {
+            prompts,
+            echo,
+            suffix,
+        };
+        let with_model = Arc::clone(&model);
+        let bytes = completion.bytes();
+        let work = move |owner: &Owner| {
+            let _room = room.memory;
+            completion.make(&with_model, owner)
+        };
+        let made = model.work.run(bytes, room.deadline, work).await?;
+        Ok(Self {
+            model,
+            params,
+            inputs: made.inputs,
+            splitting: None,
+            guided: guided.map(Into::into),
+            bound_by,
+            echoes: made.echoes,
+        })
+    }
+}
+
+/// What the prompts are made of.
+struct Completion {
+    prompts: Vec<Prompt>,
+    echo: bool,
+    suffix: Option<String>,
+}
+
+/// What is made of them.
+#[derive(Default)]
+struct Made {
+    inputs: Vec<Input>,
+    echoes: Vec<Arc<str>>,
+}
+
+impl Completion {
+    /// The bytes to be worked on, of all prompts together.
+    fn bytes(&self) -> usize {
+        let suffix = self.suffix.as_ref().map_or(0, String::len);
+        let bytes = |prompt: &Prompt| match prompt {
+            Prompt::Text(text) => text.len().saturating_add(suffix),
+            // To show a token takes about as long as a byte of text.
+            Prompt::Tokens(tokens) if self.echo => tokens.len(),
+            Prompt::Tokens(_) => 0,
+        };
+        self.prompts
+            .iter()
+            .map(bytes)
+            .fold(0, usize::saturating_add)
+    }
+
+    fn make(self, model: &ServedModel, owner: &Owner) -> Result<Made, ApiError> {
+        let mut made = Made::default();
+        for prompt in self.prompts {
+            owner.check()?;
+            if let Prompt::Tokens(tokens) = &prompt {
+                refuse_too_many(tokens.len(), model)?;
+            }
+            if self.echo {
+                made.echoes.push(shown(&prompt, model)?);
+            }
+            let prompt = match &self.suffix {
+                Some(suffix) => between(prompt, suffix, model)?,
+                None => prompt,
+            };
+            made.inputs.push(input(prompt, model, owner)?);
+        }
+        Ok(made)
+    }
+}
+
+/// A completion's prompt as the engine takes it.
+fn input(prompt: Prompt, model: &ServedModel, owner: &Owner) -> Result<Input, ApiError> {
+    match (prompt, &model.text) {
+        (Prompt::Tokens(tokens), Some(_)) => Ok(Input::Tokens(tokens.into())),
+        (Prompt::Tokens(_), None) => {
+            let why = "this model takes text, not token ids";
+            Err(ApiError::unsupported("prompt", why))
+        }
+        (Prompt::Text(text), None) => Ok(Input::Text(text.into())),
+        (Prompt::Text(text), Some(files)) => tokens(&text, model, files, owner),
+    }
+}
+
+fn tokens(
+    text: &str,
+    model: &ServedModel,
+    files: &TextFiles,
+    owner: &Owner,
+) -> Result<Input, ApiError> {
+    let plain = Plain {
+        text,
+        add_special: true,
+        param: &RequestField::Prompt.into(),
+    };
+    let tokens = model.timings.tokenize(|| plain.encode(model, files, owner));
+    Ok(Input::Tokens(tokens?.into()))
+}
+
+/// The prompt whose answer stands between `prompt` and `suffix`.
+fn between(prompt: Prompt, suffix: &str, model: &ServedModel) -> Result<Prompt, ApiError> {
+    let infill = model.text.as_ref().and_then(|text| text.infill);
+    let Some(infill) = infill else {
+        let why = "this model's tokenizer has no tokens that ask for text between two others; leave the field out";
+        return Err(ApiError::unsupported("suffix", why));
+    };
+    match prompt {
+        Prompt::Text(text) => Ok(Prompt::Text(infill.prompt(&text, suffix))),
+        Prompt::Tokens(_) => {
+            let problem = "expected a text, not token ids, beside a 'suffix'";
+            Err(ApiError::invalid("prompt", problem))
+        }
+    }
+}
+
+/// A prompt as its echo shows it: token ids with all special tokens.
+fn shown(prompt: &Prompt, model: &ServedModel) -> Result<Arc<str>, ApiError> {
+    match (prompt, &model.text) {
+        (Prompt::Text(text), _) => Ok(text.as_str().into()),
+        (Prompt::Tokens(tokens), Some(text)) => match text.tokenizer.decode_all(tokens, false) {
+            Ok(text) => Ok(text.into()),
+            Err(error) => Err(ApiError::invalid(
+                "prompt",
+                format!("cannot be shown as text: {error}"),
+            )),
+        },
+        (Prompt::Tokens(_), None) => Ok(Arc::default()),
+    }
+}

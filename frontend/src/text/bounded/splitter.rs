@@ -1,0 +1,338 @@
+//! [`Splitter`]: the words of a normalized text, one after the other, as the tokenizer's pre-tokenizer makes them.
+//!
+//! A pre-tokenizer is a list of steps, each of which splits what the one before gave it, and may change it. Expressions are
+//! searched for in the whole text, so that what they look at beside a word is there; no list of words is made. Steps that look
+//! at nothing but the two characters beside a border are left to the library, which is given the text in windows.
+
+use std::ops::Range;
+
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::metaspace::PrependScheme;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{
+    OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
+};
+
+use super::{Sizes, boundary_before};
+use crate::text::detokenize::pieces::byte_letters;
+use crate::text::tokenizer::TokenizerError;
+
+/// How GPT-2 splits text into words, which the library's `ByteLevel` does by itself.
+///
+/// # Source
+/// `RE` in `pre_tokenizers/byte_level.rs` of the `tokenizers` crate, which hands it to nobody.
+const GPT_2_WORDS: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+/// What is done with each word.
+type Each<'a> = &'a mut dyn FnMut(&str) -> Result<(), TokenizerError>;
+
+/// A pre-tokenizer, step by step.
+pub(super) struct Splitter {
+    steps: Vec<Step>,
+}
+
+enum Step {
+    /// Splits by an expression.
+    Expression(Split),
+    /// Begins with a space.
+    PrefixSpace,
+    /// Makes a letter of each byte.
+    Bytes(Box<[char; 256]>),
+    Metaspace(Metaspace),
+    /// Splits between two characters, whatever is beside them.
+    Pairs(PreTokenizerWrapper),
+}
+
+#[derive(Clone, Copy)]
+struct Metaspace {
+    mark: char,
+    scheme: PrependScheme,
+    splits: bool,
+}
+
+impl Splitter {
+    /// `None` for a pre-tokenizer with a step that may look at all of a text. `is_plain` says that the normalizer changes
+    /// nothing.
+    pub(super) fn try_new(
+        pre_tokenizer: Option<&PreTokenizerWrapper>,
+        is_plain: bool,
+    ) -> Option<Self> {
+        let mut steps = Vec::new();
+        if let Some(pre_tokenizer) = pre_tokenizer {
+            add_steps(pre_tokenizer, &mut steps)?;
+        }
+        let is_first_alone = |step: &Step| matches!(step, Step::Metaspace(space) if space.scheme == PrependScheme::First);
+        if let Some(index) = steps.iter().position(is_first_alone) {
+            // What the library takes for a text's beginning is known only where nothing was changed before.
+            let keeps = |step: &Step| matches!(step, Step::Expression(_) | Step::Pairs(_));
+            if !is_plain || !steps[..index].iter().all(keeps) {
+                return None;
+            }
+        }
+        Some(Self { steps })
+    }
+
+    /// Whether the words are made of letters that stand for bytes.
+    pub(super) fn maps_bytes(&self) -> bool {
+        let maps = |step: &Step| matches!(step, Step::Bytes(_));
+        self.steps.iter().any(maps)
+    }
+
+    /// Calls `each` with every word of `text`. `is_first` says that it is the beginning of a whole text, `sizes` how much
+    /// the library is given at once.
+    ///
+    /// # Errors
+    /// What `each` says, which ends it, [`TokenizerError::TooLong`] for a run of white space that an expression would have to
+    /// look back over, and what the library says.
+    pub(super) fn split(
+        &self,
+        text: &str,
+        is_first: bool,
+        sizes: Sizes,
+        each: Each<'_>,
+    ) -> Result<(), TokenizerError> {
+        run(&self.steps, text, is_first, sizes, each)
+    }
+}
+
+fn add_steps(pre_tokenizer: &PreTokenizerWrapper, steps: &mut Vec<Step>) -> Option<()> {
+    match pre_tokenizer {
+        PreTokenizerWrapper::Sequence(sequence) => {
+            for part in sequence.as_ref() {
+                add_steps(part, steps)?;
+            }
+        }
+        PreTokenizerWrapper::ByteLevel(bytes) => {
+            if bytes.add_prefix_space {
+                steps.push(Step::PrefixSpace);
+            }
+            if bytes.use_regex {
+                let pattern = SplitPattern::Regex(GPT_2_WORDS.to_owned());
+                let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false);
+                steps.push(Step::Expression(split.ok()?));
+            }
+            steps.push(Step::Bytes(Box::new(byte_letters())));
+        }
+        PreTokenizerWrapper::Split(split) => steps.push(Step::Expression(split.clone())),
+        PreTokenizerWrapper::Metaspace(space) => steps.push(Step::Metaspace(Metaspace {
+            mark: space.get_replacement(),
+            scheme: space.get_prepend_scheme(),
+            splits: space.get_split(),
+        })),
+        PreTokenizerWrapper::BertPreTokenizer(_)
+        | PreTokenizerWrapper::Delimiter(_)
+        | PreTokenizerWrapper::Digits(_)
+        | PreTokenizerWrapper::Punctuation(_)
+        | PreTokenizerWrapper::Whitespace(_)
+        | PreTokenizerWrapper::WhitespaceSplit(_) => {
+            steps.push(Step::Pairs(pre_tokenizer.clone()));
+        }
+        // They count from the beginning, or remember what they saw.
+        PreTokenizerWrapper::FixedLength(_) | PreTokenizerWrapper::UnicodeScripts(_) => {
+            return None;
+        }
+    }
+    Some(())
+}
+
+/// Does the first step to `text`, and the others to what comes of it.
+fn run(
+    steps: &[Step],
+    text: &str,
+    is_first: bool,
+    sizes: Sizes,
+    each: Each<'_>,
+) -> Result<(), TokenizerError> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    let Some((step, steps)) = steps.split_first() else {
+        return each(text);
+    };
+    let mut part = |part: &str, is_first| run(steps, part, is_first, sizes, each);
+    match step {
+        Step::Expression(split) => by_expression(split, text, sizes.whole, |range| {
+            part(&text[range.clone()], is_first && range.start == 0)
+        }),
+        Step::PrefixSpace if text.starts_with(' ') => part(text, is_first),
+        Step::PrefixSpace => part(&format!(" {text}"), is_first),
+        Step::Bytes(letters) => {
+            let mut mapped = String::with_capacity(text.len());
+            mapped.extend(text.bytes().map(|byte| letters[usize::from(byte)]));
+            part(&mapped, is_first)
+        }
+        Step::Metaspace(space) => space.split(text, is_first, part),
+        Step::Pairs(pre_tokenizer) => by_pairs(pre_tokenizer, text, sizes.window, |range| {
+            part(&text[range.clone()], is_first && range.start == 0)
+        }),
+    }
+}
+
+impl Metaspace {
+    fn split(
+        self,
+        text: &str,
+        is_first: bool,
+        mut each: impl FnMut(&str, bool) -> Result<(), TokenizerError>,
+    ) -> Result<(), TokenizerError> {
+        let begins_word = |c: char| c == ' ' || c == self.mark;
+        let wants_mark = match self.scheme {
+            PrependScheme::Always => true,
+            PrependScheme::First => is_first,
+            PrependScheme::Never => false,
+        };
+        let mut prefix = (wants_mark && !text.starts_with(begins_word)).then_some(self.mark);
+        let mut word = String::new();
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            let later = &rest[first.len_utf8()..];
+            let end = if self.splits {
+                later.find(begins_word).unwrap_or(later.len())
+            } else {
+                later.len()
+            };
+            let (in_word, next) = rest.split_at(first.len_utf8() + end);
+            word.clear();
+            word.reserve(in_word.len());
+            word.extend(prefix.take());
+            let marked = |c| if c == ' ' { self.mark } else { c };
+            word.extend(in_word.chars().map(marked));
+            each(&word, is_first && rest.len() == text.len())?;
+            rest = next;
+        }
+        Ok(())
+    }
+}
+
+/// Calls `each` with the parts that an expression makes of a text; some may be empty.
+fn by_expression(
+    split: &Split,
+    text: &str,
+    max_space: usize,
+    mut each: impl FnMut(Range<usize>) -> Result<(), TokenizerError>,
+) -> Result<(), TokenizerError> {
+    // Expressions look back from the end of white space, for which the library keeps 24 bytes a character.
+    let runs = text.split(|c: char| !c.is_whitespace());
+    if let Some(bytes) = runs.map(str::len).find(|bytes| *bytes > max_space) {
+        let max_bytes = max_space;
+        return Err(TokenizerError::TooLong { bytes, max_bytes });
+    }
+    let mut parts = Parts::new(split.behavior);
+    let mut end = 0;
+    let mut add = |range: Range<usize>, is_match: bool| {
+        let part = parts.add(range, is_match != split.invert);
+        part.map_or(Ok(()), &mut each)
+    };
+    for (start, stop) in split.regex.find_iter(text) {
+        if end != start {
+            add(end..start, false)?;
+        }
+        add(start..stop, true)?;
+        end = stop;
+    }
+    if end != text.len() {
+        add(end..text.len(), false)?;
+    }
+    parts.open.map_or(Ok(()), each)
+}
+
+/// Matches and what is between them become parts, as a delimiter's behavior says.
+struct Parts {
+    behavior: SplitDelimiterBehavior,
+    /// A part that may grow.
+    open: Option<Range<usize>>,
+    after_match: bool,
+}
+
+impl Parts {
+    fn new(behavior: SplitDelimiterBehavior) -> Self {
+        Self {
+            behavior,
+            open: None,
+            after_match: false,
+        }
+    }
+
+    /// Takes what comes next. Gives the part that is complete with it.
+    fn add(&mut self, range: Range<usize>, is_match: bool) -> Option<Range<usize>> {
+        let after_match = std::mem::replace(&mut self.after_match, is_match);
+        let joins = match self.behavior {
+            SplitDelimiterBehavior::Isolated => return Some(range),
+            SplitDelimiterBehavior::Removed => return (!is_match).then_some(range),
+            SplitDelimiterBehavior::Contiguous => is_match == after_match,
+            SplitDelimiterBehavior::MergedWithPrevious => is_match && !after_match,
+            SplitDelimiterBehavior::MergedWithNext => after_match && !is_match,
+        };
+        match &mut self.open {
+            Some(open) if joins => {
+                open.end = range.end;
+                None
+            }
+            open => open.replace(range),
+        }
+    }
+}
+
+/// Calls `each` with the parts that a pre-tokenizer makes of a text which looks only at the two characters beside a border.
+fn by_pairs(
+    pre_tokenizer: &PreTokenizerWrapper,
+    text: &str,
+    window: usize,
+    mut each: impl FnMut(Range<usize>) -> Result<(), TokenizerError>,
+) -> Result<(), TokenizerError> {
+    let mut start = 0;
+    while start < text.len() {
+        let end = start + boundary_before(&text[start..], window);
+        let parts = parts_of(pre_tokenizer, &text[start..end])?;
+        let mut next = end;
+        for part in parts {
+            let mut part = start + part.start..start + part.end;
+            if part.end == end && end < text.len() {
+                // It may go on.
+                if part.start > start {
+                    next = part.start;
+                    break;
+                }
+                part.end = end_of_part(pre_tokenizer, text, end, window)?;
+                next = part.end;
+            }
+            each(part)?;
+        }
+        start = next;
+    }
+    Ok(())
+}
+
+/// Where the part ends that the character before `seen` belongs to.
+fn end_of_part(
+    pre_tokenizer: &PreTokenizerWrapper,
+    text: &str,
+    mut seen: usize,
+    window: usize,
+) -> Result<usize, TokenizerError> {
+    while seen < text.len() {
+        let last = text.floor_char_boundary(seen - 1);
+        let next = boundary_before(&text[seen..], window);
+        let parts = parts_of(pre_tokenizer, &text[last..seen + next])?;
+        let end = parts.first().map_or(seen, |part| last + part.end);
+        if end < seen + next {
+            return Ok(end);
+        }
+        seen += next;
+    }
+    Ok(text.len())
+}
+
+/// The parts that the library makes of a short text which it does not change.
+fn parts_of(
+    pre_tokenizer: &PreTokenizerWrapper,
+    text: &str,
+) -> Result<Vec<Range<usize>>, TokenizerError> {
+    let mut parts = PreTokenizedString::from(text);
+    pre_tokenizer
+        .pre_tokenize(&mut parts)
+        .map_err(|source| TokenizerError::Encode { source })?;
+    let parts = parts.get_splits(OffsetReferential::Original, OffsetType::Byte);
+    Ok(parts.iter().map(|(_, part, _)| part.0..part.1).collect())
+}

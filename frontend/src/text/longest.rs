@@ -1,0 +1,165 @@
+//! How many bytes of a text one token can stand for, so that a text which cannot fit is refused before it is tokenized.
+//!
+//! The answer is an upper bound, found once from a tokenizer's settings and vocabulary. There is none where a part of a text
+//! may leave no trace in its tokens: white space that is dropped, characters that are removed, words that become one unknown
+//! token whatever their length. [`TextTokenizer`](super::TextTokenizer) asks.
+
+use tokenizers::models::ModelWrapper;
+use tokenizers::models::bpe::BPE;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::{Model, NormalizerWrapper, SplitDelimiterBehavior, Tokenizer};
+
+/// Composition and compatibility forms make at most so many bytes one: four of a mathematical letter become a letter of
+/// ASCII.
+const UNICODE_FORM_SHRINKS: usize = 4;
+
+/// A Kelvin sign, of three bytes, becomes a `k`.
+const LOWERCASE_SHRINKS: usize = 3;
+
+/// The most bytes of a text that one token can stand for, if there is such a number.
+pub(super) fn longest_token_bytes(tokenizer: &Tokenizer) -> Option<usize> {
+    let added = tokenizer.get_added_tokens_decoder();
+    if added.values().any(|token| token.lstrip || token.rstrip) {
+        return None;
+    }
+    let normalized = |id| tokenizer.id_to_token(id).map_or(0, |token| token.len());
+    let longest_added = added
+        .iter()
+        .map(|(&id, token)| token.content.len().max(normalized(id)))
+        .max();
+    let shrinks = tokenizer
+        .get_normalizer()
+        .map_or(Some(1), normalizer_shrinks)?;
+    let pre_tokenizer = tokenizer.get_pre_tokenizer();
+    let is_byte_level = match pre_tokenizer {
+        Some(pre_tokenizer) if removes(pre_tokenizer) => return None,
+        Some(pre_tokenizer) => maps_bytes(pre_tokenizer),
+        None => false,
+    };
+    let of_model = longest_of_model(tokenizer.get_model(), is_byte_level)?;
+    Some(of_model.max(longest_added.unwrap_or(0)).max(1) * shrinks)
+}
+
+/// How many bytes a normalizer makes one, at most.
+fn normalizer_shrinks(normalizer: &NormalizerWrapper) -> Option<usize> {
+    match normalizer {
+        NormalizerWrapper::NFC(_)
+        | NormalizerWrapper::NFD(_)
+        | NormalizerWrapper::NFKC(_)
+        | NormalizerWrapper::NFKD(_) => Some(UNICODE_FORM_SHRINKS),
+        NormalizerWrapper::Lowercase(_) => Some(LOWERCASE_SHRINKS),
+        NormalizerWrapper::Prepend(_) => Some(1),
+        NormalizerWrapper::Replace(replace) => {
+            let pattern = serde_json::to_value(replace).ok()?;
+            let pattern = pattern["pattern"]["String"].as_str()?.len();
+            let content = replace.content.len();
+            (content > 0).then(|| pattern.div_ceil(content))
+        }
+        NormalizerWrapper::Sequence(sequence) => {
+            sequence.as_ref().iter().try_fold(1_usize, |all, next| {
+                all.checked_mul(normalizer_shrinks(next)?)
+            })
+        }
+        // They remove characters, or what they do is in a table.
+        NormalizerWrapper::BertNormalizer(_)
+        | NormalizerWrapper::StripNormalizer(_)
+        | NormalizerWrapper::StripAccents(_)
+        | NormalizerWrapper::Nmt(_)
+        | NormalizerWrapper::Precompiled(_)
+        | NormalizerWrapper::ByteLevel(_) => None,
+    }
+}
+
+/// Whether a part of the text may be dropped.
+fn removes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
+    let removed = SplitDelimiterBehavior::Removed;
+    match pre_tokenizer {
+        PreTokenizerWrapper::Sequence(sequence) => sequence.as_ref().iter().any(removes),
+        PreTokenizerWrapper::Split(split) => split.behavior == removed,
+        PreTokenizerWrapper::Punctuation(punctuation) => punctuation.behavior == removed,
+        PreTokenizerWrapper::ByteLevel(_)
+        | PreTokenizerWrapper::Digits(_)
+        | PreTokenizerWrapper::FixedLength(_)
+        | PreTokenizerWrapper::Metaspace(_) => false,
+        PreTokenizerWrapper::BertPreTokenizer(_)
+        | PreTokenizerWrapper::Delimiter(_)
+        | PreTokenizerWrapper::UnicodeScripts(_)
+        | PreTokenizerWrapper::Whitespace(_)
+        | PreTokenizerWrapper::WhitespaceSplit(_) => true,
+    }
+}
+
+/// Whether the model is given a character for each byte.
+fn maps_bytes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
+    match pre_tokenizer {
+        PreTokenizerWrapper::ByteLevel(_) => true,
+        PreTokenizerWrapper::Sequence(sequence) => sequence.as_ref().iter().any(maps_bytes),
+        PreTokenizerWrapper::BertPreTokenizer(_)
+        | PreTokenizerWrapper::Delimiter(_)
+        | PreTokenizerWrapper::Digits(_)
+        | PreTokenizerWrapper::FixedLength(_)
+        | PreTokenizerWrapper::Metaspace(_)
+        | PreTokenizerWrapper::Punctuation(_)
+        | PreTokenizerWrapper::Split(_)
+        | PreTokenizerWrapper::UnicodeScripts(_)
+        | PreTokenizerWrapper::Whitespace(_)
+        | PreTokenizerWrapper::WhitespaceSplit(_) => false,
+    }
+}
+
+fn longest_of_model(model: &ModelWrapper, is_byte_level: bool) -> Option<usize> {
+    let is_complete = match model {
+        ModelWrapper::BPE(bpe) => is_complete(bpe, is_byte_level),
+        // Unknown characters that follow each other are one token, unless they have bytes of their own.
+        ModelWrapper::Unigram(unigram) => unigram.byte_fallback() && has_all_bytes(unigram),
+        ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => false,
+    };
+    if !is_complete {
+        return None;
+    }
+    let bytes = |token: &String| {
+        if is_byte_level {
+            token.chars().count()
+        } else {
+            token.len()
+        }
+    };
+    let longest = model.get_vocab().keys().map(bytes).max()?;
+    // An unknown character is a token.
+    Some(longest.max(char::MAX.len_utf8()))
+}
+
+/// Whether every character of a text is in one token at least, and few are in one.
+fn is_complete(bpe: &BPE, is_byte_level: bool) -> bool {
+    let has_unknown = bpe.unk_token.is_some() && !bpe.fuse_unk && !bpe.byte_fallback;
+    is_alike_everywhere(bpe) && (has_unknown || has_token_for_all(bpe, is_byte_level))
+}
+
+/// Whether a character is the same to a model at the beginning, in the middle and at the end of a word.
+pub(super) fn is_alike_everywhere(bpe: &BPE) -> bool {
+    let is_none = |part: &Option<String>| part.as_ref().is_none_or(String::is_empty);
+    is_none(&bpe.continuing_subword_prefix) && is_none(&bpe.end_of_word_suffix)
+}
+
+/// Whether a model knows every character, or all bytes that it is made of. `is_byte_level` says that words are made of letters
+/// that stand for bytes.
+pub(super) fn has_token_for_all(bpe: &BPE, is_byte_level: bool) -> bool {
+    if is_byte_level {
+        byte_level_alphabet().all(|letter| bpe.token_to_id(&letter).is_some())
+    } else {
+        bpe.byte_fallback && has_all_bytes(bpe)
+    }
+}
+
+fn byte_level_alphabet() -> impl Iterator<Item = String> {
+    let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+    alphabet.into_iter().map(String::from)
+}
+
+/// Whether the vocabulary has a token for each byte.
+fn has_all_bytes(model: &impl Model) -> bool {
+    (0..=u8::MAX).all(|byte| model.token_to_id(&format!("<0x{byte:02X}>")).is_some())
+}
+
+#[cfg(test)]
+mod tests;

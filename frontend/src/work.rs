@@ -1,0 +1,262 @@
+//! [`WorkThreads`]: where the long work of requests is done: bodies are read, templates rendered, prompts tokenized, answers
+//! written as JSON.
+//!
+//! An async thread serves every connection, and links to workers besides: what keeps one for longer than some milliseconds
+//! delays everybody. So work is measured in bytes before it begins, and what is long goes to threads of its own, as many as
+//! there are places. It is not for what waits: no work here asks anybody anything.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use genset_backend_common::{CancelReason, EngineError, MetricsRegistry};
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use crate::error::ApiError;
+
+/// Work on fewer bytes of text than these is done where it comes up: the worst text takes a tokenizer less than 3 ms then.
+pub(crate) const SHORT_WORK_BYTES: usize = 4 << 10;
+
+/// Work that took longer than this after all lets others have their turn before the request goes on.
+const LONG_TURN: Duration = Duration::from_millis(1);
+
+/// So much long work is done at once; more waits. Clones share.
+#[derive(Debug, Clone)]
+pub struct WorkThreads {
+    places: Arc<Semaphore>,
+    running: Gauge,
+    waiting: Gauge,
+}
+
+impl WorkThreads {
+    /// So many places.
+    #[must_use]
+    pub fn new(places: NonZeroUsize) -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(places.get().min(Semaphore::MAX_PERMITS))),
+            running: Gauge::default(),
+            waiting: Gauge::default(),
+        }
+    }
+
+    /// Shows them in the metrics.
+    pub(crate) fn register(&self, registry: &MetricsRegistry) {
+        registry.register(
+            "genset_frontend_long_work_running",
+            "Bodies, templates and prompts that are worked on off the async threads",
+            self.running.clone(),
+        );
+        registry.register(
+            "genset_frontend_long_work_waiting",
+            "Those that wait for a thread",
+            self.waiting.clone(),
+        );
+    }
+
+    /// Does `work` here when it is on few bytes; else on a thread for blocking work, once there is a place.
+    ///
+    /// # Errors
+    /// What `work` says; a 504 when the deadline passes while it waits.
+    ///
+    /// # Cancel safety
+    /// Work that has not begun does not begin when the future is dropped; work that has is told that its owner left.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        deadline: Option<Instant>,
+        work: impl FnOnce(&Owner) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if bytes < SHORT_WORK_BYTES {
+            return brief(|| work(&Owner::default())).await;
+        }
+        let place = self.place(deadline).await?;
+        let leaving = Leaving(Owner::default());
+        let owner = leaving.0.clone();
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            owner.check()?;
+            work(&owner)
+        });
+        done.await.unwrap_or_else(|error| {
+            let failed = EngineError::internal("working on the request failed");
+            Err(failed.with_source(error).into())
+        })
+    }
+
+    async fn place(&self, deadline: Option<Instant>) -> Result<Place, EngineError> {
+        let permit = match Arc::clone(&self.places).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => self.wait(deadline).await?,
+        };
+        Ok(Place::new(permit, self.running.clone()))
+    }
+
+    async fn wait(&self, deadline: Option<Instant>) -> Result<OwnedSemaphorePermit, EngineError> {
+        let _waiting = Counted::new(self.waiting.clone());
+        let acquired = Arc::clone(&self.places).acquire_owned();
+        let permit = match deadline {
+            None => acquired.await,
+            Some(deadline) => tokio::time::timeout_at(deadline, acquired)
+                .await
+                .map_err(|_elapsed| CancelReason::Deadline.to_error())?,
+        };
+        // Nobody closes the semaphore.
+        permit.map_err(|_closed| CancelReason::Shutdown.to_error())
+    }
+}
+
+/// Does `work` here, and lets others have their turn where it took long after all.
+pub(crate) async fn brief<T>(work: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let done = work();
+    if started.elapsed() > LONG_TURN {
+        tokio::task::yield_now().await;
+    }
+    done
+}
+
+/// Whoever waits for work. Clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Owner {
+    has_left: Arc<AtomicBool>,
+}
+
+impl Owner {
+    /// Whether nobody waits any more: long work looks now and then.
+    pub(crate) fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Relaxed)
+    }
+
+    /// Ends work that nobody waits for.
+    ///
+    /// # Errors
+    /// An error that nobody sees.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        match self.has_left() {
+            true => Err(CancelReason::Client.to_error().into()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Tells the work when it is dropped.
+struct Leaving(Owner);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.has_left.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Work that is being done; the next begins when it is dropped.
+struct Place {
+    _permit: OwnedSemaphorePermit,
+    _counted: Counted,
+}
+
+impl Place {
+    fn new(permit: OwnedSemaphorePermit, gauge: Gauge) -> Self {
+        Self {
+            _permit: permit,
+            _counted: Counted::new(gauge),
+        }
+    }
+}
+
+/// Counted in a gauge until it is dropped.
+struct Counted(Gauge);
+
+impl Counted {
+    fn new(gauge: Gauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::mpsc;
+
+    use futures_util::FutureExt;
+    use futures_util::future::BoxFuture;
+
+    use super::*;
+
+    const LONG: usize = SHORT_WORK_BYTES;
+
+    /// Takes the only place until the sender is dropped.
+    pub(crate) async fn keep_busy(
+        threads: &WorkThreads,
+    ) -> (BoxFuture<'_, Result<(), ApiError>>, mpsc::SyncSender<()>) {
+        let (begin, begun) = tokio::sync::oneshot::channel();
+        let (end, ended) = mpsc::sync_channel::<()>(1);
+        let work = move |_: &Owner| {
+            begin.send(()).unwrap();
+            // Until the sender is dropped.
+            assert!(ended.recv().is_err());
+            Ok(())
+        };
+        let mut working = threads.run(LONG, None, work).boxed();
+        assert!((&mut working).now_or_never().is_none());
+        begun.await.unwrap();
+        (working, end)
+    }
+
+    #[tokio::test]
+    async fn work_that_waits_when_its_owner_leaves_does_not_begin() {
+        let threads = WorkThreads::new(NonZeroUsize::MIN);
+        let (working, end) = keep_busy(&threads).await;
+        let held = Arc::new(());
+        let of_work = Arc::clone(&held);
+        let work = move |_: &Owner| -> Result<(), ApiError> { panic!("it began: {of_work:?}") };
+        assert!(threads.run(LONG, None, work).now_or_never().is_none());
+        assert_eq!(Arc::strong_count(&held), 1, "something of it is kept");
+        assert_eq!((threads.running.get(), threads.waiting.get()), (1, 0));
+        drop(end);
+        working.await.unwrap();
+        assert!(threads.run(LONG, None, |_| Ok(())).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn work_is_told_that_its_owner_left() {
+        let threads = WorkThreads::new(NonZeroUsize::MIN);
+        let (begin, begun) = mpsc::sync_channel(1);
+        let (end, ended) = mpsc::sync_channel(1);
+        let work = move |owner: &Owner| -> Result<(), ApiError> {
+            begin.send(()).unwrap();
+            while !owner.has_left() {
+                std::thread::yield_now();
+            }
+            end.send(()).unwrap();
+            owner.check()
+        };
+        assert!(threads.run(LONG, None, work).now_or_never().is_none());
+        let heard = move || (begun.recv().is_ok(), ended.recv().is_ok());
+        let heard = tokio::task::spawn_blocking(heard).await.unwrap();
+        // Work that had not begun yet when its owner left never did.
+        assert!(
+            heard == (true, true) || heard == (false, false),
+            "{heard:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn work_waits_no_longer_than_its_deadline() {
+        let threads = WorkThreads::new(NonZeroUsize::MIN);
+        let (working, end) = keep_busy(&threads).await;
+        let deadline = Some(Instant::now());
+        let refused = threads.run(LONG, deadline, |_| Ok(())).await.unwrap_err();
+        assert_eq!(refused.status, 504);
+        drop(end);
+        working.await.unwrap();
+    }
+}

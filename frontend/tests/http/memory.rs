@@ -1,0 +1,123 @@
+//! What all requests take together: large ones are refused before they take everybody else's memory, small ones last.
+
+use std::time::Duration;
+
+use genset_frontend::FrontendConfig;
+use serde_json::json;
+
+use crate::client::{Client, post};
+use crate::support::{CHAT, Site, chat, config, echo, eventually};
+
+const BUDGET_BYTES: usize = 16 << 20;
+
+/// A body of so many bytes, most of them nothing.
+fn padded(bytes: usize) -> String {
+    let mut body = chat("Hello", json!({})).to_string();
+    body += &" ".repeat(bytes - body.len());
+    body
+}
+
+async fn site() -> Site {
+    let config = FrontendConfig {
+        memory_budget_bytes: BUDGET_BYTES,
+        max_stored_bytes: 0,
+        ..config()
+    };
+    Site::with(config, echo()).await
+}
+
+/// A client that announced a body of `bytes` and sent all of it but the last `missing`.
+async fn holder(site: &Site, bytes: usize, missing: usize) -> Client {
+    let request = post(CHAT, padded(bytes));
+    let mut client = site.connect().await;
+    client
+        .send(request.get(..request.len() - missing).expect("a request"))
+        .await;
+    client
+}
+
+async fn holds(site: &Site, bytes: usize) {
+    eventually("what was sent is counted", || {
+        site.metric("genset_http_memory_used_bytes") >= bytes as f64
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn large_bodies_are_refused_where_there_is_no_room_and_small_ones_are_not() {
+    let site = site().await;
+    assert_eq!(
+        site.metric("genset_http_memory_budget_bytes"),
+        BUDGET_BYTES as f64
+    );
+    let mut announced = Vec::new();
+    for _ in 0..50 {
+        announced.push(holder(&site, 10 << 20, 10 << 20).await);
+    }
+    let mut holder = holder(&site, 10 << 20, 1).await;
+    holds(&site, 10 << 20).await;
+    let second = post(CHAT, padded(6 << 20));
+    let response = site.send(&second).await;
+    let (status, _, _, message) = response.refusal();
+    assert_eq!(status, 503, "{message}");
+    assert!(message.contains("16777216 bytes"), "{message}");
+    assert_eq!(response.header("retry-after"), Some("1"));
+    assert!(site.metric("genset_http_memory_refusals_total") >= 1.0);
+    site.is_well().await;
+    holder.send(" ").await;
+    assert_eq!(holder.response().await.status, 200);
+    assert_eq!(site.send(&second).await.status, 200);
+    let never = site.send(post(CHAT, padded(15 << 20))).await;
+    let (status, _, _, message) = never.refusal();
+    assert_eq!(status, 413, "{message}");
+    assert!(message.contains("--memory-budget"), "{message}");
+    drop((holder, announced));
+    site.idle().await;
+    assert_eq!(site.metric("genset_http_memory_used_bytes"), 0.0);
+    site.close().await;
+}
+
+/// The server's clock is set forward while nothing else happens.
+async fn later(seconds: u64) {
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(seconds)).await;
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn a_large_body_that_stalls_gives_its_room_up_when_memory_is_short() {
+    let site = site().await;
+    let mut holder = holder(&site, 10 << 20, 1 << 20).await;
+    holds(&site, 9 << 20).await;
+    let second = post(CHAT, padded(6 << 20));
+    assert_eq!(site.send(&second).await.status, 503);
+    site.is_well().await;
+    // What came at first came fast enough.
+    later(5).await;
+    site.is_well().await;
+    later(5).await;
+    let given_up = holder.response().await;
+    assert_eq!(given_up.status, 408, "{}", given_up.text());
+    assert_eq!(site.send(&second).await.status, 200);
+    site.idle().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_body_may_come_slowly_while_there_is_room() {
+    let site = site().await;
+    let mut large = holder(&site, 7 << 20, 1).await;
+    holds(&site, 7 << 20).await;
+    let mut small = holder(&site, 64 << 10, 1).await;
+    for _ in 0..4 {
+        later(5).await;
+        site.is_well().await;
+    }
+    for client in [&mut large, &mut small] {
+        client.send(" ").await;
+        assert_eq!(client.response().await.status, 200);
+    }
+    drop((large, small));
+    site.idle().await;
+    site.close().await;
+}

@@ -1,0 +1,223 @@
+//! What clients may say about where their requests go, with KV-aware routing.
+
+use std::sync::Arc;
+
+use genset_backend_common::MetricsRegistry;
+use genset_backend_common::worker::WorkerHandle;
+use genset_frontend::FrontendConfig;
+use genset_router::RouterMode;
+use http::HeaderName;
+use serde_json::{Value, json};
+
+use crate::client::{request, soon};
+use crate::script::Script;
+use crate::support::{
+    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, start_worker,
+    worker_config,
+};
+
+const HEADER: &str = "x-session";
+
+/// A server that routes by what is cached.
+fn kv() -> FrontendConfig {
+    let mut config = config();
+    config.router.mode = RouterMode::Kv;
+    config.affinity_header = Some(HeaderName::from_static(HEADER));
+    config
+}
+
+/// Two workers of a server, both of which it knows.
+struct Pair {
+    site: Site,
+    other: WorkerHandle,
+    engines: [Arc<Script>; 2],
+}
+
+impl Pair {
+    async fn start() -> Self {
+        let engines = [(); 2].map(|()| Script::tokens(encode("Hi")));
+        let [one, two] = engines.clone();
+        let site = Site::with(kv(), one).await;
+        let metrics = MetricsRegistry::default();
+        let other = start_worker(&site.runtime, 2, two, worker_config(), metrics).await;
+        let pair = Self {
+            site,
+            other,
+            engines,
+        };
+        while pair.asked().contains(&0) {
+            let response = pair.site.post(CHAT, &chat("Hello", json!({}))).await;
+            assert_eq!(response.status, 200, "{}", response.text());
+        }
+        pair
+    }
+
+    /// How many requests each got.
+    fn asked(&self) -> [usize; 2] {
+        self.engines
+            .each_ref()
+            .map(|engine| engine.requests().len())
+    }
+
+    /// Sends a body six times: how many more one worker got of them than the other.
+    async fn difference(&self, path: &str, headers: &str, body: &Value) -> usize {
+        let before = self.asked();
+        for _ in 0..6 {
+            let bytes = request("POST", path, headers, body.to_string());
+            let response = self.site.send(bytes).await;
+            assert_eq!(response.status, 200, "{path}: {}", response.text());
+            assert_eq!(response.header("x-genset-ignored"), None, "{path}");
+        }
+        let after = self.asked();
+        (after[0] - before[0]).abs_diff(after[1] - before[1])
+    }
+
+    async fn close(self) {
+        soon(self.other.shutdown()).await;
+        self.site.close().await;
+    }
+}
+
+#[tokio::test]
+async fn requests_that_belong_together_go_to_one_worker() {
+    let pair = Pair::start().await;
+    let message = |further: Value| {
+        let mut body = json!({"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]});
+        body["metadata"] = further;
+        body
+    };
+    for (path, body) in [
+        (CHAT, chat("Hi", json!({"prompt_cache_key": "a"}))),
+        (CHAT, chat("Hi", json!({"user": "u2"}))),
+        (COMPLETIONS, completion("Hi", json!({"user": "u3"}))),
+        (
+            "/v1/responses",
+            json!({"model": MODEL, "input": "Hi", "prompt_cache_key": "b"}),
+        ),
+        ("/v1/messages", message(json!({"user_id": "u4"}))),
+    ] {
+        assert_eq!(pair.difference(path, "", &body).await, 6, "{path}: {body}");
+    }
+    let plain = chat("Hi", json!({}));
+    assert_eq!(pair.difference(CHAT, "", &plain).await, 0);
+    // The header goes before the body.
+    let header = format!("{HEADER}: s1\r\n");
+    assert_eq!(pair.difference(CHAT, &header, &plain).await, 6);
+    let served = pair.asked();
+    for user in 0..4 {
+        let body = chat("Hi", json!({"user": format!("other {user}")}));
+        assert_eq!(pair.difference(CHAT, &header, &body).await, 6);
+    }
+    let after = pair.asked();
+    let went = [after[0] - served[0], after[1] - served[1]];
+    assert!(went.contains(&24) && went.contains(&0), "{went:?}");
+    let (status, param, ..) = pair
+        .site
+        .post(CHAT, &chat("Hi", json!({"prompt_cache_key": 5})))
+        .await
+        .refusal();
+    assert_eq!((status, param.as_deref()), (400, Some("prompt_cache_key")));
+    eventually("all are answered", || {
+        pair.site.metric("genset_http_requests_in_flight") == 0.0
+    })
+    .await;
+    pair.close().await;
+}
+
+#[tokio::test]
+async fn an_answer_says_how_it_was_routed_when_asked() {
+    let pair = Pair::start().await;
+    let asking = json!({"genset": {"annotations": ["router"]}, "n": 2});
+    for (path, mut body) in [
+        (CHAT, chat("Hi", asking.clone())),
+        (COMPLETIONS, completion("Hi", asking)),
+        (
+            "/v1/responses",
+            json!({"model": MODEL, "input": "Hi", "genset": {"annotations": ["router"]}}),
+        ),
+    ] {
+        let whole = pair.site.post(path, &body).await;
+        assert_eq!(whole.status, 200, "{path}: {}", whole.text());
+        let choices = if path == "/v1/responses" { 1 } else { 2 };
+        check_decisions(&whole.json()["genset"]["router"], choices);
+        body["stream"] = true.into();
+        let streamed = pair.site.post(path, &body).await.text();
+        let events = streamed
+            .lines()
+            .filter_map(|line| line.strip_prefix("data: "));
+        let events = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
+        let said: Vec<Value> = events
+            .flat_map(|event| [event["genset"].clone(), event["response"]["genset"].clone()])
+            .filter(|said| !said.is_null())
+            .collect();
+        assert_eq!(said.len(), 1, "{path}");
+        check_decisions(&said[0]["router"], choices);
+    }
+    let plain = pair.site.post(CHAT, &chat("Hi", json!({}))).await;
+    assert_eq!(plain.json().get("genset"), None);
+    for (annotations, param) in [
+        (json!(["router", "what"]), "genset.annotations[1]"),
+        (json!(5), "genset.annotations"),
+    ] {
+        let body = chat("Hi", json!({"genset": {"annotations": annotations}}));
+        let (status, got, ..) = pair.site.post(CHAT, &body).await.refusal();
+        assert_eq!((status, got.as_deref()), (400, Some(param)));
+    }
+    pair.close().await;
+}
+
+fn check_decisions(decisions: &Value, choices: usize) {
+    let decisions = decisions.as_array().unwrap();
+    assert_eq!(decisions.len(), choices, "{decisions:?}");
+    for decision in decisions {
+        assert_eq!(decision["mode"], "kv", "{decision}");
+        assert_eq!(decision["model"], MODEL);
+        assert_eq!(decision["reason"], "fallback");
+        assert_eq!(decision["candidate_count"], 2);
+        assert!(decision["instance"].is_string());
+    }
+}
+
+#[tokio::test]
+async fn other_modes_say_whom_they_chose() {
+    let site = Site::start(Script::tokens(encode("Hi"))).await;
+    let body = chat("Hi", json!({"nvext": {"annotations": ["router"]}}));
+    let answer = site.post(CHAT, &body).await.json();
+    let decision = &answer["genset"]["router"][0];
+    assert_eq!(decision["mode"], "round-robin", "{answer}");
+    assert_eq!(decision["candidate_count"], 1);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_rank_is_named_by_field_or_header() {
+    let engine = Script::tokens(encode("Hi"));
+    let site = Site::start(engine.clone()).await;
+    let named = |headers: &str, further: Value| {
+        let body = chat("Hi", further).to_string();
+        site.send(request("POST", CHAT, headers, body))
+    };
+    let header = |rank: &str| format!("x-genset-data-parallel-rank: {rank}\r\n");
+    for (headers, further) in [
+        (String::new(), json!({"data_parallel_rank": 0})),
+        (String::new(), json!({"genset": {"data_parallel_rank": 0}})),
+        (header("0"), json!({"data_parallel_rank": 5})),
+    ] {
+        let response = named(&headers, further).await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        let request = engine.requests().pop().unwrap();
+        assert_eq!(request.data_parallel_rank, Some(0));
+    }
+    // The engine has one.
+    let (status, param, ..) = named(&header("1"), json!({})).await.refusal();
+    assert_eq!(
+        (status, param.as_deref()),
+        (400, Some("data_parallel_rank"))
+    );
+    let (status, param, ..) = named(&header("first"), json!({})).await.refusal();
+    assert_eq!(
+        (status, param.as_deref()),
+        (400, Some("x-genset-data-parallel-rank"))
+    );
+    site.close().await;
+}

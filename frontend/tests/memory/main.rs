@@ -1,0 +1,147 @@
+//! What one request takes at most: 8 times its body and 16 MB, whatever it says, in a whole server.
+//!
+//! A binary of its own, for its allocator, which counts what all threads of the process have: the tests take turns.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test says what failed by panicking"
+)]
+
+mod counting;
+mod random;
+mod worst;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
+use genset_engine_echo::{EchoArgs, EchoCore};
+use genset_frontend::{FrontendConfig, FrontendServer};
+use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+#[global_allocator]
+static ALLOCATOR: counting::Counting = counting::Counting;
+
+/// One test at a time, for all of the process is counted.
+static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// After this much silence a test has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How many times its body a request may take.
+const TIMES: usize = 8;
+
+/// What it may take beside.
+const FREE_BYTES: usize = 16_000_000;
+
+/// A server and its Worker.
+struct Site {
+    runtime: Runtime,
+    worker: WorkerHandle,
+    server: FrontendServer,
+}
+
+impl Site {
+    async fn start() -> Self {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-chat");
+        let artifacts = ModelFolder::load(Path::new(path)).unwrap().artifacts;
+        let runtime = Runtime::in_process();
+        let config = WorkerConfig {
+            model_name: Some("tiny".into()),
+            artifacts,
+            grace: Duration::ZERO,
+            canary: CanaryConfig {
+                interval: None,
+                ..CanaryConfig::default()
+            },
+            ..WorkerConfig::default()
+        };
+        let args = EchoArgs {
+            token_echo_delay_ms: 0,
+        };
+        let engine = Arc::new(EchoCore::from_args(&args, 2048, 2048));
+        let registrar = RuntimeRegistrar::new(runtime.clone(), EndpointName::default());
+        let metrics = runtime.metrics().clone();
+        let worker = Worker::new(1, engine, config, Arc::new(registrar), metrics).spawn();
+        worker.ready().await.unwrap();
+        let config = FrontendConfig {
+            address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+            max_stored_bytes: 1 << 20,
+            ..FrontendConfig::default()
+        };
+        let server = FrontendServer::bind(&runtime, config).await.unwrap();
+        server.models().any().await.unwrap();
+        let site = Self {
+            runtime,
+            worker,
+            server,
+        };
+        // What is made once is made here.
+        let body = br#"{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}"#;
+        assert_eq!(site.post("/v1/chat/completions", body).await.0, 200);
+        site
+    }
+
+    /// The status and the answer.
+    async fn post(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
+        let mut stream = TcpStream::connect(self.server.address()).await.unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             connection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        let exchange = async {
+            stream.write_all(head.as_bytes()).await.unwrap();
+            stream.write_all(body).await.unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            answer
+        };
+        let answer = tokio::time::timeout(PATIENCE, exchange).await.unwrap();
+        let status = String::from_utf8_lossy(answer.get(9..12).unwrap()).parse();
+        (status.unwrap(), answer)
+    }
+
+    /// As [`Self::post`], with the most bytes that the process had beside those before.
+    async fn measure(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>, usize) {
+        let before = counting::begin();
+        let (status, answer) = self.post(path, body).await;
+        let peak = usize::try_from(counting::peak() - before).unwrap_or(0);
+        (status, answer, peak)
+    }
+
+    /// Waits until no request holds anything of the budget.
+    async fn is_whole(&self) {
+        for _ in 0..12_000 {
+            if self.metric("genset_http_memory_used_bytes") == 0.0
+                && self.metric("genset_http_requests_in_flight") == 0.0
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("the budget is not whole");
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let text = self.runtime.metrics().encode();
+        let mut lines = text.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap().parse().unwrap()
+    }
+
+    async fn close(self) {
+        self.server.shutdown(Duration::ZERO).await;
+        self.worker.shutdown().await;
+        self.runtime.shutdown().await;
+    }
+}
+
+fn bound(body: &[u8]) -> usize {
+    TIMES * body.len() + FREE_BYTES
+}

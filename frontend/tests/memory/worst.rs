@@ -1,0 +1,234 @@
+//! Bodies of two megabytes that would become as much as possible.
+
+use serde_json::json;
+
+use crate::{Site, TURN, bound};
+
+const BODY_BYTES: usize = 2 << 20;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const EMBEDDINGS: &str = "/v1/embeddings";
+const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
+
+/// A body around `inner`, with what each API must have before.
+fn around(path: &str, field: &str, inner: &str) -> Vec<u8> {
+    let hi = r#"[{"role": "user", "content": "Hi"}]"#;
+    let needed = match path {
+        CHAT | "/tokenize" if field != "messages" => format!(r#""messages": {hi}, "#),
+        MESSAGES | "/v1/messages/count_tokens" if field != "messages" => {
+            format!(r#""max_tokens": 4, "messages": {hi}, "#)
+        }
+        MESSAGES => r#""max_tokens": 4, "#.into(),
+        COMPLETIONS if field != "prompt" => r#""prompt": "Hi", "#.into(),
+        RESPONSES if field != "input" => r#""input": "Hi", "#.into(),
+        _ => String::new(),
+    };
+    format!(r#"{{"model": "tiny", {needed}"{field}": {inner}}}"#).into_bytes()
+}
+
+/// `first`, then `one` as often as it fits, then `last`.
+fn repeated(first: &str, one: &str, last: &str) -> String {
+    let times = BODY_BYTES / one.len();
+    format!("{first}{}{last}", one.repeat(times))
+}
+
+/// Lists and objects that are short as text and large as values.
+fn shapes() -> Vec<String> {
+    let names: String = (0..BODY_BYTES / 10)
+        .map(|at| format!("\"{at:x}\":0,"))
+        .collect();
+    vec![
+        repeated("[0", ",0", "]"),
+        repeated("[[[0]]", ",[[0]]", "]"),
+        repeated("[{}", ",{}", "]"),
+        repeated("[{\"a\":0}", ",{\"a\":0}", "]"),
+        repeated("[\"\"", ",\"\"", "]"),
+        format!("{{{names}\"a\":0}}"),
+        repeated("{\"a\":0", ",\"a\":0", "}"),
+        repeated("\"", "\\u0001", "\""),
+        repeated("\"", "\\\"", "\""),
+        repeated("\"", "a", "\""),
+        // Not JSON.
+        repeated("[0", ",0", ""),
+        repeated("", "[", ""),
+        repeated("", "{\"a\":", ""),
+        repeated("[", "[", "0"),
+        repeated("\"", "\\", ""),
+    ]
+}
+
+/// Where they are sent: fields that no API knows, fields that are ignored, and those of every kind that are read.
+const FIELDS: [(&str, &str); 34] = [
+    (CHAT, "x"),
+    (CHAT, "metadata"),
+    (CHAT, "messages"),
+    (CHAT, "model"),
+    (CHAT, "temperature"),
+    (CHAT, "tools"),
+    (CHAT, "stop"),
+    (CHAT, "logit_bias"),
+    (CHAT, "genset"),
+    (CHAT, "stop_token_ids"),
+    (CHAT, "guided_json"),
+    (CHAT, "guided_choice"),
+    (CHAT, "response_format"),
+    (CHAT, "chat_template_kwargs"),
+    (CHAT, "tool_choice"),
+    (CHAT, "service_tier"),
+    (COMPLETIONS, "prompt"),
+    (COMPLETIONS, "suffix"),
+    (EMBEDDINGS, "input"),
+    ("/tokenize", "prompt"),
+    ("/tokenize", "messages"),
+    ("/detokenize", "tokens"),
+    (MESSAGES, "messages"),
+    (MESSAGES, "system"),
+    (MESSAGES, "tools"),
+    (MESSAGES, "metadata"),
+    ("/v1/messages/count_tokens", "x"),
+    (RESPONSES, "input"),
+    (RESPONSES, "instructions"),
+    (RESPONSES, "tools"),
+    (RESPONSES, "metadata"),
+    (RESPONSES, "prompt_cache_options"),
+    (RESPONSES, "text"),
+    ("/v1/responses/input_tokens", "input"),
+];
+
+/// Sends a body; says what was wrong with what it took.
+async fn check(site: &Site, path: &str, body: &[u8]) -> Option<String> {
+    let (status, answer, peak) = site.measure(path, body).await;
+    let shown = String::from_utf8_lossy(body.get(..120).unwrap_or(body)).into_owned();
+    let factor = peak as f64 / body.len() as f64;
+    // A response repeats its request; a refusal does not.
+    let is_short = status == 200 || answer.len() < 100_000;
+    let is_good = peak <= bound(body) && status < 500 && is_short;
+    (!is_good).then(|| format!("{path} {status} {peak} bytes, {factor:.1} times: {shown}"))
+}
+
+#[tokio::test]
+async fn no_shape_of_json_swells() {
+    let _turn = TURN.lock().await;
+    let site = Site::start().await;
+    let shapes = shapes();
+    let mut bad = Vec::new();
+    for (at, (path, field)) in FIELDS.into_iter().enumerate() {
+        // Every shape goes to a few fields, and some fields get all.
+        let all = path == CHAT && matches!(field, "x" | "messages");
+        for (index, shape) in shapes.iter().enumerate() {
+            if all || field == "prompt" || index % 8 == at % 8 {
+                bad.extend(check(&site, path, &around(path, field, shape)).await);
+            }
+        }
+    }
+    assert!(bad.is_empty(), "{bad:#?}");
+    site.is_whole().await;
+    site.close().await;
+}
+
+/// What is good as far as it goes: each API's own objects, as many as two megabytes have.
+fn crowds() -> Vec<(&'static str, Vec<u8>)> {
+    let list = |one: serde_json::Value| {
+        let one = one.to_string();
+        repeated(&format!("[{one}"), &format!(",{one}"), "]")
+    };
+    let text = json!({"type": "text", "text": ""});
+    let call = json!({"type": "tool_use", "id": "", "name": "", "input": {}});
+    let calls = json!({"id": "", "type": "function", "function": {"name": "", "arguments": "{}"}});
+    let said = |content: &str| format!(r#"[{{"role": "user", "content": {content}}}]"#);
+    let arguments = repeated("[0", ",0", "]").replace('"', "\\\"");
+    let arguments = format!(
+        r#"[{{"role": "assistant", "tool_calls": [{{"id": "a", "type": "function",
+            "function": {{"name": "f", "arguments": "{{\"a\": {arguments}}}"}}}}]}}]"#
+    );
+    vec![
+        (
+            CHAT,
+            around(
+                CHAT,
+                "messages",
+                &list(json!({"role": "user", "content": ""})),
+            ),
+        ),
+        (CHAT, around(CHAT, "messages", &said(&list(text.clone())))),
+        (CHAT, around(CHAT, "messages", &arguments)),
+        (
+            CHAT,
+            around(
+                CHAT,
+                "messages",
+                &format!(
+                    r#"[{{"role": "assistant", "tool_calls": {}}}]"#,
+                    list(calls)
+                ),
+            ),
+        ),
+        (CHAT, around(CHAT, "stop_token_ids", &list(json!(1)))),
+        (
+            CHAT,
+            around(
+                CHAT,
+                "genset",
+                &format!(r#"{{"annotations": {{"a": {}}}}}"#, list(json!(0))),
+            ),
+        ),
+        (COMPLETIONS, around(COMPLETIONS, "prompt", &list(json!("")))),
+        (
+            COMPLETIONS,
+            around(COMPLETIONS, "prompt", &list(json!([1]))),
+        ),
+        // To show them would take forty bytes each.
+        (
+            COMPLETIONS,
+            format!(
+                r#"{{"model": "tiny", "echo": true, "prompt": {}}}"#,
+                list(json!(5))
+            )
+            .into_bytes(),
+        ),
+        (
+            EMBEDDINGS,
+            around(EMBEDDINGS, "input", &list(json!([1, 2]))),
+        ),
+        (MESSAGES, around(MESSAGES, "messages", &said(&list(text)))),
+        (
+            MESSAGES,
+            around(
+                MESSAGES,
+                "messages",
+                &format!(r#"[{{"role": "assistant", "content": {}}}]"#, list(call)),
+            ),
+        ),
+        (
+            RESPONSES,
+            around(
+                RESPONSES,
+                "input",
+                &list(json!({"role": "user", "content": ""})),
+            ),
+        ),
+        (
+            RESPONSES,
+            around(
+                RESPONSES,
+                "input",
+                &list(json!({"type": "function_call_output", "call_id": "", "output": ""})),
+            ),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn no_crowd_of_good_objects_swells() {
+    let _turn = TURN.lock().await;
+    let site = Site::start().await;
+    let mut bad = Vec::new();
+    for (path, body) in crowds() {
+        bad.extend(check(&site, path, &body).await);
+    }
+    assert!(bad.is_empty(), "{bad:#?}");
+    site.is_whole().await;
+    site.close().await;
+}
