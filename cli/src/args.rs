@@ -2,52 +2,69 @@
 
 mod access;
 mod engine;
+mod help;
 mod http;
+mod shorthand;
 mod words;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{
+    ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
+};
 use genset_backend_common::EngineError;
 use genset_frontend::{FrontendConfig, ParserNames};
 use genset_runtime::{EndpointName, WorkerArgs};
 
 use crate::bench::{self, BenchCommand};
 use crate::conform::{self, ConformCommand};
+use crate::doctor::{self, DoctorArgs};
+use crate::fleet::{self, ControlArgs, ModelsArgs, TopArgs};
+use crate::hub::{self, ListArgs, PullArgs, RmArgs};
 use crate::layers;
+use crate::simulate::{self, SimulateArgs};
 
 use self::http::HttpArgs;
 use engine::{EngineArgs, check_engine, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
-use words::command_in;
+pub(crate) use help::did_you_mean;
+use help::{CompletionsArgs, ManArgs};
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
+use words::{command_in, stand_in};
 
 const RUN_HELP: &str = "\
 Words:
   in=http    serve the OpenAI API
   in=text    chat on the terminal (the default)
   in=stdin   answer what comes on standard input, once
+  in=batch:FILE  answer a file of prompts, or a folder of such files, into output.jsonl beside them
   in=dyn     be a worker that other processes find; in=dyn://NAMESPACE.COMPONENT.ENDPOINT names it
   out=candle     answer with a language model, on the CPU or a GPU (the default)
   out=echo_core  answer with the prompt's tokens
   out=echo_full  answer with the prompt's text
   out=sample     answer with rotating tokens
   out=scripted   answer what a script says (--script), as text; with a MODEL, as its tokens
+  out=mocker     answer as vLLM would in time and memory, with tokens of no meaning (--extra-engine-args)
   out=cmd:COMMAND  answer with an engine in a process of its own, in any language: 'out=cmd:python3 my_engine.py'
   out=vllm, sglang, trtllm, llamacpp  start that server and answer with it
   out=dyn        send requests to the workers there are; out=dyn://NAME to those of that name
-  MODEL      folder of a local model checkout [default: the built-in tiny-chat]; for candle and llamacpp also a GGUF file
+  MODEL      folder of a local model checkout [default: the built-in tiny-chat]; for candle and llamacpp also a GGUF file; or a
+             model of the Hugging Face Hub: ORG/NAME, ORG/NAME:Q4_K_M, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.gguf
 
 Examples:
   genset run in=http
   genset run in=http ./Qwen3-0.6B-Q8_0.gguf
+  genset run in=http Qwen/Qwen3-0.6B
   genset run in=text out=echo_full
   echo 'What is the capital of France?' | genset run in=stdin
+  genset run in=batch:prompts.jsonl ./Qwen3-0.6B-Q8_0.gguf
   genset run in=http out=sample ./Llama-3.2-3B-Instruct --http-port 9000
   genset run in=http out=scripted --script mock.toml --tool-parser hermes
+  genset run in=http out=mocker ./Llama-3.2-3B-Instruct --extra-engine-args mocker.json
   genset run in=http out=vllm ./Llama-3.2-3B-Instruct --tensor-parallel-size 2
   genset run out=llamacpp ./Qwen3-0.6B-Q8_0.gguf
   genset run in=dyn://llama out=sample ./Llama-3.2-3B-Instruct    a worker, and in another terminal
@@ -67,6 +84,9 @@ model, whatever its worker published; a process that is both does both [default:
 const REASONING_PARSER_HELP: &str = "\
 Parser of thoughts, such as qwen3; otherwise as --tool-parser";
 
+/// What scripts for NVIDIA Dynamo call the pause between tokens that are echoed.
+const OTHER_ECHO_DELAY: &str = "DYN_TOKEN_ECHO_DELAY_MS";
+
 #[derive(Debug, Parser)]
 #[command(
     name = "genset",
@@ -81,7 +101,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum CliCommand {
     /// Run an engine behind an input
-    #[command(after_help = RUN_HELP)]
+    #[command(after_help = RUN_HELP, disable_help_flag = true)]
     Run(Box<RunArgs>),
     /// Check whether an engine keeps the contract
     #[command(after_help = conform::HELP)]
@@ -89,6 +109,32 @@ enum CliCommand {
         #[command(subcommand)]
         command: Box<ConformCommand>,
     },
+    /// Fetch a model from the hub, and print where it lies
+    Pull(PullArgs),
+    /// List the models that were fetched, with their size and last use
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Delete models that were fetched
+    Rm(RmArgs),
+    /// Look at machine, limits, ports, network, files and engines, and say what mends them
+    #[command(after_help = doctor::HELP)]
+    Doctor(Box<DoctorArgs>),
+    /// List the models that a fleet serves, and the workers that serve them
+    Models(Box<ModelsArgs>),
+    /// Show the workers of a fleet and their load, as they change
+    Top(Box<TopArgs>),
+    /// Ask workers to sleep, to wake, to take an adapter, and more
+    #[command(after_help = fleet::CONTROL_HELP)]
+    Control(Box<ControlArgs>),
+    /// Check a file of settings
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Print a script that completes commands and flags in a shell
+    Completions(CompletionsArgs),
+    /// Write man pages
+    Man(ManArgs),
     /// Make an API key, and the lines for the file of --api-keys
     Key {
         /// What metrics and logs call the key
@@ -99,6 +145,40 @@ enum CliCommand {
     Bench {
         #[command(subcommand)]
         command: BenchCommand,
+    },
+    /// Serve services written in Python, each in processes of its own: MODULE:CLASS and what it depends on
+    #[command(disable_help_flag = true)]
+    Serve {
+        /// As for `python -m genset.serve`
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "MODULE:CLASS"
+        )]
+        arguments: Vec<OsString>,
+    },
+    /// Write manifests for services written in Python, for docker compose or Kubernetes
+    #[command(disable_help_flag = true)]
+    Deploy {
+        /// As for `python -m genset.deploy`
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "MODULE:CLASS"
+        )]
+        arguments: Vec<OsString>,
+    },
+    /// Compare ways to route, with a fleet of mockers in virtual time
+    #[command(after_help = simulate::HELP)]
+    Simulate(Box<SimulateArgs>),
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Check that every setting of a file is one, and that they go together
+    Check {
+        /// TOML file, as --config takes it
+        file: PathBuf,
     },
 }
 
@@ -113,12 +193,26 @@ struct RunArgs {
     /// What `out=ENGINE` sets
     #[arg(long = "out", hide = true, default_value = "candle")]
     output: String,
+    /// Prompts of in=batch that are answered at the same time
+    #[arg(
+        long,
+        env = "GENSET_BATCH_CONCURRENCY",
+        value_name = "PROMPTS",
+        default_value = "16"
+    )]
+    batch_concurrency: NonZeroUsize,
     #[command(flatten, next_help_heading = "HTTP")]
     http: HttpArgs,
     #[command(flatten, next_help_heading = "Engine")]
     engine: EngineArgs,
     #[command(flatten, next_help_heading = "Worker")]
     worker: WorkerArgs,
+    /// Show words and the flags that most need
+    #[arg(short, long, action = ArgAction::HelpShort)]
+    help: Option<bool>,
+    /// Show every flag
+    #[arg(long, action = ArgAction::HelpLong)]
+    help_all: Option<bool>,
     /// TOML file with flags, by their long names
     #[arg(long, env = "GENSET_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -143,6 +237,9 @@ pub(crate) struct RunConfig {
     pub(crate) engine_args: EngineArgs,
     pub(crate) worker: WorkerArgs,
     pub(crate) frontend: FrontendConfig,
+    pub(crate) batch_concurrency: NonZeroUsize,
+    /// What the user should know of the words, once there is a log.
+    pub(crate) remark: Option<&'static str>,
 }
 
 /// What the command line asks for.
@@ -153,6 +250,19 @@ pub(crate) enum Command {
     Print(String),
     Conform(Box<ConformCommand>),
     Bench(BenchCommand),
+    /// Become a module of the Python package.
+    Python {
+        module: &'static str,
+        arguments: Vec<OsString>,
+    },
+    Simulate(Box<SimulateArgs>),
+    Pull(PullArgs),
+    List(ListArgs),
+    Rm(RmArgs),
+    Doctor(Box<DoctorArgs>),
+    Models(Box<ModelsArgs>),
+    Top(Box<TopArgs>),
+    Control(Box<ControlArgs>),
     /// Make an API key of this name.
     Key(String),
 }
@@ -164,12 +274,36 @@ pub(crate) enum Command {
 /// # Errors
 /// `InvalidArgument` or `Unsupported`, naming the word, the flag, or the file and its key.
 pub(crate) fn parse() -> Result<Command, EngineError> {
-    let given: Vec<OsString> = std::env::args_os().collect();
+    let given = shorthand::with_run(&command(), std::env::args_os().collect());
     let matches = command().get_matches_from(&given);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         CliCommand::Conform { command } => return Ok(Command::Conform(command)),
         CliCommand::Bench { command } => return Ok(Command::Bench(command)),
+        CliCommand::Simulate(args) => return Ok(Command::Simulate(args)),
+        CliCommand::Pull(args) => return Ok(Command::Pull(args)),
+        CliCommand::List(args) => return Ok(Command::List(args)),
+        CliCommand::Rm(args) => return Ok(Command::Rm(args)),
+        CliCommand::Serve { arguments } => {
+            let module = "genset.serve";
+            return Ok(Command::Python { module, arguments });
+        }
+        CliCommand::Deploy { arguments } => {
+            let module = "genset.deploy";
+            return Ok(Command::Python { module, arguments });
+        }
+        CliCommand::Doctor(args) => return Ok(Command::Doctor(args)),
+        CliCommand::Models(args) => return Ok(Command::Models(args)),
+        CliCommand::Top(args) => return Ok(Command::Top(args)),
+        CliCommand::Control(args) => return Ok(Command::Control(args)),
+        CliCommand::Completions(args) => {
+            return Ok(Command::Print(help::completions(command(), &args)));
+        }
+        CliCommand::Man(args) => return help::man(command(), &args).map(Command::Print),
+        CliCommand::Config { command } => {
+            let ConfigCommand::Check { file } = command;
+            return check_file(&file).map(Command::Print);
+        }
         CliCommand::Key { name } => return Ok(Command::Key(name)),
         CliCommand::Run(_) => {}
     }
@@ -179,12 +313,35 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
         return Err(EngineError::internal("clap knows a command that we do not"));
     };
     let format = args.print_config;
-    // What is printed is what would run: bad values are refused there too.
-    let config = check(*args)?;
+    // What is printed is what would run: bad values are refused there too. Only what runs is fetched.
+    let models = if format.is_some() {
+        HubModels::Leave
+    } else {
+        HubModels::Fetch
+    };
+    let config = check(*args, models)?;
     Ok(match format {
         Some(format) => Command::Print(read.settings.print(format)),
         None => Command::Run(Box::new(config)),
     })
+}
+
+/// Reads a file as `genset run --config` does, and checks what would run with nothing else given.
+///
+/// # Errors
+/// What `genset run` would end with.
+fn check_file(file: &Path) -> Result<String, EngineError> {
+    let given = ["genset", "run"].map(OsString::from).into_iter();
+    let read = read(given.chain([flag("config", file)]).collect())?;
+    let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
+    if let CliCommand::Run(args) = cli.command {
+        check(*args, HubModels::Leave)?;
+    }
+    Ok(format!(
+        "{}: {} settings, all well\n",
+        file.display(),
+        read.settings.count_of_file()
+    ))
 }
 
 /// A command line with its words, and the settings of its file, made flags.
@@ -217,11 +374,25 @@ fn read(given: Vec<OsString>) -> Result<Read, EngineError> {
 /// The command line's grammar. The model's folder is the setting `model`, as the word is; workers' own binaries, which take
 /// no words, call it `model-path`.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommand("run", |run| {
-        run.args_override_self(true)
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    let has_other_delay = !is_set("GENSET_TOKEN_ECHO_DELAY_MS") && is_set(OTHER_ECHO_DELAY);
+    let anywhere = |arg: clap::Arg| {
+        let is_flag = !arg.is_positional();
+        arg.global(is_flag)
+    };
+    let cli = Cli::command().mut_subcommand("control", |control| control.mut_args(anywhere));
+    cli.mut_subcommand("run", |run| {
+        help::shortened(run)
+            .args_override_self(true)
             .mut_arg("model_path", |arg| {
                 arg.long("model").visible_alias("model-path")
             })
+            .mut_arg("chat_template", |arg| arg.alias("custom-jinja-template"))
+            .mut_arg("token_echo_delay_ms", |arg| match has_other_delay {
+                true => arg.env(OTHER_ECHO_DELAY),
+                false => arg,
+            })
+            .mut_arg("verbose", |arg| arg.alias("verbosity"))
             .mut_arg("tool_parser", |arg| arg.help(TOOL_PARSER_HELP))
             .mut_arg("reasoning_parser", |arg| arg.help(REASONING_PARSER_HELP))
     })
@@ -262,33 +433,54 @@ pub(crate) fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
     flag
 }
 
-fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
+/// What becomes of models that are named by their place on the hub.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HubModels {
+    /// They are fetched.
+    Fetch,
+    /// They stay names.
+    Leave,
+}
+
+fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
     let RunArgs {
         input,
         output,
+        batch_concurrency,
         http,
         engine: mut engine_args,
-        worker,
+        mut worker,
         ..
     } = args;
     if let Some(command) = command_in(&output) {
         engine_args.engine_cmd = Some(command.to_owned());
     }
+    engine_args.launcher.forget_defaults();
+    let remark = stand_in(&output);
     let (input, output): (InputKind, OutputKind) = (input.parse()?, output.parse()?);
-    check_words(&input, &output, &worker)?;
-    check_engine(&output, &engine_args, &worker)?;
     let parsers = parser_names(&worker)?;
     let name = match &input {
-        InputKind::Dyn(Some(name)) => name.clone(),
-        InputKind::Http | InputKind::Text | InputKind::Stdin | InputKind::Dyn(None) => {
-            worker.endpoint_name()?
-        }
+        InputKind::Dyn(Some(name)) => name.of_role(worker.role)?,
+        InputKind::Http
+        | InputKind::Text
+        | InputKind::Stdin
+        | InputKind::Batch(_)
+        | InputKind::Dyn(None) => worker.endpoint_name()?,
     };
     let endpoint = match &output {
         OutputKind::Dyn(endpoint) => endpoint.clone(),
         OutputKind::Engine(_) => None,
     };
     let frontend = http.config(endpoint, parsers)?;
+    // Last, for it may take an hour.
+    let is_of_hub = hub::is_asked(&worker, engine_args.model_config.as_deref());
+    if is_of_hub && models == HubModels::Fetch {
+        hub::bring(&output, &mut worker, &mut engine_args.model_config)?;
+    }
+    if !is_of_hub || models == HubModels::Fetch {
+        check_words(&input, &output, &worker)?;
+        check_engine(&output, &engine_args, &worker)?;
+    }
     Ok(RunConfig {
         input,
         output,
@@ -296,6 +488,8 @@ fn check(args: RunArgs) -> Result<RunConfig, EngineError> {
         engine_args,
         worker,
         frontend,
+        batch_concurrency,
+        remark,
     })
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct ListArgs {
 /// Which engine to test.
 #[derive(Debug, Args)]
 pub(crate) struct SubjectArgs {
-    /// Engine in this process: candle (the built-in model), sample, scripted, echo_core or echo_full (which takes only text)
+    /// Engine in this process: candle (the built-in model), sample, scripted, mocker, echo_core or echo_full (which takes only text)
     #[arg(long)]
     engine: Option<EngineKind>,
     /// TOML file with the replies of the scripted engine, which speaks in the built-in model's tokens

@@ -2,6 +2,7 @@
 
 pub(crate) mod candle;
 mod launcher;
+mod mocker;
 pub(crate) mod scripted;
 mod template;
 
@@ -58,6 +59,7 @@ pub(crate) fn build(
         }
         EngineKind::Cmd => in_a_process(config),
         EngineKind::Server(kind) => launcher::build(kind, config),
+        EngineKind::Mocker => mocker::build(config),
         EngineKind::EchoCore | EngineKind::Sample | EngineKind::Scripted => of_tokens(kind, config),
     }
 }
@@ -74,7 +76,10 @@ fn echo_full(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), E
 /// An engine in a process of its own. What it takes, it says when it starts; for tokens it needs the model's folder.
 fn in_a_process(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
     let command = required_command(config.engine_args.engine_cmd.as_deref())?;
-    let process = subprocess(command)?.with_restarts(config.engine_args.engine_restarts);
+    let args = &config.engine_args;
+    let mut process = subprocess(command)?.with_restarts(args.engine_restarts);
+    process.inherited_env = args.engine_env.clone();
+    process.log_limit = args.log_limit();
     let engine = SubprocessEngine::new(process);
     let folder = match config.worker.model_path {
         Some(_) => Some(model_folder(config)?),
@@ -89,7 +94,7 @@ fn in_a_process(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig)
 /// `InvalidArgument`, naming the flag.
 pub(crate) fn subprocess(command: &str) -> Result<SubprocessConfig, EngineError> {
     let config = SubprocessConfig::try_from_command_line(command)
-        .map_err(|error| EngineError::invalid_argument("--engine-cmd", error.message()))?;
+        .map_err(|error| EngineError::invalid_argument("--engine-cmd", error))?;
     config.validate()?;
     Ok(config)
 }
@@ -115,6 +120,7 @@ fn of_tokens(
         EngineKind::EchoCore
         | EngineKind::Candle
         | EngineKind::EchoFull
+        | EngineKind::Mocker
         | EngineKind::Cmd
         | EngineKind::Server(_) => {
             let vocab_size = vocab_size(&folder)?;

@@ -1,18 +1,28 @@
 //! The terminal inputs, and what is printed on standard output.
 
+mod batch;
 mod chat;
+mod commands;
 mod editor;
+mod markdown;
+mod question;
+mod saved;
+mod screen;
 mod stdin;
 
+use std::fmt::Display;
 use std::io::Write;
 use std::sync::Arc;
 
 use genset_backend_common::EngineError;
 use genset_frontend::FrontendServer;
-use genset_frontend::model::ServedModel;
+use genset_frontend::model::{Models, ServedModel};
 use genset_runtime::Signals;
 use serde_json::json;
 
+use self::chat::Chat;
+use self::question::Asker;
+use self::screen::Screen;
 use crate::args::{EngineKind, InputKind, RunConfig};
 
 /// Writes to standard output at once. A reader that has gone is no error of ours.
@@ -21,9 +31,19 @@ pub(crate) fn print(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
+/// Writes a line to standard error. Where it cannot be written there is nobody to tell, and the exit code says the rest.
+pub(crate) fn note(line: impl Display) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}
+
+/// Says on standard error why the program ends.
+pub(crate) fn complain(error: impl Display) {
+    note(format_args!("error: {error}"));
+}
+
 /// What is shown once the server answers: the model, the address, and a command that works.
 pub(crate) fn banner(config: &RunConfig, server: &FrontendServer, model: &ServedModel) -> String {
-    let url = format!("http://{}", server.address());
+    let url = url_of(config, server);
     let mut body = json!({
         "model": model.card.name,
         "stream": true,
@@ -33,18 +53,33 @@ pub(crate) fn banner(config: &RunConfig, server: &FrontendServer, model: &Served
         body["max_tokens"] = json!(16);
     }
     format!(
-        "model {} (out={})\nlistening on {url}\n\nTry:\n  curl -N {url}/v1/chat/completions \\\n    \
+        "model {} (out={})\nlistening on {url}\n{}\nTry:\n  curl -N {url}/v1/chat/completions \\\n    \
          -H 'Content-Type: application/json' \\\n    -d '{body}'\n",
         model.card.name,
         config.output.word(),
+        pages(config, &url),
     )
+}
+
+fn url_of(config: &RunConfig, server: &FrontendServer) -> String {
+    let scheme = config.frontend.tls.as_ref().map_or("http", |_| "https");
+    format!("{scheme}://{}", server.address())
+}
+
+/// Where a browser finds the web pages, if there are any.
+fn pages(config: &RunConfig, url: &str) -> String {
+    match config.frontend.ui {
+        true => format!("chat in a browser: {url}/   charts: {url}/dashboard\n"),
+        false => String::new(),
+    }
 }
 
 /// What is shown once the server listens, before it knows a model.
 pub(crate) fn banner_without_model(config: &RunConfig, server: &FrontendServer) -> String {
-    let url = format!("http://{}", server.address());
+    let url = url_of(config, server);
     format!(
-        "listening on {url}\n\n{}\n\nTry:\n  curl {url}/v1/models\n",
+        "listening on {url}\n{}\n{}\n\nTry:\n  curl {url}/v1/models\n",
+        pages(config, &url),
         waiting_for_workers(config)
     )
 }
@@ -73,13 +108,19 @@ pub(crate) enum Ending {
 /// What the only question failed with, or what the terminal did.
 pub(crate) async fn run_terminal(
     config: &RunConfig,
+    models: &Models,
     model: Arc<ServedModel>,
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
-    let echoes_prompt = config.output.is(EngineKind::EchoCore);
-    let chat = chat::Chat::new(model, echoes_prompt);
-    match config.input {
-        InputKind::Stdin => stdin::run(chat, signals).await,
-        InputKind::Text | InputKind::Http | InputKind::Dyn(_) => editor::run(chat, signals).await,
+    let asker = Asker::new(model, config.output.is(EngineKind::EchoCore));
+    match &config.input {
+        InputKind::Stdin => stdin::run(Chat::new(asker, Screen::Pipe), signals).await,
+        InputKind::Batch(path) => {
+            batch::run(path, config.batch_concurrency.get(), &asker, signals).await
+        }
+        InputKind::Text | InputKind::Http | InputKind::Dyn(_) => {
+            let chat = Chat::new(asker, Screen::of_output());
+            editor::run(chat, models, signals).await
+        }
     }
 }

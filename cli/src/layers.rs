@@ -8,10 +8,17 @@ use clap::{Arg, ArgMatches};
 use genset_backend_common::EngineError;
 use serde_json::{Map, Value, json};
 
-use crate::args::{PrintFormat, flag};
+use crate::args::{PrintFormat, did_you_mean, flag};
 
 /// Flags that a file may not hold: they are about the file, or end the program.
-const NOT_IN_FILES: &[&str] = &["config", "print-config", "help", "version", "verbose"];
+const NOT_IN_FILES: &[&str] = &[
+    "config",
+    "print-config",
+    "help",
+    "help-all",
+    "version",
+    "verbose",
+];
 
 /// The settings of `genset run`, each with its long name.
 fn settings(command: &clap::Command) -> impl Iterator<Item = (&str, &Arg)> {
@@ -45,8 +52,10 @@ pub(crate) fn file_as_flags(
     for (key, value) in table {
         let known = settings(command).find(|(_, arg)| has_name(arg, &key));
         let (name, arg) = known.ok_or_else(|| {
+            let names = settings(command).map(|(name, _)| name);
+            let meant = did_you_mean(&key, names);
             bad(format!(
-                "{key:?} is no setting; `genset run --help` lists them"
+                "{key:?} is no setting{meant}; `genset run --help-all` lists them"
             ))
         })?;
         let text = match value {
@@ -90,6 +99,12 @@ impl Settings {
             source: source_of(&by_hand, &all, arg),
         };
         Self(settings(command).map(setting).collect())
+    }
+
+    /// How many settings the file says.
+    pub(crate) fn count_of_file(&self) -> usize {
+        let of_file = self.0.iter().filter(|setting| setting.source == "file");
+        of_file.count()
     }
 
     /// As TOML that `--config` reads, or as JSON.

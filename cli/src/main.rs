@@ -4,10 +4,15 @@
 mod args;
 mod bench;
 mod conform;
+mod doctor;
 mod engine;
+mod fleet;
+mod hub;
 mod input;
 mod layers;
 mod node;
+mod python;
+mod simulate;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -24,7 +29,7 @@ fn main() -> ExitCode {
     let command = match args::parse() {
         Ok(command) => command,
         Err(error) => {
-            eprintln!("error: {error}");
+            input::complain(error);
             return ExitCode::from(USAGE_ERROR);
         }
     };
@@ -33,20 +38,16 @@ fn main() -> ExitCode {
             input::print(&text);
             ExitCode::SUCCESS
         }
-        Command::Conform(command) => match conform::perform(*command) {
-            Ok(code) => ExitCode::from(code),
-            Err(error) => {
-                eprintln!("error: {error}");
-                ExitCode::from(USAGE_ERROR)
-            }
-        },
-        Command::Bench(command) => match bench::perform(&command) {
-            Ok(code) => ExitCode::from(code),
-            Err(error) => {
-                eprintln!("error: {error}");
-                ExitCode::from(USAGE_ERROR)
-            }
-        },
+        Command::Conform(command) => coded(conform::perform(*command)),
+        Command::Bench(command) => coded(bench::perform(&command)),
+        Command::Simulate(args) => coded(simulate::perform(&args)),
+        Command::Pull(args) => coded(hub::pull(&args)),
+        Command::List(args) => coded(hub::list(&args)),
+        Command::Doctor(args) => coded(doctor::perform(&args)),
+        Command::Rm(args) => coded(hub::rm(&args)),
+        Command::Models(args) => coded(fleet::models(&args)),
+        Command::Top(args) => coded(fleet::top(&args)),
+        Command::Control(args) => coded(fleet::control(&args)),
         Command::Key(name) => {
             let (key, lines) = genset_frontend::keys::new_key(&name);
             input::print(&format!(
@@ -54,27 +55,45 @@ fn main() -> ExitCode {
             ));
             ExitCode::SUCCESS
         }
+        Command::Python { module, arguments } => {
+            input::complain(python::become_module(module, &arguments));
+            ExitCode::from(USAGE_ERROR)
+        }
         Command::Run(config) => run(*config),
+    }
+}
+
+/// The exit code of a command that says how it went, or why it could not.
+fn coded(outcome: Result<u8, genset_backend_common::EngineError>) -> ExitCode {
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            input::complain(error);
+            ExitCode::from(USAGE_ERROR)
+        }
     }
 }
 
 fn run(config: args::RunConfig) -> ExitCode {
     let _logging =
         genset_runtime::init_logging(config.worker.verbose, config.input.is_interactive());
+    if let Some(remark) = config.remark {
+        tracing::warn!("{remark}");
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: the async runtime cannot be started: {error}");
+            input::complain(format_args!("the async runtime cannot be started: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let code = match runtime.block_on(node::run(config)) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
+            input::complain(error);
             USAGE_ERROR
         }
     };

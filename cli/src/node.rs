@@ -12,10 +12,13 @@ use genset_frontend::model::{Models, ServedModel};
 use genset_runtime::{InstanceId, Reach, Runtime, RuntimeRegistrar, Signals, exit_code};
 
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
-use crate::engine;
+use crate::{engine, input};
 
 /// Time after which a wait that is not over says what it is for.
 const PROGRESS_AFTER: Duration = Duration::from_secs(2);
+
+/// The exit code when it did not do what it was started for.
+const FAILED: u8 = 1;
 
 /// The exit code when a signal came before the work was done.
 const CUT_SHORT: u8 = 3;
@@ -41,9 +44,10 @@ pub(crate) async fn run(config: RunConfig) -> Result<u8, EngineError> {
 fn reach(config: &RunConfig) -> Reach {
     match (&config.input, &config.output) {
         (InputKind::Dyn(_), _) | (_, OutputKind::Dyn(_)) => Reach::OtherProcesses,
-        (InputKind::Http | InputKind::Text | InputKind::Stdin, OutputKind::Engine(_)) => {
-            Reach::ThisProcess
-        }
+        (
+            InputKind::Http | InputKind::Text | InputKind::Stdin | InputKind::Batch(_),
+            OutputKind::Engine(_),
+        ) => Reach::ThisProcess,
     }
 }
 
@@ -61,10 +65,11 @@ impl Node {
                 http::run_with_worker(self, *kind, signals).await
             }
             (InputKind::Http, OutputKind::Dyn(_)) => http::run_alone(self, signals).await,
-            (InputKind::Text | InputKind::Stdin, OutputKind::Engine(kind)) => {
-                terminal::run_with_worker(self, *kind, signals).await
-            }
-            (InputKind::Text | InputKind::Stdin, OutputKind::Dyn(_)) => {
+            (
+                InputKind::Text | InputKind::Stdin | InputKind::Batch(_),
+                OutputKind::Engine(kind),
+            ) => terminal::run_with_worker(self, *kind, signals).await,
+            (InputKind::Text | InputKind::Stdin | InputKind::Batch(_), OutputKind::Dyn(_)) => {
                 terminal::run_alone(self, signals).await
             }
             (InputKind::Dyn(_), OutputKind::Dyn(_)) => Err(EngineError::internal(
@@ -95,25 +100,38 @@ impl Node {
 fn tell(report: &Report) -> u8 {
     let code = exit_code(report);
     match &report.error {
-        Some(error) if code != 0 => eprintln!("error: {error}"),
+        Some(error) if code != 0 => input::complain(error),
         _ => tracing::info!(outcome = ?report.outcome, "stopped"),
     }
     code
 }
 
+/// Why a worker's own model gets no requests.
+enum NotReady {
+    /// The worker stopped.
+    Stopped(Report),
+    /// It serves, but its model's files or the settings about them make no requests possible. They are this process's, so
+    /// nothing that it waits for would mend them.
+    Unservable(EngineError),
+}
+
 /// Waits until the worker serves and its model is ready; on the way, says how far a long start is.
-async fn ready(worker: &WorkerHandle, models: &Models) -> Result<Arc<ServedModel>, Report> {
+async fn ready(worker: &WorkerHandle, models: &Models) -> Result<Arc<ServedModel>, NotReady> {
     let started = async {
-        worker.ready().await?;
-        match models.any().await {
-            Some(model) => Ok(model),
-            None => Err(worker.stopped().await),
-        }
+        worker.ready().await.map_err(NotReady::Stopped)?;
+        let mut status = worker.status();
+        let named = status.wait_for(|status| status.model.is_some()).await;
+        let name = named.ok().and_then(|status| status.model.clone());
+        let name = name.unwrap_or_default();
+        models.named(&name).await.map_err(|error| {
+            let message = format!("the model {name} cannot be served: {error}");
+            NotReady::Unservable(EngineError::new(error.kind(), message).with_source(error))
+        })
     };
     tokio::select! {
         biased;
         model = started => model,
-        report = worker.stopped() => Err(report),
+        report = worker.stopped() => Err(NotReady::Stopped(report)),
         never = show_progress(worker) => match never {},
     }
 }
@@ -131,7 +149,7 @@ async fn show_progress(worker: &WorkerHandle) -> std::convert::Infallible {
         } else {
             &now.stage
         };
-        eprintln!("{stage}{} ...", percent.unwrap_or_default());
+        input::note(format_args!("{stage}{} ...", percent.unwrap_or_default()));
         if progress.changed().await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -105,7 +105,7 @@ pub(crate) fn http_request(body: &Value) -> Vec<u8> {
     let body = body.to_string();
     let len = body.len();
     format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n\
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {len}\r\n\r\n{body}"
     )
     .into_bytes()

@@ -1,12 +1,14 @@
 //! Flags of engines, and what each engine needs, takes and has no use for.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, Role};
 use genset_engine_candle::CandleArgs;
 use genset_engine_echo::EchoArgs;
 use genset_engine_launcher::{LauncherArgs, ServerKind};
+use genset_engine_subprocess::{InheritedEnv, LogLimit};
 use genset_runtime::WorkerArgs;
 
 use super::words::{EngineKind, InputKind, OutputKind};
@@ -33,6 +35,32 @@ pub(crate) struct EngineArgs {
         default_value_t = 0
     )]
     pub(crate) engine_restarts: u32,
+    /// What the process of out=cmd, or a server, gets of the environment: inherit for all of it, or names with commas between
+    /// them; NAME* stands for all that begin so, minimal for what a program needs to start, which is no token and no key
+    #[arg(
+        long,
+        env = "GENSET_ENGINE_ENV",
+        value_name = "NAMES",
+        default_value = "inherit"
+    )]
+    pub(crate) engine_env: InheritedEnv,
+    /// Lines a second that the log takes of what the process of out=cmd, or a server, prints; ten seconds' worth may come at
+    /// once
+    #[arg(
+        long,
+        env = "GENSET_ENGINE_LOG_LINES",
+        value_name = "N",
+        default_value_t = LogLimit::default().lines_per_second
+    )]
+    pub(crate) engine_log_lines: NonZeroU32,
+    /// The same in bytes a second
+    #[arg(
+        long,
+        env = "GENSET_ENGINE_LOG_BYTES",
+        value_name = "BYTES",
+        default_value_t = LogLimit::default().bytes_per_second
+    )]
+    pub(crate) engine_log_bytes: NonZeroU32,
     /// Jinja file with a chat template, in place of the model's own
     #[arg(long, env = "GENSET_CHAT_TEMPLATE", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
@@ -45,12 +73,29 @@ pub(crate) struct EngineArgs {
     pub(crate) launcher: LauncherArgs,
 }
 
+impl EngineArgs {
+    /// How much of what a child prints reaches the log.
+    pub(crate) fn log_limit(&self) -> LogLimit {
+        LogLimit {
+            lines_per_second: self.engine_log_lines,
+            bytes_per_second: self.engine_log_bytes,
+        }
+    }
+}
+
 /// Refuses words that make no sense together.
 pub(super) fn check_words(
     input: &InputKind,
     output: &OutputKind,
     worker: &WorkerArgs,
 ) -> Result<(), EngineError> {
+    if worker.role != Role::Aggregated && !matches!(input, InputKind::Dyn(_)) {
+        let problem = format!(
+            "a {} worker is for other processes: start it with in=dyn",
+            worker.role
+        );
+        return Err(EngineError::invalid_argument("--role", problem));
+    }
     if let OutputKind::Dyn(_) = output {
         if matches!(input, InputKind::Dyn(_)) {
             let problem = "in=dyn is a worker and needs an engine of its own, not out=dyn";
@@ -112,6 +157,7 @@ pub(super) fn check_engine(
             | EngineKind::EchoCore
             | EngineKind::Sample
             | EngineKind::Scripted
+            | EngineKind::Mocker
             | EngineKind::Cmd
             | EngineKind::Server(_),
         ) => {
@@ -142,7 +188,12 @@ fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), En
     if let OutputKind::Engine(EngineKind::Server(_)) = output {
         return Ok(());
     }
-    let Some(flag) = engine.launcher.first_given() else {
+    let mut launcher = engine.launcher.clone();
+    if output.is(EngineKind::Mocker) {
+        // The one of these flags that is the mocker's too.
+        launcher.extra_engine_args = None;
+    }
+    let Some(flag) = launcher.first_given() else {
         return Ok(());
     };
     let servers = ServerKind::ALL.map(ServerKind::name).join(", ");
@@ -225,8 +276,7 @@ fn check_model_path(path: &Path) -> Result<(), EngineError> {
         ));
     }
     let problem = format!(
-        "{shown} is neither a folder nor a file. Downloads from a model hub are not available in this build: \
-         download the model and give its folder"
+        "{shown} is neither a folder nor a file, and no model of the hub, which is written ORG/NAME"
     );
     Err(EngineError::invalid_argument("MODEL", problem))
 }

@@ -1,14 +1,16 @@
 //! Flags of the HTTP server, and its config made of them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use genset_backend_common::EngineError;
 use genset_frontend::{FrontendConfig, ParserNames};
-use genset_runtime::{EndpointName, SelectionMode};
+use genset_router::{DisaggregationConfig, KvConfig, MigrationConfig, RouterConfig, RouterMode};
+use genset_runtime::EndpointName;
+use http::HeaderName;
 
 use super::access;
 
@@ -47,27 +49,94 @@ pub(super) struct HttpArgs {
         value_delimiter = ','
     )]
     cors_origins: Vec<String>,
-    /// How instances are selected: round-robin, random, least-loaded or power-of-two
-    #[arg(long, env = "GENSET_ROUTER_MODE", default_value_t = SelectionMode::default())]
-    router_mode: SelectionMode,
+    /// Names that the server answers to beside its addresses and this machine's own, separated by commas; * for any
+    #[arg(
+        long,
+        env = "GENSET_ALLOWED_HOSTS",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    allowed_hosts: Vec<String>,
+    /// Whether there are web pages, a chat at / and charts at /dashboard: true or false
+    #[arg(long, env = "GENSET_UI", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    ui: bool,
+    /// How instances are selected: round-robin, random, least-loaded, power-of-two, or kv for the one with most of the prompt in
+    /// its cache, as far as load allows
+    #[arg(long, env = "GENSET_ROUTER_MODE", default_value_t = RouterMode::default())]
+    router_mode: RouterMode,
+    /// With kv: what a block to prefill costs, where a block of a running sequence costs 1; 0 looks at load alone
+    #[arg(long, env = "GENSET_KV_OVERLAP_SCORE_WEIGHT", default_value_t = KvConfig::default().overlap_score_weight)]
+    kv_overlap_score_weight: f64,
+    /// With kv: how much chance there is in the choice; with 0 the lowest cost wins
+    #[arg(long, env = "GENSET_ROUTER_TEMPERATURE", default_value_t = KvConfig::default().temperature)]
+    router_temperature: f64,
+    /// With kv: whether the KV events of workers are followed; otherwise what was routed is assumed to be cached. true or false
+    #[arg(long, env = "GENSET_USE_KV_EVENTS", value_name = "BOOL", default_value_t = KvConfig::default().use_events, action = ArgAction::Set)]
+    use_kv_events: bool,
+    /// With kv: for how long what was routed is assumed to be cached where there are no KV events, in seconds
+    #[arg(long, env = "GENSET_KV_APPROX_TTL", default_value = "120", value_parser = seconds)]
+    kv_approx_ttl: Seconds,
+    /// With --router-mode kv: most KV blocks that are kept in mind of one worker, whatever it publishes
+    #[arg(long, env = "GENSET_KV_MAX_WORKER_BLOCKS", default_value_t = KvConfig::default().max_worker_blocks)]
+    kv_max_worker_blocks: NonZeroU32,
+    /// With kv: how late the KV events of a worker may be, in seconds; later ones make it count as one that has nothing cached
+    #[arg(long, env = "GENSET_KV_MAX_LAG", default_value = "5", value_parser = seconds)]
+    kv_max_lag: Seconds,
+    /// Header whose value says which requests belong together, such as those of a session; it goes before prompt_cache_key and user
+    #[arg(long, env = "GENSET_AFFINITY_HEADER", value_name = "NAME")]
+    affinity_header: Option<HeaderName>,
+    /// With kv: what the instance that served such requests last may cost more than another and is still chosen, in KV blocks; 0
+    /// looks at no such key
+    #[arg(long, env = "GENSET_AFFINITY_BLOCKS", value_name = "BLOCKS", default_value_t = KvConfig::default().affinity_blocks)]
+    affinity_blocks: u32,
+    /// With kv: most keys of such requests that are remembered, for each model; those used longest ago are forgotten first
+    #[arg(long, env = "GENSET_AFFINITY_KEYS", value_name = "KEYS", default_value_t = KvConfig::default().max_affinity_keys)]
+    affinity_keys: NonZeroUsize,
+    /// Most requests of one model that wait while every instance is full, by priority, then by deadline; 0 refuses them
+    #[arg(long, env = "GENSET_ROUTER_QUEUE", value_name = "REQUESTS", default_value_t = RouterConfig::default().max_waiting)]
+    router_queue: usize,
+    /// Prompts with fewer tokens to compute than this, less those that are cached, are not sent to prefill instances; 0 sends all
+    #[arg(long, env = "GENSET_PREFILL_THRESHOLD", value_name = "TOKENS", default_value_t = DisaggregationConfig::default().prefill_threshold_tokens)]
+    prefill_threshold: u32,
+    /// How long a request whose answer has begun waits for an instance when none is left, in seconds
+    #[arg(long, env = "GENSET_MIGRATION_WAIT", default_value = "5", value_parser = seconds)]
+    migration_wait: Seconds,
+    /// Most memory of what is kept so that requests can move to another instance, in bytes
+    #[arg(long, env = "GENSET_MIGRATION_MEMORY", default_value_t = MigrationConfig::default().max_kept_bytes)]
+    migration_memory: usize,
+    /// How long a model whose last worker has gone is answered with 503 and not yet with 404, in seconds
+    #[arg(long, env = "GENSET_MODEL_LINGER", default_value = "60", value_parser = seconds)]
+    model_linger: Seconds,
     /// Largest head of a request, in bytes, at least 8192
     #[arg(long, env = "GENSET_MAX_HEADER_BYTES", default_value_t = FrontendConfig::default().max_header_bytes)]
     max_header_bytes: usize,
     /// Largest request body, in bytes
     #[arg(long, env = "GENSET_MAX_BODY_BYTES", default_value_t = FrontendConfig::default().max_body_bytes)]
     max_body_bytes: usize,
-    /// Most memory that all request bodies may take together, in bytes
-    #[arg(long, env = "GENSET_MAX_BODIES_BYTES", default_value_t = FrontendConfig::default().max_bodies_bytes)]
-    max_bodies_bytes: usize,
+    /// Most memory that all requests may take together, in bytes; by default a quarter of the machine's or the control group's
+    #[arg(long, env = "GENSET_MEMORY_BUDGET", default_value_t = FrontendConfig::default().memory_budget_bytes)]
+    memory_budget: usize,
     /// Largest n of a request
     #[arg(long, env = "GENSET_MAX_CHOICES", default_value_t = FrontendConfig::default().max_choices)]
     max_choices: u32,
+    /// Choices of one request that are answered at once, of all its prompts together; the others start as these end
+    #[arg(long, env = "GENSET_MAX_RUNNING_CHOICES", default_value_t = FrontendConfig::default().max_running_choices)]
+    max_running_choices: NonZeroUsize,
     /// Most stop strings of a request
     #[arg(long, env = "GENSET_MAX_STOP_STRINGS", default_value_t = FrontendConfig::default().max_stop_strings)]
     max_stop_strings: usize,
     /// Longest stop string, in bytes
     #[arg(long, env = "GENSET_MAX_STOP_BYTES", default_value_t = FrontendConfig::default().max_stop_bytes)]
     max_stop_bytes: usize,
+    /// Most different token ids that end an answer
+    #[arg(long, env = "GENSET_MAX_STOP_TOKEN_IDS", default_value_t = FrontendConfig::default().max_stop_token_ids)]
+    max_stop_token_ids: usize,
+    /// Most entries of a request's logit_bias
+    #[arg(long, env = "GENSET_MAX_LOGIT_BIAS", default_value_t = FrontendConfig::default().max_logit_bias)]
+    max_logit_bias: usize,
+    /// Most bytes of a request's annotations, as JSON
+    #[arg(long, env = "GENSET_MAX_ANNOTATION_BYTES", default_value_t = FrontendConfig::default().max_annotation_bytes)]
+    max_annotation_bytes: usize,
     /// Most tools of a chat request
     #[arg(long, env = "GENSET_MAX_TOOLS", default_value_t = FrontendConfig::default().max_tools)]
     max_tools: usize,
@@ -80,12 +149,22 @@ pub(super) struct HttpArgs {
     /// Most responses that are kept for later ones to go on from; 0 keeps none
     #[arg(long, env = "GENSET_MAX_STORED_RESPONSES", default_value_t = FrontendConfig::default().max_stored_responses)]
     max_stored_responses: usize,
-    /// Most memory of kept responses, in bytes
+    /// Most memory of kept responses, in bytes, and no more than a quarter of the memory budget
     #[arg(long, env = "GENSET_MAX_STORED_BYTES", default_value_t = FrontendConfig::default().max_stored_bytes)]
     max_stored_bytes: usize,
     /// Most memory of a model's known prompts and their tokens, in bytes; 0 keeps none
     #[arg(long, env = "GENSET_TOKENIZER_CACHE_BYTES", default_value_t = FrontendConfig::default().tokenizer_cache_bytes)]
     tokenizer_cache_bytes: usize,
+    /// Long bodies, templates and prompts that are worked on at once; more wait. By default as many as there are cores
+    #[arg(long, env = "GENSET_WORK_THREADS", default_value_t = FrontendConfig::default().work_threads)]
+    work_threads: NonZeroUsize,
+    /// Whether hints that have no effect here (verbosity, service_tier, ...) are refused rather than ignored
+    #[arg(long, env = "GENSET_STRICT_PARAMETERS", value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
+        num_args = 0..=1, default_missing_value = "true")]
+    strict_parameters: bool,
+    /// Models that the server serves at once, of those that workers announce; more are refused
+    #[arg(long, env = "GENSET_MAX_MODELS", default_value_t = FrontendConfig::default().max_models)]
+    max_models: NonZeroUsize,
     /// Requests of one model that the server answers at once; more wait
     #[arg(long, env = "GENSET_MAX_MODEL_RUNNING_REQUESTS", default_value_t = FrontendConfig::default().max_model_running_requests)]
     max_model_running_requests: NonZeroUsize,
@@ -95,6 +174,9 @@ pub(super) struct HttpArgs {
     /// Connections at once; more wait
     #[arg(long, env = "GENSET_MAX_CONNECTIONS", default_value_t = FrontendConfig::default().max_connections)]
     max_connections: usize,
+    /// Connections at once from one address; more are closed
+    #[arg(long, env = "GENSET_MAX_CONNECTIONS_PER_PEER", default_value_t = FrontendConfig::default().max_connections_per_peer)]
+    max_connections_per_peer: NonZeroUsize,
     /// Limit on reading a request's head, and on idle connections, in seconds
     #[arg(long, env = "GENSET_HEADER_TIMEOUT", default_value = "60", value_parser = seconds)]
     header_timeout: Seconds,
@@ -122,29 +204,64 @@ impl HttpArgs {
         endpoint: Option<EndpointName>,
         parsers: ParserNames,
     ) -> Result<FrontendConfig, EngineError> {
+        let router = RouterConfig {
+            mode: self.router_mode,
+            kv: KvConfig {
+                overlap_score_weight: self.kv_overlap_score_weight,
+                temperature: self.router_temperature,
+                use_events: self.use_kv_events,
+                assumed_ttl: self.kv_approx_ttl.0,
+                max_worker_blocks: self.kv_max_worker_blocks,
+                max_lag: self.kv_max_lag.0,
+                affinity_blocks: self.affinity_blocks,
+                max_affinity_keys: self.affinity_keys,
+                seed: None,
+            },
+            max_waiting: self.router_queue,
+            migration: MigrationConfig {
+                wait: self.migration_wait.0,
+                max_kept_bytes: self.migration_memory,
+            },
+            disaggregation: DisaggregationConfig {
+                prefill_threshold_tokens: self.prefill_threshold,
+            },
+        };
+        router.kv.validate()?;
         Ok(FrontendConfig {
             address: SocketAddr::new(self.http_host, self.http_port),
             tls: access::tls(self.http_tls_cert.as_deref(), self.http_tls_key.as_deref())?,
             cors_origins: access::origins(&self.cors_origins)?,
+            allowed_hosts: access::hosts(&self.allowed_hosts)?,
             api_keys: self.api_keys,
+            ui: self.ui,
             endpoint,
-            selection: self.router_mode,
+            router,
+            affinity_header: self.affinity_header,
+            model_linger: self.model_linger.0,
             max_header_bytes: self.max_header_bytes,
             max_body_bytes: self.max_body_bytes,
-            max_bodies_bytes: self.max_bodies_bytes,
+            memory_budget_bytes: self.memory_budget,
             max_choices: self.max_choices,
+            max_running_choices: self.max_running_choices,
             max_stop_strings: self.max_stop_strings,
             max_stop_bytes: self.max_stop_bytes,
+            max_stop_token_ids: self.max_stop_token_ids,
+            max_logit_bias: self.max_logit_bias,
+            max_annotation_bytes: self.max_annotation_bytes,
             max_tools: self.max_tools,
             max_prompts: self.max_prompts,
             max_embedding_inputs: self.max_embedding_inputs,
             max_stored_responses: self.max_stored_responses,
             max_stored_bytes: self.max_stored_bytes,
             tokenizer_cache_bytes: self.tokenizer_cache_bytes,
+            work_threads: self.work_threads,
             parsers,
+            strict_parameters: self.strict_parameters,
+            max_models: self.max_models,
             max_model_running_requests: self.max_model_running_requests,
             max_model_waiting_requests: self.max_model_waiting_requests,
             max_connections: self.max_connections,
+            max_connections_per_peer: self.max_connections_per_peer,
             header_timeout: self.header_timeout.0,
             body_timeout: self.body_timeout.0,
             write_timeout: self.write_timeout.0,

@@ -1,13 +1,26 @@
-use std::path::Path;
-
 use super::*;
 
 fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
     let words = ["genset", "run"].iter().chain(words);
     let read = read(words.map(OsString::from).collect())?;
     match Cli::from_arg_matches(&read.matches).unwrap().command {
-        CliCommand::Run(args) => check(*args),
-        CliCommand::Conform { .. } | CliCommand::Bench { .. } | CliCommand::Key { .. } => {
+        CliCommand::Run(args) => check(*args, HubModels::Leave),
+        CliCommand::Conform { .. }
+        | CliCommand::Bench { .. }
+        | CliCommand::Simulate(_)
+        | CliCommand::Pull(_)
+        | CliCommand::List(_)
+        | CliCommand::Rm(_)
+        | CliCommand::Serve { .. }
+        | CliCommand::Deploy { .. }
+        | CliCommand::Doctor(_)
+        | CliCommand::Models(_)
+        | CliCommand::Top(_)
+        | CliCommand::Control(_)
+        | CliCommand::Config { .. }
+        | CliCommand::Completions(_)
+        | CliCommand::Man(_)
+        | CliCommand::Key { .. } => {
             panic!("the words say run")
         }
     }
@@ -53,13 +66,11 @@ fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
 #[test]
 fn what_is_absent_is_refused_by_name() {
     for (words, expected) in [
-        (["out=mocker"], "mocker is not available in this build"),
         (
             ["out=vllm"],
             "out=vllm serves a model of yours; name the folder",
         ),
         (["out=llamacpp"], "name a GGUF file"),
-        (["in=batch:x.jsonl"], "batch:x.jsonl"),
         (["in=dyn://a.b.c.d"], "more than three parts"),
         (["out=dyn://é"], "no part of a name"),
         (["out=foo"], "none of candle, echo_core"),
@@ -74,7 +85,7 @@ fn what_is_absent_is_refused_by_name() {
             ["out=sample", "Cargo.toml"],
             "neither a GGUF file nor a folder",
         ),
-        (["out=sample", "Qwen/Qwen3-0.6B"], "Downloads"),
+        (["out=sample", "./nothing"], "neither a folder nor a file"),
         (["out=sample", "--model-config=."], "--model-config"),
     ] {
         let error = parse_words(&words).unwrap_err().to_string();
@@ -83,6 +94,8 @@ fn what_is_absent_is_refused_by_name() {
     for words in [
         ["out=sample", "--tensor-parallel-size=2"],
         ["out=dyn", "--server-cmd=x"],
+        ["out=sample", "--extra-engine-args=x.json"],
+        ["out=mocker", "--server-cmd=x"],
     ] {
         let error = parse_words(&words).unwrap_err().to_string();
         assert!(error.contains("has no use for it"), "{error}");

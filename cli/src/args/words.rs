@@ -1,10 +1,13 @@
 //! The words of `genset run`: where requests come from (`in=`) and who answers (`out=`).
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, Role};
 use genset_engine_launcher::ServerKind;
 use genset_runtime::EndpointName;
+
+use super::did_you_mean;
 
 /// Where requests come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,8 +15,10 @@ pub(crate) enum InputKind {
     Http,
     Text,
     Stdin,
+    /// The prompts in a file, or in the files of a folder.
+    Batch(PathBuf),
     /// Other processes, to a worker of this name; `None` for the one in the flags.
-    Dyn(Option<EndpointName>),
+    Dyn(Option<WorkerName>),
 }
 
 impl InputKind {
@@ -21,7 +26,7 @@ impl InputKind {
     pub(crate) fn is_interactive(&self) -> bool {
         match self {
             Self::Http | Self::Dyn(_) => false,
-            Self::Text | Self::Stdin => true,
+            Self::Text | Self::Stdin | Self::Batch(_) => true,
         }
     }
 }
@@ -34,14 +39,18 @@ impl FromStr for InputKind {
             "http" => Ok(Self::Http),
             "text" => Ok(Self::Text),
             "stdin" => Ok(Self::Stdin),
-            _ if is_dyn(text) => Ok(Self::Dyn(dyn_name("in", text)?)),
-            _ if text.starts_with("batch:") => Err(EngineError::unsupported(
-                "in",
-                format!("{text:?} is not available in this build; use http, text, stdin or dyn"),
-            )),
+            _ if is_dyn(text) => {
+                let written = text.strip_prefix("dyn://").unwrap_or_default().to_owned();
+                let name = dyn_name("in", text)?;
+                Ok(Self::Dyn(name.map(|_| WorkerName(written))))
+            }
+            _ if text.starts_with("batch:") => Ok(Self::Batch(text["batch:".len()..].into())),
             _ => Err(EngineError::invalid_argument(
                 "in",
-                format!("{text:?} is none of http, text, stdin, dyn"),
+                format!(
+                    "{text:?} is none of http, text, stdin, batch:FILE, dyn{}",
+                    did_you_mean(text, ["http", "text", "stdin", "batch:", "dyn"])
+                ),
             )),
         }
     }
@@ -59,6 +68,27 @@ fn dyn_name(word: &str, text: &str) -> Result<Option<EndpointName>, EngineError>
             Ok(name) => Ok(Some(name)),
             Err(error) => Err(EngineError::invalid_argument(word, error)),
         },
+    }
+}
+
+/// The name of a worker as it was written, whose missing parts take defaults.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WorkerName(String);
+
+impl WorkerName {
+    /// The full name: the component that is not written is that of the role.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where it is no name.
+    pub(crate) fn of_role(&self, role: Role) -> Result<EndpointName, EngineError> {
+        let mut name: EndpointName = self
+            .0
+            .parse()
+            .map_err(|error| EngineError::invalid_argument("in", error))?;
+        if !self.0.contains('.') {
+            EndpointName::component_of(role).clone_into(&mut name.component);
+        }
+        Ok(name)
     }
 }
 
@@ -115,6 +145,8 @@ pub(crate) enum EngineKind {
     EchoFull,
     Sample,
     Scripted,
+    /// What vLLM does in time and memory, without computing.
+    Mocker,
     /// A process of its own, started by a command.
     Cmd,
     /// The server of another project.
@@ -129,14 +161,28 @@ impl EngineKind {
             Self::EchoFull => "echo_full",
             Self::Sample => "sample",
             Self::Scripted => "scripted",
+            Self::Mocker => "mocker",
             Self::Cmd => "cmd",
             Self::Server(kind) => kind.name(),
         }
     }
 }
 
-/// Engines that users of the field know and this build does not have.
-const ABSENT_ENGINES: &[&str] = &["mistralrs", "mocker"];
+/// Other words for engines, and what they mean here.
+const OTHER_WORDS: &[(&str, &str)] = &[("mistralrs", "candle"), ("tensorrt-llm", "trtllm")];
+
+/// The engine that a word means.
+fn meant(word: &str) -> &str {
+    let other = OTHER_WORDS.iter().find(|(other, _)| *other == word);
+    other.map_or(word, |(_, meant)| meant)
+}
+
+/// What a user is told whose engine is another's, which does the same.
+pub(super) fn stand_in(word: &str) -> Option<&'static str> {
+    (word == "mistralrs").then_some(
+        "this build has no mistral.rs: out=candle answers in its place, with the same models",
+    )
+}
 
 impl FromStr for EngineKind {
     type Err = EngineError;
@@ -148,21 +194,20 @@ impl FromStr for EngineKind {
             Self::EchoFull,
             Self::Sample,
             Self::Scripted,
+            Self::Mocker,
             Self::Cmd,
         ];
         let servers = ServerKind::ALL.map(Self::Server);
         let known = own.into_iter().chain(servers);
         let names: Vec<&str> = known.clone().map(Self::name).collect();
+        let near = did_you_mean(text, names.iter().copied().chain(["dyn"]));
         let names = names.join(", ");
+        let text = meant(text);
         match { known }.find(|kind| kind.name() == text) {
             Some(kind) => Ok(kind),
-            None if ABSENT_ENGINES.contains(&text) => Err(EngineError::unsupported(
-                "out",
-                format!("{text} is not available in this build; use {names} or dyn"),
-            )),
             None => Err(EngineError::invalid_argument(
                 "out",
-                format!("{text:?} is none of {names}, dyn"),
+                format!("{text:?} is none of {names}, dyn{near}"),
             )),
         }
     }

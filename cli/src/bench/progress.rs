@@ -4,6 +4,8 @@ use std::sync::Mutex;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::input::note;
+
 /// The progress of one command, on standard error.
 pub(super) struct Progress {
     label: &'static str,
@@ -49,7 +51,7 @@ impl Progress {
             return;
         };
         if tenths != *told {
-            eprintln!("{}: {}0 %", self.label, tenths);
+            note(format_args!("{}: {tenths}0 %", self.label));
             *told = tenths;
         }
     }

@@ -12,6 +12,7 @@ use genset_conformance::{
 };
 use genset_engine_candle::{ByteSize, CandleArgs};
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
+use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine};
 
@@ -46,6 +47,7 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
         EngineKind::Candle => candle(),
         EngineKind::Sample => Ok(sample()),
         EngineKind::Scripted => scripted(subject),
+        EngineKind::Mocker => mocker(),
         EngineKind::Cmd => Err(EngineError::invalid_argument(
             "--engine",
             "an engine in a process of its own is tested with --engine-cmd COMMAND",
@@ -75,6 +77,21 @@ fn sample() -> BoxFactory {
         token_delay_ms: TOKEN_DELAY_MS,
     };
     Box::new(move |_| Subject::new(SampleEngine::from_args(&args)))
+}
+
+/// With steps of a millisecond, and a cache small enough to be filled.
+fn mocker() -> Result<BoxFactory, EngineError> {
+    let args = MockerArgs {
+        num_gpu_blocks: 512,
+        max_num_seqs: 16,
+        max_num_batched_tokens: 512,
+        prefill_ms: TimeModel::constant(1.0),
+        decode_ms: TimeModel::constant(1.0),
+        ..MockerArgs::default()
+    };
+    let model = MockerModel::new(VOCAB_SIZE, CONTEXT_LENGTH);
+    let engine = MockerEngine::try_new(args, model)?;
+    Ok(Box::new(move |_| Subject::new(engine.fresh())))
 }
 
 /// The built-in model, with a cache small enough to be filled.
@@ -137,20 +154,24 @@ fn start_once(engine: &RemoteEngine) -> Result<(), EngineError> {
     })
 }
 
-fn replay_line(subject: &SubjectArgs) -> String {
+/// How a command line begins that does `what` with the same engine.
+fn replay_line(what: &str, subject: &SubjectArgs) -> String {
     let engine = subject
         .engine
         .map(|engine| format!(" --engine {}{}", engine.name(), script_flag(subject)));
     let endpoint = subject
         .endpoint
         .as_ref()
-        .map(|endpoint| format!(" --endpoint dyn://{endpoint}"));
+        .map(|endpoint| match &subject.instance {
+            Some(instance) => format!(" --endpoint dyn://{endpoint} --instance {instance}"),
+            None => format!(" --endpoint dyn://{endpoint}"),
+        });
     let command = subject
         .engine_cmd
         .as_ref()
-        .map(|command| format!(" --engine-cmd '{command}'"));
+        .map(|command| format!(" --engine-cmd '{}'", command.replace('\'', r"'\''")));
     let subject = engine.or(endpoint).or(command).unwrap_or_default();
-    format!("genset conform run{subject}")
+    format!("genset conform {what}{subject}")
 }
 
 fn script_flag(subject: &SubjectArgs) -> String {
@@ -173,7 +194,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
         }
     }
     let waivers = args.waivers.as_deref().map(read_waivers).transpose()?;
-    let replay = replay_line(&args.subject);
+    let replay = replay_line("run", &args.subject);
     let options = Options {
         level: args.level.into(),
         only: args.only.clone(),
@@ -217,7 +238,7 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
         .checks
         .iter()
         .filter(|check| is_failed(&check.verdict))
-        .map(|check| check.id.clone())
+        .map(|check| check.tried().to_owned())
         .collect();
     if failed.is_empty() {
         print("Nothing failed in this report.\n");
@@ -226,7 +247,7 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
     let options = Options {
         level: genset_conformance::Level::Soak,
         only: failed,
-        replay: replay_line(subject),
+        replay: replay_line("run", subject),
         seed: old.seed,
         ..Options::default()
     };
@@ -241,6 +262,7 @@ pub(super) fn sequences(args: &SequencesArgs) -> Result<u8, EngineError> {
         cases: args.cases,
         seed: args.seed,
         regressions: args.regressions.clone(),
+        replay: replay_line("replay", &args.subject),
         ..SequenceOptions::default()
     };
     match run_sequences(factory(&args.subject)?, &options) {

@@ -75,6 +75,8 @@ fn launcher(
     };
     launcher.kv_block_size = args.kv_cache_block_size;
     launcher.max_restarts = config.engine_args.engine_restarts;
+    launcher.inherited_env = config.engine_args.engine_env.clone();
+    launcher.log_limit = config.engine_args.log_limit();
     if let Some(seconds) = args.engine_start_timeout {
         launcher.start_timeout = Duration::from_secs(seconds.into());
     }
@@ -88,7 +90,7 @@ fn launcher(
 /// The words of a command line.
 fn words(command: &str) -> Result<Vec<String>, EngineError> {
     let config = SubprocessConfig::try_from_command_line(command)
-        .map_err(|error| EngineError::invalid_argument("--server-cmd", error.message()))?;
+        .map_err(|error| EngineError::invalid_argument("--server-cmd", error))?;
     let program = config.program.display().to_string();
     Ok(std::iter::once(program).chain(config.args).collect())
 }

@@ -1,16 +1,20 @@
 //! A conversation: turns on the frontend's pipeline, without HTTP.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
+use genset_backend_common::output::Usage;
+use genset_backend_common::{CancelReason, EngineError, RequestContext};
+use genset_frontend::markup::Delta;
 use genset_frontend::model::ServedModel;
-use genset_frontend::openai::{ChatRequest, RequestLimits};
-use genset_frontend::pipeline::Job;
-use genset_frontend::{ApiError, FrontendConfig};
 use genset_runtime::Signals;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
 
-use super::print;
+use super::question::Asker;
+use super::saved::Saved;
+use super::screen::{Screen, Shown};
 
 /// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,30 +27,108 @@ pub(super) enum Turn {
     Terminated,
 }
 
+/// What an answer took.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Figures {
+    usage: Usage,
+    /// To the first token (TTFT).
+    first: Duration,
+    /// To the end.
+    whole: Duration,
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            usage,
+            first,
+            whole,
+        } = self;
+        let cached = usage.cached_tokens.unwrap_or(0);
+        let (prompt, answer) = (usage.prompt_tokens, usage.completion_tokens);
+        write!(
+            f,
+            "prompt {prompt} tokens ({cached} cached), first token after {:.2} s, answer {answer} tokens",
+            first.as_secs_f64()
+        )?;
+        // The first is not timed by those before it.
+        let seconds = whole.saturating_sub(*first).as_secs_f64();
+        match answer.checked_sub(1) {
+            Some(timed @ 1..) if seconds > 0.0 => {
+                write!(f, " at {:.1} tokens/s", f64::from(timed) / seconds)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The fields of a request that are the chat's own and nobody's setting.
+const OWN_FIELDS: [&str; 8] = [
+    "model",
+    "messages",
+    "stream",
+    "stream_options",
+    "n",
+    "tools",
+    "tool_choice",
+    "logprobs",
+];
+
+/// Refuses what is no setting.
+fn settable(name: &str) -> Result<(), EngineError> {
+    if OWN_FIELDS.contains(&name) {
+        let problem = "is no setting of this chat; ask over HTTP for it";
+        return Err(EngineError::invalid_argument(name, problem));
+    }
+    Ok(())
+}
+
 /// A conversation with one model.
 #[derive(Debug)]
 pub(super) struct Chat {
-    model: Arc<ServedModel>,
-    /// Whether the answer is to be the whole prompt, past the end-of-sequence tokens that its template puts in.
-    echoes_prompt: bool,
+    asker: Asker,
+    screen: Screen,
     system: Option<String>,
+    settings: Map<String, Value>,
     messages: Vec<Value>,
+    figures: Option<Figures>,
     turns: u64,
 }
 
 impl Chat {
-    pub(super) fn new(model: Arc<ServedModel>, echoes_prompt: bool) -> Self {
+    pub(super) fn new(asker: Asker, screen: Screen) -> Self {
         Self {
-            model,
-            echoes_prompt,
+            asker,
+            screen,
             system: None,
+            settings: Map::new(),
             messages: Vec::new(),
+            figures: None,
             turns: 0,
         }
     }
 
+    pub(super) fn screen(&self) -> Screen {
+        self.screen
+    }
+
     pub(super) fn model_name(&self) -> &str {
-        &self.model.card.name
+        self.asker.model_name()
+    }
+
+    /// What the last answer took.
+    pub(super) fn figures(&self) -> Option<Figures> {
+        self.figures
+    }
+
+    /// How many questions and answers there are.
+    pub(super) fn messages(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// The settings that are not the model's own.
+    pub(super) fn settings(&self) -> &Map<String, Value> {
+        &self.settings
     }
 
     /// Forgets the conversation; the system prompt stays.
@@ -60,7 +142,51 @@ impl Chat {
         self.clear();
     }
 
-    /// Asks, and prints the answer as it comes. A failed turn is not kept; of a stopped one, what was shown is.
+    /// Goes on with another model.
+    pub(super) fn set_model(&mut self, model: Arc<ServedModel>) {
+        self.asker.set_model(model);
+    }
+
+    /// Sets a field of the requests that follow; without a value the model's own counts again.
+    ///
+    /// # Errors
+    /// What the field or its value is refused with.
+    pub(super) fn set(&mut self, name: &str, value: Option<Value>) -> Result<(), EngineError> {
+        settable(name)?;
+        let mut settings = self.settings.clone();
+        match value {
+            Some(value) => settings.insert(name.to_owned(), value),
+            None => settings.remove(name),
+        };
+        self.asker.check(&self.messages, &settings)?;
+        self.settings = settings;
+        Ok(())
+    }
+
+    /// The conversation as a file has it.
+    pub(super) fn saved(&self) -> Saved {
+        Saved {
+            model: self.model_name().to_owned(),
+            system: self.system.clone(),
+            settings: self.settings.clone(),
+            messages: self.messages.clone(),
+        }
+    }
+
+    /// Goes on with a conversation from a file, with the model there is.
+    ///
+    /// # Errors
+    /// What a message or a setting of it is refused with; nothing has changed then.
+    pub(super) fn restore(&mut self, saved: Saved) -> Result<(), EngineError> {
+        saved.settings.keys().try_for_each(|name| settable(name))?;
+        self.asker.check(&saved.messages, &saved.settings)?;
+        self.system = saved.system;
+        self.settings = saved.settings;
+        self.messages = saved.messages;
+        Ok(())
+    }
+
+    /// Asks, and shows the answer as it comes. A failed turn is not kept; of a stopped one, what was shown is.
     ///
     /// # Errors
     /// What the request failed with.
@@ -70,7 +196,9 @@ impl Chat {
         signals: &mut Signals,
     ) -> Result<Turn, EngineError> {
         self.messages.push(json!({"role": "user", "content": text}));
-        let asked = self.stream_answer(signals).await;
+        let mut shown = Shown::on(self.screen);
+        let asked = self.stream_answer(&mut shown, signals).await;
+        shown.end();
         match &asked {
             Ok((answer, _)) => self
                 .messages
@@ -82,60 +210,86 @@ impl Chat {
 
     async fn stream_answer(
         &mut self,
+        shown: &mut Shown,
         signals: &mut Signals,
     ) -> Result<(String, Turn), EngineError> {
         self.turns += 1;
         let ctx = RequestContext::new(format!("chat-{}", self.turns));
-        let job = self.job().await.map_err(to_engine_error)?;
-        let mut answers = job.start(&ctx).await?;
-        let Some(mut answer) = answers.pop() else {
-            return Err(EngineError::internal("the request had no answer"));
+        let (asked, mut first) = (Instant::now(), None);
+        let prompt = self.prompt();
+        let mut text = String::new();
+        let stopped = |signal: &str| match signal {
+            "SIGINT" => Turn::Stopped,
+            _ => Turn::Terminated,
         };
-        let (mut text, mut piece) = (String::new(), String::new());
+        let begun = self.asker.begin(&ctx, &prompt, &self.settings);
+        let mut answer = tokio::select! {
+            biased;
+            signal = signals.next() => {
+                ctx.cancel(CancelReason::Client);
+                return Ok((text, stopped(signal)));
+            }
+            begun = begun => begun?,
+        };
         loop {
             let end = tokio::select! {
                 biased;
                 signal = signals.next() => {
                     ctx.cancel(CancelReason::Client);
-                    let turn = if signal == "SIGINT" { Turn::Stopped } else { Turn::Terminated };
-                    return Ok((text, turn));
+                    return Ok((text, stopped(signal)));
                 }
-                end = answer.next_text(&mut piece) => end?,
+                end = answer.next_deltas(|delta| {
+                    if let Delta::Content(piece) = delta {
+                        text.push_str(piece);
+                    }
+                    shown.take(delta);
+                }) => end?,
             };
-            print(&piece);
-            text.push_str(&piece);
-            piece.clear();
-            if end.is_some() {
+            let first = *first.get_or_insert_with(|| asked.elapsed());
+            shown.flush();
+            if let Some(end) = end {
+                self.figures = Some(Figures {
+                    usage: end.usage,
+                    first,
+                    whole: asked.elapsed(),
+                });
                 return Ok((text, Turn::Answered));
             }
         }
     }
 
-    async fn job(&self) -> Result<Job, ApiError> {
-        let mut request = self.request()?;
-        if self.echoes_prompt {
-            // The whole prompt, and then no more: the echo would begin again.
-            let counted = Job::chat(Arc::clone(&self.model), request.clone()).await?;
-            let tokens = counted.prompt().map_or(0, <[_]>::len);
-            request.params.stop.max_tokens = u32::try_from(tokens).ok().filter(|count| *count > 0);
-        }
-        Job::chat(Arc::clone(&self.model), request).await
-    }
-
-    fn request(&self) -> Result<ChatRequest, ApiError> {
+    /// The conversation so far, the system prompt in front.
+    fn prompt(&self) -> Vec<Value> {
         let system = self
             .system
             .iter()
             .map(|text| json!({"role": "system", "content": text}));
-        let messages: Vec<Value> = system.chain(self.messages.iter().cloned()).collect();
-        let body = json!({"model": self.model_name(), "messages": messages, "ignore_eos": self.echoes_prompt});
-        ChatRequest::parse(
-            body.to_string().as_bytes(),
-            &RequestLimits::from(&FrontendConfig::default()),
-        )
+        system.chain(self.messages.iter().cloned()).collect()
     }
 }
 
-fn to_engine_error(error: ApiError) -> EngineError {
-    EngineError::new(ErrorKind::InvalidArgument, error.message)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_tell_the_pace_of_what_follows_the_first_token() {
+        let usage = |completion_tokens| Usage {
+            prompt_tokens: 7,
+            completion_tokens,
+            cached_tokens: Some(4),
+        };
+        let of = |tokens| {
+            Figures {
+                usage: usage(tokens),
+                first: Duration::from_millis(500),
+                whole: Duration::from_millis(2500),
+            }
+            .to_string()
+        };
+        let head = "prompt 7 tokens (4 cached), first token after 0.50 s, answer";
+        assert_eq!(of(11), format!("{head} 11 tokens at 5.0 tokens/s"));
+        assert_eq!(of(1), format!("{head} 1 tokens"));
+        assert_eq!(of(0), format!("{head} 0 tokens"));
+    }
 }

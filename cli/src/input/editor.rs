@@ -5,23 +5,21 @@ use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
 
 use genset_backend_common::EngineError;
+use genset_frontend::model::Models;
 use genset_runtime::Signals;
-use reedline::{DefaultPrompt, DefaultPromptSegment, FileBackedHistory, Reedline, Signal};
+use reedline::{
+    DefaultPrompt, DefaultPromptSegment, FileBackedHistory, Reedline, Signal, ValidationResult,
+    Validator,
+};
 use tokio::sync::mpsc;
 
 use super::chat::{Chat, Turn};
+use super::commands::obey;
+use super::screen::Screen;
 use super::{Ending, print};
 
 /// Lines kept in the history file.
 const HISTORY_LINES: usize = 1000;
-
-const HELP: &str = "\
-/help         this list
-/clear        forget the conversation
-/system TEXT  set the system prompt and forget the conversation; without TEXT, remove it
-/exit         leave (so does Ctrl-D)
-Ctrl-C        stop an answer
-";
 
 /// What the person did at the prompt.
 enum Line {
@@ -74,7 +72,11 @@ impl Source {
         if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
             return Self::Plain;
         }
-        let mut editor = Reedline::create();
+        // What is pasted comes as one text, its lines and all.
+        let mut editor = Reedline::create()
+            .with_validator(Box::new(Whole))
+            .use_bracketed_paste(true)
+            .with_ansi_colors(Screen::of_output() == Screen::Colored);
         let history = history_file().map(|path| FileBackedHistory::with_file(HISTORY_LINES, path));
         match history {
             Some(Ok(history)) => editor = editor.with_history(Box::new(history)),
@@ -105,6 +107,35 @@ impl Source {
     }
 }
 
+/// Marks the begin and the end of a text of several lines.
+const BLOCK: &str = "\"\"\"";
+
+/// Decides whether Enter ends what is typed.
+struct Whole;
+
+impl Validator for Whole {
+    fn validate(&self, typed: &str) -> ValidationResult {
+        let goes_on = match typed.strip_prefix(BLOCK) {
+            Some(rest) => !rest.trim_end().ends_with(BLOCK),
+            None => typed.ends_with('\\'),
+        };
+        match goes_on {
+            true => ValidationResult::Incomplete,
+            false => ValidationResult::Complete,
+        }
+    }
+}
+
+/// What was meant by what was typed: without the marks that went on in a new line.
+fn unfolded(typed: &str) -> String {
+    let typed = typed.trim();
+    let block = typed.strip_prefix(BLOCK);
+    match block.and_then(|rest| rest.strip_suffix(BLOCK)) {
+        Some(text) => text.trim().to_owned(),
+        None => typed.replace("\\\n", "\n"),
+    }
+}
+
 /// `$XDG_STATE_HOME/genset/history`, or the same under `~/.local/state`.
 fn history_file() -> Option<PathBuf> {
     let from_home =
@@ -115,7 +146,11 @@ fn history_file() -> Option<PathBuf> {
     Some(state.or_else(from_home)?.join("genset").join("history"))
 }
 
-pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending, EngineError> {
+pub(super) async fn run(
+    mut chat: Chat,
+    models: &Models,
+    signals: &mut Signals,
+) -> Result<Ending, EngineError> {
     if std::io::stdin().is_terminal() {
         print(&format!(
             "Chat with {}. /help lists the commands, Ctrl-D leaves.\n",
@@ -125,6 +160,7 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending,
     let mut lines = Lines::start().map_err(|error| {
         EngineError::internal(format!("the line editor cannot be started: {error}"))
     })?;
+    let mut has_dropped = false;
     loop {
         let line = tokio::select! {
             biased;
@@ -138,7 +174,12 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending,
         };
         let text = match line {
             Line::Text(text) => text,
-            Line::Dropped => continue,
+            Line::Dropped if has_dropped => return Ok(Ending::Done),
+            Line::Dropped => {
+                has_dropped = true;
+                print(&chat.screen().aside("Ctrl-C again leaves.\n"));
+                continue;
+            }
             Line::End => return Ok(Ending::Done),
             Line::Failed(error) => {
                 return Err(EngineError::internal(format!(
@@ -146,34 +187,21 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending,
                 )));
             }
         };
-        match text.trim() {
-            "" => {}
+        has_dropped = false;
+        let text = unfolded(&text);
+        let question = match text.as_str() {
+            "" => continue,
             "/exit" => return Ok(Ending::Done),
-            command if command.starts_with('/') => obey(&mut chat, command),
-            question => {
-                if converse(&mut chat, question, signals).await == Turn::Terminated {
-                    return Ok(Ending::Signalled);
-                }
+            escaped if escaped.starts_with("//") => escaped.split_at(1).1,
+            command if command.starts_with('/') => {
+                obey(&mut chat, models, command);
+                continue;
             }
+            question => question,
+        };
+        if converse(&mut chat, question, signals).await == Turn::Terminated {
+            return Ok(Ending::Signalled);
         }
-    }
-}
-
-fn obey(chat: &mut Chat, command: &str) {
-    match command
-        .split_once(' ')
-        .map_or((command, ""), |(name, rest)| (name, rest.trim()))
-    {
-        ("/help", _) => print(HELP),
-        ("/clear", _) => {
-            chat.clear();
-            print("The conversation is forgotten.\n");
-        }
-        ("/system", text) => {
-            chat.set_system((!text.is_empty()).then(|| text.to_owned()));
-            print("The system prompt is set; the conversation begins anew.\n");
-        }
-        (unknown, _) => print(&format!("{unknown} is no command; /help lists them.\n")),
     }
 }
 
@@ -190,6 +218,27 @@ async fn converse(chat: &mut Chat, question: &str, signals: &mut Signals) -> Tur
         Err(error) => {
             print(&format!("\nerror: {error}\n"));
             Turn::Answered
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_on_in_another_line_is_not_whole() {
+        for (typed, is_whole, meant) in [
+            ("one line ", true, "one line"),
+            ("one \\", false, "one \\"),
+            ("one \\\ntwo", true, "one \ntwo"),
+            ("pasted\nlines", true, "pasted\nlines"),
+            ("\"\"\"one", false, "\"\"\"one"),
+            ("\"\"\"\none \\\ntwo\n\"\"\" ", true, "one \\\ntwo"),
+        ] {
+            let whole = matches!(Whole.validate(typed), ValidationResult::Complete);
+            assert_eq!(whole, is_whole, "{typed:?}");
+            assert_eq!(unfolded(typed), meant);
         }
     }
 }

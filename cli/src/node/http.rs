@@ -9,7 +9,7 @@ use genset_frontend::FrontendServer;
 use genset_runtime::{Readiness, Signals, StatusServer};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use super::{CUT_SHORT, Node, ready, tell};
+use super::{CUT_SHORT, FAILED, Node, NotReady, ready, tell};
 use crate::args::{EngineKind, RunConfig};
 use crate::input;
 
@@ -103,7 +103,12 @@ async fn serve(
     tokio::select! {
         ready = ready(&worker, server.models()) => match ready {
             Ok(model) => input::print(&input::banner(config, &server, &model)),
-            Err(report) => return end(report, &server).await,
+            Err(NotReady::Stopped(report)) => return end(report, &server).await,
+            Err(NotReady::Unservable(error)) => {
+                let code = end(worker.shutdown().await, &server).await;
+                input::complain(error);
+                return code.max(FAILED);
+            }
         },
         name = signals.next() => stop(name, &worker, &server),
     }

@@ -6,7 +6,7 @@ use genset_backend_common::EngineError;
 use genset_frontend::model::{Models, ServedModel};
 use genset_runtime::Signals;
 
-use super::{CUT_SHORT, Node, PROGRESS_AFTER, ready, tell};
+use super::{CUT_SHORT, FAILED, Node, NotReady, PROGRESS_AFTER, ready, tell};
 use crate::args::{EngineKind, InputKind};
 use crate::input::{self, Ending};
 
@@ -28,8 +28,9 @@ pub(super) async fn run_with_worker(
     let models = Models::follow(&node.runtime, &node.config.frontend);
     let ended = tokio::select! {
         ready = ready(&worker, &models) => match ready {
-            Ok(model) => input::run_terminal(&node.config, model, &mut signals).await,
-            Err(report) => return Ok(tell(&report)),
+            Ok(model) => input::run_terminal(&node.config, &models, model, &mut signals).await,
+            Err(NotReady::Stopped(report)) => return Ok(tell(&report)),
+            Err(NotReady::Unservable(error)) => Err(error),
         },
         _ = signals.next() => Ok(Ending::Signalled),
     };
@@ -47,7 +48,7 @@ pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, E
     let models = Models::follow(&node.runtime, &node.config.frontend);
     let ended = tokio::select! {
         model = first_model(node, &models) => match model {
-            Some(model) => input::run_terminal(&node.config, model, &mut signals).await,
+            Some(model) => input::run_terminal(&node.config, &models, model, &mut signals).await,
             None => Err(EngineError::internal("the models are followed no more")),
         },
         _ = signals.next() => Ok(Ending::Signalled),
@@ -63,18 +64,18 @@ async fn first_model(node: &Node, models: &Models) -> Option<Arc<ServedModel>> {
     if let Ok(model) = tokio::time::timeout(PROGRESS_AFTER, &mut any).await {
         return model;
     }
-    eprintln!("{}", input::waiting_for_workers(&node.config));
+    input::note(input::waiting_for_workers(&node.config));
     any.await
 }
 
 fn code_of(node: &Node, ended: Result<Ending, EngineError>, code: u8) -> u8 {
     match (ended, &node.config.input) {
-        // A question without its whole answer; a chat, in contrast, is over when somebody says so.
-        (Ok(Ending::Signalled), InputKind::Stdin) => code.max(CUT_SHORT),
+        // Questions without their whole answers; a chat, in contrast, is over when somebody says so.
+        (Ok(Ending::Signalled), InputKind::Stdin | InputKind::Batch(_)) => code.max(CUT_SHORT),
         (Ok(Ending::Signalled | Ending::Done), _) => code,
         (Err(error), _) => {
-            eprintln!("error: {error}");
-            1
+            input::complain(error);
+            FAILED
         }
     }
 }

@@ -198,7 +198,7 @@ async fn a_model_that_cannot_be_served_is_named_with_what_to_do() {
         (&[&half], 1, "model.safetensors"),
         (&[&cut], 2, "cut.gguf"),
         (&[&note], 2, "neither a GGUF file nor a folder"),
-        (&["org/model"], 2, "model hub"),
+        (&["org/model"], 2, "HF_HOME"),
         (&["--kv-cache-memory", "1B"], 2, "--kv-cache-memory"),
         (&["--device", "cuda:0"], 2, "cuda"),
     ];

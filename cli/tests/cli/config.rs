@@ -170,12 +170,24 @@ async fn a_value_that_the_environment_shadows_is_not_checked() {
 }
 
 /// What a server's config has under another name than its settings.
-const NAMED_OTHERWISE: [(&str, &[&str]); 5] = [
+const NAMED_OTHERWISE: [(&str, &[&str]); 6] = [
     ("address", &["http-host", "http-port"]),
     ("tls", &["http-tls-cert", "http-tls-key"]),
     ("endpoint", &["out"]),
-    ("selection", &["router-mode"]),
+    (
+        "router",
+        &[
+            "router-mode",
+            "kv-overlap-score-weight",
+            "router-temperature",
+            "use-kv-events",
+            "kv-approx-ttl",
+            "migration-wait",
+            "migration-memory",
+        ],
+    ),
     ("parsers", &["tool-parser", "reasoning-parser"]),
+    ("memory_budget_bytes", &["memory-budget"]),
 ];
 
 /// No limit of the server's is without a setting, nor hidden.

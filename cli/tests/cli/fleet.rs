@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use crate::support::{Exchange, Response, Server, genset, send_signal, soon};
+use crate::support::{Ended, Exchange, Response, Server, genset, run_with, send_signal, soon};
 
 /// How often something that must come is looked for.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -30,18 +30,27 @@ impl Fleet {
     }
 
     fn command(&self, words: &[&str], environment: Environment<'_>) -> Command {
-        let mut command = genset(&["run"]);
+        let mut command = genset(words);
         command
-            .args(words)
             .arg("--discovery-path")
             .arg(self.folder.path().join("discovery"))
             .envs(environment.iter().copied());
         command
     }
 
+    /// Runs another command of the binary to its end, with the fleet's discovery.
+    pub(crate) async fn ask(&self, words: &[&str]) -> Ended {
+        run_with(self.command(words, &[]), b"").await
+    }
+
     /// Starts a worker of the sample engine and waits until it is ready.
     pub(crate) async fn worker(&self, environment: Environment<'_>) -> Worker {
-        let words = ["in=dyn", "out=sample", "--status-port=0"];
+        self.worker_of(&["in=dyn", "out=sample"], environment).await
+    }
+
+    /// Starts a worker and waits until it is ready.
+    pub(crate) async fn worker_of(&self, words: &[&str], environment: Environment<'_>) -> Worker {
+        let words = [&["run"], words, &["--status-port=0"]].concat();
         let worker = Worker::spawn(self.command(&words, environment)).await;
         worker.until_ready().await;
         worker
@@ -49,7 +58,7 @@ impl Fleet {
 
     /// Starts a frontend and waits until it serves a model.
     pub(crate) async fn frontend(&self, environment: Environment<'_>) -> Server {
-        let words = ["in=http", "out=dyn", "--http-port=0"];
+        let words = ["run", "in=http", "out=dyn", "--http-port=0"];
         let server = Server::spawn(self.command(&words, environment)).await;
         soon(async {
             while server.get("/ready").await.status != 200 {

@@ -104,6 +104,42 @@ async fn a_bad_request_is_refused_and_the_server_goes_on() {
     server.stop().await;
 }
 
+/// Whatever a client sends, an event of the log is one line of a length that is bounded, also at `-vv`.
+#[tokio::test]
+async fn clients_write_no_lines_of_their_own_into_the_log() {
+    let mut server = Server::start(&["out=echo_core", "-vv", "--max-header-bytes", "65536"]).await;
+    let forged = "x\n2026-01-01T00:00:00Z  INFO genset::access: forged";
+    let long = "y".repeat(8 << 20);
+    for name in [forged, &long] {
+        let chat = json!({"model": name, "messages": [{"role": "user", "content": "Hi"}]});
+        let input = json!({"model": name, "input": "Hi"});
+        let field = json!({"model": "tiny-chat", "input": "Hi", name: 1});
+        for (path, body) in [
+            ("/v1/chat/completions", &chat),
+            ("/v1/messages", &chat),
+            ("/v1/responses", &input),
+            ("/v1/responses", &field),
+            ("/v1/embeddings", &input),
+            ("/tokenize", &input),
+        ] {
+            let response = server.post(path, &body.to_string()).await.response().await;
+            assert!((400..500).contains(&response.status), "{}", response.body);
+        }
+    }
+    let long = long.get(..60_000).unwrap_or_default();
+    assert_eq!(server.get(&format!("/{long}")).await.status, 404);
+    assert_eq!(server.get(&format!("/v1/models/{long}")).await.status, 404);
+    server.signal(Signal::TERM);
+    assert_eq!(server.exit_code().await, Some(0));
+    let log = server.log();
+    assert!(log.contains("forged"), "at debug level a refusal is logged");
+    for line in log.lines() {
+        assert!(!line.starts_with("2026-01-01"), "{line}");
+        assert!(line.len() < 20_000, "{} bytes", line.len());
+    }
+    assert!(log.len() < 1 << 20, "{} bytes", log.len());
+}
+
 /// The access log: a line for each request, whatever became of it, and none for what is not asked of a model.
 #[tokio::test]
 async fn every_request_has_one_line_in_the_access_log() {

@@ -78,13 +78,8 @@ async fn a_gguf_file_is_served_as_text_or_with_its_folder_as_tokens() {
 async fn what_cannot_be_started_is_told() {
     let model = tiny_chat().display().to_string();
     let run = ["run", "in=stdin", "out=vllm", &model];
-    let cases: [(&[&str], i32, &str); 4] = [
+    let cases: [(&[&str], i32, &str); 3] = [
         (&["--server-cmd=/no/such/vllm"], 1, "pip install vllm"),
-        (
-            &["--base-gpu-id=1", "--server-cmd=/no/such/vllm"],
-            2,
-            "CUDA_VISIBLE_DEVICES",
-        ),
         (&["--node-rank=1"], 2, "--node-rank"),
         (&["--extra-engine-args=/no/such.json"], 2, "/no/such.json"),
     ];

@@ -8,21 +8,32 @@
     reason = "a test fails by panicking, also in its helpers"
 )]
 
+mod batch;
 mod candle;
 mod config;
 mod conform;
 mod deploy;
+mod doctor;
 mod fleet;
+mod habits;
+mod hostile;
 mod http;
+mod hub;
 mod launcher;
 mod metrics;
+mod mocker;
+mod operators;
 #[cfg(feature = "otlp")]
 mod otlp;
+mod outputs;
 mod scripted;
+mod simulate;
 mod stdin;
 mod stop;
 mod subprocess;
 mod support;
 mod terminal;
 mod text;
+mod unservable;
 mod usage;
+mod words;

@@ -11,7 +11,7 @@ use crate::fleet::Fleet;
 use crate::support::{Response, Server, soon};
 
 /// Documented metrics that no process of this test can show, and why.
-const NOT_SHOWN_HERE: [(&str, &str); 3] = [
+const NOT_SHOWN_HERE: [(&str, &str); 20] = [
     (
         "genset_model_server_cache_config_info",
         "only with an engine that declares a KV cache; backend-common tests it",
@@ -24,7 +24,34 @@ const NOT_SHOWN_HERE: [(&str, &str); 3] = [
         "genset_http_key_tokens_total",
         "only with API keys; the frontend's tests have some",
     ),
+    ("genset_router_decision_seconds", KV),
+    ("genset_router_choices_total", KV),
+    ("genset_router_predicted_cached_tokens_total", KV),
+    ("genset_router_actual_cached_tokens_total", KV),
+    ("genset_router_index_blocks", KV),
+    ("genset_router_snapshots_total", KV),
+    ("genset_router_odd_events_total", KV),
+    ("genset_router_lag_events", KV),
+    ("genset_router_lag_seconds", KV),
+    ("genset_router_waiting_requests", QUEUE),
+    ("genset_router_wait_seconds", QUEUE),
+    ("genset_router_queue_refusals_total", QUEUE),
+    ("genset_disaggregated_requests_total", APART),
+    ("genset_disaggregated_whole_requests_total", APART),
+    ("genset_disaggregated_leg_failures_total", APART),
+    (
+        "genset_migrations_total",
+        "only when a request has moved; the tests of fleets move some",
+    ),
+    (
+        "genset_migration_failures_total",
+        "only when a request was lost; the router's tests lose some",
+    ),
 ];
+
+const APART: &str = "only with prefill and decode workers; the tests of fleets have some";
+const KV: &str = "only with --router-mode kv; the router's tests have all";
+const QUEUE: &str = "only with --router-queue; the router's tests have all";
 
 /// A row of the reference: type and labels.
 #[derive(Debug, PartialEq, Eq)]

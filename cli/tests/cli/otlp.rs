@@ -191,7 +191,7 @@ async fn traced_chat(frontend: &Server, flags: &str) {
     let body =
         r#"{"model":"tiny-chat","max_tokens":3,"messages":[{"role":"user","content":"hello"}]}"#;
     let request = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\nconnection: close\r\nx-request-id: my-request\r\n\
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-request-id: my-request\r\n\
          traceparent: 00-{TRACE_ID}-{PARENT_ID}-{flags}\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );

@@ -116,6 +116,111 @@ async fn the_kit_tests_a_command() {
     assert!(ended.stdout.contains("CONFORMANT"), "{}", ended.stdout);
 }
 
+/// A program of a shell, which needs a `PATH`.
+fn with_shell(words: &[&str], script: &str) -> Command {
+    let mut command = genset(words);
+    command.arg(format!("out=cmd:sh -c '{script}'"));
+    command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+    command
+}
+
+/// Waits until a process has ended, whoever reaps it.
+async fn is_over(pid: &str) {
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit(") ").next()?.chars().next()
+    };
+    let over = async {
+        while state().is_some_and(|state| state != 'Z') {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(over).await;
+}
+
+/// It reads no socket, ignores every signal that can be ignored, and so does what it starts.
+#[tokio::test]
+async fn nothing_that_a_command_started_outlives_a_kill_of_the_binary() {
+    let folder = tempfile::tempdir().unwrap();
+    let pids = folder.path().join("pids");
+    let script = format!(
+        "trap \"\" HUP INT QUIT TERM PIPE; (sleep 1000 & echo $! >> {0}; wait) & sleep 1000 & echo $! $$ done >> {0}; \
+         while :; do sleep 1000; done",
+        pids.display()
+    );
+    let mut child = with_shell(&["run", "in=http", "--http-port", "0"], &script)
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let started = async {
+        loop {
+            let text = std::fs::read_to_string(&pids).unwrap_or_default();
+            if text.contains("done") && text.lines().count() == 2 {
+                return text.replace("done", "");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let started = soon(started).await;
+    child.kill().await.unwrap();
+    let pids: Vec<&str> = started.split_whitespace().collect();
+    assert_eq!(pids.len(), 3, "{started}");
+    for pid in pids {
+        is_over(pid).await;
+    }
+}
+
+#[tokio::test]
+async fn a_command_gets_the_environment_that_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = folder.path().join("env");
+    let script = format!("env > {}", printed.display());
+    let cases: [(&[&str], bool, bool); 3] = [
+        (&[], true, true),
+        (&["--engine-env", "minimal"], false, false),
+        (&["--engine-env", "minimal,HF_H*"], true, false),
+    ];
+    for (flags, has_home, has_token) in cases {
+        let mut command = with_shell(&["run", "in=stdin"], &script);
+        command.args(flags);
+        command.env("HF_HOME", "/hub").env("HF_TOKEN", "secret");
+        let ended = run_with(command, b"hello").await;
+        // It serves nothing: that is told, and is not what this is about.
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        let environment = std::fs::read_to_string(&printed).unwrap();
+        let has = |name: &str| environment.lines().any(|line| line.starts_with(name));
+        assert!(has("PATH=") && has("GENSET_ENGINE_FD="), "{environment}");
+        assert_eq!((has("HF_HOME="), has("HF_TOKEN=")), (has_home, has_token));
+    }
+    let refused = run_with(genset(&["run", "out=cmd:true", "--engine-env", "A=1"]), b"").await;
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("--engine-env"),
+        "{}",
+        refused.stderr
+    );
+}
+
+#[tokio::test]
+async fn a_command_that_prints_without_end_fills_no_log() {
+    let words = ["run", "in=stdin", "--engine-log-lines", "10"];
+    let mut command = with_shell(&words, "yes flood | head -n 300000; echo over; exit 7");
+    command.env("GENSET_LOG", "info");
+    let ended = run_with(command, b"hello").await;
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(
+        ended.stderr.lines().count() < 3000,
+        "{} bytes",
+        ended.stderr.len()
+    );
+    assert!(ended.stderr.contains("flood"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("lines of the process were dropped"),
+        "{}",
+        ended.stderr
+    );
+}
+
 #[tokio::test]
 async fn a_command_that_cannot_run_is_named() {
     let ended = run_with(

@@ -28,21 +28,32 @@ pub(crate) struct Terminal {
     bytes: Vec<u8>,
     /// What was shown and not yet expected, without control sequences.
     shown: String,
+    /// What a person sees.
+    screen: vt100::Parser,
 }
 
+/// Rows and columns of the terminal.
+const SIZE: (u16, u16) = (24, 100);
+
 impl Terminal {
-    /// Starts `genset run in=text` with more words.
+    /// Starts `genset run in=text out=echo_core` with more words.
     pub(crate) fn start(words: &[&str]) -> Self {
+        Self::start_with("out=echo_core", words, &[])
+    }
+
+    /// Starts `genset run in=text` with another engine, more words and variables.
+    pub(crate) fn start_with(out: &str, words: &[&str], variables: &[(&str, &str)]) -> Self {
         let home = tempfile::tempdir().expect("a home");
         let (pty, program_side) = pty_process::open().expect("a pseudo-terminal");
-        pty.resize(Size::new(24, 100)).expect("a size");
+        pty.resize(Size::new(SIZE.0, SIZE.1)).expect("a size");
         let held = program_side.as_fd().try_clone_to_owned();
         let command = pty_process::Command::new(env!("CARGO_BIN_EXE_genset"))
-            .args(["run", "in=text", "out=echo_core"])
+            .args(["run", "in=text", out])
             .args(words)
             .env_clear()
             .env("TERM", "xterm-256color")
             .env("HOME", home.path())
+            .envs(variables.iter().copied())
             .kill_on_drop(true);
         Self {
             child: command.spawn(program_side).expect("the binary starts"),
@@ -51,6 +62,7 @@ impl Terminal {
             _home: home,
             bytes: Vec::new(),
             shown: String::new(),
+            screen: vt100::Parser::new(SIZE.0, SIZE.1, 0),
         }
     }
 
@@ -91,12 +103,38 @@ impl Terminal {
         };
         let (shown, questions, rest) = without_control(text);
         let rest = rest.as_bytes().to_vec();
+        let whole = text.len() - rest.len();
+        self.screen.process(&text.as_bytes()[..whole]);
         self.shown += &shown;
         self.bytes = rest;
         for _ in 0..questions {
             self.type_keys("\x1b[1;1R").await;
         }
         true
+    }
+
+    /// The lines that a person sees, without blank ones.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let contents = self.screen.screen().contents();
+        let lines = contents.lines().map(|line| line.trim_end().to_owned());
+        lines.filter(|line| !line.is_empty()).collect()
+    }
+
+    /// The look of `text` on the screen: that of its first character, in the last line that has it.
+    pub(crate) fn look(&self, text: &str) -> &vt100::Cell {
+        let screen = self.screen.screen();
+        let mut rows: Vec<_> = screen.rows(0, SIZE.1).collect();
+        let place = loop {
+            let row = rows.pop().expect("it is on the screen");
+            if let Some(column) = row.find(text) {
+                break (rows.len(), row[..column].chars().count());
+            }
+        };
+        let place = (
+            place.0.try_into().expect("a row"),
+            place.1.try_into().expect("a column"),
+        );
+        screen.cell(place.0, place.1).expect("a cell")
     }
 
     /// The exit code.

@@ -46,7 +46,17 @@ async fn ctrl_c_stops_an_answer_and_the_prompt_returns() {
 async fn commands_do_what_help_says() {
     let mut terminal = Terminal::start(FAST);
     terminal.enter("/help").await;
-    for command in ["/clear", "/system TEXT", "/exit", "Ctrl-C"] {
+    for command in [
+        "/clear",
+        "/system TEXT",
+        "/model",
+        "/set",
+        "/tokens",
+        "/save FILE",
+        "/load FILE",
+        "/exit",
+        "Ctrl-C",
+    ] {
         terminal.expect(command).await;
     }
     terminal.enter("/nonsense now").await;
@@ -143,4 +153,172 @@ async fn without_a_terminal_lines_are_read_from_the_pipe() {
     let ended = run_with(genset(&words), b"\xff\xfe\n").await;
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("error: "), "{ended:?}");
+}
+
+/// Two answers: one with most of what models write, and one with thoughts.
+const SCRIPT: &str = r##"
+[[reply]]
+match.contains = "style"
+text = """
+# The plan
+
+Take **two eggs** and *some* `flour`.
+- beat
+- bake
+
+```sh
+genset run
+```
+> done \u001b[2J
+"""
+chunk_chars = 3
+
+[[reply]]
+match.contains = "why"
+text = "<think>The sky scatters.</think>Because of **blue**."
+chunk_chars = 4
+
+[[reply]]
+text = "You said: {{last_user}}"
+"##;
+
+fn scripted(words: &[&str], variables: &[(&str, &str)]) -> (Terminal, tempfile::NamedTempFile) {
+    let script = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(script.path(), SCRIPT).unwrap();
+    let path = script.path().to_str().unwrap();
+    let words = [&["--script", path], words].concat();
+    let terminal = Terminal::start_with("out=scripted", &words, variables);
+    (terminal, script)
+}
+
+#[tokio::test]
+async fn an_answer_has_the_look_of_its_markdown() {
+    let (mut terminal, _script) = scripted(&[], &[]);
+    terminal.enter("style").await;
+    terminal.expect(PROMPT).await;
+    let lines = terminal.lines();
+    let at = lines
+        .iter()
+        .position(|line| line == "The plan")
+        .expect("a heading");
+    assert_eq!(
+        lines[at..at + 7],
+        [
+            "The plan",
+            "Take two eggs and some flour.",
+            "• beat",
+            "• bake",
+            "```sh",
+            "genset run",
+            "```",
+        ]
+    );
+    // Its control character did not clear the screen.
+    assert_eq!(lines[at + 7], "│ done [2J");
+    assert!(terminal.look("The plan").bold());
+    assert!(terminal.look("two eggs").bold());
+    assert!(!terminal.look("and some").bold());
+    assert!(terminal.look("some flour").italic());
+    assert_ne!(terminal.look("flour").fgcolor(), vt100::Color::Default);
+    assert!(terminal.look("```sh").dim());
+    assert_ne!(terminal.look("genset run").fgcolor(), vt100::Color::Default);
+    assert!(!terminal.look("done").dim());
+    terminal.type_keys("\x04").await;
+    assert_eq!(terminal.exit_code().await, Some(0));
+}
+
+#[tokio::test]
+async fn thoughts_are_dimmed_and_named_where_there_is_no_colour() {
+    let parser = ["--reasoning-parser", "deepseek_r1"];
+    let (mut terminal, _script) = scripted(&parser, &[]);
+    terminal.enter("why").await;
+    terminal.expect("blue").await;
+    terminal.expect(PROMPT).await;
+    assert!(terminal.look("The sky scatters.").dim());
+    assert!(!terminal.look("Because").dim());
+    assert!(terminal.look("blue").bold());
+    terminal.type_keys("\x04").await;
+    assert_eq!(terminal.exit_code().await, Some(0));
+
+    let (mut terminal, _script) = scripted(&parser, &[("NO_COLOR", "1")]);
+    terminal.enter("why").await;
+    terminal.expect("Because of **blue**.").await;
+    terminal.expect(PROMPT).await;
+    let lines = terminal.lines();
+    assert!(
+        lines.contains(&"thoughts: The sky scatters.".to_owned()),
+        "{lines:?}"
+    );
+    assert!(!terminal.look("The sky scatters.").dim());
+    terminal.type_keys("\x04").await;
+    assert_eq!(terminal.exit_code().await, Some(0));
+}
+
+#[tokio::test]
+async fn settings_are_checked_and_a_conversation_is_kept_in_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("talk.json");
+    let file = file.to_str().unwrap();
+    let (mut terminal, _script) = scripted(&[], &[]);
+    for (line, told) in [
+        ("/tokens", "Nothing was answered yet."),
+        ("/set", "All settings are the model's own."),
+        ("/set temperature 0.2", "temperature is 0.2."),
+        (
+            "/set temperature hot",
+            "error: Invalid value for 'temperature'",
+        ),
+        ("/set n 3", "error: n: is no setting of this chat"),
+        (
+            "/set temprature 1",
+            "error: Unrecognized request argument supplied: temprature",
+        ),
+        ("/set", "temperature 0.2"),
+        ("/model none", "error: no model has the name \"none\""),
+        ("/save", "error: /save needs a file"),
+        ("hello", "You said: hello"),
+        ("/tokens", "prompt "),
+        (&format!("/save {file}"), "2 messages are saved."),
+        ("/clear", "The conversation is forgotten."),
+        ("/load /no/such", "error: /no/such cannot be read"),
+        (&format!("/load {file}"), "2 messages are loaded."),
+        ("//not a command", "You said: /not a command"),
+        ("/model", "* "),
+        ("one \\", "::: "),
+    ] {
+        terminal.enter(line).await;
+        terminal.expect(told).await;
+    }
+    terminal.type_keys("two\r").await;
+    terminal.expect("You said: one").await;
+    terminal.expect(PROMPT).await;
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    assert_eq!(saved["settings"]["temperature"], 0.2);
+    assert_eq!(saved["messages"][1]["content"], "You said: hello");
+    terminal.type_keys("\x04").await;
+    assert_eq!(terminal.exit_code().await, Some(0));
+}
+
+#[tokio::test]
+async fn a_pasted_text_is_one_question_and_ctrl_c_twice_leaves() {
+    let (mut terminal, _script) = scripted(&[], &[]);
+    terminal.expect(PROMPT).await;
+    terminal
+        .type_keys("\x1b[200~first line\nsecond line\x1b[201~")
+        .await;
+    terminal.expect("second line").await;
+    terminal.type_keys("\r").await;
+    terminal.expect("You said: first line").await;
+    terminal.expect(PROMPT).await;
+    terminal.type_keys("half\x03").await;
+    terminal.expect("Ctrl-C again leaves.").await;
+    terminal.enter("/tokens").await;
+    terminal.expect("prompt ").await;
+    terminal.expect(PROMPT).await;
+    terminal.type_keys("\x03").await;
+    terminal.expect("Ctrl-C again leaves.").await;
+    terminal.expect(PROMPT).await;
+    terminal.type_keys("\x03").await;
+    assert_eq!(terminal.exit_code().await, Some(0));
+    assert!(terminal.is_cooked());
 }

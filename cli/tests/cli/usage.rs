@@ -25,11 +25,9 @@ async fn refused(words: &[&str], expected: &[&str]) {
 
 #[tokio::test]
 async fn bad_words_are_named_with_what_would_be_good() {
-    refused(&["in=foo"], &["in:", "http, text, stdin"]).await;
+    refused(&["in=foo"], &["in:", "http, text, stdin, batch"]).await;
     refused(&["in=dyn://a.b.c.d"], &["in:", "three parts"]).await;
-    refused(&["in=batch:q.jsonl"], &["in:", "not available"]).await;
     refused(&["out=foo"], &["out:", "echo_core, echo_full, sample"]).await;
-    refused(&["out=mocker"], &["out:", "mocker", "not available"]).await;
     refused(&["out=vllm"], &["MODEL:", "out=vllm", "folder"]).await;
     refused(&["in=http", "in=text"], &["in:", "twice"]).await;
     refused(&["out=sample", "out=sample"], &["out:", "twice"]).await;
@@ -42,7 +40,11 @@ async fn bad_flags_are_named() {
     for (flag, value) in [
         ("--http-port", "65536"),
         ("--http-host", "nowhere"),
-        ("--router-mode", "kv"),
+        ("--router-mode", "best"),
+        ("--kv-overlap-score-weight", "-1"),
+        ("--router-temperature", "NaN"),
+        ("--use-kv-events", "perhaps"),
+        ("--kv-approx-ttl", "0"),
         ("--grace", "-1"),
         ("--request-timeout", "soon"),
         ("--header-timeout", "0"),
@@ -109,7 +111,7 @@ async fn a_port_in_use_is_named() {
 #[tokio::test]
 async fn a_model_that_cannot_be_loaded_is_named() {
     refused(&["/no/such/folder"], &["MODEL", "/no/such/folder"]).await;
-    refused(&["Qwen/Qwen3-0.6B"], &["MODEL", "Downloads"]).await;
+    refused(&["Qwen/Qwen3-0.6B"], &["MODEL", "HF_HOME"]).await;
     refused(
         &["--model-path", "model.gguf"],
         &["neither a folder nor a file"],

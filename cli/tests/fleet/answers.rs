@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-use crate::support::Exchange;
+use crate::support::{Exchange, done_events, text_of};
 
 /// A stream that has begun.
 pub(crate) struct Stream {
@@ -55,6 +55,12 @@ impl Stream {
         while !self.read.contains("\"content\":\"") {
             self.read += &self.exchange.first_piece().await;
         }
+    }
+
+    /// Reads to the end, which must be a whole answer: its text.
+    pub(crate) async fn whole_text(mut self) -> String {
+        self.read += &self.exchange.rest().await;
+        text_of(&done_events(&self.read))
     }
 
     /// Reads to the end.

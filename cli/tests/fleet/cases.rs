@@ -1,20 +1,25 @@
 //! What holds for every fleet, however its processes meet. Each case gets a fleet of its own.
 
+mod apart;
 mod cards;
+mod chaos;
 mod discovery;
 mod drains;
 mod freezes;
+mod handover;
 mod kills;
+mod moves;
 #[cfg(feature = "nats")]
 pub(crate) mod nats;
 mod outages;
+mod routing;
 mod secrets;
 mod spread;
 mod times;
 
 pub(crate) use self::{
-    cards::*, discovery::*, drains::*, freezes::*, kills::*, outages::*, secrets::*, spread::*,
-    times::*,
+    apart::*, cards::*, chaos::*, discovery::*, drains::*, freezes::*, handover::*, kills::*,
+    moves::*, outages::*, routing::*, secrets::*, spread::*, times::*,
 };
 
 /// Makes a module with a test for each case: `fleet_cases!(name, meeting)`; `meeting` may await. With `nats`, those too
@@ -39,7 +44,14 @@ macro_rules! fleet_cases {
                 a_frontend_that_comes_after_a_death_serves_at_once,
                 no_request_fails_after_an_idle_worker_was_killed,
                 what_had_not_begun_moves_when_its_worker_is_killed,
-                what_had_begun_fails_when_its_worker_is_killed,
+                what_had_begun_fails_where_nothing_may_move,
+                what_had_begun_moves_when_its_worker_is_killed,
+                what_had_begun_moves_twice,
+                what_had_begun_moves_when_its_worker_freezes,
+                what_is_left_after_the_grace_moves,
+                a_rolling_restart_loses_no_answer_longer_than_the_grace,
+                a_worker_that_comes_in_time_takes_the_answers_on,
+                answers_end_with_an_error_when_nobody_comes,
                 a_killed_frontend_cancels_its_requests,
                 a_draining_worker_finishes_its_streams_and_nothing_fails,
                 a_rolling_restart_fails_nothing,
@@ -53,7 +65,19 @@ macro_rules! fleet_cases {
                 workers_whose_cards_disagree_are_kept_apart,
                 least_loaded_spreads_load,
                 power_of_two_spreads_load,
+                chaos_loses_nothing,
+                chaos_loses_nothing_of_two_pools,
+                a_prompt_goes_where_it_is_cached,
                 deaths_and_births_take_a_while,
+                prefill_and_decode_answer_as_one,
+                either_leg_may_be_killed,
+                a_prefill_that_dies_with_prompts_under_way_loses_none,
+                an_empty_pool_falls_back_and_comes_back,
+                pools_are_rolled_under_load,
+                real_blocks_go_over_the_wire_and_none_stays,
+                either_side_of_a_fetch_may_be_killed,
+                blocks_whose_lease_ends_are_computed_anew,
+                what_had_begun_moves_when_its_decode_worker_freezes,
             );
         }
     };

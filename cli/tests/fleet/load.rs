@@ -52,6 +52,17 @@ pub(crate) async fn ends(streams: Vec<Stream>) -> Vec<End> {
     ends.join_all().await
 }
 
+/// Reads streams to their ends, which must be whole answers, all with the same text; gives it back.
+pub(crate) async fn same_text(streams: Vec<Stream>) -> String {
+    let texts: JoinSet<_> = streams.into_iter().map(Stream::whole_text).collect();
+    let mut texts = texts.join_all().await;
+    let first = texts.pop().expect("streams");
+    for text in texts {
+        assert_eq!(text, first);
+    }
+    first
+}
+
 /// Clients that ask all the time.
 pub(crate) struct Hammer {
     stop: Arc<AtomicBool>,

@@ -5,7 +5,8 @@
 #![expect(
     clippy::expect_used,
     clippy::panic,
-    reason = "a test fails by panicking, also in its helpers"
+    clippy::print_stderr,
+    reason = "a test fails by panicking, also in its helpers, and tells its times"
 )]
 
 mod answers;

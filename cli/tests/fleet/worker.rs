@@ -61,7 +61,7 @@ impl Worker {
     }
 
     /// The sum of a metric's samples.
-    async fn metric(&self, name: &str) -> f64 {
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
         let (_, text) = self.get("/metrics").await;
         let samples = text.lines().filter(|line| {
             let rest = line.strip_prefix(name).unwrap_or_default();
@@ -119,6 +119,14 @@ impl Worker {
         self.signal(Signal::TERM);
         let ended = soon(self.child.wait()).await.expect("it ends");
         assert_eq!(ended.code(), Some(0), "{}", self.log());
+    }
+
+    /// Sends SIGTERM and waits for its end, also where its grace ends before its requests do.
+    pub(crate) async fn leave(self) {
+        self.signal(Signal::TERM);
+        let code = self.exit_code().await;
+        // 3 says that it had requests left.
+        assert!(matches!(code, Some(0 | 3)), "{code:?}");
     }
 
     /// Waits until it has ended; `None` for a signal's death.

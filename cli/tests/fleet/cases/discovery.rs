@@ -1,6 +1,6 @@
 //! Workers and frontends find each other, and models come and go with workers.
 
-use crate::fleet::{Fleet, is_listed, until_all_answer, until_listed, until_unlisted};
+use crate::fleet::{Fleet, LOOK_AGAIN, is_listed, until_all_answer, until_listed, until_unlisted};
 use crate::load::{ask, burst};
 use crate::meeting::Meeting;
 use crate::support::{soon, tiny_chat};
@@ -41,7 +41,7 @@ pub(crate) async fn a_listed_model_is_routable_from_the_first_moment<M: Meeting>
 }
 
 pub(crate) async fn a_model_goes_with_its_last_worker_and_comes_back<M: Meeting>(fleet: Fleet<M>) {
-    let frontend = fleet.frontend(&[]).await;
+    let frontend = fleet.frontend(&["--model-linger=0.5"]).await;
     for is_killed in [false, true] {
         let worker = fleet.worker(&[]).await;
         until_listed(&frontend).await;
@@ -60,8 +60,18 @@ pub(crate) async fn a_model_goes_with_its_last_worker_and_comes_back<M: Meeting>
                 assert!(is_clear, "{refusal}");
             }
         }
-        let refusal = ask(frontend.address).await.expect_err("nobody is there");
-        assert!(is_unknown(&refusal), "{refusal}");
+        // For a while it is one that will be back, then one that is unknown.
+        soon(async {
+            loop {
+                let refusal = ask(frontend.address).await.expect_err("nobody is there");
+                if is_unknown(&refusal) {
+                    break;
+                }
+                assert!(refusal.starts_with("503 "), "{refusal}");
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        })
+        .await;
         assert_eq!(frontend.get("/ready").await.status, 503);
     }
     let _worker = fleet.worker(&[]).await;

@@ -28,8 +28,9 @@ pub(crate) async fn what_had_not_begun_moves_when_its_worker_is_killed<M: Meetin
     assert_eq!(failures, [""; 0]);
 }
 
-pub(crate) async fn what_had_begun_fails_when_its_worker_is_killed<M: Meeting>(fleet: Fleet<M>) {
-    let [one, two] = fleet.two_workers(&["--token-delay-ms=20"]).await;
+pub(crate) async fn what_had_begun_fails_where_nothing_may_move<M: Meeting>(fleet: Fleet<M>) {
+    let words = ["--token-delay-ms=20", "--migration-limit=0"];
+    let [one, two] = fleet.two_workers(&words).await;
     let frontend = fleet.frontend_of(&[&one, &two]).await;
     let begun = streams(&frontend, 20, 400).await;
     assert_eq!((one.running().await, two.running().await), (10.0, 10.0));

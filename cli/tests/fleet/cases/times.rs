@@ -72,7 +72,8 @@ pub(crate) async fn deaths_and_births_take_a_while<M: Meeting>(fleet: Fleet<M>) 
 /// Starts a worker of `model`; returns when a request to it was answered.
 async fn start<M: Meeting>(fleet: &Fleet<M>, frontend: &Server, model: String) -> Alone {
     let name = format!("--model-name={model}");
-    let mut words = vec!["--token-delay-ms=5", &name];
+    // What is measured is how soon a client hears of it.
+    let mut words = vec!["--token-delay-ms=5", "--migration-limit=0", &name];
     words.extend(DEFAULTS);
     let command = fleet.worker_command(&words);
     let answered = soon(async {

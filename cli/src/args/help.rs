@@ -1,0 +1,149 @@
+//! The help of `genset run`, short unless all is asked for; completions and man pages, made of the same grammar; and the nearest
+//! spelling of a word that is none.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use clap_complete::Shell;
+use genset_backend_common::EngineError;
+
+/// The flags that `--help` shows. The others are in `--help-all`, completions, man pages and the guide.
+const USUAL: &[&str] = &[
+    "api-keys",
+    "batch-concurrency",
+    "chat-template",
+    "config",
+    "context-length",
+    "device",
+    "discovery-backend",
+    "engine-cmd",
+    "etcd-endpoints",
+    "extra-engine-args",
+    "grace",
+    "help",
+    "help-all",
+    "http-host",
+    "http-port",
+    "http-tls-cert",
+    "http-tls-key",
+    "kv-cache-memory",
+    "max-num-seqs",
+    "migration-limit",
+    "model-config",
+    "model-name",
+    "namespace",
+    "nats-server",
+    "print-config",
+    "quantize",
+    "reasoning-parser",
+    "request-plane",
+    "router-mode",
+    "script",
+    "status-port",
+    "tensor-parallel-size",
+    "threads",
+    "tool-parser",
+    "ui",
+    "verbose",
+    "wire-host",
+];
+
+/// Words are as near as this, of 1, to be meant by each other.
+const NEAR: f64 = 0.8;
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell; its own manual says where the script belongs
+    shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Folder to write the pages into
+    folder: PathBuf,
+}
+
+/// `run` with the flags that most do not need left to `--help-all`.
+pub(super) fn shortened(run: clap::Command) -> clap::Command {
+    run.mut_args(|arg| {
+        let is_usual = arg.get_long().is_none_or(|name| USUAL.contains(&name));
+        arg.hide_short_help(!is_usual)
+    })
+}
+
+/// The script that completes commands and flags.
+pub(super) fn completions(mut command: clap::Command, args: &CompletionsArgs) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, "genset", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// Writes a page for each command, and says which.
+///
+/// # Errors
+/// `InvalidArgument`, naming the folder, when it cannot be written to.
+pub(super) fn man(command: clap::Command, args: &ManArgs) -> Result<String, EngineError> {
+    let bad = |error: std::io::Error| {
+        let problem = format!("{}: {error}", args.folder.display());
+        EngineError::invalid_argument("FOLDER", problem)
+    };
+    std::fs::create_dir_all(&args.folder).map_err(bad)?;
+    clap_mangen::generate_to(command, &args.folder).map_err(bad)?;
+    Ok(format!("{}\n", shown(&args.folder)))
+}
+
+fn shown(folder: &Path) -> String {
+    format!(
+        "the pages are in {}; `man -l {}` shows the first",
+        folder.display(),
+        folder.join("genset.1").display()
+    )
+}
+
+/// The known word that was probably meant.
+pub(crate) fn nearest<'a>(
+    given: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    let rated = known
+        .into_iter()
+        .map(|word| (strsim::jaro_winkler(given, word), word));
+    let near = rated.filter(|(rating, _)| *rating > NEAR);
+    near.max_by(|(one, _), (other, _)| one.total_cmp(other))
+        .map(|(_, word)| word)
+}
+
+/// `; did you mean ...?`, where a known word is near.
+pub(crate) fn did_you_mean<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(given, known).map_or(String::new(), |word| format!("; did you mean {word:?}?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_usual_flag_is_one() {
+        let command = super::super::command();
+        let run = command.find_subcommand("run").unwrap();
+        let known: Vec<&str> = run
+            .get_arguments()
+            .filter_map(clap::Arg::get_long)
+            .collect();
+        for name in USUAL {
+            assert!(known.contains(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_spelling_is_found_and_nothing_far() {
+        let known = ["http-port", "http-host", "router-mode"];
+        assert_eq!(nearest("http-prot", known), Some("http-port"));
+        assert_eq!(nearest("router_mode", known), Some("router-mode"));
+        assert_eq!(nearest("zebra", known), None);
+        assert_eq!(
+            did_you_mean("vlm", ["vllm", "sglang"]),
+            "; did you mean \"vllm\"?"
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! `genset WORD...` is `genset run WORD...`: what people type first.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use super::is_gguf;
+
+/// The name under which scripts may know the program, with the words of `run` right behind it.
+const RUN_ALONE: &str = "dynamo-run";
+
+/// The command line with `run` in front of the words, where it was left out.
+pub(super) fn with_run(command: &clap::Command, given: Vec<OsString>) -> Vec<OsString> {
+    let Some((program, rest)) = given.split_first() else {
+        return given;
+    };
+    let is_run_alone = Path::new(program).file_stem() == Some(OsStr::new(RUN_ALONE));
+    let lacks_run = match rest.first() {
+        None => is_run_alone,
+        Some(word) if is_command(command, word) => false,
+        Some(word) => is_run_alone || is_word_of_run(word),
+    };
+    if !lacks_run {
+        return given;
+    }
+    let run = OsString::from("run");
+    [std::slice::from_ref(program), &[run], rest].concat()
+}
+
+fn is_command(command: &clap::Command, word: &OsStr) -> bool {
+    let of_all = ["help", "-h", "--help", "-V", "--version"];
+    of_all.iter().any(|known| word == *known)
+        || command
+            .get_subcommands()
+            .any(|known| word == known.get_name())
+}
+
+/// Whether it is a flag, `in=`, `out=`, or a model: a misspelt command is none of them.
+fn is_word_of_run(word: &OsStr) -> bool {
+    let text = word.to_string_lossy();
+    let path = Path::new(word);
+    text.starts_with("in=")
+        || text.starts_with("out=")
+        || text.starts_with('-')
+        || text.contains(std::path::MAIN_SEPARATOR)
+        || is_gguf(path)
+        || path.is_dir()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(words: &[&str]) -> Vec<String> {
+        let given = words.iter().map(OsString::from).collect();
+        let told = with_run(&super::super::command(), given);
+        let told = told.into_iter().map(|word| word.into_string().unwrap());
+        told.collect()
+    }
+
+    #[test]
+    fn run_may_be_left_out() {
+        for word in [
+            "in=http",
+            "out=sample",
+            "--http-port=1",
+            "-v",
+            "./m",
+            "Qwen/Qwen3-0.6B",
+            "m.gguf",
+            "src",
+        ] {
+            assert_eq!(told(&["genset", word]), ["genset", "run", word]);
+        }
+        for word in [
+            "run",
+            "conform",
+            "bench",
+            "key",
+            "help",
+            "--help",
+            "-V",
+            "--version",
+            "rnu",
+        ] {
+            assert_eq!(told(&["genset", word, "x"]), ["genset", word, "x"]);
+        }
+        assert_eq!(told(&["genset"]), ["genset"]);
+    }
+
+    #[test]
+    fn under_the_other_name_it_is_never_needed() {
+        let program = "/usr/bin/dynamo-run";
+        assert_eq!(told(&[program]), [program, "run"]);
+        assert_eq!(told(&[program, "model"]), [program, "run", "model"]);
+        assert_eq!(
+            told(&[program, "run", "in=http"]),
+            [program, "run", "in=http"]
+        );
+        assert_eq!(told(&[program, "--version"]), [program, "--version"]);
+    }
+}

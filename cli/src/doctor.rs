@@ -1,0 +1,119 @@
+//! `genset doctor`: looks at the machine, its limits, what is installed, what can be reached and the files that settings name, and
+//! says of each whether it is well, and if not, the line that mends it. It changes nothing.
+
+mod engines;
+mod files;
+mod finding;
+mod limits;
+mod machine;
+mod network;
+mod ports;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use genset_backend_common::EngineError;
+use genset_runtime::NetworkArgs;
+
+use crate::input::print;
+pub(crate) use finding::HELP;
+use finding::{Finding, Level, in_json, in_words};
+
+/// The exit code when there is a problem.
+const PROBLEM: u8 = 1;
+
+/// How long another program may take to say its version.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Address of the HTTP server that is to run
+    #[arg(long, env = "GENSET_HTTP_HOST", default_value = "127.0.0.1")]
+    http_host: IpAddr,
+    /// Its port
+    #[arg(long, env = "GENSET_HTTP_PORT", default_value_t = 8080)]
+    http_port: u16,
+    /// PEM file with its certificate
+    #[arg(
+        long,
+        env = "GENSET_HTTP_TLS_CERT",
+        value_name = "FILE",
+        requires = "http_tls_key"
+    )]
+    http_tls_cert: Option<PathBuf>,
+    /// PEM file with the certificate's private key
+    #[arg(
+        long,
+        env = "GENSET_HTTP_TLS_KEY",
+        value_name = "FILE",
+        requires = "http_tls_cert"
+    )]
+    http_tls_key: Option<PathBuf>,
+    /// TOML file with the keys of those who may ask
+    #[arg(long, env = "GENSET_API_KEYS", value_name = "FILE")]
+    api_keys: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Network")]
+    network: NetworkArgs,
+}
+
+/// Looks at everything and prints what it found. The exit code says whether there is a problem.
+///
+/// # Errors
+/// When the async runtime cannot be started.
+pub(crate) fn perform(args: &DoctorArgs) -> Result<u8, EngineError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|error| {
+        EngineError::internal(format!("the async runtime cannot be started: {error}"))
+            .with_source(error)
+    })?;
+    let findings = runtime.block_on(look(args));
+    // A program that hangs must not keep this one.
+    runtime.shutdown_background();
+    print(&match args.json {
+        true => in_json(&findings),
+        false => in_words(&findings),
+    });
+    let has_problem = findings
+        .iter()
+        .any(|finding| finding.level == Level::Problem);
+    Ok(if has_problem { PROBLEM } else { 0 })
+}
+
+/// Side by side, for most of it is waiting; in the order in which people read it.
+async fn look(args: &DoctorArgs) -> Vec<Finding> {
+    let slow = async {
+        tokio::join!(
+            machine::look(),
+            engines::look(),
+            network::look(&args.network),
+            files::look(args)
+        )
+    };
+    let (machine, engines, network, files) = slow.await;
+    let ports = ports::look(args);
+    [machine, limits::look(), ports, network, files, engines].concat()
+}
+
+/// What a program prints on either stream; `None` where it is not installed, fails, or takes too long.
+async fn said(program: &str, args: &[&str]) -> Option<String> {
+    let mut command = tokio::process::Command::new(program);
+    command
+        .args(args)
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(PROGRAM_TIMEOUT, command.output())
+        .await
+        .ok()?
+        .ok()?;
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).trim().to_owned();
+    output.status.success().then_some(text)
+}

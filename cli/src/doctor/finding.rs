@@ -1,0 +1,192 @@
+//! [`Finding`]: what was looked at and how it is, for people and for programs.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal as _;
+
+use serde_json::{Value, json};
+
+pub(crate) const HELP: &str = "\
+Each line is ok, a warning or a problem; below a warning and a problem stands the line that mends it. Flags and the environment
+say what is looked at, as they do for `genset run`: --discovery-backend etcd asks etcd, NATS_SERVER the broker.
+
+Exit codes: 0 no problem, 1 a problem, 2 usage.";
+
+/// How it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    Ok,
+    /// It works, and could work better or soon will not.
+    Warning,
+    /// It does not work.
+    Problem,
+}
+
+impl Level {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Problem => "problem",
+        }
+    }
+
+    /// The terminal's code of its colour.
+    fn colour(self) -> &'static str {
+        match self {
+            Self::Ok => "\x1b[32m",
+            Self::Warning => "\x1b[33m",
+            Self::Problem => "\x1b[31m",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Finding {
+    /// The heading that it stands under.
+    pub(super) area: &'static str,
+    pub(super) level: Level,
+    pub(super) what: String,
+    /// The line that mends it, or what to do.
+    pub(super) mend: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn ok(area: &'static str, what: impl Into<String>) -> Self {
+        Self {
+            area,
+            level: Level::Ok,
+            what: what.into(),
+            mend: None,
+        }
+    }
+
+    pub(super) fn warning(
+        area: &'static str,
+        what: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> Self {
+        Self {
+            level: Level::Warning,
+            mend: Some(mend.into()),
+            ..Self::ok(area, what)
+        }
+    }
+
+    pub(super) fn problem(
+        area: &'static str,
+        what: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> Self {
+        Self {
+            level: Level::Problem,
+            mend: Some(mend.into()),
+            ..Self::ok(area, what)
+        }
+    }
+}
+
+pub(super) fn in_json(findings: &[Finding]) -> String {
+    let lines: Vec<Value> = { findings.iter() }
+        .map(|finding| {
+            json!({
+                "area": finding.area,
+                "level": finding.level.word(),
+                "what": finding.what,
+                "mend": finding.mend,
+            })
+        })
+        .collect();
+    format!(
+        "{:#}\n",
+        json!({"findings": lines, "warnings": count(findings, Level::Warning), "problems": count(findings, Level::Problem)})
+    )
+}
+
+pub(super) fn in_words(findings: &[Finding]) -> String {
+    let has_colours = std::io::stdout().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    text(findings, has_colours)
+}
+
+fn text(findings: &[Finding], has_colours: bool) -> String {
+    let mut text = String::new();
+    let mut area = "";
+    for finding in findings {
+        if finding.area != area {
+            area = finding.area;
+            let gap = if text.is_empty() { "" } else { "\n" };
+            push(&mut text, format_args!("{gap}{area}\n"));
+        }
+        let word = format!("{:8}", finding.level.word());
+        let word = match has_colours {
+            true => format!("{}{word}\x1b[0m", finding.level.colour()),
+            false => word,
+        };
+        push(&mut text, format_args!("  {word} {}\n", finding.what));
+        if let Some(mend) = &finding.mend {
+            push(&mut text, format_args!("           -> {mend}\n"));
+        }
+    }
+    let counted = |level, one: &str| match count(findings, level) {
+        1 => format!("1 {one}"),
+        count => format!("{count} {one}s"),
+    };
+    push(
+        &mut text,
+        format_args!(
+            "\n{}, {}\n",
+            counted(Level::Problem, "problem"),
+            counted(Level::Warning, "warning")
+        ),
+    );
+    text
+}
+
+fn count(findings: &[Finding], level: Level) -> usize {
+    findings
+        .iter()
+        .filter(|finding| finding.level == level)
+        .count()
+}
+
+fn push(text: &mut String, more: std::fmt::Arguments<'_>) {
+    // Text takes whatever is written.
+    let _infallible = text.write_fmt(more);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_says_how_it_is_and_what_mends_it() {
+        let findings = [
+            Finding::ok("Machine", "2 cores"),
+            Finding::warning("Machine", "little memory", "close something"),
+            Finding::problem("Ports", "8080 is taken", "--http-port 9000"),
+        ];
+        let expected = "\
+Machine
+  ok       2 cores
+  warning  little memory
+           -> close something
+
+Ports
+  problem  8080 is taken
+           -> --http-port 9000
+
+1 problem, 1 warning
+";
+        assert_eq!(text(&findings, false), expected);
+        assert!(text(&findings, true).contains("\x1b[31mproblem \x1b[0m 8080"));
+        let json: Value = serde_json::from_str(&in_json(&findings)).unwrap();
+        assert_eq!(
+            (
+                json["problems"].as_u64(),
+                json["findings"][2]["mend"].as_str()
+            ),
+            (Some(1), Some("--http-port 9000"))
+        );
+    }
+}

@@ -1,0 +1,74 @@
+//! What the system lets a process have.
+
+use std::fs;
+
+use genset_frontend::FrontendConfig;
+use rustix::process::{Resource, getrlimit};
+
+use super::finding::Finding;
+
+const AREA: &str = "Limits";
+
+/// Files that a server has open beside its connections.
+const SPARE_FILES: u64 = 256;
+
+/// Fewer ports than this are few for a process that calls many others.
+const FEW_PORTS: u64 = 10_000;
+
+/// Fewer connections than this that wait to be accepted are few under a burst.
+const SHORT_QUEUE: u64 = 1024;
+
+pub(super) fn look() -> Vec<Finding> {
+    let mut findings = vec![files()];
+    findings.extend(ports());
+    findings.extend(queue());
+    findings
+}
+
+/// A server raises the soft limit by itself, as far as the hard one lets it.
+fn files() -> Finding {
+    let wanted =
+        u64::try_from(FrontendConfig::default().max_connections).unwrap_or(u64::MAX) + SPARE_FILES;
+    match getrlimit(Resource::Nofile).maximum {
+        None => Finding::ok(AREA, "as many open files as a process wants"),
+        Some(files) if files >= wanted => Finding::ok(AREA, format!("{files} open files")),
+        Some(files) => Finding::warning(
+            AREA,
+            format!("{files} open files, and a server takes up to {wanted} for its connections"),
+            format!(
+                "ulimit -Hn {wanted} (LimitNOFILE={wanted} in a unit), or --max-connections {}",
+                files.saturating_sub(SPARE_FILES)
+            ),
+        ),
+    }
+}
+
+fn ports() -> Option<Finding> {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
+    let mut ends = range.split_whitespace().map(|end| end.parse::<u64>());
+    let (Some(Ok(first)), Some(Ok(last))) = (ends.next(), ends.next()) else {
+        return None;
+    };
+    let count = last.saturating_sub(first) + 1;
+    Some(match count < FEW_PORTS {
+        true => Finding::warning(
+            AREA,
+            format!("{count} ports for outgoing connections"),
+            "sudo sysctl -w net.ipv4.ip_local_port_range='15000 60999'",
+        ),
+        false => Finding::ok(AREA, format!("{count} ports for outgoing connections")),
+    })
+}
+
+fn queue() -> Option<Finding> {
+    let length: u64 = fs::read_to_string("/proc/sys/net/core/somaxconn")
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
+    let what = format!("{length} connections may wait to be accepted");
+    Some(match length < SHORT_QUEUE {
+        true => Finding::warning(AREA, what, "sudo sysctl -w net.core.somaxconn=4096"),
+        false => Finding::ok(AREA, what),
+    })
+}

@@ -1,0 +1,200 @@
+//! Processors, memory, GPUs and the clock.
+
+use std::fs;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use indicatif::HumanBytes;
+
+use super::finding::Finding;
+use super::said;
+
+const AREA: &str = "Machine";
+
+/// Less free memory than this is little even for small models, in bytes.
+const LITTLE_MEMORY: u64 = 2 << 30;
+
+/// The beginning of 2026 in seconds since 1970: this program is not older.
+const TOO_EARLY_S: u64 = 1_767_225_600;
+
+pub(super) async fn look() -> Vec<Finding> {
+    let (gpus, clock) = tokio::join!(gpus(), clock());
+    let mut findings = vec![cores(), instructions(), memory()];
+    findings.extend(huge_pages());
+    findings.extend(gpus);
+    findings.push(clock);
+    findings
+}
+
+fn cores() -> Finding {
+    let usable = std::thread::available_parallelism().map_or(1, usize::from);
+    let about = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let all = about
+        .lines()
+        .filter(|line| line.starts_with("processor"))
+        .count();
+    let name = about
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let name = name.map_or(String::new(), |(_, name)| format!(", {name}"));
+    match all > usable {
+        true => Finding::ok(
+            AREA,
+            format!("{usable} of {all} cores, as far as this process is let{name}"),
+        ),
+        false => Finding::ok(AREA, format!("{usable} cores{name}")),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn instructions() -> Finding {
+    let known = [
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("f16c", is_x86_feature_detected!("f16c")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
+    ];
+    let found: Vec<&str> = known
+        .iter()
+        .filter(|(_, is_there)| *is_there)
+        .map(|(name, _)| *name)
+        .collect();
+    let missing: Vec<&str> = known[..3]
+        .iter()
+        .filter(|(_, is_there)| !is_there)
+        .map(|(name, _)| *name)
+        .collect();
+    if missing.is_empty() {
+        return Finding::ok(AREA, format!("x86-64 with {}", found.join(", ")));
+    }
+    let what = format!(
+        "x86-64 without {}: out=candle computes several times slower",
+        missing.join(", ")
+    );
+    Finding::warning(
+        AREA,
+        what,
+        "let the virtual machine have the host's processor, or send requests elsewhere with out=dyn",
+    )
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn instructions() -> Finding {
+    Finding::ok(
+        AREA,
+        format!("processor of the kind {}", std::env::consts::ARCH),
+    )
+}
+
+fn memory() -> Finding {
+    let about = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kibibytes = |name: &str| -> Option<u64> {
+        let line = about
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    let (Some(all), Some(free)) = (kibibytes("MemTotal"), kibibytes("MemAvailable")) else {
+        return Finding::ok(AREA, "how much memory there is cannot be told here");
+    };
+    let (all, free) = (all << 10, free << 10);
+    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max")
+        .ok()
+        .and_then(|limit| limit.trim().parse::<u64>().ok());
+    let limit = limit.filter(|limit| *limit < all);
+    let limited = limit.map_or(String::new(), |limit| {
+        format!(", {} for this control group", HumanBytes(limit))
+    });
+    let what = format!(
+        "{} of memory, {} free{limited}",
+        HumanBytes(all),
+        HumanBytes(free)
+    );
+    match free.min(limit.unwrap_or(free)) < LITTLE_MEMORY {
+        true => Finding::warning(
+            AREA,
+            what,
+            "end other programs, raise the group's limit, or take a smaller quantization such as ORG/NAME:Q4_K_M",
+        ),
+        false => Finding::ok(AREA, what),
+    }
+}
+
+fn huge_pages() -> Option<Finding> {
+    let path = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let setting = fs::read_to_string(path).ok()?;
+    Some(match setting.contains("[never]") {
+        true => Finding::warning(
+            AREA,
+            "huge pages are off: weights are read somewhat slower",
+            format!("echo madvise | sudo tee {path}"),
+        ),
+        false => Finding::ok(AREA, "huge pages where programs ask for them"),
+    })
+}
+
+async fn gpus() -> Vec<Finding> {
+    let query = [
+        "--query-gpu=name,memory.total,driver_version",
+        "--format=csv,noheader",
+    ];
+    let has_device = Path::new("/dev/nvidiactl").exists() || Path::new("/dev/nvidia0").exists();
+    let listed = said("nvidia-smi", &query)
+        .await
+        .filter(|text| !text.is_empty());
+    let Some(listed) = listed else {
+        return vec![match has_device {
+            true => Finding::problem(
+                AREA,
+                "there is an NVIDIA GPU, and nvidia-smi does not see it",
+                "install the driver of the running kernel, or start the container with --gpus all",
+            ),
+            false => Finding::ok(AREA, "no NVIDIA GPU: out=candle computes on the processor"),
+        }];
+    };
+    let mut findings: Vec<Finding> = listed
+        .lines()
+        .map(|line| Finding::ok(AREA, format!("GPU {}", line.trim())))
+        .collect();
+    if !cfg!(feature = "cuda") {
+        let what = "this build of genset has no CUDA: out=candle leaves the GPU alone; out=vllm and the other servers use it";
+        findings.push(Finding::warning(
+            AREA,
+            what,
+            "cargo install --path cli --features cuda",
+        ));
+    }
+    findings
+}
+
+async fn clock() -> Finding {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    if now < TOO_EARLY_S {
+        return Finding::problem(
+            AREA,
+            "the clock is years behind: certificates will seem not to be valid yet",
+            "sudo timedatectl set-ntp true",
+        );
+    }
+    match said(
+        "timedatectl",
+        &["show", "--property=NTPSynchronized", "--value"],
+    )
+    .await
+    .as_deref()
+    {
+        Some("yes") => Finding::ok(AREA, "the clock is synchronized"),
+        Some("no") => Finding::warning(
+            AREA,
+            "the clock is not synchronized",
+            "sudo timedatectl set-ntp true",
+        ),
+        Some(_) | None => Finding::ok(
+            AREA,
+            "the clock is plausible; who keeps it cannot be told here",
+        ),
+    }
+}

@@ -1,0 +1,129 @@
+//! Whether discovery and broker can be reached, and how fast.
+
+use std::time::Duration;
+
+use genset_backend_common::ErrorKind;
+use genset_runtime::{DiscoveryBackend, ModelDirectory, NetworkArgs, Reach, RequestPlaneKind};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+
+use super::finding::Finding;
+
+const AREA: &str = "Network";
+
+/// How long a server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long entries may take to arrive once discovery answers.
+const LIST_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Slower than this, and workers may be taken for dead.
+const SLOW: Duration = Duration::from_millis(250);
+
+pub(super) async fn look(args: &NetworkArgs) -> Vec<Finding> {
+    let is_set = |name| std::env::var_os(name).is_some();
+    let mut args = args.clone();
+    if args.discovery_backend.is_none() && is_set("ETCD_ENDPOINTS") {
+        args.discovery_backend = Some(DiscoveryBackend::Etcd);
+    }
+    let mut findings = vec![discovery(&args).await];
+    if args.request_plane == Some(RequestPlaneKind::Nats) || is_set("NATS_SERVER") {
+        for server in &args.nats_server {
+            findings.push(nats(server).await);
+        }
+    }
+    findings
+}
+
+async fn discovery(args: &NetworkArgs) -> Finding {
+    let (name, mend) = match args.discovery_backend {
+        Some(DiscoveryBackend::Etcd) => (
+            format!("etcd at {}", args.etcd_endpoints.join(", ")),
+            "start etcd, or name its servers: --etcd-endpoints http://HOST:2379",
+        ),
+        Some(DiscoveryBackend::File) | None => {
+            let path = args.discovery_path.as_ref();
+            let shown = path.map_or("the user's own directory".into(), |path| {
+                path.display().to_string()
+            });
+            (
+                format!("discovery in {shown}"),
+                "name a directory of yours: --discovery-path DIR",
+            )
+        }
+        Some(DiscoveryBackend::Memory) => {
+            return Finding::ok(
+                AREA,
+                "discovery in one process alone, as --discovery-backend says",
+            );
+        }
+    };
+    let began = Instant::now();
+    let runtime = match timeout(PATIENCE, args.runtime(Reach::OtherProcesses)).await {
+        Ok(Ok(runtime)) => runtime,
+        Ok(Err(error)) => {
+            let mend = match error.kind() == ErrorKind::InvalidArgument {
+                true => "mend the setting that the line names",
+                false => mend,
+            };
+            return Finding::problem(AREA, format!("{name}: {error}"), mend);
+        }
+        Err(_) => return Finding::problem(AREA, format!("{name} does not answer"), mend),
+    };
+    let took = began.elapsed();
+    let directory = ModelDirectory::follow(&runtime);
+    let mut models = directory.subscribe();
+    // Where there are none nothing ever changes.
+    let _changed = timeout(LIST_PATIENCE, models.changed()).await;
+    let names: Vec<String> = models.borrow().keys().cloned().collect();
+    runtime.shutdown().await;
+    let served = match names.len() {
+        0 => "no model is served".into(),
+        count => format!("{count} served: {}", names.join(", ")),
+    };
+    let what = format!("{name} answers in {} ms; {served}", took.as_millis());
+    match took > SLOW {
+        true => Finding::warning(AREA, what, "run it nearer, or raise --peer-timeout"),
+        false => Finding::ok(AREA, what),
+    }
+}
+
+/// A NATS server says who it is as soon as somebody connects.
+async fn nats(server: &str) -> Finding {
+    let mend = "start nats-server, or name it: --nats-server nats://HOST:4222";
+    let host = server.split_once("://").map_or(server, |(_, host)| host);
+    let host = host
+        .rsplit_once('@')
+        .map_or(host, |(_, host)| host)
+        .trim_end_matches('/');
+    let address = if host.contains(':') {
+        host.to_owned()
+    } else {
+        format!("{host}:4222")
+    };
+    let began = Instant::now();
+    let greeted = async {
+        let connection = TcpStream::connect(&address).await?;
+        let mut line = String::new();
+        let mut limited = tokio::io::AsyncReadExt::take(BufReader::new(connection), 64 << 10);
+        limited.read_line(&mut line).await?;
+        Ok::<_, std::io::Error>(line)
+    };
+    match timeout(PATIENCE, greeted).await {
+        Ok(Ok(line)) if line.starts_with("INFO ") => Finding::ok(
+            AREA,
+            format!(
+                "NATS at {address} answers in {} ms",
+                began.elapsed().as_millis()
+            ),
+        ),
+        Ok(Ok(_)) => Finding::problem(
+            AREA,
+            format!("what listens at {address} is no NATS server"),
+            mend,
+        ),
+        Ok(Err(error)) => Finding::problem(AREA, format!("NATS at {address}: {error}"), mend),
+        Err(_) => Finding::problem(AREA, format!("NATS at {address} does not answer"), mend),
+    }
+}

@@ -1,0 +1,63 @@
+//! `genset models`, `genset top` and `genset control`: what operators ask of a fleet that runs.
+
+mod control;
+mod models;
+mod top;
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use genset_backend_common::EngineError;
+use genset_runtime::{NetworkArgs, Reach, Runtime};
+
+pub(crate) use control::{ControlArgs, HELP as CONTROL_HELP, control};
+pub(crate) use models::{ModelsArgs, models};
+pub(crate) use top::{TopArgs, top};
+
+/// How long workers may take to be found.
+const FIND_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Runs `ask` on a runtime that reaches other processes, and ends it.
+///
+/// # Errors
+/// A network setting is wrong, discovery is away, or what `ask` fails with.
+fn with_runtime<T>(
+    network: &NetworkArgs,
+    ask: impl AsyncFnOnce(&Runtime) -> Result<T, EngineError>,
+) -> Result<T, EngineError> {
+    let threads = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    let threads = threads.map_err(|error| {
+        EngineError::internal(format!("the async runtime cannot be started: {error}"))
+            .with_source(error)
+    })?;
+    threads.block_on(async {
+        let runtime = network.runtime(Reach::OtherProcesses).await?;
+        let answer = ask(&runtime).await;
+        runtime.shutdown().await;
+        answer
+    })
+}
+
+/// Rows under their headings, in columns as wide as what stands in them.
+fn table<const COLUMNS: usize>(headings: [&str; COLUMNS], rows: &[[String; COLUMNS]]) -> String {
+    let mut widths = headings.map(str::len);
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for row in std::iter::once(&headings.map(String::from)).chain(rows) {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            // Text takes whatever is written.
+            let _infallible = write!(line, "{cell:width$}  ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,199 @@
+//! `genset control`: asks something of the workers of an endpoint, beside generation.
+
+use clap::{Args, Subcommand, ValueEnum};
+use futures_util::StreamExt as _;
+use futures_util::future::join_all;
+use genset_backend_common::{
+    Adapter, At, ControlReply, ControlRequest, EngineError, ErrorKind, RequestContext, SleepLevel,
+};
+use genset_runtime::{Client, EndpointName, InstanceId, NetworkArgs, Runtime, endpoints};
+use serde_json::{Value, json};
+
+use super::{FIND_TIMEOUT, with_runtime};
+use crate::input::print;
+
+pub(crate) const HELP: &str = "\
+Examples:
+  genset control dyn://genset.backend.generate sleep --level weights
+  genset control dyn://genset.backend.generate clear-prefix-cache --instance 1e3d82719a4443
+  genset control dyn://genset.backend.generate load-adapter french ./adapters/french
+
+Workers that others than this machine reach want the right to it: give both the same --control-secret-file.
+
+Exit codes: 0 every worker did it, 1 one did not, 2 usage, or no worker found.";
+
+/// The exit code when a worker refused or failed.
+const REFUSED: u8 = 1;
+
+#[derive(Debug, Args)]
+pub(crate) struct ControlArgs {
+    /// Whose workers: dyn://NAMESPACE.COMPONENT.ENDPOINT, as `genset models` lists it
+    endpoint: EndpointName,
+    #[command(subcommand)]
+    operation: Operation,
+    /// This worker alone, by its id [default: all of the endpoint]
+    #[arg(long, value_name = "ID")]
+    instance: Option<InstanceId>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten, next_help_heading = "Network")]
+    network: NetworkArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Operation {
+    /// Free device memory until woken
+    Sleep {
+        /// What is freed: KV blocks, or the weights too
+        #[arg(long, value_enum, default_value = "kv-cache")]
+        level: Level,
+    },
+    /// Take back what sleep freed
+    Wake,
+    /// Drop every reusable KV block
+    #[command(alias = "clear_prefix_cache")]
+    ClearPrefixCache,
+    /// List the adapters
+    Adapters,
+    /// Make an adapter available
+    #[command(alias = "load_adapter")]
+    LoadAdapter {
+        /// The name that requests use
+        name: String,
+        /// Where the engine finds it: a folder, or a repository of the hub
+        source: String,
+    },
+    /// Make an adapter unavailable
+    #[command(alias = "unload_adapter")]
+    UnloadAdapter {
+        /// Its name
+        name: String,
+    },
+    /// Replace the weights
+    #[command(alias = "update_weights")]
+    UpdateWeights {
+        /// Where they come from, as JSON that the engine documents
+        #[arg(value_parser = json_of)]
+        source: Value,
+    },
+    /// Begin to record a profile
+    #[command(alias = "start_profile")]
+    StartProfile,
+    /// End the profile, and say where it was written
+    #[command(alias = "stop_profile")]
+    StopProfile,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Level {
+    KvCache,
+    Weights,
+}
+
+fn json_of(text: &str) -> Result<Value, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
+impl Operation {
+    fn request(&self) -> ControlRequest {
+        match self {
+            Self::Sleep { level } => ControlRequest::Sleep {
+                level: match level {
+                    Level::KvCache => SleepLevel::KvCache,
+                    Level::Weights => SleepLevel::Weights,
+                },
+            },
+            Self::Wake => ControlRequest::Wake,
+            Self::ClearPrefixCache => ControlRequest::ClearPrefixCache,
+            Self::Adapters => ControlRequest::ListAdapters,
+            Self::LoadAdapter { name, source } => ControlRequest::LoadAdapter {
+                adapter: Adapter {
+                    name: name.clone(),
+                    source: source.clone(),
+                },
+            },
+            Self::UnloadAdapter { name } => ControlRequest::UnloadAdapter { name: name.clone() },
+            Self::UpdateWeights { source } => ControlRequest::UpdateWeights {
+                source: source.clone(),
+            },
+            Self::StartProfile => ControlRequest::StartProfile,
+            Self::StopProfile => ControlRequest::StopProfile,
+        }
+    }
+}
+
+/// What came of it at a worker.
+type Outcome = (InstanceId, Result<ControlReply, EngineError>);
+
+/// Asks the workers, all at once, and prints what each says. The exit code says whether all did it.
+///
+/// # Errors
+/// No worker is found, or the network settings are wrong.
+pub(crate) fn control(args: &ControlArgs) -> Result<u8, EngineError> {
+    let outcomes = with_runtime(&args.network, async |runtime| ask(runtime, args).await)?;
+    print(&match args.json {
+        true => format!("{:#}\n", outcomes.iter().map(in_json).collect::<Value>()),
+        false => outcomes.iter().map(in_words).collect(),
+    });
+    let did_all = outcomes.iter().all(|(_, reply)| reply.is_ok());
+    Ok(if did_all { 0 } else { REFUSED })
+}
+
+async fn ask(runtime: &Runtime, args: &ControlArgs) -> Result<Vec<Outcome>, EngineError> {
+    let name = args.endpoint.sibling(endpoints::CONTROL);
+    let name = name.map_err(|error| EngineError::invalid_argument(At::other("ENDPOINT"), error))?;
+    let client: Client<ControlRequest, ControlReply> = runtime.endpoint(name).client();
+    client.wait_for_instances(FIND_TIMEOUT).await?;
+    let workers = match args.instance {
+        Some(instance) => vec![instance],
+        None => client
+            .instances()
+            .iter()
+            .map(|record| record.instance)
+            .collect(),
+    };
+    let request = args.operation.request();
+    let each = workers.into_iter().map(async |worker| {
+        let reply = ask_one(&client, worker, request.clone()).await;
+        (worker, reply)
+    });
+    Ok(join_all(each).await)
+}
+
+async fn ask_one(
+    client: &Client<ControlRequest, ControlReply>,
+    worker: InstanceId,
+    request: ControlRequest,
+) -> Result<ControlReply, EngineError> {
+    let ctx = RequestContext::new("control");
+    let mut replies = client.direct(worker, request, ctx).await?;
+    replies.next().await.unwrap_or_else(|| {
+        let message = "the worker gave no reply";
+        Err(EngineError::new(ErrorKind::StreamIncomplete, message))
+    })
+}
+
+fn in_words((worker, reply): &Outcome) -> String {
+    match reply {
+        Ok(ControlReply::Done) => format!("{worker}  done\n"),
+        Ok(ControlReply::Profile { location }) => format!("{worker}  profile in {location}\n"),
+        Ok(ControlReply::Adapters { adapters }) if adapters.is_empty() => {
+            format!("{worker}  no adapters\n")
+        }
+        Ok(ControlReply::Adapters { adapters }) => { adapters.iter() }
+            .map(|adapter| format!("{worker}  {}  {}\n", adapter.name, adapter.source))
+            .collect(),
+        Err(error) => format!("{worker}  failed: {error}\n"),
+    }
+}
+
+fn in_json((worker, reply): &Outcome) -> Value {
+    let worker = worker.to_string();
+    match reply {
+        Ok(reply) => json!({"worker": worker, "reply": reply}),
+        Err(error) => {
+            json!({"worker": worker, "error": {"kind": error.kind().name(), "message": error.to_string()}})
+        }
+    }
+}

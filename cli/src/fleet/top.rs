@@ -1,0 +1,241 @@
+//! `genset top`: the workers of a fleet and their load, as they are now.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use clap::Args;
+use crossterm::{cursor, execute, queue, style, terminal};
+use futures_util::StreamExt as _;
+use futures_util::future::join_all;
+use genset_backend_common::{EngineError, Load, RequestContext, Role};
+use genset_runtime::{
+    Client, EndpointName, InstanceId, ModelDirectory, NetworkArgs, Runtime, endpoints,
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::{table, with_runtime};
+use crate::input::print;
+
+/// How long a worker may take to say its load.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How wide the bar of a full KV cache is, in characters.
+const BAR_WIDTH: u64 = 10;
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    interval: u32,
+    /// Look once, and end; so it is where standard output is no terminal
+    #[arg(long)]
+    once: bool,
+    /// Look once, and print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten, next_help_heading = "Network")]
+    network: NetworkArgs,
+}
+
+/// A worker, and what it said when it was asked.
+#[derive(Debug)]
+struct Seen {
+    model: String,
+    role: Role,
+    worker: InstanceId,
+    /// `None` where it gave no answer in time.
+    load: Option<Load>,
+}
+
+/// Shows the fleet until Ctrl-C, or once.
+///
+/// # Errors
+/// A network setting is wrong, discovery is away, or the terminal cannot be written to.
+pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
+    with_runtime(&args.network, async |runtime| {
+        let mut fleet = Fleet::find(runtime).await?;
+        if args.json {
+            let seen = fleet.look().await;
+            print(&format!(
+                "{:#}\n",
+                seen.iter().map(in_json).collect::<Value>()
+            ));
+        } else if args.once || !std::io::stdout().is_terminal() {
+            print(&in_words(&fleet.look().await));
+        } else {
+            watch(&mut fleet, Duration::from_secs(args.interval.into())).await?;
+        }
+        Ok(0)
+    })
+}
+
+/// The models that discovery knows, and who says the load of their workers.
+struct Fleet {
+    runtime: Runtime,
+    directory: ModelDirectory,
+    clients: HashMap<EndpointName, Client<(), Load>>,
+}
+
+impl Fleet {
+    async fn find(runtime: &Runtime) -> Result<Self, EngineError> {
+        let directory = super::models::directory(runtime).await?;
+        Ok(Self {
+            runtime: runtime.clone(),
+            directory,
+            clients: HashMap::new(),
+        })
+    }
+
+    /// Asks every worker for its load, all at once.
+    async fn look(&mut self) -> Vec<Seen> {
+        let models = self.directory.subscribe().borrow().clone();
+        let mut workers = Vec::new();
+        for (model, pools) in models.iter().map(|(name, model)| (name, &model.pools)) {
+            for (role, pool) in pools {
+                let Ok(endpoint) = pool.endpoint.sibling(endpoints::LOAD) else {
+                    continue;
+                };
+                let runtime = &self.runtime;
+                let client = self.clients.entry(endpoint.clone());
+                client.or_insert_with(|| runtime.endpoint(endpoint.clone()).client());
+                let of_pool = pool.instances.iter();
+                workers.extend(of_pool.map(|worker| (model, *role, endpoint.clone(), *worker)));
+            }
+        }
+        let looks = workers
+            .into_iter()
+            .map(async |(model, role, endpoint, worker)| Seen {
+                model: model.clone(),
+                role,
+                worker,
+                load: match self.clients.get(&endpoint) {
+                    Some(client) => load_of(client, worker).await,
+                    None => None,
+                },
+            });
+        join_all(looks).await
+    }
+}
+
+async fn load_of(client: &Client<(), Load>, worker: InstanceId) -> Option<Load> {
+    let first = async {
+        client.wait_for_instances(ANSWER_TIMEOUT).await?;
+        let mut loads = client
+            .direct(worker, (), RequestContext::new("load"))
+            .await?;
+        loads.next().await.transpose()
+    };
+    timeout(ANSWER_TIMEOUT, first).await.ok()?.ok()?
+}
+
+/// Draws what is seen, again and again, on a screen that is given back at the end.
+async fn watch(fleet: &mut Fleet, interval: Duration) -> Result<(), EngineError> {
+    let mut out = std::io::stdout();
+    execute!(out, terminal::EnterAlternateScreen, cursor::Hide).map_err(unwritable)?;
+    let shown = tokio::select! {
+        shown = draw_on(fleet, interval) => shown,
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    };
+    execute!(out, cursor::Show, terminal::LeaveAlternateScreen).map_err(unwritable)?;
+    shown
+}
+
+async fn draw_on(fleet: &mut Fleet, interval: Duration) -> Result<(), EngineError> {
+    let mut looks = tokio::time::interval(interval);
+    loop {
+        looks.tick().await;
+        let text = in_words(&fleet.look().await);
+        draw(&text).map_err(unwritable)?;
+    }
+}
+
+/// The lines that the screen has room for.
+fn draw(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let (columns, rows) = terminal::size()?;
+    queue!(out, cursor::MoveTo(0, 0))?;
+    for line in text.lines().take(rows.saturating_sub(1).into()) {
+        let line: String = line.chars().take(columns.into()).collect();
+        queue!(
+            out,
+            style::Print(line),
+            terminal::Clear(terminal::ClearType::UntilNewLine),
+            cursor::MoveToNextLine(1)
+        )?;
+    }
+    queue!(out, terminal::Clear(terminal::ClearType::FromCursorDown))?;
+    out.flush()
+}
+
+fn unwritable(error: std::io::Error) -> EngineError {
+    EngineError::internal(format!("the terminal cannot be written to: {error}")).with_source(error)
+}
+
+fn in_words(seen: &[Seen]) -> String {
+    if seen.is_empty() {
+        return super::models::NONE_SERVED.into();
+    }
+    let rows: Vec<[String; 6]> = seen.iter().map(row).collect();
+    let total = |of: fn(&Load) -> u32| -> u64 {
+        let loads = seen.iter().filter_map(|seen| seen.load.as_ref());
+        loads.map(|load| u64::from(of(load))).sum()
+    };
+    format!(
+        "{} worker{}, {} requests running, {} waiting\n\n{}",
+        seen.len(),
+        if seen.len() == 1 { "" } else { "s" },
+        total(|load| load.running_requests),
+        total(|load| load.waiting_requests),
+        table(
+            ["MODEL", "ROLE", "WORKER", "RUNNING", "WAITING", "KV CACHE"],
+            &rows
+        )
+    )
+}
+
+fn row(seen: &Seen) -> [String; 6] {
+    let [running, waiting, kv] = match &seen.load {
+        None => ["-".into(), "-".into(), "gave no answer".into()],
+        Some(load) => [
+            load.running_requests.to_string(),
+            load.waiting_requests.to_string(),
+            bar(load),
+        ],
+    };
+    let role = seen.role.to_string();
+    [
+        seen.model.clone(),
+        role,
+        seen.worker.to_string(),
+        running,
+        waiting,
+        kv,
+    ]
+}
+
+/// How full the KV cache is.
+fn bar(load: &Load) -> String {
+    let (used, total) = (
+        load.kv_used_blocks.min(load.kv_total_blocks),
+        load.kv_total_blocks,
+    );
+    if total == 0 {
+        return "none".into();
+    }
+    let part = |of: u64| u128::from(used) * u128::from(of) / u128::from(total);
+    let full = usize::try_from(part(BAR_WIDTH)).unwrap_or(0);
+    let width = usize::try_from(BAR_WIDTH).unwrap_or(0);
+    let bar = "#".repeat(full) + &".".repeat(width.saturating_sub(full));
+    format!("{bar} {:>3} %  {used} of {total} blocks", part(100))
+}
+
+fn in_json(seen: &Seen) -> Value {
+    json!({
+        "model": seen.model,
+        "role": seen.role.to_string(),
+        "worker": seen.worker.to_string(),
+        "load": seen.load,
+    })
+}

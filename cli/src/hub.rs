@@ -1,0 +1,107 @@
+//! Models by name: a `MODEL` that is no path comes from the hub, and `genset pull`, `list` and `rm` look after those that are
+//! there.
+
+mod commands;
+mod shown;
+
+use std::path::{Path, PathBuf};
+
+use genset_backend_common::EngineError;
+use genset_engine_launcher::ServerKind;
+use genset_hub::{Fetched, Hub, HubError, HubSettings, ModelRef, Needs};
+use genset_runtime::WorkerArgs;
+
+use crate::args::{EngineKind, OutputKind};
+use crate::input::note;
+
+pub(crate) use commands::{ListArgs, PullArgs, RmArgs, list, pull, rm};
+use shown::Shown;
+
+/// What is downloaded for an engine; `None` for one that reads no model.
+fn needs(output: &OutputKind) -> Option<Needs> {
+    let OutputKind::Engine(engine) = output else {
+        return None;
+    };
+    Some(match engine {
+        EngineKind::Candle => Needs::WeightsOrGguf,
+        EngineKind::Server(ServerKind::LlamaCpp) => Needs::Gguf,
+        EngineKind::Server(ServerKind::Vllm | ServerKind::Sglang | ServerKind::Trtllm) => {
+            Needs::Weights
+        }
+        // Their tokens come from the tokenizer; an engine in a process of its own reads weights by itself.
+        EngineKind::EchoCore
+        | EngineKind::Sample
+        | EngineKind::Scripted
+        | EngineKind::Mocker
+        | EngineKind::Cmd => Needs::Config,
+        EngineKind::EchoFull => return None,
+    })
+}
+
+/// A model of the hub, where `path` is nothing on this disk and could name one.
+pub(crate) fn named(path: &Path) -> Option<ModelRef> {
+    let text = path.to_str()?;
+    let is_named = text.starts_with("hf://") || !path.exists();
+    is_named.then(|| text.parse().ok())?
+}
+
+/// Whether the flags name a model of the hub.
+pub(crate) fn is_asked(worker: &WorkerArgs, model_config: Option<&Path>) -> bool {
+    let paths = [worker.model_path.as_deref(), model_config];
+    paths
+        .into_iter()
+        .flatten()
+        .any(|path| named(path).is_some())
+}
+
+/// Puts the paths of what was fetched in place of names of the hub, and names the served model after its repository.
+///
+/// # Errors
+/// `InvalidArgument`, saying what to do.
+pub(crate) fn bring(
+    output: &OutputKind,
+    worker: &mut WorkerArgs,
+    model_config: &mut Option<PathBuf>,
+) -> Result<(), EngineError> {
+    let Some(needs) = needs(output) else {
+        return Ok(());
+    };
+    if let Some(model) = worker.model_path.as_deref().and_then(named) {
+        worker.model_path = Some(fetch("MODEL", &model, needs)?.path);
+        worker
+            .model_name
+            .get_or_insert_with(|| model.repo.to_string());
+    }
+    if let Some(model) = model_config.as_deref().and_then(named) {
+        *model_config = Some(fetch("--model-config", &model, Needs::Config)?.path);
+    }
+    Ok(())
+}
+
+/// Fetches a model that the setting `at` names, and shows how far it is.
+fn fetch(at: &'static str, model: &ModelRef, needs: Needs) -> Result<Fetched, EngineError> {
+    let bad = |error: &dyn std::fmt::Display| EngineError::invalid_argument(at, error);
+    let hub = hub().map_err(|error| bad(&error))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|error| bad(&error))?;
+    let shown = Shown::new(model);
+    let fetched = runtime.block_on(hub.fetch(model, needs, &shown));
+    shown.finish();
+    let fetched = fetched.map_err(|error| bad(&error))?;
+    if let Some(error) = &fetched.stale {
+        note(format_args!(
+            "warning: {error}; the copy of {model} that is here is used"
+        ));
+    }
+    Ok(fetched)
+}
+
+/// The hub, as its variables say.
+pub(crate) fn hub() -> Result<Hub, HubError> {
+    Ok(Hub::new(HubSettings::from_variables(|name| {
+        std::env::var_os(name)
+    })?))
+}

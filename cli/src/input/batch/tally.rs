@@ -1,0 +1,100 @@
+//! How far a batch is, and what it came to.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use super::super::note;
+
+/// How often it is told how far the batch is.
+pub(super) const INTERVAL: Duration = Duration::from_secs(2);
+
+/// What this run has answered.
+#[derive(Debug)]
+pub(super) struct Tally {
+    begun: Instant,
+    to_answer: usize,
+    answered: usize,
+    failed: usize,
+    tokens_in: u64,
+    tokens_out: u64,
+    elapsed_ms: u64,
+}
+
+impl Tally {
+    pub(super) fn new(to_answer: usize) -> Self {
+        Self {
+            begun: Instant::now(),
+            to_answer,
+            answered: 0,
+            failed: 0,
+            tokens_in: 0,
+            tokens_out: 0,
+            elapsed_ms: 0,
+        }
+    }
+
+    /// Counts a line of the output.
+    pub(super) fn count(&mut self, line: &Map<String, Value>) {
+        let number = |name| line.get(name).and_then(Value::as_u64).unwrap_or(0);
+        self.answered += 1;
+        self.failed += usize::from(line.contains_key("error"));
+        self.tokens_in += number("tokens_in");
+        self.tokens_out += number("tokens_out");
+        self.elapsed_ms += number("elapsed_ms");
+    }
+
+    /// Tells how far it is, how fast, and how long it will take.
+    pub(super) fn show(&self) {
+        let seconds = self.begun.elapsed().as_secs_f64();
+        if self.answered == 0 || seconds < INTERVAL.as_secs_f64() {
+            return;
+        }
+        let (answered, all) = (self.answered, self.to_answer);
+        let left = seconds / answered as f64 * (all - answered) as f64;
+        note(format_args!(
+            "{answered} of {all} prompts, {:.1} tokens/s, about {left:.0} s left",
+            self.tokens_out as f64 / seconds
+        ));
+    }
+
+    /// The statistics of the run.
+    pub(super) fn summary(&self, output: &Path) -> String {
+        let seconds = self.begun.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
+        let mean = self.elapsed_ms as f64 / self.answered.max(1) as f64;
+        let mut text = String::new();
+        let mut row = |name: &str, value: String| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{name:<14}{value}");
+        };
+        row(
+            "prompts",
+            format!("{}, {} without an answer", self.answered, self.failed),
+        );
+        row(
+            "tokens in",
+            format!(
+                "{} ({:.1}/s)",
+                self.tokens_in,
+                self.tokens_in as f64 / seconds
+            ),
+        );
+        row(
+            "tokens out",
+            format!(
+                "{} ({:.1}/s)",
+                self.tokens_out,
+                self.tokens_out as f64 / seconds
+            ),
+        );
+        row(
+            "time",
+            format!("{seconds:.1} s, {mean:.0} ms a prompt on average"),
+        );
+        row("output", output.display().to_string());
+        text
+    }
+}

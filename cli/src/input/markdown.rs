@@ -1,0 +1,323 @@
+//! [`Markdown`]: text that comes in pieces, shown with colour at once.
+//!
+//! It knows what models write most: headings, lists, quotes, fences, bold, italic and code within a line. A line's first
+//! characters and a star wait until it is clear what they begin; everything else is shown when it comes. Control characters
+//! never reach the terminal: a model could move the cursor and write over what was said.
+
+use std::fmt::Write;
+
+/// What makes a line's beginning undecided at most: `######` and a space, or the longest number of a list.
+const LONGEST_BEGINNING: usize = 8;
+
+const RESET: &str = "\x1b[0m";
+const DIM: &str = "\x1b[2m";
+const BOLD: &str = "\x1b[1m";
+const ITALIC: &str = "\x1b[3m";
+const CODE: &str = "\x1b[36m";
+
+/// A text on its way to a terminal.
+#[derive(Debug, Default)]
+pub(super) struct Markdown {
+    /// What waits for the characters after it.
+    held: String,
+    place: Place,
+    is_bold: bool,
+    is_italic: bool,
+    is_code: bool,
+    is_heading: bool,
+    /// The character before, which says whether a star is between words.
+    before: Option<char>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    #[default]
+    LineStart,
+    InLine,
+    /// Between fences, at the start of a line.
+    FencedStart,
+    InFenced,
+    /// In the line of a fence; what follows it is in a fence, or not.
+    Fence {
+        opens: bool,
+    },
+}
+
+/// What the beginning of a line turns out to be.
+enum Beginning {
+    Undecided,
+    Text,
+    Heading,
+    Fence,
+    Item(String),
+    Quote,
+}
+
+impl Markdown {
+    /// Shows a piece: appends to `out` what the terminal is to be sent.
+    pub(super) fn feed(&mut self, piece: &str, out: &mut String) {
+        for sign in piece.chars().filter(|sign| is_shown(*sign)) {
+            self.take(sign, out);
+        }
+    }
+
+    /// Shows what waits, and ends all styles.
+    pub(super) fn finish(&mut self, out: &mut String) {
+        self.release(out);
+        out.push_str(RESET);
+        *self = Self::default();
+    }
+
+    fn take(&mut self, sign: char, out: &mut String) {
+        match self.place {
+            Place::LineStart | Place::FencedStart => self.take_beginning(sign, out),
+            Place::InLine => self.take_inline(sign, out),
+            Place::InFenced | Place::Fence { .. } => {
+                out.push(sign);
+                if sign == '\n' {
+                    self.end_line(out);
+                }
+            }
+        }
+    }
+
+    fn take_beginning(&mut self, sign: char, out: &mut String) {
+        self.held.push(sign);
+        let is_fenced = self.place == Place::FencedStart;
+        match beginning(&self.held, is_fenced) {
+            Beginning::Undecided => {}
+            Beginning::Fence => {
+                self.place = Place::Fence { opens: !is_fenced };
+                let _ = write!(out, "{RESET}{DIM}{}", std::mem::take(&mut self.held));
+            }
+            Beginning::Heading => {
+                self.held.clear();
+                self.place = Place::InLine;
+                self.is_heading = true;
+                self.style(out);
+            }
+            Beginning::Item(shown) => {
+                self.held.clear();
+                self.place = Place::InLine;
+                out.push_str(&shown);
+            }
+            Beginning::Quote => {
+                self.held.clear();
+                self.place = Place::InLine;
+                let _ = write!(out, "{DIM}│{RESET} ");
+            }
+            Beginning::Text => self.release(out),
+        }
+    }
+
+    /// Lets what waits be text.
+    fn release(&mut self, out: &mut String) {
+        let held = std::mem::take(&mut self.held);
+        match self.place {
+            Place::FencedStart => {
+                self.place = Place::InFenced;
+                let _ = write!(out, "{RESET}{CODE}{held}");
+                if held.ends_with('\n') {
+                    self.end_line(out);
+                }
+            }
+            Place::LineStart => {
+                self.place = Place::InLine;
+                held.chars().for_each(|sign| self.take_inline(sign, out));
+            }
+            Place::InLine => out.push_str(&held),
+            Place::InFenced | Place::Fence { .. } => {}
+        }
+    }
+
+    fn take_inline(&mut self, sign: char, out: &mut String) {
+        match (self.held.as_str(), sign) {
+            ("*", '*') => {
+                self.held.clear();
+                self.is_bold = !self.is_bold;
+                self.style(out);
+            }
+            ("*", after) => {
+                self.held.clear();
+                self.star(after, out);
+                self.take_inline(after, out);
+            }
+            ("\\", escaped) => {
+                self.held.clear();
+                if !escaped.is_ascii_punctuation() {
+                    out.push('\\');
+                }
+                self.show(escaped, out);
+            }
+            (_, '*' | '\\') if !self.is_code => self.held.push(sign),
+            (_, '`') => {
+                self.is_code = !self.is_code;
+                self.style(out);
+            }
+            (_, sign) => self.show(sign, out),
+        }
+    }
+
+    fn show(&mut self, sign: char, out: &mut String) {
+        out.push(sign);
+        self.before = Some(sign);
+        if sign == '\n' {
+            self.end_line(out);
+        }
+    }
+
+    /// A star alone: it begins or ends what is slanted, or is a star.
+    fn star(&mut self, after: char, out: &mut String) {
+        let is_after_space = self.before.is_none_or(char::is_whitespace);
+        let begins = !self.is_italic && !after.is_whitespace();
+        let ends = self.is_italic && !is_after_space;
+        if begins || ends {
+            self.is_italic = !self.is_italic;
+            self.style(out);
+        } else {
+            self.show('*', out);
+        }
+    }
+
+    fn end_line(&mut self, out: &mut String) {
+        let is_fenced = match self.place {
+            Place::Fence { opens } => opens,
+            Place::InFenced | Place::FencedStart => true,
+            Place::LineStart | Place::InLine => false,
+        };
+        let is_styled = self.is_bold || self.is_italic || self.is_code || self.is_heading;
+        if is_styled || is_fenced || matches!(self.place, Place::Fence { .. }) {
+            out.push_str(RESET);
+        }
+        let place = match is_fenced {
+            true => Place::FencedStart,
+            false => Place::LineStart,
+        };
+        *self = Self {
+            place,
+            ..Self::default()
+        };
+    }
+
+    /// Says all styles anew.
+    fn style(&self, out: &mut String) {
+        out.push_str(RESET);
+        if self.is_bold || self.is_heading {
+            out.push_str(BOLD);
+        }
+        if self.is_italic {
+            out.push_str(ITALIC);
+        }
+        if self.is_code {
+            out.push_str(CODE);
+        }
+    }
+}
+
+/// Whether a terminal may get a character of a model's.
+pub(super) fn is_shown(sign: char) -> bool {
+    !sign.is_control() || matches!(sign, '\n' | '\t')
+}
+
+fn beginning(line: &str, is_fenced: bool) -> Beginning {
+    let text = line.trim_start_matches(' ');
+    let indent = line.len() - text.len();
+    if text.is_empty() || "``".starts_with(text) {
+        return match line.len() <= LONGEST_BEGINNING {
+            true => Beginning::Undecided,
+            false => Beginning::Text,
+        };
+    }
+    if text == "```" {
+        return Beginning::Fence;
+    }
+    if is_fenced {
+        return Beginning::Text;
+    }
+    if text.len() <= 6 && text.bytes().all(|byte| byte == b'#') {
+        return Beginning::Undecided;
+    }
+    if matches!(text, "-" | "*" | "+" | ">") {
+        return Beginning::Undecided;
+    }
+    match text.strip_suffix(' ') {
+        Some(marks) if marks.bytes().all(|byte| byte == b'#') => Beginning::Heading,
+        Some("-" | "*" | "+") => Beginning::Item(format!("{:indent$}• ", "")),
+        Some(">") => Beginning::Quote,
+        _ => Beginning::Text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What is shown of a text, with the styles by name.
+    fn shown(text: &str, piece: usize) -> String {
+        let (mut markdown, mut out) = (Markdown::default(), String::new());
+        let signs: Vec<char> = text.chars().collect();
+        for piece in signs.chunks(piece) {
+            markdown.feed(&piece.iter().collect::<String>(), &mut out);
+        }
+        markdown.finish(&mut out);
+        for (code, name) in [
+            (RESET, "{/}"),
+            (DIM, "{dim}"),
+            (BOLD, "{bold}"),
+            (ITALIC, "{italic}"),
+            (CODE, "{code}"),
+        ] {
+            out = out.replace(code, name);
+        }
+        out
+    }
+
+    #[test]
+    fn what_models_write_is_shown_with_style_in_pieces_of_any_size() {
+        for (text, expected) in [
+            ("plain text", "plain text{/}"),
+            ("a **b** c", "a {/}{bold}b{/} c{/}"),
+            ("*a* b", "{/}{italic}a{/} b{/}"),
+            ("2 * 3 * 4", "2 * 3 * 4{/}"),
+            ("`a*b` c", "{/}{code}a*b{/} c{/}"),
+            ("# Title\ntext", "{/}{bold}Title\n{/}text{/}"),
+            ("#hashtag", "#hashtag{/}"),
+            ("- one\n  * two\n-5", "• one\n  • two\n-5{/}"),
+            ("> said\n", "{dim}│{/} said\n{/}"),
+            (
+                "```rust\nlet a = b ** c;\n```\nafter",
+                "{/}{dim}```rust\n{/}{/}{code}let a = b ** c;\n{/}{/}{dim}```\n{/}after{/}",
+            ),
+            (r"5 \* 3 C:\dir", r"5 * 3 C:\dir{/}"),
+            ("snake_case_name", "snake_case_name{/}"),
+            ("an open **end\nnext", "an open {/}{bold}end\n{/}next{/}"),
+            ("ends with *", "ends with *{/}"),
+        ] {
+            for piece in [1, 2, 3, 100] {
+                assert_eq!(shown(text, piece), expected, "{text:?} by {piece}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_model_cannot_move_the_cursor() {
+        assert_eq!(shown("a\x1b[2Jb\x07\u{9b}1A\rc", 1), "a[2Jb1Ac{/}");
+    }
+
+    proptest! {
+        /// No character that is no mark is lost, and pieces do not matter.
+        #[test]
+        fn letters_are_all_shown(text in "[a-z *_`#>\\-\\\\\n]{0,200}", piece in 1_usize..9) {
+            let whole = shown(&text, usize::MAX);
+            prop_assert_eq!(&shown(&text, piece), &whole);
+            let letters = |text: &str| text.chars().filter(char::is_ascii_lowercase).collect::<String>();
+            let mut bare = whole;
+            for name in ["{/}", "{dim}", "{bold}", "{italic}", "{code}"] {
+                bare = bare.replace(name, "");
+            }
+            prop_assert_eq!(letters(&bare), letters(&text));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A request of this process's own to a model: on the frontend's pipeline, without HTTP.
+
+use std::sync::Arc;
+
+use genset_backend_common::output::Usage;
+use genset_backend_common::{EngineError, ErrorKind, RequestContext};
+use genset_frontend::answer::Answer;
+use genset_frontend::model::ServedModel;
+use genset_frontend::openai::{ChatRequest, RequestLimits};
+use genset_frontend::pipeline::{Job, Room};
+use genset_frontend::{ApiError, FrontendConfig, MemoryBudget};
+use serde_json::{Map, Value, json};
+
+/// Asks one model.
+#[derive(Debug)]
+pub(super) struct Asker {
+    model: Arc<ServedModel>,
+    /// Whether the answer is to be the whole prompt, past the end-of-sequence tokens that its template puts in.
+    echoes_prompt: bool,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) text: String,
+    pub(super) usage: Usage,
+}
+
+impl Asker {
+    pub(super) fn new(model: Arc<ServedModel>, echoes_prompt: bool) -> Self {
+        Self {
+            model,
+            echoes_prompt,
+        }
+    }
+
+    pub(super) fn model_name(&self) -> &str {
+        &self.model.card.name
+    }
+
+    pub(super) fn set_model(&mut self, model: Arc<ServedModel>) {
+        self.model = model;
+    }
+
+    /// Whether a conversation with these fields of a chat request could be asked.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, which names the field.
+    pub(super) fn check(
+        &self,
+        messages: &[Value],
+        fields: &Map<String, Value>,
+    ) -> Result<(), EngineError> {
+        let mut messages = messages.to_vec();
+        messages.push(json!({"role": "user", "content": "?"}));
+        let request = self.request(&messages, fields);
+        request.map(drop).map_err(to_engine_error)
+    }
+
+    /// Asks a question by itself, and waits for its whole answer. `fields` are further ones of a chat request.
+    ///
+    /// # Errors
+    /// What the request failed with.
+    ///
+    /// # Cancel safety
+    /// The request is cancelled when the future is dropped.
+    pub(super) async fn ask(
+        &self,
+        ctx: &RequestContext,
+        question: &str,
+        fields: &Map<String, Value>,
+    ) -> Result<Answered, EngineError> {
+        let messages = [json!({"role": "user", "content": question})];
+        let mut answer = self.begin(ctx, &messages, fields).await?;
+        let mut text = String::new();
+        loop {
+            if let Some(end) = answer.next_text(&mut text).await? {
+                let usage = end.usage;
+                return Ok(Answered { text, usage });
+            }
+        }
+    }
+
+    /// Asks, and returns the answer as it begins.
+    ///
+    /// # Errors
+    /// What the request failed with before its answer.
+    ///
+    /// # Cancel safety
+    /// As [`Asker::ask`].
+    pub(super) async fn begin(
+        &self,
+        ctx: &RequestContext,
+        messages: &[Value],
+        fields: &Map<String, Value>,
+    ) -> Result<Answer, EngineError> {
+        let job = self.job(messages, fields).await.map_err(to_engine_error)?;
+        let mut answers = job.answers(ctx).await.map_err(to_engine_error)?;
+        answers.begin().await?;
+        answers
+            .next()
+            .ok_or_else(|| EngineError::internal("the request had no answer"))
+    }
+
+    async fn job(&self, messages: &[Value], fields: &Map<String, Value>) -> Result<Job, ApiError> {
+        let mut request = self.request(messages, fields)?;
+        // One person's own memory needs no budget.
+        let room = || Room {
+            deadline: None,
+            memory: MemoryBudget::new(usize::MAX).share(),
+        };
+        if self.echoes_prompt {
+            // The whole prompt, and then no more: the echo would begin again.
+            let model = Arc::clone(&self.model);
+            let counted = Job::chat(model, request.clone(), room()).await?;
+            let tokens = counted.prompt().map_or(0, <[_]>::len);
+            request.params.stop.max_tokens = u32::try_from(tokens).ok().filter(|count| *count > 0);
+        }
+        Job::chat(Arc::clone(&self.model), request, room()).await
+    }
+
+    fn request(
+        &self,
+        messages: &[Value],
+        fields: &Map<String, Value>,
+    ) -> Result<ChatRequest, ApiError> {
+        let mut body = fields.clone();
+        body.insert("model".into(), self.model_name().into());
+        body.insert("messages".into(), messages.into());
+        if self.echoes_prompt {
+            body.insert("ignore_eos".into(), true.into());
+        }
+        ChatRequest::parse(
+            Value::Object(body).to_string().as_bytes(),
+            &RequestLimits::from(&FrontendConfig::default()),
+        )
+    }
+}
+
+fn to_engine_error(error: ApiError) -> EngineError {
+    let kind = error.cause.unwrap_or(ErrorKind::InvalidArgument);
+    EngineError::new(kind, error.to_string())
+}

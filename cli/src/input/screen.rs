@@ -1,0 +1,181 @@
+//! [`Screen`]: how an answer is shown as it comes: with colour on a terminal, as it is into a pipe.
+
+use std::io::IsTerminal;
+
+use genset_frontend::markup::Delta;
+
+use super::markdown::{Markdown, is_shown};
+use super::print;
+
+/// Where an answer is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Screen {
+    /// A terminal that shows colours.
+    Colored,
+    /// One that does not, or shall not.
+    Plain,
+    /// No terminal: the answer's text and nothing else.
+    Pipe,
+}
+
+impl Screen {
+    /// What standard output is. `NO_COLOR` and a dumb terminal are heeded.
+    pub(super) fn of_output() -> Self {
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        if !std::io::stdout().is_terminal() {
+            Self::Pipe
+        } else if is_set("NO_COLOR") || is_dumb {
+            Self::Plain
+        } else {
+            Self::Colored
+        }
+    }
+
+    /// A text of little weight.
+    pub(super) fn aside(self, text: &str) -> String {
+        match self {
+            Self::Colored => format!("\x1b[2m{text}\x1b[0m"),
+            Self::Plain | Self::Pipe => text.to_owned(),
+        }
+    }
+}
+
+/// One answer on its way to the screen.
+#[derive(Debug)]
+pub(super) struct Shown {
+    screen: Screen,
+    markdown: Markdown,
+    /// What the last piece was; `None` before the first.
+    part: Option<Part>,
+    out: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Thoughts,
+    Content,
+    Call,
+}
+
+impl Shown {
+    pub(super) fn on(screen: Screen) -> Self {
+        Self {
+            screen,
+            markdown: Markdown::default(),
+            part: None,
+            out: String::new(),
+        }
+    }
+
+    /// Takes a piece; [`Self::flush`] shows it.
+    pub(super) fn take(&mut self, delta: Delta<'_>) {
+        match delta {
+            Delta::Content("") | Delta::Reasoning("") => {}
+            Delta::Content(text) => self.content(text),
+            Delta::Reasoning(text) => self.beside(Part::Thoughts, "thoughts: ", text),
+            Delta::ToolCall { name, .. } => {
+                self.part = self.part.filter(|part| *part != Part::Call);
+                self.beside(Part::Call, "call: ", &format!("{name} "));
+            }
+            Delta::Arguments { text, .. } => self.beside(Part::Call, "call: ", text),
+        }
+    }
+
+    /// Shows what was taken.
+    pub(super) fn flush(&mut self) {
+        if !self.out.is_empty() {
+            print(&self.out);
+            self.out.clear();
+        }
+    }
+
+    /// Shows the rest, and ends all styles.
+    pub(super) fn end(mut self) {
+        if self.screen == Screen::Colored {
+            self.markdown.finish(&mut self.out);
+        }
+        self.flush();
+    }
+
+    fn content(&mut self, text: &str) {
+        if self.part.is_some_and(|part| part != Part::Content) && self.screen != Screen::Pipe {
+            self.out.push_str("\n\n");
+        }
+        self.part = Some(Part::Content);
+        match self.screen {
+            Screen::Colored => self.markdown.feed(text, &mut self.out),
+            Screen::Plain => self.out.extend(text.chars().filter(|sign| is_shown(*sign))),
+            Screen::Pipe => self.out.push_str(text),
+        }
+    }
+
+    /// What is not the answer's text. It is nothing for a pipe.
+    fn beside(&mut self, part: Part, word: &str, text: &str) {
+        if self.screen == Screen::Pipe {
+            return;
+        }
+        if self.part != Some(part) {
+            if self.part.is_some() {
+                if self.screen == Screen::Colored {
+                    self.markdown.finish(&mut self.out);
+                }
+                self.out.push('\n');
+            }
+            self.part = Some(part);
+            if self.screen == Screen::Plain || part == Part::Call {
+                self.out.push_str(&self.screen.aside(word));
+            }
+        }
+        let text: String = text.chars().filter(|sign| is_shown(*sign)).collect();
+        self.out.push_str(&self.screen.aside(&text));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(screen: Screen, deltas: &[Delta<'_>]) -> String {
+        let mut shown = Shown::on(screen);
+        deltas.iter().for_each(|delta| shown.take(*delta));
+        shown.out
+    }
+
+    const ANSWER: [Delta<'_>; 6] = [
+        Delta::Reasoning("Hm"),
+        Delta::Reasoning("\x1b[2J."),
+        Delta::Content("I **look**."),
+        Delta::ToolCall {
+            index: 0,
+            name: "weather",
+            id: "",
+        },
+        Delta::Arguments {
+            index: 0,
+            text: "{}",
+        },
+        Delta::Content("x\x07"),
+    ];
+
+    #[test]
+    fn a_pipe_gets_the_text_alone() {
+        assert_eq!(shown(Screen::Pipe, &ANSWER), "I **look**.x\x07");
+    }
+
+    #[test]
+    fn a_terminal_without_colours_gets_words_in_their_place() {
+        assert_eq!(
+            shown(Screen::Plain, &ANSWER),
+            "thoughts: Hm[2J.\n\nI **look**.\ncall: weather {}\n\nx"
+        );
+    }
+
+    #[test]
+    fn thoughts_and_calls_are_dimmed() {
+        assert_eq!(
+            shown(Screen::Colored, &ANSWER[..4]),
+            "\x1b[2mHm\x1b[0m\x1b[2m[2J.\x1b[0m\n\nI \x1b[0m\x1b[1mlook\x1b[0m.\x1b[0m\n\x1b[2mcall: \x1b[0m\x1b[2mweather \x1b[0m"
+        );
+    }
+}

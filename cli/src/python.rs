@@ -1,0 +1,41 @@
+//! Commands of the Python package: `genset serve` and `genset deploy` are modules of it, since what they serve are classes in
+//! Python. This process becomes the interpreter.
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Names the interpreter.
+const PYTHON: &str = "GENSET_PYTHON";
+
+/// Becomes `python -m MODULE ARGUMENTS`; returns only when that cannot be.
+pub(crate) fn become_module(module: &str, arguments: &[OsString]) -> String {
+    let python = interpreter();
+    let error = Command::new(&python)
+        .args(["-m", module])
+        .args(arguments)
+        .exec();
+    format!(
+        "{} cannot be run ({error}); {PYTHON} names the interpreter that has the package genset",
+        python.display()
+    )
+}
+
+/// The interpreter that the package was installed with this program for: beside it. Else that of the virtual environment, else the
+/// one in PATH.
+fn interpreter() -> PathBuf {
+    if let Some(named) = env::var_os(PYTHON) {
+        return named.into();
+    }
+    let beside = env::current_exe()
+        .ok()
+        .and_then(|program| Some(program.parent()?.join("python3")));
+    let of_environment =
+        env::var_os("VIRTUAL_ENV").map(|folder| PathBuf::from(folder).join("bin/python3"));
+    let mut found = [beside, of_environment].into_iter().flatten();
+    found
+        .find(|python| python.is_file())
+        .unwrap_or_else(|| "python3".into())
+}

@@ -1,0 +1,167 @@
+//! `genset simulate`: a fleet in this process, in virtual time.
+
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use genset_backend_common::EngineError;
+use genset_engine_mocker::MockerArgs;
+use genset_simulate::{Fault, Kind, Load, Plan, Policy, Synthetic, simulate};
+
+use crate::input::print;
+
+pub(crate) const HELP: &str = "\
+Examples:
+  genset simulate
+  genset simulate --workers 64 --load agent --requests 20000 --rate 20 --plot ttft.svg
+  genset simulate --trace mooncake_trace.jsonl --workers 16 --policies round-robin,oracle --json
+  genset simulate --prefill-workers 0,2,3 --policies round-robin,kv
+  genset simulate --faults faults.json       where the file has [{\"at_s\": 10, \"worker\": 0, \"do\": \"crash\"}]
+
+Exit codes: 0 done, 2 usage, or a file that cannot be read or written.";
+
+/// The largest file that is read, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 30;
+
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArgs {
+    /// Workers, each a mocker
+    #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    workers: u32,
+    /// How an instance is chosen, with commas between them: modes of --router-mode, random, oracle
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "round-robin,random,least-loaded,kv,oracle"
+    )]
+    policies: Vec<String>,
+    /// Fleets to compare, with commas between them: of the workers, so many compute prompts and the others answer; 0 for workers
+    /// that do both
+    #[arg(
+        long,
+        value_name = "COUNTS",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    prefill_workers: Vec<usize>,
+    /// Conversations to make up
+    #[arg(long, value_enum, default_value_t = KindName::Chat, conflicts_with = "trace")]
+    load: KindName,
+    /// Conversations that begin in a second, on average
+    #[arg(
+        long,
+        default_value_t = 4.0,
+        value_name = "RATE",
+        conflicts_with = "trace"
+    )]
+    rate: f64,
+    /// JSON lines with requests that were recorded, in Mooncake's format
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Requests in all; of a trace, at most
+    #[arg(long, default_value = "2000", value_name = "COUNT")]
+    requests: NonZeroU64,
+    /// JSON file with what happens to workers: crash, stop, start
+    #[arg(long, value_name = "FILE")]
+    faults: Option<PathBuf>,
+    /// JSON or YAML file with the mockers' settings
+    #[arg(long, value_name = "FILE")]
+    extra_engine_args: Option<PathBuf>,
+    /// Varies load and chance; one seed gives the same figures
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// SVG file to write: the distribution of TTFT of each policy, and with faults what clients waited over time
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum KindName {
+    /// People who chat, with one of many system prompts
+    Chat,
+    /// Agents that call tools, with one of a few long prompts
+    Agent,
+}
+
+/// Simulates and prints; returns the exit code.
+///
+/// # Errors
+/// `InvalidArgument` or `Unsupported`, naming the flag or the file.
+pub(crate) fn perform(args: &SimulateArgs) -> Result<u8, EngineError> {
+    let report = simulate(&args.plan()?)?;
+    if let Some(path) = &args.plot {
+        std::fs::write(path, report.svg()).map_err(|error| {
+            let problem = format!("cannot write {}: {error}", path.display());
+            EngineError::invalid_argument("--plot", problem)
+        })?;
+    }
+    if args.json {
+        print(&(report.json() + "\n"));
+    } else {
+        print(&report.to_string());
+    }
+    Ok(0)
+}
+
+impl SimulateArgs {
+    fn plan(&self) -> Result<Plan, EngineError> {
+        let workers = usize::try_from(self.workers).unwrap_or(usize::MAX);
+        let policies = self.policies.iter().map(|name| name.parse());
+        let policies = policies.collect::<Result<Vec<Policy>, EngineError>>()?;
+        let faults = match &self.faults {
+            Some(path) => Fault::read_script(&read("--faults", path)?, workers)?,
+            None => Vec::new(),
+        };
+        let engine = match &self.extra_engine_args {
+            Some(path) => MockerArgs::load(path)?,
+            None => MockerArgs::default(),
+        };
+        Ok(Plan {
+            workers,
+            engine,
+            load: self.load()?,
+            faults,
+            policies,
+            prefill_workers: self.prefill_workers.clone(),
+            seed: self.seed,
+        })
+    }
+
+    fn load(&self) -> Result<Load, EngineError> {
+        let requests = self.requests.get();
+        if let Some(path) = &self.trace {
+            return Load::read_trace(&read("--trace", path)?, requests);
+        }
+        if !(self.rate.is_finite() && self.rate > 0.0) {
+            let problem = format!("must be a finite number above 0, got {}", self.rate);
+            return Err(EngineError::invalid_argument("--rate", problem));
+        }
+        Ok(Load::Synthetic(Synthetic {
+            kind: match self.load {
+                KindName::Chat => Kind::Chat,
+                KindName::Agent => Kind::Agent,
+            },
+            sessions_per_s: self.rate,
+            requests,
+        }))
+    }
+}
+
+fn read(flag: &str, path: &Path) -> Result<String, EngineError> {
+    let bad = |problem: String| {
+        EngineError::invalid_argument(flag, format!("{}: {problem}", path.display()))
+    };
+    let size = std::fs::metadata(path)
+        .map_err(|error| bad(error.to_string()))?
+        .len();
+    if size > MAX_FILE_BYTES {
+        return Err(bad(format!(
+            "has {size} bytes; the limit is {MAX_FILE_BYTES}"
+        )));
+    }
+    std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))
+}

@@ -1,0 +1,188 @@
+//! `in=batch`: prompts in files, answers in `output.jsonl`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{Ended, genset, run_with, soon};
+
+fn words(path: &Path) -> String {
+    format!("in=batch:{}", path.display())
+}
+
+async fn batch(path: &Path, further: &[&str]) -> Ended {
+    let words = words(path);
+    run_with(genset(&[&["run", &words], further].concat()), b"").await
+}
+
+fn output(folder: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(folder.join("output.jsonl")).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn prompts(count: usize) -> String {
+    let line = |number| format!("{}\n", json!({"text": format!("prompt {number}")}));
+    (0..count).map(line).collect()
+}
+
+#[tokio::test]
+async fn prompts_are_answered_in_their_order() {
+    let folder = TempDir::new().unwrap();
+    let input = folder.path().join("prompts.jsonl");
+    let lines = [
+        r#"{"text": "What is the capital of France?"}"#,
+        "",
+        r#"{"text": "What is the capital of France?", "max_tokens": 2}"#,
+        "no json",
+        r#"{"prompt": "Hello"}"#,
+        r#"{"text": "Hello", "max_tokens": "many"}"#,
+        // The last line may have no end.
+        r#"{"text": "What is the capital of Spain?"}"#,
+    ];
+    fs::write(&input, lines.join("\n")).unwrap();
+    let ended = batch(&input, &[]).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended.stderr.contains("3 of 6 prompts have no answer"),
+        "{ended:?}"
+    );
+    assert!(ended.stdout.contains("6, 3 without an answer"), "{ended:?}");
+    let output = output(folder.path());
+    let responses: Vec<&str> = output
+        .iter()
+        .map(|line| line["response"].as_str().unwrap_or("-"))
+        .collect();
+    let france = "The capital of France is Paris.";
+    let spain = "The capital of Spain is Madrid.";
+    assert_eq!(responses, [france, "The capital", "-", "-", "-", spain]);
+    assert_eq!(output[1]["tokens_out"], 2);
+    assert!(output[0]["tokens_in"].as_u64() > Some(5), "{output:?}");
+    assert!(output[0]["elapsed_ms"].is_u64(), "{output:?}");
+    for (line, expected) in [(2, "line 4"), (3, "\"text\""), (4, "max_tokens")] {
+        let error = output[line]["error"].as_str().unwrap();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert!(!folder.path().join("output.jsonl.part").exists());
+}
+
+#[tokio::test]
+async fn a_folder_stands_for_its_files() {
+    let folder = TempDir::new().unwrap();
+    let empty = batch(folder.path(), &["out=echo_full", "--model-name=m"]).await;
+    assert_eq!(empty.code, Some(1), "{empty:?}");
+    assert!(
+        empty.stderr.contains("no file that ends in .jsonl"),
+        "{empty:?}"
+    );
+    fs::write(folder.path().join("b.jsonl"), r#"{"text": "third"}"#).unwrap();
+    fs::write(
+        folder.path().join("a.jsonl"),
+        "{\"text\": \"first\"}\n{\"text\": \"second\"}\n",
+    )
+    .unwrap();
+    fs::write(folder.path().join("output.jsonl"), "of an earlier run").unwrap();
+    let ended = batch(folder.path(), &["out=echo_full", "--model-name=m"]).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let output = output(folder.path());
+    let responses: Vec<&Value> = output.iter().map(|line| &line["response"]).collect();
+    assert_eq!(responses, ["first", "second", "third"]);
+}
+
+#[tokio::test]
+async fn an_interrupted_run_is_continued() {
+    // So many that no run is over before it is interrupted, on whatever machine.
+    const COUNT: usize = 2000;
+    let folder = TempDir::new().unwrap();
+    let input = folder.path().join("prompts.jsonl");
+    fs::write(&input, prompts(COUNT)).unwrap();
+    let part = folder.path().join("output.jsonl.part");
+    let engine = ["out=echo_full", "--model-name=m", "--batch-concurrency=2"];
+    // SIGINT would be ignored where the tests run in the background of a shell.
+    for signal in [Signal::TERM, Signal::KILL] {
+        let input = words(&input);
+        let slow = ["run", &input, "--token-echo-delay-ms=50"];
+        let words = [&slow[..], &engine[..]].concat();
+        let before = noted(&part);
+        let child = genset(&words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child
+            .id()
+            .and_then(|id| Pid::from_raw(id.cast_signed()))
+            .unwrap();
+        soon(async {
+            while noted(&part) < before + 2 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        kill_process(pid, signal).unwrap();
+        let ended = soon(child.wait_with_output()).await.unwrap();
+        let code = (signal == Signal::TERM).then_some(3);
+        assert_eq!(ended.status.code(), code, "{ended:?}");
+        assert!(!folder.path().join("output.jsonl").exists());
+    }
+    // What a crash cut off is no answer.
+    let mut torn = fs::read(&part).unwrap();
+    torn.extend(b"{\"prompt\":1999,\"line\":{\"te");
+    fs::write(&part, torn).unwrap();
+    let before = noted(&part);
+    let ended = batch(
+        &input,
+        &[&engine[..], &["--token-echo-delay-ms=0"]].concat(),
+    )
+    .await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let told = format!("{before} of {COUNT} prompts were answered before");
+    assert!(ended.stderr.contains(&told), "{told}: {ended:?}");
+    let asked = format!("{}, 0 without an answer", COUNT - before);
+    assert!(ended.stdout.contains(&asked), "{asked}: {ended:?}");
+    let output = output(folder.path());
+    assert_eq!(output.len(), COUNT);
+    for (number, line) in output.iter().enumerate() {
+        assert_eq!(line["response"], format!("prompt {number}"));
+    }
+    assert!(!part.exists());
+}
+
+/// How many answers are noted, less the first line, which says whose they are.
+fn noted(part: &Path) -> usize {
+    let text = fs::read_to_string(part).unwrap_or_default();
+    text.matches('\n').count().saturating_sub(1)
+}
+
+#[tokio::test]
+async fn answers_to_other_prompts_are_kept_apart() {
+    let folder = TempDir::new().unwrap();
+    let input = folder.path().join("prompts.jsonl");
+    fs::write(&input, prompts(2)).unwrap();
+    let head = json!({"input": "of another", "prompts": 2});
+    fs::write(folder.path().join("output.jsonl.part"), format!("{head}\n")).unwrap();
+    let ended = batch(&input, &["out=echo_full", "--model-name=m"]).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended.stderr.contains("remove it to begin anew"),
+        "{ended:?}"
+    );
+    for (path, expected) in [
+        ("none.jsonl", "cannot be read"),
+        ("output.jsonl", "cannot be read"),
+    ] {
+        let ended = batch(
+            &folder.path().join(path),
+            &["out=echo_full", "--model-name=m"],
+        )
+        .await;
+        assert!(ended.stderr.contains(expected), "{ended:?}");
+    }
+}

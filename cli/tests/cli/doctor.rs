@@ -1,0 +1,111 @@
+//! `genset doctor`: what it says of ports, secrets and servers, and its exit code.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::process::Command;
+
+use crate::support::{Ended, genset, run_with};
+
+/// Without programs that it could ask, and with a cache of its own.
+fn doctor(words: &[&str], folder: &tempfile::TempDir) -> Command {
+    let mut command = genset(&["doctor"]);
+    command
+        .args(words)
+        .env("HF_HOME", folder.path())
+        .env("PATH", "/nowhere");
+    command
+        .arg("--discovery-path")
+        .arg(folder.path().join("discovery"));
+    command
+}
+
+fn finding<'a>(report: &'a Value, says: &str) -> &'a Value {
+    let findings = report["findings"].as_array().expect("as it prints JSON");
+    let found = findings.iter().find(|finding| {
+        finding["what"]
+            .as_str()
+            .expect("as it prints JSON")
+            .contains(says)
+    });
+    found.unwrap_or_else(|| panic!("nothing says {says:?}: {report:#}"))
+}
+
+fn report(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended:?}"))
+}
+
+#[tokio::test]
+async fn what_is_well_and_what_is_not_is_told_with_what_mends_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let secret = folder.path().join("secret");
+    fs::write(&secret, "s3cret-of-32-bytes-0123456789abcd").unwrap();
+    fs::set_permissions(&secret, Permissions::from_mode(0o644)).unwrap();
+    let secret = secret.to_str().unwrap();
+    let words = ["--json", "--http-port", &port, "--wire-secret-file", secret];
+    let ended = run_with(doctor(&words, &folder), b"").await;
+    assert_eq!(ended.code, Some(1), "a port is taken: {ended:?}");
+    let report = report(&ended);
+    let port = finding(&report, "for HTTP is taken by cli");
+    assert_eq!(port["level"], "problem");
+    assert!(port["mend"].as_str().unwrap().contains("--http-port"));
+    let secret = finding(&report, "others can read");
+    assert_eq!(secret["level"], "warning");
+    assert!(secret["mend"].as_str().unwrap().starts_with("chmod 600 /"));
+    for (says, level) in [
+        (" cores", "ok"),
+        ("discovery in ", "ok"),
+        ("0 models from the hub", "ok"),
+        ("out=vllm: not installed", "ok"),
+    ] {
+        assert_eq!(finding(&report, says)["level"], level, "{says}");
+    }
+    assert!(!ended.stdout.contains("s3cret"));
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_a_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.toml");
+    fs::write(&keys, "no = 1").unwrap();
+    let mut command = doctor(
+        &["--http-port=0", "--api-keys", keys.to_str().unwrap()],
+        &folder,
+    );
+    // A port that this test has, and on which nobody answers as those servers do.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap();
+    drop(silent);
+    command.env("NATS_SERVER", format!("nats://{address}"));
+    let ended = run_with(command, b"").await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    for expected in [
+        &format!("problem  NATS at {address}"),
+        "-> start nats-server",
+        "keys.toml",
+        "2 problems, ",
+    ] {
+        assert!(
+            ended.stdout.contains(expected),
+            "{expected}: {}",
+            ended.stdout
+        );
+    }
+    assert!(!ended.stdout.contains('\x1b'), "no colours in a pipe");
+}
+
+#[tokio::test]
+async fn a_machine_that_is_well_ends_with_0() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = run_with(doctor(&["--http-port=0"], &folder), b"").await;
+    assert!(
+        ended.stdout.starts_with("Machine\n  ok       "),
+        "{ended:?}"
+    );
+    assert!(ended.stdout.contains("\n0 problems, "), "{ended:?}");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}

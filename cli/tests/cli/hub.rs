@@ -1,0 +1,137 @@
+//! Models by name: what is in the hub's cache is served, listed and deleted. No test here asks a hub; the crate `genset-hub`
+//! tests that with one of its own.
+
+use std::fs;
+use std::path::Path;
+
+use tempfile::TempDir;
+use tokio::process::Command;
+
+use crate::support::{Ended, Server, genset, run_with, tiny_chat};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A cache with tiny-chat under the name `org/tiny`, as the hub's own tools leave it.
+fn cache() -> TempDir {
+    let cache = tempfile::tempdir().expect("a folder to write to");
+    let repo = cache.path().join("models--org--tiny");
+    let snapshot = repo.join("snapshots").join(COMMIT);
+    for folder in [repo.join("blobs"), repo.join("refs"), snapshot.clone()] {
+        fs::create_dir_all(folder).expect("a folder to write to");
+    }
+    fs::write(repo.join("refs/main"), COMMIT).expect("a folder to write to");
+    for file in fs::read_dir(tiny_chat())
+        .expect("a folder to write to")
+        .flatten()
+    {
+        let name = file.file_name();
+        if file.path().is_dir() {
+            continue;
+        }
+        fs::copy(file.path(), repo.join("blobs").join(&name)).expect("a folder to write to");
+        let target = Path::new("../../blobs").join(&name);
+        std::os::unix::fs::symlink(target, snapshot.join(name)).expect("a folder to write to");
+    }
+    cache
+}
+
+fn offline(words: &[&str], cache: &TempDir) -> Command {
+    let mut command = genset(words);
+    command
+        .env("HF_HUB_CACHE", cache.path())
+        .env("HF_HUB_OFFLINE", "1");
+    command
+}
+
+async fn ended(words: &[&str], cache: &TempDir) -> Ended {
+    run_with(offline(words, cache), b"Hello").await
+}
+
+#[tokio::test]
+async fn a_model_is_served_under_the_name_that_it_has_on_the_hub() {
+    let cache = cache();
+    let words = ["in=http", "out=sample", "--http-port=0", "org/tiny"];
+    let server = Server::spawn(offline(&words, &cache)).await;
+    let models = server.get("/v1/models").await.body;
+    assert!(models.contains("\"id\":\"org/tiny\""), "{models}");
+    server.stop().await;
+    for words in [
+        &["run", "in=stdin", "hf://org/tiny"][..],
+        &[
+            "in=stdin",
+            "out=echo_core",
+            "org/tiny@main",
+            "--model-name=x",
+        ],
+    ] {
+        let ended = ended(words, &cache).await;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_told_with_the_next_step() {
+    let cache = cache();
+    let missing = ended(&["in=stdin", "out=sample", "org/other"], &cache).await;
+    assert_eq!(missing.code, Some(2));
+    assert!(
+        missing.stderr.contains("HF_HUB_OFFLINE")
+            && missing.stderr.contains("genset pull org/other"),
+        "{missing:?}"
+    );
+    let missing = ended(&["in=stdin", "out=llamacpp", "org/tiny:Q2_K"], &cache).await;
+    assert!(
+        missing.code == Some(2) && missing.stderr.contains("org/tiny"),
+        "{missing:?}"
+    );
+    let mut unreachable = genset(&["pull", "org/other"]);
+    unreachable
+        .env("HF_HUB_CACHE", cache.path())
+        .env("HF_ENDPOINT", "http://127.0.0.1:9");
+    let unreachable = run_with(unreachable, b"").await;
+    assert_eq!(unreachable.code, Some(2), "{unreachable:?}");
+    assert!(
+        unreachable
+            .stderr
+            .contains("http://127.0.0.1:9 cannot be reached"),
+        "{unreachable:?}"
+    );
+    // Nobody is asked for what is only shown.
+    let shown = ended(&["run", "org/other", "--print-config"], &cache).await;
+    assert!(
+        shown.code == Some(0) && shown.stdout.contains("model = \"org/other\""),
+        "{shown:?}"
+    );
+}
+
+#[tokio::test]
+async fn models_are_listed_and_deleted() {
+    let cache = cache();
+    let listed = ended(&["list"], &cache).await;
+    assert!(
+        listed.stdout.starts_with("MODEL ") && listed.stdout.contains("org/tiny "),
+        "{listed:?}"
+    );
+    let listed = ended(&["list", "--json"], &cache).await;
+    let listed: serde_json::Value = serde_json::from_str(&listed.stdout).unwrap();
+    assert_eq!(listed[0]["model"], "org/tiny");
+    assert!(
+        listed[0]["bytes"].as_u64().unwrap() > 1000 && listed[0]["is_partial"] == false,
+        "{listed}"
+    );
+    let pulled = ended(&["pull", "org/tiny"], &cache).await;
+    let path = Path::new(pulled.stdout.trim_end());
+    assert!(
+        path.ends_with(COMMIT) && path.join("config.json").exists(),
+        "{pulled:?}"
+    );
+    let removed = ended(&["rm", "org/none", "org/tiny"], &cache).await;
+    assert_eq!(removed.code, Some(1), "one was not there: {removed:?}");
+    assert!(
+        removed.stdout.starts_with("deleted org/tiny, "),
+        "{removed:?}"
+    );
+    assert!(removed.stderr.contains("there is org/tiny"), "{removed:?}");
+    let listed = ended(&["list"], &cache).await;
+    assert!(listed.stdout.contains("genset pull ORG/NAME"), "{listed:?}");
+}

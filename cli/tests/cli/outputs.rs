@@ -1,0 +1,112 @@
+//! Standard output and standard error that cannot be written change no exit code.
+
+use std::fs::File;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::Command;
+
+use crate::support::{genset, run, send_signal, soon};
+
+/// A pipe that nobody reads, as behind `| head -1` once that has its line.
+fn unread() -> Stdio {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.into()
+}
+
+/// A disk without room.
+fn full() -> Stdio {
+    let device = File::options().write(true).open("/dev/full").unwrap();
+    device.into()
+}
+
+/// The same command where both outputs are closed, as by `>&- 2>&-`.
+fn closed(command: &Command) -> Command {
+    let command = command.as_std();
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", "exec \"$0\" \"$@\" >&- 2>&-"]);
+    shell.arg(command.get_program()).args(command.get_args());
+    shell.env_clear().kill_on_drop(true);
+    shell
+}
+
+async fn code(mut command: Command, input: &[u8]) -> Option<i32> {
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A program that reads nothing may be gone already.
+    drop(stdin.write_all(input).await);
+    drop(stdin);
+    soon(child.wait()).await.unwrap().code()
+}
+
+#[tokio::test]
+async fn outputs_that_cannot_be_written_change_no_exit_code() {
+    let ask: &[&str] = &["run", "in=stdin", "out=echo_full", "-vv"];
+    let cases: [(&[&str], &[u8], i32); 12] = [
+        (ask, b"hello", 0),
+        (ask, b"", 1),
+        (
+            &["run", "in=stdin", "out=cmd:/no/such/program"],
+            b"hello",
+            1,
+        ),
+        (&["run", "in=text", "out=echo_full"], b"hello\n/help\n", 0),
+        (&["run", "in=nowhere"], b"", 2),
+        (&["run", "in=http", "--http-port", "no"], b"", 2),
+        (&["--no-such-flag"], b"", 2),
+        (&["--help"], b"", 0),
+        (&["key", "team-a"], b"", 0),
+        (&["run", "--print-config"], b"", 0),
+        (&["conform", "list"], b"", 0),
+        (&["bench", "engine", "/no/such/model"], b"", 2),
+    ];
+    let ended = cases.map(|(words, input, expected)| async move {
+        let command = |output: fn() -> Stdio| {
+            let mut command = genset(words);
+            command.stdout(output()).stderr(output());
+            command
+        };
+        assert_eq!(
+            code(command(unread), input).await,
+            Some(expected),
+            "unread: {words:?}"
+        );
+        assert_eq!(
+            code(command(full), input).await,
+            Some(expected),
+            "full: {words:?}"
+        );
+        let command = closed(&genset(words));
+        assert_eq!(
+            code(command, input).await,
+            Some(expected),
+            "closed: {words:?}"
+        );
+    });
+    futures_util::future::join_all(ended).await;
+}
+
+#[tokio::test]
+async fn a_server_whose_log_nobody_reads_serves_and_ends_well() {
+    let mut command = genset(&["run", "in=http", "out=echo_full", "--http-port", "0", "-vv"]);
+    command.stdout(Stdio::piped()).stderr(unread());
+    let mut child = command.spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("listening on ") {
+        line.clear();
+        assert!(soon(stdout.read_line(&mut line)).await.unwrap() > 0);
+    }
+    drop(stdout);
+    send_signal(&child, Signal::TERM);
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
+}
+
+/// What the cases above rely on: the same words with outputs that can be written.
+#[tokio::test]
+async fn the_same_error_is_told_where_it_can_be() {
+    let ended = run(&["run", "in=nowhere"]).await;
+    assert_eq!((ended.code, ended.stderr.is_empty()), (Some(2), false));
+}

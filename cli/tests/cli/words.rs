@@ -1,0 +1,70 @@
+//! The words as people type them who come from elsewhere.
+
+use crate::support::{genset, run, run_with, tiny_chat};
+
+#[tokio::test]
+async fn run_may_be_left_out() {
+    let mut command = genset(&["in=stdin", "out=echo_full", "--model-name=m"]);
+    command.env("DYN_TOKEN_ECHO_DELAY_MS", "0");
+    let ended = run_with(command, b"Hello there").await;
+    assert_eq!(
+        (ended.code, ended.stdout.trim()),
+        (Some(0), "Hello there"),
+        "{ended:?}"
+    );
+    let ended = run(&["rnu", "in=stdin"]).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("'rnu'"), "{ended:?}");
+}
+
+/// The usage line of `dynamo-run`, with the values that it shows.
+#[tokio::test]
+async fn values_that_choose_nothing_are_taken_by_every_engine() {
+    let usual = [
+        "--tensor-parallel-size=1",
+        "--num-nodes=1",
+        "--node-rank=0",
+        "--leader-addr=127.0.0.1:9876",
+        "--base-gpu-id=0",
+        "--verbosity",
+    ];
+    for engine in ["out=echo_full", "out=sample"] {
+        let words = ["in=stdin", engine, "--model-name=m", "--print-config"];
+        let ended = run(&[&words[..], &usual[..]].concat()).await;
+        assert_eq!(ended.code, Some(0), "{engine}: {ended:?}");
+    }
+    let ended = run(&["in=stdin", "out=sample", "--base-gpu-id=1"]).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("--base-gpu-id"), "{ended:?}");
+}
+
+#[tokio::test]
+async fn another_engines_word_is_told_who_answers() {
+    let model = tiny_chat();
+    let words = ["in=stdin", "out=mistralrs", model.to_str().expect("UTF-8")];
+    let ended = run_with(genset(&words), b"What is the capital of France?").await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("Paris"), "{ended:?}");
+    assert!(ended.stderr.contains("no mistral.rs"), "{ended:?}");
+    let ended = run(&["in=stdin", "--custom-jinja-template=/no/such.jinja"]).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("/no/such.jinja"), "{ended:?}");
+}
+
+#[tokio::test]
+async fn the_log_is_set_by_either_name() {
+    let words = ["in=stdin", "out=echo_full", "--model-name=m"];
+    let log = |variables: &'static [(&str, &str)]| async move {
+        let mut command = genset(&words);
+        command.envs(variables.iter().copied());
+        run_with(command, b"Hello").await.stderr
+    };
+    let quiet = log(&[]).await;
+    let loud = log(&[("DYN_LOG", "debug")]).await;
+    assert!(
+        loud.lines().count() > quiet.lines().count(),
+        "{quiet} {loud}"
+    );
+    let ours = log(&[("GENSET_LOG", "error"), ("DYN_LOG", "debug")]).await;
+    assert!(ours.lines().count() < loud.lines().count(), "{ours} {loud}");
+}

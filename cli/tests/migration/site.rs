@@ -1,0 +1,178 @@
+//! [`Site`]: workers, router and server in this process.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
+use genset_backend_common::{LLMEngine, MetricsRegistry};
+use genset_frontend::text::TextTokenizer;
+use genset_frontend::{FrontendConfig, FrontendServer};
+use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
+use serde_json::Value;
+
+use crate::cut::{Cuts, Cutting};
+use crate::support::{Exchange, soon, tiny_chat};
+
+/// Instances of a site: an answer may break twice and still has one to go to.
+const WORKERS: u64 = 3;
+
+pub(crate) struct Site {
+    runtime: Runtime,
+    server: FrontendServer,
+    workers: Vec<WorkerHandle>,
+    cuts: Cuts,
+}
+
+pub(crate) fn folder() -> ModelFolder {
+    ModelFolder::load(&tiny_chat()).expect("the test model is in the repository")
+}
+
+/// The tokens of a text of the test model.
+pub(crate) fn encode(text: &str) -> Vec<u32> {
+    let folder = folder();
+    let mut artifacts = folder.artifacts.iter();
+    let file = artifacts.find(|artifact| artifact.reference.name == "tokenizer.json");
+    let tokenizer = TextTokenizer::from_bytes(&file.expect("a tokenizer").content);
+    tokenizer.expect("it is valid").encode(text, false).unwrap()
+}
+
+impl Site {
+    /// Starts workers of `engine`, all alike, and a server.
+    pub(crate) async fn start(
+        engine: impl Fn() -> Arc<dyn LLMEngine>,
+        config: impl FnOnce(&mut WorkerConfig),
+    ) -> Self {
+        let runtime = Runtime::in_process();
+        let cuts = Cuts::default();
+        let mut worker_config = WorkerConfig {
+            model_name: Some("tiny-chat".into()),
+            artifacts: folder().artifacts,
+            canary: CanaryConfig {
+                interval: None,
+                ..CanaryConfig::default()
+            },
+            ..WorkerConfig::default()
+        };
+        config(&mut worker_config);
+        let mut workers = Vec::new();
+        for id in 1..=WORKERS {
+            let registrar = RuntimeRegistrar::new(runtime.clone(), EndpointName::default());
+            let engine = Arc::new(Cutting::new(engine(), Arc::clone(&cuts)));
+            let config = worker_config.clone();
+            let metrics = MetricsRegistry::default();
+            let worker = Worker::new(id, engine, config, Arc::new(registrar), metrics).spawn();
+            soon(worker.ready()).await.expect("the worker starts");
+            workers.push(worker);
+        }
+        let config = FrontendConfig {
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            access_log: false,
+            ..FrontendConfig::default()
+        };
+        let server = FrontendServer::bind(&runtime, config).await;
+        let server = server.expect("a port is free");
+        soon(server.models().any()).await.expect("the model");
+        Self {
+            runtime,
+            server,
+            workers,
+            cuts,
+        }
+    }
+
+    /// The answer to a request whose answers break at `cuts`; without what no two answers have in common.
+    pub(crate) async fn ask(&self, path: &str, body: &Value, cuts: &[u32]) -> Answer {
+        *self.cuts.lock() = cuts.to_vec();
+        let before = self.moves();
+        let body = body.to_string();
+        let exchange = Exchange::begin(self.server.address(), "POST", path, &body).await;
+        let response = exchange.response().await;
+        self.cuts.lock().clear();
+        assert_eq!(response.status, 200, "{path} {body}: {}", response.body);
+        let mut parts: Vec<Value> = if response.body.starts_with('{') {
+            vec![serde_json::from_str(&response.body).expect("JSON")]
+        } else {
+            let lines = response.body.lines();
+            let data = lines.filter_map(|line| line.strip_prefix("data: "));
+            data.map(|data| serde_json::from_str(data).unwrap_or_else(|_| data.into()))
+                .collect()
+        };
+        parts.iter_mut().for_each(forget);
+        Answer {
+            parts,
+            moves: self.moves() - before,
+        }
+    }
+
+    /// Moves so far, of all requests.
+    fn moves(&self) -> u64 {
+        let text = self.runtime.metrics().encode();
+        let lines = text
+            .lines()
+            .filter(|line| line.starts_with("genset_migrations_total"));
+        lines
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+            .sum()
+    }
+
+    /// Ends everything; nothing may be left.
+    pub(crate) async fn close(self) {
+        let kept = self.runtime.metrics().encode();
+        assert!(kept.contains("genset_migration_kept_bytes 0\n"), "{kept}");
+        soon(self.server.shutdown(Duration::from_secs(30))).await;
+        for worker in self.workers {
+            let report = soon(worker.shutdown()).await;
+            assert!(report.error.is_none(), "{report:?}");
+        }
+        soon(self.runtime.shutdown()).await;
+        assert_eq!(self.runtime.tasks(), 0);
+    }
+}
+
+/// An answer, as far as two runs can have it in common.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) parts: Vec<Value>,
+    /// How often it moved.
+    pub(crate) moves: u64,
+}
+
+impl Answer {
+    /// The tokens that were generated, by its usage.
+    pub(crate) fn tokens(&self) -> u32 {
+        let names = ["completion_tokens", "output_tokens"];
+        let counts = self.parts.iter().flat_map(|part| {
+            let usages = [&part["usage"], &part["response"]["usage"]];
+            usages
+                .into_iter()
+                .flat_map(move |usage| names.map(|name| usage[name].as_u64()))
+        });
+        let count = counts.flatten().max().expect("a usage");
+        u32::try_from(count).unwrap()
+    }
+}
+
+/// Fields that differ from one run to the next: ids, times, and what a cache happened to hold.
+const FORGOTTEN: [&str; 9] = [
+    "id",
+    "created",
+    "created_at",
+    "completed_at",
+    "item_id",
+    "response_id",
+    "call_id",
+    "cached_tokens",
+    "cache_read_input_tokens",
+];
+
+fn forget(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|name, _| !FORGOTTEN.contains(&name.as_str()));
+            fields.values_mut().for_each(forget);
+        }
+        Value::Array(values) => values.iter_mut().for_each(forget),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
