@@ -57,6 +57,7 @@ ASKING = {
     "user": {"user": "a"},
     "safety_identifier": {"safety_identifier": "a"},
     "prompt_cache_key": {"prompt_cache_key": "a"},
+    "cache_salt": {"cache_salt": "a"},
     "prompt_cache_options": {"prompt_cache_options": {"mode": "explicit"}},
     "prompt_cache_retention": {"prompt_cache_retention": "24h"},
     "genset": {"genset": {"ignore_eos": True}},

@@ -11,6 +11,7 @@ import pytest
 
 from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions
 from genset._convert import Answer, request_from_wire
+from genset._model_files import context_length
 from genset._frames import Decoder, Kind, ProtocolError, encode, encode_batch, pack, unpack_request
 from genset.backend import BINARY_VARIABLE, engine_command, find_binary, worker_command
 
@@ -64,9 +65,10 @@ def test_the_engines_own_usage_wins() -> None:
     assert item["finished"]["usage"] == {"prompt_tokens": 9, "completion_tokens": 8, "cached_tokens": 4}
 
 
-def test_a_reason_nobody_knows_is_an_error() -> None:
-    with pytest.raises(exceptions.Internal, match="because"):
-        answer({}, {"finish_reason": "because"})
+def test_a_reason_nobody_knows_is_a_stop_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    (item,) = answer({}, {"finish_reason": "because"})
+    assert item["finished"]["reason"] == "stop"
+    assert "finish_reason 'because' is none of cancelled, content_filter, length, stop" in caplog.text
 
 
 def test_requests_have_the_keys_of_their_input() -> None:
@@ -99,6 +101,20 @@ def test_every_exception_has_its_own_kind() -> None:
     assert len({cls.kind for cls in classes}) == len(classes) == 13
     wire = exceptions.Overloaded("later", field="f", retry_after=1.5).to_wire()
     assert wire["details"] == {"field": "f", "retry_after": {"secs": 1, "nanos": 500_000_000}}
+
+
+def test_run_is_found_where_others_look_for_it() -> None:
+    from genset.backend import run
+    from genset.backend.run import run as same  # type: ignore[import-not-found]
+
+    assert same is run
+
+
+def test_the_context_of_a_model_is_in_its_files(tmp_path: Path) -> None:
+    assert context_length(str(tmp_path)) is None
+    for text, expected in [('{"max_position_embeddings": 2048}', 2048), ("[]", None), ("{", None), ("{}", None)]:
+        (tmp_path / "config.json").write_text(text)
+        assert context_length(str(tmp_path)) == expected
 
 
 def test_a_config_without_a_context_length_names_the_field() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import socket
 from collections.abc import Coroutine
 from typing import Any
 
+from genset import _model_files
 from genset._channel import Channel, kill_group
 from genset._convert import Answer, request_from_wire
 from genset._frames import (
@@ -41,8 +43,9 @@ _NIL = b"\xc0"
 class Child:
     """Serves one engine until the worker lets it go."""
 
-    def __init__(self, engine: LLMEngine, sock: socket.socket) -> None:
+    def __init__(self, engine: LLMEngine, sock: socket.socket, model_path: str = "") -> None:
         self._engine = engine
+        self._model_path = model_path
         self._loop = asyncio.get_running_loop()
         self._channel = Channel(sock, self._loop, self._on_frames, self._on_end)
         self._streams: dict[int, Stream] = {}
@@ -233,6 +236,11 @@ class Child:
 
         self._engine.worker = WorkerHandle(self._queue_event, progress, body.get("role", "aggregated"))
         config = await self._engine.start(body["worker_id"])
+        if config.context_length is None:
+            length = _model_files.context_length(self._model_path or config.model)
+            if length is None:
+                logger.warning("neither the engine nor the model's files give a context_length; requests of any length are let through")
+            config = dataclasses.replace(config, context_length=length or _model_files.UNBOUNDED_TOKENS)
         await self._item(stream, {"config": config.to_wire()})
         logger.info("engine started: %s", config.model)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 import msgpack
@@ -9,6 +10,8 @@ import msgpack
 from genset._frames import pack
 from genset.exceptions import Internal
 from genset.types import GenerateChunk, GenerateRequest, OutputOptions, SamplingOptions, StopConditions
+
+logger = logging.getLogger(__name__)
 
 _REASONS = {
     "stop": "stop",
@@ -38,6 +41,7 @@ def request_from_wire(wire: dict[str, Any]) -> GenerateRequest:
         "output_options": cast(OutputOptions, wire.get("output") or {}),
         "guided_decoding": _guided(wire.get("guided")),
         "priority": wire.get("priority", 0),
+        "cache_salt": wire.get("cache_salt"),
         "adapter": wire.get("adapter"),
         "transfer": wire.get("transfer"),
         "resumed_tokens": wire.get("resumed_tokens", 0),
@@ -75,7 +79,7 @@ def request_to_wire(request: GenerateRequest) -> dict[str, Any]:
     guided = request.get("guided_decoding")
     if guided:
         wire["guided"] = "json_object" if "json_object" in guided else guided
-    for key in ("priority", "adapter", "data_parallel_rank", "annotations"):
+    for key in ("priority", "cache_salt", "adapter", "data_parallel_rank", "annotations"):
         if request.get(key) is not None:
             wire[key] = request[key]
     return wire
@@ -109,6 +113,10 @@ class Answer:
         plain = self.plain(chunk)
         return [pack(item) for item in self._maps(chunk)] if plain is None else [plain]
 
+    def finish(self) -> list[bytes]:
+        """Nothing: ending without a finish reason is the worker's to report."""
+        return []
+
     def _maps(self, chunk: GenerateChunk) -> list[dict[str, Any]]:
         reason = chunk.get("finish_reason")
         items: list[dict[str, Any]] = []
@@ -135,7 +143,9 @@ class Answer:
     def _finished(self, chunk: GenerateChunk, reason: str, last: dict[str, Any]) -> dict[str, Any]:
         known = _REASONS.get(reason.lower())
         if known is None:
-            raise Internal(f"finish_reason {reason!r} is none of {', '.join(sorted(set(_REASONS.values())))}")
+            known = "stop"
+            names = ", ".join(sorted(set(_REASONS.values())))
+            logger.warning("finish_reason %r is none of %s; it counts as stop", reason, names)
         usage = chunk.get("completion_usage") or {}
         self.is_finished = True
         finished: dict[str, Any] = {

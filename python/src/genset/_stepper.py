@@ -200,5 +200,5 @@ def as_engine_error(error: Exception) -> EngineError:
     """The error that a request ends with. To be called where `error` is handled: it logs one that is no genset error."""
     if isinstance(error, EngineError):
         return error
-    logger.exception("an exception that is no genset error")
+    logger.warning("a request failed with an exception that is no genset error", exc_info=True)
     return Internal(f"{type(error).__name__}: {error}")

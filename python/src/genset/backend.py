@@ -10,12 +10,18 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
+import types
 from pathlib import Path
 
 from genset import _logging
 from genset._channel import ORPHAN_GRACE_S
 from genset._child import Child
 from genset.engine import LLMEngine, WorkerConfig
+
+# `from genset.backend.run import run` is how programs that come from Dynamo write it.
+_as_module = types.ModuleType(f"{__name__}.run")
+sys.modules[_as_module.__name__] = _as_module
 
 FD_VARIABLE = "GENSET_ENGINE_FD"
 """Names the socket, in a process that a worker started."""
@@ -43,6 +49,9 @@ def run(engine_class: type[LLMEngine], argv: list[str] | None = None) -> None:
     os.execv(command[0], command)
 
 
+_as_module.__dict__["run"] = run
+
+
 def watch_leash() -> None:
     """Starts a process of its own that kills this one's group when the worker is gone and nothing here ended it.
 
@@ -67,8 +76,8 @@ async def _serve(engine_class: type[LLMEngine], argv: list[str] | None, fd: int)
     sock = socket.socket(fileno=fd)
     # What the engine starts must not hold the socket open.
     sock.set_inheritable(False)
-    engine, _ = await engine_class.from_args(argv)
-    await Child(engine, sock).serve()
+    engine, config = await engine_class.from_args(argv)
+    await Child(engine, sock, config.model_path or config.model_name).serve()
 
 
 def engine_command(argv: list[str] | None = None) -> list[str]:
@@ -104,9 +113,10 @@ def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
 
 
 def find_binary() -> str:
-    """The `genset` binary: of `GENSET_BIN`, else in PATH."""
+    """The `genset` binary: of `GENSET_BIN`, else what was installed with this package, else in PATH."""
     named = os.environ.get(BINARY_VARIABLE)
-    found = shutil.which(named or "genset")
+    installed = Path(sysconfig.get_path("scripts")) / "genset"
+    found = shutil.which(named or (str(installed) if installed.is_file() else "genset"))
     if found is None:
         raise SystemExit(missing_binary(named))
     return found

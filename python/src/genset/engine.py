@@ -34,6 +34,8 @@ class Context:
         self.tracestate = tracestate
         self.deadline_ms = deadline_ms
         """Milliseconds that were left when the request arrived; None for no deadline."""
+        self.native: Any = None
+        """The request in the native runtime, where it came from there: what it asks of others is under it."""
 
     def id(self) -> str:
         """The request's id, unique among those in flight."""
@@ -65,7 +67,8 @@ class EngineConfig:
     model: str
     served_model_name: str | None = None
     context_length: int | None = None
-    """The most tokens of prompt and answer together. Needed: requests are checked against it."""
+    """The most tokens of prompt and answer together. None for that of the model's files; where they have none, requests of any
+    length are let through."""
     vocab_size: int | None = None
     kv_cache_block_size: int | None = None
     total_kv_blocks: int | None = None
@@ -95,7 +98,7 @@ class EngineConfig:
         """The config as the worker reads it."""
         if self.context_length is None:
             raise InvalidArgument(
-                "EngineConfig.context_length is needed: the most tokens of prompt and answer together",
+                "EngineConfig needs it: the most tokens of prompt and answer together",
                 field="context_length",
             )
         return {

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 class EngineError(Exception):
     """An error with a kind. Raise a subclass.
 
-    `message` is for the client: it says what is wrong and what to do. `field` names the request field at fault;
+    `message` is for the client: it says what is wrong and what to do. `field` names the request field at fault, by our
+    name for it; a message of `InvalidArgument` or `Unsupported` then goes on from that name ("must be at least 1").
     `retry_after` is in seconds.
     """
 
@@ -20,6 +21,19 @@ class EngineError(Exception):
         self.message = message
         self.field = field
         self.retry_after = retry_after
+
+    @staticmethod
+    def of_reason(reason: str) -> EngineError:
+        """The error of a request that was stopped for `reason`, as `Context.stop_reason` names it."""
+        if reason == "deadline":
+            return DeadlineExceeded("the request's deadline passed before it finished")
+        if reason in ("shutdown", "engine_dead"):
+            return EngineShutdown("the worker is shutting down and cut the request short; send it again")
+        return Cancelled("the request was cancelled")
+
+    def __str__(self) -> str:
+        has_name = self.field is None or self.message.startswith(self.field)
+        return self.message if has_name else f"{self.field}: {self.message}"
 
     def to_wire(self) -> dict[str, Any]:
         """The payload of an `Error` frame."""
@@ -108,3 +122,16 @@ class Internal(EngineError):
     """A fault of the engine's."""
 
     kind = "internal"
+
+
+_KINDS: dict[str, type[EngineError]] = {kind.kind: kind for kind in EngineError.__subclasses__()}
+
+
+def from_wire(payload: dict[str, Any]) -> EngineError:
+    """The error in the payload of an `Error` frame; a kind that is not known here is `Internal`."""
+    details = payload.get("details") or {}
+    field = details.get("field") or details.get("setting") or details.get("other")
+    retry = details.get("retry_after")
+    kind = _KINDS.get(payload.get("kind", ""), Internal)
+    after = None if retry is None else retry["secs"] + retry["nanos"] / 1e9
+    return kind(payload.get("message", ""), field=field, retry_after=after)

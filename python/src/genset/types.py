@@ -63,6 +63,8 @@ class GenerateRequest(TypedDict, total=False):
     guided_decoding: dict[str, Any] | None
     """One of `json_object` (True), `json_schema`, `regex`, `choice`, `grammar`."""
     priority: int
+    cache_salt: str | None
+    """Whose prefix cache it may share: that of requests with the same salt, or of others without one."""
     adapter: str | None
     transfer: TransferParams | None
     resumed_tokens: int

@@ -1,0 +1,236 @@
+//! Calls from Python: [`Caller`] is a client of an endpoint, [`Asking`] one request of its under way.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use genset_backend_common::{CancelReason, EngineError, RequestContext};
+use genset_runtime::plane::{Encoded, ResponseStream};
+use genset_runtime::selection::Selector;
+use genset_runtime::{Client, InstanceId, SelectionMode};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use crate::call::Call;
+use crate::inbox::{Event, Inbox};
+
+/// Items of an answer that may wait for Python.
+const CREDIT: usize = 64;
+
+/// How often a request is sent while instances refuse it.
+const MAX_ATTEMPTS: usize = 3;
+
+/// How long a request waits for the endpoint's first instance: a client that was just made knows none yet.
+const INSTANCE_TIME: Duration = Duration::from_secs(10);
+
+/// Numbers the requests that Python makes without another's context.
+static NEXT_REQUEST: AtomicU64 = AtomicU64::new(1);
+
+/// A client of one endpoint.
+#[pyclass(frozen, module = "genset._native")]
+pub(crate) struct Caller {
+    pub(crate) client: Arc<Client<Encoded, Encoded>>,
+    pub(crate) selectors: Selectors,
+    pub(crate) inbox: Inbox,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) handle: Handle,
+}
+
+/// A selector for each mode: each keeps its turn among this client's requests.
+pub(crate) struct Selectors(Vec<(&'static str, Arc<dyn Selector>)>);
+
+impl Selectors {
+    pub(crate) fn new() -> Self {
+        let all = SelectionMode::ALL.into_iter();
+        Self(
+            all.map(|mode| (mode.name(), Arc::from(mode.selector())))
+                .collect(),
+        )
+    }
+
+    fn get(&self, name: &str) -> PyResult<Arc<dyn Selector>> {
+        let found = self.0.iter().find(|(known, _)| *known == name);
+        found
+            .map(|(_, selector)| Arc::clone(selector))
+            .ok_or_else(|| {
+                let known: Vec<_> = self.0.iter().map(|(name, _)| *name).collect();
+                PyValueError::new_err(format!("{name:?} is none of {}", known.join(", ")))
+            })
+    }
+}
+
+/// Which instance is asked.
+enum Target {
+    Chosen(Arc<dyn Selector>),
+    Instance(InstanceId),
+}
+
+#[pymethods]
+impl Caller {
+    /// The ids of the live instances, in their order.
+    fn instance_ids(&self) -> Vec<u64> {
+        let instances = self.client.instances();
+        instances.iter().map(|record| record.instance.0).collect()
+    }
+
+    /// Waits, as operation `op`, for an instance.
+    fn wait_for_instances(&self, op: u64, timeout_s: f64) -> PyResult<()> {
+        let timeout = Duration::try_from_secs_f64(timeout_s)
+            .map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?;
+        let (client, inbox) = (Arc::clone(&self.client), self.inbox.clone());
+        let wait = async move {
+            let done = client.wait_for_instances(timeout).await;
+            inbox.put(Event::Done(op, done.map(|()| None)));
+        };
+        self.tasks.spawn_on(wait, &self.handle);
+        Ok(())
+    }
+
+    /// Sends `request`, MessagePack, and answers as stream `stream`: to `instance`, or to one that `mode` chooses. Under `parent`
+    /// it has that request's id, trace and deadline, and ends with it.
+    #[pyo3(signature = (stream, request, mode, instance=None, parent=None, timeout_s=None, headers=None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call across the border for each request"
+    )]
+    fn ask(
+        &self,
+        stream: u64,
+        request: &[u8],
+        mode: &str,
+        instance: Option<u64>,
+        parent: Option<PyRef<'_, Call>>,
+        timeout_s: Option<f64>,
+        headers: Option<BTreeMap<String, String>>,
+    ) -> PyResult<Asking> {
+        let target = match instance {
+            Some(id) => Target::Instance(InstanceId(id)),
+            None => Target::Chosen(self.selectors.get(mode)?),
+        };
+        let parent = parent.as_deref().map(|call| call.0.context().child());
+        let mut ctx = parent.unwrap_or_else(|| RequestContext::new(new_id()));
+        if let Some(timeout_s) = timeout_s {
+            let timeout = Duration::try_from_secs_f64(timeout_s)
+                .map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?;
+            ctx = ctx.with_deadline(Instant::now() + timeout);
+        }
+        let ctx = ctx.with_headers(headers.unwrap_or_default());
+        let credit = Arc::new(Semaphore::new(CREDIT));
+        let pump = Pump {
+            stream,
+            client: Arc::clone(&self.client),
+            inbox: self.inbox.clone(),
+            credit: Arc::clone(&credit),
+        };
+        let request = Encoded(Bytes::copy_from_slice(request));
+        let task = pump.run(target, request, ctx);
+        let task = AbortOnDropHandle::new(self.tasks.spawn_on(task, &self.handle));
+        Ok(Asking { credit, task })
+    }
+}
+
+fn new_id() -> String {
+    let number = NEXT_REQUEST.fetch_add(1, Ordering::Relaxed);
+    format!("{}-{number}", InstanceId::random())
+}
+
+/// Carries one answer to Python.
+struct Pump {
+    stream: u64,
+    client: Arc<Client<Encoded, Encoded>>,
+    inbox: Inbox,
+    credit: Arc<Semaphore>,
+}
+
+impl Pump {
+    async fn run(self, target: Target, request: Encoded, ctx: RequestContext) {
+        let cancelled = ctx.clone();
+        let work = async {
+            let items = self.call(target, request, ctx).await?;
+            self.carry(items).await
+        };
+        let deadline = cancelled.deadline();
+        let ended = tokio::select! {
+            biased;
+            () = cancelled.cancelled() => Err(cancelled.cancel_reason().unwrap_or(CancelReason::Client).to_error()),
+            () = until(deadline) => Err(CancelReason::Deadline.to_error()),
+            ended = work => ended,
+        };
+        self.inbox.put(Event::Ended(self.stream, ended.err()));
+    }
+
+    /// An instance that is full, gone or going refuses a request; then another is asked, unless this one was named.
+    async fn call(
+        &self,
+        target: Target,
+        request: Encoded,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Encoded>, EngineError> {
+        self.client.wait_for_instances(INSTANCE_TIME).await?;
+        let selector = match target {
+            Target::Instance(id) => return self.client.direct(id, request, ctx).await,
+            Target::Chosen(selector) => selector,
+        };
+        for _ in 1..MAX_ATTEMPTS {
+            let called = self.client.call(&*selector, request.clone(), ctx.clone());
+            match called.await {
+                Err(error) if error.policy().is_migratable => {
+                    tracing::debug!(request_id = ctx.id(), %error, "trying another instance");
+                }
+                called => return called,
+            }
+        }
+        self.client.call(&*selector, request, ctx).await
+    }
+
+    async fn carry(&self, mut items: ResponseStream<Encoded>) -> Result<(), EngineError> {
+        loop {
+            // Nobody closes it.
+            if let Ok(permit) = self.credit.acquire().await {
+                permit.forget();
+            }
+            let Some(item) = items.next().await else {
+                return Ok(());
+            };
+            self.inbox.put(Event::Item(self.stream, item?.0));
+        }
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A request under way. Dropping it, or `cancel`, ends it at the other end too.
+#[pyclass(frozen, module = "genset._native")]
+pub(crate) struct Asking {
+    credit: Arc<Semaphore>,
+    task: AbortOnDropHandle<()>,
+}
+
+#[pymethods]
+impl Asking {
+    /// Items that may wait at first.
+    #[classattr]
+    const CREDIT: usize = CREDIT;
+
+    /// Says that there is room for so many more items.
+    fn grant(&self, items: usize) {
+        self.credit.add_permits(items.min(CREDIT));
+    }
+
+    /// Ends the request; no event of it follows but those that wait already.
+    fn cancel(&self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,151 @@
+//! [`HandlerEngine`]: a handler in Python as the engine of a Worker.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use futures_util::StreamExt;
+use genset_backend_common::kv::KvEventData;
+use genset_backend_common::output::Finish;
+use genset_backend_common::wire::{decode_payload, encode_payload};
+use genset_backend_common::{
+    EngineConfig, EngineError, GenerateRequest, LLMEngine, Load, Output, OutputStream,
+    RequestContext, StartContext, async_trait,
+};
+use parking_lot::Mutex;
+use serde::Deserialize;
+
+use crate::call::{Answer, CallHandler};
+
+/// What an engine in Python publishes.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Published {
+    /// A change of its prefix cache.
+    Kv(KvEventData),
+    /// How busy it is.
+    Load(Load),
+    /// That it can go on no more.
+    Dead {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Started already, in Python: `start` only says what it is.
+#[derive(Debug)]
+pub(crate) struct HandlerEngine {
+    handler: CallHandler,
+    config: EngineConfig,
+    start: Mutex<Option<StartContext>>,
+}
+
+impl HandlerEngine {
+    pub(crate) fn new(handler: CallHandler, config: EngineConfig) -> Arc<Self> {
+        let start = Mutex::default();
+        Arc::new(Self {
+            handler,
+            config,
+            start,
+        })
+    }
+
+    /// Passes on what Python publishes; before the Worker has started the engine it leads nowhere.
+    pub(crate) fn publish(&self, published: Published) {
+        let start = self.start.lock();
+        let Some(start) = &*start else { return };
+        match published {
+            Published::Kv(data) => {
+                start.kv_events.publish(data);
+            }
+            Published::Load(load) => start.load.publish(load),
+            Published::Dead { reason } => start.health.report_dead(reason),
+        }
+    }
+}
+
+#[async_trait]
+impl LLMEngine for HandlerEngine {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        *self.start.lock() = Some(ctx);
+        Ok(self.config.clone())
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let body = encode_payload(&request).map_err(|error| {
+            EngineError::internal("the request cannot be serialized").with_source(error)
+        })?;
+        let prompt_tokens = request.prompt_tokens().unwrap_or_default();
+        let answer = self.handler.begin(body.into(), ctx.clone())?;
+        Ok(OutputStream::from_raw(Box::pin(Outputs {
+            answer: Some(answer),
+            cancelled: Box::pin(ctx.cancelled_owned()),
+            prompt_tokens,
+            streamed_tokens: 0,
+        })))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.start.lock().take();
+        Ok(())
+    }
+}
+
+/// What Python answers, as outputs. A request that is cancelled ends here at once; Python is told by the drop of its answer.
+struct Outputs {
+    answer: Option<Answer>,
+    cancelled: Pin<Box<dyn Future<Output = ()> + Send>>,
+    prompt_tokens: u32,
+    streamed_tokens: u32,
+}
+
+impl Outputs {
+    fn read(&mut self, item: &[u8]) -> Result<Output, EngineError> {
+        let output: Output = decode_payload(item).map_err(|error| {
+            EngineError::internal("the handler answered what is no output of an engine")
+                .with_source(error)
+        })?;
+        if output.is_terminal() {
+            self.answer = None;
+        } else {
+            self.streamed_tokens = self.streamed_tokens.saturating_add(output.token_count());
+        }
+        Ok(output)
+    }
+}
+
+impl Stream for Outputs {
+    type Item = Result<Output, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        let Some(answer) = &mut this.answer else {
+            return Poll::Ready(None);
+        };
+        match answer.poll_next_unpin(cx) {
+            Poll::Ready(Some(Ok(item))) => Poll::Ready(Some(this.read(&item.0))),
+            Poll::Ready(Some(Err(error))) => {
+                this.answer = None;
+                Poll::Ready(Some(Err(error)))
+            }
+            Poll::Ready(None) => {
+                this.answer = None;
+                Poll::Ready(None)
+            }
+            Poll::Pending => {
+                if this.cancelled.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
+                this.answer = None;
+                let finished =
+                    Finish::cancelled().into_finished(this.prompt_tokens, this.streamed_tokens);
+                Poll::Ready(Some(Ok(Output::Finished(Box::new(finished)))))
+            }
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Errors on their way to and from Python: the payload of an `Error` frame, which `genset.exceptions` reads and writes.
+
+use genset_backend_common::wire::{WireError, decode_payload, encode_payload};
+use genset_backend_common::{EngineError, ErrorKind};
+
+/// The error as Python reads it.
+pub(crate) fn to_bytes(error: &EngineError) -> Vec<u8> {
+    encode_payload(&WireError::from(error)).unwrap_or_default()
+}
+
+/// The error that Python wrote; `Internal` where it wrote none.
+pub(crate) fn from_bytes(bytes: &[u8]) -> EngineError {
+    match decode_payload::<WireError>(bytes) {
+        Ok(error) => error.into(),
+        Err(error) => EngineError::new(
+            ErrorKind::Internal,
+            "the handler failed with an error that cannot be read",
+        )
+        .with_source(error),
+    }
+}

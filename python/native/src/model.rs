@@ -1,0 +1,173 @@
+//! A model that Python registers: what it says of it, and the Worker around its handler.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::worker::{Report, RequestLimits, Worker, WorkerConfig, WorkerHandle};
+use genset_backend_common::{Artifact, EndpointType, EngineConfig, EngineError, ErrorKind};
+use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
+use serde::Deserialize;
+
+use crate::call::CallHandler;
+use crate::engine::HandlerEngine;
+
+/// The context of a model of which neither Python nor its files say how long it is: longer than any prompt.
+const UNBOUNDED_TOKENS: u32 = 1 << 30;
+
+/// The most bytes of a chat template's file.
+const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
+
+/// What `register_llm` was told, as `genset.llm` writes it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ModelSpec {
+    /// Namespace, component and endpoint.
+    endpoint: (String, String, String),
+    worker_id: u64,
+    /// What the engine is; a context of 0 is to be found in the model's files.
+    engine: EngineConfig,
+    /// Folder with the tokenizer; `None` for models whose handler reads text.
+    model_path: Option<PathBuf>,
+    aliases: Vec<String>,
+    endpoint_types: Option<BTreeSet<EndpointType>>,
+    migration_limit: u32,
+    user_data: serde_json::Value,
+    tool_parser: Option<String>,
+    reasoning_parser: Option<String>,
+    chat_template: Option<PathBuf>,
+    max_running: usize,
+    max_waiting: usize,
+    grace_s: f64,
+    /// Silence inside an answer, in seconds; 0 for no limit.
+    idle_timeout_s: f64,
+}
+
+impl ModelSpec {
+    fn name(&self) -> Result<EndpointName, EngineError> {
+        let (namespace, component, endpoint) = &self.endpoint;
+        EndpointName::try_new(namespace, component, endpoint)
+            .map_err(|error| EngineError::invalid_argument("endpoint", error))
+    }
+
+    /// Reads the model's files. They may be large: not for an async thread.
+    fn artifacts(&mut self) -> Result<Vec<Artifact>, EngineError> {
+        let mut artifacts = Vec::new();
+        if let Some(path) = &self.model_path {
+            let folder = ModelFolder::load(path)
+                .map_err(|error| EngineError::invalid_argument("model_path", error))?;
+            if self.engine.context_length_tokens == 0 {
+                self.engine.context_length_tokens = folder.context_length_tokens.unwrap_or(0);
+            }
+            if self.engine.vocab_size.is_none() {
+                self.engine.vocab_size = folder.vocab_size.and_then(|size| size.try_into().ok());
+            }
+            artifacts = folder.artifacts;
+        }
+        if let Some(path) = &self.chat_template {
+            let template = read_template(path)?;
+            artifacts.retain(|artifact| artifact.reference.name != "chat_template.jinja");
+            artifacts.push(Artifact::new("chat_template.jinja", template));
+        }
+        if self.engine.context_length_tokens == 0 {
+            tracing::warn!(
+                model = self.engine.model,
+                "neither register_llm nor the model's files say how long its context is; requests of any length are let through"
+            );
+            self.engine.context_length_tokens = UNBOUNDED_TOKENS;
+        }
+        Ok(artifacts)
+    }
+
+    fn worker_config(&self, artifacts: Vec<Artifact>) -> Result<WorkerConfig, EngineError> {
+        let idle = duration("idle_timeout", self.idle_timeout_s)?;
+        let config = WorkerConfig {
+            aliases: self.aliases.clone(),
+            endpoint_types: self.endpoint_types.clone(),
+            migration_limit: self.migration_limit,
+            user_data: self.user_data.clone(),
+            tool_parser: self.tool_parser.clone(),
+            reasoning_parser: self.reasoning_parser.clone(),
+            artifacts,
+            grace: duration("grace", self.grace_s)?,
+            limits: RequestLimits {
+                max_running: self.max_running,
+                max_waiting: self.max_waiting,
+                idle_timeout: (!idle.is_zero()).then_some(idle),
+                ..RequestLimits::default()
+            },
+            ..WorkerConfig::default()
+        };
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+fn duration(name: &str, seconds: f64) -> Result<Duration, EngineError> {
+    Duration::try_from_secs_f64(seconds).map_err(|error| EngineError::invalid_argument(name, error))
+}
+
+fn read_template(path: &PathBuf) -> Result<Vec<u8>, EngineError> {
+    let problem = |problem: String| {
+        let text = format!("{}: {problem}", path.display());
+        EngineError::invalid_argument("chat_template", text)
+    };
+    let size = std::fs::metadata(path)
+        .map_err(|error| problem(error.to_string()))?
+        .len();
+    if size > MAX_TEMPLATE_BYTES {
+        return Err(problem(format!("{size} bytes are no chat template")));
+    }
+    std::fs::read(path).map_err(|error| problem(error.to_string()))
+}
+
+/// A model that is served.
+#[derive(Debug)]
+pub(crate) struct ServedModel {
+    pub(crate) worker: WorkerHandle,
+    pub(crate) engine: Arc<HandlerEngine>,
+}
+
+/// Starts the Worker of a model; it probes the handler and lists it by itself.
+///
+/// # Errors
+/// `InvalidArgument`, naming what `register_llm` was told wrongly or the file at fault.
+pub(crate) async fn serve(
+    runtime: &Runtime,
+    mut spec: ModelSpec,
+    handler: CallHandler,
+) -> Result<ServedModel, EngineError> {
+    let name = spec.name()?;
+    let read = tokio::task::spawn_blocking(move || {
+        let artifacts = spec.artifacts();
+        (spec, artifacts)
+    });
+    let (spec, artifacts) = read.await.map_err(|error| {
+        EngineError::internal("reading the model's files failed").with_source(error)
+    })?;
+    let config = spec.worker_config(artifacts?)?;
+    let engine = HandlerEngine::new(handler, spec.engine);
+    let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name));
+    let metrics = runtime.metrics().clone();
+    let worker = Worker::new(spec.worker_id, engine.clone(), config, registrar, metrics).spawn();
+    Ok(ServedModel { worker, engine })
+}
+
+/// What a Worker that is no more says: its exit code, or the error that ended it.
+///
+/// # Errors
+/// The error that ended it.
+pub(crate) fn ended(report: Report) -> Result<Option<u64>, EngineError> {
+    match (report.outcome.exit_code(), report.error) {
+        (0, _) => Ok(Some(0)),
+        (_, Some(error)) => Err(error),
+        (3, None) => Ok(Some(3)),
+        (code, None) => {
+            let message = format!(
+                "the worker ended with exit code {code}: {:?}",
+                report.outcome
+            );
+            Err(EngineError::new(ErrorKind::Internal, message))
+        }
+    }
+}

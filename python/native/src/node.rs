@@ -1,0 +1,353 @@
+//! [`Node`]: a Python program's place in the fleet: its runtime, what it serves, and the inbox of its event loop.
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use clap::Parser;
+use genset_backend_common::EngineError;
+use genset_backend_common::wire::decode_payload;
+use genset_runtime::plane::{Encoded, Handler};
+use genset_runtime::{
+    EndpointName, InstanceId, Logging, NetworkArgs, Reach, Runtime, Serving, init_logging,
+};
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use crate::ask::{Caller, Selectors};
+use crate::call::{Call, CallHandler};
+use crate::engine::Published;
+use crate::inbox::{Event, Inbox};
+use crate::model::{self, ModelSpec, ServedModel};
+
+/// Threads for the network. Engines compute elsewhere, and these never run Python.
+const THREADS: usize = 2;
+
+/// Between two attempts to list what discovery has lost.
+const RELIST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The log and the export of spans, for as long as the program runs.
+static LOGGING: Mutex<Option<Logging>> = Mutex::new(None);
+
+/// Sets up the log on standard error; once in a process.
+#[pyfunction]
+pub(crate) fn start_logging(verbose: u8) {
+    LOGGING
+        .lock()
+        .get_or_insert_with(|| init_logging(verbose, false));
+}
+
+/// Sends the spans that were not sent yet.
+#[pyfunction]
+pub(crate) fn end_logging(py: Python<'_>) {
+    py.detach(|| drop(LOGGING.lock().take()));
+}
+
+#[derive(Parser)]
+#[command(name = "genset", no_binary_name = true)]
+struct Flags {
+    #[command(flatten)]
+    network: NetworkArgs,
+}
+
+/// A Python program in the fleet.
+#[pyclass(frozen, module = "genset._native")]
+pub(crate) struct Node {
+    threads: Mutex<Option<tokio::runtime::Runtime>>,
+    handle: tokio::runtime::Handle,
+    tasks: TaskTracker,
+    inbox: Inbox,
+    runtime: Arc<OnceLock<Runtime>>,
+    served: Arc<Mutex<HashMap<u64, Served>>>,
+}
+
+/// What is served under a number of Python's.
+enum Served {
+    Endpoint {
+        serving: Arc<Serving>,
+        /// Lists it again when discovery loses it.
+        relist: Option<AbortOnDropHandle<()>>,
+        is_draining: Arc<AtomicBool>,
+    },
+    Model(Arc<ServedModel>),
+}
+
+#[pymethods]
+impl Node {
+    #[new]
+    fn open() -> PyResult<Self> {
+        let os_error = |error: std::io::Error| PyOSError::new_err(error.to_string());
+        let inbox = Inbox::open().map_err(os_error)?;
+        let threads = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("genset-network")
+            .enable_all()
+            .build()
+            .map_err(os_error)?;
+        Ok(Self {
+            handle: threads.handle().clone(),
+            threads: Mutex::new(Some(threads)),
+            tasks: TaskTracker::new(),
+            inbox,
+            runtime: Arc::default(),
+            served: Arc::default(),
+        })
+    }
+
+    /// The descriptor that becomes readable when there are events.
+    #[getter]
+    fn fd(&self) -> RawFd {
+        self.inbox.fd()
+    }
+
+    /// The events since the last time.
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        self.inbox.take_for(py)
+    }
+
+    /// Writes items of many answers.
+    #[staticmethod]
+    fn send(items: Vec<(PyRef<'_, Call>, Bound<'_, PyBytes>)>) -> PyResult<()> {
+        items
+            .iter()
+            .try_for_each(|(call, item)| call.send(item.as_bytes()))
+    }
+
+    /// Joins the fleet, as operation `op`, as `flags` and the environment say; alone in this process where `is_static`.
+    fn connect(&self, op: u64, flags: Vec<String>, is_static: bool) -> PyResult<()> {
+        let flags = Flags::try_parse_from(flags).map_err(|error| {
+            let text = error.to_string();
+            PyValueError::new_err(text.trim_start_matches("error: ").trim().to_owned())
+        })?;
+        let runtime = Arc::clone(&self.runtime);
+        self.operation(op, async move {
+            let made = if is_static {
+                Runtime::in_process()
+            } else {
+                flags.network.runtime(Reach::OtherProcesses).await?
+            };
+            // A second connect would leave the first one's connections; Python calls it once.
+            drop(runtime.set(made));
+            Ok(None)
+        });
+        Ok(())
+    }
+
+    /// An id for an instance.
+    #[staticmethod]
+    fn new_instance_id() -> u64 {
+        InstanceId::random().0
+    }
+
+    /// A client of an endpoint.
+    fn caller(&self, endpoint: (String, String, String)) -> PyResult<Caller> {
+        let endpoint = self.connected()?.endpoint(name_of(&endpoint)?);
+        // Following discovery is a task of the runtime's.
+        let _entered = self.handle.enter();
+        Ok(Caller {
+            client: Arc::new(endpoint.client::<Encoded, Encoded>()),
+            selectors: Selectors::new(),
+            inbox: self.inbox.clone(),
+            tasks: self.tasks.clone(),
+            handle: self.handle.clone(),
+        })
+    }
+
+    /// Checks a name.
+    #[staticmethod]
+    fn check_name(endpoint: (String, String, String)) -> PyResult<()> {
+        name_of(&endpoint).map(drop)
+    }
+
+    /// Serves an endpoint as operation `op` and lists it. Its requests arrive under the number `serving`.
+    fn serve(
+        &self,
+        op: u64,
+        serving: u64,
+        endpoint: (String, String, String),
+        instance: u64,
+        max_requests: usize,
+    ) -> PyResult<()> {
+        let endpoint = self.connected()?.endpoint(name_of(&endpoint)?);
+        let handler = self.handler(serving, max_requests);
+        let is_draining = Arc::clone(&handler.is_draining);
+        let handler: Arc<dyn Handler<Encoded, Encoded>> = Arc::new(handler);
+        let (served, tasks, handle) = (
+            Arc::clone(&self.served),
+            self.tasks.clone(),
+            self.handle.clone(),
+        );
+        self.operation(op, async move {
+            let made = Arc::new(endpoint.serve_as(InstanceId(instance), handler).await?);
+            made.list(None).await?;
+            let relist = tasks.spawn_on(keep_listed(Arc::clone(&made)), &handle);
+            let entry = Served::Endpoint {
+                serving: made,
+                relist: Some(AbortOnDropHandle::new(relist)),
+                is_draining,
+            };
+            served.lock().insert(serving, entry);
+            Ok(None)
+        });
+        Ok(())
+    }
+
+    /// Serves a model as operation `op`, which is done once it is listed; operation `ended` is done when it is served no more.
+    fn serve_model(&self, op: u64, ended: u64, serving: u64, spec: &[u8]) -> PyResult<()> {
+        let spec: ModelSpec = decode_payload(spec).map_err(|error| {
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            PyValueError::new_err(source.unwrap_or_else(|| error.to_string()))
+        })?;
+        let runtime = self.connected()?.clone();
+        // The Worker's own admission bounds them.
+        let handler = self.handler(serving, usize::MAX);
+        let (served, inbox) = (Arc::clone(&self.served), self.inbox.clone());
+        let work = async move {
+            let model = match model::serve(&runtime, spec, handler).await {
+                Ok(model) => Arc::new(model),
+                Err(error) => {
+                    inbox.put(Event::Done(op, Err(error)));
+                    return;
+                }
+            };
+            served
+                .lock()
+                .insert(serving, Served::Model(Arc::clone(&model)));
+            let ready = match model.worker.ready().await {
+                Ok(()) => Ok(None),
+                Err(report) => model::ended(report),
+            };
+            inbox.put(Event::Done(op, ready));
+            let result = model::ended(model.worker.join().await);
+            served.lock().remove(&serving);
+            inbox.put(Event::Done(ended, result));
+        };
+        self.tasks.spawn_on(work, &self.handle);
+        Ok(())
+    }
+
+    /// Ends what is served under `serving`: an endpoint leaves the list, as operation `op`; a model begins to drain, and a
+    /// second time ends at once.
+    fn stop(&self, op: u64, serving: u64) {
+        let found = match self.served.lock().get_mut(&serving) {
+            Some(Served::Endpoint {
+                serving,
+                relist,
+                is_draining,
+            }) => {
+                relist.take();
+                Some((Arc::clone(serving), Arc::clone(is_draining)))
+            }
+            Some(Served::Model(model)) => {
+                model.worker.stop();
+                None
+            }
+            None => None,
+        };
+        self.operation(op, async move {
+            if let Some((serving, is_draining)) = found {
+                let unlisted = serving.unlist().await;
+                is_draining.store(true, Ordering::Release);
+                unlisted?;
+            }
+            Ok(None)
+        });
+    }
+
+    /// Takes an endpoint down.
+    fn close(&self, serving: u64) {
+        // Giving up its lease is a task of the runtime's.
+        let _entered = self.handle.enter();
+        drop(self.served.lock().remove(&serving));
+    }
+
+    /// Passes on what the engine of the model under `serving` publishes; leads nowhere where there is none.
+    fn publish(&self, serving: u64, published: &[u8]) -> PyResult<()> {
+        let published: Published = decode_payload(published).map_err(|error| {
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            PyValueError::new_err(source.unwrap_or_else(|| error.to_string()))
+        })?;
+        let model = match self.served.lock().get(&serving) {
+            Some(Served::Model(model)) => Arc::clone(model),
+            Some(Served::Endpoint { .. }) | None => return Ok(()),
+        };
+        model.engine.publish(published);
+        Ok(())
+    }
+
+    /// Leaves the fleet, as operation `op`: responses under way are written first, within a limit.
+    fn shutdown(&self, op: u64) {
+        let runtime = Arc::clone(&self.runtime);
+        let served = Arc::clone(&self.served);
+        self.operation(op, async move {
+            served.lock().clear();
+            if let Some(runtime) = runtime.get() {
+                runtime.shutdown().await;
+            }
+            Ok(None)
+        });
+    }
+
+    /// Ends the threads.
+    fn end(&self) {
+        if let Some(threads) = self.threads.lock().take() {
+            threads.shutdown_background();
+        }
+    }
+}
+
+impl Node {
+    fn connected(&self) -> PyResult<&Runtime> {
+        self.runtime
+            .get()
+            .ok_or_else(|| PyRuntimeError::new_err("the runtime is not connected"))
+    }
+
+    fn handler(&self, serving: u64, max_requests: usize) -> CallHandler {
+        CallHandler {
+            serving,
+            inbox: self.inbox.clone(),
+            max_requests,
+            in_flight: Arc::new(AtomicUsize::new(0)),
+            is_draining: Arc::new(AtomicBool::new(false)),
+        }
+    }
+
+    /// Does something, and tells Python when it is done.
+    fn operation(
+        &self,
+        op: u64,
+        work: impl Future<Output = Result<Option<u64>, EngineError>> + Send + 'static,
+    ) {
+        let inbox = self.inbox.clone();
+        let work = async move { inbox.put(Event::Done(op, work.await)) };
+        self.tasks.spawn_on(work, &self.handle);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn name_of((namespace, component, endpoint): &(String, String, String)) -> PyResult<EndpointName> {
+    EndpointName::try_new(namespace, component, endpoint)
+        .map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+async fn keep_listed(serving: Arc<Serving>) {
+    loop {
+        serving.lost().await;
+        while let Err(error) = serving.list(None).await {
+            tracing::warn!(%error, "discovery lost an endpoint, and it cannot be listed again yet");
+            tokio::time::sleep(RELIST_PAUSE).await;
+        }
+        tracing::info!("discovery lost an endpoint; it is listed again");
+    }
+}

@@ -1,0 +1,123 @@
+"""What the tests of the native runtime share: a fleet of their own in a directory, and programs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+LONG_S = 120.0
+"""For what only has to come, on a machine that does much else."""
+
+
+# What a shell starts in the background ignores Ctrl-C, and so would every program that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has a fleet of its own."""
+    folder = tmp_path / "fleet"
+    monkeypatch.setenv("GENSET_DISCOVERY_PATH", str(folder))
+    # A machine that does much else is silent for long.
+    monkeypatch.setenv("GENSET_PEER_TIMEOUT", "60")
+    return folder
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a test on a loop of its own."""
+    return asyncio.run(asyncio.wait_for(main, LONG_S * 2))
+
+
+async def until(holds: Callable[[], Any], what: str) -> Any:
+    """Waits until `holds` gives something true."""
+    end = time.monotonic() + LONG_S
+    while not (value := holds()):
+        assert time.monotonic() < end, f"waited {LONG_S:g} s in vain: {what}"
+        await asyncio.sleep(0.02)
+    return value
+
+
+class Program:
+    """A program of `programs/` in a process of its own."""
+
+    def __init__(self, *command: str) -> None:
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ.copy()
+        )
+        self.lines: list[str] = []
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            self._queue.put(line.rstrip())
+        self._queue.put(None)
+
+    def wait_for(self, text: str) -> str:
+        """The next line with `text` in it."""
+        end = time.monotonic() + LONG_S
+        while True:
+            line = self._queue.get(timeout=max(0.1, end - time.monotonic()))
+            assert line is not None, f"it ended without {text!r}:\n" + "\n".join(self.lines)
+            if text in line:
+                return line
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Sends a signal and gives the exit code."""
+        self.process.send_signal(number)
+        return self.exit_code()
+
+    def exit_code(self) -> int:
+        """Waits for the end."""
+        code = self.process.wait(LONG_S)
+        self._reader.join(LONG_S)
+        return code
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Program]]:
+    """Starts programs, and ends those that the test left."""
+    programs: list[Program] = []
+
+    def begin(name: str, *arguments: str) -> Program:
+        programs.append(Program(sys.executable, "-u", str(PROGRAMS / name), *arguments))
+        return programs[-1]
+
+    yield begin
+    for program in programs:
+        if program.process.poll() is None:
+            program.process.kill()
+            program.exit_code()
+
+
+@pytest.fixture
+def start_genset() -> Iterator[Callable[..., Program]]:
+    """Starts the `genset` that was installed with the package."""
+    from genset.backend import find_binary
+
+    programs: list[Program] = []
+
+    def begin(*arguments: str) -> Program:
+        programs.append(Program(find_binary(), *arguments))
+        return programs[-1]
+
+    yield begin
+    for program in programs:
+        if program.process.poll() is None:
+            program.process.kill()
+            program.exit_code()

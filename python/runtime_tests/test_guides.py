@@ -1,0 +1,69 @@
+"""The guides: the programs they show run, and print what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import LONG_S, Program
+from test_llm import MODEL, ask, frontend
+
+REPOSITORY = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```(\w+)(?: (file|output)=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def guide(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Writes a guide's programs into a folder; gives what they print, by name."""
+    outputs = {}
+    for language, what, name, text in BLOCK.findall((REPOSITORY / "docs/guide" / request.param).read_text()):
+        assert name or language == "sh", f"a block of no file is not tested: {text}"
+        if what == "file":
+            (tmp_path / name).write_text(text)
+        elif what == "output":
+            outputs[name] = text
+    monkeypatch.chdir(tmp_path)
+    return outputs
+
+
+def printed(name: str) -> str:
+    ran = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize("guide", ["python-workers.md"], indirect=True)
+def test_workers(guide: dict[str, str], start: Callable[..., Program], start_genset: Callable[..., Program]) -> None:
+    worker = start(str(Path("worker.py").resolve()))
+    worker.wait_for("served by instance")
+    assert printed("client.py") == guide["client.py"]
+    assert worker.stop() == 0
+    address = frontend(start_genset)
+    model = start(str(Path("model.py").resolve()), str(MODEL))
+    model.wait_for("serves the model backwards")
+    while "backwards" not in [each["id"] for each in ask(address, "/v1/models")["data"]]:
+        assert model.process.poll() is None
+    answer = ask(address, "/v1/completions", {"model": "backwards", "prompt": "one two", "max_tokens": 2})
+    assert answer["usage"]["completion_tokens"] == 2
+    assert model.stop() == 0
+
+
+@pytest.mark.parametrize("guide", ["python-services.md"], indirect=True)
+def test_services(guide: dict[str, str], start_genset: Callable[..., Program]) -> None:
+    shop = start_genset("serve", "shop:Shout", "--Shout.end=!!")
+    shop.wait_for("demo.Shout.shout: served by")
+    assert printed("call.py") == guide["call.py"]
+    assert shop.stop() == 0
+    assert "[Shout] closed" in shop.lines
+
+
+def test_imports_of_those_who_come_from_dynamo() -> None:
+    text = (REPOSITORY / "docs/guide/coming-from-dynamo.md").read_text()
+    lines = re.findall(r"`(from genset[^`]*)`", text)
+    assert len(lines) == 12
+    for line in lines:
+        exec(line, {})

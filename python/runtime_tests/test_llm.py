@@ -1,0 +1,338 @@
+"""Models served by handlers, asked through the installed `genset`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Program, run, until
+
+from genset import exceptions
+from genset.llm import KvEventPublisher, LoadPublisher, ModelType, register_llm
+from genset.runtime import Context, Endpoint, Runtime
+
+MODEL = Path(__file__).parents[2] / "models" / "tiny-chat"
+
+
+async def letters(request: Any) -> AsyncIterator[Any]:
+    """Answers with the prompt's last tokens, one at a time."""
+    wanted = request["stop_conditions"].get("max_tokens") or 3
+    for token in request["token_ids"][-wanted:]:
+        yield {"token_ids": [token]}
+    yield {"token_ids": [], "finish_reason": "stop"}
+
+
+def frontend(start_genset: Callable[..., Program], *arguments: str) -> str:
+    """A frontend's address."""
+    program = start_genset("run", "in=http", "out=dyn", "--http-port", "0", *arguments)
+    line = program.wait_for("http://127.0.0.1:")
+    return line[line.index("http://") :].split()[0].rstrip("/,")
+
+
+def ask(address: str, path: str, body: Any = None) -> Any:
+    """One request; the parsed answer, or the events of a stream."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        text = response.read().decode()
+    if response.headers["content-type"].startswith("text/event-stream"):
+        return [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    return json.loads(text)
+
+
+@contextlib.asynccontextmanager
+async def model(
+    address: str, handler: Any, name: str = "py", model_type: ModelType = ModelType.Backend, **options: Any
+) -> AsyncIterator[Endpoint]:
+    """Serves a model, and waits until the frontend knows it."""
+    async with await Runtime.connect() as runtime:
+        endpoint = runtime.namespace("py").component("backend").endpoint("generate")
+        await register_llm(model_type, endpoint, str(MODEL), name, **options)
+        serving = asyncio.ensure_future(endpoint.serve_endpoint(handler))
+
+        def is_listed() -> bool:
+            if serving.done():
+                serving.result()
+            return name in [each["id"] for each in ask(address, "/v1/models")["data"]]
+
+        while not await asyncio.to_thread(is_listed):
+            await asyncio.sleep(0.05)
+        yield endpoint
+        await runtime.shutdown()
+        await serving
+
+
+def test_a_backend_answers_chats_and_completions(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+
+    async def main() -> None:
+        async with model(address, letters):
+            body = {"model": "py", "prompt": "The capital of France is Paris", "max_tokens": 2}
+            answer = await asyncio.to_thread(ask, address, "/v1/completions", body)
+            assert answer["choices"][0]["finish_reason"] == "stop"
+            assert answer["usage"]["completion_tokens"] == 2
+            assert "Paris".endswith(answer["choices"][0]["text"].strip()[-2:])
+            chat = {"model": "py", "messages": [{"role": "user", "content": "hello"}], "stream": True, "temperature": 0.5}
+            events = await asyncio.to_thread(ask, address, "/v1/chat/completions", chat)
+            assert events[-1] == "[DONE]"
+            assert json.loads(events[-2])["choices"][0]["finish_reason"] == "stop"
+
+    run(main())
+
+
+def test_wrong_answers_are_named() -> None:
+    answers: dict[str, Any] = {"now": {"token_ids": [1], "finish_reason": "length"}}
+
+    async def handler(request: Any) -> AsyncIterator[Any]:
+        if isinstance(answers["now"], Exception):
+            raise answers["now"]
+        yield answers["now"]
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+            endpoint = runtime.endpoint("py.backend.generate")
+            await register_llm(ModelType.Backend, endpoint, str(MODEL), "py")
+            serving = asyncio.ensure_future(endpoint.serve_endpoint(handler))
+            client = await other.endpoint("py.backend.generate").client()
+            await until(client.instance_ids, "the canary is answered and the model listed")
+
+            async def ends(answer: Any) -> Any:
+                answers["now"] = answer
+                request = {"model": "py", "input": {"tokens": [1]}, "stop": {"max_tokens": 5}}
+                return [item async for item in client.generate(request)]
+
+            with pytest.raises(exceptions.StreamIncomplete, match="its stream ended without `Finished`"):
+                await ends({"token_ids": [1]})
+            with pytest.raises(exceptions.Internal, match="answer of py.backend.generate has tokens, and none of token_ids"):
+                await ends({"tokens": [1]})
+            with pytest.raises(exceptions.Internal, match="py.backend.generate is a list; yield dictionaries such as"):
+                await ends([1])
+            with pytest.raises(exceptions.Internal):
+                await ends({"token_ids": ["a"]})
+            with pytest.raises(exceptions.InvalidArgument, match="prompt: must be a poem"):
+                await ends(exceptions.InvalidArgument("must be a poem", field="prompt"))
+            (finished,) = await ends({"token_ids": [1], "finish_reason": "because"})
+            assert finished["finished"]["reason"] == "stop"
+            await runtime.shutdown()
+            await serving
+
+    run(main())
+
+
+def test_a_model_that_cannot_be_served_says_why() -> None:
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            endpoint = runtime.endpoint("py.backend.generate")
+            with pytest.raises(exceptions.InvalidArgument, match="neither a folder nor a name"):
+                await register_llm(ModelType.Backend, endpoint, "/no/such/folder")
+            with pytest.raises(exceptions.InvalidArgument, match="is no ModelType"):
+                await register_llm("backend", endpoint, str(MODEL))  # type: ignore[arg-type]
+            await register_llm(ModelType.Backend, endpoint, str(MODEL))
+            with pytest.raises(exceptions.InvalidArgument, match="has a model already"):
+                await register_llm(ModelType.Backend, endpoint, str(MODEL))
+
+            async def mute(request: Any) -> AsyncIterator[Any]:
+                raise KeyError("no weights")
+                yield
+
+            # The canary is the handler's first request.
+            with pytest.raises(exceptions.EngineError, match="canary failed.*no weights"):
+                await endpoint.serve_endpoint(mute)
+
+    run(main())
+
+
+def test_leaving_a_stream_stops_the_handler(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+    seen: list[Any] = []
+
+    async def endless(request: Any, context: Context) -> AsyncIterator[Any]:
+        if request["stop_conditions"].get("max_tokens") == 1:
+            yield {"token_ids": [1], "finish_reason": "length"}
+            return
+        while not context.is_stopped():
+            yield {"token_ids": [1]}
+            await asyncio.sleep(0.01)
+        seen.append(context.stop_reason())
+
+    def leave() -> None:
+        body = json.dumps({"model": "py", "prompt": "a", "max_tokens": 2000, "stream": True, "ignore_eos": True}).encode()
+        request = urllib.request.Request(address + "/v1/completions", body, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as response:
+            response.readline()
+
+    async def main() -> None:
+        async with model(address, endless):
+            await asyncio.to_thread(leave)
+            await until(lambda: seen == ["client"], "the handler is told")
+
+    run(main())
+
+
+def test_events_and_load_reach_the_routers(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+
+    async def main() -> None:
+        async with model(address, letters, kv_events=True) as endpoint, await Runtime.connect() as other:
+            KvEventPublisher(endpoint).publish_stored([11, 12])
+            LoadPublisher(endpoint).publish({"kv_used_blocks": 2, "kv_total_blocks": 10})
+            events = await other.endpoint("py.backend.kv_events").client()
+            first = await anext(events.random(None))
+            assert sorted(block["hash"] for block in first["snapshot"]["blocks"]) == [11, 12]
+            loads = (await other.endpoint("py.backend.load").client()).random(None)
+            assert (await anext(loads))["kv_total_blocks"] == 10
+
+    run(main())
+
+
+def test_a_backend_passes_the_conformance_kit(start: Callable[..., Program], start_genset: Callable[..., Program]) -> None:
+    worker = start("backend.py", str(MODEL))
+    worker.wait_for("serves the model")
+    kit = start_genset("conform", "run", "--endpoint", "dyn://py.backend.generate")
+    assert kit.exit_code() == 0, "\n".join(kit.lines)
+    assert worker.stop() == 0
+
+
+CHAT = {"model": "bodies", "messages": [{"role": "user", "content": "hello"}], "x_of_mine": {"deep": [1]}}
+
+
+def chat_object(body: Any) -> dict[str, Any]:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": json.dumps(body["x_of_mine"])}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call], "mine": 1}
+    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls", "logprobs": None}
+    return {"id": "mine", "object": "chat.completion", "created": 1, "model": "bodies", "choices": [choice], "usage": usage}
+
+
+def test_bodies_and_objects_pass_whole(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+    chunks = [{"delta": {"role": "assistant"}}, {"delta": {"content": "a\nb"}}, {"delta": {}, "finish_reason": "length"}]
+
+    async def handler(body: Any) -> AsyncIterator[Any]:
+        if "prompt" in body:
+            yield {"choices": [{"index": 0, "text": body["prompt"] + "!", "finish_reason": "stop"}]}
+        elif "x_of_mine" in body:
+            yield chat_object(body)
+        elif body["messages"][0]["content"] == "text":
+            for piece in ("plain ", "text"):
+                yield piece
+        else:
+            for chunk in chunks:
+                yield {"object": "chat.completion.chunk", "choices": [{"index": 0, **chunk}], "of_mine": True}
+            yield {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}
+
+    def says(content: str, **more: Any) -> Any:
+        body = {"model": "bodies", "messages": [{"role": "user", "content": content}], **more}
+        answer = ask(address, "/v1/chat/completions", body)
+        return [json.loads(event) for event in answer[:-1]] if more.get("stream") else answer
+
+    def asks() -> None:
+        assert ask(address, "/v1/chat/completions", CHAT) == chat_object(CHAT)
+        events = ask(address, "/v1/chat/completions", {**CHAT, "stream": True})
+        assert events[-1] == "[DONE]"
+        (event,) = (json.loads(event) for event in events[:-1])
+        delta = event["choices"][0]["delta"]
+        assert (event["object"], delta["tool_calls"][0]["index"], delta["mine"]) == ("chat.completion.chunk", 0, 1)
+
+        streamed = says("chunks", stream=True)
+        assert [event["choices"][0]["delta"] for event in streamed[:-1]] == [chunk["delta"] for chunk in chunks]
+        assert all(event["of_mine"] for event in streamed[:-1]) and streamed[-1]["usage"]["completion_tokens"] == 2
+        whole = says("chunks")
+        assert whole["choices"][0]["message"] == {"role": "assistant", "content": "a\nb"}
+        assert whole["choices"][0]["finish_reason"] == "length" and whole["usage"]["total_tokens"] == 3
+
+        assert says("text")["choices"][0]["message"]["content"] == "plain text"
+        texts = [event["choices"][0]["delta"].get("content", "") for event in says("text", stream=True)]
+        assert "".join(texts) == "plain text"
+
+        completion = ask(address, "/v1/completions", {"model": "bodies", "prompt": "hi"})
+        assert (completion["object"], completion["choices"][0]["text"]) == ("text_completion", "hi!")
+
+    async def main() -> None:
+        kinds = ModelType.Chat | ModelType.Completion
+        async with model(address, handler, "bodies", kinds):
+            await asyncio.to_thread(asks)
+
+    run(main())
+
+
+def test_a_chat_engine_without_files_serves_the_official_client(start_genset: Callable[..., Program]) -> None:
+    openai = pytest.importorskip("openai")
+    address = frontend(start_genset)
+
+    async def handler(body: Any, context: Context) -> AsyncIterator[Any]:
+        if body["messages"][0]["content"] == "refuse":
+            raise exceptions.InvalidArgument("no such thing here", field="messages")
+        yield f"you said {body['messages'][0]['content']}"
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            endpoint = runtime.endpoint("py.chat.generate")
+            await register_llm(ModelType.Chat, endpoint, "a-name-alone")
+            serving = asyncio.ensure_future(endpoint.serve_endpoint(handler))
+            client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+            async def names() -> list[str]:
+                return [each.id async for each in client.models.list()]
+
+            while "a-name-alone" not in await names():
+                assert not serving.done(), serving.result()
+                await asyncio.sleep(0.05)
+            messages = [{"role": "user", "content": "hello"}]
+            answer = await client.chat.completions.create(model="a-name-alone", messages=messages)
+            assert answer.choices[0].message.content == "you said hello"
+            stream = await client.chat.completions.create(model="a-name-alone", messages=messages, stream=True)
+            text = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            assert "".join(text) == "you said hello"
+            with pytest.raises(openai.BadRequestError, match="no such thing here"):
+                messages = [{"role": "user", "content": "refuse"}]
+                await client.chat.completions.create(model="a-name-alone", messages=messages)
+            with pytest.raises(openai.BadRequestError, match="reads requests to /v1/chat/completions"):
+                await client.responses.create(model="a-name-alone", input="hello")
+            with pytest.raises(openai.BadRequestError, match="does not offer completions"):
+                await client.completions.create(model="a-name-alone", prompt="hello")
+            await client.close()
+            await runtime.shutdown()
+            await serving
+
+    run(main())
+
+
+def test_wrong_objects_are_named() -> None:
+    from genset._bodies import BodyAnswer
+
+    def answer(value: Any) -> None:
+        made = BodyAnswer("a.b.c", "m", {"messages": []})
+        made.items(value)
+        made.items(value)
+
+    for value, problem in [
+        (7, "a.b.c is a int; yield text, or the API's objects"),
+        ({"text": "x"}, "a.b.c has no list of choices, but text"),
+        ({"error": {}}, "raise an exception of genset.exceptions"),
+        ({"choices": [{"message": {}}]}, "two whole answers"),
+    ]:
+        with pytest.raises(exceptions.Internal, match=problem):
+            answer(value)
+
+
+def test_an_embedding_model_answers(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+
+    async def embed(request: Any) -> Any:
+        return {"embeddings": [[float(len(tokens)), 1.0] for tokens in request["embed"]], "finish_reason": "stop"}
+
+    async def main() -> None:
+        async with model(address, embed, "vectors", ModelType.Embedding):
+            body = {"model": "vectors", "input": ["a", "a longer text"]}
+            answer = await asyncio.to_thread(ask, address, "/v1/embeddings", body)
+            first, second = (each["embedding"] for each in answer["data"])
+            assert first[0] < second[0]
+
+    run(main())

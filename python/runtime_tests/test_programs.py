@@ -1,0 +1,93 @@
+"""Whole programs: signals, deaths and forks."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import Program, run
+
+from genset import exceptions
+from genset.runtime import Runtime
+
+
+def test_sigterm_lets_the_request_under_way_end(start: Callable[..., Program]) -> None:
+    counter = start("counter.py")
+    counter.wait_for("ready")
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            client = await runtime.endpoint("demo.counter.count").client()
+            stream = client.random({"to": 20, "pause": 0.05})
+            assert (await anext(stream)).number == 0
+            counter.process.send_signal(signal.SIGTERM)
+            assert [item.number async for item in stream] == list(range(1, 20))
+
+    run(main())
+    assert counter.exit_code() == 0
+    assert counter.lines[-1] == "left", counter.lines
+
+
+def test_a_second_signal_ends_at_once(start: Callable[..., Program]) -> None:
+    counter = start("counter.py")
+    counter.wait_for("ready")
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            client = await runtime.endpoint("demo.counter.count").client()
+            stream = client.random({"to": 1_000_000, "pause": 0.05})
+            await anext(stream)
+            counter.process.send_signal(signal.SIGTERM)
+            counter.wait_for("draining")
+            counter.process.send_signal(signal.SIGINT)
+            with pytest.raises(exceptions.EngineShutdown):
+                async for _ in stream:
+                    pass
+
+    run(main())
+    assert counter.exit_code() == 0
+
+
+def test_a_worker_that_is_killed_ends_its_answers_with_an_error(start: Callable[..., Program]) -> None:
+    counter = start("counter.py")
+    counter.wait_for("ready")
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            client = await runtime.endpoint("demo.counter.count").client()
+            stream = client.random({"to": 1_000_000, "pause": 0.05})
+            await anext(stream)
+            counter.process.kill()
+            with pytest.raises((exceptions.Disconnected, exceptions.CannotConnect)):
+                async for _ in stream:
+                    pass
+
+    run(main())
+
+
+def test_a_caller_that_is_killed_stops_the_handler(start: Callable[..., Program]) -> None:
+    counter = start("counter.py")
+    counter.wait_for("ready")
+    caller = start("caller.py")
+    caller.wait_for("3")
+    caller.stop(signal.SIGKILL)
+    # Its request would keep the worker for the whole grace.
+    assert counter.stop() == 0
+
+
+def test_ctrl_c_ends_a_script_that_only_calls(start: Callable[..., Program]) -> None:
+    counter = start("counter.py")
+    counter.wait_for("ready")
+    caller = start("caller.py")
+    caller.wait_for("3")
+    assert caller.stop(signal.SIGINT) == -signal.SIGINT
+    assert "KeyboardInterrupt" in caller.lines[-1]
+    assert counter.stop() == 0
+
+
+def test_use_after_fork_says_what_to_do(start: Callable[..., Any]) -> None:
+    forker = start("forker.py")
+    forker.wait_for("connected before os.fork()")
+    assert forker.exit_code() == 0

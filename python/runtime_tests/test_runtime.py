@@ -1,0 +1,347 @@
+"""Endpoints and clients, over discovery in a directory and TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from conftest import run, until
+
+from genset import exceptions
+from genset.runtime import Client, Context, Runtime, get_runtime
+
+
+@contextlib.asynccontextmanager
+async def served(handler: Any, **options: Any) -> AsyncIterator[tuple[Runtime, Client]]:
+    """A process that serves `demo.text.ask`, and another one's client of it. Both are runtimes of this test."""
+    async with await Runtime.connect() as worker, await Runtime.connect() as caller:
+        serving = asyncio.ensure_future(worker.endpoint("demo.text.ask").serve_endpoint(handler, **options))
+        client = await caller.endpoint("demo.text.ask").client()
+        await client.wait_for_instances(60)
+        yield worker, client
+        await worker.shutdown()
+        await serving
+
+
+async def items(stream: Any) -> list[Any]:
+    return [item async for item in stream]
+
+
+def test_handlers_of_every_kind_answer() -> None:
+    async def many(request: Any) -> AsyncIterator[Any]:
+        for number in range(request["to"]):
+            yield number
+
+    async def one(request: Any) -> Any:
+        return {"text": request["text"].upper()}
+
+    def generator(request: Any) -> Any:
+        yield from request
+
+    def plain(request: Any, context: Context) -> Any:
+        return [request, context.headers["who"], bool(context.id())]
+
+    async def nothing(request: Any) -> None:
+        pass
+
+    async def main() -> None:
+        async with served(many) as (_, client):
+            # More than there is credit for.
+            assert await items(client.generate({"to": 1000})) == list(range(1000))
+        async with served(one) as (worker, client):
+            assert (await client.random({"text": "hello"})).text == "HELLO"
+            assert (await client.round_robin({"text": "a"}))["text"] == "A"
+            assert (await client.direct({"text": "b"}, worker.worker_id)).text == "B"
+            assert client.instance_ids() == [worker.worker_id]
+        async with served(generator) as (_, client):
+            assert await items(client.least_loaded([1, b"x", None, 2.5])) == [1, b"x", None, 2.5]
+        async with served(plain) as (_, client):
+            assert await client.random(7, headers={"who": "me"}) == [7, "me", True]
+        async with served(nothing) as (_, client):
+            assert await client.random() is None
+
+    run(main())
+
+
+def test_dataclasses_and_models_travel_as_maps() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    Asked = pydantic.create_model("Asked", text=(str, ...))
+
+    @dataclasses.dataclass
+    class Answered:
+        text: str
+        parts: list[int]
+
+    async def handler(request: Any) -> Any:
+        return Answered(request.text.upper(), [1])
+
+    async def main() -> None:
+        async with served(handler) as (_, client):
+            answer = await client.generate(Asked(text="a"))
+            assert (answer.text, answer.parts) == ("A", [1])
+            with pytest.raises(AttributeError, match="no 'other', but text, parts"):
+                answer.other  # noqa: B018
+
+    run(main())
+
+
+def test_errors_keep_kind_field_and_retry() -> None:
+    async def handler(request: Any) -> AsyncIterator[Any]:
+        if request == "full":
+            raise exceptions.Overloaded("come back", retry_after=1.5)
+        yield 1
+        if request == "field":
+            raise exceptions.InvalidArgument("must be at least 1", field="max_tokens")
+        raise KeyError("a secret")
+
+    async def main() -> None:
+        async with served(handler) as (worker, client):
+            with pytest.raises(exceptions.Overloaded) as full:
+                await client.direct("full", worker.worker_id)
+            assert (full.value.message, full.value.retry_after) == ("come back", 1.5)
+            stream = client.random("field")
+            assert await anext(stream) == 1
+            with pytest.raises(exceptions.InvalidArgument) as wrong:
+                await anext(stream)
+            assert str(wrong.value) == "max_tokens: must be at least 1"
+            with pytest.raises(exceptions.Internal, match="KeyError"):
+                await items(client.random("else"))
+            with pytest.raises(exceptions.NotFound):
+                await client.direct({}, 1)
+
+    run(main())
+
+
+def test_errors_teach() -> None:
+    async def main() -> None:
+        async def unpackable(request: Any) -> Any:
+            return object()
+
+        async with served(unpackable) as (worker, client):
+            with pytest.raises(exceptions.Internal, match="an answer of demo.text.ask: object cannot be sent: use a dict"):
+                await client.random({})
+            with pytest.raises(TypeError, match="a request to demo.text.ask: object cannot be sent"):
+                client.random(object())
+            endpoint = worker.endpoint("demo.text.ask")
+            with pytest.raises(exceptions.InvalidArgument, match="is served by this process already"):
+                await endpoint.serve_endpoint(unpackable)
+            with pytest.raises(TypeError, match="give a function, not its result"):
+                await worker.endpoint("demo.text.other").serve_endpoint({})
+            with pytest.raises(TypeError, match="takes 3 arguments"):
+                await worker.endpoint("demo.text.other").serve_endpoint(lambda a, b, c: a)
+            with pytest.raises(ValueError, match="is no part of a name"):
+                worker.namespace("a b")
+            with pytest.raises(ValueError, match="write namespace.component.endpoint"):
+                worker.endpoint("a.b")
+        with pytest.raises(ValueError, match="--no-such-thing"):
+            await Runtime.connect(no_such_thing=1)
+
+        async def two(request: Any) -> AsyncIterator[int]:
+            yield 1
+            yield 2
+
+        async with served(two) as (_, client):
+            with pytest.raises(exceptions.InvalidArgument, match="read them with `async for`"):
+                await client.random({})
+
+    run(main())
+
+
+def test_letting_go_of_an_answer_stops_its_handler() -> None:
+    seen: list[str] = []
+
+    async def polite(request: Any, context: Context) -> AsyncIterator[int]:
+        while not context.is_stopped():
+            yield 1
+            await asyncio.sleep(0.01)
+        seen.append(f"polite {context.stop_reason()}")
+
+    async def deaf(request: Any) -> AsyncIterator[int]:
+        yield 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("cancelled")
+
+    async def main() -> None:
+        async with served(polite) as (_, client):
+            stream = client.random({})
+            await anext(stream)
+            await stream.aclose()
+            await until(lambda: seen == ["polite client"], "the handler notices")
+        seen.clear()
+        async with served(deaf) as (_, client):
+            stream = client.random({})
+            await anext(stream)
+            del stream
+            await until(lambda: seen == ["cancelled"], "the handler is cancelled after its grace")
+
+    run(main())
+
+
+def test_a_handler_waits_while_nobody_reads() -> None:
+    made = 0
+
+    async def fast(request: Any) -> AsyncIterator[int]:
+        nonlocal made
+        for number in range(200_000):
+            made += 1
+            yield number
+
+    async def main() -> None:
+        async with served(fast) as (_, client):
+            stream = client.random({})
+            assert await anext(stream) == 0
+            before = -1
+            for _ in range(1000):
+                if made == before:
+                    break
+                before = made
+                await asyncio.sleep(0.5)
+            assert 1 <= made < 5000
+            # Nothing is lost for it.
+            assert [await anext(stream) for _ in range(2000)] == list(range(1, 2001))
+            await stream.aclose()
+
+    run(main())
+
+
+def test_what_a_handler_asks_for_belongs_to_its_request() -> None:
+    seen: list[str] = []
+
+    async def main() -> None:
+        async def inner(request: Any, context: Context) -> AsyncIterator[str]:
+            seen.append(context.id())
+            yield context.id()
+            await context.stopped()
+            seen.append("inner stopped")
+
+        async with served(inner) as (worker, client):
+
+            async def outer(request: Any, context: Context) -> AsyncIterator[Any]:
+                yield context.id()
+                async for item in client.random({}, context=context):
+                    yield item
+
+            serving = asyncio.ensure_future(worker.endpoint("demo.text.outer").serve_endpoint(outer))
+            outside = await (await Runtime.connect()).endpoint("demo.text.outer").client()
+            stream = outside.random({})
+            assert await anext(stream) == await anext(stream) == seen[0]
+            await stream.aclose()
+            await until(lambda: seen[1:] == ["inner stopped"], "the inner request is cancelled with the outer one")
+            await worker.shutdown()
+            await serving
+
+    run(main())
+
+
+def test_a_deadline_ends_a_request_at_both_ends() -> None:
+    seen: list[str | None] = []
+
+    async def slow(request: Any, context: Context) -> AsyncIterator[int]:
+        yield 1
+        await context.stopped()
+        seen.append(context.stop_reason())
+
+    async def main() -> None:
+        async with served(slow) as (_, client):
+            with pytest.raises(exceptions.DeadlineExceeded):
+                await items(client.random({}, timeout=0.5))
+            await until(lambda: seen, "the handler is told")
+
+    run(main())
+
+
+def test_too_many_requests_are_refused() -> None:
+    async def main() -> None:
+        go = asyncio.Event()
+
+        async def waits(request: Any) -> int:
+            await go.wait()
+            return 1
+
+        async with served(waits, max_requests=2) as (worker, client):
+            first = [asyncio.ensure_future(items(client.random({}))) for _ in range(2)]
+            refused = None
+            while refused is None:
+                third = asyncio.ensure_future(items(client.direct({}, worker.worker_id)))
+                done, _ = await asyncio.wait([third, *first], return_when=asyncio.FIRST_COMPLETED)
+                assert third in done, "one of the first two was refused"
+                refused = third.exception()
+            assert isinstance(refused, exceptions.Overloaded)
+            go.set()
+            assert await asyncio.gather(*first) == [[1], [1]]
+
+    run(main())
+
+
+def test_a_shutdown_lets_requests_end_and_leaves_nothing() -> None:
+    async def main() -> None:
+        before = asyncio.all_tasks()
+        begun = asyncio.Event()
+        go = asyncio.Event()
+
+        async def slow(request: Any) -> AsyncIterator[int]:
+            begun.set()
+            yield 1
+            await go.wait()
+            yield 2
+
+        worker, caller = await Runtime.connect(), await Runtime.connect()
+        serving = asyncio.ensure_future(worker.endpoint("demo.text.ask").serve_endpoint(slow))
+        client = await caller.endpoint("demo.text.ask").client()
+        answer = asyncio.ensure_future(items(client.random({})))
+        await begun.wait()
+        ending = worker.begin_shutdown()
+        await until(lambda: client.instance_ids() == [], "it leaves the list")
+        assert not answer.done() and not ending.done()
+        go.set()
+        assert await answer == [1, 2]
+        await ending
+        await serving
+        await caller.shutdown()
+        with pytest.raises(exceptions.EngineShutdown):
+            client.random({})
+        left = asyncio.all_tasks() - before
+        assert not left, left
+
+    run(main())
+
+
+def test_without_grace_requests_are_cut_short() -> None:
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def endless(request: Any) -> AsyncIterator[int]:
+            yield 1
+            begun.set()
+            await asyncio.Event().wait()
+
+        async with served(endless, graceful_shutdown=False) as (worker, client):
+            answer = asyncio.ensure_future(items(client.random({})))
+            await begun.wait()
+            await worker.shutdown()
+            with pytest.raises(exceptions.EngineShutdown):
+                await answer
+
+    run(main())
+
+
+def test_a_static_runtime_meets_nobody_else() -> None:
+    async def main() -> None:
+        async def echo(request: Any) -> Any:
+            return request
+
+        async with await Runtime.connect(static=True) as alone:
+            assert await get_runtime() is alone
+            serving = asyncio.ensure_future(alone.endpoint("a.b.c").serve_endpoint(echo))
+            client = await alone.endpoint("dyn://a.b.c").client()
+            assert await client.generate({"x": [1]}) == {"x": [1]}
+            await alone.shutdown()
+            await serving
+
+    run(main())

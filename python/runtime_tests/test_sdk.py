@@ -1,0 +1,132 @@
+"""Services as classes, in one process and as `genset serve` runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from conftest import run
+from pydantic import BaseModel
+
+from genset import exceptions, sdk
+from genset.dynamo.sdk import DYNAMO_IMAGE, dynamo_endpoint
+from genset.dynamo.sdk import service as dynamo_service
+from genset.runtime import Runtime, get_runtime
+from genset.sdk import ServiceSpec, depends, endpoint, on_shutdown, on_start, service
+
+
+class Text(BaseModel):
+    text: str
+
+
+@dataclasses.dataclass
+class Count:
+    number: int
+
+
+events: list[str] = []
+
+
+@service(namespace="demo", resources={"cpu": 2, "gpu": 0}, workers=3)
+class Upper:
+    @endpoint()
+    async def generate(self, request: Text) -> AsyncIterator[Text]:
+        for word in request.text.split():
+            yield Text(text=word.upper())
+
+    @endpoint(name="next")
+    def count(self, request: Count) -> Count:
+        return Count(request.number + 1)
+
+
+@service(namespace="demo", name="front")
+class Twice:
+    upper = depends(Upper)
+
+    @on_start
+    async def begin(self) -> None:
+        # What it depends on can be asked from here on.
+        events.append((await self.upper.next(Count(1))).number)
+
+    @on_shutdown
+    def end(self) -> None:
+        events.append("end")
+
+    @endpoint()
+    async def generate(self, request: Text) -> AsyncIterator[Any]:
+        async for answer in self.upper.generate(request):
+            assert isinstance(answer, Text)
+            yield answer
+            yield answer
+
+
+@dynamo_service(dynamo={"enabled": True, "namespace": "other"}, image=DYNAMO_IMAGE)
+class Ported:
+    @dynamo_endpoint()
+    async def generate(self, req: Text) -> Text:
+        return Text(text=f"ported {req.text}")
+
+
+def test_a_graph_of_services_answers() -> None:
+    events.clear()
+
+    async def main() -> None:
+        async with await Runtime.connect() as caller, await Runtime.connect() as runtime:
+            serving = [asyncio.ensure_future(sdk.serve(cls, runtime)) for cls in (Upper, Twice, Ported)]
+            client = await caller.endpoint("demo.front.generate").client()
+            await client.wait_for_instances(60)
+            assert [item.text async for item in client.random(Text(text="a b"))] == ["A", "A", "B", "B"]
+            ported = await caller.endpoint("other/Ported/generate").client()
+            assert (await ported.generate({"text": "x"})).text == "ported x"
+            with pytest.raises(exceptions.InvalidArgument, match="text: Field required"):
+                await ported.generate({"words": "x"})
+            count = await caller.endpoint("demo.Upper.next").client()
+            assert (await count.generate(Count(7))).number == 8
+            with pytest.raises(exceptions.InvalidArgument, match="other: Count has no such field"):
+                await count.generate({"other": 1})
+            await runtime.shutdown()
+            await asyncio.gather(*serving)
+
+    run(main())
+    assert events == [2, "end"]
+
+
+def test_a_spec_says_what_the_class_has() -> None:
+    spec = ServiceSpec.of(Upper)
+    assert (spec.name, spec.namespace, spec.workers, spec.resources) == ("Upper", "demo", 3, {"cpu": "2", "gpu": "0"})
+    assert spec.endpoints == {"generate": "generate", "next": "count"}
+    assert [each.cls for each in ServiceSpec.of(Twice).graph()] == [Upper, Twice]
+
+
+def test_declarations_that_cannot_work_say_why() -> None:
+    with pytest.raises(TypeError, match="knows cpu, memory and gpu, not tpu"):
+        service(resources={"tpu": 1})
+    with pytest.raises(TypeError, match="not image_tag"):
+        service(dynamo={"image_tag": "x"})
+    with pytest.raises(TypeError, match="decorate the class with @service"):
+        depends(int)
+    with pytest.raises(TypeError, match="with brackets"):
+
+        class Wrong:
+            @endpoint  # type: ignore[arg-type]
+            def generate(self, request: Any) -> Any: ...
+
+    with pytest.raises(RuntimeError, match="not in __init__"):
+        Twice().upper  # noqa: B018
+    with pytest.raises(ImportError, match="genset.dynamo.llm has no HttpService: run `genset run in=http out=dyn`"):
+        from genset.dynamo.llm import HttpService  # noqa: F401
+
+
+def test_a_script_gets_the_runtime_of_its_loop() -> None:
+    async def main() -> None:
+        runtime = await get_runtime()
+        assert await get_runtime() is runtime
+        await runtime.shutdown()
+        again = await get_runtime()
+        assert again is not runtime
+        await again.shutdown()
+
+    run(main())

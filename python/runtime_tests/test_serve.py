@@ -1,0 +1,150 @@
+"""`genset serve` and `genset deploy`, on the graph of examples/python/graph."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Program, run
+from test_llm import ask, frontend
+
+from genset import serve
+from genset._service import parse_bytes
+from genset.runtime import Runtime
+
+GRAPH = Path(__file__).parents[2] / "examples/python/graph"
+
+
+@pytest.fixture
+def in_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GRAPH)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+
+def test_a_graph_serves_loses_a_member_and_drains(in_graph: None, start_genset: Callable[..., Program]) -> None:
+    openai = pytest.importorskip("openai")
+    address = frontend(start_genset)
+    graph = start_genset("serve", "graph:Frontend", "-f", "config.json", "--Frontend.model=reversed")
+    for _ in range(2):
+        graph.wait_for("graph.Backend.generate: served by")
+    graph.wait_for("serves the model reversed")
+
+    async def main() -> None:
+        client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+        async def say(**options: object) -> str:
+            messages = [{"role": "user", "content": "one two three"}]
+            answer = await client.chat.completions.create(model="reversed", messages=messages, **options)
+            assert answer.usage.total_tokens == 3 + answer.usage.completion_tokens
+            return str(answer.choices[0].message.content)
+
+        while "reversed" not in [each.id async for each in client.models.list()]:
+            await asyncio.sleep(0.05)
+        assert [await say() for _ in range(3)] == ["three two one"] * 3
+        assert await say(max_tokens=2) == "three two"
+
+        # A member dies: the other one answers, and it is started again.
+        async with await Runtime.connect() as runtime:
+            backends = await runtime.endpoint("graph.Backend.generate").client()
+            await backends.wait_for_instances(60)
+            before = set(backends.instance_ids())
+            assert len(before) == 2
+            os.kill(member(graph, "graph:Frontend", "Backend"), signal.SIGKILL)
+            graph.wait_for("ended with -9; starting it again in 0.5 s")
+            while not (len(backends.instance_ids()) == 2 and set(backends.instance_ids()) != before):
+                await asyncio.sleep(0.05)
+        assert [await say() for _ in range(3)] == ["three two one"] * 3
+        await client.close()
+
+    run(main())
+    assert graph.stop() == 0
+    assert any("draining all" in line for line in graph.lines)
+
+
+def member(graph: Program, target: str, name: str) -> int:
+    """The process of a service: a child of the supervisor's."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().decode().split("\0")
+                parent = int(re.search(r"PPid:\s+(\d+)", (folder / "status").read_text())[1])  # type: ignore[index]
+            except OSError:
+                continue
+            if words[-3:-1] == [target, name] and parent == graph.process.pid:
+                return int(folder.name)
+    raise AssertionError(f"no process of {name}")
+
+
+def test_a_service_that_dies_at_once_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from genset.sdk import endpoint, service\n\n@service()\nclass Broken:\n    def __init__(self):\n"
+        "        raise RuntimeError('no weights')\n\n    @endpoint()\n    async def generate(self, request): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serve, "FIRST_PAUSE_S", 0.01)
+    assert serve.main(["broken:Broken"]) == 1
+    shown = capfd.readouterr().out
+    assert shown.count("starting it again") == 4 and "giving up. Its last lines" in shown
+    assert "no weights" in shown.split("giving up", 1)[1]
+
+
+def test_what_cannot_be_served_is_named(in_graph: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def error(*arguments: str) -> str:
+        assert serve.main(arguments) == 2
+        return capsys.readouterr().err
+
+    assert "write MODULE:CLASS" in error("graph")
+    assert "is it in this folder" in error("no_such:Class")
+    assert "has no class Other" in error("graph:Other")
+    assert "decorate the class" in error("graph:Prompt")
+    assert "write --Service.key=value" in error("graph:Frontend", "--model=x")
+    assert "names Other, which is none of the services Prefill, Backend, Frontend" in error("graph:Frontend", "--Other.key=1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert serve.main(["graph:Frontend", "--dry-run"]) == 0
+    assert parse_bytes("20Gi") == 20 << 30 and parse_bytes("512M") == 512_000_000
+
+
+def test_devices_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from genset.sdk import ServiceSpec, endpoint, service
+
+    @service(resources={"gpu": 2}, workers=2)
+    class Large:
+        @endpoint()
+        async def generate(self, request: object) -> None: ...
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    planned = serve.plan(ServiceSpec.of(Large), {}, "x:Large")
+    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in planned] == ["4,5", "6,7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    with pytest.raises(serve.UsageError, match="want 4 GPUs, and this machine offers 3"):
+        serve.plan(ServiceSpec.of(Large), {}, "x:Large")
+
+
+@pytest.mark.parametrize("target", ["compose", "kubernetes"])
+def test_manifests_name_every_service(in_graph: None, target: str, tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    from genset import deploy
+
+    arguments = ["graph:Frontend", "--target", target, "--out", str(tmp_path), "--image", "mine:1"]
+    assert deploy.main(arguments) == 0
+    (file,) = tmp_path.iterdir()
+    documents = list(yaml.safe_load_all(file.read_text()))
+    if target == "compose":
+        services = documents[0]["services"]
+        assert {"prefill", "backend", "frontend", "http", "etcd"} == set(services)
+        assert services["backend"]["deploy"]["replicas"] == 2
+        assert services["backend"]["command"][-2:] == ["graph:Frontend", "Backend"]
+        assert services["backend"]["image"] == "mine:1"
+    else:
+        found = {each["metadata"]["name"]: each for each in documents if each["kind"] == "Deployment"}
+        assert {"prefill", "backend", "frontend", "http", "etcd"} == set(found)
+        assert found["backend"]["spec"]["replicas"] == 2
+    assert json.dumps(documents)

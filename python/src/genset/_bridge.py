@@ -1,0 +1,184 @@
+"""Between one event loop and the native runtime: what is asked of it, and what it tells.
+
+The native module runs no Python. It collects what happened and wakes the loop once; `Bridge` then takes all of it in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from genset import exceptions
+from genset._frames import pack, unpack
+
+if TYPE_CHECKING:
+    from genset._native import Call, Node
+
+_DONE, _CALLED, _CREDIT, _STOPPED, _ITEM, _ENDED = range(6)
+
+
+def load_native() -> Any:
+    """The native module, or an error that says where to get it."""
+    try:
+        from genset import _native
+    except ImportError as error:
+        raise ImportError(
+            f"this installation of genset has no native module ({error}), which runtime, llm and sdk need. "
+            "Install the wheel: `cargo xtask wheel`, then `pip install dist/genset-*.whl`"
+        ) from error
+    return _native
+
+
+_pid = os.getpid()
+
+
+def _note_fork() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+class Told(Protocol):
+    """A request under way, made here or answered here, that is told of what happens to it."""
+
+    def on_item(self, item: bytes) -> None:
+        """An item of its answer came."""
+
+    def on_end(self, error: exceptions.EngineError | None) -> None:
+        """Its answer ended."""
+
+
+class Answering(Protocol):
+    """A call that is answered here."""
+
+    def grant(self, items: int) -> None:
+        """Its reader has room for more items."""
+
+    def stop(self, reason: str) -> None:
+        """Nobody wants the answer any more."""
+
+
+class Bridge:
+    """A native node and the loop it belongs to. To be used on that loop alone."""
+
+    def __init__(self) -> None:
+        self.node: Node = load_native().Node()
+        self.loop = asyncio.get_running_loop()
+        self._pid = _pid
+        self._numbers = itertools.count(1)
+        self._operations: dict[int, asyncio.Future[int | None]] = {}
+        self._written: list[tuple[Call, bytes]] = []
+        self._is_open = True
+        self.servings: dict[int, Callable[[Call], None]] = {}
+        """Who takes the calls of each endpoint that is served."""
+        self.calls: dict[int, Answering] = {}
+        """The calls that are being answered."""
+        self.asked: weakref.WeakValueDictionary[int, Told] = weakref.WeakValueDictionary()
+        """The requests that wait for answers, for as long as somebody holds those: letting go of one cancels it."""
+        self.loop.add_reader(self.node.fd, self._take)
+
+    def check(self) -> None:
+        """Refuses use where it cannot work."""
+        if self._pid != _pid:
+            raise RuntimeError(
+                "this runtime was connected before os.fork(), and its threads and connections stayed in the parent: "
+                "connect one in the child, or start processes with the method 'spawn'"
+            )
+        if not self._is_open:
+            raise exceptions.EngineShutdown("the runtime was shut down")
+
+    def number(self) -> int:
+        """A number for something that events will name."""
+        return next(self._numbers)
+
+    def operation(self, begin: Callable[[int], None]) -> asyncio.Future[int | None]:
+        """Begins an operation of the node's under a number, and gives what it ends with."""
+        self.check()
+        number = self.number()
+        future: asyncio.Future[int | None] = self.loop.create_future()
+        self._operations[number] = future
+        try:
+            begin(number)
+        except BaseException:
+            del self._operations[number]
+            raise
+        return future
+
+    def expect(self) -> tuple[int, asyncio.Future[int | None]]:
+        """A number for an operation that another one begins, and what that one ends with."""
+        number = self.number()
+        future: asyncio.Future[int | None] = self.loop.create_future()
+        # Nobody may look at it.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._operations[number] = future
+        return number, future
+
+    def write(self, call: Call, item: bytes) -> None:
+        """Writes an item, with all others of this turn of the loop in one call."""
+        if not self._written:
+            self.loop.call_soon(self.flush)
+        self._written.append((call, item))
+
+    def flush(self) -> None:
+        """Hands on what was written."""
+        if self._written:
+            written, self._written = self._written, []
+            self.node.send(written)
+
+    def close(self) -> None:
+        """Ends the node's threads; nothing is told after that."""
+        if self._is_open and self._pid == _pid:
+            self._is_open = False
+            self.loop.remove_reader(self.node.fd)
+            for future in self._operations.values():
+                future.cancel()
+            for told in list(self.asked.values()):
+                told.on_end(exceptions.EngineShutdown("the runtime was shut down"))
+            self._operations.clear()
+            self.asked.clear()
+            self.node.end()
+
+    def _take(self) -> None:
+        for kind, number, value, error in self.node.take():
+            if kind == _ITEM:
+                told = self.asked.get(number)
+                if told is not None:
+                    told.on_item(value)
+            elif kind == _CREDIT:
+                answering = self.calls.get(number)
+                if answering is not None:
+                    answering.grant(value)
+            elif kind == _ENDED:
+                told = self.asked.pop(number, None)
+                if told is not None:
+                    told.on_end(None if error is None else exceptions.from_wire(unpack(error)))
+            elif kind == _CALLED:
+                self._call(number, value)
+            elif kind == _STOPPED:
+                answering = self.calls.get(number)
+                if answering is not None:
+                    answering.stop(value)
+            elif kind == _DONE:
+                self._end_operation(number, value, error)
+
+    def _call(self, number: int, call: Call) -> None:
+        serving = self.servings.get(number)
+        if serving is None:
+            call.fail(pack(exceptions.EngineShutdown("this endpoint is served no more").to_wire()))
+        else:
+            serving(call)
+
+    def _end_operation(self, number: int, value: int | None, error: bytes | None) -> None:
+        future = self._operations.pop(number, None)
+        if future is None or future.done():
+            return
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(exceptions.from_wire(unpack(error)))

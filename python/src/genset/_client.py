@@ -1,0 +1,171 @@
+"""Calls the instances of an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from genset._bridge import Bridge
+from genset._values import decode, encode
+from genset.engine import Context
+from genset.exceptions import EngineError, InvalidArgument
+
+if TYPE_CHECKING:
+    from genset._native import Asking, Caller
+
+Reader = Callable[[bytes], Any]
+
+
+class ResponseStream(AsyncIterator[Any]):
+    """The answer to one request: iterate over its items with `async for`, or `await` it where there is one.
+
+    The request is sent when this is made. `aclose`, or letting it go, cancels it at the other end; what is not read yet waits
+    there. Errors are those of `genset.exceptions`.
+    """
+
+    def __init__(self, bridge: Bridge, number: int, asking: Asking, read: Reader) -> None:
+        self._bridge = bridge
+        self._number = number
+        self._asking = asking
+        self._read = read
+        self._items: deque[bytes] = deque()
+        self._ungranted = 0
+        self._is_over = False
+        self._error: EngineError | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> ResponseStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._items:
+            if self._is_over:
+                error, self._error = self._error, None
+                if error is not None:
+                    raise error
+                raise StopAsyncIteration
+            self._grant()
+            await self._wait()
+        self._ungranted += 1
+        return self._read(self._items.popleft())
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._only().__await__()
+
+    async def aclose(self) -> None:
+        """Cancels what is not over; nothing can be read after that."""
+        self._items.clear()
+        self._is_over = True
+        self._error = None
+        if self._bridge.asked.pop(self._number, None) is not None:
+            self._asking.cancel()
+        self._wake()
+
+    async def _only(self) -> Any:
+        try:
+            first = await self.__anext__()
+        except StopAsyncIteration:
+            return None
+        async for _ in self:
+            await self.aclose()
+            raise InvalidArgument("the endpoint answers with several items: read them with `async for`, not with `await`")
+        return first
+
+    def on_item(self, item: bytes) -> None:
+        """Called by the bridge."""
+        self._items.append(item)
+        self._wake()
+
+    def on_end(self, error: EngineError | None) -> None:
+        """Called by the bridge."""
+        self._is_over = True
+        self._error = error
+        self._wake()
+
+    async def _wait(self) -> None:
+        if self._reader is not None:
+            raise RuntimeError("two tasks read one answer: give each a request of its own")
+        self._reader = self._bridge.loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _grant(self) -> None:
+        # What was read since the last time, in one go.
+        if self._ungranted:
+            self._asking.grant(self._ungranted)
+            self._ungranted = 0
+
+
+class Client:
+    """A client of one endpoint. It follows the instances for as long as it is held.
+
+    A request goes to one of them. One that is full or shutting down refuses it; it is then sent to another, but for `direct`.
+    While there is none, a request waits ten seconds for the first.
+    """
+
+    def __init__(self, bridge: Bridge, caller: Caller, endpoint: str, read: Reader = decode) -> None:
+        self._bridge = bridge
+        self._caller = caller
+        self._endpoint = endpoint
+        self._read = read
+
+    def instance_ids(self) -> list[int]:
+        """The ids of the live instances, the lowest first."""
+        return self._caller.instance_ids()
+
+    async def wait_for_instances(self, timeout: float = 60.0) -> list[int]:
+        """Waits up to `timeout` seconds for an instance, and gives all ids; `Unavailable` when none came."""
+        await self._bridge.operation(lambda op: self._caller.wait_for_instances(op, timeout))
+        return self.instance_ids()
+
+    def generate(self, request: Any = None, **options: Any) -> ResponseStream:
+        """Sends a request to the next instance in turn; as `round_robin`."""
+        return self._ask("round-robin", None, request, **options)
+
+    def round_robin(self, request: Any = None, **options: Any) -> ResponseStream:
+        """Sends a request to the next instance in turn.
+
+        Options of this and the other methods: `context`, that of the request it is sent for, whose id, deadline and cancellation
+        it gets; `timeout` in seconds; `headers` with lower-case names.
+        """
+        return self._ask("round-robin", None, request, **options)
+
+    def random(self, request: Any = None, **options: Any) -> ResponseStream:
+        """Sends a request to any instance, with equal chance."""
+        return self._ask("random", None, request, **options)
+
+    def least_loaded(self, request: Any = None, **options: Any) -> ResponseStream:
+        """Sends a request to the instance with the fewest requests of this client."""
+        return self._ask("least-loaded", None, request, **options)
+
+    def direct(self, request: Any, instance_id: int, **options: Any) -> ResponseStream:
+        """Sends a request to one instance; `NotFound` when it is not live."""
+        return self._ask("", instance_id, request, **options)
+
+    def _ask(
+        self,
+        mode: str,
+        instance_id: int | None,
+        request: Any,
+        *,
+        context: Context | None = None,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> ResponseStream:
+        self._bridge.check()
+        number = self._bridge.number()
+        payload = encode(request, f"a request to {self._endpoint}")
+        parent = None if context is None else context.native
+        given = None if headers is None else dict(headers)
+        asking = self._caller.ask(number, payload, mode, instance_id, parent, timeout, given)
+        stream = ResponseStream(self._bridge, number, asking, self._read)
+        self._bridge.asked[number] = stream
+        return stream

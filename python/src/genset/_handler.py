@@ -1,0 +1,247 @@
+"""Runs a handler: any callable that takes a request, and perhaps its context, and answers with one value or with many."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from genset._bridge import Bridge
+from genset._frames import pack
+from genset._stepper import as_engine_error
+from genset._stream import Stream
+from genset._values import decode, encode
+from genset.exceptions import EngineError, Internal
+
+if TYPE_CHECKING:
+    from genset._native import Call
+
+CANCEL_GRACE_S = 1.0
+"""How long a stopped request may take to end by itself before it is cancelled where it waits."""
+
+Handler = Callable[..., Any]
+
+
+class Encoder(Protocol):
+    """Writes one answer."""
+
+    is_finished: bool
+    """Whether nothing may follow."""
+
+    def plain(self, value: Any) -> bytes | None:
+        """The one item of a value, where that is all there is to it."""
+
+    def items(self, value: Any) -> list[bytes]:
+        """The items of a value that `plain` does not know."""
+
+    def finish(self) -> list[bytes]:
+        """The items after all values."""
+
+
+class Codec(Protocol):
+    """What requests and answers of an endpoint are."""
+
+    def request(self, payload: bytes) -> tuple[Any, Encoder]:
+        """The request as its handler sees it, and what writes its answer."""
+
+
+class Plain:
+    """Any plain data, as it is."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._what = f"an answer of {endpoint}"
+        self.is_finished = False
+
+    def request(self, payload: bytes) -> tuple[Any, Encoder]:
+        return decode(payload), self
+
+    def plain(self, value: Any) -> bytes | None:
+        return encode(value, self._what)
+
+    def items(self, value: Any) -> list[bytes]:
+        raise AssertionError("plain writes every value")
+
+    def finish(self) -> list[bytes]:
+        return []
+
+
+def takes_context(handler: Handler, endpoint: str) -> bool:
+    """Whether a handler takes the context beside the request; an error where it can be given neither."""
+    if not callable(handler):
+        raise TypeError(
+            f"the handler of {endpoint} is a {type(handler).__name__}, which cannot be called: give a function, not its result"
+        )
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except ValueError:  # A callable of C, whose signature is not known.
+        return False
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    has_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    needed = [each for each in positional if each.default is each.empty]
+    if len(needed) > 2 or not (positional or has_any):
+        raise TypeError(
+            f"the handler of {endpoint} takes {len(needed)} arguments: "
+            "it is given the request, and as a second argument, where there is one, its context"
+        )
+    return len(needed) == 2 or any(each.name == "context" for each in positional[1:2])
+
+
+class Answering:
+    """The answers of one endpoint."""
+
+    def __init__(self, bridge: Bridge, endpoint: str, handler: Handler, codec: Codec) -> None:
+        self._bridge = bridge
+        self._endpoint = endpoint
+        self._handler = handler
+        self._with_context = takes_context(handler, endpoint)
+        self._codec = codec
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def on_call(self, call: Call) -> None:
+        """Begins the answer of a request."""
+        traceparent, tracestate = call.trace
+        head = {
+            "endpoint": self._endpoint,
+            "id": call.request_id,
+            "headers": call.headers,
+            "traceparent": traceparent,
+            "tracestate": tracestate,
+            "deadline_ms": call.deadline_ms,
+            "credit": call.credit,
+        }
+        answer = Answer(self._bridge, call, Stream(call.id, head))
+        self._bridge.calls[call.id] = answer
+        task = self._bridge.loop.create_task(self._answer(answer))
+        answer.task = task
+        self._tasks.add(task)
+        self._idle.clear()
+        task.add_done_callback(self._forget)
+
+    async def idle(self, grace_s: float) -> bool:
+        """Waits until no request is under way; those that are after `grace_s` are cancelled. Whether none had to be."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), grace_s)
+        except asyncio.TimeoutError:
+            self.cancel()
+            await self._idle.wait()
+            return False
+        return True
+
+    def cancel(self) -> None:
+        """Cancels the requests under way."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._tasks:
+            self._idle.set()
+
+    async def _answer(self, answer: Answer) -> None:
+        try:
+            request, encoder = self._codec.request(answer.call.request)
+            arguments = (request, answer.stream.context) if self._with_context else (request,)
+            await answer.write(self._handler(*arguments), encoder)
+        except asyncio.CancelledError:
+            reason = answer.stream.context.stop_reason() or "shutdown"
+            answer.end(EngineError.of_reason(reason))
+        except Exception as error:
+            answer.end(as_engine_error(error))
+        else:
+            answer.end(None)
+        finally:
+            answer.forget()
+
+
+class Answer:
+    """One answer on its way out."""
+
+    def __init__(self, bridge: Bridge, call: Call, stream: Stream) -> None:
+        self._bridge = bridge
+        self.call = call
+        self.stream = stream
+        self.task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        stream.context.native = call
+
+    def grant(self, items: int) -> None:
+        """The reader has room for more items."""
+        self.stream.grant(items)
+
+    def stop(self, reason: str) -> None:
+        """Nobody wants the answer any more: the handler is told, and cancelled where it does not end soon."""
+        self.stream.stop(reason)
+        if self.task is not None and self._timer is None:
+            self._timer = self._bridge.loop.call_later(CANCEL_GRACE_S, self.task.cancel)
+
+    def end(self, error: EngineError | None) -> None:
+        """Ends the answer, after what was written."""
+        self._bridge.flush()
+        if error is None:
+            self.call.end()
+        else:
+            self.call.fail(pack(error.to_wire()))
+
+    def forget(self) -> None:
+        """Nothing is told to it any more."""
+        self._bridge.calls.pop(self.stream.id, None)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def write(self, result: Any, encoder: Encoder) -> None:
+        """Writes what a handler returned: one value, or those of an iterator, a generator or an async one."""
+        if inspect.isawaitable(result):
+            result = await result
+            if result is None:
+                return
+        if hasattr(result, "__aiter__"):
+            await self._write_all(result, encoder)
+        elif isinstance(result, types.GeneratorType):
+            await self._write_all(_turns(result), encoder)
+        elif result is not None:
+            await self._write_one(result, encoder)
+        if not encoder.is_finished:
+            await self._write_items(encoder.finish())
+
+    async def _write_all(self, values: AsyncIterator[Any], encoder: Encoder) -> None:
+        stream, call, write = self.stream, self.call, self._bridge.write
+        try:
+            async for value in values:
+                # Mostly there is credit, and no need to go by the event loop.
+                plain = encoder.plain(value)
+                if plain is not None and stream.take_credit_now():
+                    write(call, plain)
+                    continue
+                if not await self._write_items([plain] if plain is not None else encoder.items(value)):
+                    return
+                if encoder.is_finished:
+                    self.end(None)
+                    return
+        finally:
+            close = getattr(values, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _write_one(self, value: Any, encoder: Encoder) -> None:
+        plain = encoder.plain(value)
+        await self._write_items([plain] if plain is not None else encoder.items(value))
+
+    async def _write_items(self, items: list[bytes]) -> bool:
+        for item in items:
+            if not await self.stream.take_credit():
+                return False
+            self._bridge.write(self.call, item)
+        return True
+
+
+async def _turns(values: Iterator[Any]) -> AsyncIterator[Any]:
+    """The values of a generator that knows no event loop; others have their turns between two of them."""
+    for value in values:
+        yield value
+        await asyncio.sleep(0)
+
+

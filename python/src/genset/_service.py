@@ -1,0 +1,57 @@
+"""One process of a service: `python -m genset._service MODULE:CLASS NAME`, started by `genset serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import sys
+
+from genset import sdk
+from genset.runtime import Runtime, worker
+from genset.sdk import ServiceSpec
+from genset.serve import CONFIG_VARIABLE, load
+
+logger = logging.getLogger(__name__)
+
+_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """`20Gi`, `512M` or a number as bytes; ValueError for anything else."""
+    for unit in sorted(_UNITS, key=len, reverse=True):
+        if text.endswith(unit):
+            return int(float(text.removesuffix(unit)) * _UNITS[unit])
+    return int(text)
+
+
+def limit(spec: ServiceSpec) -> None:
+    """Holds this process to its resources, as far as the system knows them: memory of its data, and cores."""
+    memory = spec.resources.get("memory")
+    if memory is not None:
+        most = parse_bytes(memory)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    cores = spec.resources.get("cpu")
+    if cores is not None and hasattr(os, "sched_setaffinity"):
+        available = sorted(os.sched_getaffinity(0))
+        wanted = max(1, round(float(cores)))
+        if wanted < len(available):
+            # By its id, so that services do not all crowd on the first.
+            first = os.getpid() % len(available)
+            os.sched_setaffinity(0, {available[(first + index) % len(available)] for index in range(wanted)})
+
+
+@worker()
+async def main(runtime: Runtime, spec: ServiceSpec) -> None:
+    """Serves the class until a signal."""
+    await sdk.serve(spec.cls, runtime)
+
+
+if __name__ == "__main__":
+    target, name = sys.argv[1:]
+    found = next(each for each in load(target).graph() if each.name == name)
+    sdk.set_config(json.loads(os.environ.get(CONFIG_VARIABLE, "{}")))
+    limit(found)
+    asyncio.run(main(found))

@@ -1,0 +1,49 @@
+"""Values of the program as MessagePack, and back: plain data, pydantic models and dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgpack
+
+
+class Record(dict[str, Any]):
+    """A map of an answer: a dictionary whose entries can be read as attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            value = self[name]
+        except KeyError:
+            raise AttributeError(f"the answer has no {name!r}, but {', '.join(map(str, self)) or 'nothing'}") from None
+        return Record(value) if type(value) is dict else value
+
+
+def _plain(value: Any) -> Any:
+    """Plain data for what MessagePack does not know."""
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, set | frozenset):
+        return list(value)
+    raise TypeError(
+        f"{type(value).__name__} cannot be sent: use a dict, list, str, bytes, number, bool or None, a dataclass or a pydantic model"
+    )
+
+
+def encode(value: Any, what: str) -> bytes:
+    """The value as MessagePack; `what` names it in the error: "a request", "an answer of demo.text.upper"."""
+    try:
+        packed = msgpack.packb(value, default=_plain)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{what}: {error}") from error
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def decode(payload: bytes) -> Any:
+    """The value; maps can be read by attribute."""
+    value = msgpack.unpackb(payload, strict_map_key=False)
+    return Record(value) if type(value) is dict else value

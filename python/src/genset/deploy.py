@@ -1,0 +1,178 @@
+"""`genset deploy MODULE:CLASS --target compose|kubernetes --out DIR`: manifests for a class and the services it depends on.
+
+Each service is a container of its image, which has this package and the module; beside them stand a frontend for HTTP and etcd. The
+files are written to be read and changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from genset.sdk import ServiceSpec
+from genset.serve import CONFIG_VARIABLE, UsageError, configuration, load
+
+ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
+HTTP_PORT = 8000
+WIRE_PORT = 7480
+GRACE_S = 60
+"""Longer than requests may go on while a service drains."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code: 2 for what cannot be deployed."""
+    parser = argparse.ArgumentParser(prog="genset deploy", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("target_class", metavar="MODULE:CLASS")
+    parser.add_argument("--target", choices=["compose", "kubernetes"], required=True)
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder for the file; it is made")
+    parser.add_argument("--image", help="image of services that name none; else GENSET_IMAGE")
+    parser.add_argument("-f", "--file", metavar="FILE", help="as for genset serve")
+    parsed, settings = parser.parse_known_args(arguments)
+    try:
+        graph = list(load(parsed.target_class).graph())
+        told = configuration(parsed.file, settings, [each.name for each in graph])
+        services = [_Deployed(each, parsed.target_class, parsed.image, told.get(each.name, {})) for each in graph]
+    except (UsageError, json.JSONDecodeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    image = services[-1].image
+    if parsed.target == "compose":
+        documents, name = [compose(services, image)], "compose.yaml"
+    else:
+        documents, name = kubernetes(services, image), "graph.yaml"
+    parsed.out.mkdir(parents=True, exist_ok=True)
+    path = parsed.out / name
+    path.write_text("---\n".join(to_yaml(document) for document in documents))
+    print(path)
+    return 0
+
+
+class _Deployed:
+    """A service as its container is to be."""
+
+    def __init__(self, spec: ServiceSpec, target: str, image: str | None, told: Mapping[str, Any]) -> None:
+        self.spec = spec
+        self.image = spec.image or image
+        if not self.image:
+            raise UsageError(f"{spec.name} has no image: set it in @service(image=...), GENSET_IMAGE or --image")
+        # What is deployed has names in lower case.
+        self.name = spec.name.lower().replace("_", "-")
+        self.command = ["python", "-u", "-m", "genset._service", target, spec.name]
+        self.environment = {**FLEET, **LISTENING, CONFIG_VARIABLE: json.dumps(told)}
+
+    @property
+    def gpus(self) -> int:
+        return int(float(self.spec.resources.get("gpu", "0")))
+
+
+FLEET = {"GENSET_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": "http://etcd:2379"}
+LISTENING = {"GENSET_WIRE_HOST": "0.0.0.0", "GENSET_WIRE_PORT": str(WIRE_PORT)}
+HTTP_COMMAND = ["genset", "run", "in=http", "out=dyn", "--http-host=0.0.0.0", f"--http-port={HTTP_PORT}"]
+ETCD_COMMAND = [
+    "/usr/local/bin/etcd",
+    "--listen-client-urls=http://0.0.0.0:2379",
+    "--advertise-client-urls=http://etcd:2379",
+]
+
+
+def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
+    """The file of docker compose."""
+    made: dict[str, Any] = {
+        "etcd": {"image": ETCD_IMAGE, "command": ETCD_COMMAND, "restart": "on-failure"},
+        "http": {
+            "image": image,
+            "command": HTTP_COMMAND,
+            "environment": FLEET,
+            "ports": [f"127.0.0.1:{HTTP_PORT}:{HTTP_PORT}"],
+            "depends_on": ["etcd"],
+            "restart": "on-failure",
+        },
+    }
+    for each in services:
+        limits = {"cpus": each.spec.resources.get("cpu"), "memory": _compose_bytes(each.spec.resources.get("memory"))}
+        resources: dict[str, Any] = {"limits": {key: value for key, value in limits.items() if value is not None}}
+        if each.gpus:
+            devices = [{"driver": "nvidia", "count": each.gpus, "capabilities": ["gpu"]}]
+            resources["reservations"] = {"devices": devices}
+        made[each.name] = {
+            "image": each.image,
+            # Each of several containers tells others its own address.
+            "entrypoint": ["/bin/sh", "-c", 'GENSET_ADVERTISE_HOST=$$(hostname -i) exec "$$0" "$$@"'],
+            "command": each.command,
+            "environment": {key: value.replace("$", "$$") for key, value in each.environment.items()},
+            "depends_on": ["etcd"],
+            "stop_grace_period": f"{GRACE_S}s",
+            "restart": "on-failure",
+            "deploy": {"replicas": each.spec.workers, "resources": resources},
+        }
+    return {"services": made}
+
+
+def _compose_bytes(memory: str | None) -> str | None:
+    """Compose counts in powers of two and writes no `i`."""
+    return None if memory is None else memory.replace("i", "").lower()
+
+
+def kubernetes(services: Sequence[_Deployed], image: str | None) -> list[dict[str, Any]]:
+    """The manifests, for `kubectl apply -f`."""
+    documents = [
+        _kubernetes_service("etcd", 2379),
+        _deployment("etcd", {"name": "etcd", "image": ETCD_IMAGE, "command": ETCD_COMMAND}),
+        _kubernetes_service("http", HTTP_PORT),
+        _deployment("http", {"name": "http", "image": image, "command": HTTP_COMMAND, "env": _env(FLEET)}),
+    ]
+    for each in services:
+        limits = {key: value for key, value in each.spec.resources.items() if key != "gpu"}
+        if each.gpus:
+            limits["nvidia.com/gpu"] = str(each.gpus)
+        own_address = {"name": "GENSET_ADVERTISE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        container = {
+            "name": each.name,
+            "image": each.image,
+            "command": each.command,
+            "env": [*_env(each.environment), own_address],
+            "ports": [{"name": "wire", "containerPort": WIRE_PORT}],
+            "resources": {"requests": limits, "limits": limits},
+        }
+        documents.append(_deployment(each.name, container, each.spec.workers))
+    return documents
+
+
+def _env(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _kubernetes_service(name: str, port: int) -> dict[str, Any]:
+    spec = {"selector": {"app": name}, "ports": [{"port": port, "targetPort": port}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+
+
+def _deployment(name: str, container: Mapping[str, Any], replicas: int = 1) -> dict[str, Any]:
+    labels = {"app": name}
+    pod = {"terminationGracePeriodSeconds": GRACE_S, "containers": [dict(container)]}
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+
+
+def to_yaml(value: Any, indent: str = "") -> str:
+    """Block YAML of plain data. Texts are quoted as JSON quotes them, which YAML reads too."""
+    if isinstance(value, Mapping) and value:
+        return "".join(f"{indent}{key}:{_nested(item, indent)}" for key, item in value.items())
+    if isinstance(value, list) and value:
+        return "".join(f"{indent}-{_nested(item, indent)}" for item in value)
+    return f"{indent}{json.dumps(value)}\n"
+
+
+def _nested(value: Any, indent: str) -> str:
+    if isinstance(value, Mapping | list) and value:
+        return "\n" + to_yaml(value, indent + "  ")
+    return f" {json.dumps(value)}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,327 @@
+"""Models served by a handler in this process.
+
+    await register_llm(ModelType.Backend, endpoint, "models/tiny-chat")
+    await endpoint.serve_endpoint(generate)
+
+Frontends find the model as soon as the handler has answered a first request of the worker's, the canary: one token in, one out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from genset import _model_files
+from genset._convert import Answer, request_from_wire
+from genset._frames import pack, unpack
+from genset._bodies import Bodies
+from genset._handler import Answering, Codec, Encoder, Handler
+from genset.exceptions import EngineError, EngineShutdown, Internal, InvalidArgument
+from genset.runtime import Endpoint, Service
+from genset.types import GenerateChunk, GenerateRequest, Load
+
+__all__ = ["KvEventPublisher", "LoadPublisher", "ModelType", "register_llm"]
+
+logger = logging.getLogger(__name__)
+
+USUAL_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+)
+"""The options that reach a handler of which `register_llm` was not told what it honours."""
+
+
+class ModelType(enum.Flag):
+    """What a handler takes and answers."""
+
+    Backend = enum.auto()
+    """`token_ids` in, `token_ids` and at last `finish_reason` out: a `genset.GenerateRequest`, and `genset.GenerateChunk`s."""
+    Chat = enum.auto()
+    """The body of a chat request as its client sent it in; a `chat.completion`, `chat.completion.chunk`s or plain text out. The
+    other kind is made of what the handler gives, as the client asked to have it streamed or not."""
+    Completion = enum.auto()
+    """The same for `/v1/completions`."""
+    Embedding = enum.auto()
+    """`embed`, a list of token sequences, in; `embeddings`, a vector for each, and `finish_reason` out."""
+
+
+async def register_llm(
+    model_type: ModelType,
+    endpoint: Endpoint,
+    model_path: str,
+    model_name: str | None = None,
+    context_length: int | None = None,
+    kv_cache_block_size: int = 16,
+    migration_limit: int = 3,
+    user_data: Mapping[str, Any] | None = None,
+    *,
+    aliases: Sequence[str] = (),
+    sampling: Sequence[str] | None = None,
+    max_logprobs: int | None = None,
+    guided: Sequence[str] = (),
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    custom_template_path: str | None = None,
+    kv_events: bool = False,
+    total_kv_blocks: int | None = None,
+    max_running_requests: int = 1024,
+    max_waiting_requests: int = 4096,
+    idle_timeout: float = 120.0,
+) -> None:
+    """Says that `endpoint` serves a model. To be called before its `serve_endpoint`.
+
+    `model_path` is the folder of a model, or the name of one in the Hugging Face Hub (`hf://` before it or not): its tokenizer and
+    template are published. `model_name` is the name clients use; without it the folder's. `context_length` is the most tokens
+    of prompt and answer; without it that of the model's files, and where they have none requests of any length are let through.
+    `migration_limit` is how often a request may go on at another instance, from the tokens it has. `user_data` is published as
+    it is. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
+    are let through. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent.
+    `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit.
+
+    Raises `InvalidArgument` or `Unsupported`, naming the argument.
+    """
+    if not isinstance(model_type, ModelType):
+        raise InvalidArgument(f"{model_type!r} is no ModelType, such as ModelType.Backend", field="model_type")
+    if model_type & ~_BODIES and model_type not in (ModelType.Backend, ModelType.Embedding):
+        raise InvalidArgument("only Chat and Completion go together: one handler reads tokens or bodies", field="model_type")
+    runtime = endpoint.runtime
+    if any(service.name == endpoint.name for service in runtime._services):
+        raise InvalidArgument(f"{endpoint.name} is served already: call register_llm before serve_endpoint")
+    if endpoint.name in runtime._models:
+        raise InvalidArgument(f"{endpoint.name} has a model already: give the second one an endpoint of its own")
+    has_bodies = bool(model_type & _BODIES)
+    name = model_name or _model_files.name_of(model_path)
+    folder = await asyncio.to_thread(_find, model_path, has_bodies)
+    if sampling is None and model_type is ModelType.Backend:
+        sampling = USUAL_SAMPLING
+        logger.info("%s: sampling is not declared, so these options are let through: %s", endpoint.name, ", ".join(sampling))
+    spec: dict[str, Any] = {
+        "endpoint": endpoint.path,
+        "worker_id": _worker_id(endpoint),
+        "engine": {
+            "model": name,
+            "context_length_tokens": context_length or 0,
+            "vocab_size": None,
+            "kv_block_size": kv_cache_block_size,
+            "kv_total_blocks": total_kv_blocks,
+            "max_num_seqs": None,
+            "max_num_batched_tokens": None,
+            "data_parallel_size": 1,
+            "capabilities": {
+                "inputs": ["text" if has_bodies else "embed" if model_type is ModelType.Embedding else "tokens"],
+                "whole_bodies": has_bodies,
+                "sampling": list(sampling or ()),
+                "max_logprobs": max_logprobs,
+                "guided": list(guided),
+                "kv_events": kv_events,
+                "resume": migration_limit > 0 and model_type is ModelType.Backend,
+            },
+            "canary": _canary(name, model_type) if has_bodies else None,
+        },
+        "model_path": folder,
+        "aliases": list(aliases),
+        "endpoint_types": _endpoint_types(model_type),
+        "migration_limit": migration_limit,
+        "user_data": None if user_data is None else dict(user_data),
+        "tool_parser": tool_parser,
+        "reasoning_parser": reasoning_parser,
+        "chat_template": custom_template_path,
+        "max_running": max_running_requests,
+        "max_waiting": max_waiting_requests,
+        "idle_timeout_s": idle_timeout,
+    }
+    runtime._models[endpoint.name] = _Registered(spec, Bodies(endpoint.name, name) if has_bodies else _Tokens(endpoint.name))
+
+
+_BODIES = ModelType.Chat | ModelType.Completion
+
+
+def _find(model_path: str, has_bodies: bool) -> str | None:
+    """The folder of the model; a handler that reads bodies does without, where it only says what the model is called."""
+    try:
+        return _model_files.find(model_path)
+    except InvalidArgument:
+        if has_bodies:
+            return None
+        raise
+
+
+def _endpoint_types(model_type: ModelType) -> list[str] | None:
+    names = {ModelType.Chat: "chat", ModelType.Completion: "completions"}
+    types = [name for kind, name in names.items() if kind in model_type]
+    return types or None
+
+
+def _canary(name: str, model_type: ModelType) -> dict[str, Any]:
+    """The request that the worker probes a handler of bodies with."""
+    body: dict[str, Any] = {"model": name, "max_tokens": 1, "stream": False}
+    if ModelType.Chat in model_type:
+        body["messages"] = [{"role": "user", "content": "ping"}]
+    else:
+        body["prompt"] = "ping"
+    return {"model": name, "input": {"text": json.dumps(body)}}
+
+
+def _worker_id(endpoint: Endpoint) -> int:
+    """The runtime's id for the first model of a component, beside which its worker serves endpoints of fixed names."""
+    component = endpoint.path[:2]
+    taken = any(model.component == component for model in endpoint.runtime._models.values() if isinstance(model, _Registered))
+    return endpoint.runtime._bridge.node.new_instance_id() if taken else endpoint.runtime.worker_id
+
+
+class _Registered:
+    """A model that waits for its handler."""
+
+    def __init__(self, spec: dict[str, Any], codec: Codec) -> None:
+        self._spec = spec
+        self._codec = codec
+        self.component = spec["endpoint"][:2]
+        self.number: int | None = None
+        """Of its service, once it is served."""
+
+    def service(self, endpoint: Endpoint, handler: Handler, max_requests: int, grace_s: float) -> Service:
+        spec = {**self._spec, "grace_s": grace_s, "max_running": min(max_requests, self._spec["max_running"])}
+        service = _ModelService(endpoint, handler, spec, self._codec)
+        self.number = service.number
+        return service
+
+
+_ANSWERS = ("token_ids", "text", "embeddings", "finish_reason")
+
+
+class _TokenAnswer(Answer):
+    """The answer of a `ModelType.Backend`; one that is none is refused with what is wrong about it."""
+
+    def __init__(self, request: GenerateRequest, endpoint: str) -> None:
+        super().__init__(request)
+        self._endpoint = endpoint
+
+    def plain(self, chunk: GenerateChunk) -> bytes | None:
+        if not isinstance(chunk, dict):
+            kind = type(chunk).__name__
+            raise Internal(f"an answer of {self._endpoint} is a {kind}; yield dictionaries such as {{'token_ids': [1]}}")
+        return super().plain(chunk)
+
+    def items(self, chunk: GenerateChunk) -> list[bytes]:
+        if not any(name in chunk for name in _ANSWERS):
+            has = ", ".join(map(str, chunk)) or "nothing"
+            raise Internal(f"an answer of {self._endpoint} has {has}, and none of {', '.join(_ANSWERS)}")
+        return super().items(chunk)
+
+
+class _Tokens:
+    """Requests and answers of a `ModelType.Backend`."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    def request(self, payload: bytes) -> tuple[Any, Encoder]:
+        request = request_from_wire(unpack(payload))
+        return request, _TokenAnswer(request, self._endpoint)
+
+
+class _ModelService(Service):
+    """A model with its handler. The worker in the native module admits requests, probes, drains and keeps the contract."""
+
+    def __init__(self, endpoint: Endpoint, handler: Handler, spec: dict[str, Any], codec: Codec) -> None:
+        super().__init__(endpoint)
+        self._spec = spec
+        self._answering = Answering(self.bridge, self.name, handler, codec)
+        self._ended: asyncio.Future[int | None] | None = None
+        self._is_stopped = False
+
+    async def run(self) -> None:
+        node, number = self.bridge.node, self.number
+        self.bridge.servings[number] = self._answering.on_call
+        end, self._ended = self.bridge.expect()
+        spec = pack(self._spec)
+        try:
+            await self._begin(lambda op: node.serve_model(op, end, number, spec))
+            if self._is_stopped:  # Before there was anything to stop.
+                self._tell_stop()
+            logger.info("%s: serves the model %s", self.name, self._spec["engine"]["model"])
+            await asyncio.shield(self._ended)
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        finally:
+            self.bridge.servings.pop(number, None)
+
+    async def _begin(self, begin: Callable[[int], None]) -> None:
+        try:
+            await self.bridge.operation(begin)
+        except EngineError:
+            # It never was, so nothing ends.
+            if self._ended is not None:
+                self._ended.cancel()
+            raise
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        if self._ended is None or self._ended.done():
+            return
+        self._tell_stop()
+        await asyncio.wait([self._ended])
+        # Requests that the worker cut short end by themselves soon, or are cancelled.
+        await self._answering.idle(5.0)
+
+    def hurry(self) -> None:
+        self._tell_stop()
+
+    def _tell_stop(self) -> None:
+        try:
+            stopping = self.bridge.operation(lambda op: self.bridge.node.stop(op, self.number))
+            stopping.add_done_callback(lambda done: done.cancelled() or done.exception())
+        except EngineShutdown:
+            pass
+
+
+class _Publisher:
+    """Publishes for the model of an endpoint. Until it is served, what is published leads nowhere."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def _publish(self, event: dict[str, Any]) -> None:
+        model = self._endpoint.runtime._models.get(self._endpoint.name)
+        if not isinstance(model, _Registered):
+            raise InvalidArgument(f"{self._endpoint.name} has no model: call register_llm first")
+        if model.number is not None:
+            bridge = self._endpoint.runtime._bridge
+            bridge.check()
+            bridge.node.publish(model.number, pack(event))
+
+
+class KvEventPublisher(_Publisher):
+    """Tells routers which blocks of the prefix cache are reusable. Hashes are unsigned 64-bit."""
+
+    def publish_stored(self, blocks: Sequence[int], parent: int | None = None) -> None:
+        """Blocks, each the child of the one before, became reusable; the first follows `parent`."""
+        self._publish({"kv": {"stored": {"parent": parent, "blocks": list(blocks)}}})
+
+    def publish_removed(self, blocks: Sequence[int]) -> None:
+        """Blocks are reusable no more."""
+        self._publish({"kv": {"removed": {"blocks": list(blocks)}}})
+
+    def publish_cleared(self) -> None:
+        """No block is reusable any more."""
+        self._publish({"kv": "cleared"})
+
+
+class LoadPublisher(_Publisher):
+    """Tells routers how busy the engine is."""
+
+    def publish(self, load: Load) -> None:
+        """The load is this now; what is absent is 0."""
+        self._publish({"load": dict(load)})

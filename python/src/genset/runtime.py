@@ -1,0 +1,365 @@
+"""The runtime in this process: names, endpoints that are served and clients of others.
+
+    @worker()
+    async def main(runtime: Runtime) -> None:
+        endpoint = runtime.namespace("demo").component("text").endpoint("upper")
+        await endpoint.serve_endpoint(upper)
+
+    async def upper(request):
+        yield request["text"].upper()
+
+    asyncio.run(main())
+
+A handler gets plain data: what MessagePack can hold, pydantic models and dataclasses as dictionaries. It runs on the program's own
+event loop. It waits at `yield` while its reader has no room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import logging
+import signal
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar, overload
+
+from genset._bridge import Bridge, load_native
+from genset._client import Client, ResponseStream
+from genset._handler import Answering, Codec, Handler, Plain
+from genset._values import Record
+from genset.engine import Context
+from genset.exceptions import EngineShutdown, InvalidArgument
+
+__all__ = ["Client", "Component", "Context", "Endpoint", "Namespace", "Record", "ResponseStream", "Runtime", "get_runtime", "worker"]
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 30.0
+"""How long requests may go on once a process drains."""
+
+Result = TypeVar("Result")
+Main = Callable[..., Coroutine[Any, Any, Result]]
+
+class Model(Protocol):
+    """What `genset.llm.register_llm` leaves for the endpoint of a model."""
+
+    def service(self, endpoint: Endpoint, handler: Handler, max_requests: int, grace_s: float) -> Service:
+        """Serves the model."""
+
+
+_runtimes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Runtime] = weakref.WeakKeyDictionary()
+
+
+class Runtime:
+    """This process in the fleet: of one event loop. `connect` makes it, `shutdown` ends it."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._services: list[Service] = []
+        self._ending: asyncio.Task[None] | None = None
+        self._models: dict[str, Model] = {}
+        self.worker_id: int = bridge.node.new_instance_id()
+        """The id under which this process's endpoints are listed, below 2^53."""
+
+    @classmethod
+    async def connect(cls, static: bool = False, **options: Any) -> Runtime:
+        """Joins the fleet that the environment names (`GENSET_DISCOVERY_BACKEND`, `ETCD_ENDPOINTS`, ...).
+
+        `options` win over it; they are the flags of `genset run --help` about the network, with `_` for `-`:
+        `discovery_backend="etcd"`. With `static` it joins none: what is served is found in this process alone.
+
+        Raises ValueError for an option that does not exist, `Unavailable` when a server cannot be reached.
+        """
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
+        bridge = Bridge()
+        try:
+            await bridge.operation(lambda op: bridge.node.connect(op, flags, static))
+        except BaseException:
+            bridge.close()
+            raise
+        runtime = cls(bridge)
+        _runtimes[bridge.loop] = runtime
+        return runtime
+
+    def namespace(self, name: str) -> Namespace:
+        """A namespace: a pipeline, usually a model. ValueError when `name` is no name."""
+        self._bridge.node.check_name((name, "x", "x"))
+        return Namespace(self, name)
+
+    def endpoint(self, path: str) -> Endpoint:
+        """An endpoint by its full name: `namespace.component.endpoint`, with `dyn://` before it or with slashes."""
+        parts = path.removeprefix("dyn://").replace("/", ".").split(".")
+        if len(parts) != 3:
+            raise ValueError(f"{path!r} is no endpoint: write namespace.component.endpoint")
+        return self.namespace(parts[0]).component(parts[1]).endpoint(parts[2])
+
+    async def serve(self, service: Service) -> None:
+        """Serves until the shutdown. `Endpoint.serve_endpoint` and `genset.sdk` make services."""
+        if self.is_draining:
+            raise EngineShutdown("the runtime is shutting down")
+        if any(other.name == service.name for other in self._services):
+            raise InvalidArgument(f"{service.name} is served by this process already; give the second one another name")
+        self._services.append(service)
+        try:
+            await service.run()
+        finally:
+            self._services.remove(service)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the process is on its way out."""
+        return self._ending is not None
+
+    def begin_shutdown(self) -> asyncio.Task[None]:
+        """Begins the shutdown and gives its task; once more gives the same."""
+        if self._ending is None:
+            self._ending = self._bridge.loop.create_task(self._end())
+        return self._ending
+
+    def hurry(self) -> None:
+        """Cuts the grace of a shutdown short."""
+        for service in self._services:
+            service.hurry()
+
+    async def shutdown(self) -> None:
+        """Takes all endpoints off the list, lets their requests end within their grace, and leaves. Nothing is left running."""
+        await asyncio.shield(self.begin_shutdown())
+
+    async def _end(self) -> None:
+        await asyncio.gather(*(service.stop() for service in self._services), return_exceptions=True)
+        try:
+            await self._bridge.operation(self._bridge.node.shutdown)
+        finally:
+            self._bridge.close()
+            _runtimes.pop(self._bridge.loop, None)
+
+    async def __aenter__(self) -> Runtime:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+
+class Namespace:
+    """A namespace of a runtime."""
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self._runtime = runtime
+        self.name = name
+
+    def component(self, name: str) -> Component:
+        """A component: a load-balanced service of the pipeline. ValueError when `name` is no name."""
+        self._runtime._bridge.node.check_name((self.name, name, "x"))
+        return Component(self._runtime, self.name, name)
+
+
+class Component:
+    """A component of a namespace."""
+
+    def __init__(self, runtime: Runtime, namespace: str, name: str) -> None:
+        self._runtime = runtime
+        self._namespace = namespace
+        self.name = name
+
+    async def create_service(self) -> None:
+        """Does nothing: an endpoint's service is made where it is served. Kept for programs that call it."""
+
+    def endpoint(self, name: str) -> Endpoint:
+        """An endpoint: one thing the component does. ValueError when `name` is no name."""
+        path = (self._namespace, self.name, name)
+        self._runtime._bridge.node.check_name(path)
+        return Endpoint(self._runtime, path)
+
+
+class Endpoint:
+    """An endpoint of a component: to be served by this process, or asked of others."""
+
+    def __init__(self, runtime: Runtime, path: tuple[str, str, str]) -> None:
+        self.runtime = runtime
+        self.path = path
+        """Namespace, component and endpoint."""
+
+    @property
+    def name(self) -> str:
+        """The full name."""
+        return ".".join(self.path)
+
+    async def client(self) -> Client:
+        """A client of the endpoint's instances."""
+        bridge = self.runtime._bridge
+        bridge.check()
+        return Client(bridge, bridge.node.caller(self.path), self.name)
+
+    async def serve_endpoint(
+        self,
+        handler: Handler,
+        graceful_shutdown: bool = True,
+        metrics_labels: Any = None,
+        *,
+        max_requests: int = 4096,
+        grace: float = GRACE_S,
+    ) -> None:
+        """Serves the endpoint until the runtime shuts down; where a model was registered for it, serves that.
+
+        `handler(request)`, or `handler(request, context)`, is an async generator, a coroutine, a generator or a function. An
+        exception of `genset.exceptions` reaches the caller as it is, any other as `Internal`. With `graceful_shutdown` requests
+        may go on for `grace` seconds once the process drains; without they are cancelled. More than `max_requests` at once are
+        refused as `Overloaded`.
+
+        Raises `InvalidArgument` when this process serves the endpoint already.
+        """
+        if metrics_labels:
+            logger.warning("%s: metrics_labels have no effect, series have the labels of the model", self.name)
+        await self.runtime.serve(self._service(handler, max_requests, grace if graceful_shutdown else 0.0))
+
+    def _service(self, handler: Handler, max_requests: int, grace_s: float) -> Service:
+        model = self.runtime._models.get(self.name)
+        if model is not None:
+            return model.service(self, handler, max_requests, grace_s)
+        return EndpointService(self, handler, Plain(self.name), max_requests, grace_s)
+
+
+class Service:
+    """Something that is served."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.name = endpoint.name
+        self.bridge = endpoint.runtime._bridge
+        self.number = self.bridge.number()
+
+    async def run(self) -> None:
+        """Serves until `stop`, or until its task is cancelled."""
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """Ends it: returns when its requests have ended."""
+        raise NotImplementedError
+
+    def hurry(self) -> None:
+        """Cancels the requests that a stop waits for."""
+        raise NotImplementedError
+
+
+class EndpointService(Service):
+    """An endpoint with a handler."""
+
+    def __init__(self, endpoint: Endpoint, handler: Handler, codec: Codec, max_requests: int, grace_s: float) -> None:
+        super().__init__(endpoint)
+        self._endpoint = endpoint
+        self._answering = Answering(self.bridge, self.name, handler, codec)
+        self._max_requests = max_requests
+        self._grace_s = grace_s
+        self._stopped = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        node, number = self.bridge.node, self.number
+        self.bridge.servings[number] = self._answering.on_call
+        worker_id = self._endpoint.runtime.worker_id
+        try:
+            await self.bridge.operation(
+                lambda op: node.serve(op, number, self._endpoint.path, worker_id, self._max_requests)
+            )
+            logger.info("%s: served by instance %x", self.name, worker_id)
+            await self._stopped.wait()
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        node, number = self.bridge.node, self.number
+        try:
+            with contextlib.suppress(EngineShutdown):
+                await self.bridge.operation(lambda op: node.stop(op, number))
+            if not await self._answering.idle(self._grace_s):
+                logger.warning("%s: requests were cut short after %g s", self.name, self._grace_s)
+        finally:
+            self.bridge.flush()
+            node.close(number)
+            self.bridge.servings.pop(number, None)
+            self._ended.set()
+
+    async def stop(self) -> None:
+        self._stopped.set()
+        await self._ended.wait()
+
+    def hurry(self) -> None:
+        self._answering.cancel()
+
+
+async def get_runtime() -> Runtime:
+    """The runtime of this event loop; connects one where there is none yet, as scripts that only call need it."""
+    runtime = _runtimes.get(asyncio.get_running_loop())
+    return runtime if runtime is not None and not runtime.is_draining else await Runtime.connect()
+
+
+@overload
+def worker(static: Main[Result]) -> Callable[..., Coroutine[Any, Any, Result | None]]: ...
+
+
+@overload
+def worker(static: bool = False, **options: Any) -> Callable[[Main[Result]], Callable[..., Coroutine[Any, Any, Result | None]]]: ...
+
+
+def worker(static: bool | Main[Any] = False, **options: Any) -> Any:
+    """Makes `async def main(runtime, ...)` a program: `asyncio.run(main())`.
+
+    It sets up the log, joins the fleet (`options` as for `Runtime.connect`; with `static` none) and calls the function with the
+    runtime. SIGTERM or SIGINT drains: endpoints leave the list, their requests end, and the function's `serve_endpoint` return. A
+    second signal ends at once. Whatever else the function waits for is cancelled when the drain is over.
+    """
+    if not isinstance(static, bool):
+        return worker()(static)
+    is_static = static
+
+    def decorate(main: Main[Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        @functools.wraps(main)
+        async def program(*arguments: Any, **named: Any) -> Any:
+            start_logging()
+            runtime = await Runtime.connect(is_static, **options)
+            return await _run(runtime, main(runtime, *arguments, **named))
+
+        return program
+
+    return decorate
+
+
+async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(main)
+
+    def on_signal(name: str) -> None:
+        if runtime.is_draining:
+            logger.warning("%s: stopping at once", name)
+            runtime.hurry()
+            return
+        logger.info("%s: draining; a second signal stops at once", name)
+        # A function that waits for something else than its endpoints would not notice.
+        runtime.begin_shutdown().add_done_callback(lambda _: task.cancel())
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        # Only the main thread's loop takes signals; elsewhere they are somebody else's.
+        with contextlib.suppress(RuntimeError, ValueError):
+            loop.add_signal_handler(number, on_signal, number.name)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not runtime.is_draining:
+            raise
+        return None
+    finally:
+        for number in signals:
+            with contextlib.suppress(RuntimeError, ValueError):
+                loop.remove_signal_handler(number)
+        await runtime.shutdown()
+
+
+def start_logging() -> None:
+    """The log of the native module on standard error, and Python's beside it unless the program has set one up."""
+    native = load_native()
+    native.start_logging(0)
+    atexit.register(native.end_logging)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

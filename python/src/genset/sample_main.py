@@ -1,0 +1,27 @@
+"""`python -m genset.sample_main --model-name NAME`: a worker whose engine answers with rotating token ids, to try a fleet with."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from genset.backend import find_binary
+
+
+def command(arguments: list[str]) -> list[str]:
+    """The command that it becomes."""
+    parser = argparse.ArgumentParser(prog="python -m genset.sample_main", description=__doc__)
+    parser.add_argument("--model-name", default="sample", help="what clients call the model")
+    parser.add_argument("--model-path", help="folder with a tokenizer; without it the built-in one")
+    parser.add_argument("--namespace", default="genset")
+    known, rest = parser.parse_known_args(arguments)
+    if known.model_path is None:
+        print(f"{known.model_name}: no --model-path, so the tokenizer is the built-in model's", file=sys.stderr)
+    where = [] if known.model_path is None else ["--model-path", known.model_path]
+    return [find_binary(), "run", f"in=dyn://{known.namespace}", "out=sample", "--model-name", known.model_name, *where, *rest]
+
+
+if __name__ == "__main__":
+    words = command(sys.argv[1:])
+    os.execv(words[0], words)

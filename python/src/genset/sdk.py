@@ -1,0 +1,369 @@
+"""Services as classes: endpoints are methods, other services are attributes.
+
+    @service(namespace="demo")
+    class Upper:
+        @endpoint()
+        async def generate(self, request: Text) -> AsyncIterator[Text]:
+            yield Text(text=request.text.upper())
+
+    @service(namespace="demo")
+    class Twice:
+        upper = depends(Upper)
+
+        @endpoint()
+        async def generate(self, request: Text):
+            async for answer in self.upper.generate(request):
+                yield answer
+                yield answer
+
+`genset serve module:Twice` starts both, each in a process of its own. A request whose method names a pydantic model or a dataclass is
+checked against it; answers may be such values too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections.abc
+import dataclasses
+import inspect
+import logging
+import os
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from genset._client import Client, ResponseStream
+from genset._handler import Encoder, Plain
+from genset._values import decode
+from genset.exceptions import InvalidArgument
+from genset.runtime import GRACE_S, Endpoint, EndpointService, Runtime, get_runtime, worker
+
+__all__ = [
+    "IMAGE",
+    "ServiceSpec",
+    "config",
+    "depends",
+    "endpoint",
+    "endpoint_of",
+    "get_runtime",
+    "on_shutdown",
+    "on_start",
+    "serve",
+    "service",
+    "worker",
+]
+
+logger = logging.getLogger(__name__)
+
+IMAGE: str = os.environ.get("GENSET_IMAGE") or os.environ.get("DYNAMO_IMAGE") or ""
+"""The container image that services are deployed with, unless they name one: from `GENSET_IMAGE`, else `DYNAMO_IMAGE`."""
+
+DEFAULT_NAMESPACE = "genset"
+_SPEC = "__genset_service__"
+_ENDPOINT = "__genset_endpoint__"
+_HOOK = "__genset_hook__"
+
+Class = TypeVar("Class", bound=type)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class ServiceSpec:
+    """What `service` was told of a class, and what the class has."""
+
+    cls: type
+    name: str
+    """The component, by default the class's name."""
+    namespace: str
+    resources: Mapping[str, str]
+    """Of `cpu` (cores), `memory` (as `20Gi`) and `gpu` (devices), for each worker."""
+    workers: int
+    """Processes of this service."""
+    image: str
+    endpoints: Mapping[str, str]
+    """Names of endpoints to those of methods."""
+    dependencies: Mapping[str, type]
+    """Names of attributes to the classes of `depends`."""
+
+    @staticmethod
+    def of(cls: type) -> ServiceSpec:
+        """The spec of a class; TypeError where it is no service."""
+        spec = cls.__dict__.get(_SPEC)
+        if not isinstance(spec, ServiceSpec):
+            raise TypeError(f"{cls.__name__} is no service: decorate the class with @service(...)")
+        return spec
+
+    def graph(self) -> Iterator[ServiceSpec]:
+        """The services this one needs, each before what needs it, and at last this one."""
+        yield from _graph(self, set())
+
+
+def _graph(spec: ServiceSpec, seen: set[type]) -> Iterator[ServiceSpec]:
+    if spec.cls in seen:
+        return
+    seen.add(spec.cls)
+    for other in spec.dependencies.values():
+        yield from _graph(ServiceSpec.of(other), seen)
+    yield spec
+
+
+def service(
+    *,
+    namespace: str | None = None,
+    name: str | None = None,
+    resources: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    image: str = "",
+    dynamo: Mapping[str, Any] | None = None,
+) -> Callable[[Class], Class]:
+    """Makes a class a service; the class stays as it is. It is built without arguments, in the process that serves it.
+
+    `resources` are for each of the `workers` processes: `cpu`, `memory`, `gpu`. `dynamo` is another way to give the namespace.
+    """
+    given = dict(dynamo or {})
+    is_enabled = given.pop("enabled", True)
+    space = namespace or given.pop("namespace", None) or DEFAULT_NAMESPACE
+    given.pop("namespace", None)
+    if given:
+        raise TypeError(f"@service(dynamo={{...}}) knows enabled and namespace, not {', '.join(given)}")
+    if not is_enabled:
+        raise TypeError("@service(dynamo={'enabled': False}): a class that is not to be served needs no decorator")
+    if workers < 1:
+        raise ValueError(f"@service(workers={workers}): must be at least 1")
+    unknown = set(resources or {}) - {"cpu", "memory", "gpu"}
+    if unknown:
+        raise TypeError(f"@service(resources=...) knows cpu, memory and gpu, not {', '.join(sorted(unknown))}")
+
+    def decorate(cls: Class) -> Class:
+        spec = ServiceSpec(
+            cls=cls,
+            name=name or cls.__name__,
+            namespace=space,
+            resources={key: str(value) for key, value in (resources or {}).items()},
+            workers=workers,
+            image=image or IMAGE,
+            endpoints={each.__dict__[_ENDPOINT]: method for method, each in _members(cls, _ENDPOINT)},
+            dependencies={key: value.of for key, value in _attributes(cls) if isinstance(value, depends)},
+        )
+        setattr(cls, _SPEC, spec)
+        return cls
+
+    return decorate
+
+
+def endpoint(name: str | None = None) -> Callable[[Function], Function]:
+    """Makes a method an endpoint: an async generator, a coroutine, a generator or a function of a request."""
+    if callable(name):
+        raise TypeError("write @endpoint(), with brackets")
+
+    def decorate(method: Function) -> Function:
+        method.__dict__[_ENDPOINT] = name or method.__name__
+        return method
+
+    return decorate
+
+
+def on_start(method: Function) -> Function:
+    """Marks a method, a coroutine or not, that is called before the service is listed."""
+    method.__dict__[_HOOK] = "start"
+    return method
+
+
+def on_shutdown(method: Function) -> Function:
+    """Marks a method, a coroutine or not, that is called when the service's requests have ended."""
+    method.__dict__[_HOOK] = "shutdown"
+    return method
+
+
+def _members(cls: type, mark: str) -> list[tuple[str, Callable[..., Any]]]:
+    return [(name, member) for name, member in _attributes(cls) if inspect.isfunction(member) and mark in member.__dict__]
+
+
+def _attributes(cls: type) -> Iterable[tuple[str, Any]]:
+    """What the class and those before it define, by name, without asking descriptors."""
+    found: dict[str, Any] = {}
+    for each in reversed(cls.__mro__):
+        found.update(each.__dict__)
+    return found.items()
+
+
+class depends:  # noqa: N801 - it reads as a declaration
+    """An attribute that is a client of another service: its endpoints are methods that give a `ResponseStream`."""
+
+    def __init__(self, of: type) -> None:
+        ServiceSpec.of(of)
+        self.of = of
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"__genset_client_of_{name}"
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        client = instance.__dict__.get(self._name)
+        if client is None:
+            client = instance.__dict__[self._name] = ServiceClient(_runtime_of(instance), ServiceSpec.of(self.of))
+        return client
+
+
+_RUNTIME = "__genset_runtime"
+
+
+def _runtime_of(instance: object) -> Runtime:
+    runtime = instance.__dict__.get(_RUNTIME)
+    if not isinstance(runtime, Runtime):
+        raise RuntimeError(
+            f"{type(instance).__name__} is not served, so it has no clients yet: "
+            "use what it depends on in endpoints and in on_start, not in __init__"
+        )
+    return runtime
+
+
+class ServiceClient:
+    """A client of a service: `await client.generate(request)`, or `async for` over it. Answers are what the method says it gives."""
+
+    def __init__(self, runtime: Runtime, spec: ServiceSpec) -> None:
+        self._clients: dict[str, Client] = {}
+        for name, method in spec.endpoints.items():
+            at = runtime.namespace(spec.namespace).component(spec.name).endpoint(name)
+            bridge = runtime._bridge
+            reader = _reader(_answer_type(getattr(spec.cls, method)))
+            self._clients[name] = Client(bridge, bridge.node.caller(at.path), at.name, reader)
+
+    def client(self, name: str) -> Client:
+        """The client of one endpoint, to choose instances by."""
+        return self._clients[name]
+
+    def __getattr__(self, name: str) -> Callable[..., ResponseStream]:
+        try:
+            return self._clients[name].generate
+        except KeyError:
+            raise AttributeError(f"the service has no endpoint {name!r}, but {', '.join(self._clients)}") from None
+
+
+def _hints(method: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(method)
+    except NameError as error:
+        logger.warning("%s: its annotations are not known (%s), so bodies are not checked", method.__qualname__, error)
+        return {}
+
+
+def _request_type(method: Callable[..., Any]) -> Any:
+    # The first is the instance.
+    names = list(inspect.signature(method).parameters)[1:2]
+    return _hints(method).get(names[0]) if names else None
+
+
+def _answer_type(method: Callable[..., Any]) -> Any:
+    hint = _hints(method).get("return")
+    origin = typing.get_origin(hint)
+    if isinstance(origin, type) and issubclass(origin, collections.abc.AsyncIterable | collections.abc.Iterator):
+        arguments = typing.get_args(hint)
+        return arguments[0] if arguments else None
+    return hint
+
+
+def _reader(of: Any) -> Callable[[bytes], Any]:
+    check = _checker(of)
+    return decode if check is None else lambda payload: check(decode(payload))
+
+
+def _checker(of: Any) -> Callable[[Any], Any] | None:
+    """Makes plain data a value of a pydantic model or a dataclass; None for all else."""
+    validate = getattr(of, "model_validate", None)
+    if isinstance(of, type) and validate is not None:
+        return lambda value: _validated(validate, value)
+    if isinstance(of, type) and dataclasses.is_dataclass(of):
+        return lambda value: _built(of, value)
+    return None
+
+
+def _validated(validate: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return validate(value)
+    except ValueError as error:
+        errors: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)
+        first: dict[str, Any] = errors()[0] if errors is not None else {"loc": (), "msg": str(error)}
+        field = ".".join(map(str, first["loc"])) or "request"
+        raise InvalidArgument(str(first["msg"]), field=field) from None
+
+
+def _built(of: type, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"must be a map with the fields of {of.__name__}", field="request")
+    known = {field.name for field in dataclasses.fields(of) if field.init}
+    for name in value:
+        if name not in known:
+            raise InvalidArgument(f"{of.__name__} has no such field", field=str(name))
+    try:
+        return of(**value)
+    except TypeError as error:
+        raise InvalidArgument(str(error), field="request") from None
+
+
+class _Checked:
+    """Requests checked against the type that a method names."""
+
+    def __init__(self, name: str, check: Callable[[Any], Any] | None) -> None:
+        self._name = name
+        self._check = check
+
+    def request(self, payload: bytes) -> tuple[Any, Encoder]:
+        value, encoder = Plain(self._name).request(payload)
+        return (value if self._check is None else self._check(value)), encoder
+
+
+def endpoint_of(instance: object, name: str) -> Endpoint:
+    """The endpoint of a service that is served, by its name: for `register_llm` in `on_start`, which makes it a model's."""
+    spec = ServiceSpec.of(type(instance))
+    if name not in spec.endpoints:
+        raise ValueError(f"{spec.name} has no endpoint {name!r}, but {', '.join(spec.endpoints)}")
+    return _runtime_of(instance).namespace(spec.namespace).component(spec.name).endpoint(name)
+
+
+_config: Mapping[str, Any] = {}
+
+
+def config() -> Mapping[str, Any]:
+    """This service's part of the configuration that `genset serve -f FILE --Service.key=value` was given."""
+    return _config
+
+
+def set_config(values: Mapping[str, Any]) -> None:
+    """Called by the process that serves a service, before the class is built."""
+    global _config
+    _config = dict(values)
+
+
+async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S) -> None:
+    """Builds the service and serves all its endpoints, until the runtime shuts down. `genset serve` calls it, and programs may."""
+    spec = ServiceSpec.of(cls)
+    if not spec.endpoints:
+        raise TypeError(f"{spec.name} has no endpoint: decorate a method with @endpoint()")
+    instance = cls()
+    instance.__dict__[_RUNTIME] = runtime
+    await _call_hooks(instance, "start")
+    try:
+        await asyncio.gather(*(_serve_one(instance, spec, name, runtime, grace) for name in spec.endpoints))
+    finally:
+        await _call_hooks(instance, "shutdown")
+
+
+async def _serve_one(instance: object, spec: ServiceSpec, name: str, runtime: Runtime, grace: float) -> None:
+    at = runtime.namespace(spec.namespace).component(spec.name).endpoint(name)
+    method = spec.endpoints[name]
+    if at.name in runtime._models:
+        await at.serve_endpoint(getattr(instance, method), grace=grace)
+        return
+    codec = _Checked(at.name, _checker(_request_type(getattr(spec.cls, method))))
+    await runtime.serve(EndpointService(at, getattr(instance, method), codec, 4096, grace))
+
+
+async def _call_hooks(instance: object, when: str) -> None:
+    for name, member in _members(type(instance), _HOOK):
+        if member.__dict__[_HOOK] == when:
+            result = getattr(instance, name)()
+            if inspect.isawaitable(result):
+                await result

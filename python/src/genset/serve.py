@@ -1,0 +1,257 @@
+"""`genset serve MODULE:CLASS`: a class, and the services it depends on, each in processes of their own.
+
+A process that dies is started again after a pause that doubles, five times in a row; then all end, and its last lines are shown.
+SIGINT or SIGTERM drains all, a second one kills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from genset.sdk import ServiceSpec
+
+CONFIG_VARIABLE = "GENSET_SERVICE_CONFIG"
+"""JSON with a service's configuration, in its process."""
+MAX_DEATHS = 5
+FIRST_PAUSE_S = 0.5
+LONG_LIFE_S = 60.0
+"""A process that lived so long begins a new row of deaths."""
+LAST_LINES = 20
+
+
+class UsageError(Exception):
+    """What was asked for cannot be served."""
+
+
+@dataclasses.dataclass
+class Process:
+    """One process of a service."""
+
+    spec: ServiceSpec
+    title: str
+    """Before each line of its log."""
+    environment: dict[str, str]
+
+
+def load(target: str) -> ServiceSpec:
+    """The service of MODULE:CLASS, from the current folder or what is installed; `UsageError` where there is none."""
+    module, colon, name = target.partition(":")
+    if not colon or not name:
+        raise UsageError(f"{target!r} names no class: write MODULE:CLASS, such as graph:Frontend")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{target}: {error}; is it in this folder, or installed?") from error
+    if not isinstance(found, type):
+        raise UsageError(f"{module} has no class {name}")
+    try:
+        return ServiceSpec.of(found)
+    except TypeError as error:
+        raise UsageError(str(error)) from error
+
+
+def configuration(file: str | None, settings: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What each service is told: of the file, and `--Service.key=value` over it."""
+    told: dict[str, dict[str, Any]] = {}
+    if file is not None:
+        told = _read(Path(file))
+    for setting in settings:
+        key, equals, text = setting.removeprefix("--").partition("=")
+        name, dot, key = key.partition(".")
+        if not (setting.startswith("--") and equals and dot and key):
+            raise UsageError(f"{setting!r} is no setting: write --Service.key=value")
+        told.setdefault(name, {})[key] = _value(text)
+    for name in told:
+        if name not in names:
+            raise UsageError(f"the configuration names {name}, which is none of the services {', '.join(names)}")
+    return told
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if path.suffix == ".json":
+        read = json.loads(text)
+    else:
+        try:
+            import yaml
+        except ImportError:
+            raise UsageError(f"{path}: YAML needs PyYAML (`pip install pyyaml`); a .json file needs nothing") from None
+        read = yaml.safe_load(text) or {}
+    if not isinstance(read, dict) or not all(isinstance(value, dict) for value in read.values()):
+        raise UsageError(f"{path}: must map names of services to their settings")
+    return read
+
+
+def _value(text: str) -> Any:
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text
+
+
+def plan(spec: ServiceSpec, told: Mapping[str, Mapping[str, Any]], target: str) -> list[Process]:
+    """The processes, those that others depend on first, each with its devices; `UsageError` where there are too few."""
+    devices = _devices()
+    wanted = sum(int(float(each.resources.get("gpu", "0"))) * each.workers for each in spec.graph())
+    if wanted > len(devices):
+        raise UsageError(
+            f"the services want {wanted} GPUs, and this machine offers {len(devices)}; "
+            "lower their resources or workers, or set CUDA_VISIBLE_DEVICES"
+        )
+    processes = []
+    for each in spec.graph():
+        gpus = int(float(each.resources.get("gpu", "0")))
+        for worker in range(each.workers):
+            mine, devices = devices[:gpus], devices[gpus:]
+            environment = {
+                CONFIG_VARIABLE: json.dumps(told.get(each.name, {})),
+                "CUDA_VISIBLE_DEVICES": ",".join(mine),
+            }
+            title = each.name if each.workers == 1 else f"{each.name}.{worker}"
+            processes.append(Process(each, title, environment))
+    return processes
+
+
+def _devices() -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [device for device in visible.split(",") if device.strip()]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+    return [str(index) for index, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU")]
+
+
+class Supervisor:
+    """Keeps processes alive until it is told to stop, or one of them dies too often."""
+
+    def __init__(self, target: str, processes: Sequence[Process]) -> None:
+        self._target = target
+        self._processes = processes
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+        self._failed = False
+
+    async def run(self) -> int:
+        """Returns the exit code: 0 when it was told to stop, 1 when a service was given up."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number.name)
+        await asyncio.gather(*(self._keep(process) for process in self._processes))
+        return 1 if self._failed else 0
+
+    def _on_signal(self, name: str) -> None:
+        if self._stopping.is_set():
+            _say(f"{name}: killing all")
+            for running in self._running.values():
+                running.kill()
+            return
+        _say(f"{name}: draining all; a second signal kills")
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        for running in self._running.values():
+            running.terminate()
+
+    async def _keep(self, process: Process) -> None:
+        deaths, pause = 0, FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            code, lines = await self._once(process)
+            if self._stopping.is_set():
+                return
+            if time.monotonic() - started > LONG_LIFE_S:
+                deaths, pause = 0, FIRST_PAUSE_S
+            deaths += 1
+            if deaths >= MAX_DEATHS:
+                _say(f"{process.title} ended {deaths} times in a row, the last time with {code}; giving up. Its last lines:")
+                for line in lines:
+                    _say(f"  {line}")
+                self._failed = True
+                self._stop()
+                return
+            _say(f"{process.title} ended with {code}; starting it again in {pause:g} s")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            pause *= 2
+
+    async def _once(self, process: Process) -> tuple[int, collections.deque[str]]:
+        lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        command = [sys.executable, "-u", "-m", "genset._service", self._target, process.spec.name]
+        running = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **process.environment},
+            # A Ctrl-C at the terminal is this process's to pass on.
+            start_new_session=True,
+            limit=1 << 20,
+        )
+        self._running[process.title] = running
+        if self._stopping.is_set():
+            running.terminate()
+        assert running.stdout is not None
+        while line := await _line(running.stdout):
+            lines.append(line.rstrip())
+            print(f"[{process.title}] {line.rstrip()}", flush=True)
+        code = await running.wait()
+        del self._running[process.title]
+        return code, lines
+
+
+async def _line(stream: asyncio.StreamReader) -> str:
+    try:
+        return (await stream.readline()).decode(errors="replace")
+    except ValueError:  # A line of more than a MiB: its rest comes as the next.
+        return "(a very long line)\n"
+
+
+def _say(text: str) -> None:
+    print(f"[serve] {text}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code: 2 for what cannot be served."""
+    parser = argparse.ArgumentParser(prog="genset serve", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("target", metavar="MODULE:CLASS")
+    parser.add_argument("-f", "--file", metavar="FILE", help="YAML or JSON: names of services to their settings")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be started, and end")
+    parsed, settings = parser.parse_known_args(arguments)
+    try:
+        spec = load(parsed.target)
+        told = configuration(parsed.file, settings, [each.name for each in spec.graph()])
+        processes = plan(spec, told, parsed.target)
+    except (UsageError, json.JSONDecodeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for process in processes:
+        given = process.environment["CUDA_VISIBLE_DEVICES"]
+        at = f"{process.spec.namespace}.{process.spec.name}.{{{','.join(process.spec.endpoints)}}}"
+        _say(f"{process.title}: {at}" + (f", GPUs {given}" if given else ""))
+    if parsed.dry_run:
+        return 0
+    return asyncio.run(Supervisor(parsed.target, processes).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
