@@ -3,17 +3,15 @@
 //! It is measured from a crate outside the workspace, as an author's would be: inside, features unify and the
 //! workspace's own dependencies hide what the contract crate asks for.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::env;
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, bail};
-use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, NodeDep, PackageId};
+use cargo_metadata::DependencyKind;
 
-use crate::process::{cargo, output, run as run_command};
+use crate::crate_graph;
+use crate::files::write;
+use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
 use crate::stopwatch::Stopwatch;
 
@@ -26,15 +24,16 @@ const PACKAGE_LIMIT: usize = 60;
 /// When there are [`PACKAGE_LIMIT`] or more; the error names all of them.
 pub(crate) fn check_package_count(repo: &Repo) -> anyhow::Result<()> {
     let folder = write_crate(repo)?;
-    let metadata = MetadataCommand::new()
-        .manifest_path(folder.join("Cargo.toml"))
-        .other_options(["--filter-platform".to_owned(), host_target()?])
-        .exec()
-        .context("cannot resolve the engine author's crate")?;
-    let packages = packages_built(&metadata)?;
+    let metadata = crate_graph::resolve(&folder.join("Cargo.toml"))?;
+    // What a plain `cargo build` compiles.
+    let kinds = [DependencyKind::Normal, DependencyKind::Build];
+    let packages = crate_graph::behind_root(&metadata, &kinds)?;
     let count = packages.len();
     if count >= PACKAGE_LIMIT {
-        let names = packages.into_iter().collect::<Vec<_>>().join(", ");
+        let names = packages
+            .iter()
+            .map(|package| format!("{} {}", package.name, package.version));
+        let names = names.collect::<Vec<_>>().join(", ");
         bail!(
             "an engine author's crate pulls in {count} packages, and fewer than {PACKAGE_LIMIT} are allowed: {names}"
         );
@@ -109,60 +108,6 @@ genset-backend-common = {{ path = {path} }}
     ))
 }
 
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// The target triple that rustc builds for by default.
-fn host_target() -> anyhow::Result<String> {
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
-    let text = output(Command::new(rustc).arg("-vV"))?;
-    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("`rustc -vV` names no host")?.to_owned())
-}
-
-/// `name version` of every package that building the root package builds, the root itself left out.
-fn packages_built(metadata: &Metadata) -> anyhow::Result<BTreeSet<String>> {
-    let resolve = metadata
-        .resolve
-        .as_ref()
-        .context("cargo metadata resolved nothing")?;
-    let root = resolve
-        .root
-        .as_ref()
-        .context("the author's crate is not a root package")?;
-    let edges: HashMap<&PackageId, &[NodeDep]> = resolve
-        .nodes
-        .iter()
-        .map(|node| (&node.id, node.deps.as_slice()))
-        .collect();
-    let mut reached = HashSet::from([root]);
-    let mut open = vec![root];
-    while let Some(package) = open.pop() {
-        let dependencies = edges.get(package).copied().unwrap_or_default();
-        open.extend(
-            dependencies
-                .iter()
-                .filter(|dep| is_built(dep))
-                .map(|dep| &dep.pkg)
-                .filter(|id| reached.insert(id)),
-        );
-    }
-    reached.remove(root);
-    Ok(reached
-        .into_iter()
-        .map(|id| format!("{} {}", metadata[id].name, metadata[id].version))
-        .collect())
-}
-
-/// Whether a plain `cargo build` compiles this dependency.
-fn is_built(dependency: &NodeDep) -> bool {
-    dependency
-        .dep_kinds
-        .iter()
-        .any(|kind| matches!(kind.kind, DependencyKind::Normal | DependencyKind::Build))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,10 +120,5 @@ mod tests {
             "{text}"
         );
         assert!(text.ends_with("[workspace]\n"), "{text}");
-    }
-
-    #[test]
-    fn host_target_is_a_triple() {
-        assert!(host_target().unwrap().contains('-'));
     }
 }

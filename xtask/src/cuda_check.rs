@@ -48,12 +48,13 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
 /// # Errors
 /// When there is no C++ compiler, a test fails or a lint speaks up.
 pub(crate) fn test_kernels(repo: &Repo) -> anyhow::Result<()> {
-    let in_engine = |subcommand: &str| {
+    // The whole workspace, though it is about one crate: cargo then finds every dependency built as it wants it.
+    let emulated = |subcommand: &str| {
         let mut command = cargo(repo.root());
-        command.args([subcommand, "-p", "genset-engine-candle"]);
+        command.args([subcommand, "--workspace"]);
         command.args(["--features", "genset-engine-candle/kernel-emulation"]);
         command
     };
-    run_command(in_engine("clippy").args(["--all-targets", "--", "-D", "warnings"]))?;
-    run_command(in_engine("test").args(["--lib", "--", "kernels", "forward"]))
+    run_command(emulated("clippy").args(["--all-targets", "--", "-D", "warnings"]))?;
+    run_command(emulated("test").args(["--lib", "--", "kernels", "forward"]))
 }

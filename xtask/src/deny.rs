@@ -1,6 +1,6 @@
 //! `cargo xtask deny`: licences, banned crates and sources, as `deny.toml` has them.
 //!
-//! cargo-deny comes from crates.io in one exact version and lives under `target/tools`, so nothing is installed for the
+//! cargo-deny comes from the registry in one exact version and lives under `target/tools`, so nothing is installed for the
 //! whole machine. It runs offline once every crate is there, since only the advisory database needs GitHub; that check is asked for by name.
 
 use std::path::PathBuf;

@@ -6,8 +6,9 @@ use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::artifacts;
 use crate::process::run as run_command;
-use crate::python::{build_binary, virtual_environment};
+use crate::python::virtual_environment;
 use crate::repo::Repo;
 
 /// Names an interpreter that has `llama_cpp.server` already.
@@ -20,7 +21,7 @@ const PYTHON_VARIABLE: &str = "GENSET_LLAMACPP_PYTHON";
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let tests = tests(repo);
     let python = python_with_llamacpp(repo)?;
-    let genset = build_binary(repo, "genset")?;
+    let genset = artifacts::binary(repo, "genset")?;
     let mut check = Command::new(python);
     check
         .arg("-B")

@@ -3,28 +3,49 @@
 //! Not part of what Genset ships: no crate of ours depends on this one, and it depends on none of ours. People call it
 //! through the alias in `.cargo/config.toml`; CI calls `cargo xtask test` and nothing else.
 
+#![expect(
+    clippy::print_stderr,
+    reason = "a task for people at a terminal says there how far it is"
+)]
+
+mod artifacts;
+mod attack;
 mod author_crate;
+mod browser;
+mod chaos;
+mod crate_graph;
 mod cuda_check;
 mod deny;
 mod disk_space;
+mod files;
+mod fuzz;
 mod gpu_test;
+mod http;
 mod llamacpp_bench;
 mod llamacpp_check;
 mod openai_client;
+mod package;
 mod process;
 mod python;
 mod python_kit;
 mod python_package;
+mod quick;
 mod readme;
 mod repo;
+mod rust_tests;
+mod served;
+mod side_by_side;
+mod soak;
 mod stopwatch;
 mod system_packages;
 mod test_command;
 mod tiny_chat;
 mod train_tiny_chat;
+mod wheel;
 mod wire_client;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -42,13 +63,20 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Run everything CI runs, in CI's order, and stop at the first failure
+    /// Run everything CI runs, or some steps of it, in CI's order, and stop at the first failure
     ///
     /// Format, lints, the Python package, tests, docs, licences, the engine author's package count, the
-    /// Python OpenAI client and a Python client of the wire protocol. What a step needs and the machine lacks is
-    /// installed: under target/ (cargo-deny, Python venvs), or with apt-get (protoc, etcd, a C++ compiler and
+    /// Python OpenAI client and a Python client of the wire protocol. From the tests on, steps run side by side, each with a
+    /// log under target/test-logs. What a step needs and the machine lacks is
+    /// installed: under target/ (cargo-deny, Python venvs), or with apt-get (etcd, nats-server, a C++ compiler and
     /// nats-server; as root, or through a sudo that asks no password).
     Test {
+        /// The steps to run; all of them where none is named
+        #[arg(value_name = "STEP", value_parser = test_command::names())]
+        steps: Vec<String>,
+        /// What to run before a commit: the format, and lints and unit tests of the crates that changed
+        #[arg(long, conflicts_with_all = ["steps", "advisories"])]
+        quick: bool,
         /// Also check dependencies for security advisories; fetches the advisory database from GitHub
         #[arg(long)]
         advisories: bool,
@@ -82,10 +110,28 @@ enum Task {
     },
     /// Run python-tests/: the official OpenAI client against the real genset binary
     OpenaiClientTest,
+    /// Run python-tests/browser.py: web pages in a headless Chromium against the real genset binary
+    BrowserTest,
     /// Run examples/python-wire-client/: a client written from docs/wire-protocol.md against a real worker
     WireClientTest,
     /// Check python/: the package's types with mypy, its tests, and its wheel
     PythonPackageTest,
+    /// Build the wheel of the Python package, with the native module and the genset binary, into dist/
+    Wheel {
+        /// Pack what the tests built, into target/wheels
+        #[arg(long)]
+        debug: bool,
+    },
+    /// Build a Debian package and a tarball of the binary, with units, completions, man pages and licences, into dist/
+    Package {
+        /// Pack what the tests built, into target/packages
+        #[arg(long)]
+        debug: bool,
+    },
+    /// Make the debug packages, install the one with dpkg in a folder, unpack the other, and run what lies there
+    PackageTest,
+    /// Install the debug wheel in an environment of its own and run python/runtime_tests there
+    PythonRuntimeTest,
     /// Run the conformance kit from pytest on the engines in Python: the sample, and examples/python/
     PythonKitTest,
     /// Run a real llama.cpp behind the real binary; builds it from source, which takes long, unless
@@ -121,8 +167,77 @@ enum Task {
         #[arg(long)]
         without_bench: bool,
     },
-    /// Install protoc, etcd, nats-server and a C++ compiler with apt-get, where they are missing
+    /// Install etcd, nats-server and a C++ compiler with apt-get, where they are missing
     InstallPrograms,
+    /// Attack a built genset binary in ways that are known, and show what each attack costs it and other clients
+    ///
+    /// Every attack has servers of its own, on loopback. It fails if one of them broke a promise: memory beyond 8 times
+    /// what was sent and 16 MB, a `/live` that takes long, a stream of another client that does not end well.
+    Attack {
+        /// The binary [default: target/release/genset]
+        #[arg(long)]
+        binary: Option<PathBuf>,
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+        /// Kill a server that takes more memory than this
+        #[arg(long, default_value_t = 4096, value_name = "MIB")]
+        max_memory_mb: u64,
+        /// The longest that `/live` may take
+        #[arg(long, default_value_t = 500, value_name = "MS")]
+        max_stall_ms: u64,
+        /// Attacks whose names begin so; all without one
+        attacks: Vec<String>,
+    },
+    /// Fuzz every parser that reads what is not trusted, each for a while; needs a C++ compiler
+    ///
+    /// It fails if an input makes a target panic, take 3 GB, or take 20 seconds, and says where that input lies.
+    Fuzz {
+        /// Seconds for each target
+        #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        seconds: u32,
+        /// Take new inputs into fuzz/corpus, as far as there is room
+        #[arg(long)]
+        keep: bool,
+        /// Targets, such as chat; all without one
+        targets: Vec<String>,
+    },
+    /// Send a built genset binary many mixed requests, leave a third of them in the middle, and see whether its memory
+    /// stays flat after the first tenth
+    Soak {
+        /// The binary [default: target/release/genset]
+        #[arg(long)]
+        binary: Option<PathBuf>,
+        /// Requests in all
+        #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..))]
+        requests: u64,
+        /// Connections at once
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=256))]
+        connections: u64,
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Send fleets of real processes many requests while their workers are killed, frozen and drained; no answer may be lost
+    ///
+    /// It needs etcd and nats-server for two of the three fleets. It prints the seed.
+    Chaos {
+        /// Requests to each fleet
+        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+        requests: u64,
+        /// Faults in each fleet, as long as there are requests
+        #[arg(long, default_value_t = 100)]
+        faults: u64,
+        /// Requests at once
+        #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=256))]
+        clients: u64,
+        /// What decides requests and faults [default: another one each time]
+        #[arg(long)]
+        seed: Option<u64>,
+        /// One fleet: `file_and_tcp`, `etcd_and_tcp` or `etcd_and_nats`
+        #[arg(long)]
+        fleet: Option<String>,
+    },
     /// Check licences, banned crates and sources with cargo-deny
     Deny {
         /// Also check for security advisories; fetches the advisory database from GitHub
@@ -144,9 +259,10 @@ fn main() -> ExitCode {
 fn run(task: &Task) -> anyhow::Result<()> {
     let repo = Repo::locate()?;
     match task {
-        Task::Test { advisories } => {
-            test_command::run(&repo, deny::Advisories::from_flag(*advisories))
-        }
+        Task::Test { quick: true, .. } => quick::run(&repo),
+        Task::Test {
+            steps, advisories, ..
+        } => test_command::run(&repo, steps, deny::Advisories::from_flag(*advisories)),
         Task::MakeTinyChat { check } => {
             tiny_chat::run(&repo, if *check { Mode::Check } else { Mode::Write })
         }
@@ -168,8 +284,31 @@ fn run(task: &Task) -> anyhow::Result<()> {
             }
         }
         Task::OpenaiClientTest => openai_client::run(&repo),
+        Task::BrowserTest => browser::run(&repo),
         Task::WireClientTest => wire_client::run(&repo),
         Task::PythonPackageTest => python_package::run(&repo),
+        Task::Wheel { debug } => {
+            let profile = if *debug {
+                wheel::Profile::Debug
+            } else {
+                wheel::Profile::Dist
+            };
+            let wheel = wheel::build(&repo, profile)?;
+            eprintln!("{}", wheel.display());
+            Ok(())
+        }
+        Task::Package { debug } => {
+            let profile = if *debug {
+                package::Profile::Debug
+            } else {
+                package::Profile::Dist
+            };
+            let made = package::build(&repo, profile)?;
+            eprintln!("{}\n{}", made.deb.display(), made.tarball.display());
+            Ok(())
+        }
+        Task::PackageTest => package::test(&repo),
+        Task::PythonRuntimeTest => wheel::test(&repo),
         Task::PythonKitTest => python_kit::run(&repo),
         Task::LlamacppCheck => llamacpp_check::run(&repo),
         Task::LlamacppBench {
@@ -198,6 +337,64 @@ fn run(task: &Task) -> anyhow::Result<()> {
                 without_bench: *without_bench,
             };
             gpu_test::run(&repo, &test)
+        }
+        Task::Attack {
+            binary,
+            json,
+            max_memory_mb,
+            max_stall_ms,
+            attacks,
+        } => {
+            let options = attack::AttackOptions {
+                binary: binary.clone(),
+                json: *json,
+                only: attacks.clone(),
+                max_memory_mb: *max_memory_mb,
+                max_stall_ms: *max_stall_ms,
+            };
+            attack::run(&repo, &options)
+        }
+        Task::Fuzz {
+            seconds,
+            keep,
+            targets,
+        } => {
+            let options = fuzz::FuzzOptions {
+                seconds: *seconds,
+                keep: *keep,
+                targets: targets.clone(),
+            };
+            fuzz::run(&repo, &options)
+        }
+        Task::Soak {
+            binary,
+            requests,
+            connections,
+            json,
+        } => {
+            let options = soak::SoakOptions {
+                binary: binary.clone(),
+                requests: *requests,
+                connections: *connections,
+                json: *json,
+            };
+            soak::run(&repo, &options)
+        }
+        Task::Chaos {
+            requests,
+            faults,
+            clients,
+            seed,
+            fleet,
+        } => {
+            let options = chaos::ChaosOptions {
+                requests: *requests,
+                faults: *faults,
+                clients: *clients,
+                seed: *seed,
+                fleet: fleet.clone(),
+            };
+            chaos::run(&repo, &options)
         }
         Task::InstallPrograms => system_packages::ensure_programs(),
         Task::Deny { advisories } => deny::run(&repo, deny::Advisories::from_flag(*advisories)),

@@ -5,8 +5,9 @@
 
 use std::process::Command;
 
+use crate::artifacts;
 use crate::process::run as run_command;
-use crate::python::{build_binary, virtual_environment};
+use crate::python::virtual_environment;
 use crate::repo::Repo;
 
 /// Prepares a virtual environment, builds the binary and runs pytest.
@@ -16,7 +17,7 @@ use crate::repo::Repo;
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let requirements = repo.root().join("python-tests/requirements.txt");
     let python = virtual_environment(repo, "venv", &requirements, "openai, pytest, transformers")?;
-    let genset = build_binary(repo, "genset")?;
+    let genset = artifacts::binary(repo, "genset")?;
     let mut pytest = Command::new(python);
     pytest
         .args(["-B", "-m", "pytest", "python-tests"])

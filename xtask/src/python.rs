@@ -1,13 +1,12 @@
-//! What the steps that run Python need: a virtual environment with pinned requirements, and the binary to test.
+//! What the steps that run Python need: a virtual environment with pinned requirements.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
-use cargo_metadata::Message;
 
-use crate::process::{cargo, output, run as run_command, succeeds};
+use crate::process::{output, run as run_command, succeeds};
 use crate::repo::Repo;
 
 /// What a Debian machine without Python has to run, and what we run ourselves where we may.
@@ -84,30 +83,4 @@ fn has_python() -> bool {
 
 fn is_root() -> bool {
     output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
-}
-
-/// Builds the package's binary of the same name and asks cargo where it put it.
-///
-/// # Errors
-/// When it does not build, or the package has no such binary.
-pub(crate) fn build_binary(repo: &Repo, package: &str) -> anyhow::Result<PathBuf> {
-    eprintln!("$ cargo build --package {package}");
-    let mut command = cargo(repo.root());
-    command.args([
-        "build",
-        "--package",
-        package,
-        "--message-format",
-        "json-render-diagnostics",
-    ]);
-    let messages = output(&mut command)?;
-    for message in Message::parse_stream(messages.as_bytes()) {
-        if let Message::CompilerArtifact(artifact) = message?
-            && artifact.target.name == package
-            && let Some(executable) = artifact.executable
-        {
-            return Ok(executable.into());
-        }
-    }
-    bail!("cargo built package {package} and named no executable of that name")
 }

@@ -6,8 +6,9 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::artifacts;
 use crate::process::run as run_command;
-use crate::python::{build_binary, virtual_environment};
+use crate::python::virtual_environment;
 use crate::repo::Repo;
 
 /// Prepares the virtual environments, builds the binary and runs pytest.
@@ -17,7 +18,7 @@ use crate::repo::Repo;
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let package = repo.root().join("python");
     let example = repo.root().join("examples/python/ctranslate2-engine");
-    let genset = build_binary(repo, "genset")?;
+    let genset = artifacts::binary(repo, "genset")?;
     let pytest = |python: &Path, folder: &Path| {
         let mut pytest = Command::new(python);
         pytest

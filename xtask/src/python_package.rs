@@ -6,11 +6,12 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
 use crate::process::run as run_command;
 use crate::python::virtual_environment;
 use crate::repo::Repo;
+use crate::wheel::only_file;
 
 /// What an installed wheel must offer, the marker of its types included.
 const USE_WHEEL: &str = "
@@ -60,19 +61,4 @@ fn try_wheel(repo: &Repo, python: &Path, package: &Path) -> anyhow::Result<()> {
     run_command(install.arg(only_file(&wheels)?))?;
     // Isolated: neither this folder nor the environment says where the package is.
     run_command(Command::new(&clean).args(["-I", "-c", USE_WHEEL]))
-}
-
-fn only_file(folder: &Path) -> anyhow::Result<std::path::PathBuf> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        files.push(entry?.path());
-    }
-    match files.as_slice() {
-        [file] => Ok(file.clone()),
-        _ => bail!(
-            "pip made {} files in {}, not one wheel",
-            files.len(),
-            folder.display()
-        ),
-    }
 }

@@ -12,13 +12,8 @@ struct Program {
     package: &'static str,
 }
 
-/// What the features of [`crate::test_command::FEATURES`] need: protoc to build them, the servers to test them; and what
-/// compiles the kernels for GPUs for the host.
+/// The servers of the tests, the browser, and what compiles the kernels for GPUs for the host.
 const PROGRAMS: [Program; 4] = [
-    Program {
-        name: "protoc",
-        package: "protobuf-compiler",
-    },
     Program {
         name: "etcd",
         package: "etcd-server",
@@ -31,6 +26,10 @@ const PROGRAMS: [Program; 4] = [
         name: "c++",
         package: "g++",
     },
+    Program {
+        name: "chromium",
+        package: "chromium",
+    },
 ];
 
 /// Installs the programs that are missing.
@@ -40,7 +39,7 @@ const PROGRAMS: [Program; 4] = [
 pub(crate) fn ensure_programs() -> anyhow::Result<()> {
     let missing: Vec<_> = PROGRAMS.iter().filter(|program| !program.runs()).collect();
     if missing.is_empty() {
-        eprintln!("protoc, etcd, nats-server and c++ are here");
+        eprintln!("etcd, nats-server, c++ and chromium are here");
         return Ok(());
     }
     let packages: Vec<_> = missing.iter().map(|program| program.package).collect();
@@ -72,15 +71,16 @@ pub(crate) fn install(packages: &[&str]) -> anyhow::Result<()> {
         bail!("missing here, and sudo asks for a password; run: {by_hand}");
     };
     let failed = || format!("run it by hand: {by_hand}");
-    run_command(apt_get(prefix).arg("update")).with_context(failed)?;
-    run_command(apt_get(prefix).args(["install", "--yes"]).args(packages)).with_context(failed)
+    run_command(without_questions(prefix, "apt-get").arg("update")).with_context(failed)?;
+    let mut install = without_questions(prefix, "apt-get");
+    run_command(install.args(["install", "--yes"]).args(packages)).with_context(failed)
 }
 
 fn by_hand(packages: &[&str]) -> String {
     format!("sudo apt-get install --yes {}", packages.join(" "))
 }
 
-/// The words before `apt-get` that make us root; `None` when none do.
+/// The words before a command that make us root; `None` when none do.
 fn prefix() -> Option<&'static [&'static str]> {
     if output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0") {
         return Some(&[]);
@@ -88,9 +88,21 @@ fn prefix() -> Option<&'static [&'static str]> {
     succeeds(Command::new("sudo").args(["-n", "true"])).then_some(&["sudo", "-n"])
 }
 
-fn apt_get(prefix: &[&str]) -> Command {
+/// A program of Debian's that works for root alone: as root, or through a sudo that asks no password.
+///
+/// # Errors
+/// When there is no such right.
+pub(crate) fn as_root(program: &str) -> anyhow::Result<Command> {
+    let prefix = prefix();
+    let prefix = prefix.with_context(|| {
+        format!("{program} is for root, and sudo asks for a password; run this as root")
+    })?;
+    Ok(without_questions(prefix, program))
+}
+
+fn without_questions(prefix: &[&str], program: &str) -> Command {
     // env, since sudo passes no environment on.
-    let words = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"];
+    let words = ["env", "DEBIAN_FRONTEND=noninteractive", program];
     let mut words = prefix.iter().chain(&words);
     let mut command = Command::new(words.next().unwrap_or(&"env"));
     command.args(words);
@@ -103,9 +115,9 @@ mod tests {
     use std::ffi::OsStr;
 
     #[test]
-    fn apt_get_asks_no_question_with_and_without_sudo() {
+    fn no_question_is_asked_with_and_without_sudo() {
         let words = |prefix: &[&str]| {
-            let command = apt_get(prefix);
+            let command = without_questions(prefix, "apt-get");
             let words = std::iter::once(command.get_program()).chain(command.get_args());
             words
                 .map(OsStr::to_string_lossy)

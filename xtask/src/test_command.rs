@@ -1,53 +1,79 @@
 //! `cargo xtask test`: what CI runs, as a table of steps.
 //!
 //! The steps stand in order of how soon they can fail. The first failure ends the run and says which command shows it
-//! again, because a later step rarely says anything new about code that does not build.
+//! again, because a later step rarely says anything new about code that does not build. From the tests on, steps run beside
+//! each other: tests mostly wait, and the others build meanwhile. What fails there is tried once more, alone, at the end.
 
-use anyhow::anyhow;
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, anyhow};
+
+use crate::artifacts;
 
 use crate::deny::{self, Advisories};
 use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
+use crate::rust_tests;
+use crate::side_by_side::{self, Job, Jobs};
 use crate::stopwatch::Stopwatch;
 use crate::{
-    author_crate, cuda_check, disk_space, openai_client, python_kit, python_package,
-    system_packages, wire_client,
+    author_crate, browser, cuda_check, disk_space, openai_client, package, python_kit,
+    python_package, system_packages, wheel, wire_client,
 };
 
-/// One line of the run: its headline, the command that repeats it alone, and what it does.
+/// One line of the run: its name on the command line, its headline, the command that repeats it alone, and what it does.
 struct Step {
+    name: &'static str,
     title: &'static str,
     repeat: &'static str,
+    beside: Beside,
     perform: fn(&Repo, Advisories) -> anyhow::Result<()>,
 }
 
-/// The cargo features that lints, tests and docs are built with: those that are no default because of what they need.
-pub(crate) const FEATURES: &str = "genset/etcd,genset/nats,genset/otlp";
+/// What may run beside a step. Steps that are not `Nothing` stand together at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    /// It comes before what runs side by side.
+    Nothing,
+    /// The tests: they are built first, then each of their programs is a job.
+    Tests,
+    /// Anything but another step that builds.
+    OtherBuilds,
+    /// Anything. It runs what the tests built.
+    All,
+}
 
 /// The runtime's features, each of which must do without the others.
 const RUNTIME_FEATURES: [&str; 4] = ["etcd", "nats", "otlp", "tls"];
 
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 18] = [
     Step {
+        name: "format",
         title: "format",
         repeat: "cargo fmt --all --check",
+        beside: Beside::Nothing,
         perform: |repo, _| run_command(cargo(repo.root()).args(["fmt", "--all", "--check"])),
     },
     Step {
+        name: "programs",
         title: "programs of the system",
         repeat: "cargo xtask install-programs",
+        beside: Beside::Nothing,
         perform: |_, _| system_packages::ensure_programs(),
     },
     Step {
+        name: "lints",
         title: "lints",
-        repeat: "cargo clippy --workspace --all-targets --features genset/etcd,genset/nats,genset/otlp -- -D warnings",
+        repeat: "cargo clippy --workspace --all-targets -- -D warnings",
+        beside: Beside::Nothing,
         perform: |repo, _| {
             let arguments = [
                 "clippy",
                 "--workspace",
                 "--all-targets",
-                "--features",
-                FEATURES,
                 "--",
                 "-D",
                 "warnings",
@@ -57,31 +83,38 @@ const STEPS: [Step; 15] = [
     },
     // Before the Rust tests: those of engines in Python use its virtual environment.
     Step {
+        name: "python-package",
         title: "Python package",
         repeat: "cargo xtask python-package-test",
+        beside: Beside::Nothing,
         perform: |repo, _| python_package::run(repo),
     },
     Step {
+        name: "tests",
         title: "tests and doc tests",
-        repeat: "cargo test --workspace --features genset/etcd,genset/nats,genset/otlp",
-        perform: |repo, _| {
-            let arguments = ["test", "--workspace", "--features", FEATURES];
-            run_command(cargo(repo.root()).args(arguments))
-        },
+        repeat: "cargo xtask test tests",
+        beside: Beside::Tests,
+        perform: |repo, _| rust_tests::run(repo),
     },
     Step {
+        name: "kernels",
         title: "kernels for GPUs, run on the host",
         repeat: "cargo xtask kernel-test",
+        beside: Beside::OtherBuilds,
         perform: |repo, _| cuda_check::test_kernels(repo),
     },
     Step {
+        name: "runtime-bare",
         title: "runtime with no feature",
         repeat: "cargo clippy -p genset-runtime --no-default-features -- -D warnings",
+        beside: Beside::OtherBuilds,
         perform: |repo, _| check_runtime(repo, &[]),
     },
     Step {
+        name: "runtime-features",
         title: "runtime with each of the features alone",
         repeat: "cargo clippy -p genset-runtime --no-default-features --features etcd -- -D warnings",
+        beside: Beside::OtherBuilds,
         perform: |repo, _| {
             RUNTIME_FEATURES
                 .into_iter()
@@ -89,8 +122,10 @@ const STEPS: [Step; 15] = [
         },
     },
     Step {
+        name: "author-engine",
         title: "an author's crate, outside the workspace",
         repeat: "cargo test --manifest-path examples/author-engine/Cargo.toml --target-dir target/author-engine",
+        beside: Beside::OtherBuilds,
         perform: |repo, _| {
             let target = repo.root().join("target/author-engine");
             let mut command = cargo(repo.root());
@@ -103,40 +138,73 @@ const STEPS: [Step; 15] = [
         },
     },
     Step {
+        name: "docs",
         title: "docs",
-        repeat: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --features genset/etcd,genset/nats,genset/otlp",
+        repeat: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps",
+        beside: Beside::OtherBuilds,
         perform: |repo, _| {
             let mut command = cargo(repo.root());
             run_command(
                 command
-                    .args(["doc", "--workspace", "--no-deps", "--features", FEATURES])
+                    .args(["doc", "--workspace", "--no-deps"])
                     .env("RUSTDOCFLAGS", "-D warnings"),
             )
         },
     },
     Step {
+        name: "deny",
         title: "licences, bans and sources",
         repeat: "cargo xtask deny",
+        beside: Beside::OtherBuilds,
         perform: deny::run,
     },
     Step {
+        name: "author-crate",
         title: "engine author's packages",
         repeat: "cargo xtask author-crate",
+        beside: Beside::OtherBuilds,
         perform: |repo, _| author_crate::check_package_count(repo),
     },
     Step {
+        name: "openai-client",
         title: "Python OpenAI client",
         repeat: "cargo xtask openai-client-test",
+        beside: Beside::All,
         perform: |repo, _| openai_client::run(repo),
     },
     Step {
+        name: "browser",
+        title: "web pages in a browser",
+        repeat: "cargo xtask browser-test",
+        beside: Beside::All,
+        perform: |repo, _| browser::run(repo),
+    },
+    Step {
+        name: "python-kit",
         title: "engines in Python",
         repeat: "cargo xtask python-kit-test",
+        beside: Beside::All,
         perform: |repo, _| python_kit::run(repo),
     },
     Step {
+        name: "python-runtime",
+        title: "Python wheel: runtime, services and clients",
+        repeat: "cargo xtask python-runtime-test",
+        beside: Beside::All,
+        perform: |repo, _| wheel::test(repo),
+    },
+    Step {
+        name: "package",
+        title: "Debian package and tarball",
+        repeat: "cargo xtask package-test",
+        beside: Beside::All,
+        perform: |repo, _| package::test(repo),
+    },
+    Step {
+        name: "wire-client",
         title: "Python client of the wire protocol",
         repeat: "cargo xtask wire-client-test",
+        beside: Beside::All,
         perform: |repo, _| wire_client::run(repo),
     },
 ];
@@ -148,28 +216,114 @@ fn check_runtime(repo: &Repo, features: &[&str]) -> anyhow::Result<()> {
     run_command(command.args(features).args(["--", "-D", "warnings"]))
 }
 
-/// Performs every step, or stops at the first that fails.
+/// The names of all steps.
+pub(crate) fn names() -> Vec<&'static str> {
+    STEPS.iter().map(|step| step.name).collect()
+}
+
+/// Performs the steps of these names, or every step where none is named, in CI's order. Stops at the first that fails. Shows
+/// how long each took.
 ///
 /// # Errors
 /// There is no room on the disk; or the failed step's error, with the step's name and the command that repeats it.
-pub(crate) fn run(repo: &Repo, advisories: Advisories) -> anyhow::Result<()> {
+pub(crate) fn run(repo: &Repo, names: &[String], advisories: Advisories) -> anyhow::Result<()> {
     let whole = Stopwatch::start();
     disk_space::ensure(repo)?;
-    for (index, step) in STEPS.iter().enumerate() {
-        let headline = format!("[{}/{}] {}", index + 1, STEPS.len(), step.title);
-        eprintln!("\n==> {headline}");
-        let watch = Stopwatch::start();
-        (step.perform)(repo, advisories).map_err(|error| {
-            let repeat = step.repeat;
-            anyhow!(
-                "{headline} failed after {watch}: {error:#}\n\
-                 The steps after it did not run. Repeat it alone with:\n    {repeat}"
-            )
-        })?;
-        eprintln!("<== {headline}: ok, {watch}");
+    let is_chosen = |step: &&Step| names.is_empty() || names.iter().any(|name| name == step.name);
+    let steps: Vec<&Step> = STEPS.iter().filter(is_chosen).collect();
+    // One step alone shows what it does as it does it.
+    let is_first = |step: &&Step| steps.len() == 1 || step.beside == Beside::Nothing;
+    let (first, beside): (Vec<&Step>, Vec<&Step>) = steps.iter().copied().partition(is_first);
+    let mut times = Vec::new();
+    for (index, step) in first.iter().enumerate() {
+        let headline = format!("[{}/{}] {}", index + 1, steps.len(), step.title);
+        let perform = || {
+            (step.perform)(repo, advisories).map_err(|error| {
+                let repeat = step.repeat;
+                anyhow!("{error:#}\nRepeat it alone with:\n    {repeat}")
+            })
+        };
+        times.push(timed(&headline, step.name, perform)?.0);
     }
-    eprintln!("\nall {} steps passed in {whole}", STEPS.len());
+    if !beside.is_empty() {
+        times.extend(run_beside(repo, &beside, advisories)?);
+    }
+    let count = steps.len();
+    eprintln!(
+        "\n{}\n\nall {count} steps passed in {whole}",
+        times.join("\n")
+    );
     Ok(())
+}
+
+/// Performs steps that may run beside each other. Answers with the lines of their times.
+fn run_beside(repo: &Repo, steps: &[&Step], advisories: Advisories) -> anyhow::Result<Vec<String>> {
+    let logs = rust_tests::logs(repo);
+    fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
+    // A copy: building the tests puts another program in this one's place.
+    let program = logs.join("xtask");
+    fs::copy(env::current_exe()?, &program).context("cannot copy this program")?;
+    let mut times = Vec::new();
+    let mut jobs = Jobs::default();
+    if steps.iter().any(|step| step.beside == Beside::Tests) {
+        let build = || rust_tests::jobs(repo);
+        let (line, tests) = timed("building the tests", "tests, building", build)?;
+        times.push(line);
+        jobs = tests;
+    }
+    for step in steps {
+        let job = || step_job(&program, repo, step, advisories);
+        match step.beside {
+            Beside::Nothing | Beside::Tests => {}
+            Beside::OtherBuilds => jobs.builds.push(job()),
+            Beside::All => jobs.others.push(job()),
+        }
+    }
+    let names: Vec<_> = steps.iter().map(|step| step.name).collect();
+    let headline = format!("side by side: {}", names.join(", "));
+    let run = || side_by_side::run(jobs, side_by_side::lanes()?, &logs);
+    let (line, outcome) = timed(&headline, "side by side:", run)?;
+    times.push(line);
+    let each = outcome
+        .done
+        .iter()
+        .map(|done| format!("{:>14}    {}", done.took, done.name));
+    times.extend(each);
+    times.extend(outcome.warnings());
+    Ok(times)
+}
+
+/// A step as a process of its own, so that what it writes stays together.
+fn step_job(program: &Path, repo: &Repo, step: &Step, advisories: Advisories) -> Job {
+    let mut command = Command::new(program);
+    command
+        .current_dir(repo.root())
+        .env(artifacts::IS_BUILT, "1");
+    command.args(["test", step.name]);
+    if advisories == Advisories::Check {
+        command.arg("--advisories");
+    }
+    Job {
+        name: step.name.to_owned(),
+        command,
+        repeat: step.repeat.to_owned(),
+    }
+}
+
+/// Does something with its headline before and its time after. Answers with a line of the table of times too.
+fn timed<T>(
+    headline: &str,
+    name: &str,
+    perform: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<(String, T)> {
+    eprintln!("\n==> {headline}");
+    let watch = Stopwatch::start();
+    let done = perform().map_err(|error| {
+        anyhow!("{headline} failed after {watch}, and the steps after it did not run: {error:#}")
+    })?;
+    let took = watch.to_string();
+    eprintln!("<== {headline}: ok, {took}");
+    Ok((format!("{took:>14}  {name}"), done))
 }
 
 #[cfg(test)]
@@ -184,10 +338,20 @@ mod tests {
                 continue;
             };
             let features = rest.split(' ').next().unwrap_or_default();
-            let is_one = RUNTIME_FEATURES.contains(&features);
-            assert!(features == FEATURES || is_one, "{}", step.repeat);
+            assert!(RUNTIME_FEATURES.contains(&features), "{}", step.repeat);
             named += 1;
         }
-        assert_eq!(named, 4);
+        assert_eq!(named, 1);
+    }
+
+    #[test]
+    fn what_runs_beside_others_stands_at_the_end() {
+        let first = STEPS
+            .iter()
+            .take_while(|step| step.beside == Beside::Nothing);
+        let first = first.count();
+        assert!(first > 0);
+        let mut beside = STEPS[first..].iter();
+        assert!(beside.all(|step| step.beside != Beside::Nothing));
     }
 }

@@ -4,8 +4,9 @@
 
 use std::process::Command;
 
+use crate::artifacts;
 use crate::process::run as run_command;
-use crate::python::{build_binary, virtual_environment};
+use crate::python::virtual_environment;
 use crate::repo::Repo;
 
 /// Prepares a virtual environment, builds the worker and runs the client's tests.
@@ -16,7 +17,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let client = repo.root().join("examples/python-wire-client");
     let requirements = client.join("requirements.txt");
     let python = virtual_environment(repo, "venv-wire", &requirements, "msgpack")?;
-    let worker = build_binary(repo, "sample-worker")?;
+    let worker = artifacts::binary(repo, "sample-worker")?;
     let mut tests = Command::new(python);
     tests
         .args(["-B", "-m", "unittest", "-v"])

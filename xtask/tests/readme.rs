@@ -14,3 +14,34 @@ fn code_in_the_readme_is_the_code() {
         String::from_utf8_lossy(&checked.stderr)
     );
 }
+
+/// The repository's address stands in the workspace's manifest alone. While it has none, README.md says so and no file
+/// guesses one, which somebody else may own.
+#[test]
+fn the_repository_has_one_address_or_none() {
+    let metadata = cargo_metadata::MetadataCommand::new().exec().unwrap();
+    let packages = metadata.workspace_packages();
+    let address = packages[0].repository.clone().unwrap_or_default();
+    let readme = std::fs::read_to_string(metadata.workspace_root.join("README.md")).unwrap();
+    if address.is_empty() {
+        assert!(readme.contains("This repository has no public address yet"));
+    } else {
+        assert!(readme.contains(&format!("git clone {address}")));
+    }
+    for package in packages {
+        let named = package.repository.clone().unwrap_or_default();
+        assert_eq!(named, address, "{}", package.name);
+    }
+    let guesses = Command::new("git")
+        .args(["grep", "--line-number", "--ignore-case", "-E"])
+        .args(["(github|gitlab)[.]com/[a-z0-9_-]*/?genset", "--", "."])
+        .current_dir(&metadata.workspace_root)
+        .output()
+        .unwrap();
+    let guesses = String::from_utf8_lossy(&guesses.stdout);
+    let strangers: Vec<_> = guesses
+        .lines()
+        .filter(|line| address.is_empty() || !line.contains(&address))
+        .collect();
+    assert!(strangers.is_empty(), "{strangers:#?}");
+}

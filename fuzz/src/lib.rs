@@ -1,0 +1,63 @@
+//! What is fuzzed: one function for each parser that reads what is not trusted.
+//!
+//! A [`Target`] takes any bytes and returns, whatever they are; a panic is a finding. Where there is a law to keep (the
+//! same result however a text is cut, what is written is read again), the function asserts it. `cargo xtask fuzz` calls
+//! the targets through `fuzz/libfuzzer`, a workspace of its own, since libFuzzer and instrumented code are nothing that the
+//! other crates need. What it finds stays in `fuzz/corpus`, and this crate's tests replay it. The crate ships nowhere.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a panic is how a target reports what it found"
+)]
+
+pub mod discovery;
+pub mod files;
+mod input;
+pub mod launcher;
+pub mod markup;
+pub mod models;
+pub mod requests;
+pub mod router;
+pub mod text;
+pub mod wire;
+
+/// A function that is fuzzed.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its name: that of its binary in `fuzz/libfuzzer/src/bin` and of its folder in `fuzz/corpus`.
+    pub name: &'static str,
+    /// Takes an input. It panics if something is wrong with the code, never because of the input.
+    pub run: fn(&[u8]),
+}
+
+/// Every target.
+pub const TARGETS: &[Target] = &[
+    target("api_keys", files::api_keys),
+    target("chat", requests::chat),
+    target("chat_template", text::chat_template),
+    target("completions", requests::completions),
+    target("config", models::config),
+    target("discovery_record", discovery::discovery_record),
+    target("embeddings", requests::embeddings),
+    target("frames", wire::frames),
+    target("gguf", models::gguf),
+    target("handshake", wire::handshake),
+    target("kv_events", router::kv_events),
+    target("lease_file", discovery::lease_file),
+    target("messages", requests::messages),
+    target("payloads", wire::payloads),
+    target("reasoning_parser", markup::reasoning_parser),
+    target("responses", requests::responses),
+    target("safetensors", models::safetensors),
+    target("script", files::script),
+    target("sse", launcher::sse),
+    target("stop_strings", text::stop_strings),
+    target("tokenize", requests::tokenize),
+    target("tokenizer", text::tokenizer),
+    target("tokenizer_config", text::tokenizer_config),
+    target("tool_parser", markup::tool_parser),
+];
+
+const fn target(name: &'static str, run: fn(&[u8])) -> Target {
+    Target { name, run }
+}

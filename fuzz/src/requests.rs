@@ -1,0 +1,58 @@
+//! Bodies of requests, of every API: read, or refused as the client's fault.
+
+use genset_frontend::anthropic::MessagesRequest;
+use genset_frontend::openai::{
+    ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, RequestLimits,
+    TokenizeRequest,
+};
+use genset_frontend::responses::ResponsesRequest;
+use genset_frontend::{ApiError, FrontendConfig};
+
+fn limits() -> RequestLimits {
+    RequestLimits::from(&FrontendConfig::default())
+}
+
+/// Whatever a body says, it is the client's fault if it cannot be read, and the client is told why.
+fn judged<T>(read: Result<T, ApiError>) -> Option<T> {
+    read.inspect_err(|error| {
+        assert!(error.status.is_client_error(), "{error:?}");
+        assert!(!error.to_string().is_empty());
+    })
+    .ok()
+}
+
+/// `/v1/chat/completions`.
+pub fn chat(body: &[u8]) {
+    judged(ChatRequest::parse(body, &limits()));
+}
+
+/// `/v1/completions`.
+pub fn completions(body: &[u8]) {
+    judged(CompletionRequest::parse(body, &limits()));
+}
+
+/// `/v1/embeddings`.
+pub fn embeddings(body: &[u8]) {
+    judged(EmbeddingRequest::parse(
+        body,
+        FrontendConfig::default().max_embedding_inputs,
+    ));
+}
+
+/// `/v1/messages` and `/v1/messages/count_tokens`.
+pub fn messages(body: &[u8]) {
+    judged(MessagesRequest::parse(body, &limits()));
+    judged(MessagesRequest::parse_to_count(body, &limits()));
+}
+
+/// `/v1/responses` and `/v1/responses/input_tokens`.
+pub fn responses(body: &[u8]) {
+    judged(ResponsesRequest::parse(body));
+    judged(ResponsesRequest::parse_to_count(body));
+}
+
+/// `/tokenize` and `/detokenize`.
+pub fn tokenize(body: &[u8]) {
+    judged(TokenizeRequest::parse(body, &limits()));
+    judged(DetokenizeRequest::parse(body));
+}

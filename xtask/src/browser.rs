@@ -1,0 +1,28 @@
+//! `cargo xtask browser-test`: what a real headless browser lets web pages do to the real `genset` binary, and what people do
+//! with its own pages.
+//!
+//! What is asserted stands in `python-tests/browser.py` and `web_page.py`, which need nothing but Python's own library and
+//! Chromium.
+
+use std::process::Command;
+
+use crate::artifacts;
+use crate::process::run as run_command;
+use crate::repo::Repo;
+
+/// Builds the binary and runs the scripts.
+///
+/// # Errors
+/// When the binary does not build, the browser is missing or a page may do other than it should.
+pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
+    let genset = artifacts::binary(repo, "genset")?;
+    for name in ["python-tests/browser.py", "python-tests/web_page.py"] {
+        let mut script = Command::new("python3");
+        script
+            .args(["-B", name])
+            .env("GENSET_BIN", &genset)
+            .current_dir(repo.root());
+        run_command(&mut script)?;
+    }
+    Ok(())
+}

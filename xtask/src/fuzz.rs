@@ -1,0 +1,298 @@
+//! `cargo xtask fuzz`: builds the fuzz targets as programs of libFuzzer, runs each for a while, and shows what came of it.
+//!
+//! It needs a C++ compiler and no nightly one: what libFuzzer wants of instrumented code are plain options of the compiler.
+//! What was found new stays in `target/fuzz/corpus`; `--keep` takes as much of it as the repository has room for into
+//! `fuzz/corpus`, where ordinary tests replay it.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+
+use crate::process::{cargo, output, run as run_command};
+use crate::repo::Repo;
+
+/// What libFuzzer counts: edges, their targets, and what is compared.
+const INSTRUMENTS: &str = "-Cpasses=sancov-module \
+    -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares";
+/// No input is longer, so that thousands of them are tried in a second.
+const MAX_INPUT_BYTES: u32 = 20_000;
+/// An input that takes longer is a finding.
+const INPUT_SECONDS: u32 = 20;
+/// A target that takes more memory is a finding.
+const MEMORY_MIB: u32 = 3_000;
+/// A corpus in the repository has at most so many files of so many bytes.
+const KEPT_FILES: usize = 50;
+const KEPT_BYTES: u64 = 150_000;
+const KEPT_FILE_BYTES: u64 = 8_000;
+
+/// What to fuzz, and for how long.
+#[derive(Debug)]
+pub(crate) struct FuzzOptions {
+    /// For each target.
+    pub(crate) seconds: u32,
+    /// Whether new inputs go into the repository.
+    pub(crate) keep: bool,
+    /// All if empty.
+    pub(crate) targets: Vec<String>,
+}
+
+/// What came of a target.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Outcome {
+    name: String,
+    executions: u64,
+    new_inputs: u64,
+    findings: Vec<PathBuf>,
+}
+
+/// Builds, runs and shows.
+///
+/// # Errors
+/// There is no target of a name, it does not build, or something was found.
+pub(crate) fn run(repo: &Repo, options: &FuzzOptions) -> anyhow::Result<()> {
+    let names = names(repo, &options.targets)?;
+    let folder = repo.target().join("fuzz");
+    let programs = build(repo, &folder)?;
+    let mut outcomes = Vec::new();
+    for name in &names {
+        let place = Place {
+            program: programs.join(name),
+            work: folder.join("corpus").join(name),
+            kept: repo.root().join("fuzz/corpus").join(name),
+            findings: folder.join("findings"),
+        };
+        eprintln!("{name}: {} s", options.seconds);
+        outcomes.push(place.fuzz(name, options.seconds)?);
+        if options.keep {
+            place.keep()?;
+        }
+    }
+    std::io::stdout().write_all(table(&outcomes).as_bytes())?;
+    let findings: usize = outcomes.iter().map(|outcome| outcome.findings.len()).sum();
+    if findings > 0 {
+        bail!(
+            "{findings} inputs were found that should not be; each target's program takes them as arguments"
+        );
+    }
+    Ok(())
+}
+
+fn names(repo: &Repo, wanted: &[String]) -> anyhow::Result<BTreeSet<String>> {
+    let programs = repo.root().join("fuzz/libfuzzer/src/bin");
+    let mut all = BTreeSet::new();
+    for entry in fs::read_dir(&programs).context("there are no targets")? {
+        let path = entry?.path();
+        all.extend(
+            path.file_stem()
+                .map(|name| name.to_string_lossy().into_owned()),
+        );
+    }
+    if let Some(name) = wanted.iter().find(|name| !all.contains(*name)) {
+        let all: Vec<String> = all.into_iter().collect();
+        bail!("there is no target {name:?}; there are {}", all.join(", "));
+    }
+    Ok(if wanted.is_empty() {
+        all
+    } else {
+        wanted.iter().cloned().collect()
+    })
+}
+
+/// Builds all programs; gives the folder that they lie in.
+fn build(repo: &Repo, folder: &Path) -> anyhow::Result<PathBuf> {
+    let version = output(Command::new("rustc").arg("-vV"))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.context("rustc does not say what it compiles for")?;
+    let manifest = repo.root().join("fuzz/libfuzzer/Cargo.toml");
+    let mut command = cargo(repo.root());
+    // With a target of its own, scripts of builds do without the instruments.
+    command
+        .args(["build", "--release", "--bins", "--target", host])
+        .arg("--manifest-path")
+        .arg(manifest)
+        .arg("--target-dir")
+        .arg(folder)
+        .env("RUSTFLAGS", INSTRUMENTS);
+    run_command(&mut command)?;
+    Ok(folder.join(host).join("release"))
+}
+
+/// Where a target and its files lie.
+#[derive(Debug)]
+struct Place {
+    program: PathBuf,
+    /// What was found worth trying again, on this machine.
+    work: PathBuf,
+    /// The same in the repository.
+    kept: PathBuf,
+    findings: PathBuf,
+}
+
+impl Place {
+    fn program(&self) -> Command {
+        let mut command = Command::new("nice");
+        command.args(["-n", "19"]).arg(&self.program);
+        command.stdin(Stdio::null()).env("RUST_BACKTRACE", "1");
+        command
+    }
+
+    fn fuzz(&self, name: &str, seconds: u32) -> anyhow::Result<Outcome> {
+        fs::create_dir_all(&self.work)?;
+        fs::create_dir_all(&self.findings)?;
+        let before = self.found(name)?;
+        let prefix = format!("{}/{name}-", self.findings.display());
+        let ran = self
+            .program()
+            .args([&self.work, &self.kept])
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-max_len={MAX_INPUT_BYTES}"))
+            .arg(format!("-timeout={INPUT_SECONDS}"))
+            .arg(format!("-rss_limit_mb={MEMORY_MIB}"))
+            .arg(format!("-artifact_prefix={prefix}"))
+            .arg("-print_final_stats=1")
+            .output()
+            .with_context(|| format!("cannot run {}", self.program.display()))?;
+        let log = String::from_utf8_lossy(&ran.stderr);
+        let mut outcome = outcome(name, &log);
+        outcome.findings = self.found(name)?.difference(&before).cloned().collect();
+        if !ran.status.success() {
+            let lines: Vec<&str> = log.lines().rev().take(60).collect();
+            let end: Vec<&str> = lines.into_iter().rev().collect();
+            eprintln!("{}", end.join("\n"));
+            if outcome.findings.is_empty() {
+                bail!("{name} ended with {} and no finding", ran.status);
+            }
+        }
+        Ok(outcome)
+    }
+
+    fn found(&self, name: &str) -> anyhow::Result<BTreeSet<PathBuf>> {
+        let mut found = BTreeSet::new();
+        let prefix = format!("{name}-");
+        for entry in fs::read_dir(&self.findings)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                found.insert(entry.path());
+            }
+        }
+        Ok(found)
+    }
+
+    /// Takes new inputs into the repository, of those that reach what others do not, as many as there is room for.
+    fn keep(&self) -> anyhow::Result<()> {
+        let merged = self.work.with_extension("merged");
+        drop(fs::remove_dir_all(&merged));
+        fs::create_dir_all(&merged)?;
+        let status = self
+            .program()
+            .arg("-merge=1")
+            .args([&merged, &self.kept, &self.work])
+            .stderr(Stdio::null())
+            .status()?;
+        anyhow::ensure!(status.success(), "inputs cannot be merged: {status}");
+        let kept = sizes(&self.kept)?;
+        let mut room = KEPT_BYTES.saturating_sub(kept.iter().map(|(size, _)| size).sum());
+        let new = sizes(&merged)?;
+        let new: Vec<_> = new
+            .into_iter()
+            .filter(|(size, _)| *size <= KEPT_FILE_BYTES)
+            .collect();
+        for index in spread(new.len(), KEPT_FILES.saturating_sub(kept.len())) {
+            let (size, path) = &new[index];
+            if let (Some(left), Some(name)) = (room.checked_sub(*size), path.file_name()) {
+                room = left;
+                fs::copy(path, self.kept.join(name))?;
+            }
+        }
+        fs::remove_dir_all(&merged)?;
+        Ok(())
+    }
+}
+
+/// The files of a folder, smallest first.
+fn sizes(folder: &Path) -> anyhow::Result<Vec<(u64, PathBuf)>> {
+    let mut sizes = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        sizes.push((entry.metadata()?.len(), entry.path()));
+    }
+    sizes.sort();
+    Ok(sizes)
+}
+
+/// At most `wanted` places of a list, evenly spread.
+fn spread(length: usize, wanted: usize) -> Vec<usize> {
+    let count = wanted.min(length);
+    (0..count).map(|index| index * length / count).collect()
+}
+
+/// What a program's last lines say.
+fn outcome(name: &str, log: &str) -> Outcome {
+    let figure = |name: &str| {
+        let line = log.lines().rev().find_map(|line| line.strip_prefix(name));
+        line.and_then(|figure| figure.trim().parse().ok())
+            .unwrap_or(0)
+    };
+    Outcome {
+        name: name.to_owned(),
+        executions: figure("stat::number_of_executed_units:"),
+        new_inputs: figure("stat::new_units_added:"),
+        findings: Vec::new(),
+    }
+}
+
+fn table(outcomes: &[Outcome]) -> String {
+    let mut text =
+        "| target | executions | new inputs | findings |\n|---|---|---|---|\n".to_owned();
+    for outcome in outcomes {
+        let findings: Vec<_> = outcome
+            .findings
+            .iter()
+            .map(|it| it.display().to_string())
+            .collect();
+        let findings = if findings.is_empty() {
+            "none".to_owned()
+        } else {
+            findings.join(", ")
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {findings} |",
+            outcome.name, outcome.executions, outcome.new_inputs
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_those_of_the_log() {
+        let log = "#1 INITED\nstat::number_of_executed_units: 1234\nstat::average_exec_per_sec:     7\n\
+            stat::new_units_added:          56\n";
+        let outcome = outcome("frames", log);
+        assert_eq!((outcome.executions, outcome.new_inputs), (1234, 56));
+        assert_eq!(
+            table(&[outcome]).lines().nth(2),
+            Some("| frames | 1234 | 56 | none |")
+        );
+    }
+
+    #[test]
+    fn places_are_spread_over_the_list() {
+        assert_eq!(spread(10, 5), [0, 2, 4, 6, 8]);
+        assert_eq!(spread(2, 5), [0, 1]);
+        assert_eq!(spread(0, 5), [0_usize; 0]);
+    }
+}

@@ -1,0 +1,347 @@
+//! Programs that run side by side: tests mostly wait, and while one waits another computes.
+//!
+//! Each program writes to a log of its own, which is shown where the program fails. Two queues: what builds runs one after another,
+//! since cargo lets only one build into a folder, and beside it the other programs run on several lanes.
+//!
+//! A program that fails beside others runs once more, whole and alone, when the others are done. If it fails again, the run fails.
+//! If it passes, a test in it does not bear its neighbours: the run says so at its end, keeps the log, and goes on.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use anyhow::{Context as _, anyhow, bail};
+
+use crate::stopwatch::Stopwatch;
+
+/// A program to run.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// What it is called in the output and, with other signs in place of spaces and slashes, its log.
+    pub(crate) name: String,
+    pub(crate) command: Command,
+    /// What a person types to run it alone.
+    pub(crate) repeat: String,
+}
+
+/// What is to be run.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    /// One after another and before all others, with nothing beside them.
+    pub(crate) alone: Vec<Job>,
+    /// One after another, beside `others`.
+    pub(crate) builds: Vec<Job>,
+    /// Begun in this order, several at a time.
+    pub(crate) others: Vec<Job>,
+}
+
+/// A program that succeeded, and how long it took.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Done {
+    pub(crate) name: String,
+    pub(crate) took: String,
+}
+
+/// What came of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// In the order in which they ended.
+    pub(crate) done: Vec<Done>,
+    /// Those of `done` that failed beside others before they passed alone.
+    pub(crate) flaky: Vec<Flaky>,
+}
+
+impl Outcome {
+    /// A line for each program that did not bear its neighbours.
+    pub(crate) fn warnings(&self) -> impl Iterator<Item = String> + '_ {
+        self.flaky.iter().map(|Flaky { name, log }| {
+            let log = log.display();
+            format!("FLAKY: {name} failed beside others and passed alone. Mend it: {log} has the failure")
+        })
+    }
+}
+
+/// A program that failed beside others and passed alone.
+#[derive(Debug)]
+pub(crate) struct Flaky {
+    pub(crate) name: String,
+    /// Of the failure.
+    pub(crate) log: PathBuf,
+}
+
+/// How many programs may fail beside others before the run gives up: more have a cause that does not go away.
+const MOST_FAILURES: usize = 3;
+
+/// Runs all jobs, `lanes` of the others at a time, with their logs in the folder `logs`. What fails beside others is tried once more
+/// at the end, alone. After a failure alone, or more than [`MOST_FAILURES`], no job begins; those that run are waited for.
+///
+/// # Errors
+/// A job cannot be started, or does not exit with 0 alone: the error names it, the command that repeats it, and its log, which is
+/// written to stderr too.
+pub(crate) fn run(jobs: Jobs, lanes: usize, logs: &Path) -> anyhow::Result<Outcome> {
+    fs::create_dir_all(logs).with_context(|| format!("cannot create {}", logs.display()))?;
+    let mut outcome = Outcome::default();
+    for mut job in jobs.alone {
+        outcome.done.push(perform(&mut job, logs, "log")?);
+    }
+    let state = State::default();
+    let builds = Mutex::new(VecDeque::from(jobs.builds));
+    let others = Mutex::new(VecDeque::from(jobs.others));
+    thread::scope(|scope| {
+        scope.spawn(|| state.work(&[&builds, &others], logs));
+        for _ in 0..lanes {
+            scope.spawn(|| state.work(&[&others], logs));
+        }
+    });
+    let State { done, failed } = state;
+    outcome
+        .done
+        .extend(done.into_inner().unwrap_or_else(PoisonError::into_inner));
+    let mut failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if failed.len() > MOST_FAILURES {
+        let (_, first) = failed.swap_remove(0);
+        return Err(first);
+    }
+    for (mut job, _) in failed {
+        eprintln!("once more, alone: {}", job.name);
+        outcome.done.push(perform(&mut job, logs, "log")?);
+        let log = log_of(&job, logs, "beside.log");
+        let name = job.name;
+        outcome.flaky.push(Flaky { name, log });
+    }
+    Ok(outcome)
+}
+
+#[derive(Debug, Default)]
+struct State {
+    done: Mutex<Vec<Done>>,
+    failed: Mutex<Vec<(Job, anyhow::Error)>>,
+}
+
+impl State {
+    /// Runs jobs until the queues are empty or too much failed. A queue is looked at when those before it are empty.
+    fn work(&self, queues: &[&Mutex<VecDeque<Job>>], logs: &Path) {
+        while lock(&self.failed).len() <= MOST_FAILURES {
+            let Some(mut job) = queues.iter().find_map(|queue| lock(queue).pop_front()) else {
+                return;
+            };
+            match perform(&mut job, logs, "beside.log") {
+                Ok(done) => lock(&self.done).push(done),
+                Err(error) => lock(&self.failed).push((job, error)),
+            }
+        }
+    }
+}
+
+/// A panic of another thread ends the run; what it left behind is whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a job, with a log of this ending.
+fn perform(job: &mut Job, logs: &Path, ending: &str) -> anyhow::Result<Done> {
+    let log = log_of(job, logs, ending);
+    let file = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+    let watch = Stopwatch::start();
+    job.command
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file);
+    let name = job.name.clone();
+    let status = job.command.status();
+    let status = status.with_context(|| format!("cannot run {name}"))?;
+    let took = watch.to_string();
+    if status.success() {
+        eprintln!("{took:>14}  {name}");
+        return Ok(Done { name, took });
+    }
+    let written = fs::read(&log).unwrap_or_default();
+    eprintln!(
+        "==> what {name} wrote:\n{}\n<== {name} failed",
+        String::from_utf8_lossy(&written)
+    );
+    let repeat = &job.repeat;
+    let log = log.display();
+    bail!(
+        "{name} failed after {took} ({status}); its log is {log}. Repeat it alone with:\n    {repeat}"
+    )
+}
+
+fn log_of(job: &Job, logs: &Path, ending: &str) -> PathBuf {
+    let sign = |sign: char| {
+        if sign.is_ascii_alphanumeric() {
+            sign
+        } else {
+            '-'
+        }
+    };
+    let name: String = job.name.chars().map(sign).collect();
+    logs.join(format!("{name}.{ending}"))
+}
+
+/// How many programs run at a time: one more than there are cores, for tests mostly wait.
+///
+/// # Errors
+/// The system does not say how many cores there are.
+pub(crate) fn lanes() -> anyhow::Result<usize> {
+    let cores = thread::available_parallelism();
+    let cores = cores.map_err(|error| anyhow!("cannot tell the number of cores: {error}"))?;
+    Ok(cores.get() + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(name: &str, script: &str) -> Job {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Job {
+            name: name.to_owned(),
+            command,
+            repeat: format!("again {name}"),
+        }
+    }
+
+    fn names(done: &[Done]) -> Vec<&str> {
+        done.iter().map(|done| done.name.as_str()).collect()
+    }
+
+    #[test]
+    fn others_run_beside_each_other_and_beside_what_builds() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = |name: &str| folder.path().join(name).display().to_string();
+        // Each end of a named pipe waits for the other: only what runs side by side comes to an end.
+        let (first, second) = (pipe("first"), pipe("second"));
+        let made = Command::new("sh")
+            .args(["-c", &format!("mkfifo {first} {second}")])
+            .status();
+        assert!(made.unwrap().success());
+        let jobs = Jobs {
+            alone: vec![job("alone", "true")],
+            builds: vec![job("build", &format!("echo a > {first}"))],
+            others: vec![
+                job("one", &format!("read a < {first}; echo b > {second}")),
+                job("two", &format!("read b < {second}")),
+            ],
+        };
+        let done = run(jobs, 2, folder.path()).unwrap().done;
+        assert_eq!(names(&done)[0], "alone");
+        assert_eq!(done.len(), 4);
+    }
+
+    #[test]
+    fn builds_run_one_after_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("mark");
+        // A folder that is there already is an error of mkdir.
+        let build = |name| job(name, &format!("mkdir {0} && rmdir {0}", mark.display()));
+        let jobs = Jobs {
+            builds: ["a", "b", "c"].map(build).into(),
+            ..Jobs::default()
+        };
+        let outcome = run(jobs, 3, folder.path()).unwrap();
+        assert_eq!(names(&outcome.done), ["a", "b", "c"]);
+        assert_eq!(outcome.warnings().count(), 0);
+    }
+
+    #[test]
+    fn a_failure_is_named_with_its_log_and_ends_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let never = folder.path().join("never");
+        let jobs = Jobs {
+            alone: vec![
+                job("some tests/bad", "echo out; echo err >&2; exit 3"),
+                job("next", &format!("touch {}", never.display())),
+            ],
+            others: vec![job("other", &format!("touch {}", never.display()))],
+            ..Jobs::default()
+        };
+        let error = run(jobs, 1, folder.path()).unwrap_err().to_string();
+        assert!(error.starts_with("some tests/bad failed after"), "{error}");
+        assert!(error.ends_with("    again some tests/bad"), "{error}");
+        let log = fs::read_to_string(folder.path().join("some-tests-bad.log")).unwrap();
+        assert_eq!(log, "out\nerr\n");
+        assert!(!never.exists());
+    }
+
+    #[test]
+    fn what_fails_beside_others_and_alone_fails_the_run_when_the_others_are_done() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("mark");
+        let jobs = Jobs {
+            others: vec![
+                job(
+                    "bad",
+                    "echo a >> $0.runs; exit 3"
+                        .replace("$0", &mark.display().to_string())
+                        .as_str(),
+                ),
+                job("other", &format!("touch {}", mark.display())),
+            ],
+            ..Jobs::default()
+        };
+        let error = run(jobs, 1, folder.path()).unwrap_err().to_string();
+        assert!(error.starts_with("bad failed after"), "{error}");
+        assert!(mark.exists());
+        let runs = fs::read_to_string(folder.path().join("mark.runs")).unwrap();
+        assert_eq!(runs, "a\na\n");
+    }
+
+    #[test]
+    fn what_passes_alone_is_told_as_flaky_with_the_log_of_its_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("mark");
+        // Only the first of two runs finds no mark.
+        let script = format!(
+            "test -e {0} || {{ touch {0}; echo why; exit 1; }}",
+            mark.display()
+        );
+        let jobs = Jobs {
+            others: vec![job("flaky", &script), job("other", "true")],
+            ..Jobs::default()
+        };
+        let outcome = run(jobs, 1, folder.path()).unwrap();
+        assert_eq!(outcome.done.len(), 2);
+        let warnings: Vec<_> = outcome.warnings().collect();
+        assert!(
+            warnings[0].starts_with("FLAKY: flaky failed beside others"),
+            "{warnings:?}"
+        );
+        assert_eq!(fs::read_to_string(&outcome.flaky[0].log).unwrap(), "why\n");
+    }
+
+    #[test]
+    fn many_failures_end_the_run_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let never = folder.path().join("never");
+        let mut others: Vec<_> = (0..=MOST_FAILURES)
+            .map(|index| job(&format!("bad {index}"), "exit 1"))
+            .collect();
+        others.push(job("next", &format!("touch {}", never.display())));
+        let jobs = Jobs {
+            others,
+            ..Jobs::default()
+        };
+        // Only the lane of the builds is left: one job at a time.
+        let error = run(jobs, 0, folder.path()).unwrap_err().to_string();
+        assert!(error.starts_with("bad 0 failed after"), "{error}");
+        assert!(!never.exists());
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut missing = job("missing", "");
+        missing.command = Command::new("no-program-has-this-name");
+        let jobs = Jobs {
+            others: vec![missing],
+            ..Jobs::default()
+        };
+        let error = run(jobs, 1, folder.path()).unwrap_err().to_string();
+        assert_eq!(error, "cannot run missing");
+    }
+}

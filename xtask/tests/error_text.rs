@@ -1,0 +1,112 @@
+//! Nothing decides by the text of an error: its kind and its place are values, and texts change.
+//!
+//! Shipped code is read as text, without white space; what tests, benches and the conformance kit look at is theirs.
+
+use std::fs;
+
+use cargo_metadata::MetadataCommand;
+
+/// What gives an error's text, as it stands in code.
+const TEXTS: [&str; 5] = [
+    ".message()",
+    "error.to_string()",
+    "err.to_string()",
+    "problem.to_string()",
+    "at.name()",
+];
+
+/// What looks into a text.
+const LOOKS: [&str; 14] = [
+    ".contains(",
+    ".starts_with(",
+    ".ends_with(",
+    ".strip_prefix(",
+    ".strip_suffix(",
+    ".find(",
+    ".rfind(",
+    ".split(",
+    ".split_once(",
+    ".replace(",
+    ".matches(",
+    ".eq(",
+    "==",
+    "!=",
+];
+
+#[test]
+fn no_shipped_code_looks_into_the_text_of_an_error() {
+    let metadata = MetadataCommand::new().no_deps().exec().unwrap();
+    let mut found = Vec::new();
+    let mut files = 0;
+    for package in &metadata.packages {
+        if ["genset-conformance", "xtask"].contains(&package.name.as_str()) {
+            continue;
+        }
+        let mut folders = vec![
+            package
+                .manifest_path
+                .with_file_name("src")
+                .into_std_path_buf(),
+        ];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder).into_iter().flatten() {
+                let path = entry.unwrap().path();
+                let is_of_tests = path.file_stem().is_some_and(|stem| stem == "tests");
+                if path.is_dir() && !is_of_tests {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|it| it == "rs") && !is_of_tests {
+                    let text = fs::read_to_string(&path).unwrap();
+                    files += 1;
+                    let looks = looks(&text).into_iter();
+                    found.extend(looks.map(|look| format!("{}: {look}", path.display())));
+                }
+            }
+        }
+    }
+    assert!(files > 300, "only {files} files were read");
+    assert!(
+        found.is_empty(),
+        "decide by ErrorKind, At and RequestField instead:\n{}",
+        found.join("\n")
+    );
+}
+
+/// Each look into an error's text in shipped code: all before the tests within.
+fn looks(source: &str) -> Vec<String> {
+    let shipped = source
+        .split("#[cfg(test)]\nmod ")
+        .next()
+        .unwrap_or_default();
+    let code: String = shipped
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .flat_map(str::chars)
+        .filter(|letter| !letter.is_whitespace())
+        .collect();
+    let pairs = TEXTS
+        .iter()
+        .flat_map(|text| LOOKS.iter().map(move |look| format!("{text}{look}")));
+    let matches = TEXTS.iter().flat_map(|text| {
+        let names = ["error", "err", "problem"].map(|name| format!("match{name}{text}{{"));
+        names.into_iter().chain([format!("match{text}{{")])
+    });
+    pairs
+        .chain(matches)
+        .filter(|look| code.contains(look.as_str()))
+        .collect()
+}
+
+#[test]
+fn a_look_into_a_text_is_found_however_it_is_laid_out() {
+    for code in [
+        "if error.message().contains(\"prompt\") {",
+        "let rest = error\n    .message()\n    .strip_prefix(field);",
+        "error.at().is_some_and(|at| at.name().starts_with(\"--\"))",
+        "if error.to_string() == \"gone\" {",
+        "match error.message() {",
+    ] {
+        assert_eq!(looks(code).len(), 1, "{code}");
+    }
+    let fine = "tracing::info!(message = error.message());\n// error.message().contains(x)\n#[cfg(test)]\nmod tests { error.message().contains(x) }";
+    assert_eq!(looks(fine), Vec::<String>::new());
+}
