@@ -21,10 +21,10 @@ pub struct Countdown {
 #[async_trait]
 impl LLMEngine for Countdown {
     async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        self.started.start(async { Ok(()) }).await?;
-        Ok(EngineConfig::new("countdown", CONTEXT_LENGTH)
+        let config = EngineConfig::new("countdown", CONTEXT_LENGTH)
             .with_vocab_size(VOCAB_SIZE)
-            .with_capabilities(Capabilities::tokens().with_virtual_time()))
+            .with_capabilities(Capabilities::tokens().with_virtual_time());
+        self.started.start(async { Ok(((), config)) }).await
     }
 
     async fn generate(

@@ -80,7 +80,7 @@ impl Running {
 /// Status and body of a GET.
 async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = soon(TcpStream::connect(address)).await.expect("it listens");
-    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream
         .write_all(request.as_bytes())
         .await
@@ -154,10 +154,14 @@ async fn what_cannot_be_set_up_ends_with_code_2_and_names_the_flag() {
 }
 
 #[tokio::test]
-async fn an_engine_that_does_not_start_ends_with_code_1() {
-    for words in [["--vocab-size", "0"], ["--context-length", "99999999"]] {
+async fn a_setting_that_the_engine_refuses_ends_with_code_2() {
+    for (words, setting) in [
+        (["--vocab-size", "0"], "vocab_size"),
+        (["--context-length", "99999999"], "context"),
+    ] {
         let failed = ended(&words).await;
-        assert_eq!(failed.status.code(), Some(1), "{words:?}");
-        assert!(!failed.stderr.is_empty());
+        assert_eq!(failed.status.code(), Some(2), "{words:?}");
+        let log = String::from_utf8_lossy(&failed.stderr);
+        assert!(log.contains(setting), "{log}");
     }
 }

@@ -1,0 +1,118 @@
+"""A router in Python with a cost of its own: it follows the KV events and the load of all instances, chooses one, and calls it directly.
+
+`genset run in=http out=dyn --router-mode kv` routes so by itself and faster; this is where to begin with a rule that it does not know.
+"""
+
+import asyncio
+import contextlib
+
+from worker import block_hashes
+
+from genset.exceptions import EngineError, Unavailable
+from genset.runtime import Context, Runtime, worker
+
+LOOK_S = 0.1
+"""How often the list of instances is looked at."""
+
+
+class Instance:
+    """What is known of one worker."""
+
+    def __init__(self):
+        self.blocks = set()
+        self.load = {}
+        self.mine = 0
+
+    def cost(self, hashes):
+        """Blocks to compute, and requests that are before this one; the lowest is chosen."""
+        cached = 0
+        for block in hashes:
+            if block not in self.blocks:
+                break
+            cached += 1
+        full = self.load.get("kv_used_blocks", 0) / (self.load.get("kv_total_blocks") or 1)
+        return (len(hashes) - cached) + 2 * self.mine + full
+
+
+class Router:
+    def __init__(self, generate, kv_events, load):
+        self.clients = {"generate": generate, "kv_events": kv_events, "load": load}
+        self.instances = {}
+        self.tasks = {}
+
+    async def follow(self):
+        """Keeps what is known of the live instances."""
+        while True:
+            live = set(self.clients["generate"].instance_ids())
+            for number in live - self.instances.keys():
+                instance = self.instances[number] = Instance()
+                self.tasks[number] = [
+                    asyncio.create_task(self.follow_one("kv_events", number, instance, apply_kv)),
+                    asyncio.create_task(self.follow_one("load", number, instance, apply_load)),
+                ]
+            for number in self.instances.keys() - live:
+                del self.instances[number]
+                for task in self.tasks.pop(number):
+                    task.cancel()
+            await asyncio.sleep(LOOK_S)
+
+    async def follow_one(self, name, number, instance, apply):
+        while True:
+            # A stream that ends, or an instance that is not there yet: it begins with a new snapshot.
+            with contextlib.suppress(EngineError):
+                async for item in self.clients[name].direct(None, number):
+                    apply(instance, item)
+            await asyncio.sleep(LOOK_S)
+
+    async def generate(self, request, context: Context):
+        hashes = block_hashes(request["input"]["tokens"])
+        if not self.instances:
+            raise Unavailable("no worker is there; try again later", retry_after=1.0)
+        number, instance = min(self.instances.items(), key=lambda each: (each[1].cost(hashes), each[0]))
+        instance.mine += 1
+        try:
+            async for output in self.clients["generate"].direct(request, number, context=context):
+                yield {"instance": number, "output": output}
+        finally:
+            instance.mine -= 1
+
+    async def state(self, request):
+        """What is known of each instance, for people."""
+        known = self.instances.items()
+        return {f"{number:x}": {"blocks": len(each.blocks), "load": each.load, "mine": each.mine} for number, each in known}
+
+
+def apply_kv(instance, item):
+    if "snapshot" in item:
+        instance.blocks = {block["hash"] for block in item["snapshot"]["blocks"]}
+        return
+    data = item["change"]["data"]
+    if data == "cleared":
+        instance.blocks.clear()
+    elif "stored" in data:
+        instance.blocks.update(data["stored"]["blocks"])
+    else:
+        instance.blocks.difference_update(data["removed"]["blocks"])
+
+
+def apply_load(instance, item):
+    instance.load = item
+
+
+@worker()
+async def main(runtime: Runtime):
+    backend = runtime.namespace("routed").component("backend")
+    names = ("generate", "kv_events", "load")
+    router = Router(*[await backend.endpoint(name).client() for name in names])
+    following = asyncio.create_task(router.follow())
+    try:
+        await asyncio.gather(
+            runtime.endpoint("routed.router.generate").serve_endpoint(router.generate),
+            runtime.endpoint("routed.router.state").serve_endpoint(router.state),
+        )
+    finally:
+        following.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
