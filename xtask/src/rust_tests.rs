@@ -46,6 +46,7 @@ pub(crate) fn jobs(repo: &Repo) -> anyhow::Result<Jobs> {
         name: "doc tests".to_owned(),
         command: doc_tests,
         repeat: format!("cargo {}", words.join(" ")),
+        takes_tests: false,
     };
     Ok(Jobs {
         alone: alone.into_iter().map(job).collect(),
@@ -80,6 +81,7 @@ fn job(program: TestProgram) -> Job {
         name,
         command,
         repeat,
+        takes_tests: true,
     }
 }
 

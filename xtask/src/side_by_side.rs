@@ -3,8 +3,9 @@
 //! Each program writes to a log of its own, which is shown where the program fails. Two queues: what builds runs one after another,
 //! since cargo lets only one build into a folder, and beside it the other programs run on several lanes.
 //!
-//! A program that fails beside others runs once more, whole and alone, when the others are done. If it fails again, the run fails.
-//! If it passes, a test in it does not bear its neighbours: the run says so at its end, keeps the log, and goes on.
+//! A program that fails beside others runs once more, alone, when the others are done: where it says which of its tests failed, those
+//! tests, one at a time, or else the whole. If it fails again, the run fails. If it passes, a test in it does not bear its
+//! neighbours: the run says so at its end, keeps the log, and goes on.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -25,6 +26,8 @@ pub(crate) struct Job {
     pub(crate) command: Command,
     /// What a person types to run it alone.
     pub(crate) repeat: String,
+    /// Whether it takes names of tests, and names those that failed, as programs of Rust's test harness do.
+    pub(crate) takes_tests: bool,
 }
 
 /// What is to be run.
@@ -106,9 +109,16 @@ pub(crate) fn run(jobs: Jobs, lanes: usize, logs: &Path) -> anyhow::Result<Outco
         return Err(first);
     }
     for (mut job, _) in failed {
-        eprintln!("once more, alone: {}", job.name);
-        outcome.done.push(perform(&mut job, logs, "log")?);
         let log = log_of(&job, logs, "beside.log");
+        let tests = failed_tests(&fs::read_to_string(&log).unwrap_or_default());
+        if job.takes_tests && !tests.is_empty() {
+            job.command.args(["--test-threads=1", "--exact"]);
+            job.command.args(&tests);
+            eprintln!("once more, alone: {} of {}", tests.join(", "), job.name);
+        } else {
+            eprintln!("once more, alone: {}", job.name);
+        }
+        outcome.done.push(perform(&mut job, logs, "log")?);
         let name = job.name;
         outcome.flaky.push(Flaky { name, log });
     }
@@ -170,6 +180,15 @@ fn perform(job: &mut Job, logs: &Path, ending: &str) -> anyhow::Result<Done> {
     )
 }
 
+/// The tests that the last list of a log names, as Rust's test harness writes it.
+fn failed_tests(log: &str) -> Vec<String> {
+    let Some((_, list)) = log.rsplit_once("\nfailures:\n") else {
+        return Vec::new();
+    };
+    let names = list.lines().map_while(|line| line.strip_prefix("    "));
+    names.map(str::to_owned).collect()
+}
+
 fn log_of(job: &Job, logs: &Path, ending: &str) -> PathBuf {
     let sign = |sign: char| {
         if sign.is_ascii_alphanumeric() {
@@ -203,6 +222,7 @@ mod tests {
             name: name.to_owned(),
             command,
             repeat: format!("again {name}"),
+            takes_tests: false,
         }
     }
 
@@ -312,6 +332,31 @@ mod tests {
             "{warnings:?}"
         );
         assert_eq!(fs::read_to_string(&outcome.flaky[0].log).unwrap(), "why\n");
+    }
+
+    #[test]
+    fn of_a_test_program_only_the_tests_that_failed_run_once_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let runs = folder.path().join("runs");
+        // Without names of tests two fail; the second run tells what it was given.
+        let list = "failures:\n\n---- a::b stdout ----\n    no name\n\nfailures:\n    a::b\n    c\n\ntest result: FAILED.";
+        let script = format!(
+            "test $# -gt 0 || {{ printf '%s\n' '{list}'; exit 101; }}; echo \"$@\" > {}",
+            runs.display()
+        );
+        let mut program = job("program", &script);
+        program.command.arg("$0");
+        program.takes_tests = true;
+        let jobs = Jobs {
+            others: vec![program],
+            ..Jobs::default()
+        };
+        let outcome = run(jobs, 1, folder.path()).unwrap();
+        assert_eq!(outcome.warnings().count(), 1);
+        assert_eq!(
+            fs::read_to_string(&runs).unwrap(),
+            "--test-threads=1 --exact a::b c\n"
+        );
     }
 
     #[test]

@@ -307,6 +307,7 @@ fn step_job(program: &Path, repo: &Repo, step: &Step, advisories: Advisories) ->
         name: step.name.to_owned(),
         command,
         repeat: step.repeat.to_owned(),
+        takes_tests: false,
     }
 }
 
