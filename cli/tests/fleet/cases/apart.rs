@@ -1,5 +1,6 @@
 //! Prefill and decode apart: two pools, either of whose instances may die.
 
+use super::chaos::metric;
 use crate::answers::{End, Stream};
 use crate::fleet::{Fleet, LOOK_AGAIN, PEER_TIMEOUT, until_listed};
 use crate::load::{burst, ends, same_text, streams};
@@ -9,6 +10,9 @@ use crate::worker::Worker;
 
 /// Tokens of an answer: longer than a worker's end takes.
 const LONG: u64 = 400;
+
+/// Requests whose decode worker has given a token.
+const HANDED_OVER: &str = "genset_disaggregated_handover_seconds_count";
 
 /// Workers of one role.
 async fn pool<M: Meeting>(fleet: &Fleet<M>, role: &str, words: &[&str]) -> [Worker; 2] {
@@ -74,7 +78,15 @@ pub(crate) async fn either_leg_may_be_killed<M: Meeting>(fleet: Fleet<M>) {
     let all = [&prefill, &other_prefill, &decode, &other_decode];
     until_all_take_part(&frontend, &all).await;
     let expected = same_text(streams(&frontend, 1, LONG).await).await;
+    let handed_over = metric(&frontend, HANDED_OVER).await;
     let begun = streams(&frontend, 20, LONG).await;
+    // The first token is a prefill worker's: what moves is what a decode worker has begun.
+    soon(async {
+        while metric(&frontend, HANDED_OVER).await < handed_over + 20.0 {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    })
+    .await;
     assert!(decode.running().await > 0.0);
     decode.kill().await;
     let also_begun = streams(&frontend, 20, LONG).await;

@@ -184,7 +184,7 @@ async fn strike<M: Meeting>(
 }
 
 /// The value of a metric without labels, or the sum over its labels.
-async fn metric(frontend: &Server, name: &str) -> f64 {
+pub(crate) async fn metric(frontend: &Server, name: &str) -> f64 {
     let text = frontend.get("/metrics").await.body;
     let samples = text.lines().filter(|line| line.starts_with(name));
     let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
