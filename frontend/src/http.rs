@@ -2,6 +2,7 @@
 
 mod access;
 mod apis;
+mod asked_model;
 mod body;
 mod connection;
 mod docs;

@@ -22,6 +22,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::Deserialize;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -191,6 +192,16 @@ fn bad_file(name: &str, error: impl std::error::Error + Send + Sync + 'static) -
 }
 
 type ModelMap = Arc<BTreeMap<String, Arc<ServedModel>>>;
+
+/// The model of this name or alias.
+fn named<'a>(map: &'a ModelMap, name: &str) -> Option<&'a Arc<ServedModel>> {
+    let by_alias = || {
+        map.values()
+            .find(|model| model.card.aliases.iter().any(|alias| alias == name))
+    };
+    map.get(name).or_else(by_alias)
+}
+
 type LiveMap = Arc<BTreeMap<String, LiveModel>>;
 /// Why models are not ready, by name.
 type Failures = BTreeMap<String, Failure>;
@@ -301,18 +312,24 @@ impl Models {
     /// A model by name or alias.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<ServedModel>> {
-        let map = self.map.borrow();
-        let by_alias = || {
-            map.values()
-                .find(|model| model.card.aliases.iter().any(|alias| alias == name))
-        };
-        map.get(name).or_else(by_alias).cloned()
+        named(&self.map.borrow(), name).cloned()
     }
 
-    /// Whether the model of this name or alias, which is not ready, was a moment ago, and is expected back.
+    /// Until when a model of this name or alias is expected back that is not ready now and was a moment ago.
     #[must_use]
-    pub fn is_expected_back(&self, name: &str) -> bool {
-        self.lingering.is_expected(name)
+    pub fn expected_until(&self, name: &str) -> Option<Instant> {
+        self.lingering.expected_until(name)
+    }
+
+    /// Waits until the model of this name or alias is there; `None` when it is not by `until`.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn get_by(&self, name: &str, until: Instant) -> Option<Arc<ServedModel>> {
+        let mut map = self.map.subscribe();
+        let there = map.wait_for(|map| named(map, name).is_some());
+        let map = timeout_at(until, there).await.ok()?.ok()?;
+        named(&map, name).cloned()
     }
 
     /// Why a model that workers announce is not served, where it is for want of room.

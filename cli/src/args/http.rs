@@ -98,7 +98,7 @@ pub(super) struct HttpArgs {
     /// Prompts with fewer tokens to compute than this, less those that are cached, are not sent to prefill instances; 0 sends all
     #[arg(long, env = "GENSET_PREFILL_THRESHOLD", value_name = "TOKENS", default_value_t = DisaggregationConfig::default().prefill_threshold_tokens)]
     prefill_threshold: u32,
-    /// How long a request whose answer has begun waits for an instance when none is left, in seconds
+    /// How long a request waits for an instance when none is left, whether its answer has begun or not, in seconds
     #[arg(long, env = "GENSET_MIGRATION_WAIT", default_value = "5", value_parser = seconds)]
     migration_wait: Seconds,
     /// Most memory of what is kept so that requests can move to another instance, in bytes

@@ -15,9 +15,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::access::Caller;
-use super::handlers::{
-    App, context, deadline_of, find_any_model, find_model, whole_response, with_ignored,
-};
+use super::asked_model::{find_any_model, find_model};
+use super::handlers::{App, context, deadline_of, whole_response, with_ignored};
 use super::held::held;
 use super::metrics::RequestGuard;
 use super::request_body::{HeldBody, read_body};
@@ -56,6 +55,18 @@ pub(super) struct Call {
 }
 
 impl Call {
+    /// The model of this name, as [`find_model`] finds it.
+    ///
+    /// # Errors
+    /// As [`find_model`].
+    pub(super) async fn model(
+        &self,
+        name: &str,
+        endpoint: EndpointType,
+    ) -> Result<Arc<ServedModel>, ApiError> {
+        find_model(&self.app, name, endpoint, self.deadline).await
+    }
+
     /// Waits for a place among the requests to `model`. What its engine is told of the request; opens its span.
     ///
     /// # Errors
@@ -221,7 +232,7 @@ pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiErro
             move |body: JsonBody<'_>, _: &RequestLimits| EmbeddingRequest::parse(body, max_inputs);
         let request = call.parse(parse).await?;
         call.guard.model(&request.model);
-        let model = find_model(&call.app, &request.model, EndpointType::Embeddings)?;
+        let model = call.model(&request.model, EndpointType::Embeddings).await?;
         let (name, encoding) = (request.model.clone(), request.encoding);
         let ctx = call.admit(&model).await?;
         let prepared = (call.guard).prepare(&ctx, |room| EmbedJob::prepare(model, request, room));
@@ -252,7 +263,7 @@ pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
         let request = call
             .parse(|body, limits| TokenizeRequest::parse(body, limits))
             .await?;
-        let model = find_any_model(&call.app, &request.model)?;
+        let model = find_any_model(&call.app, &request.model, call.deadline).await?;
         let ctx = call.admit(&model).await?;
         let tokens = match request.input {
             TokenizeInput::Prompt {
@@ -302,7 +313,7 @@ pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
 pub(super) fn detokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let request = call.parse(|body, _| DetokenizeRequest::parse(body)).await?;
-        let model = find_any_model(&call.app, &request.model)?;
+        let model = find_any_model(&call.app, &request.model, call.deadline).await?;
         let ctx = call.admit(&model).await?;
         call.guard.account().charge_counted(request.tokens.len());
         let text = |room| pipeline::detokenize(model, request.tokens, room);

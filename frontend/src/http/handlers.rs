@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::{self, Caller};
 use super::apis::{self, Given, Work};
+use super::asked_model::find_model;
 use super::body::EventBody;
 use super::docs;
 use super::held::held;
@@ -56,9 +57,6 @@ const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 /// So many bytes of an answer's text are written in the time that a tokenizer takes for one.
 const WRITTEN_BYTES: usize = 16;
-
-/// The longest name of a model that is looked for, in bytes.
-const MAX_MODEL_BYTES: usize = 1024;
 
 /// What handlers share.
 #[derive(Debug, Clone)]
@@ -297,7 +295,8 @@ async fn answer(
             };
             guard.model(&request.params.model);
             guard.complete(&mut request.params);
-            let model = find_model(app, &request.params.model, EndpointType::Chat)?;
+            let name = &request.params.model;
+            let model = find_model(app, name, EndpointType::Chat, ctx.deadline()).await?;
             guard.enter(&model, ctx.deadline()).await?;
             let job = guard.prepare(&ctx, |room| Job::chat(model, request, room));
             job.await?
@@ -315,7 +314,8 @@ async fn answer(
             };
             guard.model(&request.params.model);
             guard.complete(&mut request.params);
-            let model = find_model(app, &request.params.model, EndpointType::Completions)?;
+            let name = &request.params.model;
+            let model = find_model(app, name, EndpointType::Completions, ctx.deadline()).await?;
             guard.enter(&model, ctx.deadline()).await?;
             let job = guard.prepare(&ctx, |room| Job::completion(model, request, room));
             job.await?
@@ -388,39 +388,6 @@ async fn collect(
     }
     all.sort_unstable_by_key(|(index, _)| *index);
     Ok(all.into_iter().map(|(_, answer)| answer).unzip())
-}
-
-pub(super) fn find_any_model(app: &App, name: &str) -> Result<Arc<ServedModel>, ApiError> {
-    if name.len() > MAX_MODEL_BYTES {
-        let problem = format!("expected at most {MAX_MODEL_BYTES} bytes");
-        return Err(ApiError::invalid("model", problem));
-    }
-    app.models
-        .get(name)
-        .ok_or_else(|| match app.models.refusal(name) {
-            Some(refusal) => ApiError {
-                status: StatusCode::SERVICE_UNAVAILABLE,
-                ..refusal.into()
-            },
-            None if app.models.is_expected_back(name) => ApiError::model_gone(name),
-            None => ApiError::model_not_found(name),
-        })
-}
-
-pub(super) fn find_model(
-    app: &App,
-    name: &str,
-    endpoint: EndpointType,
-) -> Result<Arc<ServedModel>, ApiError> {
-    let model = find_any_model(app, name)?;
-    if model.card.endpoint_types.contains(&endpoint) {
-        return Ok(model);
-    }
-    let message = format!("The model '{name}' does not offer {endpoint}.");
-    Err(ApiError {
-        param: Some("model".into()),
-        ..ApiError::new(StatusCode::BAD_REQUEST, message)
-    })
 }
 
 /// When the answer to a request that has just come is of no use any more, if its client says so.

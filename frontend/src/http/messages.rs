@@ -11,7 +11,6 @@ use genset_backend_common::{EndpointType, EngineError};
 use serde_json::{Value, json};
 
 use super::apis::{Call, Reply};
-use super::handlers::find_model;
 use super::stream::{AnswerEvents, stream};
 use crate::answer::{Answer, AnswerEnd, Ending, RatedToken, Spent};
 use crate::anthropic::{
@@ -32,7 +31,8 @@ pub(super) fn count_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiEr
         let request = call
             .parse(|body, limits| MessagesRequest::parse_to_count(body, limits))
             .await?;
-        let model = find_model(&call.app, &request.chat.params.model, EndpointType::Chat)?;
+        let name = &request.chat.params.model;
+        let model = call.model(name, EndpointType::Chat).await?;
         let ctx = call.admit(&model).await?;
         let of_model = Arc::clone(&model);
         let job = (call.guard).prepare(&ctx, |room| Job::chat(of_model, request.chat, room));
@@ -60,7 +60,7 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
         let is_stream = request.chat.params.stream;
         call.guard.model(&head.model);
         call.guard.complete(&mut request.chat.params);
-        let model = find_model(&call.app, &head.model, EndpointType::Chat)?;
+        let model = call.model(&head.model, EndpointType::Chat).await?;
         let ctx = call.admit(&model).await?;
         let job = (call.guard).prepare(&ctx, |room| Job::chat(model, request.chat, room));
         let job = job.await?;

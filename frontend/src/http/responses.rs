@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::access::Caller;
 use super::apis::{Call, Reply};
-use super::handlers::{App, find_model, json_response, large_json_response};
+use super::handlers::{App, json_response, large_json_response};
 use super::stream::{AnswerEvents, stream};
 use crate::answer::{Answer, AnswerEnd, Ending, RatedToken, Spent};
 use crate::budget::MemoryShare;
@@ -38,7 +38,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         let (asked, chat) = asked.chat(call, 0).await?;
         let name = chat.params.model.clone();
         call.guard.model(&name);
-        let model = find_model(&call.app, &name, EndpointType::Chat)?;
+        let model = call.model(&name, EndpointType::Chat).await?;
         let ctx = call.admit(&model).await?;
         let (job, asked) = asked.job(call, &ctx, &model, chat).await?;
         call.guard.ignores(&job.params().hints, "reasoning.effort");
@@ -98,7 +98,8 @@ pub(super) fn input_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiEr
         let asked = Asked::new(call, request)?;
         let (asked, chat) = asked.chat(call, 0).await?;
         call.guard.model(&chat.params.model);
-        let model = find_model(&call.app, &chat.params.model, EndpointType::Chat)?;
+        let name = &chat.params.model;
+        let model = call.model(name, EndpointType::Chat).await?;
         let ctx = call.admit(&model).await?;
         let (job, _) = asked.job(call, &ctx, &model, chat).await?;
         call.guard.ignores(&job.params().hints, "reasoning.effort");

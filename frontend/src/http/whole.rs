@@ -14,8 +14,9 @@ use genset_backend_common::{
 use http::StatusCode;
 use http_body::{Body, Frame};
 
+use super::asked_model::find_model;
 use super::body::{FRAME_BYTES, next_frame};
-use super::handlers::{Answered, App, find_model, whole_response};
+use super::handlers::{Answered, App, whole_response};
 use super::held::held;
 use super::metrics::RequestGuard;
 use crate::error::ApiError;
@@ -88,7 +89,7 @@ pub(super) async fn answer(
         Api::Chat => EndpointType::Chat,
         Api::Completions => EndpointType::Completions,
     };
-    let model = find_model(app, &asked.model, endpoint)?;
+    let model = find_model(app, &asked.model, endpoint, ctx.deadline()).await?;
     guard.enter(&model, ctx.deadline()).await?;
     guard.memory().grow(asked.body.len())?;
     let mut request = GenerateRequest::from_text(asked.model, asked.body);

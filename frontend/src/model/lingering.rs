@@ -40,10 +40,10 @@ impl Lingering {
         }
     }
 
-    /// Whether the model of this name or alias is still expected back.
-    pub(super) fn is_expected(&self, name: &str) -> bool {
-        let until = self.until.lock();
-        until.get(name).is_some_and(|ends| Instant::now() < *ends)
+    /// Until when the model of this name or alias is expected back, if it still is.
+    pub(super) fn expected_until(&self, name: &str) -> Option<Instant> {
+        let until = self.until.lock().get(name).copied()?;
+        (Instant::now() < until).then_some(until)
     }
 }
 
@@ -63,12 +63,13 @@ mod tests {
     async fn a_model_lingers_by_each_of_its_names_and_for_its_time() {
         let lingering = Lingering::new(Duration::from_secs(2));
         lingering.gone(&card("m", &["alias"]));
+        let ends = Instant::now() + Duration::from_secs(2);
         for name in ["m", "alias"] {
-            assert!(lingering.is_expected(name));
+            assert_eq!(lingering.expected_until(name), Some(ends));
         }
-        assert!(!lingering.is_expected("other"));
+        assert_eq!(lingering.expected_until("other"), None);
         tokio::time::advance(Duration::from_secs(2)).await;
-        assert!(!lingering.is_expected("m"));
+        assert_eq!(lingering.expected_until("m"), None);
     }
 
     #[tokio::test(start_paused = true)]

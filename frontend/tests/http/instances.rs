@@ -138,6 +138,46 @@ async fn a_draining_worker_finishes_and_the_other_takes_over() {
 }
 
 #[tokio::test]
+async fn a_request_waits_for_a_model_whose_last_worker_has_just_gone() {
+    let [one, two] = one_and_two();
+    let runtime = Runtime::in_process();
+    let metrics = MetricsRegistry::default();
+    let first = start_worker(&runtime, 1, one, worker_config(), metrics).await;
+    let mut waits_long = config();
+    waits_long.router.migration.wait = Duration::from_secs(60);
+    let server = FrontendServer::bind(&runtime, waits_long)
+        .await
+        .expect("a port");
+    soon(server.models().any()).await.expect("a model");
+    soon(first.shutdown()).await;
+    eventually("the model is gone", || server.models().get(MODEL).is_none()).await;
+
+    // One that says when its answer is of no use is not kept longer.
+    let ask = |head: &str| {
+        let request = chat("Hello", json!({})).to_string();
+        let bytes = String::from_utf8(post(CHAT, request)).expect("text");
+        bytes
+            .replacen("\r\n", &format!("\r\n{head}"), 1)
+            .into_bytes()
+    };
+    let mut hurried = crate::client::Client::connect(server.address()).await;
+    hurried.send(ask("x-request-timeout: 0.05\r\n")).await;
+    assert_eq!(soon(hurried.response()).await.status, 503);
+
+    let mut waiting = crate::client::Client::connect(server.address()).await;
+    waiting.send(ask("")).await;
+    let metrics = runtime.metrics().clone();
+    let worker = start_worker(&runtime, 2, two, worker_config(), metrics).await;
+    assert_eq!(soon(waiting.response()).await.status, 200);
+    let site = Site {
+        runtime,
+        server,
+        worker,
+    };
+    site.close().await;
+}
+
+#[tokio::test]
 async fn models_come_and_go_with_their_workers() {
     let [one, two] = one_and_two();
     let runtime = Runtime::in_process();
@@ -157,7 +197,9 @@ async fn models_come_and_go_with_their_workers() {
     let server = FrontendServer::bind(&runtime, forgetful)
         .await
         .expect("a port");
-    let patient = FrontendServer::bind(&runtime, config())
+    let mut waits_little = config();
+    waits_little.router.migration.wait = Duration::from_millis(1);
+    let patient = FrontendServer::bind(&runtime, waits_little)
         .await
         .expect("a port");
     soon(server.models().any()).await.expect("a model");

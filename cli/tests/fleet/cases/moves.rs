@@ -4,7 +4,7 @@ use rustix::process::Signal;
 
 use crate::answers::End;
 use crate::fleet::{Fleet, until_listed};
-use crate::load::{ends, same_text, streams};
+use crate::load::{burst, ends, same_text, streams};
 use crate::meeting::Meeting;
 use crate::support::Server;
 
@@ -95,8 +95,10 @@ pub(crate) async fn a_worker_that_comes_in_time_takes_the_answers_on<M: Meeting>
     let whole = undisturbed(&frontend).await;
     let begun = streams(&frontend, 10, LONG).await;
     one.kill().await;
-    let (text, two) = tokio::join!(same_text(begun), fleet.worker(&["--token-delay-ms=20"]));
+    let next = fleet.worker(&["--token-delay-ms=20"]);
+    let (text, failures, two) = tokio::join!(same_text(begun), burst(&frontend, 20), next);
     assert_eq!(text, whole);
+    assert_eq!(failures, [""; 0]);
     two.stop().await;
 }
 
