@@ -86,6 +86,7 @@ class Kind(enum.IntEnum):
     PONG = 8
     GO_AWAY = 9
     AUTH = 10
+    LEAVING = 11
 
 
 def encode_frame(kind: int, stream: int, payload: bytes) -> bytes:
@@ -172,6 +173,8 @@ class Connection:
         self._ended: WireError | None = None
         self.is_going_away = False
         """Whether the peer wants no new calls."""
+        self.leaving: set[int] = set()
+        """Instances that said they take no new calls."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -283,6 +286,8 @@ class Connection:
                 if go_away["code"] != "shutdown":
                     raise Refused(go_away)
                 self.is_going_away = True
+            case Kind.LEAVING:
+                self.leaving.add(unpack(payload)["instance"])
             case Kind.HELLO | Kind.AUTH | Kind.REQUEST | Kind.CANCEL | Kind.CREDIT:
                 raise ProtocolError(f"{Kind(kind).name} from a callee")
 

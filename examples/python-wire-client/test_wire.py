@@ -220,6 +220,7 @@ class LongCalls(WireTest):
         tokens, finished = await rest_of(stream)
         self.assertEqual((tokens, finished["reason"]), (expected_tokens(1, 19), "length"))
         await self.connection.closed()
+        self.assertEqual(self.connection.leaving, {self.generate.id})
         self.assertTrue(self.connection.is_going_away)
         self.assertEqual(self.worker.wait(), 0, self.worker.log)
         self.assertEqual(self.worker.instances(), {})

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Program, run
+from conftest import Program, run, until
 
 from genset import exceptions
 from genset.runtime import Runtime
+
+WIRE_CLIENT = Path(__file__).parents[2] / "examples/python-wire-client"
 
 
 def test_sigterm_lets_the_request_under_way_end(start: Callable[..., Program]) -> None:
@@ -28,6 +32,30 @@ def test_sigterm_lets_the_request_under_way_end(start: Callable[..., Program]) -
     run(main())
     assert counter.exit_code() == 0
     assert counter.lines[-1] == "left", counter.lines
+
+
+def test_a_worker_told_to_leave_tells_its_clients(
+    start: Callable[..., Program], fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # This client looks at discovery once: what it learns after that, it learns from the worker.
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(str(WIRE_CLIENT))
+    discovery, wire = importlib.import_module("genset_discovery"), importlib.import_module("genset_wire")
+    counter = start("counter.py")
+    counter.wait_for("ready")
+
+    async def main() -> None:
+        [instance] = discovery.list_instances(fleet)
+        async with await wire.Connection.open(instance.host, instance.port, peer_timeout=60) as connection:
+            async with await connection.call(instance.endpoint, instance.id, {"to": 20, "pause": 0.05}) as stream:
+                assert (await anext(stream))["number"] == 0
+                assert connection.leaving == set()
+                counter.process.send_signal(signal.SIGTERM)
+                assert [item["number"] async for item in stream] == list(range(1, 20))
+                await until(lambda: connection.leaving == {instance.id}, "it says that it leaves")
+
+    run(main())
+    assert counter.exit_code() == 0
 
 
 def test_a_second_signal_ends_at_once(start: Callable[..., Program]) -> None:

@@ -366,11 +366,13 @@ impl Serving {
         Ok(())
     }
 
-    /// Takes the instance off the list; it stays reachable.
+    /// Takes the instance off the list, and tells the clients connected with it before; it stays reachable.
     ///
     /// # Errors
     /// `Unavailable` when discovery cannot be reached; the lease is given up all the same.
     pub async fn unlist(&self) -> Result<(), EngineError> {
+        // Before discovery, which may take its time.
+        self.endpoint.runtime.plane().leaving(self.instance);
         let lease = self.lease.lock().await.take();
         match lease {
             Some(lease) => lease.remove(&self.record(None).key()).await,

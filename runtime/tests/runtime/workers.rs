@@ -13,10 +13,13 @@ use genset_backend_common::{
 };
 use genset_runtime::discovery::{Change, Discovery, InstanceRecord, MemoryDiscovery};
 use genset_runtime::plane::{Payload, RequestPlane, TcpConfig, WireConfig, WirePlane};
-use genset_runtime::{ArtifactRequest, Client, EndpointName, KvItem, Runtime, endpoints};
+use genset_runtime::{
+    ArtifactRequest, Client, EndpointName, InstanceId, KvItem, Runtime, endpoints,
+};
 
 use crate::support::{
-    PATIENCE, ctx, finish, request, runtime, sample, soon, start, until, worker_config,
+    Answering, PATIENCE, ctx, endpoint, finish, listed, request, runtime, sample, soon, start,
+    until, worker_config,
 };
 
 const ID: u64 = 42;
@@ -150,6 +153,44 @@ async fn a_worker_that_leaves_tells_its_clients_before_discovery_does() {
     until(|| plane.is_reachable(&leaving.address)).await;
     for (site, worker) in sites {
         soon(worker.shutdown()).await;
+        soon(site.shutdown()).await;
+    }
+    soon(runtime.shutdown()).await;
+}
+
+/// As a worker does: the client's discovery never hears that the endpoint leaves.
+#[tokio::test]
+async fn an_endpoint_that_leaves_tells_its_clients_before_discovery_does() {
+    let (runtime, plane, discovery) = on_tcp();
+    let lease = discovery.lease().await.unwrap();
+    let mut sites = Vec::new();
+    for id in [ID, ID + 1] {
+        let (site, _, _) = on_tcp();
+        let answering = Answering::new(move |(): ()| Ok(vec![id]));
+        let serving = listed(&endpoint(&site, "who"), id, answering).await;
+        let entry = serving.record(None).to_entry().unwrap();
+        lease.put(entry).await.unwrap();
+        sites.push((site, serving));
+    }
+    let client: Client<(), u64> = endpoint(&runtime, "who").client();
+    until(|| client.instances().len() == 2).await;
+    let who = async |instance: InstanceId| {
+        let mut items = client.direct(instance, (), ctx()).await.unwrap();
+        soon(items.next()).await.unwrap().unwrap()
+    };
+    // Only those who are connected are told.
+    assert_eq!(who(InstanceId(ID)).await, ID);
+    let leaving = &sites[0].1;
+    leaving.unlist().await.unwrap();
+    until(|| !plane.is_reachable(&leaving.record(None).address)).await;
+    for _ in 0..10 {
+        let mut items = client.random((), ctx()).await.unwrap();
+        assert_eq!(soon(items.next()).await.unwrap().unwrap(), ID + 1);
+    }
+    // It answers whoever asks for it.
+    assert_eq!(who(InstanceId(ID)).await, ID);
+    for (site, serving) in sites {
+        drop(serving);
         soon(site.shutdown()).await;
     }
     soon(runtime.shutdown()).await;
