@@ -45,16 +45,17 @@ impl Limits {
         }
     }
 
-    /// The limits on a paused clock, where waiting is free: only the wall clock is real.
+    /// The limits on a paused clock, where waiting is free: only the wall clock is real. What the three warm-up requests took
+    /// on that clock still says how soon is soon.
     #[must_use]
-    pub fn virtual_time() -> Self {
-        let base = Self::default();
+    pub fn virtual_time(warm_up: Duration) -> Self {
+        let least = Duration::from_secs(5);
         Self {
             call: Duration::from_secs(3600),
-            cancel: Duration::from_secs(5),
+            cancel: Self::scaled(warm_up).cancel.max(least),
             start: Duration::from_secs(3600),
             answer_tokens: u32::MAX,
-            ..base
+            ..Self::default()
         }
     }
 }
@@ -87,5 +88,12 @@ mod tests {
             (slow.wall, slow.answer_tokens),
             (Duration::from_secs(96), 48)
         );
+    }
+
+    #[test]
+    fn soon_follows_the_pace_on_a_paused_clock_too() {
+        let cancel = |ms| Limits::virtual_time(Duration::from_millis(ms)).cancel;
+        assert_eq!(cancel(0), Duration::from_secs(5));
+        assert_eq!(cancel(30_000), Duration::from_secs(120));
     }
 }

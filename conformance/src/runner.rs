@@ -57,6 +57,8 @@ impl Default for Options {
 pub(crate) struct Acquaintance {
     pub(crate) is_virtual_time: bool,
     pub(crate) limits: Limits,
+    /// The limits of checks on several threads, which no paused clock drives.
+    threaded_limits: Limits,
     profiles: Vec<Profile>,
     pub(crate) medium: Medium,
     pub(crate) engine: EngineReport,
@@ -241,9 +243,8 @@ fn on_own_thread(
     known: &Acquaintance,
     options: &Options,
 ) -> Tried {
-    // The limits of virtual time are for a paused clock, which several threads cannot share.
-    let limits = if check.is_multi_thread && known.is_virtual_time {
-        Limits::default()
+    let limits = if check.is_multi_thread {
+        known.threaded_limits
     } else {
         known.limits
     };
@@ -359,27 +360,38 @@ fn text_of(panic: &(dyn Any + Send)) -> &str {
 /// What a call may take before anything is known of the engine: a slow one must get through.
 const WARM_UP_CALL: Duration = Duration::from_secs(15);
 
-/// Limits from the time of three requests. An engine that fails them, or hangs, is not slow: the usual limits hold, so that
+/// The time of three requests, from which limits follow. An engine that fails them is not slow: the usual limits hold, so that
 /// every check that fails does so soon.
-async fn warm_up(live: &Live) -> Limits {
+///
+/// # Errors
+/// As of the request that fails, or is not answered in time.
+async fn warm_up(live: &Live) -> Result<Duration, Stop> {
     let started = Instant::now();
     for _ in 0..3 {
-        match live.answer(live.request(4, 4)).await {
-            Ok(answer) if answer.finished().is_some() => {}
-            Ok(_) | Err(_) => return Limits::default(),
+        let answer = live.answer(live.request(4, 4)).await?;
+        if answer.finished().is_none() {
+            let error = answer.error();
+            return Err(Stop::Fail(format!("a plain request failed: {error:?}")));
         }
     }
-    Limits::scaled(started.elapsed())
+    Ok(started.elapsed())
 }
 
 /// Learns what an engine declares, and how fast it is. One that declares virtual time and does not keep it is tested in real
 /// time, so that it fails for that and not for everything.
 pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
     let known = look_at(factory, true);
-    if known.is_virtual_time && ensure_virtual_time(factory).is_err() {
-        return look_at(factory, false);
+    if !known.is_virtual_time {
+        return known;
     }
-    known
+    match warm_up_on_a_paused_clock(factory) {
+        Ok(warm_up) => Acquaintance {
+            limits: Limits::virtual_time(warm_up),
+            threaded_limits: Limits::scaled(warm_up),
+            ..known
+        },
+        Err(_) => look_at(factory, false),
+    }
 }
 
 /// Starts one engine. One that fails here is taken for a plain one; the checks will say what is wrong with it.
@@ -387,6 +399,7 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
     let plain = Acquaintance {
         is_virtual_time: false,
         limits: Limits::default(),
+        threaded_limits: Limits::default(),
         profiles: vec![Profile::Tokens],
         medium: Medium::default(),
         engine: EngineReport::default(),
@@ -411,28 +424,40 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
     receiver.try_recv().unwrap_or(plain)
 }
 
-/// Whether an engine's waits follow tokio's clock, tried on a paused one. That clock goes on as soon as everybody waits for
-/// it: an engine that waits for something else is overtaken by hours.
+/// Whether an engine's waits follow tokio's clock, tried on a paused one.
 pub(crate) fn ensure_virtual_time(factory: &Arc<dyn Factory>) -> CheckResult {
-    let limits = Limits::virtual_time();
+    warm_up_on_a_paused_clock(factory).map(drop)
+}
+
+/// What the warm-up requests take on a paused clock. That clock goes on as soon as everybody waits for it: an engine that waits
+/// for something else is overtaken by hours.
+fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Duration, Stop> {
+    let limits = Limits::virtual_time(Duration::ZERO);
     let trial = Trial::new(
         Arc::clone(factory),
         "virtual-time",
         limits,
         Variation::default(),
     );
+    let (sender, receiver) = sync_channel(1);
     watch(limits.wall, move || {
         let runtime = runtime(false, true)?;
-        try_out(runtime, &trial, answer_on_a_paused_clock(trial.clone()))
-    })
+        let tried = async {
+            let took = answers_on_a_paused_clock(&trial).await?;
+            let _ = sender.send(took);
+            Ok(())
+        };
+        try_out(runtime, &trial, tried)
+    })?;
+    Ok(receiver.try_recv().unwrap_or_default())
 }
 
 /// An engine that fails otherwise than by its waits is for other checks to judge.
-async fn answer_on_a_paused_clock(trial: Trial) -> CheckResult {
+async fn answers_on_a_paused_clock(trial: &Trial) -> Result<Duration, Stop> {
     let begun = Instant::now();
     let answered = async {
         let live = trial.start().await?;
-        live.answer(live.request(4, 8)).await
+        warm_up(&live).await
     };
     match answered.await {
         Err(Stop::Fail(late)) if begun.elapsed() >= trial.limits().call => {
@@ -441,7 +466,8 @@ async fn answer_on_a_paused_clock(trial: Trial) -> CheckResult {
                  clock {late}"
             )))
         }
-        Err(_) | Ok(_) => Ok(()),
+        Ok(warm_up) => Ok(warm_up),
+        Err(_) => Ok(Duration::ZERO),
     }
 }
 
@@ -472,17 +498,21 @@ async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop>
         trial.tidy().await;
         return Ok(Acquaintance {
             is_virtual_time,
-            limits: Limits::virtual_time(),
+            limits: Limits::virtual_time(Duration::ZERO),
+            threaded_limits: Limits::default(),
             profiles,
             medium,
             engine,
         });
     }
-    let limits = warm_up(&live).await;
+    let limits = warm_up(&live)
+        .await
+        .map_or_else(|_| Limits::default(), Limits::scaled);
     trial.tidy().await;
     Ok(Acquaintance {
         is_virtual_time,
         limits,
+        threaded_limits: limits,
         profiles,
         medium,
         engine,

@@ -282,6 +282,9 @@ impl Trial {
 /// The shortest pause before a request is sent again to an engine that is full.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// Tokens of the prompt of a request that is not soon over: odd, and past 64.
+const BUSY_PROMPT_TOKENS: usize = 67;
+
 /// Tokens of a KV block of an engine that does not say.
 const USUAL_BLOCK_TOKENS: u32 = 16;
 
@@ -387,6 +390,17 @@ impl Live {
             .min(room)
             .min(self.trial.limits().answer_tokens)
             .max(1)
+    }
+
+    /// A plain request that is not soon over: a prompt of more than a few KV blocks and an answer of up to `wanted` tokens,
+    /// both shorter where the context is small, so that they fit in it together. The prompt varies with `seed`.
+    #[must_use]
+    pub fn busy_request(&self, seed: u64, wanted: u32) -> GenerateRequest {
+        let quarter = usize::try_from(self.config.context_length_tokens / 4).unwrap_or(usize::MAX);
+        let prompt_len = BUSY_PROMPT_TOKENS.min(quarter).max(1);
+        let mut request = self.request(1, self.affordable_answer(prompt_len, wanted));
+        request.input = self.input(self.prompt(prompt_len, seed));
+        request
     }
 
     /// The length of a prompt of three KV blocks, or of as much as the context has room for.

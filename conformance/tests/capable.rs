@@ -1,7 +1,7 @@
 //! The second clean engine passes everything, and so much of the kit applies to it that no profile is left out.
 
-use genset_conformance::mutants::capable::capable;
-use genset_conformance::{Level, Options, Profile, Verdict, run_conformance_with};
+use genset_conformance::mutants::capable::{capable, with_context};
+use genset_conformance::{Level, Options, Profile, Scenario, Verdict, run_conformance_with};
 
 #[test]
 fn the_capable_engine_passes_everything_and_every_profile_applies() {
@@ -17,5 +17,18 @@ fn the_capable_engine_passes_everything_and_every_profile_applies() {
         // that has one.
         let may_be = matches!(check.profile, Profile::Tokens | Profile::Subprocess);
         assert!(may_be || !is_left_out, "did not apply: {check:?}");
+    }
+}
+
+/// All that engines can do, in a context that few prompts of the kit's would fit in with their answers.
+#[test]
+fn the_capable_engine_passes_everything_with_a_context_of_64() {
+    for seed in 0..3 {
+        let options = Options {
+            level: Level::Soak,
+            seed,
+            ..Options::default()
+        };
+        run_conformance_with(|_: &Scenario| with_context(64), &options).assert_conformant();
     }
 }

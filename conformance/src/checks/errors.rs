@@ -132,7 +132,7 @@ async fn crash(trial: Trial) -> CheckResult {
     };
     let mut all = Vec::new();
     for _ in 0..3 {
-        let mut running = live.generate(live.request(67, 1000)).await?;
+        let mut running = live.generate(live.busy_request(0, 1000)).await?;
         running.read_tokens(1).await?;
         all.push(running);
     }
@@ -253,7 +253,7 @@ async fn odd_requests(trial: Trial) -> CheckResult {
         (*what, request)
     });
     for (what, request) in changed.chain(prompts) {
-        let mut neighbour = live.generate(live.request(67, 16)).await?;
+        let mut neighbour = live.generate(live.busy_request(0, 16)).await?;
         neighbour.read_tokens(1).await?;
         if let Some(error) = first_tokens(&live, request).await? {
             ensure!(

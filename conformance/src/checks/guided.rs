@@ -240,16 +240,12 @@ async fn bad_grammar_refused(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Texts that no tokenizer puts into two tokens.
+/// Texts that no tokenizer puts into two tokens, and that fit in a small context in tokens of a byte each.
 fn long_texts() -> Vec<Case> {
     vec![
-        Case::choice(&[
-            "Sphinx of black quartz, judge my vow; the five boxing wizards jump quickly.",
-        ]),
-        Case::regex("[0-9]{48}", |text| is_digits(text, 48)),
-        Case::schema(
-            json!({ "const": "Sphinx of black quartz, judge my vow; the five boxing wizards jump." }),
-        ),
+        Case::choice(&["Sphinx of black quartz, judge my vow."]),
+        Case::regex("[0-9]{40}", |text| is_digits(text, 40)),
+        Case::schema(json!({ "const": "Sphinx of black quartz, judge my vow." })),
     ]
 }
 

@@ -94,6 +94,18 @@ fn block_size(live: &Live) -> Result<usize, Stop> {
     Ok(usize::try_from(size.get()).unwrap_or(usize::MAX))
 }
 
+/// How many full blocks a prompt has: `wanted`, or as many as the context holds beside `beside` tokens.
+fn block_count(live: &Live, wanted: usize, beside: usize) -> Result<usize, Stop> {
+    let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
+    match context.saturating_sub(beside) / block_size(live)? {
+        0 => skip!(
+            NotDeclared,
+            "a context of {context} tokens has no room for a full block"
+        ),
+        most => Ok(most.min(wanted)),
+    }
+}
+
 /// The reference hashes of the full blocks of `tokens`.
 fn chain(live: &Live, tokens: &[TokenId]) -> Vec<BlockHash> {
     salted_chain(live, None, tokens)
@@ -109,6 +121,8 @@ fn salted_chain(live: &Live, salt: Option<&str>, tokens: &[TokenId]) -> Vec<Bloc
 
 /// Tokens each request of this group asks for.
 const GENERATED: u32 = 3;
+/// The same, as a length.
+const GENERATED_TOKENS: usize = 3;
 
 /// Sends a prompt and reads its answer: the whole sequence, and the prompt tokens it reused.
 async fn send(live: &Live, prompt: &[TokenId]) -> Result<(Vec<TokenId>, Option<u32>), Stop> {
@@ -133,8 +147,7 @@ async fn fill(live: &Live, index: &mut Index) -> CheckResult {
             "the cache is too large to be filled by a test, or of unknown size"
         );
     }
-    let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
-    let blocks = (context / 2 / size).clamp(1, 16);
+    let blocks = block_count(live, 16, GENERATED_TOKENS)?;
     for seed in 0..=(2 * total / blocks) {
         let prompt = live.prompt(blocks * size, u64::try_from(seed).unwrap_or(0) + 100);
         send(live, &prompt).await?;
@@ -149,10 +162,10 @@ async fn fill(live: &Live, index: &mut Index) -> CheckResult {
 
 async fn every_request_published(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let size = block_size(&live)?;
+    let len = block_count(&live, 3, GENERATED_TOKENS)? * block_size(&live)?;
     let mut index = Index::of(&live);
     for seed in 0..3 {
-        let prompt = live.prompt(3 * size, seed);
+        let prompt = live.prompt(len, seed);
         send(&live, &prompt).await?;
         index.until_live(&live, &chain(&live, &prompt)).await?;
     }
@@ -163,12 +176,16 @@ async fn parent_chains(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let size = block_size(&live)?;
     let mut index = Index::of(&live);
-    let prompt = live.prompt(3 * size + size / 2, 1);
-    let other = [&prompt[..2 * size], &live.prompt(2 * size, 2)].concat();
+    let begun = size / 2;
+    let blocks = block_count(&live, 3, begun + GENERATED_TOKENS)?;
+    let prompt = live.prompt(blocks * size + begun, 1);
+    let shared = &prompt[..(blocks - 1) * size];
+    let other = [shared, &live.prompt(size + begun, 2)].concat();
     for prompt in [prompt, other] {
         let mut request = live.greedy(prompt.clone(), 2);
-        // Enough for blocks of generated tokens.
-        request.stop.max_tokens = Some(u32::try_from(2 * size).unwrap_or(u32::MAX).max(4));
+        // Enough for blocks of generated tokens, where the context has room for them.
+        let wanted = u32::try_from(2 * size).unwrap_or(u32::MAX).max(4);
+        request.stop.max_tokens = Some(live.affordable_answer(prompt.len(), wanted));
         let generated = live.answer(request).await?.tokens();
         let prompt_blocks = chain(&live, &prompt);
         index.until_live(&live, &prompt_blocks).await?;
@@ -208,7 +225,9 @@ async fn reference_hashes(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let size = block_size(&live)?;
     let mut index = Index::of(&live);
-    let prompt = live.prompt(4 * size + size / 2, 1);
+    let begun = size / 2;
+    let blocks = block_count(&live, 4, begun + GENERATED_TOKENS)?;
+    let prompt = live.prompt(blocks * size + begun, 1);
     let (sequence, _) = send(&live, &prompt).await?;
     index.until_live(&live, &chain(&live, &prompt)).await?;
     let expected = chain(&live, &sequence);
@@ -225,8 +244,7 @@ async fn no_storm(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let size = block_size(&live)?;
     let mut index = Index::of(&live);
-    let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
-    let blocks = (context / 2 / size).clamp(1, 16);
+    let blocks = block_count(&live, 16, GENERATED_TOKENS)?;
     for seed in 0..8 {
         send(&live, &live.prompt(blocks * size, seed)).await?;
     }
@@ -242,7 +260,7 @@ async fn clear(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let size = block_size(&live)?;
     let mut index = Index::of(&live);
-    let prompt = live.prompt(3 * size + 1, 1);
+    let prompt = live.prompt(block_count(&live, 3, 1 + GENERATED_TOKENS)? * size + 1, 1);
     send(&live, &prompt).await?;
     index.until_live(&live, &chain(&live, &prompt)).await?;
     let Some(controls) = live.subject.engine.controls() else {
@@ -276,11 +294,12 @@ async fn block_size_holds(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let size = block_size(&live)?;
     let mut index = Index::of(&live);
-    let prompt = live.prompt(4 * size, 1);
+    let blocks = block_count(&live, 4, GENERATED_TOKENS)?;
+    let prompt = live.prompt(blocks * size, 1);
     let (sequence, _) = send(&live, &prompt).await?;
     index
-        .until(&live, "the publication of 4 blocks", |index| {
-            index.live.len() >= 4
+        .until(&live, "the publication of a prompt's blocks", |index| {
+            index.live.len() >= blocks
         })
         .await?;
     let most = sequence.len() / size;
@@ -297,9 +316,10 @@ async fn events_tell_reuse(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let size = block_size(&live)?;
     let mut index = Index::of(&live);
-    let first = live.prompt(3 * size + 1, 1);
-    let branch = [&first[..2 * size], &live.prompt(2 * size + 1, 2)].concat();
-    let other = live.prompt(3 * size + 1, 3);
+    let whole = block_count(&live, 3, 1 + GENERATED_TOKENS)? * size;
+    let first = live.prompt(whole + 1, 1);
+    let branch = [&first[..whole - size], &live.prompt(size + 1, 2)].concat();
+    let other = live.prompt(whole + 1, 3);
     for prompt in [&first, &branch, &other, &first, &branch] {
         index.read()?;
         let blocks = chain(&live, prompt);
@@ -333,14 +353,17 @@ async fn within_total(trial: Trial) -> CheckResult {
     Ok(())
 }
 
+/// Tokens of the answer to a prompt that is cached.
+const REUSING: u32 = 8;
+
 async fn visible_in_time(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let size = block_size(&live)?;
-    let shared = live.prompt(3 * size, 1);
+    let shared = live.prompt(block_count(&live, 3, 1 + GENERATED_TOKENS)? * size, 1);
     let first = [shared.clone(), live.prompt(1, 2)].concat();
     let second = [shared.clone(), live.prompt(1, 3)].concat();
     live.answer(live.greedy(first, 1)).await?;
-    let mut running = live.generate(live.greedy(second, 8)).await?;
+    let mut running = live.generate(live.greedy(second, REUSING)).await?;
     running.read_tokens(1).await?;
     let published = Index::of(&live).live;
     let usage = running.finish().await?.usage();
@@ -367,7 +390,7 @@ async fn salts_keep_apart(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let size = block_size(&live)?;
     let mut index = Index::of(&live);
-    let prompt = live.prompt(3 * size + 1, 1);
+    let prompt = live.prompt(block_count(&live, 3, 1 + GENERATED_TOKENS)? * size + 1, 1);
     for salt in ["one", "two"] {
         let mut request = live.greedy(prompt.clone(), GENERATED);
         request.cache_salt = Some(salt.into());

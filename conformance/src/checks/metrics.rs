@@ -63,7 +63,7 @@ fn scrape(registry: &MetricsRegistry) -> String {
 
 async fn cheap_scrape(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let mut running = live.generate(live.request(67, 64)).await?;
+    let mut running = live.generate(live.busy_request(0, 64)).await?;
     running.read_tokens(1).await?;
     let metrics = live.start.metrics.clone();
     // On a thread of its own, where time is real, and where a scrape that waits for the engine can be given up.
@@ -100,11 +100,11 @@ async fn cheap_scrape(trial: Trial) -> CheckResult {
 async fn every_end(live: &Live) -> CheckResult {
     let limit = live.trial.limits().call;
     drop(live.answer(live.request(4, 4)).await?);
-    let mut cancelled = live.generate(live.request(67, 64)).await?;
+    let mut cancelled = live.generate(live.busy_request(0, 64)).await?;
     cancelled.read_tokens(1).await?;
     cancelled.ctx.cancel(CancelReason::Client);
     drop(cancelled.finish_within(limit).await?);
-    let mut dropped = live.generate(live.request(67, 64)).await?;
+    let mut dropped = live.generate(live.busy_request(0, 64)).await?;
     dropped.read_tokens(1).await?;
     drop(dropped);
     let mut refused = live.request(4, 4);
@@ -117,7 +117,7 @@ async fn every_end(live: &Live) -> CheckResult {
 async fn load_returns(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut load = live.start.load.subscribe();
-    let mut running = live.generate(live.request(67, 64)).await?;
+    let mut running = live.generate(live.busy_request(0, 64)).await?;
     running.read_tokens(1).await?;
     let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
     if !matches!(is_published, Ok(Ok(()))) {

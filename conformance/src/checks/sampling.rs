@@ -312,7 +312,7 @@ async fn penalties(trial: Trial) -> CheckResult {
         let (mut repeats, mut changes) = (0, 0);
         for seed in 0..4 {
             let prompt = live.prompt(8, seed);
-            let plain = live.greedy(prompt.clone(), 64);
+            let plain = live.greedy(prompt.clone(), live.affordable_answer(prompt.len(), 64));
             let mut punished = plain.clone();
             set(&mut punished);
             let (plain, punished) = (

@@ -16,7 +16,7 @@ use genset_backend_common::{
 
 use super::growth::{Holdings, Slack};
 use super::leaks;
-use super::pressure::{request, slots};
+use super::pressure::slots;
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
 use crate::running::Running;
@@ -120,7 +120,7 @@ async fn cleanup_after_failed_start(trial: Trial) -> CheckResult {
 async fn in_flight(live: &Live, count: usize) -> Result<Vec<Running>, Stop> {
     let mut all = Vec::new();
     for _ in 0..count {
-        let mut running = live.generate(live.request(67, 64)).await?;
+        let mut running = live.generate(live.busy_request(0, 64)).await?;
         running.read_tokens(1).await?;
         all.push(running);
     }
@@ -169,7 +169,7 @@ async fn cleanup_with_waiters(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut all = Vec::new();
     for seed in 0..slots(&live) + WAITING {
-        let request = request(&live, 67, u64::from(seed), 64);
+        let request = live.busy_request(u64::from(seed), 64);
         let ctx = live.context(&request);
         // A full engine may refuse; CC07 judges how.
         all.extend(live.try_generate(request, ctx).await?.ok());

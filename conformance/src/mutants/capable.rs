@@ -37,7 +37,7 @@ use transfer::Counters;
 const BLOCK_SIZE: u32 = 4;
 /// KV blocks that the prefix cache holds.
 const TOTAL_BLOCKS: u32 = 128;
-/// The most tokens of prompt and answer together.
+/// The most tokens of prompt and answer together, unless a test asks for fewer.
 const CONTEXT_LENGTH: u32 = 8192;
 /// The most candidates a request may ask to see.
 const MAX_LOGPROBS: u32 = 8;
@@ -128,11 +128,22 @@ pub fn capable(_scenario: &Scenario) -> Subject {
     with_flaw(Flaw::None)
 }
 
+/// The clean engine with a context of `context_length_tokens`, which may be small.
+#[must_use]
+pub fn with_context(context_length_tokens: u32) -> Subject {
+    of(Flaw::None, context_length_tokens)
+}
+
 /// The engine with a flaw.
 pub(super) fn with_flaw(flaw: Flaw) -> Subject {
+    of(flaw, CONTEXT_LENGTH)
+}
+
+fn of(flaw: Flaw, context_length_tokens: u32) -> Subject {
     let counters = Arc::new(Counters::new(flaw));
     let engine = CapableEngine {
         flaw,
+        context_length_tokens,
         counters: Arc::clone(&counters),
         running: EngineState::new(),
     };
@@ -151,6 +162,7 @@ fn text(tokens: &[TokenId]) -> String {
 
 struct CapableEngine {
     flaw: Flaw,
+    context_length_tokens: u32,
     counters: Arc<Counters>,
     running: EngineState<Running>,
 }
@@ -158,6 +170,7 @@ struct CapableEngine {
 /// What `start` makes.
 struct Running {
     flaw: Flaw,
+    context_length_tokens: u32,
     role: Role,
     counters: Arc<Counters>,
     door: KvTransfers,
@@ -192,6 +205,7 @@ impl LLMEngine for CapableEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         let running = Running {
             flaw: self.flaw,
+            context_length_tokens: self.context_length_tokens,
             role: ctx.role,
             counters: Arc::clone(&self.counters),
             door: ctx.kv_transfers,
@@ -209,7 +223,7 @@ impl LLMEngine for CapableEngine {
             Ok((running, ()))
         };
         self.running.start(started).await?;
-        let mut config = EngineConfig::new("capable", CONTEXT_LENGTH)
+        let mut config = EngineConfig::new("capable", self.context_length_tokens)
             .with_vocab_size(model::VOCAB_SIZE)
             .with_capabilities(capabilities());
         let scale = if self.flaw == Flaw::OtherBlockSize {

@@ -122,22 +122,26 @@ fn random_sequences_of_operations_keep_the_contract() {
 
 /// Sound and unusual: what the kit may not take for a fault.
 mod unusual {
-    use genset_conformance::{Level, Options, Scenario, Subject, run_conformance_with};
+    use genset_conformance::{Level, Options, Scenario, Subject, catalogue, run_conformance_with};
     use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 
     use super::{Arc, Shared, args};
 
     fn is_conformant(args: &MockerArgs, vocab_size: u32) {
+        is_conformant_by(&Options::default(), args, vocab_size, 4096);
+    }
+
+    fn is_conformant_by(options: &Options, args: &MockerArgs, vocab_size: u32, context: u32) {
         for seed in 0..3 {
             let args = args.clone();
             let options = Options {
                 level: Level::Soak,
                 seed,
                 is_measuring: false,
-                ..Options::default()
+                ..options.clone()
             };
             let subject = move |_: &Scenario| {
-                let model = MockerModel::new(vocab_size, 4096);
+                let model = MockerModel::new(vocab_size, context);
                 let engine = MockerEngine::try_new(args.clone(), model).unwrap();
                 let shared = Shared(Arc::new(engine));
                 Subject::new(shared.clone()).with_probe(Arc::new(shared))
@@ -186,5 +190,25 @@ mod unusual {
             ..args()
         };
         is_conformant(&args, 1000);
+    }
+
+    #[test]
+    fn a_context_of_64() {
+        is_conformant_by(&Options::default(), &args(), 1000, 64);
+    }
+
+    /// On the paused clock only: what needs several threads would take its seconds.
+    #[test]
+    fn ten_seconds_to_the_first_token() {
+        let args = MockerArgs {
+            prefill_ms: TimeModel::constant(10_000.0),
+            ..args()
+        };
+        let on_one_thread = catalogue().filter(|check| !check.is_multi_thread);
+        let options = Options {
+            only: on_one_thread.map(|check| check.id.to_owned()).collect(),
+            ..Options::default()
+        };
+        is_conformant_by(&options, &args, 1000, 4096);
     }
 }

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use genset_backend_common::{CancelReason, TokenId};
 
-use super::{GENERATED, Index, block_size, chain, send};
+use super::{GENERATED, GENERATED_TOKENS, Index, block_count, block_size, chain, send};
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::trial::{Live, Trial};
 
@@ -29,6 +29,12 @@ impl Prompts {
     fn of(live: &Live) -> Result<Self, Stop> {
         let size = block_size(live)?;
         let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
+        if block_count(live, 3, 1 + GENERATED_TOKENS)? < 3 {
+            skip!(
+                NotDeclared,
+                "a context of {context} tokens has no room for three KV blocks"
+            );
+        }
         let part_blocks = (context / 2 / size / 3).clamp(1, PART_BLOCKS);
         let prompt_blocks = u64::try_from(3 * part_blocks).unwrap_or(u64::MAX);
         let total = live.config.kv_total_blocks.unwrap_or(u64::MAX);

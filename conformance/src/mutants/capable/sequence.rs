@@ -15,7 +15,7 @@ use super::cache::Lease;
 use super::guide::Guide;
 use super::model::{self, END, Sequence};
 use super::transfer::Counters;
-use super::{BLOCK_SIZE, CONTEXT_LENGTH, Flaw, Running};
+use super::{BLOCK_SIZE, Flaw, Running};
 
 /// A place among the running requests and the KV blocks that come with it; dropped, both are free.
 struct Seat {
@@ -156,7 +156,7 @@ impl Decoder {
         self.is_unread = false;
         let generated = self.tokens.len() - self.prompt_len;
         let count = u32::try_from(generated).unwrap_or(u32::MAX);
-        let room = usize::try_from(CONTEXT_LENGTH).unwrap_or_default();
+        let room = usize::try_from(running.context_length_tokens).unwrap_or_default();
         let is_full = self.request.stop.max_tokens.is_some_and(|max| count >= max);
         if is_full || self.tokens.len() >= room {
             let is_wrong = running.flaw == Flaw::TruncatedIsStop && self.guide.is_some();
