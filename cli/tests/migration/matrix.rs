@@ -1,9 +1,11 @@
 //! Every kind of request, cut at the places where a seam would show.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use genset_backend_common::LLMEngine;
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice};
+use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use serde_json::{Value, json};
 
@@ -89,7 +91,12 @@ fn every_option() -> Value {
     })
 }
 
+/// The test model, quantized.
 fn candle() -> Arc<dyn LLMEngine> {
+    candle_of(&tiny_chat().join("tiny-chat-q8_0.gguf"))
+}
+
+fn candle_of(model: &Path) -> Arc<dyn LLMEngine> {
     let args = CandleArgs {
         device: DeviceChoice::Cpu,
         kv_cache_memory: Some(ByteSize(8 << 20)),
@@ -97,8 +104,7 @@ fn candle() -> Arc<dyn LLMEngine> {
         threads: Some(1),
         ..CandleArgs::default()
     };
-    let file = tiny_chat().join("tiny-chat-q8_0.gguf");
-    Arc::new(CandleEngine::from_args(&args, &file))
+    Arc::new(CandleEngine::from_args(&args, model))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -124,9 +130,28 @@ async fn a_models_answers_have_no_seam() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_as_they_were_trained_answer_without_a_seam() {
+    let site = Site::start(|| candle_of(&tiny_chat()), |_| {}).await;
+    let regex = json!({"guided_regex": "[a-z]{4,9} [0-9]{3,6}!", "temperature": 0.8, "seed": 3});
+    for further in [json!({"temperature": 0}), every_option(), regex] {
+        both_ways(&site, CHAT, chat(further), usual).await;
+    }
+    site.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stop_strings_are_found_across_a_seam() {
     let site = Site::start(candle, |_| {}).await;
+    let text = async |further: Value| {
+        let whole = site.ask(CHAT, &chat(further), &[]).await;
+        let text = whole.parts[0].pointer("/choices/0/message/content");
+        text.and_then(Value::as_str).unwrap().to_owned()
+    };
     let stop = json!({"temperature": 0, "stop": ["is Madrid"]});
+    let all = text(json!({"temperature": 0})).await;
+    let (before, _) = all.split_once("is Madrid").expect("it is in the answer");
+    assert_eq!(text(stop.clone()).await, before);
+    // A cut after every token: one of them is between the words.
     both_ways(&site, CHAT, chat(stop), everywhere).await;
     site.close().await;
 }
@@ -200,6 +225,24 @@ async fn thoughts_and_tool_calls_are_taken_apart_across_a_seam() {
     let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
     let tools = json!({"tools": [tool("weather"), tool("time")]});
     both_ways(&site, CHAT, chat(tools), everywhere).await;
+    site.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_mocker_goes_on_where_it_was() {
+    let mocker = || -> Arc<dyn LLMEngine> {
+        let args = MockerArgs {
+            speedup_ratio: 1000.0,
+            ..MockerArgs::default()
+        };
+        let model = MockerModel::new(2000, 2048);
+        Arc::new(MockerEngine::try_new(args, model).unwrap())
+    };
+    let site = Site::start(mocker, |_| {}).await;
+    let body = chat(json!({"max_tokens": 40, "ignore_eos": true}));
+    both_ways(&site, CHAT, body, everywhere).await;
+    let several = completion(json!({"prompt": ["One", "Two"], "n": 2, "ignore_eos": true}));
+    is_exact(&site, COMPLETIONS, &several, early).await;
     site.close().await;
 }
 
