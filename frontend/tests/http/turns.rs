@@ -13,6 +13,7 @@ use genset_frontend::FrontendConfig;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
 use crate::client::post;
 use crate::script::Script;
@@ -44,8 +45,9 @@ impl Alone {
                 let site = Arc::new(Site::with_worker(config(), worker_config(), engine).await);
                 assert!(say.send(Arc::clone(&site)).is_ok());
                 // A task among the others: what is blocked on is polled once in up to 61 turns of theirs.
-                let measured = tokio::spawn(async move { measure_turns(&worst, &end).await });
-                measured.await.unwrap();
+                let mut measuring = JoinSet::new();
+                measuring.spawn(async move { measure_turns(&worst, &end).await });
+                measuring.join_all().await;
                 let mut site = site;
                 let site = loop {
                     match Arc::try_unwrap(site) {
