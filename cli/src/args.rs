@@ -4,6 +4,7 @@ mod access;
 mod engine;
 mod help;
 mod http;
+mod kv;
 mod shorthand;
 mod words;
 
@@ -33,6 +34,7 @@ use engine::{EngineArgs, check_engine, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
 pub(crate) use help::did_you_mean;
 use help::{CompletionsArgs, ManArgs};
+pub(crate) use kv::KvArgs;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
 use words::{command_in, stand_in};
 

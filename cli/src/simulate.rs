@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use genset_backend_common::EngineError;
 use genset_engine_mocker::MockerArgs;
+use genset_router::KvConfig;
 use genset_simulate::{Fault, Kind, Load, Plan, Policy, Synthetic, simulate};
 
+use crate::args::KvArgs;
 use crate::input::print;
 
 pub(crate) const HELP: &str = "\
@@ -56,6 +58,8 @@ pub(crate) struct SimulateArgs {
         conflicts_with = "trace"
     )]
     rate: f64,
+    #[command(flatten)]
+    kv: KvArgs,
     /// JSON lines with requests that were recorded, in Mooncake's format
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -127,6 +131,7 @@ impl SimulateArgs {
             faults,
             policies,
             prefill_workers: self.prefill_workers.clone(),
+            kv: self.kv.config(KvConfig::default())?,
             seed: self.seed,
         })
     }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use crate::fleet::{Fleet, PATIENCE};
 use crate::oracle::{Oracle, Pending};
 use crate::random::Random;
+use crate::run::Plan;
 
 /// How an instance is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,18 +90,18 @@ impl Way {
     /// Stacks what a policy needs.
     pub(crate) async fn connect(
         policy: Policy,
+        plan: &Plan,
         fleet: &Arc<Fleet>,
         directory: &ModelDirectory,
         model: &LiveModel,
-        seed: u64,
     ) -> Result<Self, EngineError> {
-        let runtime = directory.runtime();
+        let (runtime, seed) = (directory.runtime(), plan.seed);
         let plain = SelectionMode::RoundRobin;
         Ok(match policy {
             Policy::Router(mode) => {
                 let kv = KvConfig {
                     seed: Some(seed),
-                    ..KvConfig::default()
+                    ..plan.kv.clone()
                 };
                 let config = RouterConfig {
                     mode,

@@ -8,6 +8,7 @@ use futures_util::StreamExt;
 use genset_backend_common::output::{Finished, Output};
 use genset_backend_common::{EngineError, GenerateRequest, RequestContext, TokenId};
 use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel};
+use genset_router::KvConfig;
 use genset_runtime::{ModelDirectory, Runtime};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -40,6 +41,8 @@ pub struct Plan {
     /// The fleets: of the workers, so many compute prompts and the others answer; 0 for one in which each does the whole. The
     /// policies that know no roles serve that one only.
     pub prefill_workers: Vec<usize>,
+    /// How the router's mode `kv` weighs what it knows; its seed is the plan's.
+    pub kv: KvConfig,
     /// Varies load and chance.
     pub seed: u64,
 }
@@ -151,7 +154,7 @@ async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, Engine
     let fleet = Arc::new(fleet);
     let directory = ModelDirectory::follow(&runtime);
     let model = fleet.model(&directory, plan.workers).await?;
-    let way = Way::connect(policy, &fleet, &directory, &model, plan.seed).await?;
+    let way = Way::connect(policy, plan, &fleet, &directory, &model).await?;
     let driver = Arc::new(Driver {
         way,
         tally: Mutex::default(),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use genset_engine_mocker::MockerArgs;
+use genset_router::KvConfig;
 use genset_simulate::{Fault, Kind, Load, Plan, Report, Row, Synthetic, simulate};
 
 fn plan(policies: &[&str]) -> Plan {
@@ -20,6 +21,7 @@ fn plan(policies: &[&str]) -> Plan {
         faults: Vec::new(),
         policies: policies.iter().map(|name| name.parse().unwrap()).collect(),
         prefill_workers: vec![0],
+        kv: KvConfig::default(),
         seed: 1,
     }
 }
@@ -194,4 +196,20 @@ fn a_small_run_gives_the_recorded_figures() {
         report.to_string() == golden,
         "{report}\nrecorded:\n{golden}"
     );
+}
+
+#[test]
+fn a_choice_that_looks_at_no_cache_finds_less_in_them() {
+    let hit_rate = |weight: f64| {
+        let plan = Plan {
+            kv: KvConfig {
+                overlap_score_weight: weight,
+                ..KvConfig::default()
+            },
+            ..plan(&["kv"])
+        };
+        row(&simulate(&plan).unwrap(), "kv").hit_rate
+    };
+    let (blind, knowing) = (hit_rate(0.0), hit_rate(1.0));
+    assert!(knowing > blind + 0.1, "{knowing} against {blind}");
 }

@@ -13,6 +13,7 @@ use genset_runtime::EndpointName;
 use http::HeaderName;
 
 use super::access;
+use super::kv::KvArgs;
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct HttpArgs {
@@ -64,18 +65,8 @@ pub(super) struct HttpArgs {
     /// its cache, as far as load allows
     #[arg(long, env = "GENSET_ROUTER_MODE", default_value_t = RouterMode::default())]
     router_mode: RouterMode,
-    /// With kv: what a block to prefill costs, where a block of a running sequence costs 1; 0 looks at load alone
-    #[arg(long, env = "GENSET_KV_OVERLAP_SCORE_WEIGHT", default_value_t = KvConfig::default().overlap_score_weight)]
-    kv_overlap_score_weight: f64,
-    /// With kv: how much chance there is in the choice; with 0 the lowest cost wins
-    #[arg(long, env = "GENSET_ROUTER_TEMPERATURE", default_value_t = KvConfig::default().temperature)]
-    router_temperature: f64,
-    /// With kv: whether the KV events of workers are followed; otherwise what was routed is assumed to be cached. true or false
-    #[arg(long, env = "GENSET_USE_KV_EVENTS", value_name = "BOOL", default_value_t = KvConfig::default().use_events, action = ArgAction::Set)]
-    use_kv_events: bool,
-    /// With kv: for how long what was routed is assumed to be cached where there are no KV events, in seconds
-    #[arg(long, env = "GENSET_KV_APPROX_TTL", default_value = "120", value_parser = seconds)]
-    kv_approx_ttl: Seconds,
+    #[command(flatten)]
+    kv: KvArgs,
     /// With --router-mode kv: most KV blocks that are kept in mind of one worker, whatever it publishes
     #[arg(long, env = "GENSET_KV_MAX_WORKER_BLOCKS", default_value_t = KvConfig::default().max_worker_blocks)]
     kv_max_worker_blocks: NonZeroU32,
@@ -204,19 +195,16 @@ impl HttpArgs {
         endpoint: Option<EndpointName>,
         parsers: ParserNames,
     ) -> Result<FrontendConfig, EngineError> {
+        let kv = self.kv.config(KvConfig {
+            max_worker_blocks: self.kv_max_worker_blocks,
+            max_lag: self.kv_max_lag.0,
+            affinity_blocks: self.affinity_blocks,
+            max_affinity_keys: self.affinity_keys,
+            ..KvConfig::default()
+        })?;
         let router = RouterConfig {
             mode: self.router_mode,
-            kv: KvConfig {
-                overlap_score_weight: self.kv_overlap_score_weight,
-                temperature: self.router_temperature,
-                use_events: self.use_kv_events,
-                assumed_ttl: self.kv_approx_ttl.0,
-                max_worker_blocks: self.kv_max_worker_blocks,
-                max_lag: self.kv_max_lag.0,
-                affinity_blocks: self.affinity_blocks,
-                max_affinity_keys: self.affinity_keys,
-                seed: None,
-            },
+            kv,
             max_waiting: self.router_queue,
             migration: MigrationConfig {
                 wait: self.migration_wait.0,
@@ -226,7 +214,6 @@ impl HttpArgs {
                 prefill_threshold_tokens: self.prefill_threshold,
             },
         };
-        router.kv.validate()?;
         Ok(FrontendConfig {
             address: SocketAddr::new(self.http_host, self.http_port),
             tls: access::tls(self.http_tls_cert.as_deref(), self.http_tls_key.as_deref())?,
@@ -273,9 +260,9 @@ impl HttpArgs {
 
 /// A limit in seconds, more than 0.
 #[derive(Debug, Clone, Copy)]
-struct Seconds(Duration);
+pub(super) struct Seconds(pub(super) Duration);
 
-fn seconds(text: &str) -> Result<Seconds, String> {
+pub(super) fn seconds(text: &str) -> Result<Seconds, String> {
     let value: f64 = text
         .parse()
         .map_err(|_| format!("{text:?} is not a number of seconds"))?;
