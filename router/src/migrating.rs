@@ -34,7 +34,8 @@ use crate::route::Route;
 /// How requests move, for every model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MigrationConfig {
-    /// How long a request whose answer has begun waits for an instance when none is left, within its deadline.
+    /// How long a request waits for an instance when none is left, within its deadline. A frontend lets one whose answer has not
+    /// begun wait as long for its model.
     pub wait: Duration,
     /// The most memory that prompts and tokens kept for it may take together, in bytes. Requests beyond it do not move.
     pub max_kept_bytes: usize,
