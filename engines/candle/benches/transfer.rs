@@ -5,7 +5,8 @@
 //! are known to the instances that compute them, so what is left is the handover; the decode instance forgets them after each
 //! round. Each figure is the median of the rounds, which do each thing in turn:
 //!
-//! - `copy`: the bytes from one socket to another, as `read` and `write` move them. - `fetch`: the blocks, thrown away.
+//! - `copy`: the bytes from one socket to another, as `read` and `write` move them.
+//! - `fetch`: the blocks, thrown away.
 //! - `first`, `second`: from the request to its first and second token, of the whole and in two legs.
 //!
 //! Run by `cargo test` it does nothing.
