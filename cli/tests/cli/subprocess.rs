@@ -1,32 +1,12 @@
 //! `out=cmd:COMMAND`: engines in a process of their own, here the sample of the Python package.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::support::{Server, genset, run_with, soon, tiny_chat};
-
-fn repository(path: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "..", path].iter().collect()
-}
-
-/// The command of the Python sample engine, and what its environment needs. `cargo xtask python-package-test` installs the
-/// interpreter.
-fn python_sample() -> (String, [(&'static str, PathBuf); 1]) {
-    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let python = target.with_file_name("venv-engine/bin/python");
-    assert!(
-        python.exists(),
-        "{} is not there: run `cargo xtask python-package-test`, which makes it",
-        python.display()
-    );
-    let sample = repository("python/sample_engine.py");
-    let command = format!("'{}' -B '{}'", python.display(), sample.display());
-    (command, [("PYTHONPATH", repository("python/src"))])
-}
+use crate::support::{Server, genset, python_sample, run_with, soon, tiny_chat};
 
 fn with_python(words: &[&str]) -> Command {
     let (_, environment) = python_sample();

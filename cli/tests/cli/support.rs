@@ -37,6 +37,25 @@ pub(crate) fn tiny_chat() -> PathBuf {
         .collect()
 }
 
+fn repository(path: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "..", path].iter().collect()
+}
+
+/// The command of the Python sample engine, and what its environment needs. `cargo xtask python-package-test` installs the
+/// interpreter.
+pub(crate) fn python_sample() -> (String, [(&'static str, PathBuf); 1]) {
+    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let python = target.with_file_name("venv-engine/bin/python");
+    assert!(
+        python.exists(),
+        "{} is not there: run `cargo xtask python-package-test`, which makes it",
+        python.display()
+    );
+    let sample = repository("python/sample_engine.py");
+    let command = format!("'{}' -B '{}'", python.display(), sample.display());
+    (command, [("PYTHONPATH", repository("python/src"))])
+}
+
 /// How a run ended.
 #[derive(Debug)]
 pub(crate) struct Ended {

@@ -1,7 +1,7 @@
 //! Answers that lose their instance are, byte for byte, those of an undisturbed run.
 //!
 //! One process: workers whose streams break where a test says, behind the real router and the real server. `cut` breaks
-//! streams, `site` is the process, `recital` an engine that says what it is told, `matrix` the requests.
+//! streams, `site` is the process, `matrix` puts `engines` and `requests` together, `recital` is one of the engines.
 
 #![expect(
     clippy::expect_used,
@@ -11,8 +11,10 @@
 )]
 
 mod cut;
+mod engines;
 mod matrix;
 mod recital;
+mod requests;
 mod site;
 #[path = "../cli/support.rs"]
 #[allow(dead_code, reason = "the other tests of the binary need the rest")]

@@ -6,7 +6,19 @@ use genset_backend_common::{
     StartContext, TokenId, async_trait,
 };
 
-pub(crate) struct Recital(pub(crate) Vec<TokenId>);
+use crate::site::encode;
+
+/// Thoughts, text in between, and two calls.
+const RECITED: &str = "<think>Let me see: 2 < 3.</think>Here it is, as you asked. <tool_call>{\"name\": \"weather\", \"arguments\": \
+    {\"city\": \"Orléans 🦀\", \"days\": [1, 2]}}</tool_call><tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call>";
+
+pub(crate) struct Recital(Vec<TokenId>);
+
+impl Recital {
+    pub(crate) fn new() -> Self {
+        Self(encode(RECITED))
+    }
+}
 
 #[async_trait]
 impl LLMEngine for Recital {

@@ -4,14 +4,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use genset_backend_common::MetricsRegistry;
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
-use genset_backend_common::{LLMEngine, MetricsRegistry};
 use genset_frontend::text::TextTokenizer;
 use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
 use serde_json::Value;
 
 use crate::cut::{Cuts, Cutting};
+use crate::engines::Fleet;
+use crate::requests::Request;
 use crate::support::{Exchange, soon, tiny_chat};
 
 /// Instances of a site: an answer may break twice and still has one to go to.
@@ -38,11 +40,8 @@ pub(crate) fn encode(text: &str) -> Vec<u32> {
 }
 
 impl Site {
-    /// Starts workers of `engine`, all alike, and a server.
-    pub(crate) async fn start(
-        engine: impl Fn() -> Arc<dyn LLMEngine>,
-        config: impl FnOnce(&mut WorkerConfig),
-    ) -> Self {
+    /// Starts the workers of `fleet`, and a server.
+    pub(crate) async fn start(fleet: Fleet) -> Self {
         let runtime = Runtime::in_process();
         let cuts = Cuts::default();
         let mut worker_config = WorkerConfig {
@@ -54,11 +53,11 @@ impl Site {
             },
             ..WorkerConfig::default()
         };
-        config(&mut worker_config);
+        (fleet.config)(&mut worker_config);
         let mut workers = Vec::new();
         for id in 1..=WORKERS {
             let registrar = RuntimeRegistrar::new(runtime.clone(), EndpointName::default());
-            let engine = Arc::new(Cutting::new(engine(), Arc::clone(&cuts)));
+            let engine = Arc::new(Cutting::new((fleet.engine)(), Arc::clone(&cuts)));
             let config = worker_config.clone();
             let metrics = MetricsRegistry::default();
             let worker = Worker::new(id, engine, config, Arc::new(registrar), metrics).spawn();
@@ -82,14 +81,14 @@ impl Site {
     }
 
     /// The answer to a request whose answers break at `cuts`; without what no two answers have in common.
-    pub(crate) async fn ask(&self, path: &str, body: &Value, cuts: &[u32]) -> Answer {
+    pub(crate) async fn ask(&self, request: &Request, cuts: &[u32]) -> Answer {
         *self.cuts.lock() = cuts.to_vec();
         let before = self.moves();
-        let body = body.to_string();
+        let (path, body) = (request.api.path(), request.body.to_string());
         let exchange = Exchange::begin(self.server.address(), "POST", path, &body).await;
         let response = exchange.response().await;
         self.cuts.lock().clear();
-        assert_eq!(response.status, 200, "{path} {body}: {}", response.body);
+        assert_eq!(response.status, 200, "{request:?}: {}", response.body);
         let mut parts: Vec<Value> = if response.body.starts_with('{') {
             vec![serde_json::from_str(&response.body).expect("JSON")]
         } else {
@@ -99,6 +98,8 @@ impl Site {
                 .collect()
         };
         parts.iter_mut().for_each(forget);
+        // In a stream of several choices each keeps its order, and they come as they come.
+        parts.sort_by_key(|part| part["choices"][0]["index"].as_u64().unwrap_or(u64::MAX));
         Answer {
             parts,
             moves: self.moves() - before,
@@ -106,13 +107,13 @@ impl Site {
     }
 
     /// Moves so far, of all requests.
-    fn moves(&self) -> u64 {
+    fn moves(&self) -> usize {
         let text = self.runtime.metrics().encode();
         let lines = text
             .lines()
             .filter(|line| line.starts_with("genset_migrations_total"));
         lines
-            .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<usize>().ok())
             .sum()
     }
 
@@ -135,7 +136,7 @@ impl Site {
 pub(crate) struct Answer {
     pub(crate) parts: Vec<Value>,
     /// How often it moved.
-    pub(crate) moves: u64,
+    pub(crate) moves: usize,
 }
 
 impl Answer {
@@ -169,6 +170,13 @@ const FORGOTTEN: [&str; 9] = [
 fn forget(value: &mut Value) {
     match value {
         Value::Object(fields) => {
+            // The Messages API counts what a cache held apart from the rest of the prompt.
+            if let Some(cached) = fields
+                .get("cache_read_input_tokens")
+                .and_then(Value::as_u64)
+            {
+                fields["input_tokens"] = (fields["input_tokens"].as_u64().unwrap() + cached).into();
+            }
             fields.retain(|name, _| !FORGOTTEN.contains(&name.as_str()));
             fields.values_mut().for_each(forget);
         }
