@@ -143,16 +143,15 @@ impl Parts {
     /// Leaves nothing to chance that both legs decide. False where the engine takes no seed.
     fn settle_chance(&self, request: &mut GenerateRequest) -> bool {
         let sampling = &mut request.sampling;
-        let is_greedy = sampling
-            .temperature
-            .is_none_or(|temperature| temperature == 0.0);
-        if is_greedy || sampling.seed.is_some() {
+        if sampling.temperature == Some(0.0) || sampling.seed.is_some() {
             return true;
         }
         if self.has_seeds {
+            // Also without a temperature: the default of a server of another project may be to draw.
             sampling.seed = Some(rand::random());
+            return true;
         }
-        self.has_seeds
+        sampling.temperature.is_none()
     }
 
     /// Nobody will fetch these blocks.

@@ -210,6 +210,7 @@ fn site(prefill: &Arc<Fake>, decode: &Arc<Fake>) -> Site {
 fn request() -> GenerateRequest {
     let mut request = GenerateRequest::from_tokens("m", PROMPT.to_vec());
     request.stop.max_tokens = Some(12);
+    request.sampling.temperature = Some(0.0);
     request
 }
 
@@ -454,16 +455,19 @@ async fn a_lost_leg_begins_anew_with_a_prefill_and_without_who_lost_it() {
 #[tokio::test]
 async fn chance_is_settled_for_both_legs() {
     let mut random = request();
-    random.sampling.temperature = Some(0.8);
-    let (prefill, decode) = (
-        Fake::new(0, [Does::Prefills]),
-        Fake::new(10, [Does::Answers]),
-    );
-    let site = site(&prefill, &decode);
-    assert_eq!(site.ask(random.clone()).await.tokens, expected(12));
-    let seed = prefill.asked()[0].sampling.seed;
-    assert!(seed.is_some());
-    assert_eq!(decode.asked()[0].sampling.seed, seed);
+    // Without a temperature it is the engine that decides whether to draw.
+    for temperature in [None, Some(0.8)] {
+        random.sampling.temperature = temperature;
+        let (prefill, decode) = (
+            Fake::new(0, [Does::Prefills]),
+            Fake::new(10, [Does::Answers]),
+        );
+        let site = site_of([None, Some(&prefill), Some(&decode)], 0, true);
+        assert_eq!(site.ask(random.clone()).await.tokens, expected(12));
+        let seed = prefill.asked()[0].sampling.seed;
+        assert!(seed.is_some());
+        assert_eq!(decode.asked()[0].sampling.seed, seed);
+    }
     // An engine without seeds may choose another first token: the second leg's is the one that counts.
     let prefill = Fake::new(0, [Does::Prefills]);
     let decode = Fake::new(10, [Does::AnswersOtherwise]);
