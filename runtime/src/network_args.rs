@@ -18,6 +18,7 @@ use crate::component::Runtime;
 use crate::discovery::{
     DirectoryAccess, Discovery, FileDiscovery, FileDiscoveryConfig, MemoryDiscovery,
 };
+use crate::plane::wire::own_address;
 use crate::plane::{MemoryPlane, RequestPlane, TcpConfig, WireConfig, WirePlane, WireSecret};
 #[cfg(feature = "nats")]
 use crate::plane::{NatsConfig, NatsCredentials, NatsTls};
@@ -210,6 +211,19 @@ impl FromStr for RequestPlaneKind {
 }
 
 impl NetworkArgs {
+    /// The address of this machine that others are told, or else the one that is listened on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when every address is listened on, and none is found that others reach.
+    pub fn own_address(&self) -> Result<IpAddr, EngineError> {
+        let told = self.advertise_host.as_deref();
+        match told.and_then(|host| host.trim_matches(['[', ']']).parse().ok()) {
+            Some(address) => Ok(address),
+            None if self.wire_host.is_unspecified() => own_address(self.wire_host),
+            None => Ok(self.wire_host),
+        }
+    }
+
     /// The runtime the flags ask for.
     ///
     /// # Errors

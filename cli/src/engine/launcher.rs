@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{EngineError, LLMEngine};
+use genset_backend_common::{EngineError, LLMEngine, Role};
 use genset_engine_launcher::{
     ExtraArgs, LauncherConfig, LauncherEngine, Nodes, ServerInput, ServerKind,
 };
@@ -74,6 +74,18 @@ fn launcher(
         leader_addr: args.leader_addr.clone(),
     };
     launcher.kv_block_size = args.kv_cache_block_size;
+    launcher.kv_lease = Duration::from_secs(config.engine_args.candle.kv_lease.get().into());
+    let role = config.worker.role;
+    launcher.kv_transfer_host = match (role, args.kv_transfer_host) {
+        (Role::Prefill | Role::Decode, Some(address)) => address,
+        (Role::Prefill | Role::Decode, None) => config.worker.network.own_address()?,
+        (Role::Aggregated, None) => launcher.kv_transfer_host,
+        (Role::Aggregated, Some(_)) => {
+            let problem =
+                "is for --role prefill and decode; others do not reach this worker's KV blocks";
+            return Err(EngineError::invalid_argument("--kv-transfer-host", problem));
+        }
+    };
     launcher.max_restarts = config.engine_args.engine_restarts;
     launcher.inherited_env = config.engine_args.engine_env.clone();
     launcher.log_limit = config.engine_args.log_limit();
@@ -83,6 +95,7 @@ fn launcher(
     let extra = args.extra_engine_args.as_deref().map(ExtraArgs::load);
     launcher.extra = extra.transpose()?;
     launcher.command = args.server_cmd.as_deref().map(words).transpose()?;
+    launcher.validate_role(role)?;
     launcher.validate()?;
     Ok(launcher)
 }

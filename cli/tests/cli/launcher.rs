@@ -78,15 +78,33 @@ async fn a_gguf_file_is_served_as_text_or_with_its_folder_as_tokens() {
 async fn what_cannot_be_started_is_told() {
     let model = tiny_chat().display().to_string();
     let run = ["run", "in=stdin", "out=vllm", &model];
-    let cases: [(&[&str], i32, &str); 3] = [
+    let cases: [(&[&str], i32, &str); 4] = [
         (&["--server-cmd=/no/such/vllm"], 1, "pip install vllm"),
         (&["--node-rank=1"], 2, "--node-rank"),
         (&["--extra-engine-args=/no/such.json"], 2, "/no/such.json"),
+        (
+            &["--kv-transfer-host=127.0.0.1"],
+            2,
+            "--role prefill and decode",
+        ),
     ];
     for (flags, code, expected) in cases {
         let words = [&run[..], flags].concat();
         let ended = run_with(with_path(&words), b"hi").await;
         assert_eq!(ended.code, Some(code), "{words:?} {}", ended.stderr);
         assert!(ended.stderr.contains(expected), "{}", ended.stderr);
+    }
+}
+
+#[tokio::test]
+async fn a_role_that_a_server_cannot_play_is_told_before_it_starts() {
+    let model = tiny_chat().display().to_string();
+    for (api, named) in [("sglang", "at the same time"), ("trtllm", "not driven")] {
+        let output = format!("out={api}");
+        let words = ["run", "in=dyn", &output, &model, "--role=prefill"];
+        let ended = run_with(with_path(&words), b"").await;
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(ended.stderr.contains("--role"), "{}", ended.stderr);
+        assert!(ended.stderr.contains(named), "{}", ended.stderr);
     }
 }

@@ -85,11 +85,12 @@ impl Stream {
     }
 }
 
-/// A chat that ends at no end-of-sequence token.
+/// A greedy chat that ends at no end-of-sequence token.
 pub(crate) fn chat(max_tokens: u64, is_stream: bool) -> Value {
     let mut body = json!({
         "model": "tiny-chat",
         "ignore_eos": true,
+        "temperature": 0,
         "max_tokens": max_tokens,
         "messages": [{"role": "user", "content": "hello"}],
     });

@@ -14,6 +14,7 @@ mod cases;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod fleet;
+mod launched;
 mod load;
 mod meeting;
 #[cfg(feature = "nats")]

@@ -49,7 +49,7 @@ pub struct CandleArgs {
         arg(long, default_value_t = 1024, value_name = "COUNT")
     )]
     pub max_waiting: u32,
-    /// How long a prefill worker holds KV blocks that nobody fetches, in seconds
+    /// How long a prefill worker holds KV blocks that nobody fetches, in seconds [out=candle, vllm]
     #[cfg_attr(
         feature = "cli",
         arg(long, default_value = "30", value_name = "SECONDS")

@@ -15,6 +15,7 @@ use genset_backend_common::output::TokenChunk;
 use genset_backend_common::{
     Capabilities, EngineError, ErrorKind, GenerateRequest, TokenId, async_trait,
 };
+use serde_json::Value;
 
 pub(crate) use wire::error_of;
 pub(crate) use withheld::{Piece, Withheld};
@@ -22,6 +23,9 @@ pub(crate) use withheld::{Piece, Withheld};
 use crate::config::{LauncherConfig, ServerInput};
 use crate::dialect::Dialect;
 use crate::http::{Client, HttpError};
+
+/// Why an API is never asked for a leg: the instance was refused at its start.
+const NO_LEGS: &str = "this server does not know prefill and decode apart";
 
 /// A request as it is sent.
 #[derive(Debug)]
@@ -31,7 +35,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    fn new(path: &'static str, body: &serde_json::Value) -> Self {
+    fn new(path: &'static str, body: &Value) -> Self {
         Self {
             path,
             body: body.to_string().into_bytes(),
@@ -93,6 +97,35 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
     fn call(&self, request: &GenerateRequest, max_tokens: Option<u32>)
     -> Result<Call, EngineError>;
 
+    /// A prefill on the wire: one token, answered whole, and the server keeps the KV blocks for another to fetch.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call); `Unsupported` where the API does not know prefills.
+    fn prefill_call(&self, _request: &GenerateRequest) -> Result<Call, EngineError> {
+        Err(EngineError::unsupported("role", NO_LEGS))
+    }
+
+    /// The request on the wire, for a server that is to fetch the KV blocks of its prompt as `params` say.
+    ///
+    /// # Errors
+    /// As [`prefill_call`](Self::prefill_call).
+    fn decode_call(
+        &self,
+        _request: &GenerateRequest,
+        _max_tokens: Option<u32>,
+        _params: &Value,
+    ) -> Result<Call, EngineError> {
+        Err(EngineError::unsupported("role", NO_LEGS))
+    }
+
+    /// What the answer to a prefill says about the KV blocks that are kept; `None` where it says nothing.
+    ///
+    /// # Errors
+    /// `Disconnected` for what cannot be read.
+    fn kept_blocks(&self, _answer: &[u8]) -> Result<Option<Value>, EngineError> {
+        Ok(None)
+    }
+
     /// What the server is probed with, where it cannot carry the usual probe.
     fn canary(&self, _model: &str) -> Option<GenerateRequest> {
         None
@@ -149,7 +182,7 @@ pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Ap
 }
 
 /// An answer that is none.
-fn unreadable(problem: impl std::fmt::Display) -> EngineError {
+pub(crate) fn unreadable(problem: impl std::fmt::Display) -> EngineError {
     let message = format!("the server's answer is not what its documentation says: {problem}");
     EngineError::new(ErrorKind::Disconnected, message)
 }

@@ -1,5 +1,6 @@
 //! The launchers' command-line flags.
 
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
@@ -24,6 +25,10 @@ pub struct LauncherArgs {
     /// Tokens per KV block [out=vllm, sglang]
     #[arg(long, value_name = "TOKENS")]
     pub kv_cache_block_size: Option<NonZeroU32>,
+    /// Address of this machine at which the servers of other workers reach this one's KV blocks, for --role prefill and decode
+    /// [default: the one that other processes are told] [out=vllm]
+    #[arg(long, value_name = "ADDRESS")]
+    pub kv_transfer_host: Option<IpAddr>,
     /// JSON or YAML file with settings of the server's own, passed through unchanged, or with the mocker's [out=vllm, sglang,
     /// trtllm, llamacpp, mocker]
     #[arg(long, value_name = "FILE")]
@@ -65,6 +70,7 @@ impl LauncherArgs {
             (self.node_rank.is_some(), "--node-rank"),
             (self.leader_addr.is_some(), "--leader-addr"),
             (self.kv_cache_block_size.is_some(), "--kv-cache-block-size"),
+            (self.kv_transfer_host.is_some(), "--kv-transfer-host"),
             (self.extra_engine_args.is_some(), "--extra-engine-args"),
             (self.server_cmd.is_some(), "--server-cmd"),
             (

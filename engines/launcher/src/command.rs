@@ -3,10 +3,12 @@
 
 mod devices;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use genset_backend_common::EngineError;
-use serde_json::Value;
+use genset_backend_common::{EngineError, Role};
+use serde_json::{Value, json};
 
 use crate::config::{LauncherConfig, split_address};
 use crate::dialect::{Dialect, ExtraStyle, Flag, Flags, LeaderFlag};
@@ -15,6 +17,9 @@ use crate::extra::{ExtraArgs, joined};
 /// Context of a `llama_cpp.server` that is told none, in tokens: its own default.
 const LLAMA_CPP_PYTHON_CONTEXT: u32 = 2048;
 
+/// vLLM's flag for its connector.
+const KV_TRANSFER_CONFIG: &str = "kv-transfer-config";
+
 /// How a server is started, but for its port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
@@ -22,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) program: PathBuf,
     /// What its environment says beside what it inherits.
     pub(crate) env: Vec<(&'static str, String)>,
+    /// Where the connectors of other servers ask for KV blocks, if they do.
+    pub(crate) side_channel: Option<IpAddr>,
     args: Vec<String>,
 }
 
@@ -68,6 +75,7 @@ impl Plan {
                 .map(|gpus| (devices::VARIABLE, gpus))
                 .into_iter()
                 .collect(),
+            side_channel: None,
             args,
         })
     }
@@ -76,6 +84,30 @@ impl Plan {
     #[cfg(feature = "kv-events")]
     pub(crate) fn with_args(mut self, args: impl IntoIterator<Item = String>) -> Self {
         self.args.extend(args);
+        self
+    }
+
+    /// The same server in a role: its connector takes KV blocks to others, or gets them from there.
+    pub(crate) fn in_role(mut self, config: &LauncherConfig, role: Role) -> Self {
+        let kv_role = match role {
+            Role::Aggregated => return self,
+            Role::Prefill => "kv_producer",
+            Role::Decode => "kv_consumer",
+        };
+        self.side_channel = Some(config.kv_transfer_host);
+        let has_own = config
+            .extra
+            .as_ref()
+            .is_some_and(|extra| extra.get(KV_TRANSFER_CONFIG).is_some());
+        if !has_own {
+            let transfer = json!({
+                "kv_connector": "NixlConnector",
+                "kv_role": kv_role,
+                "kv_connector_extra_config": {"kv_lease_duration": server_lease_s(config.kv_lease)},
+            });
+            self.args
+                .extend([flag(KV_TRANSFER_CONFIG), transfer.to_string()]);
+        }
         self
     }
 
@@ -90,6 +122,12 @@ impl Plan {
     pub(crate) fn line(&self) -> String {
         format!("{} {}", self.program.display(), self.args.join(" "))
     }
+}
+
+/// How long the server itself holds blocks, in seconds. A claim is granted until `lease` is over, and the server must hold them
+/// until the one who has it is heard.
+fn server_lease_s(lease: Duration) -> u64 {
+    (lease + lease / 2).as_secs().max(1)
 }
 
 /// The context that the server is told, in tokens.

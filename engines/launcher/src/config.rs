@@ -1,11 +1,12 @@
 //! [`LauncherConfig`]: the model, how the server is started, and how long it may take for what.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use genset_backend_common::{At, EngineError};
+use genset_backend_common::{At, EngineError, Role};
 use genset_child::{InheritedEnv, LogLimit};
 
 use crate::command::Plan;
@@ -77,6 +78,10 @@ pub struct LauncherConfig {
     pub nodes: Nodes,
     /// Tokens per KV block.
     pub kv_block_size: Option<NonZeroU32>,
+    /// The address at which servers of other workers reach this one's KV blocks: one of this machine's.
+    pub kv_transfer_host: IpAddr,
+    /// How long a prefill instance holds KV blocks that nobody fetches.
+    pub kv_lease: Duration,
     /// Settings of the server's own.
     pub extra: Option<ExtraArgs>,
     /// How long the server may take until it is healthy, loading the model included.
@@ -128,6 +133,8 @@ impl LauncherConfig {
             base_gpu_id: None,
             nodes: Nodes::default(),
             kv_block_size: None,
+            kv_transfer_host: Ipv4Addr::LOCALHOST.into(),
+            kv_lease: Duration::from_secs(30),
             extra: None,
             start_timeout: Duration::from_secs(1800),
             health_interval: Duration::from_secs(5),
@@ -139,6 +146,30 @@ impl LauncherConfig {
             log_lines: 20,
             log_limit: LogLimit::default(),
         }
+    }
+
+    /// Checks that the server can play the role.
+    ///
+    /// # Errors
+    /// `Unsupported`, which says why not and what to do instead.
+    pub fn validate_role(&self, role: Role) -> Result<(), EngineError> {
+        if role == Role::Aggregated {
+            return Ok(());
+        }
+        let why_not = match self.kind {
+            ServerKind::Vllm => return Ok(()),
+            ServerKind::Sglang => {
+                "SGLang's prefill gives its token only when a decode server has fetched the KV blocks, so both want the request at \
+                 the same time, and Genset sends it to one after the other; its own flags for it change nothing about that"
+            }
+            ServerKind::Trtllm => "its servers for prefill and decode are not driven",
+            ServerKind::LlamaCpp => "llama.cpp computes prompts and answers in one server",
+        };
+        let problem = format!(
+            "{} cannot be a {role} instance: {why_not}; leave --role out, or use out=vllm or out=candle",
+            self.kind.title()
+        );
+        Err(EngineError::unsupported("--role", problem))
     }
 
     /// Checks what a type cannot hold, and that the server has a flag for what is asked.

@@ -1,16 +1,19 @@
-//! One request to the server, and its answer as a stream.
+//! One request to the server, and its answer as a stream; or the first token of one, where another server goes on.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::output::{Finish, OutputWriter, TokenChunk};
-use genset_backend_common::{EngineError, ErrorKind, GenerateRequest};
+use genset_backend_common::{
+    EngineError, ErrorKind, GenerateRequest, KvBytes, KvTransfers, RequestContext,
+};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::api::{Api, Call, End, Step, Withheld, error_of};
+use crate::apart::{Apart, Leg};
+use crate::api::{Api, Call, End, Step, Withheld, error_of, unreadable};
 use crate::cut::Cut;
 use crate::http::{Answer, HttpError};
 use crate::server::Server;
@@ -21,12 +24,22 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// How long the usage may take after the end.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The longest answer to a prefill, in bytes. It repeats the prompt.
+const MAX_PREFILL_BYTES: usize = 16 << 20;
+
+/// What is wrong with an answer to a prefill that says nothing of KV blocks.
+const NO_BLOCKS: &str = "the answer to a prefill has no kv_transfer_params; its connector must be one that tells them with the \
+                         answer, as NixlConnector does";
+
 /// A request on its way.
 pub(crate) struct Drive {
     pub(crate) api: Arc<dyn Api>,
     pub(crate) server: Arc<Server>,
     pub(crate) request: GenerateRequest,
     pub(crate) call: Call,
+    pub(crate) leg: Leg,
+    pub(crate) apart: Apart,
+    pub(crate) ctx: RequestContext,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) vocab_size: Option<NonZeroU32>,
     /// Headers to send along.
@@ -39,18 +52,29 @@ impl Drive {
     /// Sends the request and streams the answer; ends at once when the server does.
     pub(crate) async fn run(self, out: OutputWriter) -> Result<Finish, EngineError> {
         let server = Arc::clone(&self.server);
+        let mut claim = None;
         let finish = tokio::select! {
             biased;
             failure = server.ended() => Err(failure),
-            finish = self.exchange(&out) => finish,
+            finish = self.exchange(&out, &mut claim) => finish,
         };
-        match finish {
-            Ok(finish) => Ok(finish),
-            Err(error) => Err(server.judged(error).await),
+        let error = match finish {
+            Ok(finish) => return Ok(finish),
+            Err(error) => server.judged(error).await,
+        };
+        if claim.is_some() && error.kind() == ErrorKind::Internal {
+            // The prefill instance's server answered the same request: what is at fault is the fetch.
+            return Err(KvTransfers::lost(&error).with_source(error));
         }
+        Err(error)
     }
 
-    async fn exchange(self, out: &OutputWriter) -> Result<Finish, EngineError> {
+    /// `claim` holds the blocks of a prefill instance until the server has them.
+    async fn exchange(
+        &self,
+        out: &OutputWriter,
+        claim: &mut Option<KvBytes>,
+    ) -> Result<Finish, EngineError> {
         let _place = match &self.places {
             // It is never closed; were it, there would be nothing to wait for.
             Some(places) => places.acquire().await.ok(),
@@ -64,6 +88,9 @@ impl Drive {
             Ok(counted) => counted,
             Err(error) => return Err(self.lost(error).await),
         };
+        if let Leg::Decode(fetch) = &self.leg {
+            *claim = Some(fetch.claim(&self.ctx).await?);
+        }
         let headers: Vec<_> = self
             .headers
             .iter()
@@ -81,6 +108,9 @@ impl Drive {
         if !answer.status.is_success() {
             return Err(refusal(answer).await);
         }
+        if matches!(self.leg, Leg::Prefill) {
+            return self.prefilled(answer).await;
+        }
         let mut reading = Reading {
             events: Events::new(answer.body),
             reader: self.api.reader(&self.request),
@@ -90,7 +120,7 @@ impl Drive {
             completion_tokens: None,
             counted: 0,
         };
-        let finish = self.read(&mut reading, out).await?;
+        let finish = self.read(&mut reading, out, claim).await?;
         Ok(Finish {
             prompt_tokens: finish
                 .prompt_tokens
@@ -100,7 +130,42 @@ impl Drive {
         })
     }
 
-    async fn read(&self, reading: &mut Reading, out: &OutputWriter) -> Result<Finish, EngineError> {
+    /// The first token, and where its KV blocks are.
+    async fn prefilled(&self, answer: Answer) -> Result<Finish, EngineError> {
+        let body = match answer.body.read_up_to(MAX_PREFILL_BYTES).await {
+            Ok(body) => body,
+            Err(error) => return Err(self.lost(error).await),
+        };
+        let mut step = self.api.reader(&self.request).read(&body)?;
+        let cut = Cut::new(&self.request, self.max_tokens).take(&mut step.tokens);
+        self.check_vocabulary(&step)?;
+        let given = step.tokens.len();
+        let finish = match (cut, step.end) {
+            (Some(finish), _) => finish,
+            (None, Some(End::Length)) if given == 1 => {
+                let params = self.api.kept_blocks(&body)?;
+                let params = params.ok_or_else(|| unreadable(NO_BLOCKS))?;
+                let held = self.apart.held(self.ctx.id(), &self.server, params);
+                Finish::length().with_transfer(held.map_err(unreadable)?)
+            }
+            (None, Some(End::Length)) => {
+                return Err(unreadable(format!("a prefill gave {given} tokens")));
+            }
+            (None, Some(end)) => finish_of(end)?,
+            (None, None) => return Err(unreadable("a prefill does not say how it ended")),
+        };
+        Ok(Finish {
+            cached_tokens: step.cached_tokens,
+            ..finish.with_last(step.tokens)
+        })
+    }
+
+    async fn read(
+        &self,
+        reading: &mut Reading,
+        out: &OutputWriter,
+        claim: &mut Option<KvBytes>,
+    ) -> Result<Finish, EngineError> {
         loop {
             let Some(mut step) = self.step(reading).await? else {
                 let message = "the server's answer ended without saying how the request finished";
@@ -109,6 +174,8 @@ impl Drive {
             if let Some(withheld) = step.withheld.take() {
                 step.tokens = self.found(&withheld).await?;
             }
+            // A server that answers has the blocks.
+            *claim = None;
             let cut = reading.cut.take(&mut step.tokens);
             self.check_vocabulary(&step)?;
             let Step {
@@ -214,7 +281,7 @@ impl Drive {
                 .await
             }
             HttpError::Broken(_)
-            | HttpError::TooLarge
+            | HttpError::TooLarge { .. }
             | HttpError::Unreadable(_)
             | HttpError::Request(_) => self.broken(error.to_string()).await,
         }

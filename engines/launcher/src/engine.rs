@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use genset_backend_common::{
-    EngineConfig, EngineError, EngineState, GenerateRequest, GuidedDecoding, LLMEngine,
-    OutputStream, RequestContext, StartContext, async_trait,
+    DrainContext, EngineConfig, EngineError, EngineState, GenerateRequest, GuidedDecoding,
+    LLMEngine, OutputStream, RequestContext, Role, StartContext, async_trait,
 };
 use genset_backend_common::{RequestField, output};
 use tokio::sync::Semaphore;
@@ -13,12 +13,12 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::apart::{Apart, Leg};
 use crate::api::{self, Api, Facts};
 use crate::bounds::bounded;
 use crate::command::{Plan, asked_context};
 use crate::config::{LauncherConfig, ServerInput};
 use crate::desk::Desk;
-#[cfg(feature = "kv-events")]
 use crate::dialect::Dialect;
 use crate::drive::Drive;
 use crate::failure::ServerFailure;
@@ -69,6 +69,7 @@ struct Running {
     context_length_tokens: u32,
     vocab_size: Option<NonZeroU32>,
     places: Option<Arc<Semaphore>>,
+    apart: Apart,
     /// Ends the server if this is dropped before `cleanup`.
     _server: KillOnDrop,
 }
@@ -98,13 +99,14 @@ impl LauncherEngine {
     async fn launch(&self, ctx: &StartContext) -> Result<(Running, EngineConfig), EngineError> {
         let config = &self.config;
         config.validate()?;
+        config.validate_role(ctx.role)?;
         let dialect = probe::dialect(config).await?;
         let api = api::of(config, dialect)?;
         #[cfg_attr(
             not(feature = "kv-events"),
             expect(unused_mut, reason = "a feature adds arguments")
         )]
-        let mut plan = Plan::new(config, dialect)?;
+        let mut plan = Plan::new(config, dialect)?.in_role(config, ctx.role);
         #[cfg(feature = "kv-events")]
         let source = kv_source(config, dialect)?;
         #[cfg(feature = "kv-events")]
@@ -118,13 +120,23 @@ impl LauncherEngine {
             not(feature = "kv-events"),
             expect(unused_mut, reason = "a feature declares more")
         )]
-        let mut declared = self.declare(&*api, context, facts);
+        let mut declared = self.declare(&*api, dialect, context, facts);
         #[cfg(feature = "kv-events")]
         let kv_follower = source.and_then(|source| kv_follower(source, ctx, &declared));
         #[cfg(feature = "kv-events")]
         if let Some(follower) = &kv_follower {
             declared.capabilities.kv_events = true;
             self.tasks.spawn(follower.clone().run(Arc::clone(&server)));
+        }
+        let apart = Apart::new(ctx.role, ctx.kv_transfers.clone(), config.kv_lease);
+        if ctx.role == Role::Prefill {
+            let (apart, release) = (apart.clone(), self.release.clone());
+            self.tasks.spawn(async move {
+                tokio::select! {
+                    () = release.wanted() => {}
+                    () = apart.expire() => {}
+                }
+            });
         }
         let desk = Arc::new(Desk::new(Arc::clone(&server)));
         let supervisor = Supervisor {
@@ -145,6 +157,7 @@ impl LauncherEngine {
             context_length_tokens: context,
             vocab_size: declared.vocab_size,
             places: is_one_at_a_time.then(|| Arc::new(Semaphore::new(1))),
+            apart,
             _server: KillOnDrop(self.release.clone()),
         };
         Ok((running, declared))
@@ -176,10 +189,13 @@ impl LauncherEngine {
             .unwrap_or(DEFAULT_CONTEXT)
     }
 
-    fn declare(&self, api: &dyn Api, context: u32, facts: Facts) -> EngineConfig {
+    fn declare(&self, api: &dyn Api, dialect: Dialect, context: u32, facts: Facts) -> EngineConfig {
         let config = &self.config;
-        let mut declared =
-            EngineConfig::new(&config.name, context).with_capabilities(api.capabilities());
+        let mut can = api.capabilities();
+        if dialect == Dialect::Vllm {
+            can = can.with_roles(Role::ALL);
+        }
+        let mut declared = EngineConfig::new(&config.name, context).with_capabilities(can);
         declared.max_num_seqs = facts.max_num_seqs;
         declared.kv_block_size = facts.kv_block_size.or(config.kv_block_size);
         declared.kv_total_blocks = facts.kv_total_blocks;
@@ -282,13 +298,21 @@ impl LLMEngine for LauncherEngine {
         let server = running.desk.server()?;
         let request = bounded(request, running.vocab_size)?;
         let max_tokens = running.max_tokens(&request);
-        let call = running.api.call(&request, max_tokens)?;
+        let leg = running.apart.leg(&request, max_tokens)?;
+        let call = match &leg {
+            Leg::Whole => running.api.call(&request, max_tokens),
+            Leg::Prefill => running.api.prefill_call(&request),
+            Leg::Decode(fetch) => running.api.decode_call(&request, max_tokens, &fetch.params),
+        }?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(ctx.prompt_tokens());
         let drive = Drive {
             api: Arc::clone(&running.api),
             server,
             request,
             call,
+            leg,
+            apart: running.apart.clone(),
+            ctx: ctx.clone(),
             max_tokens,
             vocab_size: running.vocab_size,
             headers: trace_headers(&ctx),
@@ -300,7 +324,19 @@ impl LLMEngine for LauncherEngine {
         ))
     }
 
-    // `abort` has nothing to add: a request that is cancelled or dropped closes its connection, and the server sees that.
+    // The server needs none: a request that is cancelled or dropped closes its connection, and the server sees that.
+    async fn abort(&self, ctx: &RequestContext) {
+        if let Ok(running) = self.running.get() {
+            running.apart.abort(ctx.id());
+        }
+    }
+
+    async fn drain(&self, _ctx: DrainContext) -> Result<(), EngineError> {
+        if let Ok(running) = self.running.get() {
+            running.apart.drained().await;
+        }
+        Ok(())
+    }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
         // A start that is under way ends, and its server with it.
@@ -310,6 +346,7 @@ impl LLMEngine for LauncherEngine {
         if let Some(running) = &running {
             let error = ServerFailure::Stopped.to_error(self.config.kind.title(), &[]);
             running.desk.close(error.clone(), error);
+            running.apart.close();
         }
         self.release.leave.cancel();
         self.tasks.close();

@@ -18,7 +18,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::key::ApiKey;
 
-/// The largest answer that is read whole, in bytes.
+/// The largest answer that is read whole, in bytes, where nothing else is said.
 const MAX_BODY_BYTES: usize = 4 << 20;
 
 /// Why there is no answer.
@@ -28,8 +28,8 @@ pub(crate) enum HttpError {
     Connect(#[source] std::io::Error),
     #[error("its connection broke: {0}")]
     Broken(#[from] hyper::Error),
-    #[error("its answer is larger than {MAX_BODY_BYTES} bytes")]
-    TooLarge,
+    #[error("its answer is larger than {limit} bytes")]
+    TooLarge { limit: usize },
     #[error("its answer is not what it should be: {0}")]
     Unreadable(#[from] serde_json::Error),
     #[error("a request could not be written: {0}")]
@@ -204,11 +204,16 @@ impl Body {
         Ok(None)
     }
 
-    pub(crate) async fn read_all(mut self) -> Result<Vec<u8>, HttpError> {
+    pub(crate) async fn read_all(self) -> Result<Vec<u8>, HttpError> {
+        self.read_up_to(MAX_BODY_BYTES).await
+    }
+
+    /// Reads all of it, if that is no more than `limit` bytes.
+    pub(crate) async fn read_up_to(mut self, limit: usize) -> Result<Vec<u8>, HttpError> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece().await? {
-            if all.len() + piece.len() > MAX_BODY_BYTES {
-                return Err(HttpError::TooLarge);
+            if all.len() + piece.len() > limit {
+                return Err(HttpError::TooLarge { limit });
             }
             all.extend_from_slice(&piece);
         }

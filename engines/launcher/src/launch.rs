@@ -1,6 +1,7 @@
 //! From a plan to a server that is healthy, or the error that says why there is none.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,10 +87,11 @@ pub(crate) async fn launch(
 ) -> Result<(Life, Arc<Server>), EngineError> {
     let title = config.kind.title();
     progress.report(&format!("starting {title}"), None);
-    let port = free_port()?;
+    let ports = Ports::free(plan)?;
+    let port = ports.http;
     tracing::info!(port, "starting {title}: {}", plan.line());
     let key = ApiKey::random();
-    let mut process = Process::spawn(config, plan, port, &key)
+    let mut process = Process::spawn(config, plan, ports, &key)
         .map_err(|error| probe::spawn_error(config, &plan.program, &plan.line(), error))?;
     let tail = Arc::new(Tail::new(config.log_lines));
     let mut readers = Vec::new();
@@ -125,11 +127,40 @@ pub(crate) async fn launch(
     Err(life.close(failure).await)
 }
 
-/// A port that nobody listens on now. The server listens a moment later; should another be faster, it says so and ends.
-fn free_port() -> Result<u16, EngineError> {
-    let bound =
-        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-    bound.map(|address| address.port()).map_err(|error| {
-        EngineError::internal(format!("no free port for the server: {error}")).with_source(error)
-    })
+/// The ports of a server. It listens a moment after they were found; should another be faster, it says so and ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ports {
+    /// Of its HTTP API.
+    pub(crate) http: u16,
+    /// Where the connectors of other servers ask for KV blocks, if they do.
+    pub(crate) side_channel: Option<SocketAddr>,
+}
+
+impl Ports {
+    /// Ports that nobody listens on now.
+    fn free(plan: &Plan) -> Result<Self, EngineError> {
+        // Both at once: they are not to be the same.
+        let http = listen(Ipv4Addr::LOCALHOST.into()).map_err(|error| {
+            EngineError::internal(format!("no free port for the server: {error}"))
+                .with_source(error)
+        })?;
+        let side_channel = plan.side_channel.map(|host| {
+            listen(host).map_err(|error| {
+                let problem = format!(
+                    "{host} cannot be listened on, is it an address of this machine? {error}"
+                );
+                EngineError::invalid_argument("--kv-transfer-host", problem).with_source(error)
+            })
+        });
+        Ok(Self {
+            http: http.1.port(),
+            side_channel: side_channel.transpose()?.map(|(_, address)| address),
+        })
+    }
+}
+
+fn listen(host: IpAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind((host, 0))?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
 }

@@ -8,6 +8,7 @@
 //!
 //! What an answer looks like is one module a server, under `api`; everything else is the same for all of them.
 
+mod apart;
 mod api;
 #[cfg(feature = "cli")]
 mod args;

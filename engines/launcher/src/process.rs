@@ -1,6 +1,7 @@
 //! The server's process, in a group that dies with this process.
 
 use std::io;
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio::process::{Child, Command};
 use crate::command::Plan;
 use crate::config::LauncherConfig;
 use crate::key::ApiKey;
+use crate::launch::Ports;
 
 /// A server that runs.
 #[derive(Debug)]
@@ -25,25 +27,26 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts the program, listening on `port` for who has the key.
+    /// Starts the program, listening on its port for who has the key.
     ///
     /// # Errors
     /// As the system says; `NotFound` when there is no such program.
     pub(crate) fn spawn(
         config: &LauncherConfig,
         plan: &Plan,
-        port: u16,
+        ports: Ports,
         key: &ApiKey,
     ) -> io::Result<Self> {
         let group = GuardedGroup::start(Duration::ZERO)?;
         let mut command = Command::new(&plan.program);
         config.inherited_env.apply(command.as_std_mut());
         command
-            .args(plan.args(port))
+            .args(plan.args(ports.http))
             // Without it, Python holds its lines back while it has a pipe to write to.
             .env("PYTHONUNBUFFERED", "1")
             .envs(&config.env)
             .envs(plan.env.iter().map(|(name, value)| (name, value)))
+            .envs(ports.side_channel.iter().flat_map(side_channel))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -81,4 +84,12 @@ impl Process {
         drop(self.child.wait().await);
         self.group.end().await;
     }
+}
+
+/// What vLLM is told about where the connectors of others ask it for KV blocks.
+fn side_channel(address: &SocketAddr) -> [(&'static str, String); 2] {
+    [
+        ("VLLM_NIXL_SIDE_CHANNEL_HOST", address.ip().to_string()),
+        ("VLLM_NIXL_SIDE_CHANNEL_PORT", address.port().to_string()),
+    ]
 }

@@ -42,6 +42,11 @@ impl Server {
         self.over.cancel();
     }
 
+    /// Whether it has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.is_cancelled()
+    }
+
     /// What a fault of the server's is to the request that met it: its own, or, where the server is no longer healthy, the end
     /// of the server. One whose inside died says so before it ends.
     pub(crate) async fn judged(&self, error: EngineError) -> EngineError {

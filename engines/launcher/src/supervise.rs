@@ -31,7 +31,7 @@ pub(crate) struct Release {
 }
 
 impl Release {
-    async fn wanted(&self) {
+    pub(crate) async fn wanted(&self) {
         tokio::select! {
             () = self.kill.cancelled() => {}
             () = self.leave.cancelled() => {}

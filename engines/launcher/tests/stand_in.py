@@ -66,6 +66,12 @@ DEAD_INSIDE = {
 }
 
 
+# What vLLM 0.32.0 streams in place of an answer whose KV blocks it could not fetch.
+FETCH_FAILED = {
+    "error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
+}
+
+
 class Refused(Exception):
     def __init__(self, status, body, headers=()):
         super().__init__(status)
@@ -194,14 +200,70 @@ class Api:
             raise Refused(400, {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}})
 
 
+class Connector:
+    """What NixlConnector says, seen at vLLM 0.32.0; its blocks are a name, which is fetched once over a side channel."""
+
+    def __init__(self, config, fault):
+        self.role, self.fault = json.loads(config)["kv_role"], fault
+        self.host = os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+        self.port = int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"])
+        self.kept = set()
+
+    async def listen(self):
+        await asyncio.start_server(self.give, self.host, self.port)
+
+    async def give(self, reader, writer):
+        name = (await reader.readline()).decode().strip()
+        if name in self.kept:
+            self.kept.remove(name)
+            writer.write(b"blocks\n")
+        writer.close()
+
+    def keep(self, prompt):
+        """What the answer to a prefill says of its blocks."""
+        if self.role == "kv_consumer" or self.fault == "no-params":
+            return None
+        name = f"cmpl-{random.getrandbits(64):016x}-0-{random.getrandbits(32):08x}"
+        self.kept.add(name)
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(1, 2 + len(prompt) // 128))],
+            "remote_engine_id": "d75fd860-0000-4000-8000-000000000000",
+            "remote_request_id": name,
+            "remote_host": self.host,
+            "remote_port": self.port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": len(prompt),
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": 0,
+        }
+
+    async def fetch(self, params):
+        """Whether the blocks came."""
+        if self.fault == "fetch-fails":
+            return False
+        try:
+            reader, writer = await asyncio.open_connection(params["remote_host"], params["remote_port"])
+        except OSError:
+            return False
+        writer.write(params["remote_request_id"].encode() + b"\n")
+        answer = await reader.readline()
+        writer.close()
+        return answer == b"blocks\n"
+
+
 class Completions(Api):
     """vLLM and TensorRT-LLM."""
 
     path = "/v1/completions"
 
-    def __init__(self, context, is_vllm):
+    def __init__(self, context, is_vllm, connector=None):
         super().__init__(context)
-        self.is_vllm = is_vllm
+        self.is_vllm, self.connector = is_vllm, connector
 
     def get(self, path):
         if path == "/metrics" and self.is_vllm:
@@ -218,6 +280,15 @@ class Completions(Api):
             raise Refused(400, {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": 400})
         prompt, max_tokens = body["prompt"], body.get("max_tokens", 16)
         self.check(prompt, max_tokens)
+        if self.is_vllm and body.get("min_tokens", 0) > max_tokens:
+            raise bad_request(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {body['min_tokens']}.")
+        transfer = body.get("kv_transfer_params") or {}
+        if transfer.get("do_remote_prefill") and not await self.connector.fetch(transfer):
+            await send(FETCH_FAILED)
+            return await send("[DONE]")
+        whole = {"choices": []}
+        if not body.get("stream"):
+            send = self.gather(whole)
         has_ids = body.get("return_token_ids") if self.is_vllm else not body.get("detokenize", True)
         options, generated, reason = Options(body), [], None
         asked = body.get("structured_outputs") or {}
@@ -247,6 +318,27 @@ class Completions(Api):
         }
         await send({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "m", "choices": [], "usage": usage})
         await send("[DONE]")
+        if not body.get("stream"):
+            keeps = self.connector and transfer.get("do_remote_decode")
+            whole["choices"][0]["prompt_token_ids"] = prompt
+            raise Refused(200, {**whole, "kv_transfer_params": self.connector.keep(prompt) if keeps else None})
+
+    def gather(self, whole):
+        """Puts what would be streamed into one answer."""
+
+        async def send(event):
+            if event == "[DONE]":
+                return
+            choices = event["choices"]
+            whole.update({**event, "choices": whole["choices"] or choices})
+            if choices and whole["choices"] is not choices:
+                first, more = whole["choices"][0], choices[0]
+                for name in ("text", "token_ids"):
+                    first[name] += more[name]
+                for name in ("finish_reason", "stop_reason"):
+                    first[name] = more[name]
+
+        return send
 
     def choice(self, body, token, ranked, reason, has_ids):
         choice = {
@@ -488,6 +580,10 @@ class Stand:
         if self.args.report:
             _, self.report = await asyncio.open_connection("127.0.0.1", self.args.report)
             self.say("pid", os.getpid())
+            side_channel = {name: value for name, value in os.environ.items() if name.startswith("VLLM_NIXL_")}
+            self.say("start", {"args": sys.argv[1:], "env": side_channel})
+        if getattr(self.api, "connector", None):
+            await self.api.connector.listen()
         server = await asyncio.start_server(self.serve, "127.0.0.1", self.args.port, limit=1 << 24)
         print("INFO: listening", flush=True)
         async with server:
@@ -615,14 +711,16 @@ def main():
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--port", type=int)
     parser.add_argument("--config")
+    parser.add_argument("--kv-transfer-config")
     args, _ = parser.parse_known_args()
     for step in range(3):
         print(f"INFO: loading shard {step + 1} of 3", file=sys.stderr, flush=True)
     if args.fault == "exit-at-start":
         print("ERROR: no GPU here", file=sys.stderr, flush=True)
         sys.exit(3)
+    connector = Connector(args.kv_transfer_config, args.fault) if args.kv_transfer_config else None
     apis = {
-        "vllm": lambda: Completions(args.context, True),
+        "vllm": lambda: Completions(args.context, True, connector),
         "trtllm": lambda: Completions(args.context, False),
         "sglang": lambda: Sglang(args.context, args.incremental),
         "llama": lambda: Llama(args.context, args.say),

@@ -13,7 +13,7 @@ use genset_backend_common::{
 };
 use serde_json::{Map, Value, json};
 
-use super::wire::{Choice, Chunk, Logprobs, error_of, token_logprob};
+use super::wire::{Choice, Chunk, Logprobs, Prefilled, error_of, token_logprob};
 use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable};
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
@@ -23,6 +23,9 @@ const VLLM_MAX_LOGPROBS: u32 = 20;
 
 /// What a token's text begins with when it is the token's id.
 const ID_PREFIX: &str = "token_id:";
+
+/// vLLM's field for what its connectors tell each other, in requests and in answers.
+const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flavor {
@@ -76,6 +79,33 @@ impl Completions {
             model,
             capabilities,
         }
+    }
+
+    fn body(
+        &self,
+        request: &GenerateRequest,
+        max_tokens: Option<u32>,
+    ) -> Result<Map<String, Value>, EngineError> {
+        let mut body = Map::new();
+        body.insert("model".into(), self.model.clone().into());
+        body.insert("prompt".into(), request.tokens()?.into());
+        body.insert("stream".into(), true.into());
+        body.insert("stream_options".into(), json!({"include_usage": true}));
+        body.insert("add_special_tokens".into(), false.into());
+        body.insert("ignore_eos".into(), ignores_own_eos(request).into());
+        let stops = stop_ids(request);
+        if !stops.is_empty() {
+            body.insert("stop_token_ids".into(), stops.into());
+        }
+        if request.stop.min_tokens > 0 {
+            body.insert("min_tokens".into(), request.stop.min_tokens.into());
+        }
+        if let Some(max_tokens) = max_tokens {
+            body.insert("max_tokens".into(), max_tokens.into());
+        }
+        self.add_sampling(&mut body, request);
+        self.add_own(&mut body, request);
+        Ok(body)
     }
 
     fn add_sampling(&self, body: &mut Map<String, Value>, request: &GenerateRequest) {
@@ -152,6 +182,10 @@ impl Completions {
     }
 }
 
+fn to_completions(body: Map<String, Value>) -> Call {
+    Call::new("/v1/completions", &Value::Object(body))
+}
+
 fn sampling() -> Capabilities {
     use SamplingOption as Opt;
     Capabilities::tokens().with_sampling([
@@ -225,26 +259,37 @@ impl Api for Completions {
         request: &GenerateRequest,
         max_tokens: Option<u32>,
     ) -> Result<Call, EngineError> {
-        let mut body = Map::new();
-        body.insert("model".into(), self.model.clone().into());
-        body.insert("prompt".into(), request.tokens()?.into());
-        body.insert("stream".into(), true.into());
-        body.insert("stream_options".into(), json!({"include_usage": true}));
-        body.insert("add_special_tokens".into(), false.into());
-        body.insert("ignore_eos".into(), ignores_own_eos(request).into());
-        let stops = stop_ids(request);
-        if !stops.is_empty() {
-            body.insert("stop_token_ids".into(), stops.into());
+        Ok(to_completions(self.body(request, max_tokens)?))
+    }
+
+    fn prefill_call(&self, request: &GenerateRequest) -> Result<Call, EngineError> {
+        let mut body = self.body(request, Some(1))?;
+        // A streamed answer does not say where the blocks are.
+        body.insert("stream".into(), false.into());
+        body.remove("stream_options");
+        if request.stop.min_tokens > 1 {
+            // No more than `max_tokens` are taken.
+            body.insert("min_tokens".into(), 1.into());
         }
-        if request.stop.min_tokens > 0 {
-            body.insert("min_tokens".into(), request.stop.min_tokens.into());
-        }
-        if let Some(max_tokens) = max_tokens {
-            body.insert("max_tokens".into(), max_tokens.into());
-        }
-        self.add_sampling(&mut body, request);
-        self.add_own(&mut body, request);
-        Ok(Call::new("/v1/completions", &Value::Object(body)))
+        let kept = json!({"do_remote_decode": true, "do_remote_prefill": false});
+        body.insert(KV_TRANSFER_PARAMS.into(), kept);
+        Ok(to_completions(body))
+    }
+
+    fn decode_call(
+        &self,
+        request: &GenerateRequest,
+        max_tokens: Option<u32>,
+        params: &Value,
+    ) -> Result<Call, EngineError> {
+        let mut body = self.body(request, max_tokens)?;
+        body.insert(KV_TRANSFER_PARAMS.into(), params.clone());
+        Ok(to_completions(body))
+    }
+
+    fn kept_blocks(&self, answer: &[u8]) -> Result<Option<Value>, EngineError> {
+        let prefilled: Prefilled = serde_json::from_slice(answer).map_err(unreadable)?;
+        Ok(prefilled.kv_transfer_params)
     }
 
     fn reader(&self, request: &GenerateRequest) -> Box<dyn Reader> {

@@ -27,6 +27,13 @@ pub(super) struct Chunk {
     pub(super) error: Option<Value>,
 }
 
+/// What the answer to a prefill has beside its token.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Prefilled {
+    pub(super) kv_transfer_params: Option<Value>,
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Choice {

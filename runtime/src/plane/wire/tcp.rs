@@ -95,7 +95,7 @@ impl Tcp {
 }
 
 /// The address this machine talks to others from. Nothing is sent: connecting a UDP socket only looks the route up.
-fn own_address(unspecified: IpAddr) -> Result<IpAddr, EngineError> {
+pub(crate) fn own_address(unspecified: IpAddr) -> Result<IpAddr, EngineError> {
     // TEST-NET-1 and the documentation prefix: addresses that are nobody's.
     let anybody = match unspecified {
         IpAddr::V4(_) => "192.0.2.1:9",

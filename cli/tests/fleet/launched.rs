@@ -1,0 +1,85 @@
+//! Prefill and decode apart by launched servers, here stand-ins that answer as vLLM was seen to.
+
+use std::path::PathBuf;
+
+use tokio::process::Command;
+
+use crate::cases::until_all_take_part;
+use crate::fleet::{Fleet, PEER_TIMEOUT, until_all_answer, until_listed};
+use crate::load::{same_text, streams};
+use crate::meeting::{Directory, Meeting as _};
+use crate::support::{genset, tiny_chat};
+use crate::worker::Worker;
+
+const TOKENS: u64 = 20;
+
+/// Starts a worker whose server is a stand-in with a flag of its own, and waits until it is ready.
+async fn worker(fleet: &Fleet<Directory>, role: &str, fault: &str) -> Worker {
+    let script: PathBuf = [
+        env!("CARGO_MANIFEST_DIR"),
+        "../engines/launcher/tests/stand_in.py",
+    ]
+    .iter()
+    .collect();
+    let server = format!(
+        "--server-cmd=python3 -B '{}' vllm {fault}",
+        script.display()
+    );
+    let mut command: Command = genset(&["run", "in=dyn", "out=vllm", "--status-port=0"]);
+    command
+        .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
+        .args(fleet.meeting.flags())
+        .args([PEER_TIMEOUT, &server, "--role", role])
+        .arg(tiny_chat());
+    let worker = Worker::spawn(command).await;
+    worker.until_ready().await;
+    worker
+}
+
+#[tokio::test]
+async fn two_servers_answer_as_one() {
+    let fleet = Fleet::new(Directory::new());
+    let whole = worker(&fleet, "aggregated", "").await;
+    let frontend = fleet.frontend(&[]).await;
+    until_listed(&frontend).await;
+    until_all_answer(&frontend, &[&whole]).await;
+    let expected = same_text(streams(&frontend, 1, TOKENS).await).await;
+    let (prefill, decode) =
+        tokio::join!(worker(&fleet, "prefill", ""), worker(&fleet, "decode", ""));
+    until_all_take_part(&frontend, &[&prefill, &decode]).await;
+    let before = whole.finished().await;
+    assert_eq!(
+        same_text(streams(&frontend, 8, TOKENS).await).await,
+        expected
+    );
+    assert_eq!(whole.finished().await, before);
+    let metrics = frontend.get("/metrics").await.body;
+    assert!(
+        metrics.contains("genset_disaggregated_handover_seconds_count"),
+        "{metrics}"
+    );
+    for worker in [prefill, decode, whole] {
+        worker.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_fetch_blocks_computes_the_prompt() {
+    let fleet = Fleet::new(Directory::new());
+    let (prefill, decode) = tokio::join!(
+        worker(&fleet, "prefill", ""),
+        worker(&fleet, "decode", "--fault fetch-fails")
+    );
+    let frontend = fleet.frontend(&[]).await;
+    until_listed(&frontend).await;
+    until_all_take_part(&frontend, &[&prefill, &decode]).await;
+    // Every one is a whole answer, and the same one.
+    same_text(streams(&frontend, 8, TOKENS).await).await;
+    let metrics = frontend.get("/metrics").await.body;
+    assert!(
+        metrics.contains("genset_disaggregated_whole_requests_total{"),
+        "{metrics}"
+    );
+    prefill.stop().await;
+    decode.stop().await;
+}

@@ -1,0 +1,401 @@
+//! Prefill and decode apart on stand-ins of vLLM that answer as the real one was seen to: what each is started with, what it is
+//! asked, and what becomes of blocks that nobody can have.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    unreachable_pub,
+    dead_code,
+    reason = "a test fails by panicking, and no test file needs all of the support"
+)]
+
+mod support;
+
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use genset_backend_common::output::Finished;
+use genset_backend_common::{
+    DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest, LLMEngine, LocalKvCarrier,
+    Output, RequestContext, RequestField, Role, StartContext, TransferParams,
+};
+use genset_engine_launcher::{ExtraArgs, LauncherConfig, LauncherEngine};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use support::{LONG, Reports, config};
+
+const PROMPT: [u32; 4] = [5, 6, 7, 8];
+
+/// Workers that reach each other's blocks.
+#[derive(Default)]
+struct Workers {
+    carrier: LocalKvCarrier,
+    count: u64,
+}
+
+impl Workers {
+    async fn start(&mut self, role: Role, flags: &[&str]) -> LauncherEngine {
+        self.start_with(role, config("vllm", flags)).await
+    }
+
+    async fn start_with(&mut self, role: Role, config: LauncherConfig) -> LauncherEngine {
+        self.count += 1;
+        let engine = LauncherEngine::new(config);
+        let ctx = StartContext {
+            role,
+            kv_transfers: self.carrier.join(self.count),
+            ..StartContext::detached(self.count)
+        };
+        engine.start(ctx).await.unwrap();
+        engine
+    }
+}
+
+fn request(max_tokens: u32) -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("m", PROMPT.to_vec());
+    request.stop.max_tokens = Some(max_tokens);
+    request.sampling.temperature = Some(0.0);
+    request
+}
+
+fn with(mut request: GenerateRequest, transfer: TransferParams) -> GenerateRequest {
+    request.transfer = Some(transfer);
+    request
+}
+
+type Answer = (Vec<u32>, Result<Finished, EngineError>);
+
+async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> Answer {
+    let mut outputs = engine
+        .generate(request, RequestContext::new("r"))
+        .await
+        .unwrap();
+    let mut tokens = Vec::new();
+    while let Some(item) = timeout(LONG, outputs.next()).await.unwrap() {
+        match item {
+            Ok(Output::Tokens(chunk)) => tokens.extend(chunk.token_ids),
+            Ok(Output::Finished(finished)) => {
+                tokens.extend(&finished.last.token_ids);
+                return (tokens, Ok(*finished));
+            }
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => return (tokens, Err(error)),
+        }
+    }
+    panic!("no terminal")
+}
+
+/// The first leg: its token, and what it says of its blocks.
+async fn prefill(engine: &LauncherEngine, request: GenerateRequest) -> (u32, TransferParams) {
+    let (tokens, end) = answer(engine, request).await;
+    let finished = end.unwrap();
+    assert_eq!(
+        (tokens.len(), finished.reason),
+        (1, FinishReason::Length),
+        "{finished:?}"
+    );
+    (tokens[0], finished.transfer.unwrap())
+}
+
+/// The value of a flag of the server's.
+fn flag<'a>(start: &'a Value, name: &str) -> Option<&'a str> {
+    let args = start["args"].as_array().unwrap();
+    let place = args.iter().position(|arg| arg == name)?;
+    args[place + 1].as_str()
+}
+
+#[tokio::test]
+async fn two_legs_answer_as_one_instance() {
+    let mut workers = Workers::default();
+    let whole = workers.start(Role::Aggregated, &[]).await;
+    let (first, second) = (
+        workers.start(Role::Prefill, &[]).await,
+        workers.start(Role::Decode, &[]).await,
+    );
+    for temperature in [0.0, 1.0] {
+        let mut request = request(6);
+        request.sampling.temperature = Some(temperature);
+        request.sampling.seed = Some(7);
+        let (expected, _) = answer(&whole, request.clone()).await;
+        let (token, transfer) = prefill(&first, request.clone()).await;
+        let (tokens, end) = answer(&second, with(request, transfer)).await;
+        assert_eq!(end.unwrap().reason, FinishReason::Length);
+        assert_eq!(
+            (token, &tokens),
+            (expected[0], &expected),
+            "temperature {temperature}"
+        );
+    }
+    for engine in [whole, first, second] {
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn each_server_gets_the_flags_of_its_connector() {
+    for (role, kv_role) in [
+        (Role::Prefill, "kv_producer"),
+        (Role::Decode, "kv_consumer"),
+    ] {
+        let mut reports = Reports::listen().await;
+        let mut config = config("vllm", &[&reports.flag()]);
+        config.kv_lease = Duration::from_secs(20);
+        let engine = Workers::default().start_with(role, config).await;
+        let start = reports.next("start").await;
+        let said: Value =
+            serde_json::from_str(flag(&start, "--kv-transfer-config").unwrap()).unwrap();
+        let expected = json!({
+            "kv_connector": "NixlConnector",
+            "kv_role": kv_role,
+            "kv_connector_extra_config": {"kv_lease_duration": 30},
+        });
+        assert_eq!(said, expected);
+        assert_eq!(start["env"]["VLLM_NIXL_SIDE_CHANNEL_HOST"], "127.0.0.1");
+        let port = start["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"]
+            .as_str()
+            .unwrap();
+        assert_ne!(port.parse::<u16>().unwrap(), 0);
+        assert_ne!(Some(port), flag(&start, "--port"));
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_instance_that_does_the_whole_gets_none() {
+    let mut reports = Reports::listen().await;
+    let engine = Workers::default()
+        .start(Role::Aggregated, &[&reports.flag()])
+        .await;
+    let start = reports.next("start").await;
+    assert_eq!(flag(&start, "--kv-transfer-config"), None);
+    assert_eq!(start["env"], json!({}));
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_connector_of_ones_own_is_kept() {
+    let own = json!({"kv_connector": "MultiConnector", "kv_role": "kv_both"});
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("extra.json");
+    std::fs::write(&path, json!({"kv_transfer_config": own}).to_string()).unwrap();
+    let mut reports = Reports::listen().await;
+    let mut config = config("vllm", &[&reports.flag()]);
+    config.extra = Some(ExtraArgs::load(&path).unwrap());
+    let engine = Workers::default().start_with(Role::Prefill, config).await;
+    let start = reports.next("start").await;
+    let args = start["args"].as_array().unwrap();
+    let flags = args.iter().filter(|arg| *arg == "--kv-transfer-config");
+    assert_eq!(flags.count(), 1);
+    let said: Value = serde_json::from_str(flag(&start, "--kv-transfer-config").unwrap()).unwrap();
+    assert_eq!(said, own);
+    prefill(&engine, request(6)).await;
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_address_that_is_not_of_this_machine_is_refused() {
+    let mut config = config("vllm", &[]);
+    config.kv_transfer_host = "192.0.2.1".parse().unwrap();
+    let engine = LauncherEngine::new(config);
+    let ctx = StartContext {
+        role: Role::Prefill,
+        ..StartContext::detached(1)
+    };
+    let error = engine.start(ctx).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(format!("{error:?}").contains("--kv-transfer-host"));
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_prefill_is_asked_whole_and_a_decode_gets_what_it_said_unchanged() {
+    let (mut first_reports, mut second_reports) =
+        (Reports::listen().await, Reports::listen().await);
+    let mut workers = Workers::default();
+    let first = workers.start(Role::Prefill, &[&first_reports.flag()]).await;
+    let second = workers.start(Role::Decode, &[&second_reports.flag()]).await;
+    let mut request = request(6);
+    request.stop.min_tokens = 4;
+    let (_, transfer) = prefill(&first, request.clone()).await;
+    let body = first_reports.next("request").await["body"].take();
+    assert_eq!(body["stream"], false);
+    assert_eq!(body.get("stream_options"), None);
+    assert_eq!(
+        (&body["max_tokens"], &body["min_tokens"]),
+        (&json!(1), &json!(1))
+    );
+    assert_eq!(
+        body["kv_transfer_params"],
+        json!({"do_remote_decode": true, "do_remote_prefill": false})
+    );
+
+    assert_eq!(transfer.source_worker_id, 1);
+    let said = transfer.data["kv_transfer_params"].clone();
+    assert_eq!(said["do_remote_prefill"], true);
+    assert_eq!(said["remote_num_tokens"], 4);
+    answer(&second, with(request, transfer)).await.1.unwrap();
+    let body = second_reports.next("request").await["body"].take();
+    assert_eq!(body["kv_transfer_params"], said);
+    assert_eq!(
+        (&body["stream"], &body["max_tokens"], &body["min_tokens"]),
+        (&json!(true), &json!(6), &json!(4))
+    );
+    first.cleanup().await.unwrap();
+    second.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_ends_with_its_first_token_is_an_ordinary_answer() {
+    let mut reports = Reports::listen().await;
+    let engine = Workers::default()
+        .start(Role::Prefill, &[&reports.flag()])
+        .await;
+    let (tokens, end) = answer(&engine, request(1)).await;
+    assert_eq!(end.unwrap().transfer, None);
+    let body = reports.next("request").await["body"].take();
+    assert_eq!(body.get("kv_transfer_params"), None);
+    let mut stopping = request(6);
+    stopping.stop.stop_token_ids = tokens.into();
+    let (tokens, end) = answer(&engine, stopping).await;
+    let finished = end.unwrap();
+    assert_eq!(tokens, [0; 0]);
+    assert_eq!(
+        (finished.reason, finished.transfer),
+        (FinishReason::Stop, None)
+    );
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_says_nothing_of_its_blocks_may_move() {
+    let engine = Workers::default()
+        .start(Role::Prefill, &["--fault", "no-params"])
+        .await;
+    let (tokens, end) = answer(&engine, request(6)).await;
+    let error = end.unwrap_err();
+    // Before any token, so that it can be begun anew.
+    assert_eq!(tokens, [0; 0]);
+    assert!(error.policy().is_migratable, "{error}");
+    assert!(error.message().contains("kv_transfer_params"), "{error}");
+    // What needs no blocks is answered.
+    answer(&engine, request(1)).await.1.unwrap();
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_decode_that_cannot_fetch_loses_the_blocks_and_not_the_worker() {
+    let mut workers = Workers::default();
+    let first = workers.start(Role::Prefill, &[]).await;
+    let second = workers
+        .start(Role::Decode, &["--fault", "fetch-fails"])
+        .await;
+    let (_, transfer) = prefill(&first, request(6)).await;
+    let (tokens, end) = answer(&second, with(request(6), transfer)).await;
+    let error = end.unwrap_err();
+    assert_eq!(tokens, [0; 0]);
+    assert_eq!(error.kind(), ErrorKind::StreamIncomplete, "{error}");
+    assert!(error.message().contains("cannot be fetched"), "{error}");
+    // It computes the prompt where it is told to.
+    let (tokens, _) = answer(&second, with(request(6), TransferParams::none())).await;
+    assert_eq!(tokens.len(), 6);
+    first.cleanup().await.unwrap();
+    second.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn blocks_are_fetched_once_and_in_their_time_and_from_a_worker_that_is_there() {
+    let mut workers = Workers::default();
+    let mut brief = config("vllm", &[]);
+    brief.kv_lease = Duration::from_millis(1);
+    let brief = workers.start_with(Role::Prefill, brief).await;
+    let first = workers.start(Role::Prefill, &[]).await;
+    let second = workers.start(Role::Decode, &[]).await;
+    let (_, fetched) = prefill(&first, request(6)).await;
+    answer(&second, with(request(6), fetched.clone()))
+        .await
+        .1
+        .unwrap();
+    let (_, late) = prefill(&brief, request(6)).await;
+    let (_, gone) = prefill(&first, request(6)).await;
+    let drain = DrainContext { deadline: LONG };
+    timeout(LONG, brief.drain(drain)).await.unwrap().unwrap();
+    first.cleanup().await.unwrap();
+    for transfer in [fetched, late, gone] {
+        let (tokens, end) = answer(&second, with(request(6), transfer)).await;
+        let error = end.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StreamIncomplete, "{error}");
+        assert_eq!(tokens, [0; 0]);
+    }
+    brief.cleanup().await.unwrap();
+    second.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_blocks_until_they_are_fetched() {
+    let mut workers = Workers::default();
+    let first = workers.start(Role::Prefill, &[]).await;
+    let second = workers.start(Role::Decode, &[]).await;
+    let (_, transfer) = prefill(&first, request(6)).await;
+    let drain = first.drain(DrainContext { deadline: LONG });
+    let fetched = answer(&second, with(request(6), transfer));
+    tokio::pin!(drain, fetched);
+    assert!(futures_util::poll!(&mut drain).is_pending());
+    let (drained, (tokens, _)) = tokio::join!(timeout(LONG, drain), fetched);
+    drained.unwrap().unwrap();
+    assert_eq!(tokens.len(), 6);
+    first.cleanup().await.unwrap();
+    second.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn parameters_that_no_connector_can_be_told_are_refused() {
+    let engine = Workers::default().start(Role::Decode, &[]).await;
+    let of = |data| TransferParams {
+        source_worker_id: 9,
+        source: None,
+        data,
+    };
+    let large = "x".repeat(2 << 20);
+    let refused = [
+        None,
+        Some(of(json!({"of": "another engine"}))),
+        Some(of(json!({"hold": "7", "kv_transfer_params": null}))),
+        Some(of(json!({"hold": "7", "kv_transfer_params": {}}))),
+        Some(of(json!({"hold": "7", "kv_transfer_params": {"a": large}}))),
+        Some(of(json!({"hold": "x", "kv_transfer_params": {"a": 1}}))),
+    ];
+    for transfer in refused {
+        let mut request = request(6);
+        request.transfer = transfer;
+        let refused = engine.generate(request, RequestContext::new("r")).await;
+        let error = refused.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(error.at(), Some(&RequestField::Transfer.into()));
+    }
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn servers_that_cannot_play_a_role_are_not_started() {
+    for (api, named) in [
+        ("sglang", "at the same time"),
+        ("trtllm", "not driven"),
+        ("llama", "in one server"),
+    ] {
+        for role in [Role::Prefill, Role::Decode] {
+            let mut config = config(api, &[]);
+            config.command = Some(vec!["/no/such/server".into()]);
+            let engine = LauncherEngine::new(config);
+            let ctx = StartContext {
+                role,
+                ..StartContext::detached(1)
+            };
+            let error = engine.start(ctx).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{api}");
+            assert!(error.message().contains(named), "{error}");
+            assert!(error.message().contains("out=vllm"), "{error}");
+            engine.cleanup().await.unwrap();
+        }
+    }
+}
