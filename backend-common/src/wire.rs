@@ -10,6 +10,7 @@ mod payload;
 
 pub use frame::{
     Frame, FrameDecoder, FrameError, FrameKind, HEADER_BYTES, MAX_FRAME_BYTES, encode_frame,
+    encode_header,
 };
 pub use payload::{
     Auth, Cancel, Credit, GoAway, GoAwayCode, Hello, Leaving, MAX_HEAD_BYTES, PROTOCOL_VERSION,

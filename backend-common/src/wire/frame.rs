@@ -130,20 +130,33 @@ pub fn encode_frame(
     payload: &[u8],
     out: &mut BytesMut,
 ) -> Result<(), FrameError> {
+    encode_header(kind, stream, payload.len(), out)?;
+    out.put_slice(payload);
+    Ok(())
+}
+
+/// Appends what goes before a payload of `length` bytes, for whoever writes the payload from where it is.
+///
+/// # Errors
+/// [`FrameError::TooLong`] when the payload is over [`MAX_FRAME_BYTES`]; nothing is appended.
+pub fn encode_header(
+    kind: FrameKind,
+    stream: u32,
+    length: usize,
+    out: &mut BytesMut,
+) -> Result<(), FrameError> {
     let too_long = FrameError::TooLong {
-        length: payload.len(),
+        length,
         limit: MAX_FRAME_BYTES,
     };
-    if payload.len() > MAX_FRAME_BYTES {
+    if length > MAX_FRAME_BYTES {
         return Err(too_long);
     }
-    let length = u32::try_from(payload.len() + HEADER_REST).map_err(|_| too_long)?;
-    out.reserve(HEADER_BYTES + payload.len());
-    out.put_u32(length);
+    let rest = u32::try_from(length + HEADER_REST).map_err(|_| too_long)?;
+    out.put_u32(rest);
     out.put_u8(kind.code());
     out.put_u8(0);
     out.put_u32(stream);
-    out.put_slice(payload);
     Ok(())
 }
 

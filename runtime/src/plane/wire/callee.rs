@@ -361,7 +361,7 @@ impl Stream {
             self.callee
                 .link
                 .outbox
-                .push(FrameKind::Item, self.id, &item)
+                .push_bytes(FrameKind::Item, self.id, item)
                 .map_err(|error| too_long(&error))?;
         }
         Ok(())

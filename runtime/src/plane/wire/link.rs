@@ -1,12 +1,13 @@
 //! [`Link`]: one end of a greeted connection. Reads frames, writes the outbox, finds out when the peer is dead.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use genset_backend_common::wire::{
-    Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, Leaving, encode_payload,
+    Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, HEADER_BYTES, Leaving, encode_payload,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
@@ -14,12 +15,15 @@ use tokio::sync::Notify;
 use super::config::WireConfig;
 use super::memory::{Held, Memory};
 use super::metrics::WireMetrics;
-use super::outbox::Outbox;
+use super::outbox::{Batch, Outbox};
 use super::transport::Io;
 use crate::names::InstanceId;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
+
+/// Slices written at once.
+const WRITE_SLICES: usize = 16;
 
 /// The most bytes of a ping, which come back.
 const MAX_PING_BYTES: usize = 4096;
@@ -260,9 +264,10 @@ impl Reading<'_> {
             if let Err(ended) = self.take_frames().await {
                 return ended;
             }
+            let missing = self.missing();
             let buffer = self.decoder.buffer_mut();
-            if buffer.capacity() - buffer.len() < READ_BYTES / 4 {
-                buffer.reserve(READ_BYTES);
+            if buffer.capacity() - buffer.len() < missing.max(READ_BYTES / 4) {
+                buffer.reserve(missing.max(READ_BYTES));
             }
             match self.reader.read_buf(buffer).await {
                 Ok(0) => return Ended::Closed,
@@ -270,6 +275,15 @@ impl Reading<'_> {
                 Err(error) => return Ended::Broken(error.to_string()),
             }
         }
+    }
+
+    /// What is still to come of a large frame that there is room for.
+    fn missing(&self) -> usize {
+        let Some((_, _, payload)) = self.decoder.announced().filter(|_| self.coming.is_some())
+        else {
+            return 0;
+        };
+        (HEADER_BYTES + payload).saturating_sub(self.decoder.buffered())
     }
 
     async fn take_frames(&mut self) -> Result<(), Ended> {
@@ -375,27 +389,29 @@ impl Writing<'_> {
     async fn run(&mut self) -> Ended {
         let mut spent = BytesMut::new();
         loop {
-            let batch = tokio::select! {
+            let mut batch = tokio::select! {
                 biased;
                 taken = self.link.outbox.take(std::mem::take(&mut spent)) => taken,
                 () = self.link.closing.notified() => return Ended::Shutdown,
             };
-            if let Err(error) = self.write(&batch.bytes).await {
+            if let Err(error) = self.write(&mut batch).await {
                 return Ended::Broken(error.to_string());
             }
-            spent = batch.bytes;
+            spent = batch.into_buffer();
         }
     }
 
-    async fn write(&mut self, batch: &[u8]) -> std::io::Result<()> {
+    async fn write(&mut self, batch: &mut Batch) -> std::io::Result<()> {
         self.signs.is_writing.store(true, Ordering::Relaxed);
-        let mut rest = batch;
-        while !rest.is_empty() {
-            let written = self.writer.write(rest).await?;
+        while batch.len() > 0 {
+            let mut slices = [IoSlice::new(&[]); WRITE_SLICES];
+            let count = batch.slices(&mut slices);
+            let slices = slices.get(..count).unwrap_or_default();
+            let written = self.writer.write_vectored(slices).await?;
             if written == 0 {
                 return Err(std::io::ErrorKind::WriteZero.into());
             }
-            rest = rest.get(written..).unwrap_or_default();
+            batch.advance(written);
             self.signs.written.store(true, Ordering::Relaxed);
         }
         self.writer.flush().await?;
@@ -406,8 +422,8 @@ impl Writing<'_> {
     /// Writes what waits, and ends our direction.
     async fn finish(&mut self) -> std::io::Result<()> {
         if !self.link.outbox.is_empty() {
-            let batch = self.link.outbox.take(BytesMut::new()).await;
-            self.write(&batch.bytes).await?;
+            let mut batch = self.link.outbox.take(BytesMut::new()).await;
+            self.write(&mut batch).await?;
         }
         self.writer.shutdown().await
     }

@@ -1,11 +1,14 @@
 //! [`Outbox`]: what waits for a connection's socket. Every stream of the connection writes into it; one writer empties it
-//! with one system call, so that an engine's step costs one, however many requests it serves.
+//! with one system call, so that an engine's step costs one, however many requests it serves. Small payloads are copied
+//! into one buffer; large ones wait as they are.
 
+use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use bytes::BytesMut;
-use genset_backend_common::wire::{FrameError, FrameKind, encode_frame};
+use bytes::{Buf, Bytes, BytesMut};
+use genset_backend_common::wire::{FrameError, FrameKind, encode_frame, encode_header};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -19,11 +22,75 @@ const KEEP_BYTES: usize = 64 << 10;
 /// while others have taken all of it.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// Payloads from this size on are not copied.
+const LARGE_BYTES: usize = 16 << 10;
+
 /// Frames that wait for the socket, or are being written, with their part of the memory budget.
 #[derive(Debug)]
 pub(super) struct Batch {
-    pub(super) bytes: BytesMut,
+    /// Large payloads, and what goes before each.
+    parts: VecDeque<Bytes>,
+    parts_bytes: usize,
+    /// What goes behind them.
+    tail: BytesMut,
+    /// Bytes of the tail that are written.
+    written: usize,
     held: Held,
+}
+
+impl Batch {
+    fn new(tail: BytesMut, held: Held) -> Self {
+        Self {
+            parts: VecDeque::new(),
+            parts_bytes: 0,
+            tail,
+            written: 0,
+            held,
+        }
+    }
+
+    /// Bytes that are still to be written.
+    pub(super) fn len(&self) -> usize {
+        self.parts_bytes + self.tail.len() - self.written
+    }
+
+    fn push_large(&mut self, payload: Bytes) {
+        let before = self.tail.split().freeze();
+        self.parts_bytes += before.len() + payload.len();
+        self.parts.extend([before, payload]);
+    }
+
+    /// The first of what is to be written, in order; how many slices it fills.
+    pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let parts = self.parts.iter().map(Bytes::as_ref);
+        let tail = self.tail.get(self.written..).filter(|it| !it.is_empty());
+        let mut count = 0;
+        for (slice, bytes) in slices.iter_mut().zip(parts.chain(tail)) {
+            *slice = IoSlice::new(bytes);
+            count += 1;
+        }
+        count
+    }
+
+    /// So many bytes of it are written.
+    pub(super) fn advance(&mut self, mut bytes: usize) {
+        while let Some(part) = self.parts.front_mut() {
+            let now = bytes.min(part.len());
+            part.advance(now);
+            self.parts_bytes -= now;
+            bytes -= now;
+            if !part.is_empty() {
+                return;
+            }
+            self.parts.pop_front();
+        }
+        self.written += bytes;
+    }
+
+    /// Its buffer, to be used again.
+    pub(super) fn into_buffer(self) -> BytesMut {
+        self.tail
+    }
 }
 
 /// Encoded frames on their way to the socket.
@@ -64,10 +131,7 @@ impl Drop for StreamGuard {
 impl Outbox {
     /// It is short of room at `limit`, or where `memory` has none for it.
     pub(super) fn new(limit: usize, max_frame_bytes: usize, memory: &Arc<Memory>) -> Self {
-        let batch = Batch {
-            bytes: BytesMut::new(),
-            held: memory.hold_nothing(),
-        };
+        let batch = Batch::new(BytesMut::new(), memory.hold_nothing());
         Self {
             batch: Mutex::new(batch),
             memory: Arc::clone(memory),
@@ -91,16 +155,46 @@ impl Outbox {
         stream: u32,
         payload: &[u8],
     ) -> Result<(), FrameError> {
-        if payload.len() > self.max_frame_bytes {
+        self.add(payload.len(), |batch| {
+            encode_frame(kind, stream, payload, &mut batch.tail)
+        })
+    }
+
+    /// As [`Self::push`], without a copy of a large payload.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub(super) fn push_bytes(
+        &self,
+        kind: FrameKind,
+        stream: u32,
+        payload: Bytes,
+    ) -> Result<(), FrameError> {
+        if payload.len() < LARGE_BYTES {
+            return self.push(kind, stream, &payload);
+        }
+        self.add(payload.len(), |batch| {
+            encode_header(kind, stream, payload.len(), &mut batch.tail)?;
+            batch.push_large(payload);
+            Ok(())
+        })
+    }
+
+    fn add(
+        &self,
+        length: usize,
+        encode: impl FnOnce(&mut Batch) -> Result<(), FrameError>,
+    ) -> Result<(), FrameError> {
+        if length > self.max_frame_bytes {
             return Err(FrameError::TooLong {
-                length: payload.len(),
+                length,
                 limit: self.max_frame_bytes,
             });
         }
         let mut batch = self.batch.lock();
-        let was_empty = batch.bytes.is_empty();
-        encode_frame(kind, stream, payload, &mut batch.bytes)?;
-        let waiting = batch.bytes.len();
+        let was_empty = batch.len() == 0;
+        encode(&mut batch)?;
+        let waiting = batch.len();
         let held = waiting / PIECE_BYTES * PIECE_BYTES;
         if !batch.held.grow_to(held) {
             self.is_short.store(true, Ordering::Relaxed);
@@ -153,10 +247,7 @@ impl Outbox {
             spent
         };
         empty.clear();
-        let next = Batch {
-            bytes: empty,
-            held: self.memory.hold_nothing(),
-        };
+        let next = Batch::new(empty, self.memory.hold_nothing());
         let mut waiting = self.batch.lock();
         let batch = std::mem::replace(&mut *waiting, next);
         self.waiting.store(0, Ordering::Relaxed);
@@ -175,6 +266,7 @@ impl Outbox {
 mod tests {
     use futures_util::FutureExt;
     use genset_backend_common::prometheus::metrics::gauge::Gauge;
+    use genset_backend_common::wire::FrameDecoder;
 
     use super::*;
 
@@ -216,9 +308,46 @@ mod tests {
         outbox.push(FrameKind::Item, 1, b"0123456789").unwrap();
         assert!(outbox.room().now_or_never().is_none());
         let batch = outbox.take(BytesMut::new()).await;
-        assert_eq!(batch.bytes.len(), 10 + 20);
+        assert_eq!(batch.len(), 10 + 20);
         outbox.room().now_or_never().unwrap();
-        assert!(outbox.take(batch.bytes).now_or_never().is_none());
+        let spent = batch.into_buffer();
+        assert!(outbox.take(spent).now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn large_payloads_keep_their_place_and_are_not_copied() {
+        let outbox = outbox(usize::MAX, 1 << 20, 1 << 20);
+        let large = Bytes::from(vec![7; LARGE_BYTES]);
+        outbox.push(FrameKind::Item, 1, b"one").unwrap();
+        for stream in [2, 3] {
+            let payload = large.clone();
+            outbox.push_bytes(FrameKind::Item, stream, payload).unwrap();
+        }
+        outbox.push(FrameKind::End, 2, b"").unwrap();
+        let mut batch = outbox.take(BytesMut::new()).await;
+        let mut slices = [IoSlice::new(&[]); 8];
+        assert_eq!(batch.slices(&mut slices), 5);
+        assert_eq!(slices[1].as_ptr(), large.as_ptr());
+        // However few bytes are written at once, they are those of the frames in order.
+        let mut decoder = FrameDecoder::new();
+        while batch.len() > 0 {
+            let mut slices = [IoSlice::new(&[]); 3];
+            let count = batch.slices(&mut slices);
+            let bytes: Vec<u8> = slices[..count].iter().flat_map(|it| it.to_vec()).collect();
+            let now = bytes.len().min(5000);
+            decoder.extend(&bytes[..now]);
+            batch.advance(now);
+        }
+        for (kind, stream, length) in [
+            (FrameKind::Item, 1, 3),
+            (FrameKind::Item, 2, LARGE_BYTES),
+            (FrameKind::Item, 3, LARGE_BYTES),
+            (FrameKind::End, 2, 0),
+        ] {
+            let frame = decoder.next_frame().unwrap().unwrap();
+            let seen = (frame.kind, frame.stream, frame.payload.len());
+            assert_eq!(seen, (kind, stream, length));
+        }
     }
 
     #[test]
