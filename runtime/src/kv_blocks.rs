@@ -19,10 +19,13 @@ use serde_json::Value;
 use crate::component::Runtime;
 use crate::discovery::Address;
 use crate::names::EndpointName;
-use crate::plane::{self, Handler, ResponseStream};
+use crate::plane::{self, Handler, Raw, ResponseStream};
 
 /// Limit of a release, which nobody waits for: the blocks' own time ends them otherwise.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The most bytes of an item.
+const ITEM_BYTES: usize = 256 << 10;
 
 /// What is asked of the `kv_blocks` endpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,20 +41,38 @@ pub enum KvBlocksRequest {
 pub(crate) struct KvBlocksHandler(pub(crate) Arc<dyn KvSource>);
 
 #[async_trait]
-impl Handler<KvBlocksRequest, Bytes> for KvBlocksHandler {
+impl Handler<KvBlocksRequest, Raw> for KvBlocksHandler {
     async fn handle(
         &self,
         request: KvBlocksRequest,
         ctx: RequestContext,
-    ) -> Result<ResponseStream<Bytes>, EngineError> {
+    ) -> Result<ResponseStream<Raw>, EngineError> {
         match request {
-            KvBlocksRequest::Fetch(data) => self.0.fetch(data, ctx).await,
+            KvBlocksRequest::Fetch(data) => {
+                let pieces = self.0.fetch(data, ctx).await?;
+                Ok(Box::pin(
+                    pieces.flat_map(|piece| stream::iter(items(piece))),
+                ))
+            }
             KvBlocksRequest::Release(data) => {
                 self.0.release(&data);
                 Ok(Box::pin(stream::empty()))
             }
         }
     }
+}
+
+/// What an engine gave, in items that are read and written while they are in the processor's cache.
+fn items(piece: Result<Bytes, EngineError>) -> impl Iterator<Item = Result<Raw, EngineError>> {
+    let mut rest = Some(piece);
+    std::iter::from_fn(move || match rest.take()? {
+        Ok(mut bytes) => {
+            let item = bytes.split_to(bytes.len().min(ITEM_BYTES));
+            rest = (!bytes.is_empty()).then_some(Ok(bytes));
+            Some(Ok(Raw(item)))
+        }
+        Err(error) => Some(Err(error)),
+    })
 }
 
 /// Reaches the KV blocks of other workers.
@@ -102,7 +123,7 @@ impl KvBlocksClient {
         source: &KvAddress,
         request: KvBlocksRequest,
         ctx: RequestContext,
-    ) -> Result<ResponseStream<Bytes>, EngineError> {
+    ) -> Result<ResponseStream<Raw>, EngineError> {
         let endpoint: EndpointName = source
             .endpoint
             .parse()
@@ -126,7 +147,10 @@ impl KvCarrier for KvBlocksClient {
         let source = source.ok_or_else(|| KvTransfers::lost("they have no address"))?;
         let request = KvBlocksRequest::Fetch(transfer.data.clone());
         let pieces = self.call(source, request, ctx).await.map_err(not_ours)?;
-        Ok(Box::pin(pieces.map(|piece| piece.map_err(not_ours))))
+        Ok(Box::pin(pieces.map(|piece| match piece {
+            Ok(Raw(bytes)) => Ok(bytes),
+            Err(error) => Err(not_ours(error)),
+        })))
     }
 }
 
@@ -146,5 +170,23 @@ fn not_ours(error: EngineError) -> EngineError {
         | ErrorKind::DeadlineExceeded
         | ErrorKind::Cancelled
         | ErrorKind::Internal => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_leaves_in_items_and_an_error_as_it_is() {
+        let piece = Bytes::from(vec![7; 2 * ITEM_BYTES + 1]);
+        let sent: Vec<Bytes> = items(Ok(piece.clone()))
+            .map(|item| item.map(|Raw(bytes)| bytes).unwrap())
+            .collect();
+        assert_eq!(sent.iter().map(Bytes::len).max(), Some(ITEM_BYTES));
+        assert_eq!(sent.concat(), piece);
+        let mut failed = items(Err(KvTransfers::lost("gone")));
+        failed.next().unwrap().unwrap_err();
+        assert!(failed.next().is_none());
     }
 }

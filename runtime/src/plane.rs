@@ -31,7 +31,7 @@ use crate::names::{EndpointName, InstanceId};
 /// The response to one request. Dropping it cancels the request.
 pub type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, EngineError>> + Send>>;
 
-/// A type an endpoint can carry: any serde type, or [`Encoded`].
+/// A type an endpoint can carry: any serde type, or bytes that nobody looks into, such as [`Encoded`].
 pub trait Payload: Sized + Send + 'static {
     /// The value as MessagePack.
     ///
@@ -62,6 +62,20 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Payload for T {
 pub struct Encoded(pub Bytes);
 
 impl Payload for Encoded {
+    fn to_payload(&self) -> Result<Bytes, PayloadError> {
+        Ok(self.0.clone())
+    }
+
+    fn from_payload(payload: Bytes) -> Result<Self, PayloadError> {
+        Ok(Self(payload))
+    }
+}
+
+/// Bytes that travel as they are and are no MessagePack: so many that a copy of them counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Raw(pub(crate) Bytes);
+
+impl Payload for Raw {
     fn to_payload(&self) -> Result<Bytes, PayloadError> {
         Ok(self.0.clone())
     }

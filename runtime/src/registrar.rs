@@ -22,7 +22,7 @@ use crate::component::{Endpoint, Runtime, Serving};
 use crate::discovery::{InstanceRecord, Lease};
 use crate::kv_blocks::{KvBlocksClient, KvBlocksHandler, KvBlocksRequest};
 use crate::names::{EndpointName, InstanceId};
-use crate::plane::{self, Handler, ResponseStream};
+use crate::plane::{self, Handler, Raw, ResponseStream};
 use crate::telemetry::{self, Traced};
 
 /// Bytes of an artifact in one item.
@@ -99,7 +99,7 @@ impl RuntimeRegistrar {
             transfers.connect(carrier, None);
             return Ok(None);
         };
-        let handler: Arc<dyn Handler<KvBlocksRequest, Bytes>> = Arc::new(KvBlocksHandler(source));
+        let handler: Arc<dyn Handler<KvBlocksRequest, Raw>> = Arc::new(KvBlocksHandler(source));
         let endpoint = self.sibling(endpoints::KV_BLOCKS)?;
         let serving = endpoint.serve_as(id, handler).await?;
         let record = serving.record(None);
