@@ -41,6 +41,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+/// The allocator of the `genset` binary.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const PROMPTS: [u32; 3] = [128, 1024, 3072];
 const ROUNDS: usize = 15;
 const PATIENCE: Duration = Duration::from_secs(60);

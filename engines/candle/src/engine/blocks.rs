@@ -1,22 +1,55 @@
 //! Bytes of sequences' KV blocks, into the cache and out of it. The bytes of a sequence are those of its blocks one after another.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use genset_scheduler::{BlockId, Scheduler, SequenceId};
+use parking_lot::Mutex;
 
 use super::forward::Forward;
+
+/// Buffers that are kept: a piece that is written to a socket, one ahead of it, and those of another transfer.
+const KEPT_BUFFERS: usize = 4;
+
+/// Buffers of pieces that were sent, for the next ones: the system takes longer to give memory for a piece than its copy takes.
+#[derive(Debug, Default)]
+pub(super) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
+
+/// Bytes in one of the buffers, which goes back when it is dropped.
+struct Piece {
+    bytes: Vec<u8>,
+    home: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let mut kept = self.home.lock();
+        if kept.len() < KEPT_BUFFERS {
+            kept.push(std::mem::take(&mut self.bytes));
+        }
+    }
+}
 
 /// Bytes of a held sequence; `None` where it is not held, or has not so many.
 pub(super) fn read(
     scheduler: &Scheduler,
     forward: &dyn Forward,
+    buffers: &Buffers,
     id: SequenceId,
     bytes: Range<usize>,
 ) -> Option<Bytes> {
     let blocks = scheduler.held(id)?;
     let size = forward.kv_layout()?.block_bytes();
-    let mut read = Vec::with_capacity(bytes.len());
+    let mut read = buffers.0.lock().pop().unwrap_or_default();
+    read.clear();
+    read.reserve(bytes.len());
     let mut at = bytes.start;
     while at < bytes.end {
         let block = forward.kv_block(index(*blocks.get(at / size)?))?;
@@ -25,7 +58,10 @@ pub(super) fn read(
         read.extend_from_slice(block.get(from..to)?);
         at += to - from;
     }
-    Some(read.into())
+    Some(Bytes::from_owner(Piece {
+        bytes: read,
+        home: Arc::clone(&buffers.0),
+    }))
 }
 
 /// Replaces bytes of a sequence that waits for them. Those of another, or for a block that it may share with others, are dropped.

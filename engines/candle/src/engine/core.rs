@@ -79,6 +79,7 @@ pub(crate) struct Core {
     outlets: Outlets,
     freed: FreedSequences,
     last_id: u64,
+    buffers: blocks::Buffers,
     /// A KV block that the scheduler does not have, for [`Core::ask_model`].
     spare_block: usize,
 }
@@ -116,6 +117,7 @@ impl Core {
             outlets,
             freed,
             last_id: 0,
+            buffers: blocks::Buffers::default(),
             spare_block,
         }
     }
@@ -170,7 +172,8 @@ impl Core {
             Command::Look => {}
             Command::Received(id) => drop(self.scheduler.received(id)),
             Command::Read { id, bytes, reply } => {
-                if let Some(bytes) = blocks::read(&self.scheduler, &*self.forward, id, bytes) {
+                let (scheduler, forward) = (&self.scheduler, &*self.forward);
+                if let Some(bytes) = blocks::read(scheduler, forward, &self.buffers, id, bytes) {
                     // Who asked may have left.
                     let _ = reply.send(bytes);
                 }

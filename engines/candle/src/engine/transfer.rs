@@ -5,6 +5,7 @@
 //! [piece](PIECE_BYTES) after another, with one ahead, and the other side has as many written at once: so many bytes are in
 //! memory, and no more.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -191,7 +192,7 @@ impl Transfers {
         let wanted = bytes_of(&blocks.layout, blocks.prompt_tokens, place.cached_blocks);
         let mut pieces = self.door.fetch(&transfer, ctx).await?;
         let mut next = wanted.start;
-        let mut behind: Option<oneshot::Receiver<()>> = None;
+        let mut under_way = VecDeque::new();
         while let Some(piece) = pieces.next().await {
             let bytes = piece?;
             if bytes.is_empty() || bytes.len() > wanted.end - next {
@@ -208,9 +209,13 @@ impl Transfers {
             if !tell(&commands, write).await {
                 return Ok(());
             }
-            if let Some(before) = behind.replace(is_done) {
+            under_way.push_back((next, is_done));
+            while let Some((end, before)) = under_way.front_mut()
+                && next - *end >= PIECE_BYTES
+            {
                 // The thread ends answers, also those whose blocks it takes no more.
                 let _ = before.await;
+                under_way.pop_front();
             }
         }
         if next != wanted.end {
