@@ -18,6 +18,9 @@ pub(crate) struct ChaosOptions {
     pub(crate) fleet: Option<String>,
 }
 
+/// How long discovery is gone.
+const AWAY_SECONDS: u64 = 20;
+
 /// Builds the test and runs it, one fleet after the other.
 ///
 /// # Errors
@@ -32,6 +35,7 @@ pub(crate) fn run(repo: &Repo, options: &ChaosOptions) -> anyhow::Result<()> {
         ("GENSET_CHAOS_REQUESTS", options.requests),
         ("GENSET_CHAOS_FAULTS", options.faults),
         ("GENSET_CHAOS_CLIENTS", options.clients),
+        ("GENSET_CHAOS_AWAY", AWAY_SECONDS),
     ] {
         test.env(name, value.to_string());
     }

@@ -44,6 +44,16 @@ impl<M: Meeting> Fleet<M> {
         worker
     }
 
+    /// Starts a worker of the candle engine with the built-in model and waits until it is ready.
+    pub(crate) async fn candle(&self, words: &[&str]) -> Worker {
+        let mut command = genset(&["run", "in=dyn", "out=candle", "--status-port=0"]);
+        command.args(self.meeting.flags()).arg(PEER_TIMEOUT);
+        command.args(words);
+        let worker = Worker::spawn(command).await;
+        worker.until_ready().await;
+        worker
+    }
+
     /// Starts two workers at once.
     pub(crate) async fn two_workers(&self, words: &[&str]) -> [Worker; 2] {
         let (one, two) = tokio::join!(self.worker(words), self.worker(words));
@@ -62,6 +72,14 @@ impl<M: Meeting> Fleet<M> {
         until_all_answer(&frontend, workers).await;
         frontend
     }
+}
+
+/// The value of a frontend's metric without labels, or the sum over its labels.
+pub(crate) async fn metric(frontend: &Server, name: &str) -> f64 {
+    let text = frontend.get("/metrics").await.body;
+    let samples = text.lines().filter(|line| line.starts_with(name));
+    let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    values.sum()
 }
 
 /// Whether the frontend lists the model.

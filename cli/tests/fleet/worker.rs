@@ -1,9 +1,10 @@
 //! A running worker, seen through its status port and its log.
 
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::RawFd;
 use std::process::Stdio;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 use tempfile::NamedTempFile;
 use tokio::process::{Child, Command};
 
@@ -107,6 +108,29 @@ impl Worker {
 
     pub(crate) fn signal(&self, signal: Signal) {
         send_signal(&self.child, signal);
+    }
+
+    /// Closes its TCP connections, all at once, under its hands; how many. Both ends find out, as where a cable is cut and the
+    /// network says so.
+    pub(crate) fn cut_connections(&self) -> usize {
+        let pid = self
+            .child
+            .id()
+            .and_then(|id| Pid::from_raw(id.cast_signed()));
+        let pid = pid.expect("it runs");
+        let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
+        let open = std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_pid())).expect("it runs");
+        let numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let copies = numbers.filter_map(|number: RawFd| {
+            // One that was closed in this moment is none.
+            pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()
+        });
+        // What is no connection over TCP cannot be shut down as one.
+        let cut = copies.filter(|copy| {
+            let stream = TcpStream::from(copy.try_clone().expect("a descriptor"));
+            stream.peer_addr().is_ok() && stream.shutdown(Shutdown::Both).is_ok()
+        });
+        cut.count()
     }
 
     /// Kills it with SIGKILL.

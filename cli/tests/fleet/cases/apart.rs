@@ -1,11 +1,10 @@
 //! Prefill and decode apart: two pools, either of whose instances may die.
 
-use super::chaos::metric;
 use crate::answers::{End, Stream};
-use crate::fleet::{Fleet, LOOK_AGAIN, PEER_TIMEOUT, until_listed};
+use crate::fleet::{Fleet, LOOK_AGAIN, metric, until_listed};
 use crate::load::{burst, ends, same_text, streams};
 use crate::meeting::Meeting;
-use crate::support::{Server, genset, soon};
+use crate::support::{Server, soon};
 use crate::worker::Worker;
 
 /// Tokens of an answer: longer than a worker's end takes.
@@ -163,12 +162,8 @@ pub(crate) async fn pools_are_rolled_under_load<M: Meeting>(fleet: Fleet<M>) {
 
 pub(crate) async fn real_blocks_go_over_the_wire_and_none_stays<M: Meeting>(fleet: Fleet<M>) {
     let start = async |role: &str| {
-        let mut command = genset(&["run", "in=dyn", "out=candle", "--status-port=0"]);
-        command.args(fleet.meeting.flags()).arg(PEER_TIMEOUT);
-        command.args(["--kv-cache-memory=8MiB", &format!("--role={role}")]);
-        let worker = Worker::spawn(command).await;
-        worker.until_ready().await;
-        worker
+        let role = format!("--role={role}");
+        fleet.candle(&["--kv-cache-memory=8MiB", &role]).await
     };
     let whole = start("aggregated").await;
     let frontend = fleet.frontend(&[]).await;
