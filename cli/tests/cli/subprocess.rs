@@ -6,10 +6,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::support::{Server, genset, python_sample, run_with, soon, tiny_chat};
+use crate::support::{Server, genset, python_engine, run_with, soon, tiny_chat};
 
 fn with_python(words: &[&str]) -> Command {
-    let (_, environment) = python_sample();
+    let (_, environment) = python_engine("sample_engine.py");
     let mut command = genset(words);
     command.envs(environment);
     command
@@ -17,7 +17,7 @@ fn with_python(words: &[&str]) -> Command {
 
 #[tokio::test]
 async fn an_engine_in_python_answers_the_api() {
-    let (sample, _) = python_sample();
+    let (sample, _) = python_engine("sample_engine.py");
     let output = format!("out=cmd:{sample}");
     let mut command = with_python(&["run", "in=http", &output]);
     command.arg(tiny_chat()).args(["--http-port", "0"]);
@@ -50,7 +50,7 @@ async fn chat_status(server: &Server) -> u16 {
 
 #[tokio::test]
 async fn an_engine_that_was_killed_is_started_again_when_asked() {
-    let (sample, _) = python_sample();
+    let (sample, _) = python_engine("sample_engine.py");
     let folder = tempfile::tempdir().unwrap();
     let notes = folder.path().join("pids");
     let output = format!(
@@ -82,7 +82,7 @@ async fn an_engine_that_was_killed_is_started_again_when_asked() {
 
 #[tokio::test]
 async fn the_kit_tests_a_command() {
-    let (sample, _) = python_sample();
+    let (sample, _) = python_engine("sample_engine.py");
     let words = [
         "conform",
         "run",

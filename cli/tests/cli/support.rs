@@ -41,9 +41,9 @@ fn repository(path: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "..", path].iter().collect()
 }
 
-/// The command of the Python sample engine, and what its environment needs. `cargo xtask python-package-test` installs the
+/// The command of an engine of `python/`, and what its environment needs. `cargo xtask python-package-test` installs the
 /// interpreter.
-pub(crate) fn python_sample() -> (String, [(&'static str, PathBuf); 1]) {
+pub(crate) fn python_engine(script: &str) -> (String, [(&'static str, PathBuf); 1]) {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let python = target.with_file_name("venv-engine/bin/python");
     assert!(
@@ -51,8 +51,8 @@ pub(crate) fn python_sample() -> (String, [(&'static str, PathBuf); 1]) {
         "{} is not there: run `cargo xtask python-package-test`, which makes it",
         python.display()
     );
-    let sample = repository("python/sample_engine.py");
-    let command = format!("'{}' -B '{}'", python.display(), sample.display());
+    let script = repository("python").join(script);
+    let command = format!("'{}' -B '{}'", python.display(), script.display());
     (command, [("PYTHONPATH", repository("python/src"))])
 }
 

@@ -11,7 +11,7 @@ use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
 
 use crate::recital::Recital;
-use crate::support::{python_sample, tiny_chat};
+use crate::support::{python_engine, tiny_chat};
 
 /// Tokens of the test model.
 const VOCAB_SIZE: u32 = 2048;
@@ -76,7 +76,16 @@ pub(crate) fn mocker() -> Fleet {
 
 /// The sample engine in Python: each worker has a process of it.
 pub(crate) fn python() -> Fleet {
-    let (command, environment) = python_sample();
+    child("sample_engine.py")
+}
+
+/// The one in Python that makes a token of many requests in one step.
+pub(crate) fn python_batching() -> Fleet {
+    child("batching_engine.py")
+}
+
+fn child(script: &str) -> Fleet {
+    let (command, environment) = python_engine(script);
     let config = SubprocessConfig::try_from_command_line(&command).unwrap();
     let config = environment.iter().fold(config, |config, (name, value)| {
         config.with_env(*name, value.display().to_string())

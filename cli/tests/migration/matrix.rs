@@ -16,7 +16,7 @@ async fn check(fleet: Fleet, requests: Vec<Request>) {
         }
         let whole = site.ask(&request, &[]).await;
         assert!(
-            whole.parts[0].to_string().contains(request.shows),
+            whole.lines[0].contains(request.shows),
             "{request:?}: {whole:?}"
         );
         let streamed = request.streamed();
@@ -32,14 +32,14 @@ async fn check(fleet: Fleet, requests: Vec<Request>) {
 async fn stop(site: &Site, request: &mut Request) {
     let api = request.api;
     let whole = site.ask(request, &[]).await;
-    let text = api.text(&whole.parts[0]);
+    let text = api.text(&whole.lines[0]);
     let middle = text.chars().count() / 2;
     let stop = text.chars().skip(middle.saturating_sub(STOP_CHARS));
     let stop: String = stop.take(2 * STOP_CHARS).collect();
     let (before, _) = text.split_once(&stop).unwrap();
     request.body[api.stop()] = vec![stop.clone()].into();
     let stopped = site.ask(request, &[]).await;
-    assert_eq!(api.text(&stopped.parts[0]), before, "{request:?}");
+    assert_eq!(api.text(&stopped.lines[0]), before, "{request:?}");
 }
 
 /// A request, and its undisturbed answer.
@@ -95,7 +95,7 @@ impl<'a> Case<'a> {
     async fn cut(&self, cuts: &[u32]) -> usize {
         let answer = self.site.ask(self.request, cuts).await;
         assert_eq!(
-            answer.parts, self.whole.parts,
+            answer.lines, self.whole.lines,
             "{:?} cut at {cuts:?}",
             self.request
         );
@@ -123,5 +123,6 @@ matrix! {
     sample: tokens;
     mocker: tokens;
     python: tokens;
+    python_batching: tokens;
     recital: markup;
 }

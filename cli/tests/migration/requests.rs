@@ -46,7 +46,8 @@ impl Api {
     }
 
     /// The text of a whole answer, without thoughts and calls.
-    pub(crate) fn text(self, answer: &Value) -> &str {
+    pub(crate) fn text(self, answer: &str) -> String {
+        let answer: Value = serde_json::from_str(answer).unwrap();
         let text = match self {
             Chat => &answer["choices"][0]["message"]["content"],
             Completions => &answer["choices"][0]["text"],
@@ -56,7 +57,7 @@ impl Api {
                 &blocks.find(|block| block["type"] == "text").unwrap()["text"]
             }
         };
-        text.as_str().unwrap()
+        text.as_str().unwrap().to_owned()
     }
 }
 

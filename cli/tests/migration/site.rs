@@ -9,7 +9,6 @@ use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHa
 use genset_frontend::text::TextTokenizer;
 use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
-use serde_json::Value;
 
 use crate::cut::{Cuts, Cutting};
 use crate::engines::Fleet;
@@ -89,19 +88,13 @@ impl Site {
         let response = exchange.response().await;
         self.cuts.lock().clear();
         assert_eq!(response.status, 200, "{request:?}: {}", response.body);
-        let mut parts: Vec<Value> = if response.body.starts_with('{') {
-            vec![serde_json::from_str(&response.body).expect("JSON")]
-        } else {
-            let lines = response.body.lines();
-            let data = lines.filter_map(|line| line.strip_prefix("data: "));
-            data.map(|data| serde_json::from_str(data).unwrap_or_else(|_| data.into()))
-                .collect()
-        };
-        parts.iter_mut().for_each(forget);
-        // In a stream of several choices each keeps its order, and they come as they come.
-        parts.sort_by_key(|part| part["choices"][0]["index"].as_u64().unwrap_or(u64::MAX));
+        let mut lines: Vec<String> = response.body.lines().map(forget).collect();
+        if request.choices() > 1 {
+            // In a stream each keeps its order, and they come as they come.
+            lines.sort_by_key(|line| number(line, "index"));
+        }
         Answer {
-            parts,
+            lines,
             moves: self.moves() - before,
         }
     }
@@ -134,7 +127,7 @@ impl Site {
 /// An answer, as far as two runs can have it in common.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    pub(crate) parts: Vec<Value>,
+    pub(crate) lines: Vec<String>,
     /// How often it moved.
     pub(crate) moves: usize,
 }
@@ -142,16 +135,17 @@ pub(crate) struct Answer {
 impl Answer {
     /// The tokens that were generated, by its usage.
     pub(crate) fn tokens(&self) -> u32 {
-        let names = ["completion_tokens", "output_tokens"];
-        let counts = self.parts.iter().flat_map(|part| {
-            let usages = [&part["usage"], &part["response"]["usage"]];
-            usages
-                .into_iter()
-                .flat_map(move |usage| names.map(|name| usage[name].as_u64()))
-        });
-        let count = counts.flatten().max().expect("a usage");
-        u32::try_from(count).unwrap()
+        let lines = self.lines.iter();
+        let counts = lines
+            .flat_map(|line| ["completion_tokens", "output_tokens"].map(|name| number(line, name)));
+        counts.flatten().max().expect("a usage")
     }
+}
+
+/// The number in the first field of this name.
+fn number(line: &str, name: &str) -> Option<u32> {
+    let (_, value) = line.split_once(&format!("\"{name}\":"))?;
+    value.split([',', '}']).next()?.parse().ok()
 }
 
 /// Fields that differ from one run to the next: ids, times, and what a cache happened to hold.
@@ -167,20 +161,20 @@ const FORGOTTEN: [&str; 9] = [
     "cache_read_input_tokens",
 ];
 
-fn forget(value: &mut Value) {
-    match value {
-        Value::Object(fields) => {
-            // The Messages API counts what a cache held apart from the rest of the prompt.
-            if let Some(cached) = fields
-                .get("cache_read_input_tokens")
-                .and_then(Value::as_u64)
-            {
-                fields["input_tokens"] = (fields["input_tokens"].as_u64().unwrap() + cached).into();
-            }
-            fields.retain(|name, _| !FORGOTTEN.contains(&name.as_str()));
-            fields.values_mut().for_each(forget);
-        }
-        Value::Array(values) => values.iter_mut().for_each(forget),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
+/// A line without the values of [`FORGOTTEN`], which are numbers and plain strings. The Messages API counts its `input_tokens`
+/// without those that a cache held.
+fn forget(line: &str) -> String {
+    let of_messages = line
+        .contains("cache_read_input_tokens")
+        .then_some("input_tokens");
+    let names = FORGOTTEN.into_iter().chain(of_messages);
+    names.fold(line.to_owned(), |line, name| {
+        let field = format!("\"{name}\":");
+        let mut rest = line.split(&field);
+        let first = rest.next().unwrap().to_owned();
+        rest.fold(first, |kept, rest| {
+            let end = rest.find([',', '}']).unwrap();
+            format!("{kept}{field}0{}", &rest[end..])
+        })
+    })
 }
