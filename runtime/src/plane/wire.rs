@@ -40,6 +40,7 @@ pub use config::{WireConfig, WireSecret};
 #[cfg(feature = "nats")]
 pub use nats::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
 pub use tcp::TcpConfig;
+#[cfg(feature = "cli")]
 pub(crate) use tcp::own_address;
 pub use tls::{ClientCertificates, WireIdentity, WireTls};
 
