@@ -68,6 +68,7 @@ macro_rules! fleet_cases {
                 chaos_loses_nothing,
                 chaos_loses_nothing_of_two_pools,
                 a_prompt_goes_where_it_is_cached,
+                requests_of_one_key_go_where_the_first_went,
                 deaths_and_births_take_a_while,
                 prefill_and_decode_answer_as_one,
                 either_leg_may_be_killed,

@@ -1,18 +1,17 @@
 //! Routing by what is cached, with engines that really cache.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::answers::chat;
-use crate::fleet::{Fleet, LOOK_AGAIN, PEER_TIMEOUT, until_listed};
+use crate::fleet::{Fleet, LOOK_AGAIN, metric, until_listed};
 use crate::meeting::Meeting;
-use crate::support::{Exchange, Server, genset, soon};
-use crate::worker::Worker;
+use crate::support::{Exchange, Server, soon};
+
+const INDEX_BLOCKS: &str = "genset_router_index_blocks";
 
 pub(crate) async fn a_prompt_goes_where_it_is_cached<M: Meeting>(fleet: Fleet<M>) {
-    let _workers = tokio::join!(caching_worker(&fleet), caching_worker(&fleet));
-    let frontend = fleet.frontend(&["--router-mode=kv"]).await;
-    until_listed(&frontend).await;
-    until_metric(&frontend, "genset_router_snapshots_total", 2.0).await;
+    let _workers = tokio::join!(fleet.candle(&[]), fleet.candle(&[]));
+    let frontend = choosing_frontend(&fleet).await;
     let prompts = ["one", "two", "three"].map(|word| format!("Count {word}. ").repeat(80));
     let mut blocks = 0;
     for prompt in &prompts {
@@ -22,22 +21,52 @@ pub(crate) async fn a_prompt_goes_where_it_is_cached<M: Meeting>(fleet: Fleet<M>
     }
     // They share what the template begins with; canaries are short.
     let least = f64::from(blocks - 6);
-    until_metric(&frontend, "genset_router_index_blocks", least).await;
+    until_metric(&frontend, INDEX_BLOCKS, least).await;
+    all_are_cached(&frontend, &prompts).await;
+    // One that starts later knows by the workers' snapshots what this one knows by their events.
+    drop(frontend);
+    let frontend = choosing_frontend(&fleet).await;
+    until_metric(&frontend, INDEX_BLOCKS, least).await;
+    all_are_cached(&frontend, &prompts).await;
+}
+
+pub(crate) async fn requests_of_one_key_go_where_the_first_went<M: Meeting>(fleet: Fleet<M>) {
+    let _workers = tokio::join!(fleet.candle(&[]), fleet.candle(&[]));
+    let frontend = choosing_frontend(&fleet).await;
+    // Less than a block: nothing of them is ever cached.
+    for number in 0..6 {
+        let body = json!({
+            "model": "tiny-chat",
+            "prompt": format!("Count {number}."),
+            "max_tokens": 1,
+            "prompt_cache_key": "conversation",
+        });
+        let body = body.to_string();
+        let exchange = Exchange::begin(frontend.address, "POST", "/v1/completions", &body);
+        let response = exchange.await.response().await;
+        assert_eq!(response.status, 200, "{}", response.body);
+    }
+    let text = frontend.get("/metrics").await.body;
+    let by_key = r#"genset_router_choices_total{model="tiny-chat",reason="affinity"} 5"#;
+    assert!(text.contains(by_key), "{text}");
+}
+
+/// A frontend that chooses by what is cached, once it knows what both workers have.
+async fn choosing_frontend<M: Meeting>(fleet: &Fleet<M>) -> Server {
+    let frontend = fleet.frontend(&["--router-mode=kv"]).await;
+    until_listed(&frontend).await;
+    until_metric(&frontend, "genset_router_snapshots_total", 2.0).await;
+    frontend
+}
+
+/// Asks for each prompt four times.
+async fn all_are_cached(frontend: &Server, prompts: &[String]) {
     for _ in 0..4 {
-        for prompt in &prompts {
-            let (tokens, cached) = ask(&frontend, prompt).await;
+        for prompt in prompts {
+            let (tokens, cached) = ask(frontend, prompt).await;
             assert!(cached + 32 > tokens, "{cached} of {tokens} cached");
         }
     }
-}
-
-/// A worker whose engine has a prefix cache.
-async fn caching_worker<M: Meeting>(fleet: &Fleet<M>) -> Worker {
-    let mut command = genset(&["run", "in=dyn", "out=candle", "--status-port=0"]);
-    command.args(fleet.meeting.flags()).arg(PEER_TIMEOUT);
-    let worker = Worker::spawn(command).await;
-    worker.until_ready().await;
-    worker
 }
 
 /// Asks for one token; returns how many the prompt has, and how many of them were cached.
@@ -62,13 +91,7 @@ async fn ask(frontend: &Server, prompt: &str) -> (u32, u32) {
 /// Waits until the samples of a metric add up to `least`.
 async fn until_metric(frontend: &Server, name: &str, least: f64) {
     soon(async {
-        loop {
-            let text = frontend.get("/metrics").await.body;
-            let samples = text.lines().filter(|line| line.starts_with(name));
-            let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-            if values.sum::<f64>() >= least {
-                return;
-            }
+        while metric(frontend, name).await < least {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     })
