@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures_util::future::{Either, join_all, select};
 use genset_backend_common::ErrorKind;
+use tokio::task::{unconstrained, yield_now};
 
 use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, ensure, fail};
@@ -98,11 +99,14 @@ pub(super) async fn no_starvation(trial: Trial) -> CheckResult {
                     most_overtaken = most_overtaken.max(overtaken);
                 }
                 served.fetch_add(1, Ordering::Relaxed);
+                // The others may have answers, too, which count as waiting until they are read.
+                yield_now().await;
             }
             Ok::<_, Stop>(most_overtaken)
         }
     });
-    let overtaken: Vec<u32> = join_all(turns)
+    // Where all have an answer at once, tokio's budget would leave the last of them for later.
+    let overtaken: Vec<u32> = unconstrained(join_all(turns))
         .await
         .into_iter()
         .collect::<Result<_, _>>()?;
