@@ -55,7 +55,11 @@ impl Meeting for Directory {
 
     async fn interrupt(&mut self, outage: Outage) {
         match outage {
-            Outage::Gone => std::fs::remove_dir_all(self.path()).expect("a directory"),
+            // At once, whatever is being written into it.
+            Outage::Gone => {
+                std::fs::rename(self.path(), self.aside()).expect("a directory");
+                std::fs::remove_dir_all(self.aside()).expect("a directory");
+            }
             Outage::Stuck => {
                 std::fs::rename(self.path(), self.aside()).expect("a directory");
                 std::fs::write(self.path(), "not a directory").expect("a file");

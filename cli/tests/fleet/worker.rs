@@ -56,7 +56,8 @@ impl Worker {
 
     /// Status and body.
     async fn get(&self, path: &str) -> (u16, String) {
-        let exchange = Exchange::begin(self.status, "GET", path, "").await;
+        let exchange = Exchange::try_begin(self.status, "GET", path, "").await;
+        let exchange = exchange.unwrap_or_else(|error| panic!("{error}: {}", self.log()));
         let response = exchange.response().await;
         (response.status, response.body)
     }
