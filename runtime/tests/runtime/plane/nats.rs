@@ -96,7 +96,9 @@ async fn no_message_is_larger_than_the_server_allows() {
     assert!(got == [text.clone(), text]);
 }
 
-/// Thousands of times as much as a window holds: were it not kept, the subscription would overflow.
+/// Thousands of times as much as a window holds: were it not kept, the subscription would overflow. The outbox is full all
+/// the time, so that the callee stops to read requests again and again; what the caller took must still be heard, or both
+/// would wait for each other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_smallest_window_carries_any_amount() {
     let server = NatsServer::start().await;
@@ -106,8 +108,11 @@ async fn the_smallest_window_carries_any_amount() {
             window_messages: 4,
             ..server.config()
         };
-        let metrics = MetricsRegistry::default();
-        Arc::new(WirePlane::nats(nats, deaf(), &metrics).unwrap())
+        let wire = WireConfig {
+            max_outbox_bytes: 1,
+            ..deaf()
+        };
+        Arc::new(WirePlane::nats(nats, wire, &MetricsRegistry::default()).unwrap())
     };
     let pair = Pair {
         caller: small(),

@@ -10,6 +10,8 @@ pub(super) enum Broken {
     Lost { got: u64, due: u64 },
     #[error("the peer took {taken} messages of the {sent} there are")]
     TookTooMany { taken: u64, sent: u64 },
+    #[error("the peer sent more than the {window} messages that it may have before us")]
+    SentTooMany { window: u64 },
 }
 
 /// The books of one end.
@@ -21,7 +23,9 @@ pub(super) struct Flow {
     taken_by_peer: u64,
     /// How many the peer may have before it.
     peer_window: u64,
-    /// Data messages taken from the peer.
+    /// Data messages that came from the peer.
+    come: u64,
+    /// Of these, how many were taken.
     taken: u64,
     /// Of these, how many the peer knows of.
     told: u64,
@@ -36,6 +40,7 @@ impl Flow {
             taken_by_peer: 0,
             // A peer that could take nothing would never hear from us.
             peer_window: u64::from(peer_window.max(1)),
+            come: 0,
             taken: 0,
             told: 0,
             window: u64::from(window),
@@ -68,15 +73,15 @@ impl Flow {
         position
     }
 
-    /// Takes the position of the peer's next message.
+    /// The peer's next message says so.
     ///
     /// # Errors
     /// [`Broken`]: what was sent before it did not all come, or the peer cannot count.
-    pub(super) fn take(&mut self, position: Position) -> Result<(), Broken> {
-        if position.sent != self.taken {
+    pub(super) fn hear(&mut self, position: Position) -> Result<(), Broken> {
+        if position.sent != self.come {
             return Err(Broken::Lost {
                 got: position.sent,
-                due: self.taken,
+                due: self.come,
             });
         }
         if position.taken > self.sent {
@@ -89,14 +94,24 @@ impl Flow {
         Ok(())
     }
 
-    /// Takes the peer's next data message.
+    /// The peer's next data message came, and waits to be taken.
     ///
     /// # Errors
-    /// As [`Self::take`].
-    pub(super) fn take_data(&mut self, position: Position) -> Result<(), Broken> {
-        self.take(position)?;
-        self.taken += 1;
+    /// As [`Self::hear`]; also [`Broken`] for more than the window holds.
+    pub(super) fn hear_data(&mut self, position: Position) -> Result<(), Broken> {
+        self.hear(position)?;
+        self.come += 1;
+        if self.come - self.taken > self.window {
+            return Err(Broken::SentTooMany {
+                window: self.window,
+            });
+        }
         Ok(())
+    }
+
+    /// One of those that wait was taken: the peer may send one more.
+    pub(super) fn take(&mut self) {
+        self.taken += 1;
     }
 }
 
@@ -113,9 +128,11 @@ mod tests {
         let (mut ours, mut theirs) = (Flow::new(4, 4), Flow::new(4, 4));
         let sent: Vec<_> = (0..4).map(|_| ours.next_data()).collect();
         assert!(!ours.has_room());
-        theirs.take_data(sent[0]).unwrap();
+        theirs.hear_data(sent[0]).unwrap();
+        assert!(!theirs.owes());
+        theirs.take();
         assert!(theirs.owes());
-        ours.take(theirs.position()).unwrap();
+        ours.hear(theirs.position()).unwrap();
         assert!(ours.has_room());
         assert!(!theirs.owes());
     }
@@ -124,19 +141,27 @@ mod tests {
     fn a_lost_a_repeated_and_a_late_message_end_the_connection() {
         let (mut ours, mut theirs) = (Flow::new(8, 8), Flow::new(8, 8));
         let (first, second) = (ours.next_data(), ours.next_data());
-        let lost = theirs.take_data(second).unwrap_err();
+        let lost = theirs.hear_data(second).unwrap_err();
         assert_eq!(lost, Broken::Lost { got: 1, due: 0 });
-        theirs.take_data(first).unwrap();
-        let repeated = theirs.take_data(first).unwrap_err();
+        theirs.hear_data(first).unwrap();
+        let repeated = theirs.hear_data(first).unwrap_err();
         assert_eq!(repeated, Broken::Lost { got: 0, due: 1 });
         // Also a message without data shows that one with data is missing.
-        assert!(theirs.take(ours.position()).is_err());
+        assert!(theirs.hear(ours.position()).is_err());
+    }
+
+    #[test]
+    fn a_peer_cannot_send_more_than_the_window() {
+        let (mut ours, mut theirs) = (Flow::new(1, 2), Flow::new(1, 1));
+        theirs.hear_data(ours.next_data()).unwrap();
+        let error = theirs.hear_data(ours.next_data()).unwrap_err();
+        assert_eq!(error, Broken::SentTooMany { window: 1 });
     }
 
     #[test]
     fn a_peer_cannot_take_what_was_not_sent() {
         let position = Position { sent: 0, taken: 1 };
-        let error = Flow::new(8, 8).take(position).unwrap_err();
+        let error = Flow::new(8, 8).hear(position).unwrap_err();
         assert_eq!(error, Broken::TookTooMany { taken: 1, sent: 0 });
     }
 
@@ -155,25 +180,27 @@ mod tests {
                 match step {
                     0 if sender.has_room() => on_its_way.push_back(sender.next_data()),
                     1 => if let Some(position) = on_its_way.pop_front() {
-                        taker.take_data(position).unwrap();
+                        taker.hear_data(position).unwrap();
+                        taker.take();
                         if taker.owes() {
                             acknowledgements.push_back(taker.position());
                         }
                     },
                     _ => if let Some(position) = acknowledgements.pop_front() {
-                        sender.take(position).unwrap();
+                        sender.hear(position).unwrap();
                     },
                 }
                 prop_assert!(on_its_way.len() <= window as usize);
             }
             while let Some(position) = on_its_way.pop_front() {
-                taker.take_data(position).unwrap();
+                taker.hear_data(position).unwrap();
+                taker.take();
                 if taker.owes() {
                     acknowledgements.push_back(taker.position());
                 }
             }
             for position in acknowledgements {
-                sender.take(position).unwrap();
+                sender.hear(position).unwrap();
             }
             prop_assert!(sender.has_room());
         }

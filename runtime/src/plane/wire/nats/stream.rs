@@ -1,13 +1,14 @@
 //! The two halves of a virtual connection as a byte stream.
 //!
 //! There are no tasks behind them: the writer hands messages to the NATS client and the reader takes them from its
-//! subscription, each when it is polled. The reader also reads what the peer acknowledges, so a writer that waits for room
-//! needs its reader polled; a [`Link`](crate::plane::wire::link::Link) always does that.
+//! subscription, each when it is polled. What the peer acknowledges comes among its data, so a writer that waits for room
+//! reads the subscription, too, and leaves the data to the reader: nobody need read for a writer to go on.
 
+use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Wake, Waker, ready};
 
 use async_nats::client::FlushError;
 use async_nats::message::OutboundMessage;
@@ -46,16 +47,16 @@ impl Connection {
             peer: self.peer,
             books: Arc::new(Mutex::new(Books {
                 flow: Flow::new(self.window, self.peer_window),
-                has_failed: false,
-                writer: None,
+                subscriber: self.subscriber,
+                waiting: VecDeque::new(),
+                end: None,
             })),
+            halves: Arc::default(),
         };
         Io {
             reader: Box::new(Reader {
-                subscriber: self.subscriber,
                 sender: sender.clone(),
                 rest: Bytes::new(),
-                has_ended: false,
             }),
             writer: Box::new(Writer {
                 sender,
@@ -70,10 +71,90 @@ impl Connection {
 /// What the halves share.
 struct Books {
     flow: Flow,
-    /// The reader found the connection broken.
-    has_failed: bool,
-    /// Waits for room.
-    writer: Option<Waker>,
+    subscriber: Subscriber,
+    /// Data that came and is not taken yet: no more than the window, for [`Flow`] counts it.
+    waiting: VecDeque<Bytes>,
+    /// Nothing comes any more: the peer closed its direction, or the connection is broken.
+    end: Option<End>,
+}
+
+enum End {
+    Closed,
+    Broken(Arc<io::Error>),
+}
+
+impl Books {
+    /// Takes in what has come; whether that was anything.
+    fn listen(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut has_come = false;
+        while self.end.is_none()
+            && let Poll::Ready(message) = Pin::new(&mut self.subscriber).poll_next(cx)
+        {
+            has_come = true;
+            let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the NATS client has ended");
+            let heard = message.ok_or_else(ended).and_then(|it| self.hear(&it));
+            if let Err(error) = heard {
+                self.end = Some(End::Broken(Arc::new(error)));
+            }
+        }
+        has_come
+    }
+
+    /// # Errors
+    /// The connection is broken.
+    fn check(&self) -> io::Result<()> {
+        match &self.end {
+            Some(End::Broken(error)) => Err(io::Error::new(error.kind(), Arc::clone(error))),
+            Some(End::Closed) | None => Ok(()),
+        }
+    }
+
+    fn hear(&mut self, message: &async_nats::Message) -> io::Result<()> {
+        if message.status == Some(StatusCode::NO_RESPONDERS) {
+            let gone = "the peer is gone: NATS knows nobody at its subject";
+            return Err(io::Error::new(io::ErrorKind::ConnectionReset, gone));
+        }
+        match Message::decode(&message.payload).map_err(invalid)? {
+            Message::Data(position, data) => {
+                self.flow.hear_data(position).map_err(invalid)?;
+                self.waiting.push_back(data);
+            }
+            Message::Taken(position) => self.flow.hear(position).map_err(invalid)?,
+            Message::Close(position) => {
+                self.flow.hear(position).map_err(invalid)?;
+                self.end = Some(End::Closed);
+            }
+            message @ (Message::Open { .. } | Message::Accept { .. } | Message::Probe) => {
+                let problem = format!("{message:?} on a connection that is open");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// Who waits for a message: either half may have been the last to ask for one.
+#[derive(Default)]
+struct Halves {
+    reader: Mutex<Option<Waker>>,
+    writer: Mutex<Option<Waker>>,
+}
+
+impl Wake for Halves {
+    fn wake(self: Arc<Self>) {
+        wake(&self.reader);
+        wake(&self.writer);
+    }
+}
+
+fn wake(half: &Mutex<Option<Waker>>) {
+    if let Some(waker) = half.lock().take() {
+        waker.wake();
+    }
 }
 
 /// Publishes to the peer. Each half has one, with a place of its own in the client's queue.
@@ -83,6 +164,7 @@ struct Sender {
     own: Subject,
     peer: Subject,
     books: Arc<Mutex<Books>>,
+    halves: Arc<Halves>,
 }
 
 impl Sender {
@@ -114,11 +196,9 @@ fn client_ended(error: async_nats::PublishError) -> io::Error {
 }
 
 struct Reader {
-    subscriber: Subscriber,
     sender: Sender,
     /// What is left of the last message.
     rest: Bytes,
-    has_ended: bool,
 }
 
 impl Reader {
@@ -134,47 +214,24 @@ impl Reader {
         Ok(())
     }
 
-    fn take(&mut self, message: &async_nats::Message) -> io::Result<()> {
-        if message.status == Some(StatusCode::NO_RESPONDERS) {
-            let gone = "the peer is gone: NATS knows nobody at its subject";
-            return Err(io::Error::new(io::ErrorKind::ConnectionReset, gone));
+    /// The next data; `None` at the end of the stream.
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        let Sender { books, halves, .. } = &self.sender;
+        *halves.reader.lock() = Some(cx.waker().clone());
+        let mut books = books.lock();
+        if books.listen(&mut Context::from_waker(&Arc::clone(halves).into())) {
+            wake(&halves.writer);
         }
-        let mut books = self.sender.books.lock();
-        match Message::decode(&message.payload).map_err(invalid)? {
-            Message::Data(position, data) => {
-                books.flow.take_data(position).map_err(invalid)?;
-                self.rest = data;
-            }
-            Message::Taken(position) => books.flow.take(position).map_err(invalid)?,
-            Message::Close(position) => {
-                books.flow.take(position).map_err(invalid)?;
-                self.has_ended = true;
-            }
-            message @ (Message::Open { .. } | Message::Accept { .. } | Message::Probe) => {
-                let problem = format!("{message:?} on a connection that is open");
-                return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
-            }
+        if let Some(data) = books.waiting.pop_front() {
+            books.flow.take();
+            return Poll::Ready(Ok(Some(data)));
         }
-        if books.flow.has_room()
-            && let Some(writer) = books.writer.take()
-        {
-            writer.wake();
+        books.check()?;
+        match books.end {
+            Some(_) => Poll::Ready(Ok(None)),
+            None => Poll::Pending,
         }
-        Ok(())
     }
-
-    fn fail(&mut self, error: io::Error) -> io::Error {
-        let mut books = self.sender.books.lock();
-        books.has_failed = true;
-        if let Some(writer) = books.writer.take() {
-            writer.wake();
-        }
-        error
-    }
-}
-
-fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
 impl AsyncRead for Reader {
@@ -185,21 +242,17 @@ impl AsyncRead for Reader {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         loop {
-            this.acknowledge(cx).map_err(|error| this.fail(error))?;
+            this.acknowledge(cx)?;
             if !this.rest.is_empty() {
                 let length = this.rest.len().min(buffer.remaining());
                 buffer.put_slice(&this.rest[..length]);
                 this.rest.advance(length);
                 return Poll::Ready(Ok(()));
             }
-            if this.has_ended {
-                return Poll::Ready(Ok(()));
+            match ready!(this.poll_data(cx))? {
+                Some(data) => this.rest = data,
+                None => return Poll::Ready(Ok(())),
             }
-            let Some(message) = ready!(Pin::new(&mut this.subscriber).poll_next(cx)) else {
-                let ended = io::Error::new(io::ErrorKind::BrokenPipe, "the NATS client has ended");
-                return Poll::Ready(Err(this.fail(ended)));
-            };
-            this.take(&message).map_err(|error| this.fail(error))?;
         }
     }
 }
@@ -226,15 +279,20 @@ impl Writer {
     }
 
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut books = self.sender.books.lock();
-        if books.has_failed {
-            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        let Sender { books, halves, .. } = &self.sender;
+        let mut books = books.lock();
+        if !books.flow.has_room() {
+            *halves.writer.lock() = Some(cx.waker().clone());
+            if books.listen(&mut Context::from_waker(&Arc::clone(halves).into())) {
+                wake(&halves.reader);
+            }
         }
+        books.check()?;
         if books.flow.has_room() {
-            return Poll::Ready(Ok(()));
+            Poll::Ready(Ok(()))
+        } else {
+            Poll::Pending
         }
-        books.writer = Some(cx.waker().clone());
-        Poll::Pending
     }
 
     fn send_close(&mut self) -> io::Result<()> {
