@@ -1,4 +1,5 @@
-//! What two processes cost: a frontend and a worker joined over TCP, beside one process that is both, in the same run.
+//! What two processes cost: a frontend and a worker joined over TCP, with `--router-mode round-robin` and `kv`, beside one process
+//! that is both, in the same run.
 //!
 //! `cargo bench -p genset --bench fleet` drives them over loopback from this process and reads the CPU time of the others
 //! from `/proc`, so the client's work does not count. Then it measures how soon a new worker is used, and how soon the
@@ -34,6 +35,9 @@ const LOADS: [Load; 4] = [
         token_delay_ms: 0,
     },
 ];
+
+/// The modes that frontends of two processes are measured with.
+const MODES: [&str; 2] = ["round-robin", "kv"];
 
 /// How often a start and a death are measured; the median is told.
 const TIMES: usize = 5;
@@ -82,9 +86,12 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 async fn measure_load(load: &Load, time: Duration) -> io::Result<Value> {
     let one = Deployment::one(load.token_delay_ms).await?;
     let one = one.measure(load, time).await?;
-    let two = Deployment::two(load.token_delay_ms).await?;
-    let two = two.measure(load, time).await?;
-    Ok(json!({"load": load.name, "one": one, "two": two}))
+    let mut measured = json!({"load": load.name, "one": one});
+    for mode in MODES {
+        let two = Deployment::two(load.token_delay_ms, mode).await?;
+        measured[mode] = two.measure(load, time).await?;
+    }
+    Ok(measured)
 }
 
 /// Processes that answer HTTP together.
@@ -114,10 +121,10 @@ impl Deployment {
     }
 
     /// Frontend and worker, which meet in a directory of their own.
-    async fn two(token_delay_ms: u32) -> io::Result<Self> {
+    async fn two(token_delay_ms: u32, mode: &str) -> io::Result<Self> {
         let directory = tempfile::tempdir()?;
         let address = free_address()?;
-        let frontend = frontend(address, &directory)?;
+        let frontend = frontend(address, &directory, mode)?;
         let worker = worker(token_delay_ms, &directory)?;
         wait_for(address, "/v1/models", "tiny-chat").await?;
         Ok(Self {
@@ -163,11 +170,12 @@ impl Deployment {
     }
 }
 
-fn frontend(address: SocketAddr, directory: &tempfile::TempDir) -> io::Result<Genset> {
+fn frontend(address: SocketAddr, directory: &tempfile::TempDir, mode: &str) -> io::Result<Genset> {
     let port = address.port().to_string();
     let path = directory.path().to_string_lossy();
     let words = ["in=http", "out=dyn", "--http-port", &port];
-    Genset::run(&[&words[..], &["--discovery-path", &path]].concat())
+    let routing = ["--discovery-path", &path, "--router-mode", mode];
+    Genset::run(&[&words[..], &routing].concat())
 }
 
 fn worker(token_delay_ms: u32, directory: &tempfile::TempDir) -> io::Result<Genset> {
@@ -181,7 +189,7 @@ fn worker(token_delay_ms: u32, directory: &tempfile::TempDir) -> io::Result<Gens
 async fn measure_life(lives: &mut Lives) -> io::Result<()> {
     let directory = tempfile::tempdir()?;
     let address = free_address()?;
-    let mut frontend = frontend(address, &directory)?;
+    let mut frontend = frontend(address, &directory, MODES[0])?;
     wait_for(address, "/live", "").await?;
     let began = Instant::now();
     let mut worker = worker(1, &directory)?;
@@ -240,7 +248,7 @@ fn table(results: &Value) -> String {
     }
     text.push('\n');
     for load in results["loads"].as_array().into_iter().flatten() {
-        for processes in ["one", "two"] {
+        for processes in ["one"].into_iter().chain(MODES) {
             let name = load["load"].as_str().unwrap_or_default();
             let _ = write!(text, "{:<42}", format!("{name}, {processes}"));
             for (_, key) in columns {
