@@ -167,20 +167,16 @@ async fn arrivals(
     Ok(came)
 }
 
-/// Tokens a second between the moment when the last sequence has begun and the moment when the first one ends.
+/// Tokens a second between the moment when the last sequence has begun and the moment when the first one ends. Where one ends
+/// before another begins, for they are short or the machine is busy, between the first token and the last.
 #[expect(clippy::cast_precision_loss, reason = "thousands of tokens")]
 fn together(all: &[Arrivals]) -> f64 {
-    let begun = all
-        .iter()
-        .filter_map(|came| came.first())
-        .map(|(at, _)| *at)
-        .max();
-    let ended = all
-        .iter()
-        .filter_map(|came| came.last())
-        .map(|(at, _)| *at)
-        .min();
-    let (Some(begun), Some(ended)) = (begun, ended) else {
+    let first = || all.iter().filter_map(|came| came.first()).map(|it| it.0);
+    let last = || all.iter().filter_map(|came| came.last()).map(|it| it.0);
+    let all_decode = first().max().zip(last().min());
+    let one_decodes = first().min().zip(last().max());
+    let span = all_decode.filter(|(begun, ended)| begun < ended);
+    let Some((begun, ended)) = span.or(one_decodes) else {
         return f64::NAN;
     };
     let within = |(at, _): &&(Instant, usize)| *at > begun && *at <= ended;
@@ -206,5 +202,16 @@ mod tests {
         // From 200 ms, when the later one begins, to 400 ms, when the earlier one ends: two tokens each.
         assert!((together(&[early, late]) - 20.0).abs() < 1e-6);
         assert!(together(&[]).is_nan());
+    }
+
+    #[test]
+    fn sequences_that_never_meet_have_the_rate_of_the_whole_time() {
+        let zero = Instant::now();
+        let arrivals = |from: u64| -> Arrivals {
+            let at = |n: u64| zero + Duration::from_millis(from + n * 100);
+            (0..=2).map(|n| (at(n), 1)).collect()
+        };
+        // Five tokens after the first, in 500 ms.
+        assert!((together(&[arrivals(0), arrivals(300)]) - 10.0).abs() < 1e-6);
     }
 }
