@@ -79,7 +79,7 @@ pub(crate) async fn metric(frontend: &Server, name: &str) -> f64 {
     let text = frontend.get("/metrics").await.body;
     let samples = text.lines().filter(|line| line.starts_with(name));
     let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-    values.sum()
+    values.sum::<f64>() + 0.0 // The sum of nothing is -0.
 }
 
 /// Whether the frontend lists the model.

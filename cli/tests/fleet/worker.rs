@@ -70,7 +70,7 @@ impl Worker {
             rest.starts_with(['{', ' '])
         });
         let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-        values.sum()
+        values.sum::<f64>() + 0.0
     }
 
     /// Requests in the engine.
