@@ -78,13 +78,30 @@ const TURNS: u32 = 6;
 /// roughly so.
 const FAIR_TURNS: u32 = 3;
 
+/// How often clients are sent before an engine is unfair: a machine with too much to do may keep one thread waiting once.
+const TRIES: usize = 3;
+
 /// More clients than slots, each with one request at a time. An engine that refuses has no queue to be unfair in.
 pub(super) async fn no_starvation(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let clients = slots(&live) + 4;
+    let mut most = u32::MAX;
+    for _ in 0..TRIES {
+        most = most.min(most_overtaken(&live, clients).await?);
+        if most <= clients * FAIR_TURNS {
+            return Ok(());
+        }
+    }
+    fail!(
+        "{most} requests of {clients} clients were served while one waited, and no fewer in {TRIES} tries"
+    )
+}
+
+/// How many requests of others were served while one waited, where that were most.
+async fn most_overtaken(live: &Live, clients: u32) -> Result<u32, Stop> {
     let served = AtomicU32::new(0);
     let turns = (0..clients).map(|seed| {
-        let (live, served) = (&live, &served);
+        let served = &served;
         async move {
             let mut most_overtaken = 0;
             for _ in 0..TURNS {
@@ -110,10 +127,5 @@ pub(super) async fn no_starvation(trial: Trial) -> CheckResult {
         .await
         .into_iter()
         .collect::<Result<_, _>>()?;
-    let most = overtaken.into_iter().max().unwrap_or(0);
-    ensure!(
-        most <= clients * FAIR_TURNS,
-        "{most} requests of {clients} clients were served while one waited"
-    );
-    Ok(())
+    Ok(overtaken.into_iter().max().unwrap_or(0))
 }
