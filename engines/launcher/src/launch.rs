@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,7 +128,14 @@ pub(crate) async fn launch(
     Err(life.close(failure).await)
 }
 
-/// The ports of a server. It listens a moment after they were found; should another be faster, it says so and ends.
+/// Where ports of servers are: below those that systems give to whoever asks for any, so that what connects and listens on this
+/// machine while a server starts takes none of them.
+const PORTS: RangeInclusive<u16> = 20_000..=32_000;
+
+/// How many of [`PORTS`] are tried before the system is asked for any.
+const MOST_TRIES: usize = 64;
+
+/// The ports of a server. It listens seconds after they were found; should another be faster, it says so and ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ports {
     /// Of its HTTP API.
@@ -160,7 +168,10 @@ impl Ports {
 }
 
 fn listen(host: IpAddr) -> io::Result<(TcpListener, SocketAddr)> {
-    let listener = TcpListener::bind((host, 0))?;
+    let bind = |port: u16| TcpListener::bind((host, port));
+    let listener = (0..MOST_TRIES)
+        .find_map(|_| bind(rand::random_range(PORTS)).ok())
+        .map_or_else(|| bind(0), Ok)?;
     let address = listener.local_addr()?;
     Ok((listener, address))
 }
