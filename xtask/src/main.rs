@@ -218,7 +218,7 @@ enum Task {
         #[arg(long)]
         json: bool,
     },
-    /// Send fleets of real processes many requests while their workers are killed, frozen and drained; no answer may be lost
+    /// Send fleets of real processes many requests while their workers are killed, frozen, drained, cut off, slowed and lose discovery; no answer may be lost
     ///
     /// It needs etcd and nats-server for two of the three fleets. It prints the seed.
     Chaos {
