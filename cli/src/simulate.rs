@@ -30,6 +30,9 @@ pub(crate) struct SimulateArgs {
     /// Workers, each a mocker
     #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     workers: u32,
+    /// Frontends: each request goes to one of them by chance, and each knows of the others only what workers publish
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    frontends: u32,
     /// How an instance is chosen, with commas between them: modes of --router-mode, random, oracle
     #[arg(
         long,
@@ -66,7 +69,7 @@ pub(crate) struct SimulateArgs {
     /// Requests in all; of a trace, at most
     #[arg(long, default_value = "2000", value_name = "COUNT")]
     requests: NonZeroU64,
-    /// JSON file with what happens to workers: crash, stop, start
+    /// JSON file with what happens to workers and frontends: crash, stop, start, restart
     #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
     /// JSON or YAML file with the mockers' settings
@@ -114,10 +117,11 @@ pub(crate) fn perform(args: &SimulateArgs) -> Result<u8, EngineError> {
 impl SimulateArgs {
     fn plan(&self) -> Result<Plan, EngineError> {
         let workers = usize::try_from(self.workers).unwrap_or(usize::MAX);
+        let frontends = usize::try_from(self.frontends).unwrap_or(usize::MAX);
         let policies = self.policies.iter().map(|name| name.parse());
         let policies = policies.collect::<Result<Vec<Policy>, EngineError>>()?;
         let faults = match &self.faults {
-            Some(path) => Fault::read_script(&read("--faults", path)?, workers)?,
+            Some(path) => Fault::read_script(&read("--faults", path)?, workers, frontends)?,
             None => Vec::new(),
         };
         let engine = match &self.extra_engine_args {
@@ -126,6 +130,7 @@ impl SimulateArgs {
         };
         Ok(Plan {
             workers,
+            frontends,
             engine,
             load: self.load()?,
             faults,

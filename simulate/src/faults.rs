@@ -1,26 +1,110 @@
-//! [`Fault`]: what happens to workers meanwhile.
+//! [`Fault`]: what happens to workers and frontends meanwhile.
 
 use std::fmt;
 
 use genset_backend_common::EngineError;
 use serde::{Deserialize, Serialize};
 
-/// Something that happens to a worker.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Something that happens.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Written", into = "Written")]
 pub struct Fault {
     /// When, in seconds from the beginning. Finite, at least 0.
     pub at_s: f64,
-    /// Whose, from 0.
-    pub worker: usize,
     /// What.
+    pub what: What,
+}
+
+/// To whom something happens, by number from 0, and what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// To a worker.
+    Worker(usize, Action),
+    /// A frontend ends, and another that has seen nothing takes its place.
+    FrontendRestart(usize),
+}
+
+/// A fault as scripts have it.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    at_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frontend: Option<usize>,
     #[serde(rename = "do")]
-    pub action: Action,
+    action: WrittenAction,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum WrittenAction {
+    Crash,
+    Stop,
+    Start,
+    Restart,
+}
+
+impl TryFrom<Written> for Fault {
+    type Error = &'static str;
+
+    fn try_from(written: Written) -> Result<Self, Self::Error> {
+        let action = match written.action {
+            WrittenAction::Crash => Some(Action::Crash),
+            WrittenAction::Stop => Some(Action::Stop),
+            WrittenAction::Start => Some(Action::Start),
+            WrittenAction::Restart => None,
+        };
+        let what = match (written.worker, written.frontend, action) {
+            (Some(worker), None, Some(action)) => What::Worker(worker, action),
+            (None, Some(frontend), None) => What::FrontendRestart(frontend),
+            _ => {
+                return Err(
+                    "a fault is of a worker (crash, stop, start) or of a frontend (restart)",
+                );
+            }
+        };
+        Ok(Self {
+            at_s: written.at_s,
+            what,
+        })
+    }
+}
+
+impl From<Fault> for Written {
+    fn from(fault: Fault) -> Self {
+        let (worker, frontend, action) = match fault.what {
+            What::Worker(worker, action) => {
+                let action = match action {
+                    Action::Crash => WrittenAction::Crash,
+                    Action::Stop => WrittenAction::Stop,
+                    Action::Start => WrittenAction::Start,
+                };
+                (Some(worker), None, action)
+            }
+            What::FrontendRestart(frontend) => (None, Some(frontend), WrittenAction::Restart),
+        };
+        Self {
+            at_s: fault.at_s,
+            worker,
+            frontend,
+            action,
+        }
+    }
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Worker(worker, action) => write!(f, "worker {worker}: {action}"),
+            Self::FrontendRestart(frontend) => write!(f, "frontend {frontend}: restart"),
+        }
+    }
 }
 
 /// What happens to a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Its engine fails at once and for good, and the worker ends.
     Crash,
@@ -41,20 +125,27 @@ impl fmt::Display for Action {
 }
 
 impl Fault {
-    /// Reads a script: a JSON array of faults such as `{"at_s": 10, "worker": 0, "do": "crash"}`, in any order.
+    /// Reads a script: a JSON array of faults such as `{"at_s": 10, "worker": 0, "do": "crash"}` and
+    /// `{"at_s": 20, "frontend": 0, "do": "restart"}`, in any order.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the fault.
-    pub fn read_script(text: &str, workers: usize) -> Result<Vec<Self>, EngineError> {
+    pub fn read_script(
+        text: &str,
+        workers: usize,
+        frontends: usize,
+    ) -> Result<Vec<Self>, EngineError> {
         let bad = |problem: String| EngineError::invalid_argument("--faults", problem);
         let mut faults: Vec<Self> =
             serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
         for (number, fault) in faults.iter().enumerate() {
-            if fault.worker >= workers {
-                let problem = format!(
-                    "fault {number} is of worker {}, but there are {workers}, from 0",
-                    fault.worker
-                );
+            let (name, whose, count) = match fault.what {
+                What::Worker(worker, _) => ("worker", worker, workers),
+                What::FrontendRestart(frontend) => ("frontend", frontend, frontends),
+            };
+            if whose >= count {
+                let problem =
+                    format!("fault {number} is of {name} {whose}, but there are {count}, from 0");
                 return Err(bad(problem));
             }
             if !(0.0..=1e9).contains(&fault.at_s) {
@@ -73,14 +164,30 @@ mod tests {
 
     #[test]
     fn a_script_is_sorted_and_checked() {
-        let read = |text| Fault::read_script(text, 2);
+        let read = |text| Fault::read_script(text, 2, 1);
         let script = read(
             r#"[{"at_s": 9, "worker": 1, "do": "start"}, {"at_s": 1.5, "worker": 1, "do": "crash"}]"#,
         )
         .unwrap();
-        assert_eq!(script[0].action, Action::Crash);
+        assert_eq!(script[0].what, What::Worker(1, Action::Crash));
+        let text = r#"[{"at_s":3.0,"frontend":0,"do":"restart"}]"#;
+        let script = read(text).unwrap();
+        assert_eq!(script[0].what, What::FrontendRestart(0));
+        assert_eq!(serde_json::to_string(&script).unwrap(), text);
         for (text, expected) in [
             (r#"[{"at_s": 1, "worker": 2, "do": "stop"}]"#, "worker 2"),
+            (
+                r#"[{"at_s": 1, "frontend": 1, "do": "restart"}]"#,
+                "frontend 1",
+            ),
+            (
+                r#"[{"at_s": 1, "frontend": 0, "do": "crash"}]"#,
+                "of a frontend",
+            ),
+            (
+                r#"[{"at_s": 1, "worker": 0, "do": "restart"}]"#,
+                "of a worker",
+            ),
             (r#"[{"at_s": -1, "worker": 0, "do": "stop"}]"#, "at_s"),
             (r#"[{"at_s": 1, "worker": 0, "do": "melt"}]"#, "melt"),
             (r#"[{"at_s": 1, "worker": 0, "do": "stop", "x": 1}]"#, "x"),

@@ -16,6 +16,8 @@ use genset_backend_common::{
     MetricsRegistry, RequestContext, Role, StartContext, async_trait,
 };
 use genset_engine_mocker::MockerEngine;
+use genset_runtime::discovery::{Discovery, MemoryDiscovery};
+use genset_runtime::plane::{MemoryPlane, RequestPlane};
 use genset_runtime::{
     EndpointName, InstanceId, LiveModel, ModelDirectory, Runtime, RuntimeRegistrar,
 };
@@ -99,10 +101,13 @@ struct Seat {
     handle: WorkerHandle,
 }
 
+/// What processes share: how they find and how they reach each other.
+type Common = (Arc<dyn Discovery>, Arc<dyn RequestPlane>);
+
 /// The workers.
-#[derive(Debug)]
 pub(crate) struct Fleet {
     runtime: Runtime,
+    common: Common,
     /// The first of them compute prompts only, and the others then answer only; 0 where each does the whole.
     prefill_workers: usize,
     /// What every engine is a copy of.
@@ -114,13 +119,17 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// Starts workers and waits until all of them serve.
     pub(crate) async fn start(
-        runtime: &Runtime,
         engine: &MockerEngine,
         workers: usize,
         prefill_workers: usize,
     ) -> Result<Self, EngineError> {
+        let (discovery, plane): Common = (
+            Arc::new(MemoryDiscovery::new()),
+            Arc::new(MemoryPlane::new()),
+        );
         let fleet = Self {
-            runtime: runtime.clone(),
+            runtime: Runtime::new(Arc::clone(&discovery), Arc::clone(&plane)),
+            common: (discovery, plane),
             prefill_workers,
             engine: engine.fresh(),
             seats: Mutex::default(),
@@ -147,7 +156,13 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// The model, as soon as every worker is listed.
+    /// A runtime of another process, which shares nothing with that of the workers but their discovery and plane.
+    pub(crate) fn runtime_beside(&self) -> Runtime {
+        let (discovery, plane) = &self.common;
+        Runtime::new(Arc::clone(discovery), Arc::clone(plane))
+    }
+
+    /// The model, as soon as so many workers are listed.
     pub(crate) async fn model(
         &self,
         directory: &ModelDirectory,
@@ -156,7 +171,7 @@ impl Fleet {
         let mut models = directory.subscribe();
         let all = models.wait_for(|models| {
             let model = models.get(MODEL);
-            model.is_some_and(|model| model.instances().len() == workers)
+            model.is_some_and(|model| model.instances().len() >= workers)
         });
         let found = tokio::time::timeout(PATIENCE, all).await;
         let models = found.ok().and_then(Result::ok);
@@ -243,6 +258,7 @@ impl Fleet {
         let seats = std::mem::take(&mut *self.seats.lock());
         let stopped = seats.into_values().map(|seat| seat.handle.shutdown());
         join_all(stopped).await;
+        self.runtime.shutdown().await;
     }
 }
 

@@ -5,13 +5,14 @@
 //! fleet takes as long as its decisions do, and the same plan gives the same figures.
 //!
 //! - [`Load`]: which requests come when: a [trace](Load::read_trace), or [conversations](Synthetic) made up from a seed.
-//! - [`Fault`]: what happens to workers meanwhile.
+//! - [`Fault`]: what happens to workers and frontends meanwhile.
 //! - [`Policy`]: how an instance is chosen.
 //! - [`simulate`]: a [`Plan`] becomes a [`Report`], which is a table, JSON, or a [plot](Report::svg). A policy may serve the same load
 //!   with fleets that have prefill and decode apart, too.
 
 mod faults;
 mod fleet;
+mod frontends;
 mod load;
 mod oracle;
 mod plot;
@@ -23,7 +24,7 @@ mod run;
 mod timeline;
 mod trace;
 
-pub use faults::{Action, Fault};
+pub use faults::{Action, Fault, What};
 pub use load::{Kind, Load, Synthetic};
 pub use policy::Policy;
 pub use report::{Report, Row};

@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 use crate::fleet::Fleet;
 
 /// Chooses by what is true.
-#[derive(Debug)]
 pub(crate) struct Oracle {
     fleet: Arc<Fleet>,
     block_size: NonZeroU32,

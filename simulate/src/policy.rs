@@ -87,15 +87,16 @@ pub(crate) struct Begun {
 }
 
 impl Way {
-    /// Stacks what a policy needs.
+    /// Stacks what a policy needs. Its chance is that of `seed`.
     pub(crate) async fn connect(
         policy: Policy,
         plan: &Plan,
+        seed: u64,
         fleet: &Arc<Fleet>,
         directory: &ModelDirectory,
         model: &LiveModel,
     ) -> Result<Self, EngineError> {
-        let (runtime, seed) = (directory.runtime(), plan.seed);
+        let runtime = directory.runtime();
         let plain = SelectionMode::RoundRobin;
         Ok(match policy {
             Policy::Router(mode) => {

@@ -16,9 +16,11 @@ pub struct Report {
     pub load: &'static str,
     /// Workers.
     pub workers: usize,
+    /// Frontends.
+    pub frontends: usize,
     /// The plan's seed.
     pub seed: u64,
-    /// What happened to workers meanwhile.
+    /// What happened meanwhile.
     pub faults: Vec<Fault>,
     /// A row each policy and fleet, in the plan's order.
     pub rows: Vec<Row>,
@@ -117,9 +119,13 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let frontends = match self.frontends {
+            1 => String::new(),
+            several => format!("{several} frontends, "),
+        };
         writeln!(
             f,
-            "{} workers, load {}, seed {}; times in ms\n",
+            "{} workers, {frontends}load {}, seed {}; times in ms\n",
             self.workers, self.load, self.seed
         )?;
         let names = self.rows.iter().map(|row| row.policy.len());

@@ -9,13 +9,13 @@ use genset_backend_common::output::{Finished, Output};
 use genset_backend_common::{EngineError, GenerateRequest, RequestContext, TokenId};
 use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel};
 use genset_router::KvConfig;
-use genset_runtime::{ModelDirectory, Runtime};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::faults::Fault;
+use crate::faults::{Fault, What};
 use crate::fleet::{Fleet, MODEL};
+use crate::frontends::Frontends;
 use crate::load::{Load, Session, VOCAB_SIZE};
 use crate::policy::{Policy, Way};
 use crate::quantiles::Quantiles;
@@ -30,7 +30,9 @@ const CONTEXT_LENGTH: u32 = 1 << 21;
 pub struct Plan {
     /// Workers, at least 1.
     pub workers: usize,
-    /// The settings of each.
+    /// Frontends, at least 1; each request goes to one of them by chance.
+    pub frontends: usize,
+    /// The settings of each worker.
     pub engine: MockerArgs,
     /// Which requests come when.
     pub load: Load,
@@ -68,11 +70,10 @@ pub(crate) struct Tally {
 /// # Errors
 /// `InvalidArgument`, naming what in the plan cannot be; `Internal` where a worker did not start.
 pub fn simulate(plan: &Plan) -> Result<Report, EngineError> {
-    if plan.workers == 0 {
-        return Err(EngineError::invalid_argument(
-            "--workers",
-            "must be at least 1",
-        ));
+    for (flag, count) in [("--workers", plan.workers), ("--frontends", plan.frontends)] {
+        if count == 0 {
+            return Err(EngineError::invalid_argument(flag, "must be at least 1"));
+        }
     }
     let runs = plan.runs()?;
     let model = MockerModel::new(VOCAB_SIZE, CONTEXT_LENGTH);
@@ -92,6 +93,7 @@ pub fn simulate(plan: &Plan) -> Result<Report, EngineError> {
     Ok(Report {
         load: plan.load.name(),
         workers: plan.workers,
+        frontends: plan.frontends,
         seed: plan.seed,
         faults: plan.faults.clone(),
         rows,
@@ -149,23 +151,17 @@ async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, Engine
         policy,
         prefill_workers,
     } = one;
-    let runtime = Runtime::in_process();
-    let fleet = Fleet::start(&runtime, engine, plan.workers, prefill_workers).await?;
+    let fleet = Fleet::start(engine, plan.workers, prefill_workers).await?;
     let fleet = Arc::new(fleet);
-    let directory = ModelDirectory::follow(&runtime);
-    let model = fleet.model(&directory, plan.workers).await?;
-    let way = Way::connect(policy, plan, &fleet, &directory, &model).await?;
+    let frontends = Frontends::start(policy, plan, &fleet).await?;
     let driver = Arc::new(Driver {
-        way,
+        frontends,
         tally: Mutex::default(),
         began: Instant::now(),
     });
     let tasks = TaskTracker::new();
-    let faults = tasks.spawn(inflict(
-        Arc::clone(&fleet),
-        plan.faults.clone(),
-        driver.began,
-    ));
+    let script = plan.faults.clone();
+    let faults = tasks.spawn(inflict(Arc::clone(&fleet), Arc::clone(&driver), script));
     for (number, session) in plan.load.sessions(plan.seed).enumerate() {
         tokio::time::sleep_until(driver.began + session.at).await;
         tasks.spawn(Arc::clone(&driver).converse(number, session));
@@ -184,22 +180,24 @@ async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, Engine
     };
     let row = Row::new(name, prefill_workers, tally, fleet.moved());
     fleet.stop().await;
-    drop((driver, directory));
-    runtime.shutdown().await;
+    driver.frontends.stop().await;
     Ok(row)
 }
 
-async fn inflict(fleet: Arc<Fleet>, faults: Vec<Fault>, began: Instant) {
+async fn inflict(fleet: Arc<Fleet>, driver: Arc<Driver>, faults: Vec<Fault>) {
     for fault in faults {
         let at = Duration::try_from_secs_f64(fault.at_s).unwrap_or(Duration::MAX / 4);
-        tokio::time::sleep_until(began + at).await;
-        fleet.suffer(fault.worker, fault.action).await;
+        tokio::time::sleep_until(driver.began + at).await;
+        match fault.what {
+            What::Worker(worker, action) => fleet.suffer(worker, action).await,
+            What::FrontendRestart(frontend) => driver.frontends.restart(frontend).await,
+        }
     }
 }
 
 /// Sends the requests.
 struct Driver {
-    way: Way,
+    frontends: Frontends,
     tally: Mutex<Tally>,
     began: Instant,
 }
@@ -217,11 +215,13 @@ impl Driver {
             request.stop.max_tokens = Some(turn.max_tokens);
             let id = format!("{number}-{turn_number}");
             self.tally.lock().requests += 1;
-            match self
-                .ask(request, RequestContext::new(id), &mut prompt)
-                .await
-            {
-                Ok(finished) => self.count(&finished),
+            let Some(frontend) = self.frontends.of(number, turn_number) else {
+                return;
+            };
+            let (way, ctx) = (&frontend.way, RequestContext::new(id));
+            let sent = self.began.elapsed();
+            match self.ask(way, request, ctx, &mut prompt).await {
+                Ok(finished) => self.count(sent, &finished),
                 Err(error) => {
                     let mut tally = self.tally.lock();
                     *tally.lost.entry(error.kind().name()).or_default() += 1;
@@ -234,12 +234,13 @@ impl Driver {
     /// One request; its answer's tokens are added to the prompt.
     async fn ask(
         &self,
+        way: &Way,
         request: GenerateRequest,
         ctx: RequestContext,
         prompt: &mut Vec<TokenId>,
     ) -> Result<Finished, EngineError> {
         let sent = Instant::now();
-        let mut begun = self.way.generate(request, ctx).await?;
+        let mut begun = way.generate(request, ctx).await?;
         let mut last = None;
         loop {
             let item = begun.outputs.next().await;
@@ -274,11 +275,14 @@ impl Driver {
         }
     }
 
-    fn count(&self, finished: &Finished) {
+    /// An answer whose request was sent so long after the beginning.
+    fn count(&self, sent: Duration, finished: &Finished) {
         let mut tally = self.tally.lock();
         let usage = finished.usage;
-        tally.prompt_tokens += u64::from(usage.prompt_tokens);
-        tally.cached_tokens += u64::from(usage.cached_tokens.unwrap_or(0));
+        let (prompt, cached) = (usage.prompt_tokens, usage.cached_tokens.unwrap_or(0));
+        tally.prompt_tokens += u64::from(prompt);
+        tally.cached_tokens += u64::from(cached);
+        tally.timeline.prompt(sent, prompt.into(), cached.into());
         tally.completion_tokens += u64::from(usage.completion_tokens);
         tally.duration = self.began.elapsed();
     }

@@ -20,6 +20,8 @@ pub(crate) struct Timeline {
 struct Span {
     ttft: Quantiles,
     pause: Duration,
+    prompt_tokens: u64,
+    cached_tokens: u64,
 }
 
 /// A part of a run. Times are in milliseconds.
@@ -31,6 +33,10 @@ pub struct Moment {
     pub ttft_p90_ms: Option<f64>,
     /// The longest time between two tokens of an answer, by when the second one came.
     pub longest_pause_ms: f64,
+    /// Prompt tokens of the requests that were sent in it and answered.
+    pub prompt_tokens: u64,
+    /// Those of them that were in a prefix cache.
+    pub cached_tokens: u64,
 }
 
 impl Default for Timeline {
@@ -52,6 +58,13 @@ impl Timeline {
     pub(crate) fn token(&mut self, at: Duration, pause: Duration) {
         let span = self.span_at(at);
         span.pause = span.pause.max(pause);
+    }
+
+    /// A request was sent `at` so long after the beginning, and so much of its prompt was cached.
+    pub(crate) fn prompt(&mut self, at: Duration, tokens: u64, cached: u64) {
+        let span = self.span_at(at);
+        span.prompt_tokens += tokens;
+        span.cached_tokens += cached;
     }
 
     fn span_at(&mut self, at: Duration) -> &mut Span {
@@ -77,6 +90,8 @@ impl Timeline {
             for span in pair {
                 whole.ttft.merge(&span.ttft);
                 whole.pause = whole.pause.max(span.pause);
+                whole.prompt_tokens += span.prompt_tokens;
+                whole.cached_tokens += span.cached_tokens;
             }
             whole
         });
@@ -90,6 +105,8 @@ impl Timeline {
             at_s: (self.span * place).as_secs_f64(),
             ttft_p90_ms: span.ttft.ms(0.9),
             longest_pause_ms: span.pause.as_secs_f64() * 1e3,
+            prompt_tokens: span.prompt_tokens,
+            cached_tokens: span.cached_tokens,
         };
         spans.map(moment).collect()
     }

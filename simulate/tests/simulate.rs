@@ -9,6 +9,7 @@ use genset_simulate::{Fault, Kind, Load, Plan, Report, Row, Synthetic, simulate}
 fn plan(policies: &[&str]) -> Plan {
     Plan {
         workers: 4,
+        frontends: 1,
         engine: MockerArgs {
             num_gpu_blocks: 8192,
             ..MockerArgs::default()
@@ -69,7 +70,7 @@ fn faults_happen_and_what_they_cost_is_counted() {
         {"at_s": 50, "worker": 2, "do": "start"}
     ]"#;
     let troubled = Plan {
-        faults: Fault::read_script(script, 4).unwrap(),
+        faults: Fault::read_script(script, 4, 1).unwrap(),
         ..plan(&["round-robin"])
     };
     let report = simulate(&troubled).unwrap();
@@ -113,7 +114,7 @@ fn a_plot_shows_a_worker_dying() {
         {"at_s": 60, "worker": 0, "do": "start"}
     ]"#;
     let troubled = Plan {
-        faults: Fault::read_script(script, 4).unwrap(),
+        faults: Fault::read_script(script, 4, 1).unwrap(),
         ..plan(&["least-loaded"])
     };
     let report = simulate(&troubled).unwrap();
@@ -164,6 +165,12 @@ fn what_cannot_be_is_refused_by_name() {
     })
     .unwrap_err();
     assert!(error.to_string().contains("--workers"), "{error}");
+    let error = simulate(&Plan {
+        frontends: 0,
+        ..plan(&["random"])
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("--frontends"), "{error}");
     for (policy, prefill_workers) in [("round-robin", 4), ("oracle", 1)] {
         let error = simulate(&Plan {
             prefill_workers: vec![prefill_workers],
@@ -212,4 +219,49 @@ fn a_choice_that_looks_at_no_cache_finds_less_in_them() {
     };
     let (blind, knowing) = (hit_rate(0.0), hit_rate(1.0));
     assert!(knowing > blind + 0.1, "{knowing} against {blind}");
+}
+
+#[test]
+fn several_frontends_serve_one_fleet_the_same_way_again() {
+    let plan = Plan {
+        frontends: 3,
+        ..plan(&["round-robin", "kv", "oracle"])
+    };
+    let report = simulate(&plan).unwrap();
+    for row in &report.rows {
+        assert_eq!((row.requests, row.lost_requests()), (300, 0), "{report}");
+    }
+    assert!(
+        row(&report, "kv").hit_rate > row(&report, "round-robin").hit_rate + 0.1,
+        "{report}"
+    );
+    assert_eq!(simulate(&plan).unwrap().json(), report.json());
+}
+
+/// A frontend that has seen nothing takes snapshots of the workers' caches and hears of their load: a second later it finds as
+/// much in the caches as one that has seen all.
+#[test]
+fn a_frontend_that_restarts_decides_as_well_as_before_a_second_later() {
+    const AT_S: f64 = 60.0;
+    let serve = |script: &str| {
+        let plan = Plan {
+            faults: Fault::read_script(script, 4, 1).unwrap(),
+            ..plan(&["kv"])
+        };
+        simulate(&plan).unwrap()
+    };
+    let script = format!(r#"[{{"at_s": {AT_S}, "frontend": 0, "do": "restart"}}]"#);
+    let (undisturbed, restarted) = (serve("[]"), serve(&script));
+    let hit_rate_after = |report: &Report| {
+        let row = row(report, "kv");
+        assert_eq!(row.lost_requests(), 0, "{report}");
+        let after = (row.over_time.iter()).filter(|moment| moment.at_s >= AT_S + 1.0);
+        let (cached, all) = after.fold((0, 0), |(cached, all), moment| {
+            (cached + moment.cached_tokens, all + moment.prompt_tokens)
+        });
+        f64::from(u32::try_from(cached).unwrap()) / f64::from(u32::try_from(all).unwrap())
+    };
+    let (before, after) = (hit_rate_after(&undisturbed), hit_rate_after(&restarted));
+    assert!(undisturbed.json() != restarted.json(), "nothing happened");
+    assert!(after > before * 0.97, "{after} against {before}");
 }

@@ -93,7 +93,7 @@ fn panel(report: &Report, top: f64, title: &str, value: Value) -> Vec<String> {
             top + ABOVE,
             scale.bottom()
         ));
-        let what = format!("worker {}: {}", fault.worker, fault.action);
+        let what = fault.what.to_string();
         lines.push(label(x + 3.0, top + ABOVE - 4.0, "start", &what));
     }
     for (row, colour) in report.rows.iter().zip(COLOURS.iter().cycle()) {

@@ -1,0 +1,113 @@
+//! [`Frontends`]: those that send requests to the workers. Each has a directory, layers and metrics of its own, as processes have, and
+//! knows of the others only by what workers publish.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::EngineError;
+use genset_runtime::{ModelDirectory, Runtime};
+use parking_lot::Mutex;
+
+use crate::fleet::Fleet;
+use crate::policy::{Policy, Way};
+use crate::random::{Random, mix};
+use crate::run::Plan;
+
+/// The stream of randomness that deals requests to frontends.
+const DEALING: u64 = 3;
+
+/// How long one that starts anew looks for a worker.
+const START_TIME: Duration = Duration::from_secs(1);
+
+/// One frontend, from its start on.
+pub(crate) struct Frontend {
+    pub(crate) way: Way,
+    _directory: ModelDirectory,
+}
+
+/// The frontends.
+pub(crate) struct Frontends {
+    /// Theirs, one each start: discovery and plane are those of the workers.
+    runtimes: Mutex<Vec<Runtime>>,
+    serving: Mutex<Vec<Arc<Frontend>>>,
+    fleet: Arc<Fleet>,
+    policy: Policy,
+    /// Where requests are dealt from.
+    deal: u64,
+    /// What every frontend starts with.
+    plan: Plan,
+}
+
+impl Frontends {
+    /// Starts those of the plan, each of which knows every worker.
+    pub(crate) async fn start(
+        policy: Policy,
+        plan: &Plan,
+        fleet: &Arc<Fleet>,
+    ) -> Result<Self, EngineError> {
+        let frontends = Self {
+            runtimes: Mutex::default(),
+            serving: Mutex::default(),
+            fleet: Arc::clone(fleet),
+            policy,
+            deal: Random::new(plan.seed, DEALING).next(),
+            plan: plan.clone(),
+        };
+        for number in 0..plan.frontends {
+            let frontend = frontends.start_one(number, plan.workers).await?;
+            frontends.serving.lock().push(Arc::new(frontend));
+        }
+        Ok(frontends)
+    }
+
+    /// Starts one as soon as so many workers are listed.
+    async fn start_one(&self, number: usize, workers: usize) -> Result<Frontend, EngineError> {
+        let runtime = self.fleet.runtime_beside();
+        self.runtimes.lock().push(runtime.clone());
+        let directory = ModelDirectory::follow(&runtime);
+        let model = self.fleet.model(&directory, workers).await?;
+        // The first one's chance is that of a fleet that has no other.
+        let seed = self.plan.seed ^ mix(u64::try_from(number).unwrap_or(0));
+        let way = Way::connect(
+            self.policy,
+            &self.plan,
+            seed,
+            &self.fleet,
+            &directory,
+            &model,
+        );
+        Ok(Frontend {
+            way: way.await?,
+            _directory: directory,
+        })
+    }
+
+    /// Who gets a request: any, by chance, as behind a load balancer that knows nothing.
+    pub(crate) fn of(&self, session: usize, turn: usize) -> Option<Arc<Frontend>> {
+        let number = |number: usize| u64::try_from(number).unwrap_or(0);
+        let mut random = Random::new(self.deal ^ mix(number(session)), number(turn));
+        let serving = self.serving.lock();
+        let place = random.below(number(serving.len()));
+        serving.get(usize::try_from(place).ok()?).cloned()
+    }
+
+    /// Another takes its place, which has seen nothing yet; the old one ends what it has begun. While no worker is there to be
+    /// found, nobody takes its place.
+    pub(crate) async fn restart(&self, number: usize) {
+        let started = tokio::time::timeout(START_TIME, self.start_one(number, 1)).await;
+        if let Ok(Ok(frontend)) = started
+            && let Some(serving) = self.serving.lock().get_mut(number)
+        {
+            *serving = Arc::new(frontend);
+        }
+    }
+
+    /// Ends all of them.
+    pub(crate) async fn stop(&self) {
+        self.serving.lock().clear();
+        let runtimes = std::mem::take(&mut *self.runtimes.lock());
+        for runtime in runtimes {
+            runtime.shutdown().await;
+        }
+    }
+}
