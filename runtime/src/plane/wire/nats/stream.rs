@@ -152,7 +152,8 @@ impl Wake for Halves {
 }
 
 fn wake(half: &Mutex<Option<Waker>>) {
-    if let Some(waker) = half.lock().take() {
+    let waker = half.lock().take();
+    if let Some(waker) = waker {
         waker.wake();
     }
 }
