@@ -238,6 +238,32 @@ fn several_frontends_serve_one_fleet_the_same_way_again() {
     assert_eq!(simulate(&plan).unwrap().json(), report.json());
 }
 
+/// Each has an index of its own and hears of the others' requests by what workers publish.
+#[test]
+fn three_frontends_find_as_much_in_the_caches_as_one() {
+    let serve = |frontends| {
+        let plan = Plan {
+            workers: 16,
+            frontends,
+            engine: MockerArgs {
+                max_num_seqs: 8,
+                ..MockerArgs::default()
+            },
+            load: Load::Synthetic(Synthetic {
+                kind: Kind::Chat,
+                sessions_per_s: 24.0,
+                requests: 800,
+            }),
+            ..plan(&["kv"])
+        };
+        simulate(&plan).unwrap()
+    };
+    let (alone, three) = (serve(1), serve(3));
+    let (one, of_three) = (row(&alone, "kv"), row(&three, "kv"));
+    assert_eq!((of_three.requests, of_three.lost_requests()), (800, 0));
+    assert!(of_three.hit_rate >= one.hit_rate * 0.9, "{alone}{three}");
+}
+
 /// A frontend that has seen nothing takes snapshots of the workers' caches and hears of their load: a second later it finds as
 /// much in the caches as one that has seen all.
 #[test]
