@@ -5,8 +5,8 @@ mod line;
 
 use std::io::IsTerminal;
 
+use tracing::Dispatch;
 use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
 #[cfg(feature = "otlp")]
@@ -76,10 +76,15 @@ fn format(has_colours: bool) -> OneLine<fmt::format::Format> {
     }
 }
 
+/// Records of the `log` crate are not listened to, whatever features other crates turn on.
+fn is_set_as_first(subscriber: impl Into<Dispatch>) -> bool {
+    tracing::dispatcher::set_global_default(subscriber.into()).is_ok()
+}
+
 /// Makes it the process's subscriber; says whether it is the first, the one that counts.
 #[cfg(not(feature = "otlp"))]
-fn install(subscriber: impl SubscriberInitExt) -> (Logging, bool) {
-    let is_first = subscriber.try_init().is_ok();
+fn install(subscriber: impl Into<Dispatch>) -> (Logging, bool) {
+    let is_first = is_set_as_first(subscriber);
     if is_first && std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() {
         tracing::warn!(
             "OTEL_EXPORTER_OTLP_ENDPOINT is set, but this build exports no spans; build with the feature otlp"
@@ -103,7 +108,7 @@ where
         Err(error) => (None, Some(error)),
     };
     let spans = export.as_ref().map(otlp::Export::layer);
-    let is_first = subscriber.with(spans).try_init().is_ok();
+    let is_first = is_set_as_first(subscriber.with(spans));
     if let Some(error) = problem {
         tracing::warn!(%error, "spans are not exported");
     }
