@@ -26,6 +26,12 @@ mod kv;
 mod migrating;
 mod queueing;
 mod route;
+mod sync;
+
+// Not in the module, whose files `tests/loom.rs` compiles once more.
+#[cfg(test)]
+#[path = "index/tests.rs"]
+mod index_tests;
 
 pub use config::{KvConfig, RouterConfig, RouterMode};
 pub use connect::{Layers, connect};

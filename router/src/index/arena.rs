@@ -3,14 +3,7 @@
 //! Words are never given back to the system while the index lives, so a reader that holds an old offset reads a word of somebody
 //! else, never none; versions tell it so.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Words of a chunk; no block of words is longer.
-const CHUNK_WORDS: usize = 1 << 16;
-
-/// Chunks an arena may have: 8 GiB.
-const MAX_CHUNKS: usize = 1 << 14;
+use crate::sync::{AtomicU64, CHUNK_WORDS, MAX_CHUNKS, OnceLock, Ordering};
 
 pub(super) struct Arena {
     chunks: Box<[OnceLock<Box<[AtomicU64]>>]>,

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use genset_backend_common::kv::BlockHash;
 
@@ -10,6 +9,7 @@ use super::members::Interval;
 use super::run::{Link, RunId, Word};
 use super::table::Place;
 use super::{Overlap, Shared};
+use crate::sync::{Ordering, TRIES, fence};
 
 /// Places that are looked at side by side.
 const WAYS: usize = 8;
@@ -51,11 +51,12 @@ impl Lookup {
     }
 }
 
-/// Part of a prompt: the blocks up to `upto` of a run.
+/// Part of a prompt: the blocks up to `upto` of a run, and the hash of the last of them.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     run: RunId,
     upto: u32,
+    last: BlockHash,
 }
 
 /// Whether the runs above a block are those of the prompt.
@@ -84,11 +85,18 @@ impl IndexReader {
         lookup.overlaps.clear();
         let mut prompt = prompt;
         let mut is_sure = false;
+        let mut tries = 0;
         while let Some((index, place)) = self.deepest(prompt, is_sure, &gave_up) {
             match self.walk(&prompt[..=index], place, &mut lookup.path, &gave_up) {
+                Walked::Whole if self.gather(lookup, &gave_up) => break,
+                // A run became another's meanwhile.
                 Walked::Whole => {
-                    self.gather(lookup, &gave_up);
-                    break;
+                    lookup.overlaps.clear();
+                    tries += 1;
+                    if tries == TRIES {
+                        gave_up.set(true);
+                        break;
+                    }
                 }
                 // What it took for the block may have been another with the same bits.
                 Walked::Only(_) if !is_sure => is_sure = true,
@@ -167,8 +175,12 @@ impl IndexReader {
             if blocks > left || !self.is_at(at, prompt[left - 1], gave_up) {
                 return Walked::Only(prompt.len() - 1);
             }
+            path.push(Step {
+                run: at.run,
+                upto,
+                last: prompt[left - 1],
+            });
             left -= blocks;
-            path.push(Step { run: at.run, upto });
             match self.shared.runs.link(at.run) {
                 Link::Root if left == 0 => return Walked::Whole,
                 Link::After(run, len) if left > 0 && len > 0 => {
@@ -184,8 +196,8 @@ impl IndexReader {
         }
     }
 
-    /// Adds up what targets hold along the path, which leads from the last run to the first.
-    fn gather(&self, lookup: &mut Lookup, gave_up: &Cell<bool>) {
+    /// Adds up what targets hold along the path, which leads from the last run to the first; false when a run is another's by now.
+    fn gather(&self, lookup: &mut Lookup, gave_up: &Cell<bool>) -> bool {
         let Lookup {
             overlaps,
             path,
@@ -193,11 +205,17 @@ impl IndexReader {
             ..
         } = lookup;
         let mut steps = path.iter().rev();
-        let Some(first) = steps.next() else { return };
-        self.leading(*first, overlaps, gave_up);
+        let Some(first) = steps.next() else {
+            return true;
+        };
+        if !self.leading(*first, overlaps, gave_up) {
+            return false;
+        }
         let mut depth = first.upto;
         for step in steps {
-            self.leading(*step, more, gave_up);
+            if !self.leading(*step, more, gave_up) {
+                return false;
+            }
             for held in more.iter() {
                 let found = overlaps.binary_search_by_key(&held.target, |overlap| overlap.target);
                 if let Ok(index) = found
@@ -208,10 +226,11 @@ impl IndexReader {
             }
             depth += step.upto;
         }
+        true
     }
 
-    /// The leading blocks that targets hold of a run, as far as the step goes.
-    fn leading(&self, step: Step, into: &mut Vec<Overlap>, gave_up: &Cell<bool>) {
+    /// The leading blocks that targets hold of a run, as far as the step goes; false when its blocks are others by now.
+    fn leading(&self, step: Step, into: &mut Vec<Overlap>, gave_up: &Cell<bool>) -> bool {
         let Shared { words, runs, .. } = &*self.shared;
         let read = || {
             into.clear();
@@ -234,10 +253,15 @@ impl IndexReader {
                     push(word.load(Ordering::Relaxed));
                 }
             }
+            // An interval that speaks of other blocks is younger than their hashes.
+            fence(Ordering::Acquire);
+            let last = runs.load(step.run, Word::Hashes) + u64::from(step.upto - 1);
+            words.load(last) == step.last.0
         };
-        if runs.read(step.run, read).is_none() {
+        runs.read(step.run, read).unwrap_or_else(|| {
             gave_up.set(true);
             into.clear();
-        }
+            true
+        })
     }
 }

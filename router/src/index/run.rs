@@ -3,9 +3,8 @@
 //! Each run has a version that is odd while its words change together. A reader takes the version, reads, and takes it again:
 //! when they differ, it reads again. Words that change alone need no version.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-
 use super::arena::{Arena, Offset};
+use crate::sync::{AtomicU64, Ordering, TRIES, fence, spin_loop};
 
 /// A run's number, from 1.
 pub(super) type RunId = u32;
@@ -19,9 +18,6 @@ pub(super) const MAX_LEN: u32 = (1 << POSITION_BITS) - 1;
 
 /// Words of a run.
 const WORDS: u64 = 8;
-
-/// How often a reader reads again before it gives up.
-const TRIES: usize = 64;
 
 /// The words, by what they hold.
 #[derive(Clone, Copy)]
@@ -158,6 +154,14 @@ impl Runs {
         self.0.store(Self::at(run) + word as u64, value);
     }
 
+    /// Stores a word after all that was stored before it.
+    #[inline]
+    pub(super) fn publish(&self, run: RunId, word: Word, value: u64) {
+        if let Some(word) = self.0.word(Self::at(run) + word as u64) {
+            word.store(value, Ordering::Release);
+        }
+    }
+
     #[inline]
     pub(super) fn link(&self, run: RunId) -> Link {
         Link::unpack(self.load(run, Word::Link))
@@ -200,7 +204,7 @@ impl Runs {
                     return Some(value);
                 }
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         None
     }

@@ -4,20 +4,14 @@
 //! without looking at a run. Those bits may be equal for two hashes: whoever needs to be sure looks at the run. A part that
 //! grows is copied; its readers see the old one or the new one, and a version tells when the old one's words are another's.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-
 use super::arena::{Arena, Free, Offset, class_of};
 use super::run::{POSITION_BITS, RUN_BITS, RunId};
+use crate::sync::{AtomicU64, Ordering, PART_BITS, SMALLEST_PART, TRIES, fence, spin_loop};
 
-/// Bits of a hash that choose the part.
-const PART_BITS: u32 = 12;
 /// Bits of a hash in its slot.
 const TAG_BITS: u32 = 24;
-/// The smallest and the largest part, as powers of two.
-const SMALLEST: u32 = 4;
+/// The largest part, as a power of two.
 const LARGEST: u32 = 16;
-/// How often a reader looks at a part that moves before it gives up.
-const TRIES: usize = 64;
 
 const EMPTY: u64 = 0;
 /// Once there was one: whoever looks for another goes on.
@@ -105,11 +99,10 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new() -> Self {
-        use std::hash::{BuildHasher, RandomState};
+    pub(super) fn new(seed: u64) -> Self {
         Self {
             heads: (0..1 << PART_BITS).map(|_| AtomicU64::new(0)).collect(),
-            seed: RandomState::new().hash_one(0),
+            seed,
         }
     }
 
@@ -153,7 +146,7 @@ impl Table {
             if self.head(mixed, Ordering::Relaxed).0 == head.0 {
                 return found;
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         None
     }
@@ -263,7 +256,7 @@ impl TableWriter {
     ) -> Option<Head> {
         let old = table.head(mixed, Ordering::Relaxed);
         let used = self.filled[mixed.part()].used;
-        let mut bits = SMALLEST;
+        let mut bits = SMALLEST_PART;
         while used * 8 >= (5 << bits) {
             bits += 1;
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use genset_backend_common::kv::BlockHash;
 use proptest::prelude::*;
 
-use super::{IndexReader, IndexWriter, Lookup, Odd, Overlap, Target, index};
+use super::index::{IndexReader, IndexWriter, Lookup, Odd, Overlap, Target, index};
 
 /// The hash of a block that follows `parent` with content `local`, mixed so that it looks like one.
 fn chain(parent: u64, local: u64) -> u64 {

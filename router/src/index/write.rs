@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use genset_backend_common::kv::BlockHash;
 
@@ -11,6 +10,7 @@ use super::members::{self, Interval};
 use super::run::{Children, Link, MAX_LEN, RUN_BITS, RunId, Size, Word};
 use super::table::{Place, TableWriter};
 use super::{MAX_TARGETS, Shared, Target};
+use crate::sync::{AtomicU64, Ordering};
 
 /// What is wrong with an event. The index holds what could be made of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
@@ -410,7 +410,7 @@ impl IndexWriter {
         Ok(())
     }
 
-    /// Adds an interval by changing one word; `None` when it takes more.
+    /// Adds an interval by changing one word, after the hashes it speaks of; `None` when it takes more.
     #[inline]
     fn grow_alone(&self, run: RunId, added: Interval) -> Option<u32> {
         let Shared { words, runs, .. } = &*self.shared;
@@ -418,12 +418,11 @@ impl IndexWriter {
         let members = runs.load(run, Word::Members);
         if size.members == 1 {
             let (grown, gained) = members::grown(Interval::from_word(members), added)?;
-            runs.store(run, Word::Members, grown.word());
+            runs.publish(run, Word::Members, grown.word());
             return Some(gained);
         }
         let list = words.block(members, usize::try_from(size.members).ok()?);
-        let interval =
-            |word: &std::sync::atomic::AtomicU64| Interval::from_word(word.load(Ordering::Relaxed));
+        let interval = |word: &AtomicU64| Interval::from_word(word.load(Ordering::Relaxed));
         let index = list.partition_point(|word| {
             let old = interval(word);
             (old.target(), old.end()) < (added.target(), added.start())
@@ -433,7 +432,7 @@ impl IndexWriter {
         if next.is_some_and(|next| members::grown(next, grown).is_some()) {
             return None;
         }
-        list.get(index)?.store(grown.word(), Ordering::Relaxed);
+        list.get(index)?.store(grown.word(), Ordering::Release);
         Some(gained)
     }
 
@@ -454,9 +453,7 @@ impl IndexWriter {
         } else {
             let count = usize::try_from(size.members).unwrap_or_default();
             let list = words.block(members, count);
-            let interval = |word: &std::sync::atomic::AtomicU64| {
-                Interval::from_word(word.load(Ordering::Relaxed))
-            };
+            let interval = |word: &AtomicU64| Interval::from_word(word.load(Ordering::Relaxed));
             let index = list.partition_point(|word| {
                 let old = interval(word);
                 (old.target(), old.end()) <= (target, position)
