@@ -119,6 +119,12 @@ pub struct Admitted {
 }
 
 impl Load {
+    /// Requests that are running and waiting.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        u64::from(self.running_requests) + u64::from(self.waiting_requests)
+    }
+
     /// The load of a Worker: its engine's, with the requests that wait before the engine. An engine that publishes nothing
     /// has every admitted request running.
     #[must_use]

@@ -52,7 +52,7 @@ impl Instance {
 
     /// Takes the load it published.
     pub(crate) fn publish(&self, load: Load) {
-        let requests = u64::from(load.running_requests) + u64::from(load.waiting_requests);
+        let requests = load.requests();
         let requests = usize::try_from(requests).unwrap_or(usize::MAX);
         let ours = self.in_flight.load(Ordering::Relaxed);
         self.others

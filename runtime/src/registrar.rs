@@ -16,6 +16,7 @@ use genset_backend_common::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tracing::Instrument;
 
 use crate::component::{Endpoint, Runtime, Serving};
@@ -28,8 +29,11 @@ use crate::telemetry::{self, Traced};
 /// Bytes of an artifact in one item.
 const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
 
-/// The least time between two loads that are told: an engine may publish one with every request.
+/// The least time between two loads that are told: an engine may publish one with every step.
 const LOAD_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The same where requests have come meanwhile: a frontend that does not hear of another's sends its own to the same worker.
+const RISE_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The names of the endpoints beside `generate`.
 pub mod endpoints {
@@ -374,8 +378,13 @@ impl Handler<(), Load> for LoadHandler {
         };
         let first = loads.now();
         let changes = stream::unfold((loads, first), |(mut loads, told)| async move {
-            tokio::time::sleep(LOAD_INTERVAL).await;
-            let load = loads.other_than(told).await?;
+            tokio::time::sleep(RISE_INTERVAL).await;
+            let has_more = loads.that(|load| load.requests() > told.requests());
+            let _ = timeout(LOAD_INTERVAL - RISE_INTERVAL, has_more).await;
+            // Events alone are no news: they are told where they lie.
+            let kv_events = told.kv_events;
+            let is_news = |load: &Load| Load { kv_events, ..*load } != told;
+            let load = loads.that(is_news).await?;
             Some((Ok(load), (loads, load)))
         });
         Ok(Box::pin(stream::iter([Ok(first)]).chain(changes)))
@@ -398,13 +407,11 @@ impl Loads {
         }
     }
 
-    /// The load once it differs from what was told; `None` when the worker has gone.
-    async fn other_than(&mut self, told: Load) -> Option<Load> {
+    /// The load once it is so; `None` when the worker has gone.
+    async fn that(&mut self, is_so: impl Fn(&Load) -> bool) -> Option<Load> {
         loop {
             let load = self.now();
-            // Events alone are no news: they are told where they lie.
-            let kv_events = told.kv_events;
-            if (Load { kv_events, ..load }) != told {
+            if is_so(&load) {
                 return Some(load);
             }
             tokio::select! {
@@ -412,5 +419,41 @@ impl Loads {
                 changed = self.admitted.changed() => changed.ok()?,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_came_are_told_sooner_than_the_rest() {
+        let (admit, admitted) = watch::channel(Admitted::default());
+        let handler = LoadHandler {
+            engine: LoadPublisher::default(),
+            admitted,
+            kv_events: KvEventPublisher::new(),
+        };
+        let mut loads = handler.handle((), RequestContext::new("r")).await.unwrap();
+        let begun = Instant::now();
+        let mut told = async || {
+            let load = loads.next().await.unwrap().unwrap();
+            (load.running_requests, begun.elapsed())
+        };
+        assert_eq!(told().await, (0, Duration::ZERO));
+        let requests = |running_requests| {
+            admit.send_replace(Admitted {
+                running_requests,
+                waiting_requests: 0,
+            });
+        };
+        requests(2);
+        assert_eq!(told().await, (2, RISE_INTERVAL));
+        // One that has gone is no hurry.
+        requests(1);
+        assert_eq!(told().await, (1, RISE_INTERVAL + LOAD_INTERVAL));
     }
 }
