@@ -134,8 +134,8 @@ pub(crate) fn float(count: usize) -> f64 {
     count as f64
 }
 
-/// When the last step ended, by the model. Timers are late by up to a millisecond, and more on a busy machine; a step begins
-/// where the one before it ended by the model, so that this does not add up.
+/// When the last step ended, by the model. Waits end late on a busy machine; a step begins where the one before it ended by the
+/// model, so that this does not add up.
 #[derive(Debug)]
 pub(crate) struct StepClock {
     /// `None` after an idle time: the next step begins when it begins.
@@ -168,11 +168,38 @@ impl StepClock {
         let end = begin + step;
         self.last_end = Some(end);
         if end > now {
-            tokio::time::sleep_until(end).await;
+            sleep_until(end).await;
         } else {
             // Steps that take no time must leave some to the readers.
             tokio::task::yield_now().await;
         }
+    }
+}
+
+/// By how much tokio's timers may be late: they count whole milliseconds and round up, and so does the system's wait for them.
+const TIMERS_LATE: Duration = Duration::from_millis(2);
+
+/// Waits until `end`, to a tenth of a millisecond: a thread waits for what tokio's timers are too coarse for.
+#[expect(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "the clock's own time tells whether it is virtual, and only a thread waits for less than a millisecond"
+)]
+async fn sleep_until(end: Instant) {
+    let (begun, really_begun) = (Instant::now(), std::time::Instant::now());
+    if let Some(almost) = end.checked_sub(TIMERS_LATE).filter(|at| *at > begun) {
+        tokio::time::sleep_until(almost).await;
+        let left = end.saturating_duration_since(Instant::now());
+        // A virtual clock stands still while a thread waits, which would be for nothing.
+        let is_real = really_begun.elapsed() >= begun.elapsed() / 2;
+        if is_real && !left.is_zero() {
+            // Without a thread the timer below does it.
+            let _ = tokio::task::spawn_blocking(move || std::thread::sleep(left)).await;
+        }
+    }
+    // A timer is not asked for what is over: it would round up.
+    if Instant::now() < end {
+        tokio::time::sleep_until(end).await;
     }
 }
 
