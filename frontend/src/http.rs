@@ -8,6 +8,7 @@ mod connection;
 mod docs;
 mod handlers;
 mod held;
+mod local;
 mod messages;
 mod metrics;
 mod openapi;
@@ -24,4 +25,5 @@ mod tls;
 mod ui;
 mod whole;
 
+pub use local::{LocalAnswer, LocalFrontend};
 pub use server::FrontendServer;

@@ -28,7 +28,7 @@ mod work;
 pub use budget::{MemoryBudget, MemoryShare};
 pub use config::{FrontendConfig, FrontendTls};
 pub use error::{ApiError, Param, ParamName};
-pub use http::FrontendServer;
+pub use http::{FrontendServer, LocalAnswer, LocalFrontend};
 pub use json::JsonBody;
 pub use parsers::{ParserNames, Parsers};
 pub use work::WorkThreads;

@@ -17,7 +17,7 @@ use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use genset_backend_common::{
     EndpointType, EngineError, MetricsRegistry, OutputStream, RequestContext, TraceContext,
 };
-use genset_runtime::METRICS_CONTENT_TYPE;
+use genset_runtime::{METRICS_CONTENT_TYPE, Runtime};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -39,7 +39,7 @@ use super::responses;
 use super::ui;
 use super::whole::{self, Asked, WholeBody};
 use crate::answer::{Completed, Spent};
-use crate::budget::MemoryShare;
+use crate::budget::{MemoryBudget, MemoryShare};
 use crate::config::FrontendConfig;
 use crate::error::{ApiError, shown};
 use crate::json::JsonBody;
@@ -69,6 +69,30 @@ pub(super) struct App {
     /// `None` where everybody may ask.
     pub(super) keys: Option<ApiKeys>,
     pub(super) draining: CancellationToken,
+}
+
+impl App {
+    pub(super) fn new(
+        runtime: &Runtime,
+        models: Models,
+        config: Arc<FrontendConfig>,
+        keys: Option<ApiKeys>,
+        draining: CancellationToken,
+    ) -> Self {
+        let stored_bytes = config.stored_bytes();
+        let memory = MemoryBudget::new(config.memory_budget_bytes - stored_bytes);
+        let metrics = HttpMetrics::register(runtime.metrics(), config.access_log, memory);
+        let responses = ResponseStore::new(config.max_stored_responses, stored_bytes);
+        Self {
+            models,
+            config,
+            metrics,
+            registry: runtime.metrics().clone(),
+            responses: Arc::new(responses),
+            keys,
+            draining,
+        }
+    }
 }
 
 /// Every route. Those that say how the server is are for everybody, the others for callers with a key, where there are keys.

@@ -11,13 +11,10 @@ use tokio_util::task::TaskTracker;
 
 use super::connection::Acceptor;
 use super::handlers::{App, router};
-use super::metrics::HttpMetrics;
 use super::tls::Tls;
-use crate::budget::MemoryBudget;
 use crate::config::FrontendConfig;
 use crate::keys::ApiKeys;
 use crate::model::Models;
-use crate::responses::ResponseStore;
 
 /// The OpenAI-compatible server. It serves whatever models live workers of its runtime serve.
 ///
@@ -64,9 +61,6 @@ impl FrontendServer {
             tracing::warn!("{warning}");
         }
         let models = Models::follow(runtime, &config);
-        let stored_bytes = config.stored_bytes();
-        let memory = MemoryBudget::new(config.memory_budget_bytes - stored_bytes);
-        let metrics = HttpMetrics::register(runtime.metrics(), config.access_log, memory);
         let config = Arc::new(config);
         let server = Self {
             address,
@@ -76,18 +70,9 @@ impl FrontendServer {
             closing: CancellationToken::new(),
             aborting: CancellationToken::new(),
         };
-        let app = App {
-            models,
-            config: Arc::clone(&config),
-            metrics: metrics.clone(),
-            registry: runtime.metrics().clone(),
-            responses: Arc::new(ResponseStore::new(
-                config.max_stored_responses,
-                stored_bytes,
-            )),
-            keys: keys.clone(),
-            draining: server.draining.clone(),
-        };
+        let draining = server.draining.clone();
+        let app = App::new(runtime, models, Arc::clone(&config), keys.clone(), draining);
+        let metrics = app.metrics.clone();
         if let Some(keys) = keys {
             server.tasks.spawn(keys.follow(server.closing.clone()));
         }

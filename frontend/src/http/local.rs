@@ -1,0 +1,94 @@
+//! [`LocalFrontend`]: the server's routes without a listener.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use genset_runtime::Runtime;
+use http::{Request, StatusCode, header};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::handlers::{App, router};
+use super::request_id::REQUEST_ID;
+use crate::config::FrontendConfig;
+use crate::error::ApiError;
+use crate::model::Models;
+
+/// The routes of a [`FrontendServer`](super::FrontendServer) for the program itself: requests are answered as over HTTP, with the
+/// same checks and errors, without a port, keys or an access log.
+#[derive(Debug, Clone)]
+pub struct LocalFrontend(Router);
+
+/// What a request was answered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LocalAnswer {
+    /// The HTTP status: 200 to 599.
+    pub status: u16,
+    /// The value of `x-request-id`.
+    pub request_id: String,
+    /// After how long the same request may succeed, where the server says so.
+    pub retry_after: Option<Duration>,
+    /// The answer, or the error in the API's shape.
+    pub body: Value,
+}
+
+impl LocalFrontend {
+    /// The routes for these models, with the limits of `config`. Its metrics are the runtime's; there is one of this, or of a
+    /// server, for each runtime.
+    #[must_use]
+    pub fn new(runtime: &Runtime, models: Models, config: FrontendConfig) -> Self {
+        let config = FrontendConfig {
+            access_log: false,
+            api_keys: None,
+            ..config
+        };
+        let never = CancellationToken::new();
+        Self(router(App::new(
+            runtime,
+            models,
+            Arc::new(config),
+            None,
+            never,
+        )))
+    }
+
+    /// POSTs a JSON body to a path, such as `/v1/chat/completions`, and waits for the whole answer, which must be no stream.
+    ///
+    /// # Errors
+    /// When the path is none, or the answer is no JSON. An error status is no error here.
+    ///
+    /// # Cancel safety
+    /// The request is cancelled when the future is dropped.
+    pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> Result<LocalAnswer, ApiError> {
+        let request = Request::post(path)
+            .header(header::HOST, "localhost")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body.into()))
+            .map_err(|error| {
+                let message = format!("{path:?} is no path: {error}.");
+                ApiError::new(StatusCode::NOT_FOUND, message)
+            })?;
+        let Ok(response) = self.0.clone().oneshot(request).await;
+        let (head, body) = response.into_parts();
+        let text = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
+        let retry_after = text(header::RETRY_AFTER).and_then(|seconds| seconds.parse().ok());
+        let request_id = text(REQUEST_ID).unwrap_or_default().to_owned();
+        let read = to_bytes(body, usize::MAX).await;
+        let body = read
+            .ok()
+            .and_then(|body| serde_json::from_slice(&body).ok());
+        let Some(body) = body else {
+            let message = format!("The answer to {path} is no JSON.");
+            return Err(ApiError::new(StatusCode::BAD_GATEWAY, message));
+        };
+        Ok(LocalAnswer {
+            status: head.status.as_u16(),
+            request_id,
+            retry_after: retry_after.map(Duration::from_secs),
+            body,
+        })
+    }
+}
