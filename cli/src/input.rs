@@ -15,9 +15,9 @@ use std::io::Write;
 use std::sync::Arc;
 
 use genset_backend_common::EngineError;
-use genset_frontend::FrontendServer;
 use genset_frontend::model::{Models, ServedModel};
-use genset_runtime::Signals;
+use genset_frontend::{FrontendServer, LocalFrontend};
+use genset_runtime::{Runtime, Signals};
 use serde_json::json;
 
 use self::chat::Chat;
@@ -107,6 +107,7 @@ pub(crate) enum Ending {
 /// # Errors
 /// What the only question failed with, or what the terminal did.
 pub(crate) async fn run_terminal(
+    runtime: &Runtime,
     config: &RunConfig,
     models: &Models,
     model: Arc<ServedModel>,
@@ -116,7 +117,9 @@ pub(crate) async fn run_terminal(
     match &config.input {
         InputKind::Stdin => stdin::run(Chat::new(asker, Screen::Pipe), signals).await,
         InputKind::Batch(path) => {
-            batch::run(path, config.batch_concurrency.get(), &asker, signals).await
+            let routes = LocalFrontend::new(runtime, models.clone(), config.frontend.clone());
+            let asked = batch::Asked { asker, routes };
+            batch::run(path, config.batch_concurrency.get(), &asked, signals).await
         }
         InputKind::Text | InputKind::Http | InputKind::Dyn(_) => {
             let chat = Chat::new(asker, Screen::of_output());

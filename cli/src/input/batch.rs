@@ -1,22 +1,26 @@
-//! `in=batch:PATH`: a file of prompts, or a folder of such files, answered into `output.jsonl` beside them.
+//! `in=batch:PATH`: a file of prompts or of requests in OpenAI's batch format, or a folder of such files, answered into
+//! `output.jsonl` beside them.
 //!
 //! Each answer is noted in [`Notes`] as it comes, in whatever order. When all have come they are written in the input's order,
 //! and the notes are removed. A run that was interrupted finds its notes and goes on where it stood.
 
 mod notes;
+mod pauses;
 mod prompts;
+mod request;
 mod tally;
 
 use std::path::Path;
-use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
+use genset_frontend::LocalFrontend;
 use genset_runtime::Signals;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use self::notes::Notes;
+use self::pauses::Pauses;
 use self::prompts::{Prompt, Prompts};
 use self::tally::Tally;
 use super::question::{Answered, Asker};
@@ -25,14 +29,12 @@ use super::{Ending, note, print};
 /// What the answers are written to, in the input's folder.
 const OUTPUT: &str = "output.jsonl";
 
-/// How often a prompt is sent while every worker is full, with pauses between that double.
-const MAX_ATTEMPTS: u32 = 12;
-
-/// The first of those pauses.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-
-/// The longest of them.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Who answers.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) asker: Asker,
+    pub(super) routes: LocalFrontend,
+}
 
 /// Answers every prompt at `path`, `concurrency` at a time. What a prompt failed with stands in its line.
 ///
@@ -41,7 +43,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 pub(super) async fn run(
     path: &Path,
     concurrency: usize,
-    asker: &Asker,
+    asked: &Asked,
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
     let mut prompts = Prompts::open(path)?;
@@ -57,11 +59,15 @@ pub(super) async fn run(
     let mut tally = Tally::new(total - notes.count());
     let ctx = RequestContext::new("batch");
     let unanswered: Vec<usize> = (0..total).filter(|index| !notes.has(*index)).collect();
-    let asked = stream::iter(unanswered).map(|index| {
+    let lines = stream::iter(unanswered).map(|index| {
         let (prompt, ctx) = (prompts.read(index), ctx.clone());
-        async move { Ok::<_, EngineError>((index, line_of(asker, &ctx, prompt?).await)) }
+        async move {
+            let begun = Instant::now();
+            let line = line_of(asked, &ctx, index, prompt?).await;
+            Ok::<_, EngineError>((index, line, begun.elapsed()))
+        }
     });
-    let mut asked = std::pin::pin!(asked.buffer_unordered(concurrency));
+    let mut lines = std::pin::pin!(lines.buffer_unordered(concurrency));
     let mut ticks = tokio::time::interval(tally::INTERVAL);
     loop {
         tokio::select! {
@@ -75,11 +81,11 @@ pub(super) async fn run(
                 return Ok(Ending::Signalled);
             }
             _ = ticks.tick() => tally.show(),
-            next = asked.next() => match next {
+            next = lines.next() => match next {
                 None => break,
                 Some(next) => {
-                    let (index, line) = next?;
-                    tally.count(&line);
+                    let (index, line, elapsed) = next?;
+                    tally.count(&line, elapsed);
                     notes.add(index, &line)?;
                 }
             },
@@ -97,14 +103,23 @@ pub(super) async fn run(
 }
 
 /// The line of the output for a prompt.
-async fn line_of(asker: &Asker, ctx: &RequestContext, prompt: Prompt) -> Map<String, Value> {
+async fn line_of(
+    asked: &Asked,
+    ctx: &RequestContext,
+    index: usize,
+    prompt: Prompt,
+) -> Map<String, Value> {
     let begun = Instant::now();
-    let answered = match prompt.fields {
-        Ok(fields) => ask_until_there_is_room(asker, ctx, &prompt.text, &fields).await,
-        Err(error) => Err(error),
+    let (text, answered) = match prompt {
+        Prompt::Request(fields) => return request::line_of(&asked.routes, index, fields).await,
+        Prompt::Bad(error) => (String::new(), Err(error)),
+        Prompt::Question(text, fields) => {
+            let answered = ask_until_there_is_room(&asked.asker, ctx, &text, &fields).await;
+            (text, answered)
+        }
     };
     let mut line = Map::new();
-    line.insert("text".into(), prompt.text.into());
+    line.insert("text".into(), text.into());
     match answered {
         Ok(answered) => {
             line.insert("response".into(), answered.text.into());
@@ -120,6 +135,18 @@ async fn line_of(asker: &Asker, ctx: &RequestContext, prompt: Prompt) -> Map<Str
     line
 }
 
+/// Whether a line of the output says why there is no answer.
+fn is_failure(line: &Map<String, Value>) -> bool {
+    let status = line
+        .get("response")
+        .map(|response| &response["status_code"]);
+    let has_error = line.get("error").is_some_and(|error| !error.is_null());
+    has_error
+        || status
+            .and_then(Value::as_u64)
+            .is_some_and(|status| status >= 400)
+}
+
 /// Asks, and asks again while every worker is full: a batch has time.
 async fn ask_until_there_is_room(
     asker: &Asker,
@@ -127,16 +154,15 @@ async fn ask_until_there_is_room(
     text: &str,
     fields: &Map<String, Value>,
 ) -> Result<Answered, EngineError> {
-    let mut pause = FIRST_PAUSE;
-    for _ in 1..MAX_ATTEMPTS {
-        match asker.ask(ctx, text, fields).await {
-            Err(error) if error.kind() == ErrorKind::Overloaded => {
-                let wanted = error.details().retry_after.unwrap_or_default();
-                tokio::time::sleep(wanted.clamp(pause, LONGEST_PAUSE)).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
-            answered => return answered,
+    let mut pauses = Pauses::new();
+    loop {
+        let answered = asker.ask(ctx, text, fields).await;
+        let wanted = match &answered {
+            Err(error) if error.kind() == ErrorKind::Overloaded => error.details().retry_after,
+            Ok(_) | Err(_) => return answered,
+        };
+        if !pauses.wait(wanted).await {
+            return answered;
         }
     }
-    asker.ask(ctx, text, fields).await
 }

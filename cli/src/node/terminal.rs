@@ -28,7 +28,7 @@ pub(super) async fn run_with_worker(
     let models = Models::follow(&node.runtime, &node.config.frontend);
     let ended = tokio::select! {
         ready = ready(&worker, &models) => match ready {
-            Ok(model) => input::run_terminal(&node.config, &models, model, &mut signals).await,
+            Ok(model) => run_input(node, &models, model, &mut signals).await,
             Err(NotReady::Stopped(report)) => return Ok(tell(&report)),
             Err(NotReady::Unservable(error)) => Err(error),
         },
@@ -48,13 +48,22 @@ pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, E
     let models = Models::follow(&node.runtime, &node.config.frontend);
     let ended = tokio::select! {
         model = first_model(node, &models) => match model {
-            Some(model) => input::run_terminal(&node.config, &models, model, &mut signals).await,
+            Some(model) => run_input(node, &models, model, &mut signals).await,
             None => Err(EngineError::internal("the models are followed no more")),
         },
         _ = signals.next() => Ok(Ending::Signalled),
     };
     models.shutdown().await;
     Ok(code_of(node, ended, 0))
+}
+
+async fn run_input(
+    node: &Node,
+    models: &Models,
+    model: Arc<ServedModel>,
+    signals: &mut Signals,
+) -> Result<Ending, EngineError> {
+    input::run_terminal(&node.runtime, &node.config, models, model, signals).await
 }
 
 /// The first model that is ready; says that it is being waited for when that takes long.

@@ -73,6 +73,109 @@ async fn prompts_are_answered_in_their_order() {
 }
 
 #[tokio::test]
+async fn requests_in_openais_format_are_answered_as_over_http() {
+    let folder = TempDir::new().unwrap();
+    let input = folder.path().join("requests.jsonl");
+    let france = json!([{"role": "user", "content": "What is the capital of France?"}]);
+    let line = |id: &str, url: &str, body: Value| json!({"custom_id": id, "method": "POST", "url": url, "body": body});
+    let chat = "/v1/chat/completions";
+    let lines = [
+        line(
+            "chat",
+            chat,
+            json!({"model": "tiny-chat", "messages": france}),
+        ),
+        json!({"text": "What is the capital of Spain?"}),
+        line(
+            "completion",
+            "/v1/completions",
+            json!({"model": "tiny-chat", "prompt": "Hello", "max_tokens": 2}),
+        ),
+        line(
+            "response",
+            "/v1/responses",
+            json!({"model": "tiny-chat", "input": "What is the capital of Spain?"}),
+        ),
+        line(
+            "model",
+            chat,
+            json!({"model": "another", "messages": france}),
+        ),
+        line(
+            "stream",
+            chat,
+            json!({"model": "tiny-chat", "messages": france, "stream": true}),
+        ),
+        line("url", "/v1/files", json!({})),
+        json!({"custom_id": "method", "method": "GET", "url": chat}),
+        json!({"custom_id": 7, "url": chat, "body": {}}),
+    ];
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(&input, &text).unwrap();
+    let ended = batch(&input, &[]).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("9, 5 without an answer"), "{ended:?}");
+    let output = output(folder.path());
+    let ids: Vec<&Value> = output.iter().map(|line| &line["custom_id"]).collect();
+    let expected = json!([
+        "chat",
+        null,
+        "completion",
+        "response",
+        "model",
+        "stream",
+        "url",
+        "method",
+        7
+    ]);
+    assert_eq!(json!(ids), expected);
+    let body = |index: usize| &output[index]["response"]["body"];
+    let paris = "The capital of France is Paris.";
+    assert_eq!(body(0)["choices"][0]["message"]["content"], paris);
+    assert_eq!(output[0]["response"]["status_code"], 200);
+    assert!(
+        output[0]["response"]["request_id"]
+            .as_str()
+            .is_some_and(|id| !id.is_empty())
+    );
+    assert_eq!(
+        (&output[0]["error"], &output[0]["id"]),
+        (&Value::Null, &json!("batch_req_1"))
+    );
+    assert_eq!(output[1]["response"], "The capital of Spain is Madrid.");
+    assert_eq!(body(2)["usage"]["completion_tokens"], 2);
+    assert_eq!(
+        body(3)["output"][0]["content"][0]["text"],
+        "The capital of Spain is Madrid."
+    );
+    assert_eq!(output[4]["response"]["status_code"], 404);
+    assert_eq!(body(4)["error"]["code"], "model_not_found");
+    for (index, expected) in [
+        (5, "stream"),
+        (6, "/v1/embeddings"),
+        (7, "POST"),
+        (8, "custom_id"),
+    ] {
+        assert_eq!(output[index]["response"], Value::Null);
+        let message = output[index]["error"]["message"].as_str().unwrap();
+        assert!(message.contains(expected), "{message}");
+    }
+
+    // Two answers under one name would be none.
+    fs::write(
+        &input,
+        text.replace("completion\",\"method", "chat\",\"method"),
+    )
+    .unwrap();
+    let ended = batch(&input, &[]).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended.stderr.contains("line 3: has the custom_id of"),
+        "{ended:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_folder_stands_for_its_files() {
     let folder = TempDir::new().unwrap();
     let empty = batch(folder.path(), &["out=echo_full", "--model-name=m"]).await;

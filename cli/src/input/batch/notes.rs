@@ -9,6 +9,8 @@ use genset_backend_common::EngineError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::is_failure;
+
 /// The answers so far.
 #[derive(Debug)]
 pub(super) struct Notes {
@@ -175,7 +177,7 @@ impl Notes {
                 .map_err(bad)?;
             let noted: Noted<Map<String, Value>> =
                 serde_json::from_slice(&noted).map_err(|error| bad(error.into()))?;
-            failed += usize::from(noted.line.contains_key("error"));
+            failed += usize::from(is_failure(&noted.line));
             serde_json::to_writer(&mut writer, &noted.line).map_err(|error| bad(error.into()))?;
             writer.write_all(b"\n").map_err(bad)?;
         }

@@ -1,10 +1,12 @@
 //! The prompts of a batch: the lines of a file, or of the files of a folder. Where each begins is kept, and no more of them.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use genset_backend_common::EngineError;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::OUTPUT;
@@ -37,11 +39,19 @@ struct Place {
 
 /// A line of the input.
 #[derive(Debug)]
-pub(super) struct Prompt {
-    /// What is asked; empty where the line is wrong.
-    pub(super) text: String,
-    /// The request's other fields, such as `max_tokens`, or what is wrong with the line.
-    pub(super) fields: Result<Map<String, Value>, EngineError>,
+pub(super) enum Prompt {
+    /// What is asked, and the request's other fields, such as `max_tokens`.
+    Question(String, Map<String, Value>),
+    /// A line with a `custom_id`: a request of OpenAI's batch format.
+    Request(Map<String, Value>),
+    /// What is wrong with the line.
+    Bad(EngineError),
+}
+
+/// The part of a line that other lines must not have.
+#[derive(Deserialize)]
+struct Named {
+    custom_id: String,
 }
 
 impl Prompts {
@@ -58,13 +68,14 @@ impl Prompts {
             fingerprint: String::new(),
         };
         let mut hash = blake3::Hasher::new();
+        let mut names = HashMap::new();
         for path in paths {
             let file = File::open(&path).map_err(|error| unreadable(&path, &error))?;
             let mut file = InputFile {
                 path,
                 reader: BufReader::new(file),
             };
-            prompts.find_lines(&mut file, &mut hash)?;
+            prompts.find_lines(&mut file, &mut hash, &mut names)?;
             prompts.files.push(file);
         }
         prompts.fingerprint = hash.finalize().to_hex().to_string();
@@ -75,6 +86,7 @@ impl Prompts {
         &mut self,
         file: &mut InputFile,
         hash: &mut blake3::Hasher,
+        names: &mut HashMap<String, String>,
     ) -> Result<(), EngineError> {
         let (mut offset, mut line) = (0, 1);
         loop {
@@ -83,6 +95,13 @@ impl Prompts {
                 return Ok(());
             }
             hash.update(&bytes);
+            if let Ok(Named { custom_id }) = serde_json::from_slice(&bytes) {
+                let place = format!("{} line {line}", file.path.display());
+                if let Some(first) = names.insert(custom_id, place.clone()) {
+                    let problem = format!("{place}: has the custom_id of {first}");
+                    return Err(EngineError::invalid_argument("in", problem));
+                }
+            }
             if !bytes.trim_ascii().is_empty() {
                 self.places.push(Place {
                     file: self.files.len(),
@@ -127,20 +146,21 @@ impl Prompts {
             let problem = format!("{} line {}: {problem}", file.path.display(), place.line);
             EngineError::invalid_argument("in", problem)
         };
-        let (text, fields) = match serde_json::from_slice::<Map<String, Value>>(&bytes) {
-            Err(error) => (
-                String::new(),
-                Err(bad(format!("is no JSON object: {error}"))),
-            ),
-            Ok(mut fields) => match fields.remove("text") {
-                Some(Value::String(text)) => (text, Ok(fields)),
-                _ => {
-                    let problem = "needs \"text\", a string, as in {\"text\": \"Hello\"}";
-                    (String::new(), Err(bad(problem.into())))
-                }
-            },
+        let mut fields = match serde_json::from_slice::<Map<String, Value>>(&bytes) {
+            Err(error) => return Ok(Prompt::Bad(bad(format!("is no JSON object: {error}")))),
+            Ok(fields) => fields,
         };
-        Ok(Prompt { text, fields })
+        if fields.contains_key("custom_id") {
+            return Ok(Prompt::Request(fields));
+        }
+        Ok(match fields.remove("text") {
+            Some(Value::String(text)) => Prompt::Question(text, fields),
+            _ => {
+                let problem = "needs \"text\", a string, as in {\"text\": \"Hello\"}; or it is a request \
+                               of OpenAI's batch format, with \"custom_id\"";
+                Prompt::Bad(bad(problem.into()))
+            }
+        })
     }
 }
 

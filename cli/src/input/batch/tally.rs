@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::super::note;
+use super::is_failure;
 
 /// How often it is told how far the batch is.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
@@ -21,7 +22,7 @@ pub(super) struct Tally {
     failed: usize,
     tokens_in: u64,
     tokens_out: u64,
-    elapsed_ms: u64,
+    elapsed: Duration,
 }
 
 impl Tally {
@@ -33,18 +34,26 @@ impl Tally {
             failed: 0,
             tokens_in: 0,
             tokens_out: 0,
-            elapsed_ms: 0,
+            elapsed: Duration::ZERO,
         }
     }
 
-    /// Counts a line of the output.
-    pub(super) fn count(&mut self, line: &Map<String, Value>) {
-        let number = |name| line.get(name).and_then(Value::as_u64).unwrap_or(0);
+    /// Counts a line of the output, for which its prompt waited so long.
+    pub(super) fn count(&mut self, line: &Map<String, Value>, elapsed: Duration) {
+        let usage = line
+            .get("response")
+            .map(|response| &response["body"]["usage"]);
+        // Chat completions and embeddings name them so, responses and messages otherwise.
+        let tokens = |own: &str, names: [&str; 2]| {
+            let of_request = names.iter().find_map(|name| usage?[*name].as_u64());
+            let own = line.get(own).and_then(Value::as_u64);
+            own.or(of_request).unwrap_or(0)
+        };
         self.answered += 1;
-        self.failed += usize::from(line.contains_key("error"));
-        self.tokens_in += number("tokens_in");
-        self.tokens_out += number("tokens_out");
-        self.elapsed_ms += number("elapsed_ms");
+        self.failed += usize::from(is_failure(line));
+        self.tokens_in += tokens("tokens_in", ["prompt_tokens", "input_tokens"]);
+        self.tokens_out += tokens("tokens_out", ["completion_tokens", "output_tokens"]);
+        self.elapsed += elapsed;
     }
 
     /// Tells how far it is, how fast, and how long it will take.
@@ -64,7 +73,7 @@ impl Tally {
     /// The statistics of the run.
     pub(super) fn summary(&self, output: &Path) -> String {
         let seconds = self.begun.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
-        let mean = self.elapsed_ms as f64 / self.answered.max(1) as f64;
+        let mean = self.elapsed.as_secs_f64() * 1e3 / self.answered.max(1) as f64;
         let mut text = String::new();
         let mut row = |name: &str, value: String| {
             // Writing to a string cannot fail.
