@@ -65,6 +65,9 @@ pub struct KvSnapshot {
 /// Publishing never waits. An event that contradicts the state (a block removed before it was stored) is kept out of the
 /// snapshot but still sent, so that the conformance kit can see it.
 ///
+/// An engine of several data-parallel ranks publishes at [`of_rank`](Self::of_rank); the cache of all ranks as one is made of
+/// theirs. `Cleared` published here clears every rank.
+///
 /// # Examples
 /// ```
 /// use genset_backend_common::kv::{BlockHash, KvEventData, KvEventPublisher};
@@ -79,12 +82,16 @@ pub struct KvEventPublisher {
     shared: Arc<Mutex<Shared>>,
     /// The caches of single ranks.
     ranks: Arc<Mutex<BTreeMap<u32, Self>>>,
+    /// Of a rank's cache: that of all ranks. It is locked after the rank's own.
+    whole: Option<Arc<Mutex<Shared>>>,
 }
 
 #[derive(Debug)]
 struct Shared {
     last_event_id: u64,
     parents: HashMap<BlockHash, Option<BlockHash>>,
+    /// By how many ranks each block is held.
+    holders: HashMap<BlockHash, u32>,
     changes: broadcast::Sender<KvEvent>,
 }
 
@@ -109,19 +116,38 @@ impl KvEventPublisher {
         let shared = Shared {
             last_event_id: 0,
             parents: HashMap::new(),
+            holders: HashMap::new(),
             changes,
         };
         Self {
             shared: Arc::new(Mutex::new(shared)),
             ranks: Arc::default(),
+            whole: None,
         }
     }
 
-    /// Where the engine publishes the cache of one data-parallel rank, beside that of all ranks as one. An engine of
-    /// several ranks that does, for each of them from `start` on, declares [`kv_ranks`](crate::Capabilities::kv_ranks).
+    /// Where the engine publishes the cache of one data-parallel rank. What all ranks hold as one follows from it: a block is
+    /// there as long as one rank has it. An engine of several ranks that does so, for each of them from `start` on, declares
+    /// [`kv_ranks`](crate::Capabilities::kv_ranks).
+    ///
+    /// # Examples
+    /// ```
+    /// use genset_backend_common::kv::{BlockHash, KvEventData, KvEventPublisher};
+    ///
+    /// let publisher = KvEventPublisher::new();
+    /// for rank in [0, 1] {
+    ///     publisher.of_rank(rank).publish(KvEventData::Stored { parent: None, blocks: vec![BlockHash(1)] });
+    /// }
+    /// publisher.of_rank(0).publish(KvEventData::Removed { blocks: vec![BlockHash(1)] });
+    /// assert_eq!(publisher.subscribe().snapshot.blocks.len(), 1);
+    /// ```
     #[must_use]
     pub fn of_rank(&self, rank: u32) -> Self {
-        self.ranks.lock().entry(rank).or_default().clone()
+        let new = || Self {
+            whole: Some(Arc::clone(&self.shared)),
+            ..Self::new()
+        };
+        self.ranks.lock().entry(rank).or_insert_with(new).clone()
     }
 
     /// What [`of_rank`](Self::of_rank) gave for this rank; `None` when the engine did not ask.
@@ -132,13 +158,18 @@ impl KvEventPublisher {
 
     /// Publishes a change and returns its id.
     pub fn publish(&self, data: KvEventData) -> u64 {
+        if data == KvEventData::Cleared {
+            let ranks: Vec<Self> = self.ranks.lock().values().cloned().collect();
+            for rank in ranks {
+                rank.publish(KvEventData::Cleared);
+            }
+        }
         let mut shared = self.shared.lock();
-        shared.apply(&data);
-        shared.last_event_id += 1;
-        let id = shared.last_event_id;
-        // Nobody may be listening; the state is kept either way.
-        drop(shared.changes.send(KvEvent { id, data }));
-        id
+        match &self.whole {
+            Some(whole) => whole.lock().apply_of_rank(&mut shared, &data),
+            None => shared.apply(&data),
+        }
+        shared.tell(data)
     }
 
     /// How many events were published: those of [ranks](Self::of_rank), where there are any, else its own.
@@ -196,6 +227,93 @@ impl Shared {
             }
             KvEventData::Cleared => self.parents.clear(),
         }
+    }
+
+    /// Gives a change its number and sends it.
+    fn tell(&mut self, data: KvEventData) -> u64 {
+        self.last_event_id += 1;
+        let id = self.last_event_id;
+        // Nobody may be listening; the state is kept either way.
+        drop(self.changes.send(KvEvent { id, data }));
+        id
+    }
+
+    /// Applies a change of a rank's cache to that, and publishes here what it changes of all ranks' as one. Each rank's blocks
+    /// have their parents, so those of all together have theirs.
+    fn apply_of_rank(&mut self, rank: &mut Self, data: &KvEventData) {
+        match data {
+            KvEventData::Stored { parent, blocks } => self.store(rank, *parent, blocks),
+            KvEventData::Removed { blocks } => {
+                let gone = blocks.iter().copied();
+                let gone = gone.filter(|block| match rank.parents.remove(block) {
+                    Some(_) => self.release(block),
+                    // It contradicts the state, which is told unless another rank has the block.
+                    None => !self.holders.contains_key(block),
+                });
+                let gone = gone.collect();
+                self.remove(gone);
+            }
+            KvEventData::Cleared => {
+                let held = std::mem::take(&mut rank.parents).into_keys();
+                let gone = held.filter(|block| self.release(block)).collect();
+                self.remove(gone);
+            }
+        }
+    }
+
+    /// What a rank stores behind blocks that others have is new from some block on: one event each run of new ones.
+    fn store(&mut self, rank: &mut Self, mut parent: Option<BlockHash>, blocks: &[BlockHash]) {
+        let mut new = Vec::new();
+        let mut before_new = parent;
+        for block in blocks {
+            if rank.parents.insert(*block, parent).is_none() && self.hold(*block) {
+                if new.is_empty() {
+                    before_new = parent;
+                }
+                new.push(*block);
+            } else {
+                self.stored(before_new, std::mem::take(&mut new));
+            }
+            parent = Some(*block);
+        }
+        self.stored(before_new, new);
+    }
+
+    fn stored(&mut self, parent: Option<BlockHash>, blocks: Vec<BlockHash>) {
+        if !blocks.is_empty() {
+            self.apply_and_tell(KvEventData::Stored { parent, blocks });
+        }
+    }
+
+    fn remove(&mut self, blocks: Vec<BlockHash>) {
+        if !blocks.is_empty() {
+            self.apply_and_tell(KvEventData::Removed { blocks });
+        }
+    }
+
+    fn apply_and_tell(&mut self, data: KvEventData) {
+        self.apply(&data);
+        self.tell(data);
+    }
+
+    /// One rank more holds a block; whether it is the first.
+    fn hold(&mut self, block: BlockHash) -> bool {
+        let ranks = self.holders.entry(block).or_default();
+        *ranks += 1;
+        *ranks == 1
+    }
+
+    /// One rank less holds a block; whether it was the last.
+    fn release(&mut self, block: &BlockHash) -> bool {
+        let Some(ranks) = self.holders.get_mut(block) else {
+            return false;
+        };
+        *ranks -= 1;
+        let is_gone = *ranks == 0;
+        if is_gone {
+            self.holders.remove(block);
+        }
+        is_gone
     }
 }
 
@@ -258,9 +376,92 @@ mod tests {
         publisher.of_rank(1).publish(stored(None, &[1]));
         let rank = publisher.clone().known_rank(1).unwrap();
         assert_eq!(rank.subscribe().snapshot.blocks.len(), 1);
-        assert_eq!(publisher.subscribe().snapshot.last_event_id, 0);
         assert_eq!(publisher.published(), 1);
         assert!(publisher.known_rank(0).is_none());
+    }
+
+    fn removed(blocks: &[u64]) -> KvEventData {
+        KvEventData::Removed {
+            blocks: blocks.iter().copied().map(BlockHash).collect(),
+        }
+    }
+
+    /// What comes of events of several ranks.
+    fn of_all(events: &[(u32, KvEventData)]) -> Vec<KvEventData> {
+        let publisher = KvEventPublisher::new();
+        let mut subscription = publisher.subscribe();
+        for (rank, event) in events {
+            publisher.of_rank(*rank).publish(event.clone());
+        }
+        let mut seen = Vec::new();
+        while let Ok(event) = subscription.changes.try_recv() {
+            seen.push(event.data);
+        }
+        seen
+    }
+
+    #[test]
+    fn a_block_is_there_as_long_as_one_rank_has_it() {
+        let seen = of_all(&[
+            (0, stored(None, &[1, 2])),
+            (1, stored(None, &[1, 2, 3])),
+            (1, stored(Some(1), &[2])),
+            (0, removed(&[2])),
+            (1, removed(&[3])),
+            (1, removed(&[2])),
+        ]);
+        let expected = [
+            stored(None, &[1, 2]),
+            stored(Some(2), &[3]),
+            removed(&[3]),
+            removed(&[2]),
+        ];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn a_rank_that_is_cleared_leaves_what_others_have() {
+        let seen = of_all(&[
+            (0, stored(None, &[1, 2])),
+            (70, stored(None, &[1])),
+            (0, KvEventData::Cleared),
+            (70, KvEventData::Cleared),
+        ]);
+        let expected = [stored(None, &[1, 2]), removed(&[2]), removed(&[1])];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn new_blocks_between_known_ones_name_their_parents() {
+        let seen = of_all(&[
+            (0, stored(None, &[1])),
+            (0, stored(None, &[3])),
+            (1, stored(None, &[1, 2, 3, 4, 5])),
+        ]);
+        assert_eq!(seen[2..], [stored(Some(1), &[2]), stored(Some(3), &[4, 5])]);
+    }
+
+    #[test]
+    fn a_ranks_event_that_contradicts_the_state_is_told() {
+        let seen = of_all(&[(0, stored(None, &[1])), (1, removed(&[1, 2]))]);
+        assert_eq!(seen, [stored(None, &[1]), removed(&[2])]);
+    }
+
+    #[test]
+    fn what_clears_the_whole_clears_every_rank() {
+        let publisher = KvEventPublisher::new();
+        publisher.of_rank(0).publish(stored(None, &[1]));
+        publisher.of_rank(1).publish(stored(None, &[1, 2]));
+        publisher.publish(KvEventData::Cleared);
+        for cache in [
+            publisher.clone(),
+            publisher.of_rank(0),
+            publisher.of_rank(1),
+        ] {
+            assert!(cache.subscribe().snapshot.blocks.is_empty());
+        }
+        publisher.of_rank(1).publish(stored(None, &[1]));
+        assert_eq!(publisher.subscribe().snapshot.blocks.len(), 1);
     }
 
     #[test]

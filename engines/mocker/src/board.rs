@@ -1,10 +1,9 @@
 //! [`Board`]: what the ranks of an instance publish together: load, metrics, KV events.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use genset_backend_common::kv::{BlockHash, KvEventData, KvEventPublisher};
+use genset_backend_common::kv::{KvEventData, KvEventPublisher};
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::prometheus::metrics::histogram::Histogram;
@@ -24,7 +23,8 @@ pub(crate) struct Board {
     load: LoadPublisher,
     pub(crate) health: HealthReporter,
     metrics: Metrics,
-    cache: SharedCache,
+    /// Where each rank tells of its prefix cache.
+    caches: Vec<KvEventPublisher>,
 }
 
 impl Board {
@@ -35,7 +35,7 @@ impl Board {
             load: start.load.clone(),
             health: start.health.clone(),
             metrics: Metrics::register(&start.metrics),
-            cache: SharedCache::new(start.kv_events.clone(), ranks),
+            caches: caches(&start.kv_events, ranks),
         }
     }
 
@@ -60,8 +60,11 @@ impl Board {
     }
 
     pub(crate) fn cache_changed(&self, rank: usize, events: Vec<KvEventData>) {
+        let Some(cache) = self.caches.get(rank) else {
+            return;
+        };
         for event in events {
-            self.cache.apply(rank, event);
+            cache.publish(event);
         }
     }
 
@@ -72,6 +75,17 @@ impl Board {
 
     pub(crate) fn produced_tokens(&self) -> u64 {
         self.produced_tokens.load(Ordering::Relaxed)
+    }
+}
+
+/// One rank is the whole.
+fn caches(publisher: &KvEventPublisher, ranks: usize) -> Vec<KvEventPublisher> {
+    match ranks {
+        1 => vec![publisher.clone()],
+        _ => (0..)
+            .take(ranks)
+            .map(|rank| publisher.of_rank(rank))
+            .collect(),
     }
 }
 
@@ -97,102 +111,6 @@ fn load(stats: Stats) -> Load {
         kv_used_blocks: u64::try_from(stats.used_blocks).unwrap_or(u64::MAX),
         kv_total_blocks: u64::try_from(stats.total_blocks).unwrap_or(u64::MAX),
         ..Load::default()
-    }
-}
-
-/// The prefix caches of all ranks as one: a block is there as long as one rank has it. Each rank's blocks have their parents, so
-/// those of all together have theirs.
-#[derive(Debug)]
-struct SharedCache {
-    publisher: KvEventPublisher,
-    /// Each rank's own; none where there is one rank.
-    ranks: Vec<KvEventPublisher>,
-    /// Which ranks hold a block, a bit each; `None` where there is one rank, whose events are those of all.
-    holders: Option<Mutex<HashMap<BlockHash, u64>>>,
-}
-
-impl SharedCache {
-    fn new(publisher: KvEventPublisher, ranks: usize) -> Self {
-        let holders = (ranks > 1).then(Mutex::default);
-        let ranks = (0_u32..).take(if ranks > 1 { ranks } else { 0 });
-        Self {
-            ranks: ranks.map(|rank| publisher.of_rank(rank)).collect(),
-            publisher,
-            holders,
-        }
-    }
-
-    fn apply(&self, rank: usize, event: KvEventData) {
-        if let Some(publisher) = self.ranks.get(rank) {
-            publisher.publish(event.clone());
-        }
-        let Some(holders) = &self.holders else {
-            self.publisher.publish(event);
-            return;
-        };
-        let bit = 1 << rank;
-        let mut holders = holders.lock();
-        match event {
-            KvEventData::Stored { parent, blocks } => {
-                self.store(&mut holders, bit, parent, blocks);
-            }
-            KvEventData::Removed { blocks } => self.remove(&mut holders, bit, blocks),
-            KvEventData::Cleared => {
-                let held = holders.iter().filter(|(_, ranks)| **ranks & bit != 0);
-                let held = held.map(|(block, _)| *block).collect();
-                self.remove(&mut holders, bit, held);
-            }
-        }
-    }
-
-    /// What a rank stores behind blocks that others have is new from some block on: one event each run of new ones.
-    fn store(
-        &self,
-        holders: &mut HashMap<BlockHash, u64>,
-        bit: u64,
-        mut parent: Option<BlockHash>,
-        blocks: Vec<BlockHash>,
-    ) {
-        let mut new = Vec::new();
-        let mut before_new = parent;
-        for block in blocks {
-            let ranks = holders.entry(block).or_default();
-            let is_new = std::mem::replace(ranks, *ranks | bit) == 0;
-            if is_new {
-                if new.is_empty() {
-                    before_new = parent;
-                }
-                new.push(block);
-            } else {
-                self.publish_stored(before_new, std::mem::take(&mut new));
-            }
-            parent = Some(block);
-        }
-        self.publish_stored(before_new, new);
-    }
-
-    fn publish_stored(&self, parent: Option<BlockHash>, blocks: Vec<BlockHash>) {
-        if !blocks.is_empty() {
-            self.publisher
-                .publish(KvEventData::Stored { parent, blocks });
-        }
-    }
-
-    fn remove(&self, holders: &mut HashMap<BlockHash, u64>, bit: u64, mut blocks: Vec<BlockHash>) {
-        blocks.retain(|block| {
-            let Some(ranks) = holders.get_mut(block) else {
-                return false;
-            };
-            *ranks &= !bit;
-            let is_gone = *ranks == 0;
-            if is_gone {
-                holders.remove(block);
-            }
-            is_gone
-        });
-        if !blocks.is_empty() {
-            self.publisher.publish(KvEventData::Removed { blocks });
-        }
     }
 }
 
@@ -269,96 +187,5 @@ impl Metrics {
             .set(i64::try_from(sum.waiting).unwrap_or(i64::MAX));
         self.kv_used
             .set(float(sum.used_blocks) / float(sum.total_blocks.max(1)));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt;
-
-    use super::*;
-
-    fn blocks(numbers: &[u64]) -> Vec<BlockHash> {
-        numbers.iter().copied().map(BlockHash).collect()
-    }
-
-    fn stored(parent: Option<u64>, numbers: &[u64]) -> KvEventData {
-        KvEventData::Stored {
-            parent: parent.map(BlockHash),
-            blocks: blocks(numbers),
-        }
-    }
-
-    fn removed(numbers: &[u64]) -> KvEventData {
-        KvEventData::Removed {
-            blocks: blocks(numbers),
-        }
-    }
-
-    /// What comes of events of two ranks.
-    fn shared(events: &[(usize, KvEventData)]) -> Vec<KvEventData> {
-        let publisher = KvEventPublisher::new();
-        let mut subscription = publisher.subscribe();
-        let cache = SharedCache::new(publisher, 2);
-        for (rank, event) in events {
-            cache.apply(*rank, event.clone());
-        }
-        let mut seen = Vec::new();
-        while let Some(Ok(event)) = subscription.next().now_or_never() {
-            seen.push(event.data);
-        }
-        seen
-    }
-
-    #[test]
-    fn a_block_is_there_as_long_as_one_rank_has_it() {
-        let seen = shared(&[
-            (0, stored(None, &[1, 2])),
-            (1, stored(None, &[1, 2, 3])),
-            (0, removed(&[2])),
-            (1, removed(&[3])),
-            (1, removed(&[2])),
-        ]);
-        let expected = [
-            stored(None, &[1, 2]),
-            stored(Some(2), &[3]),
-            removed(&[3]),
-            removed(&[2]),
-        ];
-        assert_eq!(seen, expected);
-    }
-
-    #[test]
-    fn each_rank_has_events_of_its_own() {
-        let publisher = KvEventPublisher::new();
-        let cache = SharedCache::new(publisher.clone(), 2);
-        cache.apply(0, stored(None, &[1, 2]));
-        cache.apply(1, stored(None, &[1]));
-        cache.apply(0, removed(&[1, 2]));
-        let blocks = |rank| publisher.of_rank(rank).subscribe().snapshot.blocks.len();
-        assert_eq!([0, 1].map(blocks), [0, 1]);
-        SharedCache::new(KvEventPublisher::new(), 1).apply(0, stored(None, &[1]));
-    }
-
-    #[test]
-    fn a_rank_that_is_cleared_leaves_what_others_have() {
-        let seen = shared(&[
-            (0, stored(None, &[1, 2])),
-            (1, stored(None, &[1])),
-            (0, KvEventData::Cleared),
-            (1, KvEventData::Cleared),
-        ]);
-        let expected = [stored(None, &[1, 2]), removed(&[2]), removed(&[1])];
-        assert_eq!(seen, expected);
-    }
-
-    #[test]
-    fn new_blocks_between_known_ones_name_their_parents() {
-        let seen = shared(&[
-            (0, stored(None, &[1])),
-            (0, stored(None, &[3])),
-            (1, stored(None, &[1, 2, 3, 4, 5])),
-        ]);
-        assert_eq!(seen[2..], [stored(Some(1), &[2]), stored(Some(3), &[4, 5])]);
     }
 }
