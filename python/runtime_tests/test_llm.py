@@ -191,6 +191,23 @@ def test_events_and_load_reach_the_routers(start_genset: Callable[..., Program])
     run(main())
 
 
+def test_events_of_ranks_reach_the_routers(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+
+    async def main() -> None:
+        ranks = {"data_parallel_size": 2, "kv_events": True, "kv_ranks": True}
+        async with model(address, letters, **ranks) as endpoint, await Runtime.connect() as other:
+            KvEventPublisher(endpoint).publish_stored([11, 12], rank=0)
+            KvEventPublisher(endpoint).publish_stored([11], rank=1)
+            whole = await other.endpoint("py.backend.kv_events").client()
+            of_rank = await other.endpoint("py.backend.kv_rank_events").client()
+            for events, expected in [(whole.random(None), [11, 12]), (of_rank.random(0), [11, 12]), (of_rank.random(1), [11])]:
+                first = await anext(events)
+                assert sorted(block["hash"] for block in first["snapshot"]["blocks"]) == expected
+
+    run(main())
+
+
 def test_a_backend_passes_the_conformance_kit(start: Callable[..., Program], start_genset: Callable[..., Program]) -> None:
     worker = start("backend.py", str(MODEL))
     worker.wait_for("serves the model")

@@ -3,10 +3,11 @@
 mod metrics;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use genset_backend_common::kv::{KvEventData, KvEventPublisher};
 use genset_backend_common::{
-    EngineError, ErrorKind, HealthReporter, Load, LoadPublisher, StartContext,
+    EngineConfig, EngineError, ErrorKind, HealthReporter, Load, LoadPublisher, StartContext,
 };
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -22,6 +23,7 @@ use metrics::{Families, Published, Sample};
 enum Event {
     Metrics(Vec<Sample>),
     Kv(KvEventData),
+    KvRank { rank: u32, data: KvEventData },
     Load(Load),
     Dead { reason: String },
 }
@@ -33,6 +35,8 @@ pub(crate) struct Sinks {
     load: LoadPublisher,
     health: HealthReporter,
     metrics: Arc<Mutex<Families>>,
+    /// Whether it was said that events of a rank are dropped.
+    has_odd_rank: Arc<AtomicBool>,
     /// Whether another process takes the place of one that is dead.
     is_mended: bool,
 }
@@ -47,7 +51,17 @@ impl Sinks {
             load: ctx.load.clone(),
             health: ctx.health.clone(),
             metrics,
+            has_odd_rank: Arc::default(),
             is_mended,
+        }
+    }
+
+    /// A process declares its ranks: those that it tells apart are there from now on.
+    pub(crate) fn know_ranks(&self, declared: &EngineConfig) {
+        if declared.capabilities.kv_ranks {
+            for rank in 0..declared.data_parallel_size {
+                drop(self.kv_events.of_rank(rank));
+            }
         }
     }
 
@@ -78,8 +92,20 @@ impl Sinks {
             Event::Kv(data) => {
                 self.kv_events.publish(data);
             }
+            Event::KvRank { rank, data } => self.publish_of_rank(rank, data),
             Event::Load(load) => self.load.publish(load),
             Event::Dead { reason } => self.health.report_dead(reason),
+        }
+    }
+
+    fn publish_of_rank(&self, rank: u32, data: KvEventData) {
+        match self.kv_events.known_rank(rank) {
+            Some(cache) => drop(cache.publish(data)),
+            None if self.has_odd_rank.swap(true, Ordering::Relaxed) => {}
+            None => tracing::warn!(
+                rank,
+                "the engine's process tells KV events of a rank that it did not declare (kv_ranks, data_parallel_size); they are dropped"
+            ),
         }
     }
 }
@@ -120,6 +146,34 @@ mod tests {
             ctx.health.dead_reason().as_deref(),
             Some("the device is lost")
         );
+    }
+
+    #[test]
+    fn events_of_a_rank_that_was_declared_reach_its_cache_and_no_others_do() {
+        let ctx = StartContext::detached(1);
+        let sinks = Sinks::new(&ctx, true);
+        let stored = |rank, blocks: &[u64]| {
+            let data = json!({"stored": {"parent": null, "blocks": blocks}});
+            publish(&sinks, json!({"kv_rank": {"rank": rank, "data": data}}));
+        };
+        stored(0, &[5]);
+        let mut declared = EngineConfig::new("m", 16);
+        declared.data_parallel_size = 2;
+        sinks.know_ranks(&declared);
+        assert!(
+            ctx.kv_events.known_rank(0).is_none(),
+            "kv_ranks is not declared"
+        );
+        declared.capabilities.kv_ranks = true;
+        sinks.know_ranks(&declared);
+        stored(1, &[5, 6]);
+        stored(2, &[7]);
+        let blocks = |cache: &KvEventPublisher| cache.subscribe().snapshot.blocks.len();
+        let ranks = [0, 1].map(|rank| blocks(&ctx.kv_events.known_rank(rank).unwrap()));
+        assert_eq!((ranks, blocks(&ctx.kv_events)), ([0, 2], 2));
+        assert!(ctx.kv_events.known_rank(2).is_none());
+        sinks.forget();
+        assert_eq!(blocks(&ctx.kv_events.known_rank(1).unwrap()), 0);
     }
 
     #[test]

@@ -124,6 +124,7 @@ impl Launcher {
                 return Err(give_up(&link, ChildFailure::TooLate { what, limit }).await);
             }
         };
+        self.sinks.know_ranks(&declared);
         self.watch_over(&link).await?;
         let session = Session {
             link,

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
+use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::{
     CancelReason, ChatInput, DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest,
     GuidedDecoding, Input, LLMEngine, Output, OutputStream, RequestContext, SleepLevel,
@@ -111,7 +112,9 @@ async fn what_is_published_reaches_the_workers_handles() {
         assert!(text.contains(line), "{line}\n{text}");
     }
     assert_eq!(load.borrow().kv_used_blocks, 5);
-    assert_eq!(kv_events.subscribe().snapshot.blocks.len(), 2);
+    let blocks = |cache: &KvEventPublisher| cache.subscribe().snapshot.blocks.len();
+    let ranks = [0, 1, 2, 3].map(|rank| blocks(&kv_events.known_rank(rank).unwrap()));
+    assert_eq!((ranks, blocks(&kv_events)), ([1, 0, 0, 2], 2));
     engine.cleanup().await.unwrap();
 }
 

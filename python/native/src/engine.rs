@@ -24,6 +24,13 @@ use crate::call::{Answer, CallHandler};
 pub(crate) enum Published {
     /// A change of its prefix cache.
     Kv(KvEventData),
+    /// A change of the prefix cache of one data-parallel rank.
+    KvRank {
+        /// Which.
+        rank: u32,
+        /// The change.
+        data: KvEventData,
+    },
     /// How busy it is.
     Load(Load),
     /// That it can go on no more.
@@ -59,6 +66,10 @@ impl HandlerEngine {
             Published::Kv(data) => {
                 start.kv_events.publish(data);
             }
+            Published::KvRank { rank, data } => match start.kv_events.known_rank(rank) {
+                Some(cache) => drop(cache.publish(data)),
+                None => tracing::debug!(rank, "KV events of a rank that was not declared"),
+            },
             Published::Load(load) => start.load.publish(load),
             Published::Dead { reason } => start.health.report_dead(reason),
         }
@@ -68,6 +79,11 @@ impl HandlerEngine {
 #[async_trait]
 impl LLMEngine for HandlerEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        if self.config.capabilities.kv_ranks {
+            for rank in 0..self.config.data_parallel_size {
+                drop(ctx.kv_events.of_rank(rank));
+            }
+        }
         *self.start.lock() = Some(ctx);
         Ok(self.config.clone())
     }

@@ -162,3 +162,8 @@ class Answer:
         if "transfer" in chunk:
             finished["transfer"] = chunk["transfer"]
         return finished
+
+
+def kv_event(data: Any, rank: int | None) -> dict[str, Any]:
+    """A KV event as the worker reads it."""
+    return {"kv": data} if rank is None else {"kv_rank": {"rank": rank, "data": data}}

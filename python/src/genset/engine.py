@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
-from genset._convert import request_to_wire
+from genset._convert import kv_event, request_to_wire
 from genset.exceptions import InvalidArgument, Unsupported
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
 
@@ -86,6 +86,8 @@ class EngineConfig:
     priority: bool = False
     adapters: bool = False
     kv_events: bool = False
+    kv_ranks: bool = False
+    """Whether KV events are published with the rank they are of, where there are several."""
     resume: bool = False
     """Whether an answer may go on from another instance's tokens with the same result."""
     roles: tuple[str, ...] = ()
@@ -119,6 +121,7 @@ class EngineConfig:
                 "priority": self.priority,
                 "adapters": self.adapters,
                 "kv_events": self.kv_events,
+                "kv_ranks": self.kv_ranks,
                 "resume": self.resume,
                 "roles": list(self.roles),
             },
@@ -189,17 +192,18 @@ class WorkerHandle:
         """Sets series of the worker's `/metrics`; the last value of each counts."""
         self._publish({"metrics": metrics})
 
-    def publish_kv_stored(self, blocks: list[int], parent: int | None = None) -> None:
-        """Blocks, each the child of the one before, became reusable. Hashes are unsigned 64-bit."""
-        self._publish({"kv": {"stored": {"parent": parent, "blocks": blocks}}})
+    def publish_kv_stored(self, blocks: list[int], parent: int | None = None, rank: int | None = None) -> None:
+        """Blocks, each the child of the one before, became reusable. Hashes are unsigned 64-bit. `rank` is the data-parallel rank
+        whose blocks they are, for engines that declare `kv_ranks`."""
+        self._publish(kv_event({"stored": {"parent": parent, "blocks": blocks}}, rank))
 
-    def publish_kv_removed(self, blocks: list[int]) -> None:
+    def publish_kv_removed(self, blocks: list[int], rank: int | None = None) -> None:
         """Blocks are reusable no more."""
-        self._publish({"kv": {"removed": {"blocks": blocks}}})
+        self._publish(kv_event({"removed": {"blocks": blocks}}, rank))
 
-    def publish_kv_cleared(self) -> None:
-        """No block is reusable any more."""
-        self._publish({"kv": "cleared"})
+    def publish_kv_cleared(self, rank: int | None = None) -> None:
+        """No block is reusable any more: of the rank, or of all."""
+        self._publish(kv_event("cleared", rank))
 
     def report_dead(self, reason: str) -> None:
         """The engine can go on no more: the worker unlists it and ends its requests."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genset import _model_files
-from genset._convert import Answer, request_from_wire
+from genset._convert import Answer, kv_event, request_from_wire
 from genset._frames import pack, unpack
 from genset._bodies import Bodies
 from genset._handler import Answering, Codec, Encoder, Handler
@@ -74,6 +74,8 @@ async def register_llm(
     reasoning_parser: str | None = None,
     custom_template_path: str | None = None,
     kv_events: bool = False,
+    kv_ranks: bool = False,
+    data_parallel_size: int = 1,
     total_kv_blocks: int | None = None,
     max_running_requests: int = 1024,
     max_waiting_requests: int = 4096,
@@ -87,6 +89,8 @@ async def register_llm(
     `migration_limit` is how often a request may go on at another instance, from the tokens it has. `user_data` is published as
     it is. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
     are let through. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent.
+    `data_parallel_size` is the number of ranks, of which a request may name one (`data_parallel_rank`); with `kv_ranks` the
+    `KvEventPublisher` is told the rank of each event, and routers choose among the ranks.
     `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit.
 
     Raises `InvalidArgument` or `Unsupported`, naming the argument.
@@ -117,7 +121,7 @@ async def register_llm(
             "kv_total_blocks": total_kv_blocks,
             "max_num_seqs": None,
             "max_num_batched_tokens": None,
-            "data_parallel_size": 1,
+            "data_parallel_size": data_parallel_size,
             "capabilities": {
                 "inputs": ["text" if has_bodies else "embed" if model_type is ModelType.Embedding else "tokens"],
                 "whole_bodies": has_bodies,
@@ -125,6 +129,7 @@ async def register_llm(
                 "max_logprobs": max_logprobs,
                 "guided": list(guided),
                 "kv_events": kv_events,
+                "kv_ranks": kv_ranks,
                 "resume": migration_limit > 0 and model_type is ModelType.Backend,
             },
             "canary": _canary(name, model_type) if has_bodies else None,
@@ -306,17 +311,18 @@ class _Publisher:
 class KvEventPublisher(_Publisher):
     """Tells routers which blocks of the prefix cache are reusable. Hashes are unsigned 64-bit."""
 
-    def publish_stored(self, blocks: Sequence[int], parent: int | None = None) -> None:
-        """Blocks, each the child of the one before, became reusable; the first follows `parent`."""
-        self._publish({"kv": {"stored": {"parent": parent, "blocks": list(blocks)}}})
+    def publish_stored(self, blocks: Sequence[int], parent: int | None = None, rank: int | None = None) -> None:
+        """Blocks, each the child of the one before, became reusable; the first follows `parent`. `rank` is the data-parallel rank
+        whose blocks they are, for models of several."""
+        self._publish(kv_event({"stored": {"parent": parent, "blocks": list(blocks)}}, rank))
 
-    def publish_removed(self, blocks: Sequence[int]) -> None:
+    def publish_removed(self, blocks: Sequence[int], rank: int | None = None) -> None:
         """Blocks are reusable no more."""
-        self._publish({"kv": {"removed": {"blocks": list(blocks)}}})
+        self._publish(kv_event({"removed": {"blocks": list(blocks)}}, rank))
 
-    def publish_cleared(self) -> None:
-        """No block is reusable any more."""
-        self._publish({"kv": "cleared"})
+    def publish_cleared(self, rank: int | None = None) -> None:
+        """No block is reusable any more: of the rank, or of all."""
+        self._publish(kv_event("cleared", rank))
 
 
 class LoadPublisher(_Publisher):

@@ -40,12 +40,16 @@ class FullEngine(LLMEngine):
             max_logprobs=2,
             guided=("json_schema", "json_object", "regex", "choice", "grammar"),
             kv_events=True,
+            kv_ranks=True,
             data_parallel_size=4,
             canary={"messages": [{"role": "user", "content": "ping"}], "stop_conditions": {"max_tokens": 1}},
         )
 
     def _publish(self):
-        self.worker.publish_kv_stored([11, 12])
+        self.worker.publish_kv_stored([11, 12], rank=0)
+        self.worker.publish_kv_stored([11], rank=3)
+        self.worker.publish_kv_removed([12], rank=0)
+        self.worker.publish_kv_stored([13], parent=11, rank=3)
         self.worker.publish_load({"running_requests": 2, "kv_used_blocks": 5, "kv_total_blocks": 10})
         metrics = Metrics()
         metrics.counter("full_steps_total", "Steps").add(3)
