@@ -9,7 +9,7 @@
 mod soak;
 
 use genset_backend_common::kv::{BlockHash, Xxh3BlockHasher, hash_blocks};
-use genset_backend_common::{ErrorKind, TokenId};
+use genset_backend_common::{ErrorKind, GenerateRequest, TokenId};
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::kv_index::Index;
@@ -119,6 +119,13 @@ fn salted_chain(live: &Live, salt: Option<&str>, tokens: &[TokenId]) -> Vec<Bloc
     hash_blocks(&Xxh3BlockHasher::new(), salt, tokens, size)
 }
 
+/// A request of this group. Ranks have caches of their own, so all of them go to one.
+fn greedy(live: &Live, prompt: Vec<TokenId>, max_tokens: u32) -> GenerateRequest {
+    let mut request = live.greedy(prompt, max_tokens);
+    request.data_parallel_rank = (live.config.data_parallel_size > 1).then_some(0);
+    request
+}
+
 /// Tokens each request of this group asks for.
 const GENERATED: u32 = 3;
 /// The same, as a length.
@@ -126,7 +133,9 @@ const GENERATED_TOKENS: usize = 3;
 
 /// Sends a prompt and reads its answer: the whole sequence, and the prompt tokens it reused.
 async fn send(live: &Live, prompt: &[TokenId]) -> Result<(Vec<TokenId>, Option<u32>), Stop> {
-    let answer = live.answer(live.greedy(prompt.to_vec(), GENERATED)).await?;
+    let answer = live
+        .answer(greedy(live, prompt.to_vec(), GENERATED))
+        .await?;
     let Some(usage) = answer.usage() else {
         fail!("a plain request ended with {:?}", answer.error());
     };
@@ -182,7 +191,7 @@ async fn parent_chains(trial: Trial) -> CheckResult {
     let shared = &prompt[..(blocks - 1) * size];
     let other = [shared, &live.prompt(size + begun, 2)].concat();
     for prompt in [prompt, other] {
-        let mut request = live.greedy(prompt.clone(), 2);
+        let mut request = greedy(&live, prompt.clone(), 2);
         // Enough for blocks of generated tokens, where the context has room for them.
         let wanted = u32::try_from(2 * size).unwrap_or(u32::MAX).max(4);
         request.stop.max_tokens = Some(live.affordable_answer(prompt.len(), wanted));
@@ -362,8 +371,8 @@ async fn visible_in_time(trial: Trial) -> CheckResult {
     let shared = live.prompt(block_count(&live, 3, 1 + GENERATED_TOKENS)? * size, 1);
     let first = [shared.clone(), live.prompt(1, 2)].concat();
     let second = [shared.clone(), live.prompt(1, 3)].concat();
-    live.answer(live.greedy(first, 1)).await?;
-    let mut running = live.generate(live.greedy(second, REUSING)).await?;
+    live.answer(greedy(&live, first, 1)).await?;
+    let mut running = live.generate(greedy(&live, second, REUSING)).await?;
     running.read_tokens(1).await?;
     let published = Index::of(&live).live;
     let usage = running.finish().await?.usage();
@@ -392,7 +401,7 @@ async fn salts_keep_apart(trial: Trial) -> CheckResult {
     let mut index = Index::of(&live);
     let prompt = live.prompt(block_count(&live, 3, 1 + GENERATED_TOKENS)? * size + 1, 1);
     for salt in ["one", "two"] {
-        let mut request = live.greedy(prompt.clone(), GENERATED);
+        let mut request = greedy(&live, prompt.clone(), GENERATED);
         request.cache_salt = Some(salt.into());
         let usage = live.answer(request).await?.usage();
         let cached = usage.and_then(|usage| usage.cached_tokens).unwrap_or(0);

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use genset_backend_common::{CancelReason, TokenId};
 
-use super::{GENERATED, GENERATED_TOKENS, Index, block_count, block_size, chain, send};
+use super::{GENERATED, GENERATED_TOKENS, Index, block_count, block_size, chain, greedy, send};
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::trial::{Live, Trial};
 
@@ -103,7 +103,7 @@ pub(super) async fn index_is_the_cache(trial: Trial) -> CheckResult {
 /// One request: read to its end, cancelled, or left by its client.
 async fn serve(live: &Live, prompt: Vec<TokenId>, way: u64) -> CheckResult {
     let most = GENERATED + 16;
-    let mut running = live.generate(live.greedy(prompt, most)).await?;
+    let mut running = live.generate(greedy(live, prompt, most)).await?;
     match way % 4 {
         0 => drop(running),
         1 => {
