@@ -121,7 +121,7 @@ impl EngineConfig {
             Some(rank) if rank >= self.data_parallel_size => Err(EngineError::invalid_argument(
                 RequestField::DataParallelRank,
                 format!(
-                    "must be below {}, the engine's number of ranks, got {rank}",
+                    "must be below {}, the number of ranks that can be named, got {rank}",
                     self.data_parallel_size
                 ),
             )),

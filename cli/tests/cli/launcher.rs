@@ -1,11 +1,13 @@
 //! `out=vllm` and its like: servers of other projects, here stand-ins that speak their APIs.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::support::{Server, genset, run_with, tiny_chat};
+use crate::fleet::Fleet;
+use crate::support::{Server, genset, run_with, soon, tiny_chat};
 
 /// The flag that starts the stand-in for `api`.
 fn stand_in(api: &str) -> String {
@@ -72,6 +74,71 @@ async fn a_gguf_file_is_served_as_text_or_with_its_folder_as_tokens() {
     command.arg("--model-config").arg(tiny_chat());
     let answer = chat(Server::spawn(command).await, "tiny-chat").await;
     assert_eq!(answer["usage"]["completion_tokens"], 5, "{answer}");
+}
+
+/// The router's decision of an answer with the annotation, and the prompt tokens that were cached.
+async fn decided(frontend: &Server, rank: Option<u32>) -> (Value, u64) {
+    let mut genset = json!({"annotations": ["router"]});
+    if let Some(rank) = rank {
+        genset["data_parallel_rank"] = rank.into();
+    }
+    let body = json!({
+        "genset": genset,
+        "model": "tiny-chat",
+        "max_tokens": 5,
+        "messages": [{"role": "user", "content": "a question of some length, so that it has a few blocks ".repeat(8)}],
+    });
+    let exchange = frontend
+        .post("/v1/chat/completions", &body.to_string())
+        .await;
+    let answer = exchange.response().await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let answer: Value = serde_json::from_str(&answer.body).unwrap();
+    let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    (answer["genset"]["router"][0].clone(), cached.unwrap())
+}
+
+#[tokio::test]
+async fn the_router_knows_what_each_rank_of_a_launched_vllm_has() {
+    let model = tiny_chat().display().to_string();
+    let server = stand_in("vllm --context 2048 --data-parallel-size 2");
+    let words = [
+        "in=dyn",
+        "out=vllm",
+        &model,
+        &server,
+        "--kv-cache-block-size=16",
+    ];
+    let path = std::env::var("PATH").unwrap();
+    let fleet = Fleet::new();
+    let worker = fleet.worker_of(&words, &[("PATH", &path)]).await;
+    let frontend = fleet.frontend(&[("GENSET_ROUTER_MODE", "kv")]).await;
+    let (first, cached) = decided(&frontend, Some(1)).await;
+    assert_eq!((&first["rank"], cached), (&json!(1), 0), "{first}");
+    let knows = |metrics: &str| {
+        let mut lines = metrics.lines();
+        let line = lines.find(|line| line.starts_with("genset_router_index_blocks"));
+        let blocks = line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        blocks.is_some_and(|blocks| blocks > 0.0)
+    };
+    soon(async {
+        while !knows(&frontend.get("/metrics").await.body) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let (again, cached) = decided(&frontend, None).await;
+    assert_eq!(
+        (&again["rank"], &again["reason"], &again["candidate_count"]),
+        (&json!(1), &json!("overlap"), &json!(2)),
+        "{again}"
+    );
+    assert!(cached > 0 && cached % 16 == 0, "{cached}");
+    // The other rank has nothing of it.
+    let (elsewhere, cached) = decided(&frontend, Some(0)).await;
+    assert_eq!(cached, 0, "{elsewhere}");
+    frontend.stop().await;
+    worker.stop().await;
 }
 
 #[tokio::test]

@@ -32,6 +32,7 @@ const NO_LEGS: &str = "this server does not know prefill and decode apart";
 pub(crate) struct Call {
     pub(crate) path: &'static str,
     pub(crate) body: Vec<u8>,
+    pub(crate) headers: Vec<(&'static str, String)>,
 }
 
 impl Call {
@@ -39,6 +40,7 @@ impl Call {
         Self {
             path,
             body: body.to_string().into_bytes(),
+            headers: Vec::new(),
         }
     }
 }
@@ -75,6 +77,8 @@ pub(crate) struct Facts {
     /// Tokens per KV block.
     pub(crate) kv_block_size: Option<NonZeroU32>,
     pub(crate) kv_total_blocks: Option<u64>,
+    /// Data-parallel ranks.
+    pub(crate) ranks: Option<u32>,
 }
 
 /// Reads the events of one answer.

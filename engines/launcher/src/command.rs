@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::config::{LauncherConfig, split_address};
 use crate::dialect::{Dialect, ExtraStyle, Flag, Flags, LeaderFlag};
-use crate::extra::{ExtraArgs, joined};
+use crate::extra::{ExtraArgs, joined, spelled};
+use crate::ranks::vllm_size;
 
 /// Context of a `llama_cpp.server` that is told none, in tokens: its own default.
 const LLAMA_CPP_PYTHON_CONTEXT: u32 = 2048;
@@ -28,8 +29,16 @@ pub(crate) struct Plan {
     /// What its environment says beside what it inherits.
     pub(crate) env: Vec<(&'static str, String)>,
     /// Where the connectors of other servers ask for KV blocks, if they do.
-    pub(crate) side_channel: Option<IpAddr>,
+    pub(crate) side_channel: Option<SideChannel>,
     args: Vec<String>,
+}
+
+/// Where a server listens for the connectors of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SideChannel {
+    pub(crate) host: IpAddr,
+    /// Ports, one after the other: each data-parallel rank listens at one of its own.
+    pub(crate) ports: u16,
 }
 
 /// A setting of ours that may have a flag of the server's.
@@ -94,7 +103,11 @@ impl Plan {
             Role::Prefill => "kv_producer",
             Role::Decode => "kv_consumer",
         };
-        self.side_channel = Some(config.kv_transfer_host);
+        let ranks = vllm_size(config).and_then(|ranks| u16::try_from(ranks).ok());
+        self.side_channel = Some(SideChannel {
+            host: config.kv_transfer_host,
+            ports: ranks.unwrap_or(1),
+        });
         let has_own = config
             .extra
             .as_ref()
@@ -294,24 +307,22 @@ fn extra_args(extra: &ExtraArgs, style: ExtraStyle) -> Result<Vec<String>, Engin
     let mut args = Vec::new();
     for (key, value) in extra.entries() {
         let name = match style {
-            ExtraStyle::Underscores => joined(key).replace('-', "_"),
-            ExtraStyle::Dashes | ExtraStyle::DashesNoFalse | ExtraStyle::File(_) => joined(key),
+            ExtraStyle::Underscores => flag(&joined(key).replace('-', "_")),
+            ExtraStyle::Dashes | ExtraStyle::DashesNoFalse | ExtraStyle::File(_) => spelled(key),
         };
-        if name.is_empty() {
+        if joined(key).is_empty() {
             return Err(extra.invalid(key, "is no name of a setting"));
         }
         match (value, style) {
             (Value::Null, _) | (Value::Bool(false), ExtraStyle::DashesNoFalse) => {}
-            (Value::Bool(true), ExtraStyle::Dashes | ExtraStyle::DashesNoFalse) => {
-                args.push(flag(&name))
-            }
-            (Value::Bool(false), ExtraStyle::Dashes) => args.push(format!("--no-{name}")),
+            (Value::Bool(true), ExtraStyle::Dashes | ExtraStyle::DashesNoFalse) => args.push(name),
+            (Value::Bool(false), ExtraStyle::Dashes) => args.push(format!("--no-{}", joined(key))),
             (Value::Array(items), _) => {
-                args.push(flag(&name));
+                args.push(name);
                 args.extend(items.iter().map(word));
             }
             (Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_), _) => {
-                args.extend([flag(&name), word(value)]);
+                args.extend([name, word(value)]);
             }
         }
     }
@@ -319,7 +330,7 @@ fn extra_args(extra: &ExtraArgs, style: ExtraStyle) -> Result<Vec<String>, Engin
 }
 
 /// A value as one argument: text as it is, everything else as JSON.
-fn word(value: &Value) -> String {
+pub(crate) fn word(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {

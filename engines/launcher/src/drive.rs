@@ -94,6 +94,7 @@ impl Drive {
         let headers: Vec<_> = self
             .headers
             .iter()
+            .chain(&self.call.headers)
             .map(|(name, value)| (*name, value.as_str()))
             .collect();
         let sent = self

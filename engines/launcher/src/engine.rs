@@ -26,6 +26,7 @@ use crate::failure::ServerFailure;
 use crate::kv::{KvFollower, KvSource};
 use crate::launch::launch;
 use crate::probe;
+use crate::ranks::Ranks;
 use crate::server::Server;
 use crate::supervise::{Release, Supervisor};
 
@@ -68,6 +69,7 @@ struct Running {
     api: Arc<dyn Api>,
     context_length_tokens: u32,
     vocab_size: Option<NonZeroU32>,
+    ranks: Ranks,
     places: Option<Arc<Semaphore>>,
     apart: Apart,
     /// Ends the server if this is dropped before `cleanup`.
@@ -121,11 +123,17 @@ impl LauncherEngine {
             expect(unused_mut, reason = "a feature declares more")
         )]
         let mut declared = self.declare(&*api, dialect, context, facts);
+        let ranks = Ranks::of(config, dialect, facts.ranks);
+        declared.data_parallel_size = ranks.count();
         #[cfg(feature = "kv-events")]
-        let kv_follower = source.and_then(|source| kv_follower(source, ctx, &declared));
+        let kv_followers = match (source, &ranks) {
+            (Some(source), Ranks::Known(_)) => kv_followers(&source, ctx, &declared),
+            (Some(_), Ranks::Unknown(_)) | (None, _) => Vec::new(),
+        };
         #[cfg(feature = "kv-events")]
-        if let Some(follower) = &kv_follower {
+        for follower in &kv_followers {
             declared.capabilities.kv_events = true;
+            declared.capabilities.kv_ranks = kv_followers.len() > 1;
             self.tasks.spawn(follower.clone().run(Arc::clone(&server)));
         }
         let apart = Apart::new(ctx.role, ctx.kv_transfers.clone(), config.kv_lease);
@@ -147,7 +155,7 @@ impl LauncherEngine {
             release: self.release.clone(),
             tasks: self.tasks.clone(),
             #[cfg(feature = "kv-events")]
-            kv_follower,
+            kv_followers,
         };
         self.tasks.spawn(supervisor.run(life, server));
         let is_one_at_a_time = facts.max_num_seqs == Some(1) && config.input == ServerInput::Text;
@@ -156,6 +164,7 @@ impl LauncherEngine {
             api,
             context_length_tokens: context,
             vocab_size: declared.vocab_size,
+            ranks,
             places: is_one_at_a_time.then(|| Arc::new(Semaphore::new(1))),
             apart,
             _server: KillOnDrop(self.release.clone()),
@@ -232,27 +241,36 @@ fn kv_source(
     })
 }
 
-/// Who follows the KV events of a server that publishes them.
+/// Who follow the KV events of a server that publishes them, one a rank; nobody where those of a rank are missing.
 #[cfg(feature = "kv-events")]
-fn kv_follower(
-    source: Arc<KvSource>,
+fn kv_followers(
+    source: &Arc<KvSource>,
     ctx: &StartContext,
     declared: &EngineConfig,
-) -> Option<KvFollower> {
-    if !source.is_bound() {
-        tracing::debug!("the server publishes no KV events");
-        return None;
+) -> Vec<KvFollower> {
+    let ranks = 0..declared.data_parallel_size;
+    if let Some(rank) = ranks.clone().find(|rank| !source.is_bound(*rank)) {
+        tracing::info!(
+            rank,
+            "the server publishes no KV events of this rank, so none are followed"
+        );
+        return Vec::new();
     }
     let Some(block_size) = declared.kv_block_size else {
         tracing::warn!("the server publishes KV events, but does not tell the size of its blocks");
-        return None;
+        return Vec::new();
     };
-    Some(KvFollower {
-        source,
-        publisher: ctx.kv_events.clone(),
+    let follower = |rank| KvFollower {
+        source: Arc::clone(source),
+        rank,
+        publisher: match declared.data_parallel_size {
+            1 => ctx.kv_events.clone(),
+            _ => ctx.kv_events.of_rank(rank),
+        },
         block_size,
         total_blocks: declared.kv_total_blocks,
-    })
+    };
+    ranks.map(follower).collect()
 }
 
 fn trace_headers(ctx: &RequestContext) -> Vec<(&'static str, String)> {
@@ -295,6 +313,7 @@ impl LLMEngine for LauncherEngine {
                 "must hold at least one text",
             ));
         }
+        running.ranks.check(request.data_parallel_rank)?;
         let server = running.desk.server()?;
         let request = bounded(request, running.vocab_size)?;
         let max_tokens = running.max_tokens(&request);

@@ -89,3 +89,13 @@ impl ExtraArgs {
 pub(crate) fn joined(name: &str) -> String {
     name.trim_start_matches('-').replace('_', "-")
 }
+
+/// A name as the flag that it is: one with a single dash keeps it.
+pub(crate) fn spelled(name: &str) -> String {
+    let dashes = if name.starts_with('-') && !name.starts_with("--") {
+        "-"
+    } else {
+        "--"
+    };
+    format!("{dashes}{}", joined(name))
+}

@@ -13,8 +13,10 @@ mod translate;
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
+use genset_backend_common::MAX_DATA_PARALLEL_SIZE;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -24,19 +26,18 @@ use crate::config::LauncherConfig;
 use crate::dialect::Dialect;
 use crate::extra::ExtraArgs;
 
-/// Settings of the server's own with which its events are not followed: its own publisher, several ranks (their sockets have
-/// names of their own only where they are ports), no prefix cache.
-const OWN_SETTINGS: [&str; 4] = [
-    "kv-events-config",
-    "data-parallel-size",
-    "dp",
-    "no-enable-prefix-caching",
-];
+/// Settings of the server's own with which its events are not followed: its own publisher, no prefix cache.
+const OWN_SETTINGS: [&str; 2] = ["kv-events-config", "no-enable-prefix-caching"];
+
+/// The sockets of rank 0. vLLM adds `_dp` and the number for each other rank, to names with `inproc` in them; of other names
+/// that are no ports it refuses to make several.
+const EVENTS: &str = "inproc-events";
+const REPLAY: &str = "inproc-replay";
 
 /// The longest path of a socket, in bytes: the kernel has room for 108.
 const MAX_PATH_BYTES: usize = 100;
 
-/// Where a server publishes its KV events: two sockets in a folder of ours, which is removed with this.
+/// Where a server publishes its KV events: two sockets for each rank, in a folder of ours, which is removed with this.
 #[derive(Debug)]
 pub(crate) struct KvSource {
     folder: TempDir,
@@ -60,7 +61,7 @@ impl KvSource {
             .permissions(Permissions::from_mode(0o700))
             .tempdir()?;
         let source = Self { folder };
-        if source.path("replay").len() > MAX_PATH_BYTES {
+        if source.path(REPLAY, MAX_DATA_PARALLEL_SIZE).len() > MAX_PATH_BYTES {
             tracing::warn!(
                 folder = %source.folder.path().display(),
                 "KV events of the server are not followed: the folder for temporary files has too long a name for a socket"
@@ -75,28 +76,32 @@ impl KvSource {
         let config = json!({
             "enable_kv_cache_events": true,
             "publisher": "zmq",
-            "endpoint": self.events(),
-            "replay_endpoint": self.replay(),
+            "endpoint": self.events(0),
+            "replay_endpoint": self.replay(0),
         });
         ["--kv-events-config".to_owned(), config.to_string()]
     }
 
-    /// Whether a server has bound both sockets, which it does before it is healthy.
-    pub(crate) fn is_bound(&self) -> bool {
-        ["events", "replay"]
+    /// Whether a server has bound both sockets of a rank, which it does before it is healthy.
+    pub(crate) fn is_bound(&self, rank: u32) -> bool {
+        [EVENTS, REPLAY]
             .iter()
-            .all(|name| self.folder.path().join(name).exists())
+            .all(|name| Path::new(&self.path(name, rank)).exists())
     }
 
-    pub(crate) fn events(&self) -> String {
-        format!("ipc://{}", self.path("events"))
+    pub(crate) fn events(&self, rank: u32) -> String {
+        format!("ipc://{}", self.path(EVENTS, rank))
     }
 
-    pub(crate) fn replay(&self) -> String {
-        format!("ipc://{}", self.path("replay"))
+    pub(crate) fn replay(&self, rank: u32) -> String {
+        format!("ipc://{}", self.path(REPLAY, rank))
     }
 
-    fn path(&self, name: &str) -> String {
+    fn path(&self, name: &str, rank: u32) -> String {
+        let name = match rank {
+            0 => name.to_owned(),
+            _ => format!("{name}_dp{rank}"),
+        };
         self.folder.path().join(name).display().to_string()
     }
 }

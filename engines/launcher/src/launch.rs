@@ -10,7 +10,7 @@ use genset_backend_common::{EngineError, ProgressReporter};
 use genset_child::{End, Tail, Throttle, follow, last_lines, leave};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-use crate::command::Plan;
+use crate::command::{Plan, SideChannel};
 use crate::config::LauncherConfig;
 use crate::failure::ServerFailure;
 use crate::health;
@@ -140,7 +140,7 @@ const MOST_TRIES: usize = 64;
 pub(crate) struct Ports {
     /// Of its HTTP API.
     pub(crate) http: u16,
-    /// Where the connectors of other servers ask for KV blocks, if they do.
+    /// Where the connectors of other servers ask for KV blocks, if they do; those of further ranks at the ports after it.
     pub(crate) side_channel: Option<SocketAddr>,
 }
 
@@ -148,12 +148,12 @@ impl Ports {
     /// Ports that nobody listens on now.
     fn free(plan: &Plan) -> Result<Self, EngineError> {
         // Both at once: they are not to be the same.
-        let http = listen(Ipv4Addr::LOCALHOST.into()).map_err(|error| {
+        let http = listen(Ipv4Addr::LOCALHOST.into(), 1).map_err(|error| {
             EngineError::internal(format!("no free port for the server: {error}"))
                 .with_source(error)
         })?;
-        let side_channel = plan.side_channel.map(|host| {
-            listen(host).map_err(|error| {
+        let side_channel = plan.side_channel.map(|SideChannel { host, ports }| {
+            listen(host, ports).map_err(|error| {
                 let problem = format!(
                     "{host} cannot be listened on, is it an address of this machine? {error}"
                 );
@@ -167,11 +167,38 @@ impl Ports {
     }
 }
 
-fn listen(host: IpAddr) -> io::Result<(TcpListener, SocketAddr)> {
-    let bind = |port: u16| TcpListener::bind((host, port));
-    let listener = (0..MOST_TRIES)
-        .find_map(|_| bind(rand::random_range(PORTS)).ok())
-        .map_or_else(|| bind(0), Ok)?;
+/// So many ports, one after the other; the first one's address.
+fn listen(host: IpAddr, ports: u16) -> io::Result<(Vec<TcpListener>, SocketAddr)> {
+    (0..MOST_TRIES)
+        .find_map(|_| listen_from(host, rand::random_range(PORTS), ports).ok())
+        .map_or_else(|| listen_from(host, 0, ports), Ok)
+}
+
+fn listen_from(host: IpAddr, first: u16, ports: u16) -> io::Result<(Vec<TcpListener>, SocketAddr)> {
+    let listener = TcpListener::bind((host, first))?;
     let address = listener.local_addr()?;
-    Ok((listener, address))
+    let mut listeners = vec![listener];
+    for nth in 1..ports {
+        let port = address.port().checked_add(nth);
+        let port = port.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        listeners.push(TcpListener::bind((host, port))?);
+    }
+    Ok((listeners, address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_of_ranks_are_free_and_one_after_the_other() {
+        let (listeners, first) = listen(Ipv4Addr::LOCALHOST.into(), 3).unwrap();
+        let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
+        let ports: Vec<u16> = listeners.iter().map(port).collect();
+        let expected: Vec<u16> = (first.port()..).take(3).collect();
+        assert_eq!(ports, expected);
+        // One of them is taken: none of them is given.
+        let before = first.port() - 1;
+        listen_from(Ipv4Addr::LOCALHOST.into(), before, 2).unwrap_err();
+    }
 }

@@ -34,6 +34,7 @@ mod launch;
 mod lines;
 mod probe;
 mod process;
+mod ranks;
 mod server;
 mod sse;
 mod supervise;

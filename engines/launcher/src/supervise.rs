@@ -47,9 +47,9 @@ pub(crate) struct Supervisor {
     pub(crate) health: HealthReporter,
     pub(crate) release: Release,
     pub(crate) tasks: TaskTracker,
-    /// Who follows the KV events of each server.
+    /// Who follow the KV events of each server, one a rank.
     #[cfg(feature = "kv-events")]
-    pub(crate) kv_follower: Option<KvFollower>,
+    pub(crate) kv_followers: Vec<KvFollower>,
 }
 
 impl Supervisor {
@@ -76,7 +76,7 @@ impl Supervisor {
                 Ok((next_life, next_server)) => {
                     (life, server) = (next_life, Arc::clone(&next_server));
                     #[cfg(feature = "kv-events")]
-                    if let Some(follower) = &self.kv_follower {
+                    for follower in &self.kv_followers {
                         self.tasks.spawn(follower.clone().run(Arc::clone(&server)));
                     }
                     self.desk.open(next_server);

@@ -14,7 +14,19 @@ mod vllm {
     use genset_conformance::{Scenario, suite};
     use genset_engine_launcher::LauncherEngine;
 
-    suite!(|_: &Scenario| LauncherEngine::new(crate::support::config("vllm", &[])));
+    suite!(|_: &Scenario| LauncherEngine::new(crate::support::config(
+        "vllm",
+        &["--block-size=32"]
+    )));
+}
+
+mod vllm_of_two_ranks {
+    use genset_conformance::{Scenario, suite};
+    use genset_engine_launcher::LauncherEngine;
+
+    const FLAGS: [&str; 3] = ["-dp", "2", "--block-size=32"];
+
+    suite!(|_: &Scenario| LauncherEngine::new(crate::support::config("vllm", &FLAGS)));
 }
 
 mod sglang {

@@ -5,11 +5,13 @@ For the launcher's tests only: python3 stand_in.py API [--fault NAME] [--report 
 
 import argparse
 import asyncio
+import hashlib
 import json
 import math
 import os
 import random
 import re
+import struct
 import sys
 import time
 
@@ -23,12 +25,14 @@ PIECES = {
     97: b"\xa1", 107: b"\xab", 110: b"\xaf", 162: b"\xe3", 225: b"\x80", 226: b"\x81", 227: b"\x82", 244: b"\x93",
     1085: b"\xe3\x81",
 }  # fmt: skip
-# `vllm:cache_config_info` of vLLM 0.32.0, shortened.
+# `vllm:cache_config_info` of vLLM 0.32.0, shortened: a line for each rank, with the blocks of all of them.
 VLLM_METRICS = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{block_size="128",cache_dtype="auto",enable_prefix_caching="True",engine="0",\
-num_gpu_blocks="2048",prefix_caching_hash_algo="sha256"} 1.0
 """
+VLLM_CACHE = """vllm:cache_config_info{{block_size="{size}",cache_dtype="auto",enable_prefix_caching="True",engine="{rank}",\
+num_gpu_blocks="{blocks}",prefix_caching_hash_algo="sha256"}} 1.0
+"""
+VLLM_BLOCKS = 2048
 
 TRTLLM_FIELDS = set(
     "model prompt best_of echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream "
@@ -200,13 +204,136 @@ class Api:
             raise Refused(400, {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}})
 
 
+def pack(value):
+    """A value as MessagePack."""
+    if value is None:
+        return b"\xc0"
+    if isinstance(value, float):
+        return b"\xcb" + struct.pack(">d", value)
+    if isinstance(value, int):
+        return b"\xcf" + value.to_bytes(8, "big")
+    if isinstance(value, str):
+        return b"\xdb" + len(value.encode()).to_bytes(4, "big") + value.encode()
+    if isinstance(value, dict):
+        return b"\xdf" + len(value).to_bytes(4, "big") + b"".join(pack(key) + pack(value[key]) for key in value)
+    return b"\xdd" + len(value).to_bytes(4, "big") + b"".join(map(pack, value))
+
+
+class Socket:
+    """A socket of ZeroMQ that others connect to (ZMTP 3.0, no security)."""
+
+    def __init__(self, kind, path, answer=None):
+        self.kind, self.path, self.answer, self.peers = kind, path, answer, set()
+
+    async def listen(self):
+        await asyncio.start_unix_server(self.meet, self.path)
+
+    def send(self, writer, parts):
+        for place, part in enumerate(parts):
+            more = place + 1 < len(parts)
+            writer.write(bytes([2 | more]) + len(part).to_bytes(8, "big") + part)
+
+    async def meet(self, reader, writer):
+        writer.write(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(52, b"\0"))
+        ready = b"\x05READY\x0bSocket-Type" + len(self.kind).to_bytes(4, "big") + self.kind
+        writer.write(bytes([4, len(ready)]) + ready)
+        parts = []
+        try:
+            await reader.readexactly(64)
+            while True:
+                flags = (await reader.readexactly(1))[0]
+                size = int.from_bytes(await reader.readexactly(8 if flags & 2 else 1), "big")
+                part = await reader.readexactly(size)
+                self.peers.add(writer)
+                if flags & 4:
+                    continue
+                parts.append(part)
+                if not flags & 1:
+                    if self.answer:
+                        self.answer(writer, parts)
+                    parts = []
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.peers.discard(writer)
+            writer.close()
+
+
+class Blocks:
+    """The prefix cache of a rank of vLLM 0.32.0, which is never full here, and its KV events as they were seen."""
+
+    def __init__(self, rank, size, config):
+        self.rank, self.size, self.known, self.sent = rank, size, set(), []
+        self.sockets = []
+        if config.get("enable_kv_cache_events"):
+            paths = [self.path(config[name]) for name in ("endpoint", "replay_endpoint")]
+            self.sockets = [Socket(b"PUB", paths[0]), Socket(b"ROUTER", paths[1], self.replay)]
+
+    def path(self, endpoint):
+        """Ranks have sockets of their own."""
+        assert endpoint.startswith("ipc://")
+        if self.rank == 0:
+            return endpoint[6:]
+        if "inproc" not in endpoint:
+            raise ValueError("Invalid endpoint: must contain 'inproc' or 'tcp'")
+        return f"{endpoint[6:]}_dp{self.rank}"
+
+    def replay(self, writer, parts):
+        start = int.from_bytes(parts[1], "big")
+        for number, payload in enumerate(self.sent[start:], start):
+            self.sockets[1].send(writer, [b"", b"", number.to_bytes(8, "big"), payload])
+        self.sockets[1].send(writer, [b"", b"", b"\xff" * 8, b""])
+
+    def publish(self, events):
+        payload = pack([time.time(), events, self.rank])
+        for writer in self.sockets[0].peers if self.sockets else ():
+            self.sockets[0].send(writer, [b"", len(self.sent).to_bytes(8, "big"), payload])
+        self.sent.append(payload)
+
+    def chain(self, tokens, salt):
+        """The hashes of the full blocks."""
+        hashes, before = [], str(salt)
+        for start in range(0, len(tokens) - self.size + 1, self.size):
+            digest = hashlib.sha256(f"{before} {tokens[start : start + self.size]}".encode()).digest()
+            before = int.from_bytes(digest[-8:], "big")
+            hashes.append(before)
+        return hashes
+
+    def cached(self, tokens, salt):
+        """How many tokens are there. One is always computed."""
+        chain = self.chain(tokens[:-1], salt)
+        return self.size * next((place for place, block in enumerate(chain) if block not in self.known), len(chain))
+
+    def store(self, tokens, salt):
+        chain = self.chain(tokens, salt)
+        first = next((place for place, block in enumerate(chain) if block not in self.known), len(chain))
+        if first == len(chain):
+            return
+        self.known.update(chain)
+        salted = [[salt]] if salt and first == 0 else []
+        stored = {
+            "type": "BlockStored",
+            "block_hashes": chain[first:],
+            "parent_block_hash": chain[first - 1] if first else None,
+            "token_ids": tokens[first * self.size : len(chain) * self.size],
+            "block_size": self.size,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+            "extra_keys": salted + [None] * (len(chain) - first - len(salted)),
+            "group_idx": 0,
+            "kv_cache_spec_kind": "full_attention",
+        }
+        self.publish([stored])
+
+
 class Connector:
     """What NixlConnector says, seen at vLLM 0.32.0; its blocks are a name, which is fetched once over a side channel."""
 
-    def __init__(self, config, fault):
+    def __init__(self, config, fault, rank):
         self.role, self.fault = json.loads(config)["kv_role"], fault
         self.host = os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"]
-        self.port = int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"])
+        self.port = int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]) + rank
         self.kept = set()
 
     async def listen(self):
@@ -256,24 +383,52 @@ class Connector:
         return answer == b"blocks\n"
 
 
+class Rank:
+    """A data-parallel rank of vLLM."""
+
+    def __init__(self, number, args):
+        self.blocks = Blocks(number, args.block_size, json.loads(args.kv_events_config))
+        config = args.kv_transfer_config
+        self.connector = Connector(config, args.fault, number) if config else None
+
+    async def listen(self):
+        for socket in self.blocks.sockets:
+            await socket.listen()
+        if self.connector:
+            await self.connector.listen()
+
+
 class Completions(Api):
     """vLLM and TensorRT-LLM."""
 
     path = "/v1/completions"
 
-    def __init__(self, context, is_vllm, connector=None):
+    def __init__(self, context, ranks=()):
         super().__init__(context)
-        self.is_vllm, self.connector = is_vllm, connector
+        self.is_vllm, self.ranks, self.turn = bool(ranks), ranks, 0
+
+    def rank_of(self, headers):
+        """The rank that the request names, else the next one."""
+        named = headers.get("x-data-parallel-rank", "")
+        if not re.fullmatch(r"-?\d+", named):
+            self.turn += 1
+            return self.turn % len(self.ranks)
+        if not 0 <= int(named) < len(self.ranks):
+            raise bad_request(f"data_parallel_rank {named} is out of range [0, {len(self.ranks)}).")
+        return int(named)
 
     def get(self, path):
         if path == "/metrics" and self.is_vllm:
-            return VLLM_METRICS
+            blocks = VLLM_BLOCKS * len(self.ranks)
+            size = self.ranks[0].blocks.size
+            lines = [VLLM_CACHE.format(rank=rank, size=size, blocks=blocks) for rank in range(len(self.ranks))]
+            return VLLM_METRICS + "".join(lines)
         models = super().get(path)
         if not self.is_vllm:
             del models["data"][0]["max_model_len"]
         return models
 
-    async def answer(self, path, body, pace, send):
+    async def answer(self, path, headers, body, pace, send):
         if not self.is_vllm and set(body) - TRTLLM_FIELDS:
             unknown = ", ".join(set(body) - TRTLLM_FIELDS)
             message = f"Extra inputs are not permitted: {unknown}"
@@ -282,8 +437,9 @@ class Completions(Api):
         self.check(prompt, max_tokens)
         if self.is_vllm and body.get("min_tokens", 0) > max_tokens:
             raise bad_request(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {body['min_tokens']}.")
+        rank = self.ranks[self.rank_of(headers)] if self.is_vllm else None
         transfer = body.get("kv_transfer_params") or {}
-        if transfer.get("do_remote_prefill") and not await self.connector.fetch(transfer):
+        if transfer.get("do_remote_prefill") and not await rank.connector.fetch(transfer):
             await send(FETCH_FAILED)
             return await send("[DONE]")
         whole = {"choices": []}
@@ -294,8 +450,12 @@ class Completions(Api):
         asked = body.get("structured_outputs") or {}
         schema = asked.get("json", {} if asked.get("json_object") else None)
         guide = Guide(guided_text(asked.get("regex"), schema, asked.get("choice")))
+        salt = body.get("cache_salt")
+        cached = rank.blocks.cached(prompt, salt) if rank else self.cached(prompt)
         while reason is None:
             await pace()
+            if rank:
+                rank.blocks.store(prompt + generated, salt)
             token, ranked = sample(prompt, generated, options, guide)
             is_early = len(generated) < body.get("min_tokens", 0)
             if token in body.get("stop_token_ids", []) and is_early:
@@ -314,14 +474,14 @@ class Completions(Api):
             "prompt_tokens": len(prompt),
             "total_tokens": len(prompt) + len(generated),
             "completion_tokens": len(generated),
-            "prompt_tokens_details": {"cached_tokens": self.cached(prompt)},
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
         await send({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "m", "choices": [], "usage": usage})
         await send("[DONE]")
         if not body.get("stream"):
-            keeps = self.connector and transfer.get("do_remote_decode")
+            keeps = rank and rank.connector and transfer.get("do_remote_decode")
             whole["choices"][0]["prompt_token_ids"] = prompt
-            raise Refused(200, {**whole, "kv_transfer_params": self.connector.keep(prompt) if keeps else None})
+            raise Refused(200, {**whole, "kv_transfer_params": rank.connector.keep(prompt) if keeps else None})
 
     def gather(self, whole):
         """Puts what would be streamed into one answer."""
@@ -368,13 +528,14 @@ class Completions(Api):
 class Sglang(Api):
     path = "/generate"
 
-    def __init__(self, context, is_incremental):
+    def __init__(self, context, is_incremental, ranks):
         super().__init__(context)
-        self.is_incremental = is_incremental
+        self.is_incremental, self.rank_count = is_incremental, ranks
 
     def get(self, path):
         if path == "/server_info":
-            return {"page_size": 1, "max_total_num_tokens": 8192, "max_req_input_len": self.context - 6, "version": "0.5.23"}
+            ranks = {"dp_size": self.rank_count, "attn_dp_size": 1}
+            return {**ranks, "page_size": 1, "max_total_num_tokens": 8192, "max_req_input_len": self.context - 6, "version": "0.5.23"}
         return super().get(path)
 
     def check(self, prompt, max_tokens):
@@ -383,13 +544,16 @@ class Sglang(Api):
             raise Refused(400, {"error": {"message": message}})
         super().check(prompt, max_tokens)
 
-    async def answer(self, path, body, pace, send):
+    async def answer(self, path, headers, body, pace, send):
         prompt, params = body["input_ids"], body["sampling_params"]
         max_tokens = params.get("max_new_tokens", 128)
         self.check(prompt, max_tokens)
         if params.get("top_k", 1) > 2**31 - 1:
             print("RuntimeError: value cannot be converted to type int32 without overflow", file=sys.stderr, flush=True)
             os._exit(1)
+        rank = body.get("routed_dp_rank", body.get("data_parallel_rank", 0))
+        if not 0 <= rank < self.rank_count:
+            raise bad_request(f"routed_dp_rank={rank} out of range [0, {self.rank_count})")
         options, generated, chosen, tops, reason = Options(params), [], [], [], None
         cached = self.cached(prompt)
         stop_ids = [] if params.get("ignore_eos") else [*params.get("stop_token_ids", []), OWN_EOS]
@@ -447,7 +611,7 @@ class Llama(Api):
             return {"default_generation_settings": {"n_ctx": self.context}, "total_slots": 4}
         raise Refused(404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
 
-    async def answer(self, path, body, pace, send):
+    async def answer(self, path, headers, body, pace, send):
         if path == "/tokenize":
             raise Refused(200, {"tokens": self.tokenize(body)})
         if path == "/completion":
@@ -542,7 +706,7 @@ class LlamaCppPython(Api):
     health = "/openapi.json"
     path = ("/v1/completions", "/v1/chat/completions", "/extras/tokenize/count")
 
-    async def answer(self, path, body, pace, send):
+    async def answer(self, path, headers, body, pace, send):
         if path == "/extras/tokenize/count":
             raise Refused(200, {"count": len(body["input"].split())})
         return await text_answer(path, body, pace, send, has_usage=False)
@@ -582,8 +746,8 @@ class Stand:
             self.say("pid", os.getpid())
             side_channel = {name: value for name, value in os.environ.items() if name.startswith("VLLM_NIXL_")}
             self.say("start", {"args": sys.argv[1:], "env": side_channel})
-        if getattr(self.api, "connector", None):
-            await self.api.connector.listen()
+        for rank in getattr(self.api, "ranks", ()):
+            await rank.listen()
         server = await asyncio.start_server(self.serve, "127.0.0.1", self.args.port, limit=1 << 24)
         print("INFO: listening", flush=True)
         async with server:
@@ -622,11 +786,11 @@ class Stand:
                 raise Refused(404, {"detail": "Not Found"})
             self.requests += 1
             self.say("request", {"path": path, "headers": headers, "body": json.loads(body)})
-            await self.stream(path, json.loads(body), reader, writer)
+            await self.stream(path, headers, json.loads(body), reader, writer)
         except Refused as refused:
             respond(writer, refused.status, refused.body, refused.headers)
 
-    async def stream(self, path, body, reader, writer):
+    async def stream(self, path, headers, body, reader, writer):
         fault = self.args.fault
         if fault and fault.startswith("status-"):
             message = {"error": {"message": "no", "type": "x", "code": None}}
@@ -679,7 +843,7 @@ class Stand:
                 chunk(data)
             await writer.drain()
 
-        work = asyncio.ensure_future(self.api.answer(path, body, pace, send))
+        work = asyncio.ensure_future(self.api.answer(path, headers, body, pace, send))
         gone = asyncio.ensure_future(reader.read(1))
         await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
@@ -712,17 +876,20 @@ def main():
     parser.add_argument("--port", type=int)
     parser.add_argument("--config")
     parser.add_argument("--kv-transfer-config")
+    parser.add_argument("--kv-events-config", default="{}")
+    parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
+    parser.add_argument("--block-size", type=int, default=128)
+    parser.add_argument("--dp-size", type=int, default=1)
     args, _ = parser.parse_known_args()
     for step in range(3):
         print(f"INFO: loading shard {step + 1} of 3", file=sys.stderr, flush=True)
     if args.fault == "exit-at-start":
         print("ERROR: no GPU here", file=sys.stderr, flush=True)
         sys.exit(3)
-    connector = Connector(args.kv_transfer_config, args.fault) if args.kv_transfer_config else None
     apis = {
-        "vllm": lambda: Completions(args.context, True, connector),
-        "trtllm": lambda: Completions(args.context, False),
-        "sglang": lambda: Sglang(args.context, args.incremental),
+        "vllm": lambda: Completions(args.context, [Rank(number, args) for number in range(args.data_parallel_size)]),
+        "trtllm": lambda: Completions(args.context),
+        "sglang": lambda: Sglang(args.context, args.incremental, args.dp_size),
         "llama": lambda: Llama(args.context, args.say),
         "llama_cpp.server": lambda: LlamaCppPython(args.context),
     }

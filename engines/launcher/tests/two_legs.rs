@@ -162,6 +162,32 @@ async fn each_server_gets_the_flags_of_its_connector() {
 }
 
 #[tokio::test]
+async fn a_rank_that_is_named_computes_the_prompt_and_gives_its_blocks() {
+    let mut workers = Workers::default();
+    let mut reports = Reports::listen().await;
+    let flags = ["--data-parallel-size", "2", &reports.flag()];
+    let first = workers.start(Role::Prefill, &flags).await;
+    let start = reports.next("start").await;
+    let second = workers.start(Role::Decode, &["-dp", "2"]).await;
+    let mut asked = request(6);
+    asked.data_parallel_rank = Some(1);
+    let (_, transfer) = prefill(&first, asked.clone()).await;
+    // Each rank listens for connectors at a port of its own.
+    let port = start["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"].as_str();
+    let port: u16 = port.unwrap().parse().unwrap();
+    let params = &transfer.data["kv_transfer_params"];
+    assert_eq!(params["remote_port"], port + 1, "{transfer:?}");
+    let (tokens, end) = answer(&second, with(asked, transfer)).await;
+    assert_eq!(
+        (tokens.len(), end.unwrap().reason),
+        (6, FinishReason::Length)
+    );
+    for engine in [first, second] {
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn an_instance_that_does_the_whole_gets_none() {
     let mut reports = Reports::listen().await;
     let engine = Workers::default()

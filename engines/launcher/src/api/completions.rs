@@ -4,6 +4,7 @@
 //! vLLM 0.18, "OpenAI-Compatible Server" (`return_token_ids`, `return_tokens_as_token_ids`, `structured_outputs`);
 //! TensorRT-LLM 1.1, "trtllm-serve" (`detokenize`, `response_format`). TensorRT-LLM refuses fields that it does not know.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
@@ -26,6 +27,9 @@ const ID_PREFIX: &str = "token_id:";
 
 /// vLLM's field for what its connectors tell each other, in requests and in answers.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
+
+/// vLLM's header for the data-parallel rank that serves a request.
+const RANK_HEADER: &str = "x-data-parallel-rank";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flavor {
@@ -108,6 +112,14 @@ impl Completions {
         Ok(body)
     }
 
+    fn to_call(&self, body: Map<String, Value>, request: &GenerateRequest) -> Call {
+        let mut call = Call::new("/v1/completions", &Value::Object(body));
+        if let (Flavor::Vllm, Some(rank)) = (self.flavor, request.data_parallel_rank) {
+            call.headers.push((RANK_HEADER, rank.to_string()));
+        }
+        call
+    }
+
     fn add_sampling(&self, body: &mut Map<String, Value>, request: &GenerateRequest) {
         let sampling = &request.sampling;
         let mut set = |name: &str, value: Option<Value>| {
@@ -180,10 +192,6 @@ impl Completions {
             }
         }
     }
-}
-
-fn to_completions(body: Map<String, Value>) -> Call {
-    Call::new("/v1/completions", &Value::Object(body))
 }
 
 fn sampling() -> Capabilities {
@@ -259,7 +267,7 @@ impl Api for Completions {
         request: &GenerateRequest,
         max_tokens: Option<u32>,
     ) -> Result<Call, EngineError> {
-        Ok(to_completions(self.body(request, max_tokens)?))
+        Ok(self.to_call(self.body(request, max_tokens)?, request))
     }
 
     fn prefill_call(&self, request: &GenerateRequest) -> Result<Call, EngineError> {
@@ -273,7 +281,7 @@ impl Api for Completions {
         }
         let kept = json!({"do_remote_decode": true, "do_remote_prefill": false});
         body.insert(KV_TRANSFER_PARAMS.into(), kept);
-        Ok(to_completions(body))
+        Ok(self.to_call(body, request))
     }
 
     fn decode_call(
@@ -284,7 +292,7 @@ impl Api for Completions {
     ) -> Result<Call, EngineError> {
         let mut body = self.body(request, max_tokens)?;
         body.insert(KV_TRANSFER_PARAMS.into(), params.clone());
-        Ok(to_completions(body))
+        Ok(self.to_call(body, request))
     }
 
     fn kept_blocks(&self, answer: &[u8]) -> Result<Option<Value>, EngineError> {
@@ -318,6 +326,7 @@ impl Api for Completions {
         Ok(Facts {
             kv_block_size: cache.block_size,
             kv_total_blocks: cache.num_gpu_blocks,
+            ranks: cache.ranks,
             ..model
         })
     }
@@ -327,22 +336,33 @@ impl Api for Completions {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct CacheConfig {
     pub(super) block_size: Option<NonZeroU32>,
+    /// Of all ranks together.
     pub(super) num_gpu_blocks: Option<u64>,
+    /// How many ranks tell of themselves; `None` where they are not numbered from 0 on.
+    pub(super) ranks: Option<u32>,
 }
 
 impl CacheConfig {
     /// Out of all metrics, in the text format of Prometheus. Of several ranks the first is read: they are alike.
     pub(super) fn read(metrics: &str) -> Self {
-        let line = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix("vllm:cache_config_info{"));
-        let label = |name: &str| {
-            let (_, value) = line?.split_once(&format!("{name}=\""))?;
-            value.split_once('"').map(|(value, _)| value)
+        let lines = || {
+            metrics
+                .lines()
+                .filter_map(|line| line.strip_prefix("vllm:cache_config_info{"))
         };
+        let label = |line: &'_ str, name: &str| {
+            let (_, value) = line.split_once(&format!("{name}=\""))?;
+            value.split_once('"').map(|(value, _)| value.to_owned())
+        };
+        let first = |name: &str| label(lines().next()?, name);
+        let engines: BTreeSet<u32> = lines()
+            .filter_map(|line| label(line, "engine")?.parse().ok())
+            .collect();
+        let ranks = u32::try_from(engines.len()).unwrap_or(0);
         Self {
-            block_size: label("block_size").and_then(|size| size.parse().ok()),
-            num_gpu_blocks: label("num_gpu_blocks").and_then(|blocks| blocks.parse().ok()),
+            block_size: first("block_size").and_then(|size| size.parse().ok()),
+            num_gpu_blocks: first("num_gpu_blocks").and_then(|blocks| blocks.parse().ok()),
+            ranks: (ranks > 0 && engines.last() == Some(&(ranks - 1))).then_some(ranks),
         }
     }
 }

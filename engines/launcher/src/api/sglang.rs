@@ -93,6 +93,11 @@ impl Api for Sglang {
             body.insert("logprob_start_len".into(), (-1).into());
             body.insert("top_logprobs_num".into(), asked.into());
         }
+        if let Some(rank) = request.data_parallel_rank {
+            // The older name and the newer one: what it does not know it passes over in silence.
+            body.insert("data_parallel_rank".into(), rank.into());
+            body.insert("routed_dp_rank".into(), rank.into());
+        }
         Ok(Call::new("/generate", &Value::Object(body)))
     }
 
@@ -183,10 +188,14 @@ fn guided(guided: &GuidedDecoding) -> (&'static str, Value) {
 struct ServerInfo {
     /// A prompt must be shorter than this.
     max_req_input_len: Option<u32>,
-    /// Tokens that the KV cache holds.
+    /// Tokens that the KV cache of a rank holds.
     max_total_num_tokens: Option<u64>,
     /// Tokens per KV block.
     page_size: Option<NonZeroU32>,
+    /// Ranks, or the replicas among them.
+    dp_size: Option<u32>,
+    /// Ranks of each replica; missing in older versions.
+    attn_dp_size: Option<u32>,
 }
 
 impl ServerInfo {
@@ -199,10 +208,16 @@ impl ServerInfo {
                 .map_or(left, |max| max.min(context))
         });
         let blocks = self.max_total_num_tokens.zip(self.page_size);
+        let ranks = self
+            .dp_size
+            .map(|ranks| ranks.saturating_mul(self.attn_dp_size.unwrap_or(1)));
         Facts {
             context_length_tokens: context,
             kv_block_size: self.page_size,
-            kv_total_blocks: blocks.map(|(tokens, size)| tokens / u64::from(size.get())),
+            kv_total_blocks: blocks.map(|(tokens, size)| {
+                (tokens / u64::from(size.get())).saturating_mul(ranks.unwrap_or(1).into())
+            }),
+            ranks: ranks.filter(|ranks| *ranks > 0),
             ..Facts::default()
         }
     }

@@ -420,6 +420,17 @@ fn the_size_of_vllms_kv_blocks_is_among_its_metrics() {
         (read.block_size, read.num_gpu_blocks),
         (std::num::NonZeroU32::new(128), Some(2048))
     );
+    assert_eq!(read.ranks, Some(1));
+    let line = |engine: u32| {
+        format!("vllm:cache_config_info{{block_size=\"128\",engine=\"{engine}\"}} 1.0\n")
+    };
+    let ranks = |engines: &[u32]| {
+        let lines: String = engines.iter().copied().map(line).collect();
+        completions::CacheConfig::read(&lines).ranks
+    };
+    assert_eq!(ranks(&[1, 0, 2]), Some(3));
+    // Ranks of a part of a server.
+    assert_eq!(ranks(&[2, 3]), None);
     for none in [
         "",
         "vllm:cache_config_info{block_size=\"",
@@ -427,6 +438,26 @@ fn the_size_of_vllms_kv_blocks_is_among_its_metrics() {
     ] {
         assert_eq!(completions::CacheConfig::read(none), Default::default());
     }
+}
+
+#[test]
+fn a_rank_is_named_as_each_server_takes_it() {
+    let mut request = request();
+    request.data_parallel_rank = Some(1);
+    let input = ServerInput::Tokens { vocab_size: None };
+    let called = |kind, dialect| {
+        let api = of(&LauncherConfig::new(kind, "/m", input), dialect).unwrap();
+        let call = api.call(&request, None).unwrap();
+        let body: Value = serde_json::from_slice(&call.body).unwrap();
+        (call.headers, body)
+    };
+    let (headers, _) = called(ServerKind::Vllm, Dialect::Vllm);
+    assert_eq!(headers, [("x-data-parallel-rank", "1".to_owned())]);
+    let (headers, body) = called(ServerKind::Sglang, Dialect::Sglang);
+    let fields = ["data_parallel_rank", "routed_dp_rank"].map(|field| &body[field]);
+    assert_eq!((headers.len(), fields), (0, [&json!(1), &json!(1)]));
+    let (headers, body) = called(ServerKind::Trtllm, Dialect::Trtllm);
+    assert!(headers.is_empty() && body.get("data_parallel_rank").is_none());
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub(super) struct Batch {
     pub(super) events: Vec<Event>,
     /// The data-parallel rank that published it.
     #[serde(default)]
-    _rank: Option<u32>,
+    pub(super) rank: Option<u32>,
 }
 
 impl Batch {

@@ -30,10 +30,12 @@ const MAX_BLOCKS: usize = 1 << 22;
 /// The number that ends what is given again.
 const END: u64 = u64::MAX;
 
-/// Follows the servers of one engine, one after the other.
+/// Follows a rank of the servers of one engine, one after the other.
 #[derive(Debug, Clone)]
 pub(crate) struct KvFollower {
     pub(crate) source: Arc<KvSource>,
+    /// The data-parallel rank whose events they are.
+    pub(crate) rank: u32,
     pub(crate) publisher: KvEventPublisher,
     /// Tokens per KV block.
     pub(crate) block_size: NonZeroU32,
@@ -64,7 +66,7 @@ impl KvFollower {
     async fn follow(&self) {
         loop {
             if let Err(error) = self.session().await {
-                tracing::warn!(%error, "the KV events of the server cannot be read now");
+                tracing::warn!(%error, rank = self.rank, "the KV events of the server cannot be read now");
                 self.publisher.publish(KvEventData::Cleared);
             }
             sleep(RETRY).await;
@@ -74,11 +76,11 @@ impl KvFollower {
     /// Reads events until something breaks.
     async fn session(&self) -> Result<(), FollowError> {
         let mut events = SubSocket::new();
-        events.connect(&self.source.events()).await?;
+        events.connect(&self.source.events(self.rank)).await?;
         events.subscribe("").await?;
         let mut replay = DealerSocket::new();
-        replay.connect(&self.source.replay()).await?;
-        let mut reader = Reader::new(self.block_size, self.total_blocks);
+        replay.connect(&self.source.replay(self.rank)).await?;
+        let mut reader = Reader::new(self.rank, self.block_size, self.total_blocks);
         self.catch_up(&mut replay, &mut reader).await?;
         loop {
             tokio::select! {
@@ -141,14 +143,16 @@ fn parts(message: ZmqMessage, before: usize) -> Result<(u64, Bytes), FollowError
 pub(super) struct Reader {
     /// The number of the batch that is read next.
     pub(super) next: u64,
+    rank: u32,
     translator: Translator,
 }
 
 impl Reader {
-    pub(super) fn new(block_size: NonZeroU32, total_blocks: Option<u64>) -> Self {
+    pub(super) fn new(rank: u32, block_size: NonZeroU32, total_blocks: Option<u64>) -> Self {
         let max_blocks = total_blocks.and_then(|blocks| usize::try_from(blocks).ok());
         Self {
             next: 0,
+            rank,
             translator: Translator::new(block_size, max_blocks.unwrap_or(MAX_BLOCKS)),
         }
     }
@@ -167,6 +171,14 @@ impl Reader {
         }
         self.next = number.saturating_add(1);
         match Batch::read(payload) {
+            Ok(batch) if batch.rank.is_some_and(|rank| rank != self.rank) => {
+                tracing::warn!(
+                    told = batch.rank,
+                    rank = self.rank,
+                    "KV events of the server are of another rank"
+                );
+                changes.push(self.translator.clear());
+            }
             Ok(batch) => {
                 for event in batch.events {
                     changes.extend(self.translator.apply(event));

@@ -33,7 +33,11 @@ fn ours(salt: Option<&str>, tokens: &[u32]) -> Vec<BlockHash> {
 
 /// A batch as vLLM 0.32.0 sends it.
 fn batch(events: &[Value]) -> Vec<u8> {
-    rmp_serde::to_vec(&json!([1_795_363_300.57, events, 0])).unwrap()
+    batch_of(0, events)
+}
+
+fn batch_of(rank: u32, events: &[Value]) -> Vec<u8> {
+    rmp_serde::to_vec(&json!([1_795_363_300.57, events, rank])).unwrap()
 }
 
 const FIRST: u64 = 2_065_545_987_729_268_343;
@@ -51,7 +55,7 @@ fn removed(hash: u64) -> Value {
 }
 
 fn all(batches: &[Vec<u8>]) -> Vec<KvEventData> {
-    let mut reader = Reader::new(SIZE, Some(2048));
+    let mut reader = Reader::new(0, SIZE, Some(2048));
     let numbered = (0..).zip(batches);
     numbered
         .flat_map(|(number, payload)| reader.take(number, payload))
@@ -212,7 +216,7 @@ fn a_block_that_is_told_twice_is_there_once() {
 
 #[test]
 fn a_server_with_more_blocks_than_it_has_is_not_believed() {
-    let mut reader = Reader::new(SIZE, Some(1));
+    let mut reader = Reader::new(0, SIZE, Some(1));
     let payload = batch(&[stored(&[FIRST, SECOND], None, &tokens(300, 64))]);
     let expected = stored_event(None, &ours(None, &tokens(300, 32)));
     assert_eq!(reader.take(0, &payload), [expected]);
@@ -220,7 +224,7 @@ fn a_server_with_more_blocks_than_it_has_is_not_believed() {
 
 #[test]
 fn batches_that_are_lost_or_broken_leave_nothing_known() {
-    let mut reader = Reader::new(SIZE, None);
+    let mut reader = Reader::new(0, SIZE, None);
     let first = batch(&[stored(&[FIRST], None, &tokens(300, 32))]);
     let second = batch(&[stored(&[SECOND], Some(FIRST), &tokens(1, 32))]);
     assert_eq!(reader.take(0, &first).len(), 1);
@@ -231,6 +235,7 @@ fn batches_that_are_lost_or_broken_leave_nothing_known() {
         &b"\xc1"[..],
         b"",
         &rmp_serde::to_vec(&json!([1.0, [{"block_hashes": ["a"]}]])).unwrap(),
+        &batch_of(1, &[]),
     ] {
         let next = reader.next;
         assert_eq!(reader.take(next, broken), [KvEventData::Cleared]);
@@ -263,12 +268,11 @@ fn only_a_server_that_can_publish_to_us_alone_is_told_to() {
     let folder = std::path::Path::new(path.unwrap()).parent().unwrap();
     let mode = std::fs::metadata(folder).unwrap().permissions();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o077, 0);
-    assert!(!vllm.is_bound());
+    assert!(!vllm.is_bound(0));
     assert!(source(&config(Some("{\"dtype\": \"half\"}")), Dialect::Vllm).is_some());
     assert!(source(&config(None), Dialect::Trtllm).is_none());
     for own in [
         "{\"kv_events_config\": {\"publisher\": \"zmq\"}}",
-        "{\"data-parallel-size\": 2}",
         "{\"enable_prefix_caching\": false}",
         "{\"no-enable-prefix-caching\": true}",
     ] {
@@ -284,10 +288,10 @@ struct Publisher {
 }
 
 impl Publisher {
-    async fn bind(source: &KvSource) -> Self {
+    async fn bind(source: &KvSource, rank: u32) -> Self {
         let (mut events, mut replay) = (PubSocket::new(), RouterSocket::new());
-        events.bind(&source.events()).await.unwrap();
-        replay.bind(&source.replay()).await.unwrap();
+        events.bind(&source.events(rank)).await.unwrap();
+        replay.bind(&source.replay(rank)).await.unwrap();
         let batches = Vec::new();
         Self {
             events,
@@ -343,14 +347,15 @@ async fn what_was_missed_is_asked_for_and_the_end_of_the_server_clears_its_cache
     let source = KvSource::for_server(&config(None), Dialect::Vllm)
         .unwrap()
         .unwrap();
-    let mut publisher = Publisher::bind(&source).await;
-    assert!(source.is_bound());
+    let mut publisher = Publisher::bind(&source, 0).await;
+    assert!(source.is_bound(0) && !source.is_bound(1));
     let hashes = ours(None, &tokens(300, 96));
     publisher
         .publish(batch(&[stored(&[FIRST], None, &tokens(300, 32))]), true)
         .await;
     let follower = KvFollower {
         source,
+        rank: 0,
         publisher: KvEventPublisher::new(),
         block_size: SIZE,
         total_blocks: None,
@@ -402,4 +407,49 @@ async fn what_was_missed_is_asked_for_and_the_end_of_the_server_clears_its_cache
     tasks.close();
     timeout(LONG, tasks.wait()).await.unwrap();
     assert_eq!(next(&mut changes).await, KvEventData::Cleared);
+}
+
+#[tokio::test]
+async fn each_rank_is_followed_at_sockets_of_its_own() {
+    let source = KvSource::for_server(&config(None), Dialect::Vllm)
+        .unwrap()
+        .unwrap();
+    // As vLLM names them.
+    let (events, replay) = (source.events(0), source.replay(0));
+    assert!(events.ends_with("/inproc-events") && replay.ends_with("/inproc-replay"));
+    assert_eq!(source.events(1), format!("{events}_dp1"));
+    assert_eq!(source.replay(1), format!("{replay}_dp1"));
+    let whole = KvEventPublisher::new();
+    let server = Arc::new(Server::new(
+        Dialect::Vllm,
+        1,
+        &ApiKey::random(),
+        TaskTracker::new(),
+    ));
+    let tasks = TaskTracker::new();
+    for rank in [0, 1] {
+        let mut publisher = Publisher::bind(&source, rank).await;
+        let prompt = tokens(300, 32 * (rank + 1));
+        let hashes = [FIRST, SECOND];
+        let hashes = &hashes[..prompt.len() / 32];
+        let batch = batch_of(rank, &[stored(hashes, None, &prompt)]);
+        publisher.publish(batch, true).await;
+        let follower = KvFollower {
+            source: Arc::clone(&source),
+            rank,
+            publisher: whole.of_rank(rank),
+            block_size: SIZE,
+            total_blocks: None,
+        };
+        let mut changes = follower.publisher.subscribe();
+        tasks.spawn(follower.run(Arc::clone(&server)));
+        timeout(LONG, publisher.answer()).await.unwrap();
+        let expected = stored_event(None, &ours(None, &prompt));
+        assert_eq!(next(&mut changes).await, expected);
+    }
+    assert_eq!(whole.subscribe().snapshot.blocks.len(), 2);
+    server.fail(EngineError::engine_shutdown("it is over"));
+    tasks.close();
+    timeout(LONG, tasks.wait()).await.unwrap();
+    assert!(whole.subscribe().snapshot.blocks.is_empty());
 }

@@ -1,0 +1,153 @@
+//! Data-parallel ranks of stand-ins that tell of them as the real servers do: how many there are, which one serves a request,
+//! and what each one's cache holds.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    unreachable_pub,
+    dead_code,
+    reason = "a test fails by panicking, and no test file needs all of the support"
+)]
+
+mod support;
+
+use std::num::NonZeroU32;
+
+use futures_util::StreamExt as _;
+use genset_backend_common::kv::{BlockHash, KvEventPublisher, Xxh3BlockHasher, hash_blocks};
+use genset_backend_common::{
+    EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, RequestContext, StartContext,
+};
+use genset_engine_launcher::{ExtraArgs, LauncherEngine};
+use serde_json::json;
+use tokio::time::timeout;
+
+use support::{LONG, Reports, config};
+
+const BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(32).unwrap();
+
+/// Of two full blocks and a part of one.
+fn prompt() -> Vec<u32> {
+    (100..170).collect()
+}
+
+/// Asks a rank; the prompt tokens that it had.
+async fn ask(engine: &LauncherEngine, rank: Option<u32>) -> Result<Option<u32>, EngineError> {
+    let mut request = GenerateRequest::from_tokens("m", prompt());
+    request.stop.max_tokens = Some(2);
+    request.data_parallel_rank = rank;
+    let ctx = RequestContext::new("r");
+    let mut outputs = engine.generate(request, ctx).await?;
+    while let Some(item) = timeout(LONG, outputs.next()).await.unwrap() {
+        if let Output::Finished(finished) = item? {
+            return Ok(finished.usage.cached_tokens);
+        }
+    }
+    panic!("no terminal")
+}
+
+fn blocks(cache: &KvEventPublisher) -> Vec<BlockHash> {
+    let snapshot = cache.subscribe().snapshot;
+    let mut blocks: Vec<_> = snapshot
+        .blocks
+        .into_iter()
+        .map(|block| block.hash)
+        .collect();
+    blocks.sort();
+    blocks
+}
+
+/// Waits until a cache has these blocks.
+async fn until(cache: &KvEventPublisher, expected: &[BlockHash]) {
+    let mut changes = cache.subscribe();
+    let reached = async {
+        while blocks(cache) != expected {
+            changes.next().await.unwrap();
+        }
+    };
+    timeout(LONG, reached).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_rank_that_is_named_serves_and_tells_of_its_cache() {
+    let mut reports = Reports::listen().await;
+    let mut config = config("vllm", &["-dp", "2", &reports.flag()]);
+    config.kv_block_size = Some(BLOCK_SIZE);
+    let engine = LauncherEngine::new(config);
+    let ctx = StartContext::detached(1);
+    let kv_events = ctx.kv_events.clone();
+    let declared = engine.start(ctx).await.unwrap();
+    assert_eq!(declared.data_parallel_size, 2);
+    assert!(declared.capabilities.kv_events && declared.capabilities.kv_ranks);
+    // vLLM tells those of all ranks.
+    assert_eq!(declared.kv_total_blocks, Some(4096));
+
+    let mut expected = hash_blocks(&Xxh3BlockHasher::new(), None, &prompt(), BLOCK_SIZE);
+    expected.sort();
+    let ranks = [0, 1].map(|rank| kv_events.known_rank(rank).unwrap());
+    assert_eq!(ask(&engine, Some(1)).await.unwrap(), Some(0));
+    let asked = reports.next("request").await;
+    assert_eq!(asked["headers"]["x-data-parallel-rank"], "1");
+    until(&ranks[1], &expected).await;
+    until(&kv_events, &expected).await;
+    assert_eq!(blocks(&ranks[0]), []);
+    assert_eq!(ask(&engine, Some(1)).await.unwrap(), Some(64));
+    assert_eq!(ask(&engine, Some(0)).await.unwrap(), Some(0));
+    until(&ranks[0], &expected).await;
+    assert_eq!(blocks(&kv_events), expected);
+    let error = ask(&engine, Some(2)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    engine.cleanup().await.unwrap();
+    assert_eq!(blocks(&kv_events), []);
+}
+
+#[tokio::test]
+async fn a_request_that_names_none_is_the_servers_to_place() {
+    let mut reports = Reports::listen().await;
+    let config = config("vllm", &["--data-parallel-size=2", &reports.flag()]);
+    let engine = LauncherEngine::new(config);
+    engine.start(StartContext::detached(1)).await.unwrap();
+    ask(&engine, None).await.unwrap();
+    let asked = reports.next("request").await;
+    assert_eq!(asked["headers"].get("x-data-parallel-rank"), None);
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn sglang_gets_the_rank_in_the_body_and_its_events_are_not_followed() {
+    let mut reports = Reports::listen().await;
+    let engine = LauncherEngine::new(config("sglang", &["--dp-size=2", &reports.flag()]));
+    let declared = engine.start(StartContext::detached(1)).await.unwrap();
+    assert_eq!(declared.data_parallel_size, 2);
+    assert!(!declared.capabilities.kv_events && !declared.capabilities.kv_ranks);
+    assert_eq!(declared.kv_total_blocks, Some(2 * 8192));
+    ask(&engine, Some(1)).await.unwrap();
+    let asked = reports.next("request").await;
+    assert_eq!(asked["body"]["routed_dp_rank"], 1);
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn servers_that_take_no_rank_have_rank_0_or_refuse_it() {
+    for api in ["trtllm", "llama"] {
+        let engine = LauncherEngine::new(config(api, &[]));
+        let declared = engine.start(StartContext::detached(1)).await.unwrap();
+        assert_eq!(declared.data_parallel_size, 1);
+        ask(&engine, Some(0)).await.unwrap();
+        let error = ask(&engine, Some(1)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{api}: {error}");
+        engine.cleanup().await.unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("extra.json");
+    std::fs::write(&path, json!({"enable_attention_dp": true}).to_string()).unwrap();
+    let mut config = config("trtllm", &[]);
+    config.extra = Some(ExtraArgs::load(&path).unwrap());
+    let engine = LauncherEngine::new(config);
+    engine.start(StartContext::detached(1)).await.unwrap();
+    ask(&engine, None).await.unwrap();
+    let error = ask(&engine, Some(0)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("--enable-attention-dp"), "{error}");
+    engine.cleanup().await.unwrap();
+}
