@@ -6,6 +6,7 @@
 mod capacity;
 mod heartbeat;
 mod isolation;
+mod mixed;
 mod priority;
 
 use futures_util::future::join_all;
@@ -53,6 +54,15 @@ pub(super) const CHECKS: &[Check] = &[
     check!("CC12", Strict, Tokens, "of the requests that wait, one of a higher priority runs before those of a lower one",
         clause: "GenerateRequest::priority",
         breaks: "a declared priority that does nothing, or that serves paying clients last", priority::higher_first),
+    check!("CC13", Strict, Tokens, "one, two and three requests more than run at once are answered rightly, or refused as overloaded",
+        clause: "LLMEngine::generate, Errors",
+        breaks: "the first client that has to wait reads what is left in the batch of somebody else", mixed::just_over_capacity),
+    check!("CC14", Strict, Tokens, "a long prompt among short ones is answered rightly, and does not starve",
+        clause: "LLMEngine::generate",
+        breaks: "documents are never summarized while people chat", mixed::long_among_short),
+    check!("CC15", Strict, Tokens, "a short prompt that comes while a long one is prefilled is answered rightly",
+        clause: "LLMEngine::generate",
+        breaks: "a prefill in chunks that mixes up whose tokens it computes", mixed::short_beside_prefill),
 ];
 
 /// Requests at once; a serial engine is done with them before the limits pass.

@@ -13,7 +13,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "locks-in-both-orders",
         stands_for: "two locks held across awaits, in either order: a burst of requests ends in a deadlock",
         killed_by: &[
-            "CC01", "CC06", "CC07", "CN05", "CN10", "ER09", "MT06", "SH14",
+            "CC01", "CC06", "CC07", "CC13", "CC14", "CN05", "CN10", "ER09", "MT06", "SH14",
         ],
         build: |clean, scenario| with_fault(clean, scenario, locks::BothOrders::default()),
     },
@@ -94,6 +94,42 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "EricLBuehler/mistral.rs#2343: each further request slows all of them by more than its share",
         killed_by: &["CC11"],
         build: |clean, scenario| with_fault(clean, scenario, locks::AntiScaling::default()),
+    },
+    Mutant {
+        name: "row-not-reset",
+        stands_for: "a row of the batch that is given to whoever waits with the last token of its former request in it",
+        killed_by: &["CC13"],
+        build: |clean, scenario| without_probe(clean, scenario, slots(8, SlotFault::KeepsRow)),
+    },
+    Mutant {
+        name: "shortest-first",
+        stands_for: "a scheduler that fills what is left of a step with prompts that fit: a long one never does",
+        killed_by: &["CC14"],
+        build: |clean, scenario| without_probe(clean, scenario, slots(4, SlotFault::ShortestFirst)),
+    },
+    Mutant {
+        name: "chunk-at-the-wrong-place",
+        stands_for: "a prefill in chunks whose last chunk is put where the batch's newest request stands",
+        killed_by: &["CC14"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                crosstalk::MixedPrefill::wrong_for(crosstalk::Victim::Long),
+            )
+        },
+    },
+    Mutant {
+        name: "prefilled-as-a-chunk",
+        stands_for: "a prompt that joins a step of somebody else's prefill and is computed as a part of it",
+        killed_by: &["CC15"],
+        build: |clean, scenario| {
+            with_fault(
+                clean,
+                scenario,
+                crosstalk::MixedPrefill::wrong_for(crosstalk::Victim::Short),
+            )
+        },
     },
 ];
 

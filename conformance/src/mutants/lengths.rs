@@ -140,13 +140,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "whole-prompt-cached",
         stands_for: "a prompt reused to its last token, which is then computed at the next one's position",
-        killed_by: &["DT10"],
+        killed_by: &["CC14", "DT10"],
         build: |clean, scenario| with_fault(clean, scenario, Warm::new(|prompt| prompt.to_vec())),
     },
     Mutant {
         name: "blocks-hashed-without-parent",
         stands_for: "a block found by its own tokens, whatever came before it",
-        killed_by: &["DT10"],
+        killed_by: &["CC14", "DT10"],
         build: |clean, scenario| {
             let tail = |prompt: &[TokenId]| prompt[prompt.len() - BLOCK..].to_vec();
             with_fault(clean, scenario, Warm::new(tail))

@@ -54,6 +54,10 @@ pub(super) enum SlotFault {
     LowestFirst,
     /// Who finds no slot free is parked and never woken.
     ForgetsTheQueue,
+    /// Who waits with the shortest prompt is served first.
+    ShortestFirst,
+    /// Who had to wait begins with what its slot's last request left in it.
+    KeepsRow,
     /// A slot is reserved early, and lost when the call is dropped at the wrong place.
     LosesReservation,
     /// A task is left behind by each cancelled request.
@@ -173,8 +177,13 @@ impl LLMEngine for Slotted {
         self.check_too_late(&request)?;
         // The task hears the cancel from its sink; the wrapped stream just goes away with it.
         let own = RequestContext::new(ctx.id()).with_prompt_tokens(ctx.prompt_tokens());
-        let priority = request.priority;
+        let mut priority = request.priority;
+        if self.habits.fault == SlotFault::ShortestFirst {
+            let prompt = i32::try_from(ctx.prompt_tokens()).unwrap_or(i32::MAX);
+            priority = priority.saturating_mul(1 << 20).saturating_sub(prompt);
+        }
         let outputs = self.inner.generate(request, own).await?;
+        let finds_row = self.habits.fault == SlotFault::KeepsRow && self.slots.is_full();
         let mut slot = Slots::take(&self.slots, priority);
         if self.habits.fault == SlotFault::LosesReservation {
             slot = slots::reserve_carelessly(slot).await;
@@ -183,6 +192,7 @@ impl LLMEngine for Slotted {
         let (sink, stream) = output::channel(ctx);
         let job = Job {
             is_long,
+            finds_row,
             outputs,
             sink,
             slot,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures_util::future::{Either, join_all, select};
-use genset_backend_common::ErrorKind;
+use genset_backend_common::{ErrorKind, GenerateRequest};
 use tokio::task::{unconstrained, yield_now};
 
 use crate::answer::Answer;
@@ -26,14 +26,13 @@ pub(super) async fn short_beside_long(trial: Trial) -> CheckResult {
 }
 
 /// How a request to a full engine went.
-enum Served {
+pub(super) enum Served {
     Answered(Answer),
     Overloaded,
 }
 
 /// Sends a request to an engine that may be full; any other failure is judged by the caller.
-async fn send(live: &Live, seed: u64, max_tokens: u32) -> Result<Served, Stop> {
-    let request = request(live, 4, seed, max_tokens);
+pub(super) async fn send(live: &Live, request: GenerateRequest) -> Result<Served, Stop> {
     let ctx = live.context(&request);
     let is_overloaded = |kind| kind == ErrorKind::Overloaded;
     match live.try_generate(request, ctx).await? {
@@ -60,7 +59,8 @@ pub(super) async fn over_capacity(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let count = u64::from(slots(&live) * 2 + 4);
     let mut answered = 0;
-    for served in join_all((0..count).map(|seed| send(&live, seed, 2))).await {
+    let sent = (0..count).map(|seed| send(&live, request(&live, 4, seed, 2)));
+    for served in join_all(sent).await {
         if let Served::Answered(answer) = served? {
             ensure_complete(&answer, 2, "the answer of a full engine")?;
             answered += 1;
@@ -106,7 +106,9 @@ async fn most_overtaken(live: &Live, clients: u32) -> Result<u32, Stop> {
             let mut most_overtaken = 0;
             for _ in 0..TURNS {
                 let before = served.load(Ordering::Relaxed);
-                if let Served::Answered(answer) = send(live, u64::from(seed), 1).await? {
+                if let Served::Answered(answer) =
+                    send(live, request(live, 4, u64::from(seed), 1)).await?
+                {
                     ensure!(
                         answer.finished().is_some(),
                         "a full engine failed: {:?}",

@@ -159,3 +159,65 @@ impl Fault for SessionsById {
         })))
     }
 }
+
+/// Prompt tokens from which on a prefill takes several steps.
+const CHUNKED: u32 = 32;
+
+/// Whose answer is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Victim {
+    Short,
+    Long,
+}
+
+/// Mixes up a long prompt that is being prefilled and a short one that comes meanwhile.
+pub(super) struct MixedPrefill {
+    victim: Victim,
+    /// Long prompts without a token yet.
+    prefilling: Arc<()>,
+    short_prompts: Arc<AtomicU64>,
+}
+
+impl MixedPrefill {
+    pub(super) fn wrong_for(victim: Victim) -> Self {
+        Self {
+            victim,
+            prefilling: Arc::default(),
+            short_prompts: Arc::default(),
+        }
+    }
+}
+
+#[async_trait]
+impl Fault for MixedPrefill {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let is_long = request.prompt_tokens() >= Some(CHUNKED);
+        let victim = self.victim;
+        let short_prompts = Arc::clone(&self.short_prompts);
+        short_prompts.fetch_add(u64::from(!is_long), Ordering::Relaxed);
+        let before = short_prompts.load(Ordering::Relaxed);
+        let is_joined = !is_long && Arc::strong_count(&self.prefilling) > 1;
+        let mut prefill = is_long.then(|| Arc::clone(&self.prefilling));
+        let mut is_first = true;
+        let outputs = inner.generate(request, ctx).await?;
+        Ok(raw(outputs.map(move |mut item| {
+            let is_mixed = match victim {
+                Victim::Short => is_joined,
+                Victim::Long => is_long && short_prompts.load(Ordering::Relaxed) > before,
+            };
+            drop(prefill.take());
+            if std::mem::take(&mut is_first)
+                && is_mixed
+                && let Ok(Output::Tokens(chunk)) = &mut item
+            {
+                chunk.token_ids.iter_mut().for_each(|token| *token ^= 1);
+            }
+            item
+        })))
+    }
+}

@@ -20,6 +20,8 @@ pub(super) struct Job {
     pub fault: SlotFault,
     /// Whether the prompt takes a while.
     pub is_long: bool,
+    /// Whether its first token is another's.
+    pub finds_row: bool,
 }
 
 /// How a request came to its end.
@@ -106,7 +108,7 @@ async fn run(job: &mut Job, computes_on: bool, computed: &mut u64) -> End {
             () = unwanted(&job.sink, computes_on) => return End::Unwanted,
             item = job.outputs.next() => item,
         };
-        let chunk = match item {
+        let mut chunk = match item {
             Some(Ok(Output::Tokens(chunk))) => chunk,
             Some(Ok(Output::Finished(finished))) => return End::Finished(finished),
             Some(Err(error)) => return End::Failed(error),
@@ -115,6 +117,9 @@ async fn run(job: &mut Job, computes_on: bool, computed: &mut u64) -> End {
             }
             None => return End::Unwanted,
         };
+        if std::mem::take(&mut job.finds_row) {
+            chunk.token_ids.iter_mut().for_each(|token| *token ^= 1);
+        }
         let count = u64::from(chunk.len());
         *computed += count;
         job.counters.produced.fetch_add(count, Ordering::Relaxed);

@@ -36,6 +36,11 @@ impl Slots {
         })
     }
 
+    /// Whether a request that comes now has to wait.
+    pub(super) fn is_full(&self) -> bool {
+        self.state.lock().free == 0
+    }
+
     /// A slot, now or in its turn. Dropping the receiver gives up the place.
     pub(super) fn take(slots: &Arc<Self>, priority: i32) -> oneshot::Receiver<Slot> {
         let (give, slot) = oneshot::channel();

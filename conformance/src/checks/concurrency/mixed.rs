@@ -1,0 +1,239 @@
+//! Requests of different lengths, and a few more of them than run at once.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{join, join_all};
+use genset_backend_common::{ErrorKind, GenerateRequest};
+use tokio::task::yield_now;
+use tokio::time::Instant;
+
+use super::capacity::{Served, send};
+use crate::answer::{Answer, Generated};
+use crate::check::{CheckResult, Stop, ensure, fail, skip};
+use crate::checks::pressure::{ensure_complete, pace, request, slots};
+use crate::trial::{Live, Trial};
+
+/// Short requests that differ in everything.
+const SHORT: u32 = 5;
+
+fn short_tokens(index: u32) -> u32 {
+    2 + index % 3
+}
+
+/// The short requests, and their answers when nobody else was there.
+struct Known {
+    short: Vec<GenerateRequest>,
+    alone: Vec<Generated>,
+    /// Whether answers are the same in a batch. Where they are not, for which there is CC04, only their lengths are judged.
+    is_exact: bool,
+}
+
+impl Known {
+    async fn of(live: &Live) -> Result<Self, Stop> {
+        let short = (0..SHORT).zip([5, 4, 6, 3, 7]).map(|(index, prompt_len)| {
+            let max_tokens = short_tokens(index);
+            request(live, prompt_len, 20 + u64::from(index), max_tokens)
+        });
+        let short: Vec<GenerateRequest> = short.collect();
+        let mut alone = Vec::new();
+        for request in &short {
+            alone.push(live.answer(request.clone()).await?.generated());
+        }
+        let together = live.answers(short.clone()).await?;
+        let is_exact = together.iter().map(Answer::generated).eq(alone.clone());
+        if !is_exact {
+            live.trial.note_indirect();
+        }
+        Ok(Self {
+            short,
+            alone,
+            is_exact,
+        })
+    }
+
+    /// The answer to a short request is whole, and what it was alone.
+    fn ensure_right(&self, index: u32, answer: &Answer, when: &str) -> CheckResult {
+        let place = usize::try_from(index).unwrap_or_default();
+        let max_tokens = short_tokens(index);
+        self.ensure_same(answer, max_tokens, &self.alone[place], when)
+    }
+
+    fn ensure_same(
+        &self,
+        answer: &Answer,
+        max_tokens: u32,
+        alone: &Generated,
+        when: &str,
+    ) -> CheckResult {
+        ensure_complete(answer, max_tokens, &format!("an answer {when}"))?;
+        ensure!(
+            !self.is_exact || answer.generated() == *alone,
+            "alone the answer is {alone:?}, {when} it is {:?}",
+            answer.generated()
+        );
+        Ok(())
+    }
+}
+
+pub(super) async fn just_over_capacity(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let known = Known::of(&live).await?;
+    for more in 1..=3 {
+        let sent = known
+            .short
+            .iter()
+            .cycle()
+            .take(usize::try_from(slots(&live) + more).unwrap_or(1));
+        let when = format!("of one of {} requests at once", slots(&live) + more);
+        let served = join_all(sent.map(|request| send(&live, request.clone()))).await;
+        let mut answered = 0;
+        for (served, index) in served.into_iter().zip((0..SHORT).cycle()) {
+            if let Served::Answered(answer) = served? {
+                known.ensure_right(index, &answer, &when)?;
+                answered += 1;
+            }
+        }
+        ensure!(answered > 0, "all were refused: no answer {when}");
+    }
+    Ok(())
+}
+
+/// Tokens of a prompt whose prefill takes an engine a moment. A slow engine is sent fewer.
+const LONG_PROMPT: u32 = 512;
+
+/// Tokens of the answer to it.
+const LONG_TOKENS: u32 = 4;
+
+fn long(live: &Live, seed: u64) -> GenerateRequest {
+    let len = live
+        .affordable_answer(0, LONG_PROMPT)
+        .min(live.config.context_length_tokens / 2)
+        .max(1);
+    let len = usize::try_from(len).unwrap_or(1);
+    request(live, len, seed, LONG_TOKENS)
+}
+
+/// Times that a long prompt may be kept waiting before an engine is unfair to it: a machine may stop for a while.
+const TRIES: u64 = 3;
+
+/// Times that each client of short prompts may be served while a long one waits, and times that the long one may take longer
+/// than they and it would one after the other. Both must be over.
+const PATIENCE: u32 = 8;
+
+pub(super) async fn long_among_short(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let known = Known::of(&live).await?;
+    let begun = Instant::now();
+    let alone = live.answer(long(&live, 1)).await?.generated();
+    let took = begun.elapsed();
+    let mut batch = known.short.clone();
+    batch.insert(batch.len() / 2, long(&live, 1));
+    let answers = live.answers(batch).await?;
+    let when = "of a long prompt among short ones";
+    known.ensure_same(&answers[known.short.len() / 2], LONG_TOKENS, &alone, when)?;
+
+    let clients = slots(&live) + 4;
+    let limit = (took + pace(&live).await? * clients) * PATIENCE;
+    let mut overtaken = 0;
+    for seed in 2..2 + TRIES {
+        match starved(&live, &known, long(&live, seed), limit).await? {
+            None => return Ok(()),
+            Some(served) => overtaken = served,
+        }
+    }
+    fail!(
+        "a long prompt did not begin while {overtaken} short ones of {clients} clients were served, and not in any of {TRIES} tries"
+    )
+}
+
+/// What the clients of short prompts and that of a long one know of each other.
+#[derive(Default)]
+struct Seen {
+    served: AtomicU32,
+    /// The long prompt has its first token, or was refused.
+    has_begun: AtomicBool,
+    /// The others have given up before.
+    is_over: AtomicBool,
+}
+
+/// How many short prompts were served while the long one waited, where that were too many.
+async fn starved(
+    live: &Live,
+    known: &Known,
+    long: GenerateRequest,
+    limit: Duration,
+) -> Result<Option<u32>, Stop> {
+    let (seen, begun) = (Seen::default(), Instant::now());
+    let clients = slots(live) + 4;
+    let others = (0..clients)
+        .zip(known.short.iter().cycle())
+        .map(|(_, short)| {
+            let seen = &seen;
+            async move {
+                while !seen.has_begun.load(Ordering::Relaxed)
+                    && !seen.is_over.load(Ordering::Relaxed)
+                {
+                    drop(send(live, short.clone()).await?);
+                    let served = seen.served.fetch_add(1, Ordering::Relaxed);
+                    let is_over = served > clients * PATIENCE && begun.elapsed() > limit;
+                    seen.is_over.fetch_or(is_over, Ordering::Relaxed);
+                    yield_now().await;
+                }
+                Ok::<_, Stop>(())
+            }
+        });
+    // They are polled first, so they are there when the long one comes.
+    let (others, starved) = join(join_all(others), first_token(live, long, &seen)).await;
+    others.into_iter().collect::<CheckResult>()?;
+    starved
+}
+
+async fn first_token(live: &Live, long: GenerateRequest, seen: &Seen) -> Result<Option<u32>, Stop> {
+    let ctx = live.context(&long);
+    let first = match live.try_generate(long, ctx).await? {
+        Ok(mut running) => running.next().await.map(|first| (first, Some(running))),
+        Err(error) => Ok((Some(Err(error)), None)),
+    };
+    let served = seen.served.load(Ordering::Relaxed);
+    seen.has_begun.store(true, Ordering::Relaxed);
+    match first? {
+        (Some(Ok(_)), running) => {
+            if let Some(running) = running {
+                drop(running.finish().await?);
+            }
+            Ok(seen.is_over.load(Ordering::Relaxed).then_some(served))
+        }
+        // An engine that refuses has no queue to be unfair in.
+        (Some(Err(error)), _) if error.kind() == ErrorKind::Overloaded => {
+            skip!(
+                NotDeclared,
+                "the engine refuses what it does not run at once"
+            )
+        }
+        (other, _) => fail!("a long prompt was answered by {other:?}"),
+    }
+}
+
+pub(super) async fn short_beside_prefill(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let known = Known::of(&live).await?;
+    for (index, short) in (0..).zip(&known.short) {
+        let mut running = live.generate(long(&live, u64::from(index))).await?;
+        // The engine has begun with it, or is about to.
+        let first = running.next().now_or_never().transpose()?.flatten();
+        if index > 0 {
+            yield_now().await;
+        }
+        let (answer, rest) = join(live.answer(short.clone()), running.finish()).await;
+        known.ensure_right(index, &answer?, "of a prompt that came during a prefill")?;
+        let rest = rest?;
+        ensure!(
+            rest.finished().is_some() || matches!(first, Some(Err(_))),
+            "a long prompt beside a short one was answered by {:?}",
+            rest.items.last()
+        );
+    }
+    Ok(())
+}
