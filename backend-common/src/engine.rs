@@ -65,7 +65,7 @@ pub trait LLMEngine: Send + Sync + 'static {
     async fn abort(&self, _ctx: &RequestContext) {}
 
     /// Work that must be done while peers can still reach this process, such as KV transfers under way. Called once the
-    /// instance is unlisted and its requests have ended or used up their grace.
+    /// instance is unlisted and its requests have ended or used up their grace. Returns soon where there is no such work.
     ///
     /// # Errors
     /// Logged; the shutdown goes on.
@@ -74,7 +74,8 @@ pub trait LLMEngine: Send + Sync + 'static {
     }
 
     /// Frees everything. Called exactly once if `start` was called, also when it failed or was dropped half-way; must
-    /// also be harmless when called twice, or without `start`.
+    /// also be harmless when called twice, or without `start`. Waits for no reader: a stream that is held over it ends, once it
+    /// is read, as it would have or with `EngineShutdown`.
     ///
     /// # Errors
     /// Logged; the process exits as failed.

@@ -11,7 +11,7 @@ pub(super) struct Holdings {
     memory_kib: Option<u64>,
 }
 
-/// Growth that is not called a leak.
+/// Growth from one look to the next that is not called a leak.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slack {
     /// Tasks, threads and open files, of each: what may come and go by itself.
@@ -19,6 +19,21 @@ pub(super) struct Slack {
     /// Resident memory: the allocator's own.
     pub(super) memory_kib: u64,
 }
+
+/// What grew by more than its slack from each look to the next. What grew once is a pool or a cache.
+pub(super) fn leaks(looks: &[Holdings], slack: Slack) -> Vec<String> {
+    let all_grow = |row: usize| {
+        let values: Option<Vec<u64>> = looks.iter().map(|look| look.rows(slack)[row].1).collect();
+        let (what, _, slack) = looks.first()?.rows(slack)[row];
+        let values = values.filter(|values| values.len() > 1)?;
+        let is_leak = values.windows(2).all(|w| w[1] > w[0].saturating_add(slack));
+        is_leak.then(|| format!("{values:?} {what}"))
+    };
+    (0..ROWS).filter_map(all_grow).collect()
+}
+
+/// Kinds of things that are looked at.
+const ROWS: usize = 4;
 
 impl Holdings {
     pub(super) fn now() -> Self {
@@ -32,21 +47,14 @@ impl Holdings {
         }
     }
 
-    /// What grew by more than its slack.
-    pub(super) fn leaks_since(&self, before: &Self, slack: Slack) -> Vec<String> {
-        let rows = [
-            ("tasks", Some(before.tasks), Some(self.tasks), slack.things),
-            ("threads", before.threads, self.threads, slack.things),
-            ("open files", before.files, self.files, slack.things),
-            ("KiB", before.memory_kib, self.memory_kib, slack.memory_kib),
-        ];
-        rows.into_iter()
-            .filter_map(|(what, before, after, slack)| {
-                let (before, after) = (before?, after?);
-                let has_leaked = after > before.saturating_add(slack);
-                has_leaked.then(|| format!("{before} {what} became {after}"))
-            })
-            .collect()
+    /// What there is of each kind, by name and with its slack.
+    fn rows(&self, slack: Slack) -> [(&'static str, Option<u64>, u64); ROWS] {
+        [
+            ("tasks", Some(self.tasks), slack.things),
+            ("threads", self.threads, slack.things),
+            ("open files", self.files, slack.things),
+            ("KiB", self.memory_kib, slack.memory_kib),
+        ]
     }
 }
 
@@ -54,4 +62,29 @@ fn status_field(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(tasks: u64, memory_kib: u64) -> Holdings {
+        Holdings {
+            tasks,
+            threads: Some(9),
+            files: None,
+            memory_kib: Some(memory_kib),
+        }
+    }
+
+    #[test]
+    fn what_grows_at_every_look_is_a_leak_and_what_grows_once_is_not() {
+        let slack = Slack {
+            things: 10,
+            memory_kib: 100,
+        };
+        let looks = [look(0, 0), look(20, 5000), look(40, 5000), look(60, 5100)];
+        assert_eq!(leaks(&looks, slack), ["[0, 20, 40, 60] tasks"]);
+        assert!(leaks(&looks[..1], slack).is_empty());
+    }
 }

@@ -48,6 +48,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("LC09", Core, Tokens, "an engine that declares virtual_time waits for nothing but tokio::time",
         clause: "Capabilities::virtual_time",
         breaks: "tests on a paused clock that fail everywhere, and nowhere for their own reason", virtual_time),
+    check!(alone "LC10", Core, Tokens, "a start that is dropped or fails leaves no thread, file or child behind",
+        clause: "LLMEngine::start, Cancel safety; cleanup",
+        breaks: "a worker that tries again and again to load runs out of threads and files", starts_given_up),
 ];
 
 async fn virtual_time(trial: Trial) -> CheckResult {
@@ -197,6 +200,33 @@ async fn start_until(subject: &Subject, cut: Cut) {
             .await;
         }
     }
+}
+
+async fn starts_given_up(trial: Trial) -> CheckResult {
+    for cut in [Cut::Polls(1), Cut::After(Duration::from_millis(2))] {
+        let what = format!("a start that is dropped ({cut:?}), and cleaned up,");
+        leaks::leaves_nothing(&what, || async {
+            let subject = trial.build();
+            start_until(&subject, cut).await;
+            put_away(&trial, &subject).await
+        })
+        .await?;
+    }
+    leaks::leaves_nothing("a start that fails, and is cleaned up,", || async {
+        let subject = trial.build();
+        // For having been cleaned up; what it returns is for SH04.
+        drop(trial.call("cleanup", subject.engine.cleanup()).await?);
+        start_until(&subject, Cut::After(trial.limits().start)).await;
+        put_away(&trial, &subject).await
+    })
+    .await
+}
+
+async fn put_away(trial: &Trial, subject: &Subject) -> CheckResult {
+    // How it goes is for others to judge.
+    drop(trial.call("cleanup", subject.engine.cleanup()).await?);
+    trial.release(subject);
+    Ok(())
 }
 
 async fn build_and_drop(trial: Trial) -> CheckResult {

@@ -11,12 +11,12 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use futures_util::future::{join, join_all};
 use genset_backend_common::output::Violation;
 use genset_backend_common::{
-    DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest, StartContext,
+    CancelReason, DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest, StartContext,
 };
 
-use super::growth::{Holdings, Slack};
-use super::leaks;
-use super::pressure::slots;
+use super::growth::{Holdings, Slack, leaks};
+use super::leaks as holdings;
+use super::pressure::{end_of_cancelled, long_request, slots};
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
 use crate::running::Running;
@@ -66,6 +66,12 @@ pub(super) const CHECKS: &[Check] = &[
     check!("SH14", Core, Tokens, "cleanup ends the requests that wait too",
         clause: "LLMEngine::cleanup; generate, Contract",
         breaks: "clients at the end of a busy worker's queue hang when it stops", cleanup_with_waiters),
+    check!("SH15", Core, Tokens, "drain returns soon after requests were cancelled or dropped",
+        clause: "LLMEngine::drain",
+        breaks: "a worker whose clients have left uses up all its grace, at every rollout", drain_after_cancels),
+    check!("SH16", Core, Tokens, "cleanup waits for no reader, and a stream that is held over it comes to its end",
+        clause: "LLMEngine::cleanup",
+        breaks: "one client that has stopped reading keeps a worker from stopping, until it is killed", cleanup_beside_held_streams),
 ];
 
 /// A cleanup that must succeed.
@@ -137,7 +143,7 @@ async fn finish_all(all: Vec<Running>) -> Result<Vec<Answer>, Stop> {
 async fn cleanup_in_flight(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let all = in_flight(&live, 3).await?;
-    // An engine may wait for its readers, so they read meanwhile.
+    // They read meanwhile, as clients do. SH16 has those that do not.
     let cleanup = trial.call("cleanup", live.subject.engine.cleanup());
     let (cleaned, answers) = join(cleanup, finish_all(all)).await;
     // Whether it succeeds is for SH01 to judge.
@@ -184,6 +190,52 @@ async fn cleanup_with_waiters(trial: Trial) -> CheckResult {
             "cleanup left the stream of a request that waited without its terminal"
         );
     }
+    Ok(())
+}
+
+/// Requests whose clients do not read while the engine is cleaned up: one has begun, the other is not looked at.
+async fn cleanup_beside_held_streams(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut held = live.generate(live.busy_request(0, 64)).await?;
+    held.read_tokens(1).await?;
+    let mut all = vec![held];
+    let unread = live.busy_request(1, 64);
+    let ctx = live.context(&unread);
+    // A full engine may refuse.
+    all.extend(live.try_generate(unread, ctx).await?.ok());
+    let cleanup = live.subject.engine.cleanup();
+    // Whether it succeeds is for SH01 to judge.
+    drop(trial.call("cleanup while nobody reads", cleanup).await?);
+    for answer in finish_all(all).await? {
+        ensure!(
+            answer.violation != Some(Violation::EndedWithoutTerminal),
+            "a stream that was held over the cleanup has no terminal"
+        );
+    }
+    Ok(())
+}
+
+async fn drain_after_cancels(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    for seed in 0..6 {
+        let mut running = live.generate(long_request(&live, seed)).await?;
+        if seed % 3 > 0 {
+            running.read_tokens(1).await?;
+        }
+        if seed % 2 == 0 {
+            drop(running);
+            continue;
+        }
+        running.ctx.cancel(CancelReason::Client);
+        let abort = live.subject.engine.abort(&running.ctx);
+        trial.call("abort", abort).await?;
+        drop(end_of_cancelled(&live, running).await?);
+    }
+    let deadline = trial.limits().call * 2;
+    let call = live.subject.engine.drain(DrainContext { deadline });
+    let what = "drain after requests were cancelled and dropped";
+    // What it returns, SH06 judges.
+    drop(trial.within(what, trial.limits().cancel, call).await?);
     Ok(())
 }
 
@@ -236,12 +288,12 @@ async fn concurrent_cleanups(trial: Trial) -> CheckResult {
 }
 
 async fn nothing_left(trial: Trial) -> CheckResult {
-    let before = leaks::tasks();
-    leaks::leaves_nothing("starting, using and cleaning up an engine", || {
+    let before = holdings::tasks();
+    holdings::leaves_nothing("starting, using and cleaning up an engine", || {
         use_up(trial.clone())
     })
     .await?;
-    leaks::tasks_end(&trial, "the engine", before).await
+    holdings::tasks_end(&trial, "the engine", before).await
 }
 
 /// The whole life of an engine: a request answered, one dropped, cleanup, and the engine itself dropped.
@@ -266,18 +318,17 @@ const LIVES_SLACK: Slack = Slack {
 
 async fn fifty_lives(trial: Trial) -> CheckResult {
     live_and_die(&trial, WARM_LIVES).await?;
-    let mut leaks = Vec::new();
+    let mut looks = vec![Holdings::now()];
     for _ in 0..ROUNDS {
-        let before = Holdings::now();
         live_and_die(&trial, LIVES).await?;
-        leaks = Holdings::now().leaks_since(&before, LIVES_SLACK);
-        if leaks.is_empty() {
+        looks.push(Holdings::now());
+        if leaks(&looks, LIVES_SLACK).is_empty() {
             return Ok(());
         }
     }
     fail!(
-        "{LIVES} engines one after the other left, every time: {}",
-        leaks.join(", ")
+        "after each {LIVES} engines one after the other there were more: {}",
+        leaks(&looks, LIVES_SLACK).join(", ")
     )
 }
 

@@ -20,14 +20,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "cancel-ignored",
         stands_for: "an engine without cancellation: abandoned requests run to their limit",
         killed_by: &[
-            "CN01", "CN02", "CN05", "CN07", "CN10", "CN14", "CN16", "ER09",
+            "CN01", "CN02", "CN05", "CN07", "CN10", "CN14", "CN16", "ER09", "SH15",
         ],
         build: |clean, scenario| with_fault(clean, scenario, deaf::Always),
     },
     Mutant {
         name: "cancel-ignored-while-decoding",
         stands_for: "an engine that hears a cancel while it prefills and never again",
-        killed_by: &["CN02", "CN05", "CN07", "CN10", "CN14", "ER09"],
+        killed_by: &["CN02", "CN05", "CN07", "CN10", "CN14", "ER09", "SH15"],
         build: |clean, scenario| with_fault(clean, scenario, deaf::OnceStreaming),
     },
     Mutant {
@@ -133,6 +133,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a watcher task for each request that does not end with a cancelled one",
         killed_by: &["CN11"],
         build: |clean, scenario| without_probe(clean, scenario, four(SlotFault::LeaksTaskOnCancel)),
+    },
+    Mutant {
+        name: "task-leaked-on-every-sixth-cancel",
+        stands_for: "a watcher task that is left behind where a cancel meets a step: seldom, and for ever",
+        killed_by: &["CN11"],
+        build: |clean, scenario| {
+            without_probe(clean, scenario, four(SlotFault::LeaksTaskOnSixthCancel))
+        },
     },
     Mutant {
         name: "stalls-after-200-aborts",

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::Mutant;
 use super::fault::{Fault, with_fault};
-use super::shutdown::park_a_thread;
+use super::shutdown::{leave_a_file, park_a_thread};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -66,7 +66,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "import-time-thread",
         stands_for: "an engine whose constructor opens the device and begins a watcher thread",
-        killed_by: &["LC06", "SH09"],
+        killed_by: &["LC06", "LC10", "SH09"],
         build: |clean, scenario| {
             park_a_thread("device-watch");
             with_fault(clean, scenario, Declares(|_| {}))
@@ -89,6 +89,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a capability copied from an example, by an engine whose thread makes the tokens",
         killed_by: &["LC09"],
         build: |clean, scenario| with_fault(clean, scenario, MadeByAThread),
+    },
+    Mutant {
+        name: "thread-left-by-a-dropped-start",
+        stands_for: "a loader's thread that is joined by whoever waits for the load: where nobody does any more, it stays",
+        killed_by: &["LC10"],
+        build: |clean, scenario| with_fault(clean, scenario, LeavesLoader),
+    },
+    Mutant {
+        name: "file-left-by-a-failed-start",
+        stands_for: "a lock file that is closed at the end of a load, and not where the load fails",
+        killed_by: &["LC10"],
+        build: |clean, scenario| with_fault(clean, scenario, LeavesLockFile),
     },
 ];
 
@@ -288,5 +300,47 @@ impl Fault for MadeByAThread {
             }
         });
         Ok(OutputStream::from_raw(Box::pin(outputs)))
+    }
+}
+
+/// Begins a thread, which only the end of the load would end.
+struct LeavesLoader;
+
+struct Loader {
+    is_joined: bool,
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        if !self.is_joined {
+            park_a_thread("loader");
+        }
+    }
+}
+
+#[async_trait]
+impl Fault for LeavesLoader {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let mut loader = Loader { is_joined: false };
+        tokio::task::yield_now().await;
+        loader.is_joined = true;
+        inner.start(ctx).await
+    }
+}
+
+struct LeavesLockFile;
+
+#[async_trait]
+impl Fault for LeavesLockFile {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        inner.start(ctx).await.inspect_err(|_| leave_a_file())
     }
 }

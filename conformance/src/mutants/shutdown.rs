@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream,
     RequestContext, StartContext, async_trait,
@@ -47,7 +48,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "cleanup-forgets-streams",
         stands_for: "a scheduler that ends without a word to the requests it holds (clients hang when a worker stops)",
-        killed_by: &["SH05", "SH14", "ST05"],
+        killed_by: &["SH05", "SH14", "SH16", "ST05"],
         build: |clean, scenario| with_fault(clean, scenario, CutsStreams::on_cleanup()),
     },
     Mutant {
@@ -71,7 +72,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "undying-thread",
         stands_for: "a scheduler thread that no shutdown reaches: one more for every engine of the process",
-        killed_by: &["SH09"],
+        killed_by: &["LC10", "SH09"],
         build: |clean, scenario| with_fault(clean, scenario, Leaves(|| park_a_thread("scheduler"))),
     },
     Mutant {
@@ -83,7 +84,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "open-file",
         stands_for: "a checkpoint file that stays open after the engine is gone",
-        killed_by: &["SH09"],
+        killed_by: &["LC10", "SH09"],
         build: |clean, scenario| with_fault(clean, scenario, Leaves(leave_a_file)),
     },
     Mutant {
@@ -122,6 +123,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
             without_probe(clean, scenario, habits)
         },
     },
+    Mutant {
+        name: "drain-waits-for-the-dropped",
+        stands_for: "a count of requests that is taken down by their terminals only: a drain waits for those that have none",
+        killed_by: &["SH15"],
+        build: |clean, scenario| with_fault(clean, scenario, CountsTerminals::default()),
+    },
+    Mutant {
+        name: "cleanup-waits-for-readers",
+        stands_for: "a cleanup that joins tasks which wait for room in their clients' streams",
+        killed_by: &["SH16", "ST05"],
+        build: |clean, scenario| with_fault(clean, scenario, JoinsReaders::default()),
+    },
 ];
 
 /// A thread that never ends.
@@ -138,7 +151,7 @@ fn leave_a_task() {
     drop(tokio::runtime::Handle::current().spawn(std::future::pending::<()>()));
 }
 
-fn leave_a_file() {
+pub(super) fn leave_a_file() {
     if let Ok(file) = File::open("/dev/null") {
         std::mem::forget(file);
     }
@@ -335,6 +348,77 @@ impl Fault for Leaves {
 thread_local! {
     /// Stands for the state of a process: every check has a thread of its own.
     static IS_TORN_DOWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Takes a request for under way until its terminal came.
+#[derive(Default)]
+struct CountsTerminals {
+    under_way: Arc<AtomicU32>,
+}
+
+#[async_trait]
+impl Fault for CountsTerminals {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(request, ctx).await?;
+        self.under_way.fetch_add(1, Ordering::AcqRel);
+        let under_way = Arc::clone(&self.under_way);
+        let items = outputs.inspect(move |item| {
+            let is_terminal = !matches!(item, Ok(output) if !output.is_terminal());
+            under_way.fetch_sub(u32::from(is_terminal), Ordering::AcqRel);
+        });
+        Ok(OutputStream::from_raw(Box::pin(items)))
+    }
+
+    async fn drain(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: DrainContext,
+    ) -> Result<(), EngineError> {
+        let ended = until(|| self.under_way.load(Ordering::Acquire) == 0);
+        drop(tokio::time::timeout(ctx.deadline / 2, ended).await);
+        inner.drain(ctx).await
+    }
+}
+
+/// Ends when nobody holds a stream any more.
+#[derive(Default)]
+struct JoinsReaders {
+    readers: Arc<()>,
+}
+
+#[async_trait]
+impl Fault for JoinsReaders {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(request, ctx).await?;
+        let mut reader = Some(Arc::clone(&self.readers));
+        let items = outputs.inspect(move |item| {
+            if !matches!(item, Ok(output) if !output.is_terminal()) {
+                drop(reader.take());
+            }
+        });
+        Ok(OutputStream::from_raw(Box::pin(items)))
+    }
+
+    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        until(|| Arc::strong_count(&self.readers) == 1).await;
+        inner.cleanup().await
+    }
+}
+
+async fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 struct OneInAProcess;

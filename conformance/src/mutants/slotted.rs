@@ -62,6 +62,8 @@ pub(super) enum SlotFault {
     LosesReservation,
     /// A task is left behind by each cancelled request.
     LeaksTaskOnCancel,
+    /// A task is left behind by each sixth of them.
+    LeaksTaskOnSixthCancel,
     /// It checks requests by itself, and one that is refused while it has to wait keeps its place in the queue.
     KeepsTurnOfRefused,
     /// It checks requests by itself, and one that is refused keeps its KV block.
@@ -111,6 +113,7 @@ struct Counters {
     active: AtomicU64,
     produced: AtomicU64,
     kv_used: AtomicU64,
+    unwanted: AtomicU64,
 }
 
 impl Probe for Counters {

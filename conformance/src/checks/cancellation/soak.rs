@@ -5,7 +5,7 @@ use std::time::Duration;
 use genset_backend_common::CancelReason;
 
 use crate::check::{CheckResult, Stop, ensure};
-use crate::checks::growth::{Holdings, Slack};
+use crate::checks::growth::{Holdings, Slack, leaks};
 use crate::checks::pressure::{
     end_of_cancelled, ensure_nothing_held, long_request, pace, patience, serve_first_token,
 };
@@ -13,13 +13,13 @@ use crate::trial::{Live, Trial};
 
 const CYCLES: u64 = 1000;
 
-/// Cycles before the first look: caches fill, pools grow.
-const WARM_CYCLES: u64 = 100;
+/// Cycles before the first look, when caches fill and pools grow, and from look to look.
+const BETWEEN_LOOKS: u64 = 250;
 
-/// One thing leaked a cycle is nine hundred.
+/// From look to look: one thing leaked every ten cycles is twenty-five.
 const SLACK: Slack = Slack {
-    things: 200,
-    memory_kib: 64 * 1024,
+    things: 20,
+    memory_kib: 16 * 1024,
 };
 
 /// The best of a few, which noise does not touch.
@@ -34,16 +34,20 @@ async fn best_pace(live: &Live) -> Result<Duration, Stop> {
 pub(super) async fn thousand_cycles(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let pace_before = best_pace(&live).await?;
-    let mut before = Holdings::now();
+    let mut looks = Vec::new();
     for cycle in 0..CYCLES {
-        if cycle == WARM_CYCLES {
-            before = Holdings::now();
-        }
         abandon(&live, cycle, pace_before).await?;
+        if (cycle + 1).is_multiple_of(BETWEEN_LOOKS) {
+            ensure_nothing_held(&live, None).await?;
+            looks.push(Holdings::now());
+        }
     }
-    ensure_nothing_held(&live, None).await?;
-    let leaks = Holdings::now().leaks_since(&before, SLACK);
-    ensure!(leaks.is_empty(), "leaked: {}", leaks.join(", "));
+    let leaks = leaks(&looks, SLACK);
+    ensure!(
+        leaks.is_empty(),
+        "every {BETWEEN_LOOKS} abandoned requests there were more: {}",
+        leaks.join(", ")
+    );
     let pace_after = best_pace(&live).await?;
     // The grain of timers and schedulers comes on top.
     let most = pace_before.mul_f64(1.5) + trial.limits().cancel / 100;
