@@ -92,7 +92,8 @@ impl FromIterator<TokenId> for TokenChunk {
     }
 }
 
-/// The log probabilities of one position.
+/// The log probabilities of one position, in the model's own distribution: that of its raw logits, before biases, penalties,
+/// temperature and grammars.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprob {
     /// Natural logarithm of the chosen token's probability, at most 0.

@@ -5,7 +5,9 @@
 
 mod schema;
 
-use genset_backend_common::{FinishReason, GenerateRequest, GuidedDecoding, GuidedKind};
+use genset_backend_common::{
+    FinishReason, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
+};
 use serde_json::{Value, json};
 
 use tokio::time::Instant;
@@ -37,6 +39,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!(multi_thread "GD07", Info, Guided, "the time that a grammar adds to each token",
         clause: "GuidedDecoding",
         breaks: "nothing by itself: a growth between two reports is what structured output costs every request", mask_time),
+    check!("GD08", Strict, Guided, "an answer guided at a temperature matches to its end",
+        clause: "GuidedDecoding",
+        breaks: "structured output that is sound in tests, which are greedy, and broken for clients", hot_matches),
 ];
 
 /// Enough for every grammar of the group in single characters, with white space.
@@ -216,6 +221,35 @@ async fn text_matches(trial: Trial) -> CheckResult {
             answer.items.last()
         );
         ensure_holds(case, &text, &answer)?;
+    }
+    Ok(())
+}
+
+/// Draws of each grammar.
+const DRAWS: u64 = 3;
+
+async fn hot_matches(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    if !live.can(SamplingOption::Temperature) {
+        skip!(NotDeclared, "the engine does not declare temperature");
+    }
+    let text = reader(&live)?;
+    let mut cases = texts();
+    cases.push(Case::schema(json!({ "enum": ["north", "south", 7, null] })));
+    for case in declared(&live, cases)? {
+        for seed in 0..DRAWS {
+            let mut request = request(&live, case.guided.clone(), seed);
+            request.sampling.temperature = Some(1.0);
+            request.sampling.seed = live.can(SamplingOption::Seed).then_some(seed);
+            let answer = live.answer(request).await?;
+            ensure!(
+                answer.reason() == Some(FinishReason::Stop),
+                "{:?} at a temperature ended with {:?}",
+                case.guided,
+                answer.items.last()
+            );
+            ensure_holds(&case, &text, &answer)?;
+        }
     }
     Ok(())
 }

@@ -65,6 +65,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("DT16", Strict, Sampling, "a greedy answer is the same beside requests at a temperature",
         clause: "SamplingOptions::temperature",
         breaks: "one client's options applied to another's request", beside::greedy_beside_hot),
+    check!("DT17", Strict, Logprobs, "log probabilities are the model's own, whatever biases and penalties a request has",
+        clause: "TokenLogprob",
+        breaks: "scores that say how a request was set up, and not what the model thinks", rated::before_bias),
 ];
 
 /// A request long enough for a wrong choice to show.
@@ -288,7 +291,7 @@ async fn logprobs(trial: Trial) -> CheckResult {
 async fn penalties(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     type Penalty = (SamplingOption, &'static str, fn(&mut GenerateRequest));
-    let penalties: [Penalty; 3] = [
+    let penalties: [Penalty; 4] = [
         (SamplingOption::PresencePenalty, "presence_penalty", |r| {
             r.sampling.presence_penalty = Some(2.0);
         }),
@@ -300,6 +303,13 @@ async fn penalties(trial: Trial) -> CheckResult {
             "repetition_penalty",
             |r| {
                 r.sampling.repetition_penalty = Some(2.0);
+            },
+        ),
+        (
+            SamplingOption::RepetitionPenalty,
+            "repetition_penalty of 1000",
+            |r| {
+                r.sampling.repetition_penalty = Some(1000.0);
             },
         ),
     ];

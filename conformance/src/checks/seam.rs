@@ -27,6 +27,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("MG11", Strict, Resume, "a guided request with a seed draws on where it was",
         clause: "GenerateRequest::resumed_tokens",
         breaks: "structured answers that change where a worker was lost", guided_and_seeded),
+    check!("MG12", Strict, Resume, "a resumed request with a seed and penalties draws on where it was",
+        clause: "SamplingOptions::presence_penalty",
+        breaks: "sampled answers that begin to repeat themselves where a worker was lost", penalized_and_seeded),
 ];
 
 /// Tokens of an uninterrupted answer.
@@ -144,20 +147,33 @@ async fn seeded(trial: Trial) -> CheckResult {
 
 async fn penalized(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    type Penalty = (SamplingOption, fn(&mut GenerateRequest));
-    let penalties: [Penalty; 3] = [
-        (SamplingOption::PresencePenalty, |r| {
-            r.sampling.presence_penalty = Some(1.5);
-        }),
-        (SamplingOption::FrequencyPenalty, |r| {
-            r.sampling.frequency_penalty = Some(1.5);
-        }),
-        (SamplingOption::RepetitionPenalty, |r| {
-            r.sampling.repetition_penalty = Some(1.5);
-        }),
-    ];
+    penalties_go_on(&live, |_, _| ()).await
+}
+
+async fn penalized_and_seeded(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    draws(&live)?;
+    penalties_go_on(&live, |request, seed| draw(&live, request, seed)).await
+}
+
+type Penalty = (SamplingOption, fn(&mut GenerateRequest));
+
+const PENALTIES: [Penalty; 3] = [
+    (SamplingOption::PresencePenalty, |r| {
+        r.sampling.presence_penalty = Some(1.5);
+    }),
+    (SamplingOption::FrequencyPenalty, |r| {
+        r.sampling.frequency_penalty = Some(1.5);
+    }),
+    (SamplingOption::RepetitionPenalty, |r| {
+        r.sampling.repetition_penalty = Some(1.5);
+    }),
+];
+
+/// Each penalty counts on after each cut, of requests that are set up by `also`.
+async fn penalties_go_on(live: &Live, also: impl Fn(&mut GenerateRequest, u64)) -> CheckResult {
     let mut was_tried = false;
-    for (option, set) in penalties {
+    for (option, set) in PENALTIES {
         if !live.can(option) {
             continue;
         }
@@ -166,14 +182,15 @@ async fn penalized(trial: Trial) -> CheckResult {
             // With few tokens to choose from they come again, and are punished.
             let favoured: Vec<TokenId> = (0..3).map(|place| live.token(seed + place)).collect();
             let is_biased = live.can(SamplingOption::LogitBias);
-            let whole = Whole::of(&live, seed, |request| {
+            let whole = Whole::of(live, seed, |request| {
                 set(request);
+                also(request, seed);
                 if is_biased {
                     request.sampling.logit_bias =
                         favoured.into_iter().map(|token| (token, 10.0)).collect();
                 }
             });
-            whole.await?.goes_on(&live).await?;
+            whole.await?.goes_on(live).await?;
         }
     }
     if !was_tried {

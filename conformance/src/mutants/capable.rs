@@ -67,6 +67,8 @@ pub(super) enum Flaw {
     PresenceCountsEach,
     SeedsShareAGenerator,
     HottestForAll,
+    LogprobsAfterBias,
+    RepetitionOverflows,
     // Guided decoding.
     SchemaIgnored,
     EndsEarly,
@@ -74,6 +76,7 @@ pub(super) enum Flaw {
     TruncatedIsStop,
     GuideShared,
     GuideEndIgnored,
+    HotUnguided,
     GuideForgottenOnResume,
     // Going on from another instance's tokens.
     ChoiceForgottenOnResume,
@@ -81,6 +84,7 @@ pub(super) enum Flaw {
     SeedRestartsOnResume,
     GuidedSeedRestartsOnResume,
     PenaltiesForgottenOnResume,
+    PenaltiesForgottenByDraws,
     MinTokensTakenTwice,
     LogprobsShiftedOnResume,
     // KV events.

@@ -7,13 +7,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "schema-ignored",
         stands_for: "a schema that becomes \"any JSON object\" because its compiler failed",
-        killed_by: &["GD01", "GD05"],
+        killed_by: &["GD01", "GD05", "GD08"],
         build: |_, _| with_flaw(Flaw::SchemaIgnored),
     },
     Mutant {
         name: "grammar-ends-early",
         stands_for: "a choice that ends as soon as the rest is certain: \"neg\" for \"negative\"",
-        killed_by: &["GD02", "GD05"],
+        killed_by: &["GD02", "GD05", "GD08"],
         build: |_, _| with_flaw(Flaw::EndsEarly),
     },
     Mutant {
@@ -39,5 +39,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "ignore_eos that holds past the end of a grammar: padding until max_tokens",
         killed_by: &["GD06"],
         build: |_, _| with_flaw(Flaw::GuideEndIgnored),
+    },
+    Mutant {
+        name: "hot-unguided",
+        stands_for: "a mask that is laid over the greedy path, and over the first draw only",
+        killed_by: &["GD08", "MG11"],
+        build: |_, _| with_flaw(Flaw::HotUnguided),
     },
 ];

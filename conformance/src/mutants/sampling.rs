@@ -30,7 +30,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "seed-ignored",
         stands_for: "one generator for all requests: a seed changes nothing",
-        killed_by: &["DT02", "DT15", "MG06", "MG11"],
+        killed_by: &["DT02", "DT15", "MG06", "MG11", "MG12"],
         build: |_, _| with_flaw(Flaw::SeedIgnored),
     },
     Mutant {
@@ -116,6 +116,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "one temperature a batch, broadcast from the wrong row",
         killed_by: &["DT16"],
         build: |_, _| with_flaw(Flaw::HottestForAll),
+    },
+    Mutant {
+        name: "logprobs-after-bias",
+        stands_for: "log probabilities taken from the logits that were drawn from, biases and penalties included",
+        killed_by: &["DT17"],
+        build: |_, _| with_flaw(Flaw::LogprobsAfterBias),
+    },
+    Mutant {
+        name: "repetition-overflows",
+        stands_for: "a large penalty in half precision: no number any more, and so the best of all",
+        killed_by: &["DT08"],
+        build: |_, _| with_flaw(Flaw::RepetitionOverflows),
     },
     Mutant {
         name: "undeclared-options-dropped",

@@ -7,13 +7,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "seed-restarts-on-resume",
         stands_for: "a random generator that begins at its seed on the new instance",
-        killed_by: &["MG06"],
+        killed_by: &["MG06", "MG12"],
         build: |_, _| with_flaw(Flaw::SeedRestartsOnResume),
     },
     Mutant {
         name: "penalties-forgotten-on-resume",
         stands_for: "penalties that count what this instance generated",
-        killed_by: &["MG07"],
+        killed_by: &["MG07", "MG12"],
         build: |_, _| with_flaw(Flaw::PenaltiesForgottenOnResume),
     },
     Mutant {
@@ -39,5 +39,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a sampler for guided requests with a count of its own",
         killed_by: &["MG11"],
         build: |_, _| with_flaw(Flaw::GuidedSeedRestartsOnResume),
+    },
+    Mutant {
+        name: "penalties-forgotten-by-draws",
+        stands_for: "a sampler that is warmed up with resumed tokens where it is greedy only",
+        killed_by: &["MG12"],
+        build: |_, _| with_flaw(Flaw::PenaltiesForgottenByDraws),
     },
 ];

@@ -99,13 +99,19 @@ class Options:
         self.random = random.Random(body.get("seed"))
 
 
-def logits(prompt, generated, options):
-    """The candidates after the last token, each with its logit."""
+def raw_logits(prompt, generated, others):
+    """The candidates after the last token, each with the model's own logit; others have hardly any chance."""
     previous = generated[-1] if generated else sum(prompt) % VOCABULARY
     first = 100 + (previous * 7 + 3) % 17
     scores = {(first + place * 29) % VOCABULARY: 5 - 0.4 * place for place in range(CANDIDATES)}
-    for token in options.bias:
+    for token in others:
         scores.setdefault(token, -10.0)
+    return scores
+
+
+def logits(prompt, generated, options):
+    """As the options of the request make them."""
+    scores = raw_logits(prompt, generated, options.bias)
     for token in list(scores):
         score = scores[token]
         if options.repetition != 1.0 and (token in generated or token in prompt):
@@ -116,14 +122,19 @@ def logits(prompt, generated, options):
     return scores
 
 
+def ranking(scores):
+    """Tokens with their log probabilities, best first."""
+    highest = max(scores.values())
+    total = math.log(sum(math.exp(score - highest) for score in scores.values())) + highest
+    return sorted(((score - total, token) for token, score in scores.items()), key=lambda pair: (-pair[0], pair[1]))
+
+
 def sample(prompt, generated, options, guide=None):
-    """The next token, and the log probabilities of all candidates, best first."""
+    """The next token, and the log probabilities of all candidates, best first: the model's own, as vLLM tells them."""
     scores = logits(prompt, generated, options)
     if guide and guide.next(generated) is not None:
         scores = {guide.next(generated): 0.0}
-    highest = max(scores.values())
-    total = math.log(sum(math.exp(score - highest) for score in scores.values())) + highest
-    ranked = sorted(((score - total, token) for token, score in scores.items()), key=lambda pair: (-pair[0], pair[1]))
+    ranked = ranking(scores)
     token = ranked[0][1]
     if options.temperature > 0 and options.top_k != 1:
         kept = ranked[: options.top_k] if options.top_k > 0 else ranked
@@ -137,7 +148,7 @@ def sample(prompt, generated, options, guide=None):
             kept_weights.append(weight)
             reached += weight / mass
         token = options.random.choices([token for _, token in kept[: len(kept_weights)]], kept_weights)[0]
-    return token, ranked
+    return token, ranking(raw_logits(prompt, generated, scores))
 
 
 def guided_text(regex=None, schema=None, choice=None):

@@ -1,9 +1,9 @@
 //! Log probabilities as numbers: of one distribution over the whole vocabulary.
 
-use genset_backend_common::SamplingOption;
+use genset_backend_common::{GenerateRequest, SamplingOption, TokenId};
 
 use super::greedy;
-use crate::check::{CheckResult, Stop, ensure};
+use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::trial::{Live, Trial};
 
 /// What rounding in an engine's arithmetic may add, of half precision too.
@@ -70,4 +70,97 @@ async fn rated(live: &Live, top: u32) -> Result<Vec<(u32, f32)>, Stop> {
         .into_iter()
         .zip(logprobs.iter().map(|at| at.logprob))
         .collect())
+}
+
+/// The first place of an answer, which whatever was set up there has not changed yet.
+pub(super) async fn before_bias(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let max = live.config.capabilities.max_logprobs.unwrap_or(0);
+    let plain = greedy(&live, 3);
+    let Some((best, own)) = first(&live, plain.clone(), max).await? else {
+        skip!(NotDeclared, "the answer holds no token");
+    };
+    type SetUp = (
+        SamplingOption,
+        &'static str,
+        fn(&mut GenerateRequest, TokenId),
+    );
+    let set_ups: [SetUp; 3] = [
+        (SamplingOption::LogitBias, "a bias of 1", |request, best| {
+            request.sampling.logit_bias = [(best, 1.0)].into();
+        }),
+        (
+            SamplingOption::LogitBias,
+            "a bias of 10 on others",
+            |request, best| {
+                let others = (0..).filter(|token| *token != best).take(2);
+                request.sampling.logit_bias = others.map(|token| (token, 10.0)).collect();
+            },
+        ),
+        (
+            SamplingOption::Temperature,
+            "a temperature of 2",
+            |request, _| {
+                request.sampling.temperature = Some(2.0);
+            },
+        ),
+    ];
+    let mut was_tried = false;
+    for (option, name, set) in set_ups {
+        if !live.can(option) {
+            continue;
+        }
+        was_tried = true;
+        let mut request = plain.clone();
+        set(&mut request, best);
+        let Some((token, rated)) = first(&live, request, max).await? else {
+            continue;
+        };
+        // Candidates tell of the best token whichever was chosen.
+        let of_best = if token == best {
+            Some(rated[0].1)
+        } else {
+            None
+        };
+        let of_best = of_best.or(rated.iter().find(|(id, _)| *id == best).map(|at| at.1));
+        ensure!(
+            of_best.is_none_or(|rated| (rated - own[0].1).abs() <= TOLERANCE),
+            "with {name}, the log probability of token {best} is {of_best:?} and not {}",
+            own[0].1
+        );
+    }
+    if !was_tried {
+        skip!(
+            NotDeclared,
+            "the engine declares neither logit_bias nor temperature"
+        );
+    }
+    Ok(())
+}
+
+/// The first token of an answer, and the log probabilities there: its own, and those of the candidates.
+async fn first(
+    live: &Live,
+    mut request: GenerateRequest,
+    top: u32,
+) -> Result<Option<(TokenId, Vec<(TokenId, f32)>)>, Stop> {
+    request.output.logprobs = Some(top);
+    request.stop.max_tokens = Some(1);
+    let answer = live.answer(request).await?;
+    let Some((token, at)) = answer
+        .tokens()
+        .first()
+        .copied()
+        .zip(answer.logprobs().into_iter().next())
+    else {
+        return Ok(None);
+    };
+    let candidates = at.top.iter().map(|top| (top.token_id, top.logprob));
+    Ok(Some((
+        token,
+        [(token, at.logprob)]
+            .into_iter()
+            .chain(candidates)
+            .collect(),
+    )))
 }

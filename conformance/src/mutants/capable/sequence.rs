@@ -93,6 +93,7 @@ impl Decoder {
         )?;
         let counted = match running.flaw {
             Flaw::PenaltiesForgottenOnResume => 0,
+            Flaw::PenaltiesForgottenByDraws if request.sampling.temperature > Some(0.0) => 0,
             _ => resumed,
         };
         running.note_heat(request.sampling.temperature);
@@ -223,7 +224,10 @@ impl Decoder {
             let ignores_end = running.flaw == Flaw::GuideEndIgnored && self.request.stop.ignore_eos;
             let is_one_of_several = matches!(self.request.guided.as_deref(), Some(GuidedDecoding::Choice(texts)) if texts.len() > 1);
             let ends_early = running.flaw == Flaw::EndsEarly && is_one_of_several;
-            mask(&mut logits, &guide.lock(), ends_early, ignores_end);
+            let is_hot = sampling.temperature > Some(0.0);
+            if running.flaw != Flaw::HotUnguided || !is_hot || generated == 0 {
+                mask(&mut logits, &guide.lock(), ends_early, ignores_end);
+            }
         }
         let place = u64::from(generated) + u64::from(self.resumed_draws(running.flaw));
         let mut draw = model::unit(model::mix(self.seed, place));
@@ -242,6 +246,9 @@ impl Decoder {
         }
         if self.is_corrupt && generated == 2 {
             token = (token + 1) % model::VOCAB_SIZE;
+        }
+        if running.flaw != Flaw::LogprobsAfterBias {
+            logits = self.sequence.logits(&SamplingOptions::default());
         }
         let mut chunk = model::chunk(token, &logits, self.request.output.logprobs);
         if running.flaw == Flaw::LogprobsUnsorted {
@@ -378,6 +385,9 @@ fn seed(running: &Running, sampling: &SamplingOptions) -> u64 {
     }
 }
 
+/// A repetition penalty from which on [`Flaw::RepetitionOverflows`] computes no number any more.
+const OVERFLOWS: f32 = 100.0;
+
 fn sum(one: Option<f32>, other: Option<f32>) -> Option<f32> {
     Some(one.unwrap_or(0.0) + other.unwrap_or(0.0))
 }
@@ -398,6 +408,15 @@ fn effective(running: &Running, asked: &SamplingOptions) -> SamplingOptions {
         Flaw::PresenceCountsEach => {
             sampling.frequency_penalty = sum(asked.presence_penalty, asked.frequency_penalty);
             sampling.presence_penalty = None;
+        }
+        Flaw::RepetitionOverflows => {
+            let overflows = |penalty: &f32| *penalty > OVERFLOWS;
+            let is_over = asked.repetition_penalty.as_ref().is_some_and(overflows);
+            sampling.repetition_penalty = if is_over {
+                Some(f32::NAN)
+            } else {
+                asked.repetition_penalty
+            };
         }
         Flaw::HottestForAll if running.has_company() => sampling.temperature = running.hottest(),
         Flaw::PenaltiesIgnored => {
