@@ -7,7 +7,7 @@ use genset_backend_common::kv::BlockHash;
 
 use super::members::Interval;
 use super::run::{Link, RunId, Word};
-use super::table::Place;
+use super::table::{Busy, Place};
 use super::{Overlap, Shared};
 use crate::sync::{Ordering, TRIES, fence};
 
@@ -131,7 +131,11 @@ impl IndexReader {
             for way in (0..ways).rev().filter(|way| may[*way]) {
                 let at = probe(way);
                 let accept = |place| !is_sure || self.is_at(place, prompt[at], gave_up);
-                if let Some(place) = table.find(words, mixed[way], accept) {
+                let found = table.find(words, mixed[way], accept);
+                if let Some(place) = found.unwrap_or_else(|Busy| {
+                    gave_up.set(true);
+                    None
+                }) {
                     best = Some((at, place));
                     next = (at + 1, if way + 1 < ways { probe(way + 1) } else { high });
                     break;

@@ -24,6 +24,10 @@ pub(super) struct Place {
     pub(super) position: u32,
 }
 
+/// A part of the table changed as often as a reader looked at it.
+#[derive(Debug)]
+pub(super) struct Busy;
+
 /// A hash as the table uses it: mixed, so that nobody who chooses hashes chooses parts.
 #[derive(Clone, Copy)]
 pub(super) struct Mixed(u64);
@@ -132,23 +136,26 @@ impl Table {
     }
 
     /// The first place with the hash's bits that `accept` takes.
+    ///
+    /// # Errors
+    /// [`Busy`], when its part changed again and again; never for the writer itself.
     #[inline]
     pub(super) fn find(
         &self,
         words: &Arena,
         mixed: Mixed,
         mut accept: impl FnMut(Place) -> bool,
-    ) -> Option<Place> {
+    ) -> Result<Option<Place>, Busy> {
         for _ in 0..TRIES {
             let head = self.head(mixed, Ordering::Acquire);
             let found = Self::find_in(words, head, mixed, &mut accept);
             fence(Ordering::Acquire);
             if self.head(mixed, Ordering::Relaxed).0 == head.0 {
-                return found;
+                return Ok(found);
             }
             spin_loop();
         }
-        None
+        Err(Busy)
     }
 
     #[inline]

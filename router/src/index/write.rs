@@ -194,7 +194,8 @@ impl IndexWriter {
     fn place_of(&self, hash: u64) -> Option<Place> {
         let Shared { table, words, .. } = &*self.shared;
         let mixed = table.mix(hash);
-        table.find(words, mixed, |place| self.hash_at(place) == hash)
+        let found = table.find(words, mixed, |place| self.hash_at(place) == hash);
+        found.ok().flatten()
     }
 
     #[inline]
