@@ -51,6 +51,8 @@ pub mod endpoints {
     pub const KV_RANK_EVENTS: &str = "kv_rank_events";
     /// The load, when it changes, at most twenty times a second.
     pub const LOAD: &str = "load";
+    /// [`LOAD`] by the name that it has in Dynamo.
+    pub const LOAD_METRICS: &str = "load_metrics";
 }
 
 /// Asks a worker for an artifact.
@@ -148,7 +150,12 @@ impl Registrar for RuntimeRegistrar {
             self.sibling(endpoints::KV_EVENTS)?
                 .serve_as(id, kv_events)
                 .await?,
-            self.sibling(endpoints::LOAD)?.serve_as(id, load).await?,
+            self.sibling(endpoints::LOAD)?
+                .serve_as(id, Arc::clone(&load))
+                .await?,
+            self.sibling(endpoints::LOAD_METRICS)?
+                .serve_as(id, load)
+                .await?,
         ];
         if offer.card.capabilities.kv_ranks && offer.card.data_parallel_size > 1 {
             let ranks = self.sibling(endpoints::KV_RANK_EVENTS)?;

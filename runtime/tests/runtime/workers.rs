@@ -37,10 +37,17 @@ async fn listed_endpoints(discovery: &MemoryDiscovery) -> BTreeSet<String> {
 }
 
 fn all_endpoints() -> BTreeSet<String> {
-    use endpoints::{ARTIFACTS, CONTROL, KV_EVENTS, LOAD};
-    ["generate", ARTIFACTS, CONTROL, KV_EVENTS, LOAD]
-        .map(String::from)
-        .into()
+    use endpoints::{ARTIFACTS, CONTROL, KV_EVENTS, LOAD, LOAD_METRICS};
+    [
+        "generate",
+        ARTIFACTS,
+        CONTROL,
+        KV_EVENTS,
+        LOAD,
+        LOAD_METRICS,
+    ]
+    .map(String::from)
+    .into()
 }
 
 async fn client<Req: Payload, Resp: Payload>(runtime: &Runtime, name: &str) -> Client<Req, Resp> {
@@ -291,6 +298,9 @@ async fn the_load_is_told_at_once_and_when_it_changes() {
     let mut items = client.random((), ctx()).await.unwrap();
     assert_eq!(soon(items.next()).await.unwrap().unwrap(), load(1));
     publisher.publish(load(2));
+    assert_eq!(soon(items.next()).await.unwrap().unwrap(), load(2));
+    let by_other_name = self::client::<(), Load>(&runtime, endpoints::LOAD_METRICS).await;
+    let mut items = by_other_name.random((), ctx()).await.unwrap();
     assert_eq!(soon(items.next()).await.unwrap().unwrap(), load(2));
     soon(worker.shutdown()).await;
 }
