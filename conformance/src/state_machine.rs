@@ -8,8 +8,8 @@
 //! - `regressions`: the file of sequences that failed before.
 //!
 //! Each sequence runs as a check does: on a thread and a runtime of its own, on a paused clock where the engine declares
-//! virtual time, under a watch on the wall clock. `drain` and `cleanup` read all open streams meanwhile, since an engine
-//! may wait for its readers; a request that wants many more tokens by then is cancelled first, as a Worker's grace would.
+//! virtual time, under a watch on the wall clock. `drain` and `cleanup` read all open streams meanwhile, as
+//! clients do (SH16 is about those who do not); a request that wants many more tokens by then is cancelled first, as a Worker's grace would.
 
 mod driver;
 mod model;
