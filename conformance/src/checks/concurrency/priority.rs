@@ -74,8 +74,11 @@ pub(super) async fn higher_first(trial: Trial) -> CheckResult {
 
 /// How many requests of a low priority waited when one of a high priority came, and how many of them began before it.
 async fn overtaken(live: &Live, round: u64) -> Result<(u32, u32), Stop> {
-    let running = live.config.max_num_seqs.unwrap_or(USUALLY_RUNNING);
+    let declared = live.config.max_num_seqs;
+    let running = declared.unwrap_or(USUALLY_RUNNING);
     let count = running.clamp(1, MOST_RUNNING) + WAITING;
+    // They have their places when the first of them begins; the others' first tokens may still be on their way.
+    let seated = declared.map_or(0, |seats| seats.min(count));
     let started = Started::default();
     let low = join_all((0..count).map(|seed| {
         let low = request(live, 4, u64::from(seed) + 1000 * round, ANSWER_TOKENS);
@@ -85,7 +88,7 @@ async fn overtaken(live: &Live, round: u64) -> Result<(u32, u32), Stop> {
         started.first.notified().await;
         // Those that began in the same step are counted first.
         tokio::task::yield_now().await;
-        let begun = started.count.load(Ordering::Acquire);
+        let begun = started.count.load(Ordering::Acquire).max(seated);
         let mut high = request(live, 4, u64::from(count) + 1000 * round, ANSWER_TOKENS);
         high.priority = 10;
         Ok::<_, Stop>((begun, started.read(live, high).await?))
