@@ -179,28 +179,47 @@ impl StepClock {
 /// By how much tokio's timers may be late: they count whole milliseconds and round up, and so does the system's wait for them.
 const TIMERS_LATE: Duration = Duration::from_millis(2);
 
+/// A clock that goes has moved after this.
+const CLOCK_GRAIN: Duration = Duration::from_micros(1);
+
 /// Waits until `end`, to a tenth of a millisecond: a thread waits for what tokio's timers are too coarse for.
-#[expect(
-    clippy::disallowed_types,
-    clippy::disallowed_methods,
-    reason = "the clock's own time tells whether it is virtual, and only a thread waits for less than a millisecond"
-)]
 async fn sleep_until(end: Instant) {
-    let (begun, really_begun) = (Instant::now(), std::time::Instant::now());
-    if let Some(almost) = end.checked_sub(TIMERS_LATE).filter(|at| *at > begun) {
-        tokio::time::sleep_until(almost).await;
+    if !is_virtual() {
+        if let Some(almost) = end.checked_sub(TIMERS_LATE) {
+            tokio::time::sleep_until(almost).await;
+        }
         let left = end.saturating_duration_since(Instant::now());
-        // A virtual clock stands still while a thread waits, which would be for nothing.
-        let is_real = really_begun.elapsed() >= begun.elapsed() / 2;
-        if is_real && !left.is_zero() {
+        if !left.is_zero() {
             // Without a thread the timer below does it.
-            let _ = tokio::task::spawn_blocking(move || std::thread::sleep(left)).await;
+            let _ = tokio::task::spawn_blocking(move || thread_sleep(left)).await;
+        }
+        // A timer is not asked for what is over: it would round up.
+        if Instant::now() >= end {
+            return;
         }
     }
-    // A timer is not asked for what is over: it would round up.
-    if Instant::now() < end {
-        tokio::time::sleep_until(end).await;
+    tokio::time::sleep_until(end).await;
+}
+
+/// Whether tokio's clock stands still while there is work, as where a test has paused it.
+#[expect(
+    clippy::disallowed_types,
+    reason = "the machine's clock tells whether the other one goes"
+)]
+fn is_virtual() -> bool {
+    let (now, really) = (Instant::now(), std::time::Instant::now());
+    while really.elapsed() < CLOCK_GRAIN {
+        std::hint::spin_loop();
     }
+    Instant::now() == now
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "only a thread waits for less than a millisecond; on a virtual clock nobody comes here"
+)]
+fn thread_sleep(time: Duration) {
+    std::thread::sleep(time);
 }
 
 #[cfg(test)]

@@ -99,8 +99,8 @@ fn only_what_it_does_not_declare_is_left_out() {
 }
 
 /// Options of sampling that there are no logits for, grammars, processes, embeddings, adapters, and roles that it does not play.
-const UNDECLARED: [&str; 11] = [
-    "DT", "GD", "SP", "EM", "MG04", "MG07", "MG09", "MG10", "MG11", "ER06", "LC07",
+const UNDECLARED: [&str; 12] = [
+    "DT", "GD", "SP", "EM", "MG04", "MG07", "MG09", "MG10", "MG11", "MG12", "ER06", "LC07",
 ];
 
 /// Requests that follow each other find the first rank idle; what the kit asks of one cache holds of it.
