@@ -34,7 +34,7 @@ impl Process {
     pub(crate) fn spawn(
         config: &LauncherConfig,
         plan: &Plan,
-        ports: Ports,
+        ports: &Ports,
         key: &ApiKey,
     ) -> io::Result<Self> {
         let group = GuardedGroup::start(Duration::ZERO)?;
