@@ -4,7 +4,9 @@
 //! [router](genset_router) are those of production. The clock stands still while anything can go on, so that an hour of a
 //! fleet takes as long as its decisions do, and the same plan gives the same figures.
 //!
-//! - [`Load`]: which requests come when: a [trace](Load::read_trace), or [conversations](Synthetic) made up from a seed.
+//! - [`Load`]: which requests come when: a [trace](Load::read_trace), [conversations](Synthetic) or [single requests](Single) made up
+//!   from a seed. Real servers may be sent the same ([`Load::sessions`]).
+//! - [`Quantiles`]: times, as a report tells of them.
 //! - [`Fault`]: what happens to workers and frontends meanwhile.
 //! - [`Policy`]: how an instance is chosen.
 //! - [`simulate`]: a [`Plan`] becomes a [`Report`], which is a table, JSON, or a [plot](Report::svg). A policy may serve the same load
@@ -13,6 +15,7 @@
 mod faults;
 mod fleet;
 mod frontends;
+mod lengths;
 mod load;
 mod oracle;
 mod plot;
@@ -25,8 +28,10 @@ mod timeline;
 mod trace;
 
 pub use faults::{Action, Fault, What};
-pub use load::{Kind, Load, Synthetic};
+pub use lengths::{Lengths, Single};
+pub use load::{Kind, Load, Piece, Session, Synthetic, Turn};
 pub use policy::Policy;
+pub use quantiles::Quantiles;
 pub use report::{Report, Row};
 pub use run::{Plan, simulate};
 pub use timeline::Moment;

@@ -1,9 +1,11 @@
 //! [`Load`]: which requests come when. A request's prompt is what its session said and was answered before, and what it adds.
+//! The fleet of this crate is sent it in virtual time, and whoever measures real servers sends them the same.
 
 use std::time::Duration;
 
 use genset_backend_common::TokenId;
 
+use crate::lengths::Single;
 use crate::random::{Random, mix};
 use crate::trace::Trace;
 
@@ -12,13 +14,16 @@ pub(crate) const VOCAB_SIZE: u32 = 32_000;
 
 /// Tokens that are the same wherever the id is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
-    pub(crate) id: u64,
-    pub(crate) tokens: u32,
+pub struct Piece {
+    /// Names what it says.
+    pub id: u64,
+    /// Its length.
+    pub tokens: u32,
 }
 
 impl Piece {
-    pub(crate) fn write(self, prompt: &mut Vec<TokenId>) {
+    /// Appends its tokens, each below 32,000.
+    pub fn write(self, prompt: &mut Vec<TokenId>) {
         let base = mix(self.id);
         prompt.extend((0..u64::from(self.tokens)).map(|place| {
             let below = mix(base.wrapping_add(place)) % u64::from(VOCAB_SIZE);
@@ -29,20 +34,22 @@ impl Piece {
 
 /// One request of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Turn {
+pub struct Turn {
     /// Time since the answer before it.
-    pub(crate) after: Duration,
+    pub after: Duration,
     /// What the prompt has behind all that came before.
-    pub(crate) pieces: Vec<Piece>,
-    pub(crate) max_tokens: u32,
+    pub pieces: Vec<Piece>,
+    /// Tokens of the answer, at least 1.
+    pub max_tokens: u32,
 }
 
 /// Requests one after the other, each with the whole conversation before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Session {
+pub struct Session {
     /// When it begins.
-    pub(crate) at: Duration,
-    pub(crate) turns: Vec<Turn>,
+    pub at: Duration,
+    /// At least one.
+    pub turns: Vec<Turn>,
 }
 
 /// Which requests come when.
@@ -50,6 +57,8 @@ pub(crate) struct Session {
 pub enum Load {
     /// Conversations made up from a seed.
     Synthetic(Synthetic),
+    /// Requests of their own, made up from a seed.
+    Single(Single),
     /// Requests that were recorded; see [`Load::read_trace`].
     Trace(Trace),
 }
@@ -109,9 +118,11 @@ impl Kind {
 
 impl Load {
     /// The sessions, in the order of their beginnings.
-    pub(crate) fn sessions(&self, seed: u64) -> Box<dyn Iterator<Item = Session> + '_> {
+    #[must_use]
+    pub fn sessions(&self, seed: u64) -> Box<dyn Iterator<Item = Session> + Send + '_> {
         match self {
             Self::Synthetic(synthetic) => Box::new(Conversations::new(*synthetic, seed)),
+            Self::Single(single) => Box::new(single.sessions(seed)),
             Self::Trace(trace) => Box::new(trace.sessions()),
         }
     }
@@ -124,6 +135,7 @@ impl Load {
                 Kind::Chat => "chat",
                 Kind::Agent => "agent",
             },
+            Self::Single(_) => "single",
             Self::Trace(_) => "trace",
         }
     }
@@ -207,7 +219,8 @@ impl Iterator for Conversations {
     }
 }
 
-fn seconds(seconds: f64) -> Duration {
+/// A time that was drawn.
+pub(crate) fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
 }
 

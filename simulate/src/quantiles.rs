@@ -5,26 +5,28 @@ use std::time::Duration;
 
 /// Each bucket ends at 2 % more than the one before it.
 const GROWTH: f64 = 1.02;
-/// The first one's end, in milliseconds. Virtual timers have a resolution of one.
-const LEAST_MS: f64 = 0.5;
+/// The end of bucket 0, in milliseconds.
+const ORIGIN_MS: f64 = 0.5;
+/// What is shorter counts as this, in milliseconds.
+const LEAST_MS: f64 = 0.001;
 
 /// Times, counted in buckets.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Quantiles {
-    counts: BTreeMap<u32, u64>,
+pub struct Quantiles {
+    counts: BTreeMap<i32, u64>,
     total: u64,
 }
 
 impl Quantiles {
-    pub(crate) fn add(&mut self, time: Duration) {
+    /// Counts a time.
+    pub fn add(&mut self, time: Duration) {
         let ms = time.as_secs_f64() * 1000.0;
-        let bucket = (ms.max(LEAST_MS) / LEAST_MS).ln() / GROWTH.ln();
+        let bucket = (ms.max(LEAST_MS) / ORIGIN_MS).ln() / GROWTH.ln();
         #[expect(
             clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a logarithm of at least 1 is small and not negative"
+            reason = "the logarithm of a time is small"
         )]
-        let bucket = bucket.round() as u32;
+        let bucket = bucket.round() as i32;
         *self.counts.entry(bucket).or_default() += 1;
         self.total += 1;
     }
@@ -44,23 +46,25 @@ impl Quantiles {
         clippy::cast_sign_loss,
         reason = "counts are far below 2^52"
     )]
-    pub(crate) fn ms(&self, share: f64) -> Option<f64> {
+    #[must_use]
+    pub fn ms(&self, share: f64) -> Option<f64> {
         let rank = ((self.total as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;
         let found = self.counts.iter().find(|(_, count)| {
             seen += **count;
             seen >= rank
         });
-        found.map(|(bucket, _)| LEAST_MS * GROWTH.powi(i32::try_from(*bucket).unwrap_or(i32::MAX)))
+        found.map(|(bucket, _)| ORIGIN_MS * GROWTH.powi(*bucket))
     }
 
     /// Points of the cumulative distribution: milliseconds, and the share of times that do not exceed them.
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
-    pub(crate) fn points(&self) -> Vec<(f64, f64)> {
+    #[must_use]
+    pub fn points(&self) -> Vec<(f64, f64)> {
         let mut seen = 0;
-        let point = |(bucket, count): (&u32, &u64)| {
+        let point = |(bucket, count): (&i32, &u64)| {
             seen += count;
-            let ms = LEAST_MS * GROWTH.powi(i32::try_from(*bucket).unwrap_or(i32::MAX));
+            let ms = ORIGIN_MS * GROWTH.powi(*bucket);
             (ms, seen as f64 / self.total as f64)
         };
         self.counts.iter().map(point).collect()
@@ -85,5 +89,15 @@ mod tests {
         let points = quantiles.points();
         assert!(points.is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1));
         assert!((points[points.len() - 1].1 - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn short_times_are_told_apart() {
+        for us in [1, 20, 300] {
+            let mut quantiles = Quantiles::default();
+            quantiles.add(Duration::from_micros(us));
+            let ms = quantiles.ms(0.5).unwrap();
+            assert!((ms * 1000.0 / us as f64 - 1.0).abs() < 0.011, "{us}: {ms}");
+        }
     }
 }

@@ -40,6 +40,15 @@ impl Random {
     pub(crate) fn gap_s(&mut self, per_second: f64) -> f64 {
         -(1.0 - self.unit()).ln() / per_second
     }
+
+    /// A number of the standard normal distribution.
+    ///
+    /// # Source
+    /// G. Box, M. Muller, "A Note on the Generation of Random Normal Deviates", 1958.
+    pub(crate) fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.unit()).cos()
+    }
 }
 
 /// Mixes a number so that neighbours have nothing in common.

@@ -12,7 +12,7 @@ use crate::timeline::Moment;
 /// What came of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// What the load was like: `chat`, `agent` or `trace`.
+    /// What the load was like: `chat`, `agent`, `single` or `trace`.
     pub load: &'static str,
     /// Workers.
     pub workers: usize,
