@@ -142,7 +142,7 @@ enum CliCommand {
         /// What metrics and logs call the key
         name: String,
     },
-    /// Make models for benchmarks, and measure engines
+    /// Make models for benchmarks, and measure engines and servers
     #[command(after_help = bench::HELP)]
     Bench {
         #[command(subcommand)]

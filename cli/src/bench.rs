@@ -1,14 +1,16 @@
-//! `genset bench`: models for benchmarks, and measurements of an engine.
+//! `genset bench`: models for benchmarks, and measurements of an engine and of servers.
 
 mod engine;
 mod make_model;
 mod progress;
+mod serve;
 
 use clap::Subcommand;
 use genset_backend_common::EngineError;
 
 use engine::EngineBenchArgs;
 use make_model::MakeModelArgs;
+use serve::ServeBenchArgs;
 
 pub(crate) const HELP: &str = "\
 Examples:
@@ -16,8 +18,11 @@ Examples:
   genset bench make-model --params 1b --out /tmp/model-1b --gguf q8_0
   genset bench engine /tmp/model-100m
   genset bench engine /tmp/model-1b/model.gguf --sequences 1,64 --json
+  genset bench serve http://127.0.0.1:8080 --concurrency 16 --requests 400
+  genset bench serve http://a:8080 http://b:8000 --rate 5 --duration 60 --input-tokens sharegpt --slo-ttft-ms 200
 
-Exit codes: 0 done, 2 usage, a file that cannot be read or written, or a model that cannot be loaded.";
+Exit codes: 0 done, 1 requests failed, 2 usage, a file that cannot be read or written, a model that cannot be loaded or a server
+that cannot be measured, 3 stopped before the end.";
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -26,16 +31,18 @@ pub(crate) enum BenchCommand {
     MakeModel(MakeModelArgs),
     /// Measure how fast the candle engine computes a model
     Engine(Box<EngineBenchArgs>),
+    /// Measure how fast a server answers: any with OpenAI's API
+    Serve(Box<ServeBenchArgs>),
 }
 
 /// Performs a command; returns the exit code.
 ///
 /// # Errors
-/// `InvalidArgument`, naming the flag or the file.
+/// `InvalidArgument`, naming the flag, the file or the server.
 pub(crate) fn perform(command: &BenchCommand) -> Result<u8, EngineError> {
     match command {
-        BenchCommand::MakeModel(args) => make_model::perform(args)?,
-        BenchCommand::Engine(args) => engine::perform(args)?,
+        BenchCommand::MakeModel(args) => make_model::perform(args).map(|()| 0),
+        BenchCommand::Engine(args) => engine::perform(args).map(|()| 0),
+        BenchCommand::Serve(args) => serve::perform(args),
     }
-    Ok(0)
 }

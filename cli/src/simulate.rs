@@ -1,16 +1,22 @@
 //! `genset simulate`: a fleet in this process, in virtual time.
+//!
+//! The flags of a load are here, too, for `genset bench serve` sends the same loads to real servers.
+
+mod load;
 
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use genset_backend_common::EngineError;
 use genset_engine_mocker::MockerArgs;
 use genset_router::KvConfig;
-use genset_simulate::{Fault, Kind, Load, Plan, Policy, Synthetic, simulate};
+use genset_simulate::{Fault, Plan, Policy, simulate};
 
 use crate::args::KvArgs;
 use crate::input::print;
+
+pub(crate) use load::{LoadArgs, LoadKind};
 
 pub(crate) const HELP: &str = "\
 Examples:
@@ -50,10 +56,10 @@ pub(crate) struct SimulateArgs {
         default_value = "0"
     )]
     prefill_workers: Vec<usize>,
-    /// Conversations to make up
-    #[arg(long, value_enum, default_value_t = KindName::Chat, conflicts_with = "trace")]
-    load: KindName,
-    /// Conversations that begin in a second, on average
+    /// What to send
+    #[arg(long, value_enum, default_value_t = LoadKind::Chat, conflicts_with = "trace")]
+    load: LoadKind,
+    /// Conversations, or single requests, that begin in a second, on average
     #[arg(
         long,
         default_value_t = 4.0,
@@ -62,10 +68,9 @@ pub(crate) struct SimulateArgs {
     )]
     rate: f64,
     #[command(flatten)]
+    loads: LoadArgs,
+    #[command(flatten)]
     kv: KvArgs,
-    /// JSON lines with requests that were recorded, in Mooncake's format
-    #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
     /// Requests in all; of a trace, at most
     #[arg(long, default_value = "2000", value_name = "COUNT")]
     requests: NonZeroU64,
@@ -84,14 +89,6 @@ pub(crate) struct SimulateArgs {
     /// SVG file to write: the distribution of TTFT of each policy, and with faults what clients waited over time
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum KindName {
-    /// People who chat, with one of many system prompts
-    Chat,
-    /// Agents that call tools, with one of a few long prompts
-    Agent,
 }
 
 /// Simulates and prints; returns the exit code.
@@ -132,7 +129,7 @@ impl SimulateArgs {
             workers,
             frontends,
             engine,
-            load: self.load()?,
+            load: self.loads.load(self.load, self.rate, self.requests.get())?,
             faults,
             policies,
             prefill_workers: self.prefill_workers.clone(),
@@ -140,27 +137,9 @@ impl SimulateArgs {
             seed: self.seed,
         })
     }
-
-    fn load(&self) -> Result<Load, EngineError> {
-        let requests = self.requests.get();
-        if let Some(path) = &self.trace {
-            return Load::read_trace(&read("--trace", path)?, requests);
-        }
-        if !(self.rate.is_finite() && self.rate > 0.0) {
-            let problem = format!("must be a finite number above 0, got {}", self.rate);
-            return Err(EngineError::invalid_argument("--rate", problem));
-        }
-        Ok(Load::Synthetic(Synthetic {
-            kind: match self.load {
-                KindName::Chat => Kind::Chat,
-                KindName::Agent => Kind::Agent,
-            },
-            sessions_per_s: self.rate,
-            requests,
-        }))
-    }
 }
 
+/// Reads a file that a flag names.
 fn read(flag: &str, path: &Path) -> Result<String, EngineError> {
     let bad = |problem: String| {
         EngineError::invalid_argument(flag, format!("{}: {problem}", path.display()))

@@ -9,6 +9,7 @@
 )]
 
 mod batch;
+mod bench;
 mod candle;
 mod config;
 mod conform;

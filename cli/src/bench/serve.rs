@@ -1,0 +1,269 @@
+//! `genset bench serve`: how fast a server of OpenAI's API answers a load, as its clients see it.
+//!
+//! The loads are those of `genset simulate`, and so are the figures, so that a fleet that was simulated and one that was
+//! measured stand side by side.
+
+mod client;
+mod drive;
+mod prompts;
+mod report;
+mod tally;
+mod target;
+
+use std::num::{NonZeroU32, NonZeroU64};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use genset_backend_common::EngineError;
+use genset_simulate::{Load, Single};
+
+use crate::input::{note, print};
+use crate::simulate::{LoadArgs, LoadKind};
+use client::Client;
+use drive::{Arrivals, Plan, drive};
+use report::{Report, Row};
+use tally::Slo;
+use target::Target;
+
+/// The exit code of a run in which requests failed.
+const LOST: u8 = 1;
+
+/// The exit code of a run that Ctrl-C ended.
+const CUT: u8 = 3;
+
+/// Requests that warm up come from another seed: what they leave in a prefix cache is of no use to those that are measured.
+const WARM_UP_SEED: u64 = 0x5EED;
+
+/// Requests at once where nothing else is said.
+const CONCURRENCY: u32 = 8;
+
+/// Requests where neither their number nor a time is given.
+const REQUESTS: u64 = 100;
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeBenchArgs {
+    /// Servers, such as http://127.0.0.1:8080, which are measured one after the other
+    #[arg(value_name = "URL", required = true)]
+    urls: Vec<String>,
+    /// Model to ask for [default: the only one that the server lists]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// What is asked
+    #[arg(long, value_enum, default_value_t = ApiName::Chat)]
+    api: ApiName,
+    /// Key that the server wants
+    #[arg(
+        long,
+        env = "OPENAI_API_KEY",
+        hide_env_values = true,
+        value_name = "KEY"
+    )]
+    api_key: Option<Key>,
+    /// What to send
+    #[arg(long, value_enum, default_value_t = LoadKind::Single, conflicts_with = "trace")]
+    load: LoadKind,
+    #[command(flatten)]
+    loads: LoadArgs,
+    /// Requests or conversations that begin in a second, on average, whatever the server does
+    #[arg(long, value_name = "RATE", conflicts_with_all = ["trace", "concurrency"])]
+    rate: Option<f64>,
+    /// Requests or conversations at once, each as soon as one before it has ended [default: 8, where there is no --rate or
+    /// --trace]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    concurrency: Option<u32>,
+    /// Requests in all [default: 100, or no end with --duration; of a trace, at most]
+    #[arg(long, value_name = "COUNT")]
+    requests: Option<NonZeroU64>,
+    /// Seconds after which nothing begins any more
+    #[arg(long, value_name = "SECONDS")]
+    duration: Option<NonZeroU32>,
+    /// Requests before those that are measured
+    #[arg(long, value_name = "COUNT", default_value_t = 8)]
+    warm_up: u64,
+    /// An answer is a good one if its first token comes within so many milliseconds
+    #[arg(long, visible_alias = "slo-ttft", value_name = "MS")]
+    slo_ttft_ms: Option<NonZeroU32>,
+    /// And if its tokens come so many milliseconds apart, or less, on average
+    #[arg(long, visible_alias = "slo-itl", value_name = "MS")]
+    slo_itl_ms: Option<NonZeroU32>,
+    /// Seconds of silence after which a request has failed
+    #[arg(long, value_name = "SECONDS", default_value = "300")]
+    timeout: NonZeroU32,
+    /// Varies load and prompts; one seed gives the same again
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// An API of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ApiName {
+    /// /v1/chat/completions
+    Chat,
+    /// /v1/completions, with token ids where the server tokenizes
+    Completions,
+}
+
+impl ApiName {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+        }
+    }
+}
+
+/// A key, which no log shows.
+#[derive(Clone)]
+struct Key(String);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+impl From<String> for Key {
+    fn from(key: String) -> Self {
+        Self(key)
+    }
+}
+
+/// Measures and prints; returns the exit code.
+///
+/// # Errors
+/// `InvalidArgument`: a flag or a file is wrong, or a server cannot be measured, with what to do.
+pub(super) fn perform(args: &ServeBenchArgs) -> Result<u8, EngineError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            EngineError::internal("the async runtime cannot be started").with_source(error)
+        })?;
+    let report = runtime.block_on(measure(args))?;
+    if args.json {
+        print(&(report.json() + "\n"));
+    } else {
+        print(&report.to_string());
+    }
+    let is_any = |holds: fn(&Row) -> bool| report.rows.iter().any(holds);
+    Ok(if is_any(|row| row.is_cut) {
+        CUT
+    } else if is_any(|row| row.lost_requests() > 0) {
+        LOST
+    } else {
+        0
+    })
+}
+
+async fn measure(args: &ServeBenchArgs) -> Result<Report, EngineError> {
+    let plan = args.plan()?;
+    let mut targets = Vec::new();
+    for url in &args.urls {
+        targets.push(Arc::new(args.find(url, &plan.load).await?));
+    }
+    let mut rows = Vec::new();
+    for target in &targets {
+        if args.urls.len() > 1 {
+            note(format_args!("measuring {}", target.client.base()));
+        }
+        if args.warm_up > 0 {
+            let warm = drive(target, &plan.warm_up(args.warm_up), None).await?;
+            if warm.is_cut {
+                rows.push(Row::new(target, warm, plan.slo));
+                break;
+            }
+        }
+        let measured = drive(target, &plan, Some("measuring")).await?;
+        rows.push(Row::new(target, measured, plan.slo));
+        if rows.iter().any(|row| row.is_cut) {
+            break;
+        }
+    }
+    Ok(Report {
+        load: plan.load.name(),
+        arrivals: args.arrivals_in_words(plan.arrivals),
+        api: args.api.path(),
+        seed: args.seed,
+        slo_ttft_ms: args.slo_ttft_ms.map(|ms| ms.get().into()),
+        slo_itl_ms: args.slo_itl_ms.map(|ms| ms.get().into()),
+        rows,
+    })
+}
+
+impl ServeBenchArgs {
+    fn plan(&self) -> Result<Plan, EngineError> {
+        let arrivals = match (self.concurrency, self.rate) {
+            (Some(concurrency), _) => Arrivals::Closed(concurrency),
+            (None, Some(_)) => Arrivals::Open,
+            (None, None) if self.loads.is_trace() => Arrivals::Open,
+            (None, None) => Arrivals::Closed(CONCURRENCY),
+        };
+        let requests = match (self.requests, self.duration) {
+            (Some(requests), _) => Some(requests.get()),
+            (None, Some(_)) => None,
+            (None, None) if self.loads.is_trace() => None,
+            (None, None) => Some(REQUESTS),
+        };
+        let rate = self.rate.unwrap_or(1.0);
+        let load = (self.loads).load(self.load, rate, requests.unwrap_or(u64::MAX))?;
+        let ms = |ms: Option<NonZeroU32>| ms.map(|ms| Duration::from_millis(ms.get().into()));
+        Ok(Plan {
+            load: Arc::new(load),
+            seed: self.seed,
+            arrivals,
+            duration: self.duration.map(|it| Duration::from_secs(it.get().into())),
+            requests,
+            slo: Slo {
+                ttft: ms(self.slo_ttft_ms),
+                itl: ms(self.slo_itl_ms),
+            },
+        })
+    }
+
+    async fn find(&self, url: &str, load: &Load) -> Result<Target, EngineError> {
+        let silence = Duration::from_secs(self.timeout.get().into());
+        let key = self.api_key.as_ref().map(|key| key.0.clone());
+        let client = Client::try_new(url, key, silence)?;
+        let is_conversation = matches!(load, Load::Synthetic(_));
+        Target::find(client, self.model.as_deref(), self.api, is_conversation).await
+    }
+
+    fn arrivals_in_words(&self, arrivals: Arrivals) -> String {
+        match (arrivals, self.rate) {
+            (Arrivals::Closed(1), _) => "one at a time".into(),
+            (Arrivals::Closed(concurrency), _) => format!("{concurrency} at once"),
+            (Arrivals::Open, Some(rate)) => format!("{rate} a second"),
+            (Arrivals::Open, None) => "at the times of the trace".into(),
+        }
+    }
+}
+
+impl Plan {
+    /// Requests before those that are measured: short ones, for what they warm is connections and code.
+    fn warm_up(&self, requests: u64) -> Self {
+        let single = Single {
+            requests,
+            requests_per_s: 1.0,
+            input: genset_simulate::Lengths::Fixed(32),
+            output: genset_simulate::Lengths::Fixed(8),
+            prefix_tokens: 0,
+            prefixes: 1,
+        };
+        let at_once = match self.arrivals {
+            Arrivals::Closed(concurrency) => concurrency,
+            Arrivals::Open => CONCURRENCY,
+        };
+        Self {
+            load: Arc::new(Load::Single(single)),
+            seed: self.seed ^ WARM_UP_SEED,
+            arrivals: Arrivals::Closed(at_once),
+            duration: None,
+            requests: None,
+            slo: Slo::default(),
+        }
+    }
+}

@@ -1,0 +1,434 @@
+//! [`Client`]: requests to a server of OpenAI's API, and when the pieces of their answers came.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use genset_backend_common::EngineError;
+use http_body::{Body, Frame, SizeHint};
+use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use reqwest::{RequestBuilder, Response};
+use serde::Deserialize;
+use tokio::time::Instant;
+
+/// How long a connection may take to be made.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// As much of an error's body as is read, in bytes.
+const MAX_ERROR_BYTES: usize = 64 << 10;
+
+/// The longest line of a stream, in bytes.
+const MAX_LINE_BYTES: usize = 16 << 20;
+
+/// Asks one server. It keeps connections open, and goes through no proxy: what is measured is the server.
+#[derive(Clone)]
+pub(super) struct Client {
+    http: reqwest::Client,
+    base: String,
+    key: Option<String>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// An HTTP status, `connect`, `broken`, or `event` for an error inside a stream.
+    pub(super) kind: String,
+    /// What the server or the connection said.
+    pub(super) problem: String,
+}
+
+/// An answer, as a client saw it come.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// When the request's body was handed to the connection.
+    pub(super) sent: Instant,
+    /// When a piece with something in it came, each.
+    pub(super) pieces: Vec<Instant>,
+    pub(super) ended: Instant,
+    pub(super) text: String,
+    pub(super) usage: Option<Usage>,
+}
+
+/// What the server counted.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+pub(super) struct Usage {
+    pub(super) prompt_tokens: u64,
+    #[serde(default)]
+    pub(super) completion_tokens: u64,
+    #[serde(default)]
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+struct PromptDetails {
+    #[serde(default)]
+    cached_tokens: Option<u64>,
+}
+
+impl Usage {
+    /// Prompt tokens that were in a prefix cache, where the server says so.
+    pub(super) fn cached_tokens(&self) -> Option<u64> {
+        self.prompt_tokens_details?.cached_tokens
+    }
+}
+
+/// An event of a stream, of chats and of completions.
+#[derive(Debug, Deserialize)]
+struct Event {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+    error: Option<serde_json::Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    text: Option<String>,
+    delta: Option<Delta>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Delta {
+    content: Option<String>,
+    reasoning_content: Option<String>,
+    reasoning: Option<String>,
+}
+
+impl Client {
+    /// # Errors
+    /// `InvalidArgument` for what is no URL of a server.
+    pub(super) fn try_new(
+        url: &str,
+        key: Option<String>,
+        silence: Duration,
+    ) -> Result<Self, EngineError> {
+        let bad = |problem: String| EngineError::invalid_argument("URL", problem);
+        let base = if url.contains("://") {
+            url.to_owned()
+        } else {
+            format!("http://{url}")
+        };
+        let base = base
+            .trim_end_matches('/')
+            .trim_end_matches("/v1")
+            .to_owned();
+        let parsed = reqwest::Url::parse(&base)
+            .map_err(|error| bad(format!("{url:?} is no URL: {error}")))?;
+        if !matches!(parsed.scheme(), "http" | "https") {
+            return Err(bad(format!(
+                "{url:?} is none of HTTP: give one such as http://127.0.0.1:8000"
+            )));
+        }
+        // An error says that one is there already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let http = reqwest::Client::builder()
+            .user_agent(concat!("genset/", env!("CARGO_PKG_VERSION")))
+            .no_proxy()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(silence)
+            .build()
+            .map_err(|error| bad(format!("{url:?} cannot be asked: {}", causes(&error))))?;
+        Ok(Self { http, base, key })
+    }
+
+    /// Where the server is.
+    pub(super) fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// Asks for JSON.
+    pub(super) async fn get(&self, path: &str) -> Result<serde_json::Value, Failure> {
+        let request = self.http.get(format!("{}{path}", self.base));
+        self.whole(request).await
+    }
+
+    /// Sends JSON and reads JSON.
+    pub(super) async fn post(
+        &self,
+        path: &str,
+        body: &serde_json::Value,
+    ) -> Result<serde_json::Value, Failure> {
+        let request = self.http.post(format!("{}{path}", self.base));
+        let request = request
+            .header(CONTENT_TYPE, "application/json")
+            .body(body.to_string());
+        self.whole(request).await
+    }
+
+    async fn whole(&self, request: RequestBuilder) -> Result<serde_json::Value, Failure> {
+        let response = self.send(request).await?;
+        let body = response.bytes().await.map_err(|error| broken(&error))?;
+        serde_json::from_slice(&body).map_err(|error| Failure {
+            kind: "broken".into(),
+            problem: format!("an answer that is no JSON: {error}"),
+        })
+    }
+
+    /// Sends a request with `"stream": true` and reads its answer to the end.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connection.
+    pub(super) async fn stream(&self, path: &str, body: Bytes) -> Result<Answer, Failure> {
+        let began = Instant::now();
+        let sent = Arc::new(OnceLock::new());
+        let request = self.http.post(format!("{}{path}", self.base));
+        let request = request
+            .header(CONTENT_TYPE, "application/json")
+            .header(CONTENT_LENGTH, body.len())
+            .body(reqwest::Body::wrap(Marked {
+                bytes: Some(body),
+                sent: Arc::clone(&sent),
+            }));
+        let response = self.send(request).await?;
+        let sent = sent.get().copied().unwrap_or(began);
+        read_stream(response, sent).await
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Result<Response, Failure> {
+        let request = match &self.key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        };
+        let response = request.send().await.map_err(|error| broken(&error))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let kind = response.status().as_u16().to_string();
+        let problem = error_text(response).await;
+        Err(Failure { kind, problem })
+    }
+}
+
+/// Reads a stream of events up to its end, so that the connection can be used again.
+async fn read_stream(mut response: Response, sent: Instant) -> Result<Answer, Failure> {
+    let mut answer = Answer {
+        sent,
+        pieces: Vec::new(),
+        ended: sent,
+        text: String::new(),
+        usage: None,
+    };
+    let mut lines = Lines::default();
+    let mut is_done = false;
+    while let Some(piece) = response.chunk().await.map_err(|error| broken(&error))? {
+        let now = Instant::now();
+        lines.push(&piece)?;
+        while let Some(data) = lines.next_data() {
+            if data == b"[DONE]" {
+                is_done = true;
+                answer.ended = now;
+            } else {
+                answer.take(data, now)?;
+            }
+        }
+    }
+    if is_done {
+        Ok(answer)
+    } else {
+        Err(Failure {
+            kind: "broken".into(),
+            problem: "the stream ended without [DONE]".into(),
+        })
+    }
+}
+
+impl Answer {
+    fn take(&mut self, data: &[u8], now: Instant) -> Result<(), Failure> {
+        let event = |problem: String| Failure {
+            kind: "event".into(),
+            problem,
+        };
+        let read: Event = serde_json::from_slice(data)
+            .map_err(|error| event(format!("an event that cannot be read: {error}")))?;
+        if let Some(error) = read.error {
+            return Err(event(message_of(&error)));
+        }
+        self.usage = read.usage.or(self.usage);
+        let before = self.text.len();
+        for choice in read.choices {
+            let delta = choice
+                .delta
+                .map(|it| [it.content, it.reasoning_content, it.reasoning]);
+            let texts = delta.into_iter().flatten().flatten().chain(choice.text);
+            self.text.extend(texts);
+        }
+        if self.text.len() > before {
+            self.pieces.push(now);
+        }
+        Ok(())
+    }
+}
+
+/// Lines of a stream, in whatever pieces they come.
+#[derive(Debug, Default)]
+struct Lines {
+    buffer: Vec<u8>,
+    /// Bytes of the buffer that were used up.
+    used: usize,
+}
+
+impl Lines {
+    fn push(&mut self, piece: &[u8]) -> Result<(), Failure> {
+        self.buffer.drain(..self.used);
+        self.used = 0;
+        if self.buffer.len() > MAX_LINE_BYTES {
+            return Err(Failure {
+                kind: "broken".into(),
+                problem: format!("a line of the stream is longer than {MAX_LINE_BYTES} bytes"),
+            });
+        }
+        self.buffer.extend_from_slice(piece);
+        Ok(())
+    }
+
+    /// The data of the next line that has some and is whole.
+    fn next_data(&mut self) -> Option<&[u8]> {
+        loop {
+            let rest = self.buffer.get(self.used..)?;
+            let length = rest.iter().position(|byte| *byte == b'\n')?;
+            let begin = self.used;
+            self.used += length + 1;
+            let is_data = rest.starts_with(b"data:");
+            if is_data {
+                let line = self.buffer.get(begin + b"data:".len()..begin + length)?;
+                return Some(line.trim_ascii());
+            }
+        }
+    }
+}
+
+/// A request's body that notes when it goes out.
+struct Marked {
+    bytes: Option<Bytes>,
+    sent: Arc<OnceLock<Instant>>,
+}
+
+impl Body for Marked {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.sent.get_or_init(Instant::now);
+        Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+    }
+}
+
+fn broken(error: &reqwest::Error) -> Failure {
+    let kind = match error.is_connect() {
+        true => "connect",
+        false => "broken",
+    };
+    Failure {
+        kind: kind.into(),
+        problem: causes(error),
+    }
+}
+
+/// An error without its URL, and what caused it.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = String::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        // The outermost one only says that a request failed, and repeats the URL.
+        next = error.source();
+        if next.is_none() || !text.is_empty() {
+            text = match text.is_empty() {
+                true => error.to_string(),
+                false => format!("{text}: {error}"),
+            };
+        }
+    }
+    text
+}
+
+async fn error_text(mut response: Response) -> String {
+    let mut body = Vec::new();
+    while let Ok(Some(piece)) = response.chunk().await {
+        body.extend_from_slice(&piece);
+        if body.len() > MAX_ERROR_BYTES {
+            break;
+        }
+    }
+    match serde_json::from_slice::<serde_json::Value>(&body) {
+        Ok(json) => message_of(json.get("error").unwrap_or(&json)),
+        Err(_) => String::from_utf8_lossy(&body).chars().take(200).collect(),
+    }
+}
+
+/// The message of an error object, however it is written.
+fn message_of(error: &serde_json::Value) -> String {
+    let message = error.get("message").unwrap_or(error);
+    message
+        .as_str()
+        .map_or_else(|| message.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_the_same_however_they_are_cut() {
+        let text = b": ping\r\ndata: {\"a\":1}\r\n\r\nevent: x\ndata:[DONE]\n\n";
+        for size in 1..text.len() {
+            let mut lines = Lines::default();
+            let mut found = Vec::new();
+            for piece in text.chunks(size) {
+                lines.push(piece).unwrap();
+                while let Some(data) = lines.next_data() {
+                    found.push(String::from_utf8(data.to_vec()).unwrap());
+                }
+            }
+            assert_eq!(found, ["{\"a\":1}", "[DONE]"], "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let mut lines = Lines::default();
+        let piece = vec![b'x'; 1 << 20];
+        let refused = (0..64).find(|_| lines.push(&piece).is_err());
+        assert_eq!(refused, Some(17));
+    }
+
+    #[test]
+    fn what_is_said_is_taken_from_any_of_its_fields() {
+        let now = Instant::now();
+        let mut answer = Answer {
+            sent: now,
+            pieces: Vec::new(),
+            ended: now,
+            text: String::new(),
+            usage: None,
+        };
+        for data in [
+            r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#,
+            r#"{"choices":[{"delta":{"reasoning_content":"a"}}]}"#,
+            r#"{"choices":[{"delta":{"content":"b"}}]}"#,
+            r#"{"choices":[{"text":"c"}],"usage":null}"#,
+            r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}}"#,
+        ] {
+            answer.take(data.as_bytes(), now).unwrap();
+        }
+        assert_eq!((answer.text.as_str(), answer.pieces.len()), ("abc", 3));
+        assert_eq!(answer.usage.unwrap().cached_tokens(), Some(4));
+        let failure = answer
+            .take(br#"{"error":{"message":"full"}}"#, now)
+            .unwrap_err();
+        assert_eq!(failure.problem, "full");
+    }
+}

@@ -1,0 +1,234 @@
+//! [`Report`]: what was measured, as a table and as JSON. Columns and names that a simulation has, too, are those of its report.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::drive::Measured;
+use super::tally::Slo;
+use super::target::Target;
+
+/// What was measured of some servers under one load.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    /// `chat`, `agent`, `single` or `trace`.
+    pub(super) load: &'static str,
+    /// When sessions began, in words.
+    pub(super) arrivals: String,
+    pub(super) api: &'static str,
+    pub(super) seed: u64,
+    pub(super) slo_ttft_ms: Option<f64>,
+    pub(super) slo_itl_ms: Option<f64>,
+    /// One for each server.
+    pub(super) rows: Vec<Row>,
+}
+
+/// The figures of one server. Times are in milliseconds, right to a percent; `None` where nothing was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) server: String,
+    model: String,
+    /// Requests that were sent and ended.
+    requests: u64,
+    /// Requests that failed, by HTTP status, or `connect`, `broken`, `event`.
+    lost: BTreeMap<String, u64>,
+    /// What the first of each kind was told.
+    problems: BTreeMap<String, String>,
+    ttft_p50_ms: Option<f64>,
+    ttft_p90_ms: Option<f64>,
+    ttft_p99_ms: Option<f64>,
+    /// Time between two tokens.
+    itl_p50_ms: Option<f64>,
+    itl_p99_ms: Option<f64>,
+    /// The mean time between the tokens of an answer.
+    answer_itl_p50_ms: Option<f64>,
+    answer_itl_p99_ms: Option<f64>,
+    /// From the request to the end of its answer.
+    latency_p50_ms: Option<f64>,
+    latency_p99_ms: Option<f64>,
+    /// Answers in a second of the whole time.
+    requests_per_s: f64,
+    tokens_per_s: f64,
+    /// Answers that kept the SLO, in a second; `None` without one.
+    goodput_per_s: Option<f64>,
+    /// Share of prompt tokens that were in a prefix cache; `None` where the server does not say.
+    hit_rate: Option<f64>,
+    duration_s: f64,
+    /// Means of the requests that were answered: what was asked for, and what the server counted.
+    asked_prompt_tokens: f64,
+    prompt_tokens: f64,
+    asked_tokens: f64,
+    completion_tokens: f64,
+    /// How late requests went out, where they had a time.
+    lag_p99_ms: Option<f64>,
+    /// The distribution of the times to the first token: milliseconds, and the share of answers that did not exceed them.
+    ttft: Vec<(f64, f64)>,
+    /// Ctrl-C came before the end.
+    pub(super) is_cut: bool,
+    remarks: Vec<String>,
+}
+
+impl Row {
+    pub(super) fn new(target: &Target, measured: Measured, slo: Slo) -> Self {
+        let Measured {
+            tally,
+            took,
+            is_cut,
+        } = measured;
+        let duration_s = took.as_secs_f64();
+        let answered = float(tally.answered);
+        let goodput = slo.is_some().then(|| ratio(float(tally.good), duration_s));
+        let cached = tally.cached_tokens.map(float);
+        let lost: BTreeMap<String, u64> = { tally.lost.iter() }
+            .map(|(kind, lost)| (kind.clone(), lost.count))
+            .collect();
+        let problems = tally.lost.into_iter();
+        Self {
+            server: target.client.base().to_owned(),
+            model: target.model.clone(),
+            requests: tally.answered + lost.values().sum::<u64>(),
+            lost,
+            problems: problems.map(|(kind, lost)| (kind, lost.problem)).collect(),
+            ttft_p50_ms: tally.ttft.ms(0.5).map(rounded),
+            ttft_p90_ms: tally.ttft.ms(0.9).map(rounded),
+            ttft_p99_ms: tally.ttft.ms(0.99).map(rounded),
+            itl_p50_ms: tally.itl.ms(0.5).map(rounded),
+            itl_p99_ms: tally.itl.ms(0.99).map(rounded),
+            answer_itl_p50_ms: tally.answer_itl.ms(0.5).map(rounded),
+            answer_itl_p99_ms: tally.answer_itl.ms(0.99).map(rounded),
+            latency_p50_ms: tally.latency.ms(0.5).map(rounded),
+            latency_p99_ms: tally.latency.ms(0.99).map(rounded),
+            requests_per_s: ratio(answered, duration_s),
+            tokens_per_s: ratio(float(tally.completion_tokens), duration_s),
+            goodput_per_s: goodput,
+            hit_rate: cached.map(|cached| ratio(cached, float(tally.prompt_tokens))),
+            duration_s: rounded(duration_s),
+            asked_prompt_tokens: ratio(float(tally.asked_prompt_tokens), answered),
+            prompt_tokens: ratio(float(tally.prompt_tokens), answered),
+            asked_tokens: ratio(float(tally.asked_tokens), answered),
+            completion_tokens: ratio(float(tally.completion_tokens), answered),
+            lag_p99_ms: tally.lag.ms(0.99).map(rounded),
+            ttft: tally.ttft.points(),
+            is_cut,
+            remarks: target.remarks.clone(),
+        }
+    }
+
+    pub(super) fn lost_requests(&self) -> u64 {
+        self.lost.values().sum()
+    }
+
+    /// What the figures alone do not say.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.is_cut {
+            notes.push("stopped before the end".into());
+        }
+        for (kind, count) in &self.lost {
+            let problem = self.problems.get(kind).map_or("", String::as_str);
+            notes.push(format!("{count} lost, {kind}: {problem}"));
+        }
+        if (self.prompt_tokens / self.asked_prompt_tokens.max(1.0) - 1.0).abs() > 0.05 {
+            notes.push(format!(
+                "prompts had {:.1} tokens on average by the server's count, {:.1} were meant",
+                self.prompt_tokens, self.asked_prompt_tokens
+            ));
+        }
+        if (self.completion_tokens - self.asked_tokens).abs() > 0.05 {
+            notes.push(format!(
+                "answers had {:.1} tokens on average, {:.1} were asked for",
+                self.completion_tokens, self.asked_tokens
+            ));
+        }
+        if let Some(lag) = self.lag_p99_ms.filter(|lag| *lag > 1.0) {
+            notes.push(format!(
+                "1 % of the requests went out {lag:.1} ms late or more: this machine, or what runs on it, is too slow for the load"
+            ));
+        }
+        notes.extend(self.remarks.iter().cloned());
+        notes
+    }
+}
+
+/// To three digits behind the point.
+fn rounded(number: f64) -> f64 {
+    (number * 1e3).round() / 1e3
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 {
+        rounded(part / whole)
+    } else {
+        0.0
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+impl Report {
+    /// As JSON.
+    pub(super) fn json(&self) -> String {
+        // Strings as keys, and numbers that are finite: there is nothing that JSON cannot hold.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "load {}, {}, {}, seed {}; times in ms\n",
+            self.load, self.arrivals, self.api, self.seed
+        )?;
+        let names = self.rows.iter().map(|row| row.server.len());
+        let width = names.max().unwrap_or(0).max(14);
+        write!(
+            f,
+            "{:<width$} {:>9} {:>6} {:>10} {:>10} {:>10} {:>9} {:>9} {:>10} {:>10} {:>7}",
+            "server",
+            "requests",
+            "lost",
+            "TTFT p50",
+            "p90",
+            "p99",
+            "ITL p50",
+            "p99",
+            "requests/s",
+            "tokens/s",
+            "hits"
+        )?;
+        let has_goodput = self.rows.iter().any(|row| row.goodput_per_s.is_some());
+        writeln!(f, "{}", if has_goodput { "    good/s" } else { "" })?;
+        for row in &self.rows {
+            let ms = |time: Option<f64>| time.map_or("-".into(), |ms| format!("{ms:.1}"));
+            let hits = row.hit_rate.map(|rate| format!("{:.1}%", rate * 100.0));
+            let good = row.goodput_per_s.map(|good| format!(" {good:>9.2}"));
+            writeln!(
+                f,
+                "{:<width$} {:>9} {:>6} {:>10} {:>10} {:>10} {:>9} {:>9} {:>10.2} {:>10.0} {:>7}{}",
+                row.server,
+                row.requests,
+                row.lost_requests(),
+                ms(row.ttft_p50_ms),
+                ms(row.ttft_p90_ms),
+                ms(row.ttft_p99_ms),
+                ms(row.itl_p50_ms),
+                ms(row.itl_p99_ms),
+                row.requests_per_s,
+                row.tokens_per_s,
+                hits.as_deref().unwrap_or("-"),
+                good.as_deref().unwrap_or("")
+            )?;
+        }
+        for row in &self.rows {
+            for note in row.notes() {
+                writeln!(f, "\n{}: {note}", row.server)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,206 @@
+//! [`Tally`]: what came of the requests so far.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use genset_simulate::Quantiles;
+
+use super::client::{Answer, Failure};
+
+/// What an answer must keep to count as a good one.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Slo {
+    pub(super) ttft: Option<Duration>,
+    /// Of the mean of its times between tokens.
+    pub(super) itl: Option<Duration>,
+}
+
+impl Slo {
+    pub(super) fn is_some(&self) -> bool {
+        self.ttft.is_some() || self.itl.is_some()
+    }
+}
+
+/// Requests that failed in one way.
+#[derive(Debug, Default)]
+pub(super) struct Lost {
+    pub(super) count: u64,
+    /// What the first of them was told.
+    pub(super) problem: String,
+}
+
+/// What came of the requests so far.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    slo: Slo,
+    pub(super) requests: u64,
+    pub(super) answered: u64,
+    pub(super) lost: BTreeMap<String, Lost>,
+    /// Answers that kept the SLO.
+    pub(super) good: u64,
+    pub(super) ttft: Quantiles,
+    /// Times between two tokens.
+    pub(super) itl: Quantiles,
+    /// The mean of those times, an answer each.
+    pub(super) answer_itl: Quantiles,
+    pub(super) latency: Quantiles,
+    /// From when a request should have gone out to when it did.
+    pub(super) lag: Quantiles,
+    /// Tokens that were asked for, of the requests that were answered.
+    pub(super) asked_prompt_tokens: u64,
+    pub(super) asked_tokens: u64,
+    pub(super) prompt_tokens: u64,
+    /// `None` while no answer told.
+    pub(super) cached_tokens: Option<u64>,
+    pub(super) completion_tokens: u64,
+}
+
+/// A request's lengths, as they were meant.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) prompt_tokens: u64,
+    pub(super) max_tokens: u32,
+}
+
+impl Tally {
+    pub(super) fn new(slo: Slo) -> Self {
+        Self {
+            slo,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn lost(&mut self, failure: Failure) {
+        let lost = self.lost.entry(failure.kind).or_default();
+        if lost.count == 0 {
+            lost.problem = failure.problem;
+        }
+        lost.count += 1;
+    }
+
+    pub(super) fn answered(&mut self, asked: Asked, answer: &Answer) {
+        self.answered += 1;
+        self.asked_prompt_tokens += asked.prompt_tokens;
+        self.asked_tokens += u64::from(asked.max_tokens);
+        let pieces = answer.pieces.len() as u64;
+        let tokens = match &answer.usage {
+            Some(usage) => {
+                self.prompt_tokens += usage.prompt_tokens;
+                if let Some(cached) = usage.cached_tokens() {
+                    *self.cached_tokens.get_or_insert(0) += cached;
+                }
+                usage.completion_tokens
+            }
+            None => pieces,
+        };
+        self.completion_tokens += tokens;
+        self.latency.add(answer.ended - answer.sent);
+        let (Some(first), Some(last)) = (answer.pieces.first(), answer.pieces.last()) else {
+            // An answer of nothing that can be seen.
+            self.good += u64::from(!self.slo.is_some());
+            return;
+        };
+        let ttft = *first - answer.sent;
+        self.ttft.add(ttft);
+        // A piece stands for as many tokens as they do on average, and the time before it is shared among them.
+        #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+        let share = pieces as f64 / tokens.max(pieces) as f64;
+        for pair in answer.pieces.windows(2) {
+            if let [before, after] = pair {
+                self.itl.add((*after - *before).mul_f64(share));
+            }
+        }
+        let itl = (tokens > 1 && pieces > 1).then(|| {
+            let steps = u32::try_from(tokens - 1).unwrap_or(u32::MAX);
+            (*last - *first) / steps
+        });
+        if let Some(itl) = itl {
+            self.answer_itl.add(itl);
+        }
+        let keeps = |limit: Option<Duration>, time: Duration| limit.is_none_or(|it| time <= it);
+        let is_good = keeps(self.slo.ttft, ttft) && itl.is_none_or(|itl| keeps(self.slo.itl, itl));
+        self.good += u64::from(is_good);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn answer(first_ms: u64, gaps_ms: &[u64]) -> Answer {
+        let sent = Instant::now();
+        let mut at = sent + Duration::from_millis(first_ms);
+        let mut pieces = vec![at];
+        for gap in gaps_ms {
+            at += Duration::from_millis(*gap);
+            pieces.push(at);
+        }
+        Answer {
+            sent,
+            pieces,
+            ended: at,
+            text: "x".into(),
+            usage: None,
+        }
+    }
+
+    const ASKED: Asked = Asked {
+        prompt_tokens: 9,
+        max_tokens: 4,
+    };
+
+    fn near(value: Option<f64>, ms: f64) {
+        let value = value.unwrap();
+        assert!((value / ms - 1.0).abs() < 0.011, "{value} is not {ms}");
+    }
+
+    #[test]
+    fn times_are_those_of_tokens_however_they_are_packed() {
+        let mut tally = Tally::new(Slo::default());
+        let mut packed = answer(50, &[20, 20]);
+        let usage = r#"{"prompt_tokens": 9, "completion_tokens": 6}"#;
+        packed.usage = serde_json::from_str(usage).unwrap();
+        tally.answered(ASKED, &packed);
+        near(tally.ttft.ms(0.5), 50.0);
+        near(tally.itl.ms(0.5), 10.0);
+        near(tally.answer_itl.ms(0.5), 8.0);
+        near(tally.latency.ms(0.5), 90.0);
+        assert_eq!((tally.completion_tokens, tally.asked_tokens), (6, 4));
+        assert_eq!(tally.cached_tokens, None);
+    }
+
+    #[test]
+    fn a_good_answer_keeps_both_limits() {
+        let slo = Slo {
+            ttft: Some(Duration::from_millis(50)),
+            itl: Some(Duration::from_millis(10)),
+        };
+        for (first, gaps, is_good) in [
+            (50, &[10, 10][..], true),
+            (50, &[1, 19], true),
+            (51, &[10], false),
+            (50, &[11], false),
+            (50, &[], true),
+        ] {
+            let mut tally = Tally::new(slo);
+            tally.answered(ASKED, &answer(first, gaps));
+            assert_eq!(tally.good, u64::from(is_good), "{first} {gaps:?}");
+        }
+    }
+
+    #[test]
+    fn failures_are_counted_by_kind_with_the_first_problem() {
+        let mut tally = Tally::default();
+        for (kind, problem) in [("503", "full"), ("503", "fuller"), ("connect", "refused")] {
+            tally.lost(Failure {
+                kind: kind.into(),
+                problem: problem.into(),
+            });
+        }
+        let lost = &tally.lost["503"];
+        assert_eq!((lost.count, lost.problem.as_str()), (2, "full"));
+        assert_eq!(tally.lost.len(), 2);
+    }
+}

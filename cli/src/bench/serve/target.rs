@@ -1,0 +1,220 @@
+//! [`Target`]: a server that was found to answer, and what it takes.
+
+use bytes::Bytes;
+use genset_backend_common::EngineError;
+use serde_json::{Value, json};
+
+use super::ApiName;
+use super::client::{Client, Failure};
+use super::prompts::{Prompts, Said};
+
+/// The lengths of the two prompts by which words are measured.
+const FEW_WORDS: u32 = 8;
+const MANY_WORDS: u32 = 136;
+
+/// Fields that keep an answer from ending before its length. Not every server takes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LengthFields {
+    Both,
+    IgnoreEos,
+    None,
+}
+
+/// A server that answers.
+pub(super) struct Target {
+    pub(super) client: Client,
+    pub(super) model: String,
+    api: ApiName,
+    length_fields: LengthFields,
+    pub(super) prompts: Prompts,
+    /// What the user should know.
+    pub(super) remarks: Vec<String>,
+}
+
+impl Target {
+    /// Asks the server for its models, and for a few answers. Conversations go on with the text of an answer, so their prompts are
+    /// text.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: nobody answers, a key is wanted, or the model is not served, with what to do.
+    pub(super) async fn find(
+        client: Client,
+        model: Option<&str>,
+        api: ApiName,
+        is_conversation: bool,
+    ) -> Result<Self, EngineError> {
+        let model = find_model(&client, model).await?;
+        let mut target = Self {
+            client,
+            model,
+            api,
+            length_fields: LengthFields::Both,
+            prompts: Prompts::UNMEASURED,
+            remarks: Vec::new(),
+        };
+        let takes_ids = api == ApiName::Completions && !is_conversation;
+        if takes_ids && let Some(ids) = target.ids().await {
+            target.prompts = Prompts::Ids(ids);
+        }
+        let few = target.first_answer().await?;
+        if matches!(target.prompts, Prompts::Words { .. }) {
+            let many = target.prompt_tokens(MANY_WORDS).await;
+            let many = many.map_err(|failure| target.refused(&failure))?;
+            match few.zip(many) {
+                Some((few, many)) => {
+                    target.prompts = Prompts::measured((FEW_WORDS, few), (MANY_WORDS, many));
+                }
+                None => target.remarks.push(
+                    "the server counts no tokens: a word of a prompt, and a piece of an answer, is taken for one".into(),
+                ),
+            }
+        }
+        Ok(target)
+    }
+
+    /// Where requests go.
+    pub(super) fn path(&self) -> &'static str {
+        self.api.path()
+    }
+
+    /// The body of a streamed request.
+    pub(super) fn body(&self, said: &Said, max_tokens: u32) -> Bytes {
+        let mut body = json!({
+            "model": self.model,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "max_tokens": max_tokens,
+            "temperature": 0,
+        });
+        if let Some(fields) = body.as_object_mut() {
+            if self.length_fields != LengthFields::None {
+                fields.insert("ignore_eos".into(), json!(true));
+            }
+            if self.length_fields == LengthFields::Both {
+                fields.insert("min_tokens".into(), json!(max_tokens));
+            }
+        }
+        said.write(self.api, &mut body);
+        Bytes::from(body.to_string())
+    }
+
+    /// The ids of words, from servers that tokenize as vLLM does.
+    async fn ids(&self) -> Option<Vec<u32>> {
+        let request = json!({
+            "model": self.model,
+            "prompt": Prompts::sample(),
+            "add_special_tokens": false,
+        });
+        let answer = self.client.post("/tokenize", &request).await.ok()?;
+        let ids: Vec<u32> = serde_json::from_value(answer.get("tokens")?.clone()).ok()?;
+        (ids.len() >= 16).then_some(ids)
+    }
+
+    /// Asks with the fields that keep an answer from ending, with fewer if they are refused; gives the tokens of a short prompt.
+    async fn first_answer(&mut self) -> Result<Option<u64>, EngineError> {
+        loop {
+            let failure = match self.prompt_tokens(FEW_WORDS).await {
+                Ok(tokens) => return Ok(tokens),
+                Err(failure) => failure,
+            };
+            let next = match self.length_fields {
+                LengthFields::Both => LengthFields::IgnoreEos,
+                LengthFields::IgnoreEos => LengthFields::None,
+                LengthFields::None => return Err(self.refused(&failure)),
+            };
+            if !matches!(failure.kind.as_str(), "400" | "422") {
+                return Err(self.refused(&failure));
+            }
+            if next == LengthFields::None {
+                let why = &failure.problem;
+                self.remarks.push(format!(
+                    "the server takes no ignore_eos, so answers may end before their length ({why})"
+                ));
+            }
+            self.length_fields = next;
+        }
+    }
+
+    /// What the server counts for a prompt of so many words, or ids.
+    async fn prompt_tokens(&self, words: u32) -> Result<Option<u64>, Failure> {
+        let mut said = Said::default();
+        let turn = genset_simulate::Turn {
+            after: std::time::Duration::ZERO,
+            pieces: vec![genset_simulate::Piece {
+                id: u64::MAX - u64::from(words),
+                tokens: words,
+            }],
+            max_tokens: 1,
+        };
+        self.prompts.ask(&mut said, &turn);
+        let answer = self.client.stream(self.api.path(), self.body(&said, 1));
+        let counted = answer.await?.usage.map(|usage| usage.prompt_tokens);
+        Ok(counted.filter(|tokens| *tokens > 0))
+    }
+
+    fn refused(&self, failure: &Failure) -> EngineError {
+        match failure.kind.as_str() {
+            "404" => EngineError::invalid_argument(
+                "--model",
+                format!(
+                    "{} has no {} for {:?}: {}",
+                    self.client.base(),
+                    self.api.path(),
+                    self.model,
+                    failure.problem
+                ),
+            ),
+            _ => unusable(&self.client, failure),
+        }
+    }
+}
+
+/// The model to ask for: the one that was named, or the only one there is.
+async fn find_model(client: &Client, model: Option<&str>) -> Result<String, EngineError> {
+    let listed = match client.get("/v1/models").await {
+        Ok(models) => models,
+        // A server need not list its models.
+        Err(failure) if failure.kind == "404" => Value::Null,
+        Err(failure) => return Err(unusable(client, &failure)),
+    };
+    let all = listed.get("data").and_then(Value::as_array);
+    let names: Vec<&str> = (all.into_iter().flatten())
+        .filter_map(|model| model.get("id")?.as_str())
+        .collect();
+    let served = names.join(", ");
+    let problem = match (model, names.as_slice()) {
+        (Some(model), []) => return Ok(model.into()),
+        (Some(model), names) if names.contains(&model) => return Ok(model.into()),
+        (None, [only]) => return Ok((*only).into()),
+        (Some(model), _) => format!("{} does not serve {model:?}, but: {served}", client.base()),
+        (None, []) => format!("{} lists no model; say which to ask for", client.base()),
+        (None, _) => format!("{} serves several, say which: {served}", client.base()),
+    };
+    Err(EngineError::invalid_argument("--model", problem))
+}
+
+/// Why a server cannot be measured, and what to do.
+fn unusable(client: &Client, failure: &Failure) -> EngineError {
+    let (base, problem) = (client.base(), &failure.problem);
+    match failure.kind.as_str() {
+        "connect" => EngineError::invalid_argument(
+            "URL",
+            format!(
+                "nobody answers at {base} ({problem}); start a server, such as `genset run in=http`, or mend the address"
+            ),
+        ),
+        "401" | "403" => EngineError::invalid_argument(
+            "--api-key",
+            format!(
+                "{base} wants a key that it knows ({problem}); give it here or as OPENAI_API_KEY"
+            ),
+        ),
+        "broken" | "event" => EngineError::invalid_argument(
+            "URL",
+            format!("{base} does not answer as OpenAI's API does: {problem}"),
+        ),
+        status => {
+            EngineError::invalid_argument("URL", format!("{base} answered {status}: {problem}"))
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! `genset bench serve`: real servers, measured as a user does.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::process::Child;
+
+use crate::support::{Ended, Server, genset, run, send_signal, soon};
+
+/// A mocker that takes 20 ms for a prompt and 2 ms for a token, and what its server is called.
+async fn mocker(folder: &Path) -> (Server, String) {
+    let settings = folder.join("mocker.json");
+    let text = r#"{"prefill_ms": {"constant": 20}, "decode_ms": 2}"#;
+    std::fs::write(&settings, text).unwrap();
+    let settings = settings.display().to_string();
+    let server = Server::start(&["out=mocker", "--extra-engine-args", &settings]).await;
+    let url = format!("http://{}", server.address);
+    (server, url)
+}
+
+async fn bench(words: &[&str]) -> Ended {
+    run(&[&["bench", "serve"], words].concat()).await
+}
+
+fn row(ended: &Ended) -> Value {
+    let report: Value =
+        serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended:?}"));
+    report["rows"][0].clone()
+}
+
+/// A measurement that goes on, once the server has given tokens for it.
+async fn under_way(server: &Server, url: &str, words: &[&str]) -> Child {
+    let mut command = genset(&[&["bench", "serve", url, "--json", "--warm-up=0"], words].concat());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let bench = command.spawn().expect("the binary starts");
+    soon(async {
+        loop {
+            let metrics = server.get("/metrics").await.body;
+            let given = metrics.lines().find_map(|line| {
+                let count = line.strip_prefix("genset_http_completion_tokens_total ")?;
+                count.parse::<f64>().ok()
+            });
+            // Those of the first answers, by which the server is known, are two.
+            if given.is_some_and(|tokens| tokens > 300.0) {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    bench
+}
+
+async fn end_of(bench: Child) -> Ended {
+    let output = soon(bench.wait_with_output()).await.expect("it ends");
+    Ended {
+        code: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+#[tokio::test]
+async fn requests_are_counted_and_timed_at_their_client() {
+    let folder = tempfile::tempdir().unwrap();
+    let (server, url) = mocker(folder.path()).await;
+    let closed = [
+        url.as_str(),
+        "--requests=12",
+        "--concurrency=4",
+        "--input-tokens=64",
+        "--output-tokens=16",
+    ];
+    let ids = bench(&[&closed[..], &["--api=completions", "--json"]].concat()).await;
+    assert_eq!(ids.code, Some(0), "{ids:?}");
+    let row = row(&ids);
+    assert_eq!(row["requests"], 12);
+    assert_eq!(row["prompt_tokens"], 64.0, "token ids are exact");
+    assert_eq!(row["completion_tokens"], 16.0);
+    let ttft = row["ttft_p50_ms"].as_f64().unwrap();
+    assert!(ttft > 19.7, "{ttft}: the mocker takes 20 ms for a prompt");
+    let latency = row["latency_p50_ms"].as_f64().unwrap();
+    assert!(latency > 49.0, "{latency}: and 2 ms for a token");
+    assert!(row["tokens_per_s"].as_f64().unwrap() > 0.0);
+
+    let chat = bench(&[&closed[..], &["--slo-ttft-ms=1"]].concat()).await;
+    assert_eq!(chat.code, Some(0), "{chat:?}");
+    for expected in [
+        "load single, 4 at once, /v1/chat/completions",
+        "TTFT p50",
+        "good/s",
+        &url,
+    ] {
+        assert!(
+            chat.stdout.contains(expected),
+            "{expected}: {}",
+            chat.stdout
+        );
+    }
+    let last = chat
+        .stdout
+        .lines()
+        .find(|line| line.starts_with(&url))
+        .unwrap();
+    assert!(
+        last.ends_with(" 0.00"),
+        "no first token comes within a millisecond: {last}"
+    );
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn open_arrivals_and_traces_go_to_several_servers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, url) = mocker(folder.path()).await;
+    let other = Server::start(&["out=sample"]).await;
+    let other_url = format!("{}/v1", other.address);
+    let open = [
+        "--rate=50",
+        "--requests=20",
+        "--input-tokens=20-40",
+        "--output-tokens=4",
+        "--json",
+    ];
+    let both = bench(&[&[url.as_str(), &other_url][..], &open].concat()).await;
+    assert_eq!(both.code, Some(0), "{both:?}");
+    let report: Value = serde_json::from_str(&both.stdout).unwrap();
+    assert_eq!(report["arrivals"], "50 a second");
+    assert_eq!(report["rows"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        report["rows"][1]["server"],
+        format!("http://{}", other.address)
+    );
+    for row in report["rows"].as_array().unwrap() {
+        assert_eq!(
+            (&row["requests"], &row["completion_tokens"]),
+            (&20.into(), &4.0.into())
+        );
+        assert!(row["lag_p99_ms"].is_number());
+        assert!(
+            row["duration_s"].as_f64().unwrap() > 0.1,
+            "they come one after the other"
+        );
+    }
+
+    let trace = folder.path().join("trace.jsonl");
+    let lines: String = [(0, 600, 5), (30, 600, 7), (60, 100, 9)]
+        .iter()
+        .map(|(at, input, output)| {
+            format!("{{\"timestamp\": {at}, \"input_length\": {input}, \"output_length\": {output}, \"hash_ids\": [1, {at}]}}\n")
+        })
+        .collect();
+    std::fs::write(&trace, lines).unwrap();
+    let trace = trace.display().to_string();
+    let recorded = bench(&[&url, "--api=completions", "--json", "--trace", &trace]).await;
+    assert_eq!(recorded.code, Some(0), "{recorded:?}");
+    let row = row(&recorded);
+    assert_eq!(
+        (&row["requests"], &row["completion_tokens"]),
+        (&3.into(), &7.0.into())
+    );
+    assert_eq!(row["prompt_tokens"], 433.333);
+    one.stop().await;
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_dies_midway_is_told_and_what_was_measured_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut server, url) = mocker(folder.path()).await;
+    let load = [
+        "--requests=40",
+        "--concurrency=4",
+        "--input-tokens=16",
+        "--output-tokens=100",
+    ];
+    let bench = under_way(&server, &url, &load).await;
+    server.signal(Signal::KILL);
+    assert_eq!(server.exit_code().await, None);
+    let ended = end_of(bench).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let row = row(&ended);
+    assert_eq!(row["requests"], 40);
+    assert!(row["lost"]["connect"].as_u64().unwrap() > 0, "{row}");
+    assert!(row["lost"]["broken"].as_u64().unwrap() > 0, "{row}");
+}
+
+#[tokio::test]
+async fn ctrl_c_shows_what_was_measured_so_far() {
+    let folder = tempfile::tempdir().unwrap();
+    let (server, url) = mocker(folder.path()).await;
+    let load = [
+        "--duration=3000",
+        "--concurrency=4",
+        "--input-tokens=16",
+        "--output-tokens=20",
+    ];
+    let bench = under_way(&server, &url, &load).await;
+    send_signal(&bench, Signal::INT);
+    let ended = end_of(bench).await;
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    let row = row(&ended);
+    assert_eq!(row["is_cut"], true);
+    assert!(row["requests"].as_u64().unwrap() > 0, "{row}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_measured_is_named_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = run(&["key", "bench"]).await.stdout;
+    let mut parts = made.split("\n\n").skip(1);
+    let key = parts.next().unwrap();
+    let keys = folder.path().join("keys.toml");
+    std::fs::write(&keys, parts.nth(1).unwrap()).unwrap();
+    let server = Server::start(&["out=sample", "--api-keys", keys.to_str().unwrap()]).await;
+    let url = format!("http://{}", server.address);
+    let few = ["--requests=2", "--output-tokens=2", "--input-tokens=8"];
+
+    let allowed = bench(&[&[url.as_str(), "--api-key", key][..], &few].concat()).await;
+    assert_eq!(allowed.code, Some(0), "{allowed:?}");
+    let cases: [(&[&str], &str); 6] = [
+        (&[&url], "--api-key: "),
+        (&[&url, "--api-key=wrong"], "OPENAI_API_KEY"),
+        (
+            &[&url, "--api-key", key, "--model=nobody"],
+            "but: tiny-chat",
+        ),
+        (&["127.0.0.1:1"], "nobody answers at http://127.0.0.1:1"),
+        (&["ftp://127.0.0.1:1"], "none of HTTP"),
+        (&[&url, "--load=chat", "--input-tokens=7"], "--input-tokens"),
+    ];
+    for (words, expected) in cases {
+        let ended = bench(words).await;
+        assert_eq!(ended.code, Some(2), "{words:?}: {ended:?}");
+        assert!(
+            ended.stderr.contains(expected),
+            "{words:?}: {}",
+            ended.stderr
+        );
+    }
+    server.stop().await;
+}
