@@ -6,7 +6,7 @@
 //!
 //! - [`Load`]: which requests come when: a [trace](Load::read_trace), [conversations](Synthetic) or [single requests](Single) made up
 //!   from a seed. Real servers may be sent the same ([`Load::sessions`]).
-//! - [`Quantiles`]: times, as a report tells of them.
+//! - [`Quantiles`] and [`Curves`]: times, as a report tells of them and plots them.
 //! - [`Fault`]: what happens to workers and frontends meanwhile.
 //! - [`Policy`]: how an instance is chosen.
 //! - [`simulate`]: a [`Plan`] becomes a [`Report`], which is a table, JSON, or a [plot](Report::svg). A policy may serve the same load
@@ -30,6 +30,7 @@ mod trace;
 pub use faults::{Action, Fault, What};
 pub use lengths::{Lengths, Single};
 pub use load::{Kind, Load, Piece, Session, Synthetic, Turn};
+pub use plot::Curves;
 pub use policy::Policy;
 pub use quantiles::Quantiles;
 pub use report::{Report, Row};

@@ -1,6 +1,8 @@
 //! The plot of a report: the distribution of TTFT, a line each policy; and where there were faults, what happened over time.
+//! [`Curves`] are such distributions of anything, for reports of other crates: as SVG, and for a terminal.
 
 mod over_time;
+mod terminal;
 
 use crate::report::Report;
 
@@ -17,29 +19,30 @@ const COLOURS: [&str; 7] = [
     "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000",
 ];
 
-impl Report {
-    /// The share of requests whose first token came within a time, as SVG; the axis of times is logarithmic. Below it, of a run
-    /// with faults, how long clients waited over time, with a mark at each fault.
+/// Distributions of the time to the first token, each with the name of what was measured.
+#[derive(Debug, Clone, Default)]
+pub struct Curves<'a> {
+    all: Vec<(&'a str, &'a [(f64, f64)])>,
+}
+
+impl<'a> Curves<'a> {
+    /// Adds a distribution: milliseconds, and the share of requests that did not exceed them, both ascending.
+    pub fn add(&mut self, name: &'a str, points: &'a [(f64, f64)]) {
+        self.all.push((name, points));
+    }
+
+    /// The share of requests whose first token came within a time, as SVG; the axis of times is logarithmic.
     #[must_use]
     pub fn svg(&self) -> String {
+        picture(HEIGHT, self.draw())
+    }
+
+    fn draw(&self) -> Vec<String> {
         let scale = Scale::of(self);
-        let height = match self.faults.is_empty() {
-            true => HEIGHT,
-            false => HEIGHT + over_time::height(),
-        };
-        let mut lines = vec![
-            format!(
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-                 font-family=\"sans-serif\" font-size=\"12\">"
-            ),
-            format!("<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>"),
-        ];
-        lines.extend(scale.axes());
-        for (number, row) in self.rows.iter().enumerate() {
+        let mut lines = scale.axes();
+        for (number, (name, points)) in self.all.iter().enumerate() {
             let colour = COLOURS[number % COLOURS.len()];
-            let points: Vec<String> = row
-                .ttft
-                .iter()
+            let points: Vec<String> = { points.iter() }
                 .map(|(ms, share)| format!("{:.1},{:.1}", scale.x(*ms), scale.y(*share)))
                 .collect();
             lines.push(format!(
@@ -48,17 +51,52 @@ impl Report {
             ));
             let y = TOP + 16.0 * f64::from(u32::try_from(number).unwrap_or(0) + 1);
             let x = WIDTH - RIGHT + 15.0;
-            let policy = &row.policy;
+            let name = escaped(name);
             lines.push(format!(
-                "<text x=\"{x}\" y=\"{y}\" fill=\"{colour}\">{policy}</text>"
+                "<text x=\"{x}\" y=\"{y}\" fill=\"{colour}\">{name}</text>"
             ));
         }
-        if !self.faults.is_empty() {
-            lines.extend(over_time::panels(self, HEIGHT));
-        }
-        lines.push("</svg>\n".into());
-        lines.join("\n")
+        lines
     }
+}
+
+impl Report {
+    /// The share of requests whose first token came within a time, as SVG; the axis of times is logarithmic. Below it, of a run
+    /// with faults, how long clients waited over time, with a mark at each fault.
+    #[must_use]
+    pub fn svg(&self) -> String {
+        let mut curves = Curves::default();
+        for row in &self.rows {
+            curves.add(&row.policy, &row.ttft);
+        }
+        let mut lines = curves.draw();
+        if self.faults.is_empty() {
+            return picture(HEIGHT, lines);
+        }
+        lines.extend(over_time::panels(self, HEIGHT));
+        picture(HEIGHT + over_time::height(), lines)
+    }
+}
+
+/// What was drawn, on a white ground.
+fn picture(height: f64, drawn: Vec<String>) -> String {
+    let mut lines = vec![
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+             font-family=\"sans-serif\" font-size=\"12\">"
+        ),
+        format!("<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>"),
+    ];
+    lines.extend(drawn);
+    lines.push("</svg>\n".into());
+    lines.join("\n")
+}
+
+/// Text that is no markup.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }
 
 /// A text.
@@ -73,8 +111,8 @@ struct Scale {
 }
 
 impl Scale {
-    fn of(report: &Report) -> Self {
-        let times = report.rows.iter().flat_map(|row| &row.ttft);
+    fn of(curves: &Curves<'_>) -> Self {
+        let times = curves.all.iter().flat_map(|(_, points)| points.iter());
         let (mut least, mut most) = (f64::MAX, 1.0_f64);
         for (ms, _) in times {
             least = least.min(*ms);
