@@ -98,10 +98,7 @@ pub(crate) struct SimulateArgs {
 pub(crate) fn perform(args: &SimulateArgs) -> Result<u8, EngineError> {
     let report = simulate(&args.plan()?)?;
     if let Some(path) = &args.plot {
-        std::fs::write(path, report.svg()).map_err(|error| {
-            let problem = format!("cannot write {}: {error}", path.display());
-            EngineError::invalid_argument("--plot", problem)
-        })?;
+        write_plot(path, &report.svg())?;
     }
     if args.json {
         print(&(report.json() + "\n"));
@@ -109,6 +106,14 @@ pub(crate) fn perform(args: &SimulateArgs) -> Result<u8, EngineError> {
         print(&report.to_string());
     }
     Ok(0)
+}
+
+/// Writes the file of `--plot`.
+pub(crate) fn write_plot(path: &Path, svg: &str) -> Result<(), EngineError> {
+    std::fs::write(path, svg).map_err(|error| {
+        let problem = format!("cannot write {}: {error}", path.display());
+        EngineError::invalid_argument("--plot", problem)
+    })
 }
 
 impl SimulateArgs {

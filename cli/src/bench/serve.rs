@@ -11,6 +11,7 @@ mod tally;
 mod target;
 
 use std::num::{NonZeroU32, NonZeroU64};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use genset_backend_common::EngineError;
 use genset_simulate::{Load, Single};
 
 use crate::input::{note, print};
-use crate::simulate::{LoadArgs, LoadKind};
+use crate::simulate::{LoadArgs, LoadKind, write_plot};
 use client::Client;
 use drive::{Arrivals, Plan, drive};
 use report::{Report, Row};
@@ -96,6 +97,9 @@ pub(crate) struct ServeBenchArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// SVG file to write: the distribution of TTFT of each server
+    #[arg(long, visible_alias = "svg", value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 /// An API of the server.
@@ -144,6 +148,9 @@ pub(super) fn perform(args: &ServeBenchArgs) -> Result<u8, EngineError> {
             EngineError::internal("the async runtime cannot be started").with_source(error)
         })?;
     let report = runtime.block_on(measure(args))?;
+    if let Some(path) = &args.plot {
+        write_plot(path, &report.curves().svg())?;
+    }
     if args.json {
         print(&(report.json() + "\n"));
     } else {

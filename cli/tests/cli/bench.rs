@@ -94,6 +94,8 @@ async fn requests_are_counted_and_timed_at_their_client() {
         "load single, 4 at once, /v1/chat/completions",
         "TTFT p50",
         "good/s",
+        "TTFT, ms",
+        "█",
         &url,
     ] {
         assert!(
@@ -127,9 +129,12 @@ async fn open_arrivals_and_traces_go_to_several_servers() {
         "--output-tokens=4",
         "--json",
     ];
-    let both = bench(&[&[url.as_str(), &other_url][..], &open].concat()).await;
+    let plot = folder.path().join("ttft.svg").display().to_string();
+    let both = bench(&[&[url.as_str(), &other_url, "--plot", &plot][..], &open].concat()).await;
     assert_eq!(both.code, Some(0), "{both:?}");
     let report: Value = serde_json::from_str(&both.stdout).unwrap();
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    assert_eq!(svg.matches("<polyline").count(), 2, "{svg}");
     assert_eq!(report["arrivals"], "50 a second");
     assert_eq!(report["rows"].as_array().unwrap().len(), 2);
     assert_eq!(

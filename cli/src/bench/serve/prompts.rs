@@ -43,8 +43,26 @@ impl Prompts {
         WORDS.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// What words take, after prompts of so many were counted as so many tokens.
-    pub(super) fn measured((few, few_tokens): (u32, u64), (many, many_tokens): (u32, u64)) -> Self {
+    /// Every word so many times, or some ids. Words differ in their tokens; a prompt of a few of them would not tell the mean.
+    pub(super) fn probe(&self, rounds: u32) -> Said {
+        let mut said = Said::default();
+        match self {
+            Self::Ids(ids) => said.ids.extend(ids.iter().take(8)),
+            Self::Words { .. } => {
+                let rounds = (0..rounds).map(|_| Self::sample());
+                said.add(rounds.collect::<Vec<_>>().join(" "));
+            }
+        }
+        said
+    }
+
+    /// What words take, after every word once and every word so many times were counted as so many tokens.
+    pub(super) fn measured(once: u64, rounds: u32, several: u64) -> Self {
+        let words = u32::try_from(WORDS.split_whitespace().count()).unwrap_or(u32::MAX);
+        Self::of((words, once), (words * rounds, several))
+    }
+
+    fn of((few, few_tokens): (u32, u64), (many, many_tokens): (u32, u64)) -> Self {
         let float = |tokens: u64| f64::from(u32::try_from(tokens).unwrap_or(u32::MAX));
         let per_word =
             (float(many_tokens) - float(few_tokens)) / f64::from(many.saturating_sub(few).max(1));
@@ -93,11 +111,7 @@ impl Prompts {
                         &all,
                     ));
                 }
-                let words = words.join(" ");
-                said.text.push(' ');
-                said.text.push_str(&words);
-                said.messages
-                    .push(json!({"role": "user", "content": words}));
+                said.add(words.join(" "));
             }
         }
     }
@@ -116,6 +130,13 @@ impl Said {
         if let Some(fields) = request.as_object_mut() {
             fields.insert(field.into(), prompt);
         }
+    }
+
+    fn add(&mut self, words: String) {
+        self.text.push(' ');
+        self.text.push_str(&words);
+        self.messages
+            .push(json!({"role": "user", "content": words}));
     }
 
     /// Adds the server's answer.
@@ -160,7 +181,7 @@ mod tests {
 
     #[test]
     fn words_are_as_many_as_their_tokens_say_and_beginnings_are_shared() {
-        let measured = Prompts::measured((8, 26), (136, 282));
+        let measured = Prompts::of((8, 26), (136, 282));
         let expected = Prompts::Words {
             per_word: 2.0,
             around: 10.0,
@@ -178,7 +199,7 @@ mod tests {
 
     #[test]
     fn counts_of_no_use_are_not_used() {
-        assert_eq!(Prompts::measured((8, 0), (136, 0)), Prompts::UNMEASURED);
+        assert_eq!(Prompts::measured(0, 2, 0), Prompts::UNMEASURED);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use genset_simulate::Curves;
 use serde::Serialize;
 
 use super::drive::Measured;
@@ -175,6 +176,15 @@ impl Report {
         // Strings as keys, and numbers that are finite: there is nothing that JSON cannot hold.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
+
+    /// The distributions of TTFT.
+    pub(super) fn curves(&self) -> Curves<'_> {
+        let mut curves = Curves::default();
+        for row in &self.rows {
+            curves.add(&row.server, &row.ttft);
+        }
+        curves
+    }
 }
 
 impl fmt::Display for Report {
@@ -223,6 +233,10 @@ impl fmt::Display for Report {
                 hits.as_deref().unwrap_or("-"),
                 good.as_deref().unwrap_or("")
             )?;
+        }
+        let plot = self.curves().in_words();
+        if !plot.is_empty() {
+            write!(f, "\n{plot}")?;
         }
         for row in &self.rows {
             for note in row.notes() {

@@ -8,9 +8,8 @@ use super::ApiName;
 use super::client::{Client, Failure};
 use super::prompts::{Prompts, Said};
 
-/// The lengths of the two prompts by which words are measured.
-const FEW_WORDS: u32 = 8;
-const MANY_WORDS: u32 = 136;
+/// How often every word stands in the second of the two prompts by which words are measured; in the first it is once.
+const ROUNDS: u32 = 2;
 
 /// Fields that keep an answer from ending before its length. Not every server takes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,13 +55,13 @@ impl Target {
         if takes_ids && let Some(ids) = target.ids().await {
             target.prompts = Prompts::Ids(ids);
         }
-        let few = target.first_answer().await?;
+        let once = target.first_answer().await?;
         if matches!(target.prompts, Prompts::Words { .. }) {
-            let many = target.prompt_tokens(MANY_WORDS).await;
-            let many = many.map_err(|failure| target.refused(&failure))?;
-            match few.zip(many) {
-                Some((few, many)) => {
-                    target.prompts = Prompts::measured((FEW_WORDS, few), (MANY_WORDS, many));
+            let several = target.prompt_tokens(ROUNDS).await;
+            let several = several.map_err(|failure| target.refused(&failure))?;
+            match once.zip(several) {
+                Some((once, several)) => {
+                    target.prompts = Prompts::measured(once, ROUNDS, several);
                 }
                 None => target.remarks.push(
                     "the server counts no tokens: a word of a prompt, and a piece of an answer, is taken for one".into(),
@@ -110,10 +109,10 @@ impl Target {
         (ids.len() >= 16).then_some(ids)
     }
 
-    /// Asks with the fields that keep an answer from ending, with fewer if they are refused; gives the tokens of a short prompt.
+    /// Asks with the fields that keep an answer from ending, with fewer if they are refused; gives the tokens of the first prompt.
     async fn first_answer(&mut self) -> Result<Option<u64>, EngineError> {
         loop {
-            let failure = match self.prompt_tokens(FEW_WORDS).await {
+            let failure = match self.prompt_tokens(1).await {
                 Ok(tokens) => return Ok(tokens),
                 Err(failure) => failure,
             };
@@ -135,20 +134,11 @@ impl Target {
         }
     }
 
-    /// What the server counts for a prompt of so many words, or ids.
-    async fn prompt_tokens(&self, words: u32) -> Result<Option<u64>, Failure> {
-        let mut said = Said::default();
-        let turn = genset_simulate::Turn {
-            after: std::time::Duration::ZERO,
-            pieces: vec![genset_simulate::Piece {
-                id: u64::MAX - u64::from(words),
-                tokens: words,
-            }],
-            max_tokens: 1,
-        };
-        self.prompts.ask(&mut said, &turn);
-        let answer = self.client.stream(self.api.path(), self.body(&said, 1));
-        let counted = answer.await?.usage.map(|usage| usage.prompt_tokens);
+    /// What the server counts for every word so many times, or for some ids.
+    async fn prompt_tokens(&self, rounds: u32) -> Result<Option<u64>, Failure> {
+        let body = self.body(&self.prompts.probe(rounds), 1);
+        let answer = self.client.stream(self.api.path(), body).await?;
+        let counted = answer.usage.map(|usage| usage.prompt_tokens);
         Ok(counted.filter(|tokens| *tokens > 0))
     }
 
