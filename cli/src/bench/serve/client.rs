@@ -1,6 +1,7 @@
 //! [`Client`]: requests to a server of OpenAI's API, and when the pieces of their answers came.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -34,10 +35,33 @@ pub(super) struct Client {
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
-    /// An HTTP status, `connect`, `broken`, or `event` for an error inside a stream.
-    pub(super) kind: String,
+    pub(super) kind: FailureKind,
     /// What the server or the connection said.
     pub(super) problem: String,
+}
+
+/// How a request failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum FailureKind {
+    /// The server answered with this HTTP status.
+    Status(u16),
+    /// There was no connection.
+    Connect,
+    /// A connection or a stream ended too soon, or was none of HTTP.
+    Broken,
+    /// There was an error inside a stream.
+    Event,
+}
+
+impl fmt::Display for FailureKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status) => status.fmt(f),
+            Self::Connect => f.write_str("connect"),
+            Self::Broken => f.write_str("broken"),
+            Self::Event => f.write_str("event"),
+        }
+    }
 }
 
 /// An answer, as a client saw it come.
@@ -162,7 +186,7 @@ impl Client {
         let response = self.send(request).await?;
         let body = response.bytes().await.map_err(|error| broken(&error))?;
         serde_json::from_slice(&body).map_err(|error| Failure {
-            kind: "broken".into(),
+            kind: FailureKind::Broken,
             problem: format!("an answer that is no JSON: {error}"),
         })
     }
@@ -196,7 +220,7 @@ impl Client {
         if response.status().is_success() {
             return Ok(response);
         }
-        let kind = response.status().as_u16().to_string();
+        let kind = FailureKind::Status(response.status().as_u16());
         let problem = error_text(response).await;
         Err(Failure { kind, problem })
     }
@@ -229,7 +253,7 @@ async fn read_stream(mut response: Response, sent: Instant) -> Result<Answer, Fa
         Ok(answer)
     } else {
         Err(Failure {
-            kind: "broken".into(),
+            kind: FailureKind::Broken,
             problem: "the stream ended without [DONE]".into(),
         })
     }
@@ -238,7 +262,7 @@ async fn read_stream(mut response: Response, sent: Instant) -> Result<Answer, Fa
 impl Answer {
     fn take(&mut self, data: &[u8], now: Instant) -> Result<(), Failure> {
         let event = |problem: String| Failure {
-            kind: "event".into(),
+            kind: FailureKind::Event,
             problem,
         };
         let read: Event = serde_json::from_slice(data)
@@ -276,7 +300,7 @@ impl Lines {
         self.used = 0;
         if self.buffer.len() > MAX_LINE_BYTES {
             return Err(Failure {
-                kind: "broken".into(),
+                kind: FailureKind::Broken,
                 problem: format!("a line of the stream is longer than {MAX_LINE_BYTES} bytes"),
             });
         }
@@ -328,12 +352,11 @@ impl Body for Marked {
 }
 
 fn broken(error: &reqwest::Error) -> Failure {
-    let kind = match error.is_connect() {
-        true => "connect",
-        false => "broken",
-    };
     Failure {
-        kind: kind.into(),
+        kind: match error.is_connect() {
+            true => FailureKind::Connect,
+            false => FailureKind::Broken,
+        },
         problem: causes(error),
     }
 }

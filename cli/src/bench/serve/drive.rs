@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::client::FailureKind;
 use super::prompts::Said;
 use super::tally::{Asked, Slo, Tally};
 use super::target::Target;
@@ -262,7 +263,7 @@ impl Driver {
             let answer = match answer {
                 Ok(answer) => answer,
                 Err(failure) => {
-                    let is_away = failure.kind == "connect";
+                    let is_away = failure.kind == FailureKind::Connect;
                     self.tally().lost(failure);
                     if is_away && !self.thinks {
                         self.stop.run_until_cancelled(sleep(AFTER_FAILURE)).await;

@@ -82,7 +82,7 @@ impl Row {
         let goodput = slo.is_some().then(|| ratio(float(tally.good), duration_s));
         let cached = tally.cached_tokens.map(float);
         let lost: BTreeMap<String, u64> = { tally.lost.iter() }
-            .map(|(kind, lost)| (kind.clone(), lost.count))
+            .map(|(kind, lost)| (kind.to_string(), lost.count))
             .collect();
         let problems = tally.lost.into_iter();
         Self {
@@ -90,7 +90,9 @@ impl Row {
             model: target.model.clone(),
             requests: tally.answered + lost.values().sum::<u64>(),
             lost,
-            problems: problems.map(|(kind, lost)| (kind, lost.problem)).collect(),
+            problems: problems
+                .map(|(kind, lost)| (kind.to_string(), lost.problem))
+                .collect(),
             ttft_p50_ms: tally.ttft.ms(0.5).map(rounded),
             ttft_p90_ms: tally.ttft.ms(0.9).map(rounded),
             ttft_p99_ms: tally.ttft.ms(0.99).map(rounded),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use genset_simulate::Quantiles;
 
-use super::client::{Answer, Failure};
+use super::client::{Answer, Failure, FailureKind};
 
 /// What an answer must keep to count as a good one.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,7 +35,7 @@ pub(super) struct Tally {
     slo: Slo,
     pub(super) requests: u64,
     pub(super) answered: u64,
-    pub(super) lost: BTreeMap<String, Lost>,
+    pub(super) lost: BTreeMap<FailureKind, Lost>,
     /// Answers that kept the SLO.
     pub(super) good: u64,
     pub(super) ttft: Quantiles,
@@ -193,13 +193,18 @@ mod tests {
     #[test]
     fn failures_are_counted_by_kind_with_the_first_problem() {
         let mut tally = Tally::default();
-        for (kind, problem) in [("503", "full"), ("503", "fuller"), ("connect", "refused")] {
+        let full = FailureKind::Status(503);
+        for (kind, problem) in [
+            (full, "full"),
+            (full, "fuller"),
+            (FailureKind::Connect, "refused"),
+        ] {
             tally.lost(Failure {
-                kind: kind.into(),
+                kind,
                 problem: problem.into(),
             });
         }
-        let lost = &tally.lost["503"];
+        let lost = &tally.lost[&full];
         assert_eq!((lost.count, lost.problem.as_str()), (2, "full"));
         assert_eq!(tally.lost.len(), 2);
     }

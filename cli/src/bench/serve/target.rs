@@ -5,7 +5,7 @@ use genset_backend_common::EngineError;
 use serde_json::{Value, json};
 
 use super::ApiName;
-use super::client::{Client, Failure};
+use super::client::{Client, Failure, FailureKind};
 use super::prompts::{Prompts, Said};
 
 /// How often every word stands in the second of the two prompts by which words are measured; in the first it is once.
@@ -121,7 +121,7 @@ impl Target {
                 LengthFields::IgnoreEos => LengthFields::None,
                 LengthFields::None => return Err(self.refused(&failure)),
             };
-            if !matches!(failure.kind.as_str(), "400" | "422") {
+            if !matches!(failure.kind, FailureKind::Status(400 | 422)) {
                 return Err(self.refused(&failure));
             }
             if next == LengthFields::None {
@@ -143,8 +143,8 @@ impl Target {
     }
 
     fn refused(&self, failure: &Failure) -> EngineError {
-        match failure.kind.as_str() {
-            "404" => EngineError::invalid_argument(
+        match failure.kind {
+            FailureKind::Status(404) => EngineError::invalid_argument(
                 "--model",
                 format!(
                     "{} has no {} for {:?}: {}",
@@ -154,7 +154,10 @@ impl Target {
                     failure.problem
                 ),
             ),
-            _ => unusable(&self.client, failure),
+            FailureKind::Status(_)
+            | FailureKind::Connect
+            | FailureKind::Broken
+            | FailureKind::Event => unusable(&self.client, failure),
         }
     }
 }
@@ -164,7 +167,7 @@ async fn find_model(client: &Client, model: Option<&str>) -> Result<String, Engi
     let listed = match client.get("/v1/models").await {
         Ok(models) => models,
         // A server need not list its models.
-        Err(failure) if failure.kind == "404" => Value::Null,
+        Err(failure) if failure.kind == FailureKind::Status(404) => Value::Null,
         Err(failure) => return Err(unusable(client, &failure)),
     };
     let all = listed.get("data").and_then(Value::as_array);
@@ -186,20 +189,20 @@ async fn find_model(client: &Client, model: Option<&str>) -> Result<String, Engi
 /// Why a server cannot be measured, and what to do.
 fn unusable(client: &Client, failure: &Failure) -> EngineError {
     let (base, problem) = (client.base(), &failure.problem);
-    match failure.kind.as_str() {
-        "connect" => EngineError::invalid_argument(
+    match failure.kind {
+        FailureKind::Connect => EngineError::invalid_argument(
             "URL",
             format!(
                 "nobody answers at {base} ({problem}); start a server, such as `genset run in=http`, or mend the address"
             ),
         ),
-        "401" | "403" => EngineError::invalid_argument(
+        FailureKind::Status(401 | 403) => EngineError::invalid_argument(
             "--api-key",
             format!(
                 "{base} wants a key that it knows ({problem}); give it here or as OPENAI_API_KEY"
             ),
         ),
-        "broken" | "event" => EngineError::invalid_argument(
+        FailureKind::Broken | FailureKind::Event => EngineError::invalid_argument(
             "URL",
             format!("{base} does not answer as OpenAI's API does: {problem}"),
         ),
