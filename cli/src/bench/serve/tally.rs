@@ -7,6 +7,9 @@ use genset_simulate::Quantiles;
 
 use super::client::{Answer, Failure, FailureKind};
 
+/// Above so many pieces a token, a piece is a token.
+const ONE_EACH: f64 = 0.8;
+
 /// What an answer must keep to count as a good one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Slo {
@@ -102,9 +105,13 @@ impl Tally {
         };
         let ttft = *first - answer.sent;
         self.ttft.add(ttft);
-        // A piece stands for as many tokens as they do on average, and the time before it is shared among them.
+        // A piece stands for as many tokens as they do on average, and the time before it is shared among them. A few more tokens than
+        // pieces are such as have no text of their own, and the other pieces are a token each.
         #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
-        let share = pieces as f64 / tokens.max(pieces) as f64;
+        let share = match pieces as f64 / tokens.max(1) as f64 {
+            share if share > ONE_EACH => 1.0,
+            share => share,
+        };
         for pair in answer.pieces.windows(2) {
             if let [before, after] = pair {
                 self.itl.add((*after - *before).mul_f64(share));
@@ -169,6 +176,16 @@ mod tests {
         near(tally.latency.ms(0.5), 90.0);
         assert_eq!((tally.completion_tokens, tally.asked_tokens), (6, 4));
         assert_eq!(tally.cached_tokens, None);
+    }
+
+    #[test]
+    fn a_token_without_text_shortens_no_times() {
+        let mut tally = Tally::new(Slo::default());
+        let mut answer = answer(50, &[20; 9]);
+        let usage = r#"{"prompt_tokens": 9, "completion_tokens": 11}"#;
+        answer.usage = serde_json::from_str(usage).unwrap();
+        tally.answered(ASKED, &answer);
+        near(tally.itl.ms(0.5), 20.0);
     }
 
     #[test]
