@@ -102,6 +102,16 @@ pub struct Load {
     /// KV events published so far, of all ranks together where each has its own. The Worker fills it in.
     #[serde(skip_serializing_if = "is_zero")]
     pub kv_events: u64,
+    /// Median time from the call of `generate` to the first item, of the recent requests, in microseconds; `None` before the
+    /// first. The Worker fills it in, and the two below.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recent_ttft_us: Option<u64>,
+    /// Prompt tokens of the recent requests.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub recent_prompt_tokens: u64,
+    /// Those of them whose KV blocks were reused.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub recent_cached_tokens: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

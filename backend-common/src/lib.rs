@@ -18,6 +18,7 @@ mod handles;
 pub mod kv;
 pub mod output;
 pub mod ports;
+mod recent;
 mod request;
 mod state;
 mod transfer;
@@ -43,6 +44,7 @@ pub use handles::{
     ProgressReporter,
 };
 pub use output::{Finish, FinishReason, Output, OutputStream};
+pub use recent::RecentRequests;
 pub use request::{
     ChatInput, GenerateRequest, GuidedDecoding, Input, MAX_CACHE_SALT_BYTES, OutputOptions,
     SamplingOptions, Shared, StopConditions, TokenId,

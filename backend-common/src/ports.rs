@@ -13,6 +13,7 @@ use crate::error::EngineError;
 use crate::handles::{Admitted, LoadPublisher};
 use crate::kv::KvEventPublisher;
 use crate::output::OutputStream;
+use crate::recent::RecentRequests;
 use crate::request::GenerateRequest;
 use crate::transfer::KvTransfers;
 
@@ -64,6 +65,8 @@ pub struct Offer {
     pub load: LoadPublisher,
     /// How many requests were let to it, and wait for that.
     pub admitted: watch::Receiver<Admitted>,
+    /// What its last requests were like.
+    pub recent: RecentRequests,
 }
 
 impl std::fmt::Debug for Offer {

@@ -11,7 +11,8 @@ use genset_backend_common::kv::{KvEvent, KvEventPublisher, KvSnapshot};
 use genset_backend_common::ports::{Control, Generate, Offer, Registrar, Registration};
 use genset_backend_common::{
     Admitted, Artifact, At, ControlReply, ControlRequest, EngineError, GenerateRequest, KvAddress,
-    KvTransfers, Load, LoadPublisher, ModelCard, Output, OutputStream, RequestContext,
+    KvTransfers, Load, LoadPublisher, ModelCard, Output, OutputStream, RecentRequests,
+    RequestContext,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -138,6 +139,7 @@ impl Registrar for RuntimeRegistrar {
             engine: offer.load,
             admitted: offer.admitted,
             kv_events: offer.kv_events,
+            recent: offer.recent,
         });
         let serving = generate.serve_as(id, generate_handler).await?;
         let mut beside = vec![
@@ -369,6 +371,7 @@ struct LoadHandler {
     engine: LoadPublisher,
     admitted: watch::Receiver<Admitted>,
     kv_events: KvEventPublisher,
+    recent: RecentRequests,
 }
 
 #[async_trait]
@@ -383,6 +386,7 @@ impl Handler<(), Load> for LoadHandler {
             admitted: self.admitted.clone(),
             kv_events: self.kv_events.clone(),
         };
+        let recent = self.recent.clone();
         let first = loads.now();
         let changes = stream::unfold((loads, first), |(mut loads, told)| async move {
             tokio::time::sleep(RISE_INTERVAL).await;
@@ -394,7 +398,10 @@ impl Handler<(), Load> for LoadHandler {
             let load = loads.that(is_news).await?;
             Some((Ok(load), (loads, load)))
         });
-        Ok(Box::pin(stream::iter([Ok(first)]).chain(changes)))
+        let loads = stream::iter([Ok(first)]).chain(changes);
+        Ok(Box::pin(
+            loads.map(move |load| load.map(|load| recent.describe(load))),
+        ))
     }
 }
 
@@ -443,6 +450,7 @@ mod tests {
             engine: LoadPublisher::default(),
             admitted,
             kv_events: KvEventPublisher::new(),
+            recent: RecentRequests::default(),
         };
         let mut loads = handler.handle((), RequestContext::new("r")).await.unwrap();
         let begun = Instant::now();

@@ -104,6 +104,7 @@ impl Effects {
             kv_events: self.start.kv_events.clone(),
             kv_transfers: self.start.kv_transfers.clone(),
             load: self.start.load.clone(),
+            recent: self.telemetry.recent.clone(),
         };
         self.in_flight.open_door();
         let registrar = Arc::clone(&self.registrar);

@@ -328,13 +328,36 @@ impl GuardedStream {
     fn note(&mut self, item: &Item) {
         self.clock.item_seen();
         if self.items == 0 && item.is_ok() {
-            self.guard.telemetry.first_item(self.started.elapsed());
+            let after = self.started.elapsed();
+            self.guard.telemetry.first_item(after);
+            if !self.is_canary() {
+                self.guard.telemetry.recent.first_item(after);
+            }
         }
         self.items += 1;
         match item {
-            Ok(Output::Finished(finished)) => self.end(RequestEnd::Finished(finished.reason)),
+            Ok(Output::Finished(finished)) => {
+                self.note_prompt(finished);
+                self.end(RequestEnd::Finished(finished.reason));
+            }
             Err(error) => self.end(RequestEnd::Failed(error.kind())),
             Ok(Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_)) => {}
+        }
+    }
+
+    /// Whether the request asks for the engine's health alone: it has no permit.
+    fn is_canary(&self) -> bool {
+        matches!(&self.places, Some((_, None)))
+    }
+
+    /// How much of the prompt was reused. A request that was cut or cancelled does not know.
+    fn note_prompt(&self, finished: &Finished) {
+        let knows = finished.reason != FinishReason::Cancelled && !self.guard.is_cut;
+        if knows && !self.is_canary() {
+            let usage = finished.usage;
+            let cached = usage.cached_tokens.unwrap_or(0).min(usage.prompt_tokens);
+            let recent = &self.guard.telemetry.recent;
+            recent.prompt(usage.prompt_tokens, cached);
         }
     }
 

@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use crate::error::ErrorKind;
 use crate::handles::{LATENCY_BUCKETS_S, MetricsRegistry};
 use crate::output::{FinishReason, Violation};
+use crate::recent::RecentRequests;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
@@ -54,6 +55,7 @@ pub(super) struct Telemetry {
     completion_tokens: Counter,
     time_to_first_token: Histogram,
     duration: Histogram,
+    pub(super) recent: RecentRequests,
 }
 
 impl Telemetry {
@@ -68,6 +70,7 @@ impl Telemetry {
             completion_tokens: Counter::default(),
             time_to_first_token: Histogram::new(LATENCY_BUCKETS_S),
             duration: Histogram::new(LATENCY_BUCKETS_S),
+            recent: RecentRequests::default(),
         };
         let name = |name: &str| format!("genset_worker_{name}");
         registry.register(

@@ -1,0 +1,99 @@
+//! [`RecentRequests`]: what the last requests of a Worker were like, for those who look at a fleet. It decides nothing.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::handles::Load;
+
+/// Requests that count as recent.
+const KEPT: usize = 64;
+
+/// The last requests of a Worker, canaries left out. Clones share.
+#[derive(Debug, Clone, Default)]
+pub struct RecentRequests(Arc<Mutex<Kept>>);
+
+/// A number or a pair for each request, the oldest first.
+#[derive(Debug)]
+struct Kept {
+    first_items: VecDeque<Duration>,
+    prompts: VecDeque<(u32, u32)>,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self {
+            first_items: VecDeque::with_capacity(KEPT),
+            prompts: VecDeque::with_capacity(KEPT),
+        }
+    }
+}
+
+fn keep<T>(kept: &mut VecDeque<T>, new: T) {
+    if kept.len() == KEPT {
+        kept.pop_front();
+    }
+    kept.push_back(new);
+}
+
+impl RecentRequests {
+    /// A request's first item came so long after `generate` was called.
+    pub(crate) fn first_item(&self, after: Duration) {
+        keep(&mut self.0.lock().first_items, after);
+    }
+
+    /// A request with a prompt of so many tokens ended, and so many of them were reused.
+    pub(crate) fn prompt(&self, tokens: u32, cached: u32) {
+        keep(&mut self.0.lock().prompts, (tokens, cached));
+    }
+
+    /// `load`, with what the recent requests were like.
+    #[must_use]
+    pub fn describe(&self, load: Load) -> Load {
+        let kept = self.0.lock();
+        let mut first_items: Vec<Duration> = kept.first_items.iter().copied().collect();
+        first_items.sort_unstable();
+        let median = first_items.get(first_items.len() / 2);
+        let sum = |of: fn(&(u32, u32)) -> u32| kept.prompts.iter().map(of).map(u64::from).sum();
+        Load {
+            recent_ttft_us: median
+                .map(|after| u64::try_from(after.as_micros()).unwrap_or(u64::MAX)),
+            recent_prompt_tokens: sum(|(tokens, _)| *tokens),
+            recent_cached_tokens: sum(|(_, cached)| *cached),
+            ..load
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_requests_count_and_older_ones_do_not() {
+        let recent = RecentRequests::default();
+        assert_eq!(recent.describe(Load::default()), Load::default());
+        // Of a time when everything was slow and nothing cached.
+        for _ in 0..3 {
+            recent.first_item(Duration::from_secs(60));
+            recent.prompt(1_000_000, 0);
+        }
+        for after_us in 0..u64::try_from(KEPT).unwrap() {
+            recent.first_item(Duration::from_micros(after_us));
+            recent.prompt(100, 25);
+        }
+        let engines = Load {
+            running_requests: 3,
+            ..Load::default()
+        };
+        let expected = Load {
+            recent_ttft_us: Some(32),
+            recent_prompt_tokens: 6400,
+            recent_cached_tokens: 1600,
+            ..engines
+        };
+        assert_eq!(recent.describe(engines), expected);
+    }
+}
