@@ -8,10 +8,11 @@ use serde_json::Value;
 use crate::error::{At, EngineError};
 
 /// How deep an engine sleeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SleepLevel {
     /// KV blocks are freed; weights stay.
+    #[default]
     KvCache,
     /// Weights are freed too and are loaded again on waking.
     Weights,
@@ -33,6 +34,7 @@ pub enum ControlRequest {
     /// Free device memory until woken.
     Sleep {
         /// How much to free.
+        #[serde(default)]
         level: SleepLevel,
     },
     /// Take back what `Sleep` freed.
@@ -60,6 +62,30 @@ pub enum ControlRequest {
     StartProfile,
     /// End the profile.
     StopProfile,
+    /// Change what the worker's process logs. The runtime does it, and no engine is asked.
+    LogLevel {
+        /// The new filter, in the syntax of `RUST_LOG`.
+        filter: String,
+    },
+}
+
+impl ControlRequest {
+    /// The operation's name, as it stands on the wire.
+    #[must_use]
+    pub fn op(&self) -> &'static str {
+        match self {
+            Self::Sleep { .. } => "sleep",
+            Self::Wake => "wake",
+            Self::ClearPrefixCache => "clear_prefix_cache",
+            Self::LoadAdapter { .. } => "load_adapter",
+            Self::UnloadAdapter { .. } => "unload_adapter",
+            Self::ListAdapters => "list_adapters",
+            Self::UpdateWeights { .. } => "update_weights",
+            Self::StartProfile => "start_profile",
+            Self::StopProfile => "stop_profile",
+            Self::LogLevel { .. } => "log_level",
+        }
+    }
 }
 
 /// The answer to a [`ControlRequest`].

@@ -36,7 +36,7 @@ pub use status::WorkerStatus;
 use crate::engine::{LLMEngine, StartContext};
 use crate::error::EngineError;
 use crate::handles::{MetricsRegistry, Progress};
-use crate::ports::Registrar;
+use crate::ports::{Control, Registrar};
 
 /// How long [`WorkerHandle::shutdown`] waits for tasks of the engine's that were told to end; one that blocks its thread
 /// cannot be ended by anybody.
@@ -95,6 +95,10 @@ impl Worker {
         let (states, state) = watch::channel(State::Created);
         let (reports, report) = watch::channel(None);
         let progress = self.start.progress.subscribe();
+        let control = controls::HandleControl {
+            engine: Arc::downgrade(&self.engine),
+            state: state.clone(),
+        };
         let board = status::StatusBoard::new(self.start.worker_id);
         let status = board.subscribe();
         let shell = shell::Shell::new(self, tasks.clone(), states, board, stops_seen);
@@ -107,6 +111,7 @@ impl Worker {
             status,
             report,
             progress,
+            control,
             tasks,
         }
     }
@@ -137,6 +142,7 @@ pub struct WorkerHandle {
     status: watch::Receiver<WorkerStatus>,
     report: watch::Receiver<Option<Report>>,
     progress: watch::Receiver<Progress>,
+    control: controls::HandleControl,
     tasks: TaskTracker,
 }
 
@@ -168,6 +174,12 @@ impl WorkerHandle {
     #[must_use]
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.clone()
+    }
+
+    /// What answers administrative requests; `Unavailable` while the worker does not serve.
+    #[must_use]
+    pub fn control(&self) -> Arc<dyn Control> {
+        Arc::new(self.control.clone())
     }
 
     /// Waits until the worker serves.

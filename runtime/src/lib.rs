@@ -9,6 +9,7 @@
 
 mod client;
 mod component;
+mod controls;
 pub mod discovery;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -36,6 +37,7 @@ mod worker_main;
 
 pub use client::{Choose, Client, GenerateClient, Holder, Routed};
 pub use component::{Component, Endpoint, Namespace, Runtime, Serving};
+pub use controls::ControlClient;
 pub use host_names::unknown_host;
 pub use kv_blocks::{KvBlocksClient, KvBlocksRequest};
 #[cfg(feature = "cli")]
@@ -48,7 +50,9 @@ pub use network_args::{DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, W
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};
 pub use remote::{RemoteConfig, RemoteEngine};
 pub use selection::SelectionMode;
-pub use status::{Health, HealthSource, METRICS_CONTENT_TYPE, Readiness, StatusServer};
+pub use status::{
+    ControlDoor, Health, HealthSource, METRICS_CONTENT_TYPE, Readiness, StatusServer,
+};
 pub use telemetry::continue_trace;
 pub use vital::VitalRuntime;
 #[cfg(feature = "cli")]

@@ -4,10 +4,12 @@
 mod line;
 
 use std::io::IsTerminal;
+use std::sync::OnceLock;
 
+use genset_backend_common::{At, EngineError};
 use tracing::Dispatch;
 use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, registry, reload};
 
 #[cfg(feature = "otlp")]
 use crate::telemetry::otlp;
@@ -16,6 +18,9 @@ use line::OneLine;
 /// The environment variables that set the log filter, in `RUST_LOG` syntax; the first that is set counts. The second is the
 /// name that scripts for NVIDIA Dynamo set.
 const LOG_VARIABLES: [&str; 2] = ["GENSET_LOG", "DYN_LOG"];
+
+/// The filter of the process's log, once that is set up.
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
 /// What must outlive everything that logs: dropping it sends the spans that were not sent yet, which takes three seconds at
 /// most. Drop it outside of an async runtime.
@@ -53,6 +58,7 @@ pub fn init_logging(verbose: u8, quiet: bool) -> Logging {
             Err(error) => (EnvFilter::new(level), Some((name, error))),
         },
     };
+    let (filter, handle) = reload::Layer::new(filter);
     let has_colours = std::io::stderr().is_terminal();
     let log = fmt::layer()
         .with_writer(std::io::stderr)
@@ -62,10 +68,31 @@ pub fn init_logging(verbose: u8, quiet: bool) -> Logging {
         .log_internal_errors(false)
         .with_filter(filter);
     let (logging, is_first) = install(registry().with(log));
+    if is_first {
+        // The first subscriber is the only one, so its filter is.
+        let _ = FILTER.set(handle);
+    }
     if let (true, Some((name, error))) = (is_first, problem) {
         tracing::warn!(%error, "{name} cannot be read; the level is {level}");
     }
     logging
+}
+
+/// Changes what the log takes, from now on.
+///
+/// # Errors
+/// `InvalidArgument` for a filter that cannot be read, `Unsupported` where the log is another program's.
+pub(crate) fn set_log_filter(text: &str) -> Result<(), EngineError> {
+    let filter = EnvFilter::try_new(text)
+        .map_err(|error| EngineError::invalid_argument(At::other("filter"), error.to_string()))?;
+    let at = || At::other("log_level");
+    let Some(handle) = FILTER.get() else {
+        let problem = "this process's log was not set up by Genset";
+        return Err(EngineError::unsupported(at(), problem));
+    };
+    tracing::info!(filter = text, "the filter of the log changes");
+    let changed = handle.reload(filter);
+    changed.map_err(|error| EngineError::unsupported(at(), error.to_string()))
 }
 
 /// How events are written: one line each.

@@ -378,10 +378,18 @@ impl NetworkArgs {
         }
     }
 
+    /// The right to ask workers for what changes them, if the flags give one.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the flag.
+    pub(crate) fn control_secret(&self) -> Result<Option<WireSecret>, EngineError> {
+        let file = self.control_secret_file.as_deref();
+        secret_of("--control-secret-file", file)
+    }
+
     fn wire_config(&self) -> Result<WireConfig, EngineError> {
         let secret = secret_of("--wire-secret-file", self.wire_secret_file.as_deref())?;
-        let control = self.control_secret_file.as_deref();
-        let control_secret = secret_of("--control-secret-file", control)?;
+        let control_secret = self.control_secret()?;
         let memory = self.wire_memory_budget;
         if !(0.01..=3600.0).contains(&self.peer_timeout) {
             return Err(EngineError::invalid_argument(

@@ -21,6 +21,7 @@ use tokio::time::timeout;
 use tracing::Instrument;
 
 use crate::component::{Endpoint, Runtime, Serving};
+use crate::controls::perform;
 use crate::discovery::{InstanceRecord, Lease};
 use crate::kv_blocks::{KvBlocksClient, KvBlocksHandler, KvBlocksRequest};
 use crate::names::{EndpointName, InstanceId};
@@ -325,7 +326,7 @@ impl Handler<ControlRequest, ControlReply> for ControlHandler {
         request: ControlRequest,
         _ctx: RequestContext,
     ) -> Result<ResponseStream<ControlReply>, EngineError> {
-        let reply = self.0.control(request).await?;
+        let reply = perform(&*self.0, request).await?;
         Ok(Box::pin(stream::iter([Ok(reply)])))
     }
 }

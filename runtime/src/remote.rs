@@ -16,16 +16,17 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    At, ControlReply, ControlRequest, EngineConfig, EngineControls, EngineError, EngineState,
-    ErrorKind, GenerateRequest, LLMEngine, ModelCard, OutputStream, RequestContext, StartContext,
+    At, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind, GenerateRequest,
+    LLMEngine, ModelCard, OutputStream, RequestContext, StartContext,
 };
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::follow::follow_kv_events;
 use self::outputs::RemoteOutputs;
-use crate::client::{Client, GenerateClient};
+use crate::client::GenerateClient;
 use crate::component::Runtime;
+use crate::controls::ControlClient;
 use crate::load::follow_load;
 use crate::models::{LiveModel, ModelDirectory};
 use crate::names::{EndpointName, InstanceId};
@@ -123,7 +124,7 @@ impl fmt::Debug for RemoteEngine {
 /// What `start` builds.
 struct Remote {
     client: GenerateClient,
-    control: Client<ControlRequest, ControlReply>,
+    control: ControlClient,
     stop: CancellationToken,
     _follow: Vec<AbortOnDropHandle<()>>,
 }
@@ -224,7 +225,7 @@ async fn meet(
     }
     let remote = Remote {
         client,
-        control: sibling(endpoints::CONTROL)?.client(),
+        control: ControlClient::try_new(runtime, &config.endpoint)?,
         stop: CancellationToken::new(),
         _follow: follow,
     };

@@ -1,6 +1,7 @@
-//! The status server of a process: `/live`, `/ready`, `/health` and `/metrics`, on a port and, where the runtime has one, a
+//! The status server of a process: `/live`, `/ready`, `/health`, `/metrics` and, of a worker, `/control`, on a port and, where the runtime has one, a
 //! thread of its own, so that it answers while everything else is saturated.
 
+mod control;
 mod health;
 
 use std::net::SocketAddr;
@@ -16,6 +17,7 @@ use axum::serve::ListenerExt;
 use genset_backend_common::MetricsRegistry;
 use tokio::net::TcpListener;
 
+pub use control::ControlDoor;
 pub use health::{Health, HealthSource};
 
 use crate::component::Runtime;
@@ -51,6 +53,29 @@ impl StatusServer {
         runtime: &Runtime,
         health: impl Into<HealthSource>,
     ) -> std::io::Result<Self> {
+        Self::listen(address, runtime, health.into(), None).await
+    }
+
+    /// As [`Self::bind`], of a worker: operators may ask it for what `control` answers.
+    ///
+    /// # Errors
+    /// As [`Self::bind`].
+    pub async fn bind_with_control(
+        address: SocketAddr,
+        runtime: &Runtime,
+        health: impl Into<HealthSource>,
+        control: ControlDoor,
+    ) -> std::io::Result<Self> {
+        Self::listen(address, runtime, health.into(), Some(control)).await
+    }
+
+    /// Listens, with `/control` where there is somebody to ask.
+    pub(crate) async fn listen(
+        address: SocketAddr,
+        runtime: &Runtime,
+        health: HealthSource,
+        control: Option<ControlDoor>,
+    ) -> std::io::Result<Self> {
         let bound = async move { Ok(TcpListener::bind(address).await) };
         let listener = runtime
             .run_vital(bound)
@@ -64,10 +89,14 @@ impl StatusServer {
         });
         let source = Source {
             metrics: runtime.metrics().clone(),
-            health: health.into(),
+            health,
         };
-        let mut router = router(source);
-        if address.ip().to_canonical().is_loopback() {
+        let is_local = address.ip().to_canonical().is_loopback();
+        let mut router = router(source).merge(match control {
+            Some(door) => control::router(door, is_local),
+            None => control::closed(),
+        });
+        if is_local {
             router = router.layer(from_fn(refuse_other_names));
         }
         let task = runtime.spawn(async move {

@@ -23,7 +23,7 @@ use crate::model_folder::ModelFolder;
 use crate::names::{EndpointName, InstanceId};
 use crate::network_args::{NetworkArgs, Reach};
 use crate::registrar::RuntimeRegistrar;
-use crate::status::{HealthSource, StatusServer};
+use crate::status::{ControlDoor, HealthSource, StatusServer};
 
 /// The exit code of a usage or configuration error.
 const USAGE_ERROR: u8 = 2;
@@ -82,10 +82,10 @@ pub struct WorkerArgs {
     /// Silence after which the engine is probed, in seconds; 0 to probe only at start
     #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = seconds)]
     pub canary_interval: f64,
-    /// Address of /live, /ready, /health and /metrics
+    /// Address of /live, /ready, /health, /metrics and /control
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub status_host: IpAddr,
-    /// Port of /live, /ready, /health and /metrics [default: none; 0 for any free one]
+    /// Port of /live, /ready, /health, /metrics and /control [default: none; 0 for any free one]
     #[arg(long, env = "GENSET_STATUS_PORT")]
     pub status_port: Option<u16>,
     /// How it meets other processes
@@ -180,7 +180,8 @@ impl WorkerArgs {
         name: &EndpointName,
     ) -> Result<Option<StatusServer>, EngineError> {
         let health = HealthSource::worker(handle.status(), name.clone());
-        self.status_server_with(runtime, health).await
+        let door = ControlDoor::new(handle.control(), self.network.control_secret()?);
+        self.bind_status(runtime, health, Some(door)).await
     }
 
     /// As [`Self::status_server`], for a process whose readiness is another.
@@ -192,18 +193,26 @@ impl WorkerArgs {
         runtime: &Runtime,
         health: impl Into<HealthSource>,
     ) -> Result<Option<StatusServer>, EngineError> {
+        self.bind_status(runtime, health.into(), None).await
+    }
+
+    async fn bind_status(
+        &self,
+        runtime: &Runtime,
+        health: HealthSource,
+        control: Option<ControlDoor>,
+    ) -> Result<Option<StatusServer>, EngineError> {
         let Some(port) = self.status_port else {
             return Ok(None);
         };
         let address = SocketAddr::new(self.status_host, port);
-        let server = StatusServer::bind(address, runtime, health)
-            .await
-            .map_err(|error| {
-                EngineError::invalid_argument(
-                    "--status-host, --status-port",
-                    format!("cannot listen on {address}: {error}"),
-                )
-            })?;
+        let bound = StatusServer::listen(address, runtime, health, control).await;
+        let server = bound.map_err(|error| {
+            EngineError::invalid_argument(
+                "--status-host, --status-port",
+                format!("cannot listen on {address}: {error}"),
+            )
+        })?;
         tracing::info!("status on http://{}", server.address());
         Ok(Some(server))
     }

@@ -1,15 +1,17 @@
 //! Administrative requests on their way to the engine's typed controls.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
+use tokio::sync::watch;
 
 use super::adapter::panic_text;
+use super::lifecycle::State;
 use crate::controls::{ControlReply, ControlRequest, missing};
 use crate::engine::LLMEngine;
-use crate::error::EngineError;
+use crate::error::{EngineError, ErrorKind};
 use crate::ports::Control;
 
 /// The engine's controls, or their absence, with panics contained.
@@ -20,7 +22,7 @@ pub(super) struct ControlAdapter {
 #[async_trait]
 impl Control for ControlAdapter {
     async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
-        let op = name(&request);
+        let op = request.op();
         tracing::info!(op, "administrative request");
         match AssertUnwindSafe(self.perform(request)).catch_unwind().await {
             Ok(reply) => reply,
@@ -38,10 +40,8 @@ impl Control for ControlAdapter {
 
 impl ControlAdapter {
     async fn perform(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
-        let controls = self
-            .engine
-            .controls()
-            .ok_or_else(|| missing(name(&request)))?;
+        let op = request.op();
+        let controls = self.engine.controls().ok_or_else(|| missing(op))?;
         match request {
             ControlRequest::Sleep { level } => controls.sleep(level).await?,
             ControlRequest::Wake => controls.wake().await?,
@@ -60,21 +60,44 @@ impl ControlAdapter {
                     location: controls.stop_profile().await?,
                 });
             }
+            ControlRequest::LogLevel { .. } => return Err(missing(op)),
         }
         Ok(ControlReply::Done)
     }
 }
 
-fn name(request: &ControlRequest) -> &'static str {
-    match request {
-        ControlRequest::Sleep { .. } => "sleep",
-        ControlRequest::Wake => "wake",
-        ControlRequest::ClearPrefixCache => "clear_prefix_cache",
-        ControlRequest::LoadAdapter { .. } => "load_adapter",
-        ControlRequest::UnloadAdapter { .. } => "unload_adapter",
-        ControlRequest::ListAdapters => "list_adapters",
-        ControlRequest::UpdateWeights { .. } => "update_weights",
-        ControlRequest::StartProfile => "start_profile",
-        ControlRequest::StopProfile => "stop_profile",
+/// The engine's controls for who holds the worker's handle. It keeps no engine alive, and asks none that does not serve.
+#[derive(Debug, Clone)]
+pub(super) struct HandleControl {
+    pub(super) engine: Weak<dyn LLMEngine>,
+    pub(super) state: watch::Receiver<State>,
+}
+
+impl HandleControl {
+    /// The engine, while requests may reach it.
+    fn serving(&self) -> Option<Arc<dyn LLMEngine>> {
+        match *self.state.borrow() {
+            State::Serving(_) | State::Suspended(_) | State::Draining { .. } => {
+                self.engine.upgrade()
+            }
+            State::Created
+            | State::Starting
+            | State::Registering(_)
+            | State::CleaningUp { .. }
+            | State::Stopped(_) => None,
+        }
+    }
+}
+
+#[async_trait]
+impl Control for HandleControl {
+    async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
+        let engine = self.serving().ok_or_else(|| {
+            EngineError::new(
+                ErrorKind::Unavailable,
+                "the worker does not serve yet, or not any more",
+            )
+        })?;
+        ControlAdapter { engine }.control(request).await
     }
 }

@@ -1,10 +1,8 @@
 //! The controls of a remote engine: each travels to its worker.
 
 use async_trait::async_trait;
-use futures_util::StreamExt;
 use genset_backend_common::{
-    Adapter, ControlReply, ControlRequest, EngineControls, EngineError, ErrorKind, RequestContext,
-    SleepLevel,
+    Adapter, ControlReply, ControlRequest, EngineControls, EngineError, SleepLevel,
 };
 
 use super::RemoteEngine;
@@ -16,15 +14,8 @@ impl RemoteEngine {
             Some(instance) => instance,
             None => remote.only_instance()?,
         };
-        remote.control.wait_for_instances(self.config.wait).await?;
-        let ctx = RequestContext::new("control");
-        let mut replies = remote.control.direct(instance, request, ctx).await?;
-        replies.next().await.unwrap_or_else(|| {
-            Err(EngineError::new(
-                ErrorKind::StreamIncomplete,
-                "the worker gave no reply",
-            ))
-        })
+        remote.control.workers(self.config.wait).await?;
+        remote.control.ask(instance, request).await
     }
 
     async fn done(&self, request: ControlRequest) -> Result<(), EngineError> {

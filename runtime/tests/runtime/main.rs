@@ -16,6 +16,7 @@ mod discovery;
 mod models;
 mod plane;
 mod remote;
+mod status_control;
 mod support;
 mod wire_document;
 mod workers;

@@ -187,3 +187,27 @@ async fn a_panic_or_an_error_is_the_answer_to_its_request_only() {
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unavailable);
     stop_cleanly(&handle).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_handle_asks_an_engine_that_serves_and_no_other() {
+    let noting = Noting::default();
+    let world = with_controls(noting.clone());
+    let handle = serving(&world, config()).await;
+    let control = handle.control();
+    let woken = control.control(ControlRequest::Wake).await;
+    assert_eq!(woken.unwrap(), ControlReply::Done);
+    stop_cleanly(&handle).await;
+    let late = control.control(ControlRequest::Wake).await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Unavailable);
+    assert_eq!(noting.0.lock().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_is_no_engines_affair() {
+    let world = with_controls(Noting::default());
+    let handle = serving(&world, config()).await;
+    let (control, filter) = (handle.control(), "debug".into());
+    let asked = control.control(ControlRequest::LogLevel { filter });
+    assert_eq!(asked.await.unwrap_err().kind(), ErrorKind::Unsupported);
+    stop_cleanly(&handle).await;
+}

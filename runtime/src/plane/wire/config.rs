@@ -161,6 +161,11 @@ impl WireSecret {
         })
     }
 
+    /// Whether it is this one, in a time that tells nothing of it.
+    pub(crate) fn is(&self, given: &[u8]) -> bool {
+        constant_time_eq::constant_time_eq(given, &self.bytes)
+    }
+
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
