@@ -1,14 +1,17 @@
 //! `genset control`: asks something of the workers of an endpoint, beside generation.
 
 use clap::{Args, Subcommand, ValueEnum};
-use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use genset_backend_common::{
-    Adapter, At, ControlReply, ControlRequest, EngineError, ErrorKind, RequestContext, SleepLevel,
+    Adapter, At, ControlReply, ControlRequest, EngineError, Load, SleepLevel,
 };
-use genset_runtime::{Client, EndpointName, InstanceId, NetworkArgs, Runtime, endpoints};
+use genset_runtime::{
+    Client, ControlClient, EndpointName, InstanceId, NetworkArgs, Runtime, endpoints,
+};
+use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::top::{load_in_words, load_of};
 use super::{FIND_TIMEOUT, with_runtime};
 use crate::input::print;
 
@@ -17,6 +20,7 @@ Examples:
   genset control dyn://genset.backend.generate sleep --level weights
   genset control dyn://genset.backend.generate clear-prefix-cache --instance 1e3d82719a4443
   genset control dyn://genset.backend.generate load-adapter french ./adapters/french
+  genset control dyn://genset.backend.generate log-level info,genset_runtime=debug
 
 Workers that others than this machine reach want the right to it: give both the same --control-secret-file.
 
@@ -55,6 +59,7 @@ enum Operation {
     #[command(alias = "clear_prefix_cache")]
     ClearPrefixCache,
     /// List the adapters
+    #[command(aliases = ["list_adapters", "list-adapters"])]
     Adapters,
     /// Make an adapter available
     #[command(alias = "load_adapter")]
@@ -83,6 +88,15 @@ enum Operation {
     /// End the profile, and say where it was written
     #[command(alias = "stop_profile")]
     StopProfile,
+    /// Change what the worker's process logs
+    #[command(alias = "log_level")]
+    LogLevel {
+        /// The new filter in RUST_LOG syntax, such as debug or info,genset_runtime=trace
+        filter: String,
+    },
+    /// Say how busy it is
+    #[command(aliases = ["load_metrics", "load-metrics"])]
+    Load,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -96,8 +110,9 @@ fn json_of(text: &str) -> Result<Value, serde_json::Error> {
 }
 
 impl Operation {
-    fn request(&self) -> ControlRequest {
-        match self {
+    /// What `control` is asked for; `None` for what another endpoint answers.
+    fn request(&self) -> Option<ControlRequest> {
+        Some(match self {
             Self::Sleep { level } => ControlRequest::Sleep {
                 level: match level {
                     Level::KvCache => SleepLevel::KvCache,
@@ -119,12 +134,24 @@ impl Operation {
             },
             Self::StartProfile => ControlRequest::StartProfile,
             Self::StopProfile => ControlRequest::StopProfile,
-        }
+            Self::LogLevel { filter } => ControlRequest::LogLevel {
+                filter: filter.clone(),
+            },
+            Self::Load => return None,
+        })
     }
 }
 
 /// What came of it at a worker.
-type Outcome = (InstanceId, Result<ControlReply, EngineError>);
+type Outcome = (InstanceId, Result<Answer, EngineError>);
+
+/// What a worker said.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Answer {
+    Reply(ControlReply),
+    Load(Load),
+}
 
 /// Asks the workers, all at once, and prints what each says. The exit code says whether all did it.
 ///
@@ -141,47 +168,50 @@ pub(crate) fn control(args: &ControlArgs) -> Result<u8, EngineError> {
 }
 
 async fn ask(runtime: &Runtime, args: &ControlArgs) -> Result<Vec<Outcome>, EngineError> {
-    let name = args.endpoint.sibling(endpoints::CONTROL);
+    match args.operation.request() {
+        Some(request) => {
+            let client = ControlClient::try_new(runtime, &args.endpoint)?;
+            let workers = chosen(args, client.workers(FIND_TIMEOUT).await?);
+            let each = workers.into_iter().map(async |worker| {
+                let reply = client.ask(worker, request.clone()).await;
+                (worker, reply.map(Answer::Reply))
+            });
+            Ok(join_all(each).await)
+        }
+        None => loads(runtime, args).await,
+    }
+}
+
+/// The worker that is named, or all.
+fn chosen(args: &ControlArgs, all: Vec<InstanceId>) -> Vec<InstanceId> {
+    args.instance.map_or(all, |instance| vec![instance])
+}
+
+async fn loads(runtime: &Runtime, args: &ControlArgs) -> Result<Vec<Outcome>, EngineError> {
+    let name = args.endpoint.sibling(endpoints::LOAD);
     let name = name.map_err(|error| EngineError::invalid_argument(At::other("ENDPOINT"), error))?;
-    let client: Client<ControlRequest, ControlReply> = runtime.endpoint(name).client();
+    let client: Client<(), Load> = runtime.endpoint(name).client();
     client.wait_for_instances(FIND_TIMEOUT).await?;
-    let workers = match args.instance {
-        Some(instance) => vec![instance],
-        None => client
-            .instances()
-            .iter()
-            .map(|record| record.instance)
-            .collect(),
-    };
-    let request = args.operation.request();
-    let each = workers.into_iter().map(async |worker| {
-        let reply = ask_one(&client, worker, request.clone()).await;
-        (worker, reply)
+    let all = client.instances();
+    let all = all.iter().map(|record| record.instance).collect();
+    let each = chosen(args, all).into_iter().map(async |worker| {
+        let load = load_of(&client, worker).await;
+        (worker, load.map(Answer::Load))
     });
     Ok(join_all(each).await)
 }
 
-async fn ask_one(
-    client: &Client<ControlRequest, ControlReply>,
-    worker: InstanceId,
-    request: ControlRequest,
-) -> Result<ControlReply, EngineError> {
-    let ctx = RequestContext::new("control");
-    let mut replies = client.direct(worker, request, ctx).await?;
-    replies.next().await.unwrap_or_else(|| {
-        let message = "the worker gave no reply";
-        Err(EngineError::new(ErrorKind::StreamIncomplete, message))
-    })
-}
-
 fn in_words((worker, reply): &Outcome) -> String {
     match reply {
-        Ok(ControlReply::Done) => format!("{worker}  done\n"),
-        Ok(ControlReply::Profile { location }) => format!("{worker}  profile in {location}\n"),
-        Ok(ControlReply::Adapters { adapters }) if adapters.is_empty() => {
+        Ok(Answer::Load(load)) => format!("{worker}  {}\n", load_in_words(load)),
+        Ok(Answer::Reply(ControlReply::Done)) => format!("{worker}  done\n"),
+        Ok(Answer::Reply(ControlReply::Profile { location })) => {
+            format!("{worker}  profile in {location}\n")
+        }
+        Ok(Answer::Reply(ControlReply::Adapters { adapters })) if adapters.is_empty() => {
             format!("{worker}  no adapters\n")
         }
-        Ok(ControlReply::Adapters { adapters }) => { adapters.iter() }
+        Ok(Answer::Reply(ControlReply::Adapters { adapters })) => { adapters.iter() }
             .map(|adapter| format!("{worker}  {}  {}\n", adapter.name, adapter.source))
             .collect(),
         Err(error) => format!("{worker}  failed: {error}\n"),

@@ -8,7 +8,7 @@ use clap::Args;
 use crossterm::{cursor, execute, queue, style, terminal};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use genset_backend_common::{EngineError, Load, RequestContext, Role};
+use genset_backend_common::{EngineError, ErrorKind, Load, RequestContext, Role};
 use genset_runtime::{
     Client, EndpointName, InstanceId, ModelDirectory, NetworkArgs, Runtime, endpoints,
 };
@@ -111,7 +111,7 @@ impl Fleet {
                 role,
                 worker,
                 load: match self.clients.get(&endpoint) {
-                    Some(client) => load_of(client, worker).await,
+                    Some(client) => load_of(client, worker).await.ok(),
                     None => None,
                 },
             });
@@ -119,15 +119,30 @@ impl Fleet {
     }
 }
 
-async fn load_of(client: &Client<(), Load>, worker: InstanceId) -> Option<Load> {
+/// The load that a worker says now.
+///
+/// # Errors
+/// It is not there, or said none in time.
+pub(super) async fn load_of(
+    client: &Client<(), Load>,
+    worker: InstanceId,
+) -> Result<Load, EngineError> {
+    let none = || {
+        EngineError::new(
+            ErrorKind::Unavailable,
+            "the worker did not say its load in time",
+        )
+    };
     let first = async {
         client.wait_for_instances(ANSWER_TIMEOUT).await?;
         let mut loads = client
             .direct(worker, (), RequestContext::new("load"))
             .await?;
-        loads.next().await.transpose()
+        loads.next().await.unwrap_or_else(|| Err(none()))
     };
-    timeout(ANSWER_TIMEOUT, first).await.ok()?.ok()?
+    timeout(ANSWER_TIMEOUT, first)
+        .await
+        .unwrap_or_else(|_| Err(none()))
 }
 
 /// Draws what is seen, again and again, on a screen that is given back at the end.
@@ -177,7 +192,7 @@ fn in_words(seen: &[Seen]) -> String {
     if seen.is_empty() {
         return super::models::NONE_SERVED.into();
     }
-    let rows: Vec<[String; 6]> = seen.iter().map(row).collect();
+    let rows: Vec<[String; 8]> = seen.iter().map(row).collect();
     let total = |of: fn(&Load) -> u32| -> u64 {
         let loads = seen.iter().filter_map(|seen| seen.load.as_ref());
         loads.map(|load| u64::from(of(load))).sum()
@@ -189,18 +204,23 @@ fn in_words(seen: &[Seen]) -> String {
         total(|load| load.running_requests),
         total(|load| load.waiting_requests),
         table(
-            ["MODEL", "ROLE", "WORKER", "RUNNING", "WAITING", "KV CACHE"],
+            [
+                "MODEL", "ROLE", "WORKER", "RUNNING", "WAITING", "HITS", "TTFT", "KV CACHE",
+            ],
             &rows
         )
     )
 }
 
-fn row(seen: &Seen) -> [String; 6] {
-    let [running, waiting, kv] = match &seen.load {
-        None => ["-".into(), "-".into(), "gave no answer".into()],
+fn row(seen: &Seen) -> [String; 8] {
+    let dash = || "-".to_owned();
+    let [running, waiting, hits, ttft, kv] = match &seen.load {
+        None => [dash(), dash(), dash(), dash(), "gave no answer".into()],
         Some(load) => [
             load.running_requests.to_string(),
             load.waiting_requests.to_string(),
+            hits(load).unwrap_or_else(dash),
+            ttft(load).unwrap_or_else(dash),
             bar(load),
         ],
     };
@@ -211,8 +231,43 @@ fn row(seen: &Seen) -> [String; 6] {
         seen.worker.to_string(),
         running,
         waiting,
+        hits,
+        ttft,
         kv,
     ]
+}
+
+/// A worker's load in one line.
+pub(super) fn load_in_words(load: &Load) -> String {
+    let (running, waiting) = (load.running_requests, load.waiting_requests);
+    let mut text = format!(
+        "{running} running, {waiting} waiting, KV cache {}",
+        bar(load)
+    );
+    if let Some(hits) = hits(load) {
+        text.push_str(&format!(", hits {hits}"));
+    }
+    if let Some(ttft) = ttft(load) {
+        text.push_str(&format!(", TTFT {ttft}"));
+    }
+    text
+}
+
+/// How much of the recent prompts was cached; `None` where there were none.
+fn hits(load: &Load) -> Option<String> {
+    let prompts = u128::from(load.recent_prompt_tokens);
+    let percent = (u128::from(load.recent_cached_tokens) * 100).checked_div(prompts)?;
+    Some(format!("{percent} %"))
+}
+
+/// The median time to the first token of the recent requests.
+fn ttft(load: &Load) -> Option<String> {
+    let after_us = load.recent_ttft_us?;
+    Some(match after_us {
+        0..10_000 => format!("{}.{} ms", after_us / 1000, after_us / 100 % 10),
+        10_000..10_000_000 => format!("{} ms", after_us / 1000),
+        _ => format!("{} s", after_us / 1_000_000),
+    })
 }
 
 /// How full the KV cache is.
@@ -238,4 +293,28 @@ fn in_json(seen: &Seen) -> Value {
         "worker": seen.worker.to_string(),
         "load": seen.load,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_recent_requests_were_like_is_said_where_there_were_any() {
+        let idle = Load::default();
+        assert_eq!((hits(&idle), ttft(&idle)), (None, None));
+        assert_eq!(load_in_words(&idle), "0 running, 0 waiting, KV cache none");
+        let shown = |recent_ttft_us, cached| {
+            let load = Load {
+                recent_ttft_us: Some(recent_ttft_us),
+                recent_prompt_tokens: 300,
+                recent_cached_tokens: cached,
+                ..Load::default()
+            };
+            (hits(&load).unwrap(), ttft(&load).unwrap())
+        };
+        assert_eq!(shown(1_250, 0), ("0 %".into(), "1.2 ms".into()));
+        assert_eq!(shown(25_999, 299), ("99 %".into(), "25 ms".into()));
+        assert_eq!(shown(61_000_000, 300), ("100 %".into(), "61 s".into()));
+    }
 }

@@ -93,3 +93,46 @@ async fn where_there_is_no_worker_control_says_so() {
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("nobody.backend.control"), "{ended:?}");
 }
+
+#[tokio::test]
+async fn a_workers_log_changes_while_it_runs() {
+    let fleet = Fleet::new();
+    let mut worker = fleet.worker(&[]).await;
+    let quiet = ["control", ENDPOINT, "wake"];
+    let asked = fleet.ask(&quiet).await;
+    assert!(asked.stdout.contains("does not support wake"), "{asked:?}");
+    let told = |log: String| log.matches("administrative request").count();
+    let before = told(worker.log());
+    assert!(before > 0, "{}", worker.log());
+
+    let misspelt = fleet.ask(&["control", ENDPOINT, "log-level", "wran"]).await;
+    assert_eq!(misspelt.code, Some(1), "{misspelt:?}");
+    assert!(
+        misspelt.stdout.contains("did you mean warn?"),
+        "{misspelt:?}"
+    );
+    let set = fleet.ask(&["control", ENDPOINT, "log_level", "warn"]).await;
+    assert_eq!(set.code, Some(0), "{set:?}");
+    fleet.ask(&quiet).await;
+    assert_eq!(told(worker.log()), before, "{}", worker.log());
+    let set = fleet.ask(&["control", ENDPOINT, "log-level", "info"]).await;
+    assert_eq!(set.code, Some(0), "{set:?}");
+    fleet.ask(&quiet).await;
+    assert!(told(worker.log()) > before, "{}", worker.log());
+
+    let listed = worker.get("/control").await;
+    assert_eq!(listed.status, 200, "{listed:?}");
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_says_its_load_by_either_name() {
+    let fleet = Fleet::new();
+    let worker = fleet.worker(&[]).await;
+    for name in ["load", "load_metrics"] {
+        let said = fleet.ask(&["control", ENDPOINT, name]).await;
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert!(said.stdout.contains("0 running, 0 waiting"), "{said:?}");
+    }
+    worker.stop().await;
+}
