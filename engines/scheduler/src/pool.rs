@@ -187,22 +187,23 @@ impl KvBlockPool {
     }
 
     fn is_same(&self, block: BlockId, after: After, tokens: &[TokenId]) -> bool {
-        let content = self
-            .blocks
-            .get(block.index())
-            .and_then(|block| block.content.as_ref());
-        content.is_some_and(|content| content.after == after && *content.tokens == *tokens)
+        let content = &self.blocks[block.index()].content;
+        content
+            .as_ref()
+            .is_some_and(|content| content.after == after && *content.tokens == *tokens)
     }
 
     /// Adds a holder to each block.
+    ///
+    /// # Panics
+    /// A block is none of this pool's.
     pub fn hold(&mut self, blocks: &[BlockId]) {
         for id in blocks {
-            if let Some(block) = self.blocks.get_mut(id.index()) {
-                if block.holders == 0 {
-                    self.idle.remove(&block.idle_since);
-                }
-                block.holders += 1;
+            let block = &mut self.blocks[id.index()];
+            if block.holders == 0 {
+                self.idle.remove(&block.idle_since);
             }
+            block.holders += 1;
         }
     }
 
@@ -215,9 +216,7 @@ impl KvBlockPool {
         let mut taken = Vec::with_capacity(count);
         while taken.len() < count {
             let id = self.free.pop().or_else(|| self.evict())?;
-            if let Some(block) = self.blocks.get_mut(id.index()) {
-                block.holders = 1;
-            }
+            self.blocks[id.index()].holders = 1;
             taken.push(id);
         }
         Some(taken)
@@ -225,7 +224,7 @@ impl KvBlockPool {
 
     fn evict(&mut self) -> Option<BlockId> {
         let (_, id) = self.idle.pop_first()?;
-        let content = self.blocks.get_mut(id.index())?.content.take();
+        let content = self.blocks[id.index()].content.take();
         if let Some(Content { hash, .. }) = content {
             self.reusable.remove(&hash);
             if let Some(KvEventData::Removed { blocks }) = self.events.last_mut() {
@@ -239,16 +238,17 @@ impl KvBlockPool {
     }
 
     /// Takes a holder from each block of a sequence, given from its first block on.
+    ///
+    /// # Panics
+    /// A block is none of this pool's, or nobody holds it.
     pub fn release(&mut self, blocks: &[BlockId]) {
         for id in blocks.iter().rev() {
-            let Some(block) = self.blocks.get_mut(id.index()) else {
-                continue;
-            };
-            debug_assert!(
+            let block = &mut self.blocks[id.index()];
+            assert!(
                 block.holders > 0,
-                "{id:?} was released more often than held"
+                "invariant: {id:?} is released as often as it is held"
             );
-            block.holders = block.holders.saturating_sub(1);
+            block.holders -= 1;
             if block.holders > 0 {
                 continue;
             }
@@ -267,6 +267,9 @@ impl KvBlockPool {
     /// Returns the block to use from now on: where an equal one is reusable already, that one, held in place of the one
     /// given, which is released. `None` when another content has the hash; the block then stays as it was, and nothing
     /// that follows it can become reusable.
+    ///
+    /// # Panics
+    /// The block is none of this pool's.
     pub fn store(
         &mut self,
         id: BlockId,
@@ -285,7 +288,7 @@ impl KvBlockPool {
             return Some(equal);
         }
         let tokens = tokens.into();
-        self.blocks.get_mut(id.index())?.content = Some(Content {
+        self.blocks[id.index()].content = Some(Content {
             hash,
             after,
             tokens,

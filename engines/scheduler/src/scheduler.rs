@@ -10,7 +10,7 @@
 //! reported as [`Step::outgrown`].
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use genset_backend_common::TokenId;
@@ -18,7 +18,7 @@ use genset_backend_common::kv::KvEventData;
 
 use crate::error::{AddError, LimitsError};
 use crate::pool::{BlockId, KvBlockPool};
-use crate::sequence::{NewSequence, Sequence, SequenceId};
+use crate::sequence::{NewSequence, Receipt, Sequence, SequenceId};
 
 /// What a step and the queue may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +116,8 @@ pub struct Stats {
 /// Best first: priority, then arrival. The id is carried along.
 type Rank = (Reverse<i32>, u64, SequenceId);
 
+type Queue = BTreeMap<Rank, Sequence>;
+
 /// The waiting and the running sequences, and their KV blocks.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -124,9 +126,10 @@ pub struct Scheduler {
     is_chunking: bool,
     watermark_blocks: usize,
     pool: KvBlockPool,
-    sequences: HashMap<SequenceId, Sequence>,
-    waiting: BTreeSet<Rank>,
-    running: BTreeSet<Rank>,
+    waiting: Queue,
+    running: Queue,
+    /// Where each sequence is in its queue.
+    ranks: HashMap<SequenceId, Rank>,
     /// The blocks of ended sequences that others may still want.
     held: HashMap<SequenceId, Vec<BlockId>>,
     arrivals: u64,
@@ -139,6 +142,26 @@ pub struct Scheduler {
 struct Draft {
     step: Step,
     budget: usize,
+}
+
+/// The blocks that a sequence begins in, of which the first `reused` have their content already.
+struct Room {
+    blocks: Vec<BlockId>,
+    reused: usize,
+}
+
+impl Draft {
+    fn schedule(&mut self, id: SequenceId, sequence: &mut Sequence, tokens: usize) {
+        sequence.planned = tokens;
+        self.budget -= tokens;
+        let range = sequence.computed..sequence.computed + tokens;
+        let wants_token = range.end == sequence.tokens().len();
+        self.step.rows.push(Scheduled {
+            id,
+            tokens: range,
+            wants_token,
+        });
+    }
 }
 
 impl Scheduler {
@@ -173,9 +196,9 @@ impl Scheduler {
             is_chunking: true,
             watermark_blocks: 0,
             pool: KvBlockPool::try_new(num_blocks, block_size)?,
-            sequences: HashMap::new(),
-            waiting: BTreeSet::new(),
-            running: BTreeSet::new(),
+            waiting: Queue::new(),
+            running: Queue::new(),
+            ranks: HashMap::new(),
             held: HashMap::new(),
             arrivals: 0,
             preemptions: 0,
@@ -211,15 +234,16 @@ impl Scheduler {
     /// # Errors
     /// It can never run, too many wait already, or its id is in use.
     pub fn add(&mut self, new: NewSequence) -> Result<(), AddError> {
+        self.enqueue(new, Receipt::None)
+    }
+
+    fn enqueue(&mut self, new: NewSequence, receipt: Receipt) -> Result<(), AddError> {
         let waiting = self.waiting.len();
-        if self.held.contains_key(&new.id) {
+        if self.held.contains_key(&new.id) || self.ranks.contains_key(&new.id) {
             return Err(AddError::DuplicateId(new.id));
         }
         if new.prompt.is_empty() {
             return Err(AddError::EmptyPrompt);
-        }
-        if self.sequences.contains_key(&new.id) {
-            return Err(AddError::DuplicateId(new.id));
         }
         let capacity_tokens = self.pool.total() * self.pool.block_size();
         if new.prompt.len() > capacity_tokens {
@@ -239,37 +263,43 @@ impl Scheduler {
             return Err(AddError::QueueFull { waiting });
         }
         self.arrivals += 1;
-        let id = new.id;
-        let sequence = Sequence::new(new, self.arrivals, &self.pool);
-        self.waiting.insert(rank(id, &sequence));
-        self.sequences.insert(id, sequence);
+        let rank = (Reverse(new.priority), self.arrivals, new.id);
+        self.ranks.insert(new.id, rank);
+        let sequence = Sequence::new(new, receipt, &self.pool);
+        self.waiting.insert(rank, sequence);
         Ok(())
     }
 
     /// Takes a sequence out, wherever it is, and frees its blocks at once. Whether it was here.
     pub fn cancel(&mut self, id: SequenceId) -> bool {
-        let Some(mut sequence) = self.sequences.remove(&id) else {
+        let Some(mut sequence) = self.remove(id) else {
             return false;
         };
-        let rank = rank(id, &sequence);
-        self.waiting.remove(&rank);
-        self.running.remove(&rank);
         self.pool.release(&sequence.give_up_blocks());
         true
+    }
+
+    fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
+        let rank = self.ranks.remove(&id)?;
+        let running = self.running.remove(&rank);
+        running.or_else(|| self.waiting.remove(&rank))
     }
 
     /// Says whether a sequence's reader is behind: it then keeps its place and makes no tokens, but is the first to lose
     /// its blocks and its place to others.
     pub fn set_paused(&mut self, id: SequenceId, is_paused: bool) {
-        if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.is_paused = is_paused;
+        if let Some(rank) = self.ranks.get(&id) {
+            let running = self.running.get_mut(rank);
+            let sequence = running.or_else(|| self.waiting.get_mut(rank));
+            sequence.into_iter().for_each(|it| it.is_paused = is_paused);
         }
     }
 
     /// Forgets every reusable block, also those that sequences hold.
     pub fn clear_prefix_cache(&mut self) {
         self.pool.clear();
-        self.sequences.values_mut().for_each(Sequence::stop_storing);
+        let all = self.running.values_mut().chain(self.waiting.values_mut());
+        all.for_each(Sequence::stop_storing);
     }
 
     /// Decides what the next step computes. A plan that was not committed is void.
@@ -278,9 +308,7 @@ impl Scheduler {
             step: Step::default(),
             budget: self.limits.max_num_batched_tokens,
         };
-        self.sequences
-            .values_mut()
-            .for_each(|sequence| sequence.planned = 0);
+        self.running.values_mut().for_each(|it| it.planned = 0);
         self.remove_outgrown(&mut draft);
         self.plan_running(&mut draft, |remaining| remaining == 1);
         self.plan_running(&mut draft, |remaining| remaining > 1);
@@ -292,11 +320,11 @@ impl Scheduler {
     /// Takes note of what the planned step brought. Sequences that were cancelled meanwhile are passed over.
     pub fn commit(&mut self, reports: &[Report]) {
         for Report { id, outcome } in reports {
-            let Some(sequence) = self
-                .sequences
-                .get_mut(id)
-                .filter(|sequence| sequence.planned > 0)
-            else {
+            let running = self
+                .ranks
+                .get(id)
+                .and_then(|rank| self.running.get_mut(rank));
+            let Some(sequence) = running.filter(|sequence| sequence.planned > 0) else {
                 continue;
             };
             match outcome {
@@ -308,7 +336,8 @@ impl Scheduler {
                 }
                 Outcome::Held => {
                     sequence.end(&mut self.pool);
-                    self.hold(*id);
+                    self.held.insert(*id, sequence.give_up_blocks());
+                    self.remove(*id);
                 }
             }
         }
@@ -322,7 +351,8 @@ impl Scheduler {
     /// A sequence that waits or runs.
     #[must_use]
     pub fn sequence(&self, id: SequenceId) -> Option<&Sequence> {
-        self.sequences.get(&id)
+        let rank = self.ranks.get(&id)?;
+        self.running.get(rank).or_else(|| self.waiting.get(rank))
     }
 
     /// The KV blocks.
@@ -334,17 +364,13 @@ impl Scheduler {
     /// Whether no sequence waits or runs.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty()
+        self.ranks.is_empty()
     }
 
     /// Counts of now and since the start.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let is_paused = |rank: &&Rank| {
-            self.sequences
-                .get(&rank.2)
-                .is_some_and(|sequence| sequence.is_paused)
-        };
+        let running = self.running.values();
         Stats {
             waiting: self.waiting.len(),
             running: self.running.len(),
@@ -352,7 +378,7 @@ impl Scheduler {
             used_blocks: self.pool.used(),
             held_blocks: self.held.values().map(Vec::len).sum(),
             free_blocks: self.pool.free(),
-            paused: self.running.iter().filter(is_paused).count(),
+            paused: running.filter(|sequence| sequence.is_paused).count(),
             preemptions: self.preemptions,
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
@@ -368,11 +394,9 @@ impl Scheduler {
                 && tokens > self.limits.max_num_batched_tokens;
             is_too_long_for_a_step || self.pool.blocks_for(tokens) > self.pool.total()
         };
-        let outgrown = self
-            .sequences
-            .iter()
-            .filter(|(_, sequence)| is_outgrown(sequence));
-        draft.step.outgrown = outgrown.map(|(id, _)| *id).collect();
+        let all = self.running.iter().chain(&self.waiting);
+        let outgrown = all.filter(|(_, sequence)| is_outgrown(sequence));
+        draft.step.outgrown = outgrown.map(|(rank, _)| rank.2).collect();
         draft.step.outgrown.sort();
         for id in &draft.step.outgrown {
             self.cancel(*id);
@@ -381,120 +405,102 @@ impl Scheduler {
 
     /// Plans the running sequences whose remaining tokens are of the `wanted` number, best rank first.
     fn plan_running(&mut self, draft: &mut Draft, wanted: fn(usize) -> bool) {
-        for rank in self.running.iter().copied().collect::<Vec<_>>() {
-            let Some(sequence) = self.sequences.get(&rank.2) else {
+        for rank in self.running.keys().copied().collect::<Vec<_>>() {
+            let Some(sequence) = self.running.get(&rank) else {
+                // Preempted meanwhile.
                 continue;
             };
-            let tokens = sequence.remaining().min(draft.budget);
-            if !self.is_chunking && tokens < sequence.remaining() {
+            let remaining = sequence.remaining();
+            let tokens = remaining.min(draft.budget);
+            if !self.is_chunking && tokens < remaining {
                 continue;
             }
-            if tokens == 0 || sequence.cannot_go_on() || !wanted(sequence.remaining()) {
-                continue;
-            }
-            // Preempted meanwhile, or preempted now for want of a better one.
-            if self.running.contains(&rank) && self.grow(rank, sequence.computed + tokens, draft) {
-                self.schedule(rank.2, tokens, draft);
+            if tokens > 0 && !sequence.cannot_go_on() && wanted(remaining) {
+                self.grow(rank, tokens, draft);
             }
         }
     }
 
-    /// Makes the blocks of a running sequence suffice for `tokens` tokens; `false` when it lost them all instead.
-    fn grow(&mut self, rank: Rank, tokens: usize, draft: &mut Draft) -> bool {
-        let held = self
-            .sequences
-            .get(&rank.2)
-            .map_or(0, |sequence| sequence.blocks.len());
-        let missing = self.pool.blocks_for(tokens).saturating_sub(held);
-        loop {
+    /// Schedules `tokens` tokens of a running sequence once its blocks suffice for them, or preempts it for want of a better
+    /// one.
+    fn grow(&mut self, rank: Rank, tokens: usize, draft: &mut Draft) {
+        while let Some(sequence) = self.running.get_mut(&rank) {
+            let needed = self.pool.blocks_for(sequence.computed + tokens);
+            let missing = needed.saturating_sub(sequence.blocks.len());
             if let Some(blocks) = self.pool.allocate(missing) {
-                if let Some(sequence) = self.sequences.get_mut(&rank.2) {
-                    sequence.blocks.extend(blocks);
-                }
-                return true;
+                sequence.blocks.extend(blocks);
+                return draft.schedule(rank.2, sequence, tokens);
             }
-            // The sequence itself is among them, so there is one.
-            let victim = self.first_to_yield(|_, _| true).unwrap_or(rank);
-            self.preempt(victim, draft);
-            if victim == rank {
-                return false;
-            }
+            // The sequence itself is among them, so the loop ends.
+            self.preempt(draft, |_, _| true);
         }
     }
 
     /// Admits the best waiting sequence if there is room, or if there is after others gave theirs up.
     fn admit_next(&mut self, draft: &mut Draft) -> bool {
-        let is_ready = |rank: &&Rank| {
-            self.sequences
-                .get(&rank.2)
-                .is_some_and(|sequence| !sequence.is_paused)
-        };
-        let Some(rank) = self.waiting.iter().find(is_ready).copied() else {
+        let best = self.waiting.extract_if(.., |_, it| !it.is_paused).next();
+        let Some((rank, sequence)) = best else {
             return false;
         };
-        while self.running.len() >= self.limits.max_num_seqs {
-            if !self.preempt_for(rank, draft) {
-                return false;
-            }
-        }
-        let Some(sequence) = self.sequences.get(&rank.2) else {
+        let Some(room) = self.make_room(rank, &sequence, draft) else {
+            self.waiting.insert(rank, sequence);
             return false;
         };
-        let mut blocks = sequence.find_prefix(&self.pool);
-        let reused = blocks.len();
-        let to_compute = sequence.tokens().len() - reused * self.pool.block_size();
-        if !self.is_chunking && to_compute > draft.budget {
-            return false;
-        }
-        let missing = self
-            .pool
-            .blocks_for(sequence.tokens().len())
-            .saturating_sub(reused);
-        self.pool.hold(&blocks);
-        while self.pool.available() < missing + self.reserve(rank) {
-            if !self.preempt_for(rank, draft) {
-                self.pool.release(&blocks);
-                return false;
-            }
-        }
-        blocks.extend(self.pool.allocate(missing).unwrap_or_default());
-        self.begin(rank, blocks, reused, draft);
+        self.begin(rank, sequence, room, draft);
         true
     }
 
-    fn begin(&mut self, rank: Rank, blocks: Vec<BlockId>, reused: usize, draft: &mut Draft) {
-        let Some(sequence) = self.sequences.get_mut(&rank.2) else {
-            return;
-        };
+    /// Makes room for a sequence that waits: a place among the running ones, and blocks for all its tokens.
+    fn make_room(&mut self, rank: Rank, sequence: &Sequence, draft: &mut Draft) -> Option<Room> {
+        while self.running.len() >= self.limits.max_num_seqs {
+            if !self.preempt_for(rank, draft) {
+                return None;
+            }
+        }
+        let mut blocks = sequence.find_prefix(&self.pool);
+        let reused = blocks.len();
+        let all_tokens = sequence.tokens().len();
+        if !self.is_chunking && all_tokens - reused * self.pool.block_size() > draft.budget {
+            return None;
+        }
+        let missing = self.pool.blocks_for(all_tokens).saturating_sub(reused);
+        self.pool.hold(&blocks);
+        loop {
+            if self.pool.available() >= missing + self.reserve(rank)
+                && let Some(free) = self.pool.allocate(missing)
+            {
+                blocks.extend(free);
+                return Some(Room { blocks, reused });
+            }
+            if !self.preempt_for(rank, draft) {
+                self.pool.release(&blocks);
+                return None;
+            }
+        }
+    }
+
+    fn begin(&mut self, rank: Rank, mut sequence: Sequence, room: Room, draft: &mut Draft) {
+        let Room { blocks, reused } = room;
         let is_first_time = sequence.begin(blocks, reused, self.pool.block_size());
         if is_first_time {
             self.prompt_tokens += count(sequence.prompt_tokens());
             self.cached_tokens += count(sequence.cached_tokens());
         }
-        self.waiting.remove(&rank);
-        self.running.insert(rank);
         if sequence.is_receiving() {
             draft.step.receiving.push(rank.2);
-            return;
+        } else {
+            let tokens = sequence.remaining().min(draft.budget);
+            draft.schedule(rank.2, &mut sequence, tokens);
         }
-        let tokens = sequence.remaining().min(draft.budget);
-        self.schedule(rank.2, tokens, draft);
+        self.running.insert(rank, sequence);
     }
 
-    /// Blocks to leave for those that run beside a newcomer: one each to grow into, or the newcomer would soon lose its
-    /// own to them. Those that would yield to it need none.
-    fn growing(&self, newcomer: Rank) -> usize {
-        let stays = |rank: &&Rank| {
-            self.sequences
-                .get(&rank.2)
-                .is_some_and(|s| !s.is_paused && rank.0 <= newcomer.0)
-        };
-        self.running.iter().filter(stays).count()
-    }
-
-    /// Blocks to leave free when `newcomer` is admitted.
+    /// Blocks to leave free when `newcomer` is admitted: one each for those that run beside it to grow into, or the newcomer
+    /// would soon lose its own to them. Those that would yield to it need none.
     fn reserve(&self, newcomer: Rank) -> usize {
-        let growing = self.growing(newcomer);
+        let stays =
+            |(rank, sequence): &(&Rank, &Sequence)| !sequence.is_paused && rank.0 <= newcomer.0;
+        let growing = self.running.iter().filter(stays).count();
         if self.running.is_empty() {
             return growing;
         }
@@ -503,59 +509,31 @@ impl Scheduler {
 
     /// Preempts one that yields to a waiting sequence: its reader is behind, or its priority is lower.
     fn preempt_for(&mut self, newcomer: Rank, draft: &mut Draft) -> bool {
-        let victim =
-            self.first_to_yield(|rank, sequence| sequence.is_paused || rank.0 > newcomer.0);
-        if let Some(victim) = victim {
-            self.preempt(victim, draft);
-        }
-        victim.is_some()
+        self.preempt(draft, |rank, sequence| {
+            sequence.is_paused || rank.0 > newcomer.0
+        })
     }
 
-    /// The running sequence that loses its blocks first: one whose reader is behind, else the lowest rank.
-    fn first_to_yield(&self, may_yield: impl Fn(&Rank, &Sequence) -> bool) -> Option<Rank> {
-        let running = self
-            .running
-            .iter()
-            .filter_map(|rank| Some((rank, self.sequences.get(&rank.2)?)));
+    /// Takes the blocks of a running sequence that may yield, and its rows out of the step: of one whose reader is behind, else
+    /// of the lowest rank. Whether there was one.
+    fn preempt(&mut self, draft: &mut Draft, may_yield: impl Fn(&Rank, &Sequence) -> bool) -> bool {
+        let running = self.running.iter();
         let yielding = running.filter(|(rank, sequence)| may_yield(rank, sequence));
-        yielding
-            .max_by_key(|(rank, sequence)| (sequence.is_paused, **rank))
-            .map(|(rank, _)| *rank)
-    }
-
-    /// Takes a running sequence's blocks, and its rows out of the step.
-    fn preempt(&mut self, victim: Rank, draft: &mut Draft) {
-        let Some(sequence) = self.sequences.get_mut(&victim.2) else {
-            return;
+        let victim = yielding.max_by_key(|(rank, sequence)| (sequence.is_paused, **rank));
+        let victim = victim.map(|(rank, _)| *rank);
+        let Some((victim, mut sequence)) = victim.and_then(|it| self.running.remove_entry(&it))
+        else {
+            return false;
         };
         draft.budget += sequence.planned;
         draft.step.rows.retain(|row| row.id != victim.2);
         draft.step.receiving.retain(|id| *id != victim.2);
         draft.step.preempted.push(victim.2);
         self.pool.release(&sequence.give_up_blocks());
-        self.running.remove(&victim);
-        self.waiting.insert(victim);
+        self.waiting.insert(victim, sequence);
         self.preemptions += 1;
+        true
     }
-
-    fn schedule(&mut self, id: SequenceId, tokens: usize, draft: &mut Draft) {
-        let Some(sequence) = self.sequences.get_mut(&id) else {
-            return;
-        };
-        sequence.planned = tokens;
-        draft.budget -= tokens;
-        let range = sequence.computed..sequence.computed + tokens;
-        let wants_token = range.end == sequence.tokens().len();
-        draft.step.rows.push(Scheduled {
-            id,
-            tokens: range,
-            wants_token,
-        });
-    }
-}
-
-fn rank(id: SequenceId, sequence: &Sequence) -> Rank {
-    (Reverse(sequence.priority), sequence.arrival, id)
 }
 
 fn count(tokens: usize) -> u64 {

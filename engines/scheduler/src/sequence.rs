@@ -28,8 +28,6 @@ pub struct Sequence {
     tokens: Vec<TokenId>,
     prompt_tokens: usize,
     cached_tokens: Option<usize>,
-    pub(crate) priority: i32,
-    pub(crate) arrival: u64,
     /// Nobody takes its tokens at the moment, so it makes none.
     pub(crate) is_paused: bool,
     /// Tokens whose keys and values are in `blocks`.
@@ -50,7 +48,7 @@ pub struct Sequence {
 
 /// Whether the keys and values of its prompt come from elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Receipt {
+pub(crate) enum Receipt {
     /// No, or no more: it computes what it lacks.
     None,
     /// Yes, as soon as it has blocks.
@@ -60,13 +58,11 @@ enum Receipt {
 }
 
 impl Sequence {
-    pub(crate) fn new(new: NewSequence, arrival: u64, pool: &KvBlockPool) -> Self {
+    pub(crate) fn new(new: NewSequence, receipt: Receipt, pool: &KvBlockPool) -> Self {
         let mut sequence = Self {
             prompt_tokens: new.prompt.len(),
             tokens: new.prompt,
             cached_tokens: None,
-            priority: new.priority,
-            arrival,
             is_paused: false,
             computed: 0,
             planned: 0,
@@ -75,7 +71,7 @@ impl Sequence {
             hashes: Vec::new(),
             stored_blocks: 0,
             is_storing: true,
-            receipt: Receipt::None,
+            receipt,
         };
         sequence.hash_full_blocks(pool);
         sequence
@@ -166,11 +162,6 @@ impl Sequence {
     pub(crate) fn end(&mut self, pool: &mut KvBlockPool) {
         self.computed += std::mem::take(&mut self.planned);
         self.store_full_blocks(pool);
-    }
-
-    /// The content of its blocks will come from elsewhere.
-    pub(crate) fn expect(&mut self) {
-        self.receipt = Receipt::Expected;
     }
 
     /// Whether it has blocks whose content is on its way.

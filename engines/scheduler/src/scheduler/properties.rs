@@ -233,7 +233,8 @@ impl Driver {
             );
         }
         let mut holders: HashMap<BlockId, u32> = HashMap::new();
-        for (id, sequence) in &self.scheduler.sequences {
+        let all = self.scheduler.running.iter().chain(&self.scheduler.waiting);
+        for ((.., id), sequence) in all {
             assert_eq!(
                 sequence.tokens(),
                 self.histories[id],

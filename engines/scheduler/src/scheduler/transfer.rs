@@ -3,7 +3,7 @@
 use super::{Scheduler, count};
 use crate::error::AddError;
 use crate::pool::BlockId;
-use crate::sequence::{NewSequence, SequenceId};
+use crate::sequence::{NewSequence, Receipt, SequenceId};
 
 impl Scheduler {
     /// Puts a sequence among those that wait, whose prompt was computed elsewhere. Once it has blocks, it is in
@@ -17,22 +17,18 @@ impl Scheduler {
     /// [`computed_tokens`]: crate::Sequence::computed_tokens
     /// [`blocks`]: crate::Sequence::blocks
     pub fn add_receiving(&mut self, new: NewSequence) -> Result<(), AddError> {
-        let id = new.id;
-        self.add(new)?;
-        if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.expect();
-        }
-        Ok(())
+        self.enqueue(new, Receipt::Expected)
     }
 
     /// Takes note that all of a sequence's blocks have their content. Whether it waited for that.
     pub fn received(&mut self, id: SequenceId) -> bool {
-        let Some(sequence) = self.sequences.get_mut(&id) else {
+        let running = self
+            .ranks
+            .get(&id)
+            .and_then(|rank| self.running.get_mut(rank));
+        let Some(sequence) = running.filter(|sequence| sequence.is_receiving()) else {
             return false;
         };
-        if !sequence.is_receiving() {
-            return false;
-        }
         sequence.receive(&mut self.pool);
         true
     }
@@ -56,17 +52,6 @@ impl Scheduler {
     #[must_use]
     pub fn held_sequences(&self) -> u64 {
         count(self.held.len())
-    }
-
-    /// Takes a sequence out and keeps its blocks.
-    pub(super) fn hold(&mut self, id: SequenceId) {
-        let Some(mut sequence) = self.sequences.remove(&id) else {
-            return;
-        };
-        let rank = super::rank(id, &sequence);
-        self.waiting.remove(&rank);
-        self.running.remove(&rank);
-        self.held.insert(id, sequence.give_up_blocks());
     }
 }
 
