@@ -27,9 +27,7 @@ impl LLMEngine for Zeros {
     ) -> Result<OutputStream, EngineError> {
         // Refuses before a start and after a cleanup.
         self.state.get()?;
-        // No limit means as much as the context holds, and it holds no more.
-        let room = CONTEXT_LENGTH.saturating_sub(request.prompt_tokens().unwrap_or(0));
-        let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        let max_tokens = request.max_tokens(CONTEXT_LENGTH);
         Ok(output::stream(ctx, move |out| async move {
             for generated in 0..max_tokens {
                 if request.stop.is_stop(0, generated) {

@@ -121,6 +121,12 @@ pub struct StopConditions {
 }
 
 impl StopConditions {
+    /// The most tokens to generate where the context has room for `room` of them.
+    #[must_use]
+    pub fn max_tokens_within(&self, room: u32) -> u32 {
+        self.max_tokens.map_or(room, |asked| asked.min(room))
+    }
+
     /// Whether `token`, as the completion's token number `generated` (0 is the first), ends the sequence.
     #[must_use]
     pub fn is_stop(&self, token: TokenId, generated: u32) -> bool {
@@ -241,6 +247,28 @@ impl GenerateRequest {
             Input::Text(_) | Input::Chat(_) => return None,
         };
         Some(u32::try_from(len).unwrap_or(u32::MAX))
+    }
+
+    /// The most tokens to generate: as many as were asked for, and no more than a context of `context_length_tokens` has room for
+    /// behind the prompt. Text counts as a prompt of no tokens, for only its engine knows how many it makes of it; such an
+    /// engine asks [`StopConditions::max_tokens_within`].
+    ///
+    /// # Examples
+    /// ```
+    /// use genset_backend_common::GenerateRequest;
+    ///
+    /// let mut request = GenerateRequest::from_tokens("tiny-chat", vec![1, 2, 3]);
+    /// assert_eq!(request.max_tokens(10), 7);
+    /// request.stop.max_tokens = Some(16);
+    /// assert_eq!(request.max_tokens(10), 7);
+    /// request.stop.max_tokens = Some(5);
+    /// assert_eq!(request.max_tokens(10), 5);
+    /// ```
+    #[must_use]
+    pub fn max_tokens(&self, context_length_tokens: u32) -> u32 {
+        let prompt_tokens = self.prompt_tokens().unwrap_or(0);
+        let room = context_length_tokens.saturating_sub(prompt_tokens);
+        self.stop.max_tokens_within(room)
     }
 
     /// Checks every value against the range its field states, whatever the engine can do.

@@ -66,17 +66,11 @@ impl Adapter {
 
     /// Prompt and answer together stay in the context, also where the operator has lowered it.
     fn bound_answer(&self, request: &mut GenerateRequest) {
-        let (Input::Tokens(_), Some(prompt_tokens)) = (&request.input, request.prompt_tokens())
-        else {
-            return;
-        };
-        let room = self
-            .config
-            .context_length_tokens
-            .saturating_sub(prompt_tokens);
-        let asked = request.stop.max_tokens.unwrap_or(room);
-        request.stop.max_tokens = Some(asked.min(room));
-        request.stop.min_tokens = request.stop.min_tokens.min(room);
+        if let Input::Tokens(_) = request.input {
+            let max_tokens = request.max_tokens(self.config.context_length_tokens);
+            request.stop.max_tokens = Some(max_tokens);
+            request.stop.min_tokens = request.stop.min_tokens.min(max_tokens);
+        }
     }
 
     /// Deadline and prompt length of the request as the engine sees it.

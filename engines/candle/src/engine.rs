@@ -218,8 +218,7 @@ impl Running {
             Some(guided) => Some(self.compile(guided, &request).await?),
             None => None,
         };
-        let room = config.context_length_tokens.saturating_sub(prompt_tokens);
-        let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        let max_tokens = request.max_tokens(config.context_length_tokens);
         let far = ctx.child();
         let (receives, place) = match &source {
             Some(_) => {

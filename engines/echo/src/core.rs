@@ -51,10 +51,7 @@ impl LLMEngine for EchoCore {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         self.started.get()?;
-        let room = self
-            .context_length_tokens
-            .saturating_sub(request.prompt_tokens().unwrap_or(0));
-        let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        let max_tokens = request.max_tokens(self.context_length_tokens);
         let tokens = request.tokens()?.to_vec();
         let delay = self.delay;
         Ok(output::stream(ctx, move |out| async move {

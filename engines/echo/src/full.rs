@@ -62,7 +62,7 @@ impl LLMEngine for EchoFull {
         let prompt_tokens = u32::try_from(words.len()).unwrap_or(u32::MAX);
         let room = room(prompt_tokens)?;
         let (stop, delay) = (request.stop, self.delay);
-        let max_tokens = stop.max_tokens.unwrap_or(room).min(room);
+        let max_tokens = stop.max_tokens_within(room);
         // So that the usage is right also when the request is cancelled: of text, nobody else counts the prompt.
         let ctx = ctx.with_prompt_tokens(prompt_tokens);
         Ok(output::stream(ctx, move |out| async move {

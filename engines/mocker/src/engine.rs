@@ -322,11 +322,7 @@ impl Running {
     ) -> Result<OutputStream, EngineError> {
         self.config.check(&request)?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(0);
-        let room = self
-            .config
-            .context_length_tokens
-            .saturating_sub(prompt_tokens);
-        let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        let max_tokens = request.max_tokens(self.config.context_length_tokens);
         let source = self.transfers.source_of(&request)?;
         let prompt = request.tokens()?;
         let answer = self.tokens.answer(prompt, request.resumed_tokens);

@@ -91,8 +91,7 @@ impl LLMEngine for SampleEngine {
             return Err(EngineError::invalid_argument("transfer", problem));
         }
         let mut token = request.tokens()?.last().copied().unwrap_or(0);
-        let room = CONTEXT_LENGTH.saturating_sub(request.prompt_tokens().unwrap_or(0));
-        let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        let max_tokens = request.max_tokens(CONTEXT_LENGTH);
         // The body's return value is the terminal; usage and cancellation are taken care of.
         Ok(output::stream(ctx, move |out| async move {
             for generated in 0..max_tokens {

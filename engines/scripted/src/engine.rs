@@ -133,7 +133,7 @@ impl ScriptedEngine {
             pace: reply.pace,
             fault,
             finish_reason: reply.finish_reason,
-            max_tokens: request.stop.max_tokens.unwrap_or(room).min(room),
+            max_tokens: request.stop.max_tokens_within(room),
             ratings: self.mode.ratings(reply, request.output.logprobs)?,
             stop: request.stop,
         };

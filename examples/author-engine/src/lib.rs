@@ -34,8 +34,7 @@ impl LLMEngine for Countdown {
     ) -> Result<OutputStream, EngineError> {
         self.started.get()?;
         let mut token = request.tokens()?.last().copied().unwrap_or(0);
-        let room = CONTEXT_LENGTH.saturating_sub(request.prompt_tokens().unwrap_or(0));
-        let max_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
+        let max_tokens = request.max_tokens(CONTEXT_LENGTH);
         Ok(output::stream(ctx, move |out| async move {
             for generated in 0..max_tokens {
                 tokio::time::sleep(Duration::from_millis(1)).await;

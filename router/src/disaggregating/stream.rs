@@ -145,9 +145,7 @@ impl TwoLegs {
 
     /// The most tokens that the answer may have.
     fn most_tokens(&self) -> u32 {
-        let prompt = self.request.prompt_tokens().unwrap_or(0);
-        let room = self.parts.context_length_tokens.saturating_sub(prompt);
-        self.request.stop.max_tokens.unwrap_or(room).min(room)
+        self.request.max_tokens(self.parts.context_length_tokens)
     }
 
     /// Begins the decode leg.

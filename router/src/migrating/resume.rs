@@ -131,7 +131,7 @@ pub(super) fn resume(
     }
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let room = context_length_tokens.saturating_sub(prompt_tokens);
-    if count >= request.stop.max_tokens.unwrap_or(room).min(room) {
+    if count >= request.stop.max_tokens_within(room) {
         let finished = Finish::length().into_finished(prompt_tokens, count);
         return Ok(GoesOn::Ends(finished));
     }

@@ -71,8 +71,7 @@ fn answer(request: &GenerateRequest) -> (Vec<TokenId>, Finished) {
     let tokens = request.tokens().unwrap();
     let resumed = usize::try_from(request.resumed_tokens).unwrap();
     let (prompt, _) = tokens.split_at(tokens.len() - resumed);
-    let room = CONTEXT - u32::try_from(tokens.len()).unwrap();
-    let count = request.stop.max_tokens.unwrap_or(room).min(room);
+    let count = request.max_tokens(CONTEXT);
     let given = (0..count).map(|at| token_at(prompt, request.resumed_tokens + at));
     let finish = Finish::length().with_cached_tokens(3 + request.resumed_tokens);
     let finished = finish.into_finished(u32::try_from(tokens.len()).unwrap(), count);
