@@ -135,9 +135,22 @@ pub struct NetworkArgs {
         long,
         env = "GENSET_PEER_TIMEOUT",
         value_name = "SECONDS",
-        default_value_t = 1.5
+        default_value = "1.5",
+        value_parser = seconds
     )]
-    pub peer_timeout: f64,
+    pub peer_timeout: Duration,
+}
+
+/// The value of a flag in seconds.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    let value: f64 = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    if (0.0..=1e9).contains(&value) {
+        Ok(Duration::from_secs_f64(value))
+    } else {
+        Err("must be between 0 and 1e9 seconds".into())
+    }
 }
 
 /// Where instances are listed.
@@ -391,13 +404,13 @@ impl NetworkArgs {
         let secret = secret_of("--wire-secret-file", self.wire_secret_file.as_deref())?;
         let control_secret = self.control_secret()?;
         let memory = self.wire_memory_budget;
-        if !(0.01..=3600.0).contains(&self.peer_timeout) {
+        let peer_timeout = self.peer_timeout;
+        if !(Duration::from_millis(10)..=Duration::from_secs(3600)).contains(&peer_timeout) {
             return Err(EngineError::invalid_argument(
                 "--peer-timeout",
                 "must be between 0.01 and 3600 seconds",
             ));
         }
-        let peer_timeout = Duration::from_secs_f64(self.peer_timeout);
         let config = WireConfig {
             peer_timeout,
             ping_interval: peer_timeout / 3,

@@ -21,7 +21,7 @@ use crate::component::Runtime;
 use crate::logging::init_logging;
 use crate::model_folder::ModelFolder;
 use crate::names::{EndpointName, InstanceId};
-use crate::network_args::{NetworkArgs, Reach};
+use crate::network_args::{NetworkArgs, Reach, seconds};
 use crate::registrar::RuntimeRegistrar;
 use crate::status::{ControlDoor, HealthSource, StatusServer};
 
@@ -71,17 +71,17 @@ pub struct WorkerArgs {
     #[arg(long, default_value_t = RequestLimits::default().max_waiting)]
     pub max_waiting_requests: usize,
     /// Deadline of a request that brings none, in seconds; 0 for none
-    #[arg(long, default_value_t = 600.0, value_name = "SECONDS", value_parser = seconds)]
-    pub request_timeout: f64,
+    #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = seconds)]
+    pub request_timeout: Duration,
     /// Longest silence inside a stream, in seconds; 0 for no limit
-    #[arg(long, default_value_t = 120.0, value_name = "SECONDS", value_parser = seconds)]
-    pub idle_timeout: f64,
+    #[arg(long, default_value = "120", value_name = "SECONDS", value_parser = seconds)]
+    pub idle_timeout: Duration,
     /// How long requests may go on after a signal, in seconds
-    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = seconds)]
-    pub grace: f64,
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    pub grace: Duration,
     /// Silence after which the engine is probed, in seconds; 0 to probe only at start
-    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = seconds)]
-    pub canary_interval: f64,
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    pub canary_interval: Duration,
     /// Address of /live, /ready, /health, /metrics and /control
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub status_host: IpAddr,
@@ -96,19 +96,9 @@ pub struct WorkerArgs {
     pub verbose: u8,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    let value: f64 = text
-        .parse()
-        .map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    if (0.0..=1e9).contains(&value) {
-        Ok(value)
-    } else {
-        Err("must be between 0 and 1e9 seconds".into())
-    }
-}
-
-fn limit(seconds: f64) -> Option<Duration> {
-    (seconds > 0.0).then(|| Duration::from_secs_f64(seconds))
+/// 0 stands for no limit.
+fn limit(limit: Duration) -> Option<Duration> {
+    (!limit.is_zero()).then_some(limit)
 }
 
 impl WorkerArgs {
@@ -160,7 +150,7 @@ impl WorkerArgs {
                 request_timeout: limit(self.request_timeout),
                 idle_timeout: limit(self.idle_timeout),
             },
-            grace: Duration::from_secs_f64(self.grace),
+            grace: self.grace,
             canary,
             ..defaults
         };

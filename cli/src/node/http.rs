@@ -49,7 +49,7 @@ pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, E
     let name = signals.next().await;
     tracing::info!("{name}: draining; a second signal stops at once");
     server.drain();
-    let grace = Duration::from_secs_f64(node.config.worker.grace);
+    let grace = node.config.worker.grace;
     let has_finished = tokio::select! {
         has_finished = server.shutdown(grace) => has_finished,
         _ = signals.next() => server.shutdown(Duration::ZERO).await,
