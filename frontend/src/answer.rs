@@ -544,6 +544,36 @@ impl Answer {
         memory.resize(held + held / 4)
     }
 
+    /// Reads the answer to its end on the account of `memory`, which holds it until it has been written. `each` takes its pieces, as
+    /// [`Self::deliver`] hands them on.
+    ///
+    /// # Errors
+    /// What the engine's stream ends with, or a 503 where there is no memory for more.
+    ///
+    /// # Cancel safety
+    /// The answer is lost when the future is dropped, but for the pieces that `each` has taken.
+    pub(crate) async fn read_all(
+        mut self,
+        memory: &mut MemoryShare,
+        mut each: impl FnMut(Delta<'_>, &[RatedToken]),
+    ) -> Result<(AnswerEnd, Ending), ApiError> {
+        let (mut text, mut bytes) = (String::new(), 0);
+        let end = loop {
+            let end = std::future::poll_fn(|cx| self.poll_text(cx, &mut text)).await?;
+            bytes += text.len();
+            self.hold(bytes, memory)?;
+            if !text.is_empty() {
+                self.deliver(&text, &mut each);
+                text.clear();
+            }
+            if let Some(end) = end {
+                break end;
+            }
+        };
+        let ending = self.end(each);
+        Ok((end, ending))
+    }
+
     /// Reads the whole answer on the account of `memory`, which is given back with it: it holds the answer until it has been
     /// written.
     ///
@@ -556,24 +586,19 @@ impl Answer {
         mut self,
         mut memory: MemoryShare,
     ) -> Result<(Completed, MemoryShare), ApiError> {
-        let mut text = String::new();
-        let end = loop {
-            let end = std::future::poll_fn(|cx| self.poll_text(cx, &mut text)).await?;
-            self.hold(text.len(), &mut memory)?;
-            if let Some(end) = end {
-                break end;
-            }
+        let mut rated = self.ratings.is_some().then(Vec::new);
+        let mut message = Message::default();
+        let add = |delta: Delta<'_>, more: &[RatedToken]| {
+            message.add(delta);
+            rated
+                .iter_mut()
+                .for_each(|rated| rated.extend_from_slice(more));
         };
-        let ratings = self.ratings.as_mut();
-        let rated = ratings.map(|ratings| std::mem::take(ratings.ready()));
-        let (message, reasoning_tokens) = if self.splitter.is_none() {
-            (Message::from(text), 0)
-        } else {
-            let mut message = Message::default();
-            self.deliver(&text, |delta, _| message.add(delta));
-            let ending = self.end(|delta, _| message.add(delta));
-            (message, ending.reasoning_tokens)
-        };
+        let (end, ending) = self.read_all(&mut memory, add).await?;
+        if let Some(rated) = &mut rated {
+            rated.extend(ending.rated);
+        }
+        let reasoning_tokens = ending.reasoning_tokens;
         let completed = Completed {
             message,
             end,

@@ -20,7 +20,7 @@ mod tokenize;
 mod tools;
 
 pub use chat::ChatRequest;
-pub use common::{CommonParams, RequestLimits};
+pub use common::{CommonParams, RequestLimits, Streaming};
 pub use completions::{CompletionRequest, Prompt};
 pub use embeddings::{EmbeddingRequest, EncodingFormat, embeddings_json};
 pub use fields::Fields;

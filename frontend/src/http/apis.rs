@@ -1,35 +1,42 @@
 //! What every route that takes a JSON body shares: reading it, answering whatever happens, and the APIs whose answers come
-//! in one piece. Chat and completions have a path of their own in `handlers`, for their many choices.
+//! in one piece.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::response::Response;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use genset_backend_common::output::Usage;
-use genset_backend_common::{EndpointType, EngineError, RequestContext};
+use genset_backend_common::{EndpointType, EngineError, RequestContext, TraceContext};
 use http::{HeaderMap, StatusCode};
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::access::Caller;
 use super::asked_model::{find_any_model, find_model};
-use super::handlers::{App, context, deadline_of, whole_response, with_ignored};
+use super::handlers::App;
 use super::held::held;
 use super::metrics::RequestGuard;
+use super::replies::{whole_response, with_ignored};
 use super::request_body::{HeldBody, read_body};
 use super::request_id::request_id;
+use crate::answer::Answer;
+use crate::config::FrontendConfig;
 use crate::error::{ApiError, Param, shown};
 use crate::json::JsonBody;
 use crate::model::ServedModel;
 use crate::openai::{
-    DetokenizeRequest, EmbeddingRequest, RequestLimits, TokenizeInput, TokenizeRequest,
-    embedding_name, embeddings_json, tokenize_json,
+    CommonParams, DetokenizeRequest, EmbeddingRequest, RequestLimits, TokenizeInput,
+    TokenizeRequest, chat_name, completion_name, embedding_name, embeddings_json, tokenize_json,
 };
-use crate::pipeline::{self, EmbedJob, Job};
+use crate::pipeline::{self, Answers, EmbedJob, Job};
 use crate::responses;
+
+/// The header with the seconds after which an answer is of no use to the client.
+const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 /// What a number of an embedding takes, and its text, which may have room to grow.
 const EMBEDDED_NUMBER_BYTES: usize = 24;
@@ -45,9 +52,8 @@ pub(super) struct Call {
     pub(super) app: App,
     pub(super) request_id: String,
     pub(super) caller: Caller,
-    pub(super) headers: HeaderMap,
-    /// When its answer is of no use any more.
-    pub(super) deadline: Option<Instant>,
+    /// What its engine is told of it.
+    pub(super) ctx: RequestContext,
     /// Gone once it is read as a request.
     pub(super) body: HeldBody,
     pub(super) body_bytes: usize,
@@ -64,19 +70,43 @@ impl Call {
         name: &str,
         endpoint: EndpointType,
     ) -> Result<Arc<ServedModel>, ApiError> {
-        find_model(&self.app, name, endpoint, self.deadline).await
+        find_model(&self.app, name, endpoint, self.ctx.deadline()).await
     }
 
-    /// Waits for a place among the requests to `model`. What its engine is told of the request; opens its span.
+    /// Waits for a place among the requests to `model`. What its engine is told of the request.
     ///
     /// # Errors
     /// What [`RequestGuard::enter`] refuses with.
     pub(super) async fn admit(&mut self, model: &ServedModel) -> Result<RequestContext, ApiError> {
-        let config = &self.app.config;
-        let ctx = context(config, &self.request_id, &self.headers, self.deadline);
-        let ctx = self.guard.trace(ctx);
-        self.guard.enter(model, ctx.deadline()).await?;
-        Ok(ctx)
+        self.guard.enter(model, self.ctx.deadline()).await?;
+        Ok(self.ctx.clone())
+    }
+
+    /// The model that a request with `params` asks for, which are made complete, once there is a place for it.
+    ///
+    /// # Errors
+    /// As [`Self::model`] and [`Self::admit`].
+    pub(super) async fn begin(
+        &mut self,
+        params: &mut CommonParams,
+        endpoint: EndpointType,
+    ) -> Result<(Arc<ServedModel>, RequestContext), ApiError> {
+        self.guard.model(&params.model);
+        self.guard.complete(params);
+        let model = self.model(&params.model, endpoint).await?;
+        let ctx = self.admit(&model).await?;
+        Ok((model, ctx))
+    }
+
+    /// The answer of a request with one prompt and one choice, once its engine has accepted it.
+    ///
+    /// # Errors
+    /// The engine's refusal.
+    pub(super) async fn sole_answer(&self, mut answers: Answers) -> Result<Answer, ApiError> {
+        self.guard.measure(&mut answers);
+        answers.begin().await?;
+        let answer = answers.next();
+        Ok(answer.ok_or_else(|| EngineError::internal("the request has no answer"))?)
     }
 
     pub(super) fn limits(&self) -> RequestLimits {
@@ -152,14 +182,13 @@ pub(super) async fn answer(
     let mut call = Call {
         body: HeldBody::empty(guard.memory().another()),
         guard,
+        ctx: context(&app.config, &request_id, &headers),
         request_id,
         caller,
         app,
-        headers,
-        deadline: None,
         body_bytes: 0,
     };
-    let answered = AssertUnwindSafe(read_and_work(&mut call, body, work))
+    let answered = AssertUnwindSafe(read_and_work(&mut call, &headers, body, work))
         .catch_unwind()
         .await
         .unwrap_or_else(|_panic| {
@@ -195,24 +224,89 @@ pub(super) async fn answer(
     with_ignored(response, ignored)
 }
 
-async fn read_and_work(call: &mut Call, body: Body, work: Work) -> Result<Reply, ApiError> {
+async fn read_and_work(
+    call: &mut Call,
+    headers: &HeaderMap,
+    body: Body,
+    work: Work,
+) -> Result<Reply, ApiError> {
     call.guard.admit(call.caller.clone())?;
-    call.deadline = deadline_of(&call.headers)?;
-    call.guard.read_rank(&call.headers)?;
+    if let Some(deadline) = deadline_of(headers)? {
+        call.ctx = call.ctx.clone().with_deadline(deadline);
+    }
+    call.guard.read_rank(headers)?;
     let memory = call.guard.memory().another();
-    let body = read_body(&call.app.config, memory, &call.headers, body).await?;
-    call.body = body.until(call.deadline);
+    let body = read_body(&call.app.config, memory, headers, body).await?;
+    call.body = body.until(call.ctx.deadline());
     call.body_bytes = call.body.len();
     call.guard.body_read();
     if call.app.draining.is_cancelled() {
         return Err(ApiError::draining());
     }
+    call.ctx = call.guard.trace(call.ctx.clone());
     work(call).await
+}
+
+/// When the answer to a request that has just come is of no use any more, if its client says so.
+///
+/// # Errors
+/// A 400 that names the header.
+fn deadline_of(headers: &HeaderMap) -> Result<Option<Instant>, ApiError> {
+    let Some(value) = headers.get(REQUEST_TIMEOUT) else {
+        return Ok(None);
+    };
+    let seconds = value.to_str().ok().and_then(|value| value.parse().ok());
+    let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let timeout = timeout.filter(|timeout| !timeout.is_zero());
+    let timeout = timeout.ok_or_else(|| {
+        let problem = "expected seconds, more than 0, as in \"2.5\"";
+        ApiError::invalid(REQUEST_TIMEOUT, problem)
+    })?;
+    // One that is too far away to be written down is none.
+    Ok(Instant::now().checked_add(timeout))
+}
+
+/// What the engine is told of a request: a unique id and its trace.
+fn context(config: &FrontendConfig, request_id: &str, headers: &HeaderMap) -> RequestContext {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    // The client's id may come twice; ids are unique among the requests in flight.
+    let mut ctx = RequestContext::new(format!("{request_id}.{:08x}", rand::random::<u32>()));
+    let key = config.affinity_header.as_ref();
+    if let Some(key) = key.and_then(|name| text(name.as_str())) {
+        ctx = ctx.with_affinity(key);
+    }
+    let (parent, state) = (text("traceparent"), text("tracestate"));
+    let trace = TraceContext::parse(parent.unwrap_or_default(), state.unwrap_or_default());
+    match trace {
+        Some(trace) => ctx.with_trace(trace),
+        None => ctx,
+    }
+}
+
+/// The id of an answer, unlike any other.
+pub(super) fn new_id(prefix: &str) -> String {
+    format!("{prefix}{:032x}", rand::random::<u128>())
+}
+
+/// When an answer is made, in seconds since 1970.
+pub(super) fn created_now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 /// Errors as OpenAI's API has them.
 pub(super) fn openai_error(error: &ApiError, _request_id: &str) -> Response {
     error.response(Param::plain)
+}
+
+/// As [`openai_error`], of `/v1/chat/completions`.
+pub(super) fn chat_error(error: &ApiError, _request_id: &str) -> Response {
+    error.response(chat_name)
+}
+
+/// As [`openai_error`], of `/v1/completions`.
+pub(super) fn completions_error(error: &ApiError, _request_id: &str) -> Response {
+    error.response(completion_name)
 }
 
 /// As [`openai_error`], of `/v1/embeddings`.
@@ -263,7 +357,7 @@ pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
         let request = call
             .parse(|body, limits| TokenizeRequest::parse(body, limits))
             .await?;
-        let model = find_any_model(&call.app, &request.model, call.deadline).await?;
+        let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
         let ctx = call.admit(&model).await?;
         let tokens = match request.input {
             TokenizeInput::Prompt {
@@ -313,7 +407,7 @@ pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
 pub(super) fn detokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let request = call.parse(|body, _| DetokenizeRequest::parse(body)).await?;
-        let model = find_any_model(&call.app, &request.model, call.deadline).await?;
+        let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
         let ctx = call.admit(&model).await?;
         call.guard.account().charge_counted(request.tokens.len());
         let text = |room| pipeline::detokenize(model, request.tokens, room);

@@ -1,22 +1,20 @@
 //! `/v1/messages`: a chat for Anthropic's clients, whole or streamed, and the count of its prompt's tokens.
 
-use std::future::poll_fn;
 use std::sync::Arc;
 
 use axum::response::Response;
 use bytes::BytesMut;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use genset_backend_common::{EndpointType, EngineError};
-use serde_json::{Value, json};
+use genset_backend_common::EndpointType;
+use serde_json::json;
 
-use super::apis::{Call, Reply};
+use super::apis::{Call, Reply, new_id};
 use super::stream::{AnswerEvents, stream};
-use crate::answer::{Answer, AnswerEnd, Ending, RatedToken, Spent};
+use crate::answer::{AnswerEnd, Ending, RatedToken};
 use crate::anthropic::{
     Blocks, EventEncoder, MessageHead, MessagesRequest, error_json, message_json,
 };
-use crate::budget::MemoryShare;
 use crate::error::ApiError;
 use crate::markup::Delta;
 use crate::pipeline::{self, Job};
@@ -52,27 +50,20 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
             .parse(|body, limits| MessagesRequest::parse(body, limits))
             .await?;
         let head = MessageHead {
-            id: format!("msg_{:032x}", rand::random::<u128>()),
+            id: new_id("msg_"),
             model: request.chat.params.model.clone(),
             shows_thinking: request.shows_thinking,
             stop_sequences: Arc::clone(&request.chat.params.stop_strings),
         };
-        let is_stream = request.chat.params.stream;
-        call.guard.model(&head.model);
-        call.guard.complete(&mut request.chat.params);
-        let model = call.model(&head.model, EndpointType::Chat).await?;
-        let ctx = call.admit(&model).await?;
+        let is_stream = request.chat.params.stream.is_some();
+        let params = &mut request.chat.params;
+        let (model, ctx) = call.begin(params, EndpointType::Chat).await?;
         let job = (call.guard).prepare(&ctx, |room| Job::chat(model, request.chat, room));
         let job = job.await?;
         call.guard
             .ignores(&job.params().hints, "output_config.effort");
         let prompt_tokens = job.prompt().map_or(0, <[_]>::len);
-        let mut answers = job.answers(&ctx).await?;
-        call.guard.measure(&mut answers);
-        answers.begin().await?;
-        // One prompt and one choice have one answer.
-        let answer = answers.next();
-        let answer = answer.ok_or_else(|| EngineError::internal("the request has no answer"))?;
+        let answer = call.sole_answer(job.answers(&ctx).await?).await?;
         if is_stream {
             let events = MessageEvents {
                 encoder: EventEncoder::new(head),
@@ -83,36 +74,17 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
                 stream(events, answer, guard)
             })));
         }
-        let memory = call.guard.memory().another();
-        let (message, spent) = whole(&head, answer, memory).await?;
+        let mut memory = call.guard.memory().another();
+        let mut blocks = Blocks::new(head.shows_thinking);
+        let add = |delta: Delta<'_>, _: &[RatedToken]| blocks.add(delta);
+        let (end, ending) = answer.read_all(&mut memory, add).await?;
+        let spent = ending.spent(&end);
+        let message = message_json(&head, blocks, &end, ending.has_calls);
         call.guard.text();
         call.guard.spent(&spent);
         Ok(Reply::Json(message.to_string()))
     }
     .boxed()
-}
-
-/// Reads an answer to its end.
-async fn whole(
-    head: &MessageHead,
-    mut answer: Answer,
-    mut memory: MemoryShare,
-) -> Result<(Value, Spent), ApiError> {
-    let mut text = String::new();
-    let end = loop {
-        let end = poll_fn(|cx| answer.poll_text(cx, &mut text)).await?;
-        answer.hold(text.len(), &mut memory)?;
-        if let Some(end) = end {
-            break end;
-        }
-    };
-    let mut blocks = Blocks::new(head.shows_thinking);
-    if !text.is_empty() {
-        answer.deliver(&text, |delta, _| blocks.add(delta));
-    }
-    let ending = answer.end(|delta, _| blocks.add(delta));
-    let message = message_json(head, blocks, &end, ending.has_calls);
-    Ok((message, ending.spent(&end)))
 }
 
 /// The events of one message.

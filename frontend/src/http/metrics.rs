@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::output::Usage;
-use genset_backend_common::{LATENCY_BUCKETS_S, MetricsRegistry, RequestContext};
+use genset_backend_common::{LATENCY_BUCKETS_S, MetricsRegistry, RequestContext, TraceContext};
 use genset_runtime::continue_trace;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -192,7 +192,6 @@ impl HttpMetrics {
             account: self.account(None),
             model: String::new(),
             request_id: request_id.to_owned(),
-            trace_id: None,
             ctx: None,
             caller: Caller::default(),
             rank: None,
@@ -238,8 +237,6 @@ pub(super) struct RequestGuard {
     account: Arc<Account>,
     model: String,
     request_id: String,
-    /// Of the client's trace, or of one that begins here; `None` where nothing is traced.
-    trace_id: Option<String>,
     /// What workers see of it; `None` until it is traced.
     ctx: Option<RequestContext>,
     caller: Caller,
@@ -273,7 +270,6 @@ impl RequestGuard {
             request_id = ctx.id(),
         );
         let ctx = continue_trace(&self.span, ctx);
-        self.trace_id = ctx.trace().map(|trace| trace.trace_id().to_owned());
         self.ctx = Some(ctx.clone());
         ctx
     }
@@ -445,7 +441,11 @@ impl RequestGuard {
         let first_text = self
             .first_text
             .map(|at| milliseconds(at.saturating_duration_since(self.started)));
-        let moves = self.ctx.as_ref().map(RequestContext::moves);
+        let ctx = self.ctx.as_ref();
+        let (moves, trace) = (
+            ctx.map(RequestContext::moves),
+            ctx.and_then(RequestContext::trace),
+        );
         tracing::info!(
             target: "genset::access",
             endpoint = self.endpoint,
@@ -458,7 +458,7 @@ impl RequestGuard {
             completion_tokens = self.account.completion_tokens(),
             moves = moves.filter(|moves| *moves > 0),
             request_id = self.request_id,
-            trace_id = self.trace_id,
+            trace_id = trace.map(TraceContext::trace_id),
         );
     }
 

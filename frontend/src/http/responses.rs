@@ -1,8 +1,6 @@
 //! `/v1/responses`: an answer as items, whole or streamed, and the store of those that later requests go on from.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Extension;
 use axum::extract::{FromRequestParts, Path, RawQuery, State};
@@ -10,17 +8,17 @@ use axum::response::{IntoResponse, Response};
 use bytes::BytesMut;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use genset_backend_common::{EndpointType, EngineError, ErrorKind, RequestContext};
+use genset_backend_common::{EndpointType, ErrorKind, RequestContext};
 use http::StatusCode;
 use http::request::Parts;
 use serde_json::json;
 
 use super::access::Caller;
-use super::apis::{Call, Reply};
-use super::handlers::{App, json_response, large_json_response};
+use super::apis::{Call, Reply, created_now, new_id};
+use super::handlers::App;
+use super::replies::{json_response, large_json_response};
 use super::stream::{AnswerEvents, stream};
-use crate::answer::{Answer, AnswerEnd, Ending, RatedToken, Spent};
-use crate::budget::MemoryShare;
+use crate::answer::{AnswerEnd, Ending, RatedToken};
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::markup::Delta;
@@ -44,10 +42,8 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         call.guard.ignores(&job.params().hints, "reasoning.effort");
         let Asked { request, history } = asked;
         let mut head = ResponseHead {
-            id: format!("resp_{:032x}", rand::random::<u128>()),
-            created: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0, |since| since.as_secs()),
+            id: new_id("resp_"),
+            created: created_now(),
             model: name,
             store: request.store && call.app.responses.keeps(),
             explanation: None,
@@ -62,13 +58,9 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
             id: head.id.clone(),
             input: head.store.then(|| input.collect()),
         };
-        let mut answers = job.answers(&ctx).await?;
+        let answers = job.answers(&ctx).await?;
         head.explanation = answers.explanation().cloned();
-        call.guard.measure(&mut answers);
-        answers.begin().await?;
-        // One prompt and one choice have one answer.
-        let answer = answers.next();
-        let answer = answer.ok_or_else(|| EngineError::internal("the request has no answer"))?;
+        let answer = call.sole_answer(answers).await?;
         if request.is_stream {
             let encoder = EventEncoder::new(head);
             let events = ResponseEvents { encoder, keeper };
@@ -76,8 +68,13 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
                 stream(events, answer, guard)
             })));
         }
-        let memory = call.guard.memory().another();
-        let (output, end, spent) = whole(answer, memory).await?;
+        let mut memory = call.guard.memory().another();
+        let mut output = Output::default();
+        let add = |delta: Delta<'_>, rated: &[RatedToken]| output.add(delta, rated);
+        let (end, ending) = answer.read_all(&mut memory, add).await?;
+        output.add_rated(&ending.rated);
+        output.ensure_item();
+        let spent = ending.spent(&end);
         call.guard.text();
         call.guard.spent(&spent);
         let end = ResponseEnd::new(&end, spent);
@@ -271,30 +268,6 @@ impl Keeper {
             self.store.put(self.id, stored);
         }
     }
-}
-
-/// Reads an answer to its end.
-async fn whole(
-    mut answer: Answer,
-    mut memory: MemoryShare,
-) -> Result<(Output, AnswerEnd, Spent), ApiError> {
-    let mut output = Output::default();
-    let mut text = String::new();
-    let end = loop {
-        let end = poll_fn(|cx| answer.poll_text(cx, &mut text)).await?;
-        answer.hold(answer.given_bytes(), &mut memory)?;
-        if !text.is_empty() {
-            answer.deliver(&text, |delta, rated| output.add(delta, rated));
-            text.clear();
-        }
-        if let Some(end) = end {
-            break end;
-        }
-    };
-    let ending = answer.end(|delta, rated| output.add(delta, rated));
-    output.add_rated(&ending.rated);
-    output.ensure_item();
-    Ok((output, end, ending.spent(&end)))
 }
 
 /// The events of one response. It is kept once it has ended; dropped before, nothing is.

@@ -11,8 +11,8 @@ use http::StatusCode;
 use http_body::{Body, Frame};
 
 use super::body::{FRAME_BYTES, next_frame};
-use super::handlers::event_response;
 use super::metrics::RequestGuard;
+use super::replies::event_response;
 use crate::answer::{Answer, AnswerEnd, Ending, RatedToken};
 use crate::budget::MemoryShare;
 use crate::error::ApiError;

@@ -9,16 +9,15 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::StreamExt;
 use genset_backend_common::output::Usage;
 use genset_backend_common::{
-    EndpointType, EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext,
+    EndpointType, EngineError, ErrorKind, GenerateRequest, Output, OutputStream,
 };
 use http::StatusCode;
 use http_body::{Body, Frame};
 
-use super::asked_model::find_model;
+use super::apis::{Call, Reply};
 use super::body::{FRAME_BYTES, next_frame};
-use super::handlers::{Answered, App, whole_response};
-use super::held::held;
 use super::metrics::RequestGuard;
+use super::replies::event_response;
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::model::Models;
@@ -77,20 +76,15 @@ pub(super) fn read<T>(
 ///
 /// # Errors
 /// What the engine refuses with, before anything was answered; a 503 where there is no memory for the body or the answer.
-pub(super) async fn answer(
-    app: &App,
-    api: Api,
-    ctx: RequestContext,
-    asked: Whole,
-    guard: &mut RequestGuard,
-) -> Result<Answered, ApiError> {
-    guard.model(&asked.model);
+pub(super) async fn answer(call: &mut Call, api: Api, asked: Whole) -> Result<Reply, ApiError> {
+    call.guard.model(&asked.model);
     let endpoint = match api {
         Api::Chat => EndpointType::Chat,
         Api::Completions => EndpointType::Completions,
     };
-    let model = find_model(app, &asked.model, endpoint, ctx.deadline()).await?;
-    guard.enter(&model, ctx.deadline()).await?;
+    let model = call.model(&asked.model, endpoint).await?;
+    let ctx = call.admit(&model).await?;
+    let guard = &mut call.guard;
     guard.memory().grow(asked.body.len())?;
     let mut request = GenerateRequest::from_text(asked.model, asked.body);
     request.cache_salt = guard.callers_salt();
@@ -101,7 +95,9 @@ pub(super) async fn answer(
     };
     let mut outputs = model.engine.generate(request, ctx.child()).await?;
     if asked.is_stream {
-        return Ok(Answered::Passed(outputs));
+        return Ok(Reply::Streamed(Box::new(move |guard| {
+            event_response(WholeBody::new(api, outputs, guard))
+        })));
     }
     let mut answered = None;
     while let Some(output) = outputs.next().await {
@@ -116,8 +112,7 @@ pub(super) async fn answer(
         }
     }
     guard.text();
-    let json = held(answered.ok_or_else(no_object)?, guard.memory().another())?;
-    Ok(Answered::Whole(whole_response(json)))
+    Ok(Reply::Json(answered.ok_or_else(no_object)?))
 }
 
 fn spend(guard: &RequestGuard, usage: &Usage) {
@@ -142,7 +137,7 @@ fn several() -> ApiError {
 }
 
 /// The events of an answer as its engine writes them. Dropping it cancels what still runs.
-pub(super) struct WholeBody {
+struct WholeBody {
     api: Api,
     /// Gone when it has ended.
     outputs: Option<OutputStream>,
@@ -151,7 +146,7 @@ pub(super) struct WholeBody {
 }
 
 impl WholeBody {
-    pub(super) fn new(api: Api, outputs: OutputStream, guard: RequestGuard) -> Self {
+    fn new(api: Api, outputs: OutputStream, guard: RequestGuard) -> Self {
         Self {
             api,
             outputs: Some(outputs),

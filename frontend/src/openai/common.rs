@@ -73,6 +73,13 @@ impl From<&FrontendConfig> for RequestLimits {
     }
 }
 
+/// What a stream has beside the answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Streaming {
+    /// Whether it ends with a chunk of usage.
+    pub has_usage: bool,
+}
+
 /// The parameters both APIs share, checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommonParams {
@@ -80,10 +87,8 @@ pub struct CommonParams {
     pub model: String,
     /// How many answers to each prompt.
     pub n: u32,
-    /// Whether to stream.
-    pub stream: bool,
-    /// Whether the stream ends with a usage chunk.
-    pub include_usage: bool,
+    /// How to stream, where it is asked for.
+    pub stream: Option<Streaming>,
     /// Strings that end an answer.
     pub stop_strings: Arc<[String]>,
     /// When else an answer ends; the model's end-of-sequence ids are added later.
@@ -122,8 +127,7 @@ impl CommonParams {
         let mut params = Self {
             model,
             n: read_n(fields, limits)?,
-            stream: fields.bool("stream")?.unwrap_or(false),
-            include_usage: false,
+            stream: read_streaming(fields)?,
             stop_strings: read_stop(fields, limits)?,
             stop: StopConditions::default(),
             sampling: read_sampling(fields, limits)?,
@@ -137,7 +141,6 @@ impl CommonParams {
             is_explained: false,
             hints: Hints::default(),
         };
-        params.include_usage = read_stream_options(fields, params.stream)?;
         let newer = read_max_tokens(fields, "max_completion_tokens")?;
         let older = read_max_tokens(fields, "max_tokens")?;
         params.stop.max_tokens = newer.or(older).or(default_max_tokens);
@@ -332,9 +335,10 @@ fn read_stop(fields: &mut Fields<'_>, limits: &RequestLimits) -> Result<Arc<[Str
     Ok(stops.into())
 }
 
-fn read_stream_options(fields: &mut Fields<'_>, is_stream: bool) -> Result<bool, ApiError> {
+fn read_streaming(fields: &mut Fields<'_>) -> Result<Option<Streaming>, ApiError> {
+    let is_stream = fields.bool("stream")?.unwrap_or(false);
     let Some(mut options) = fields.object("stream_options", "stream_options.")? else {
-        return Ok(false);
+        return Ok(is_stream.then(Streaming::default));
     };
     if !is_stream {
         return Err(ApiError::invalid(
@@ -342,12 +346,12 @@ fn read_stream_options(fields: &mut Fields<'_>, is_stream: bool) -> Result<bool,
             "only allowed when 'stream' is true",
         ));
     }
-    let include_usage = options.bool("include_usage")?.unwrap_or(false);
+    let has_usage = options.bool("include_usage")?.unwrap_or(false);
     if options.bool("include_obfuscation")?.is_some() {
         options.ignore("include_obfuscation");
     }
     options.finish(&[])?;
-    Ok(include_usage)
+    Ok(Some(Streaming { has_usage }))
 }
 
 fn read_sampling(

@@ -46,10 +46,7 @@ fn param_of(further: Value) -> Option<String> {
 fn what_is_absent_has_its_default() {
     let request = parse_chat(json!({})).unwrap();
     let params = &request.params;
-    assert_eq!(
-        (params.n, params.stream, params.include_usage),
-        (1, false, false)
-    );
+    assert_eq!((params.n, params.stream), (1, None));
     assert_eq!(params.stop.max_tokens, None);
     assert!(request.add_generation_prompt && params.stop_strings.is_empty());
     let body = br#"{"model": "m", "prompt": "Hi"}"#;

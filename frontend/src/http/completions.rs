@@ -1,0 +1,132 @@
+//! Chats and completions: their many choices, whole or streamed side by side.
+
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use genset_backend_common::{EndpointType, RequestContext};
+
+use super::apis::{Call, Reply, created_now, new_id};
+use super::body::EventBody;
+use super::replies::event_response;
+use super::whole::{self, Asked};
+use crate::answer::{Completed, Spent};
+use crate::budget::MemoryShare;
+use crate::error::ApiError;
+use crate::json::JsonBody;
+use crate::openai::{
+    Api, ChatRequest, ChunkEncoder, CompletionRequest, RequestLimits, ResponseHead, Streaming, completed_choice,
+    explanation_json, response_json,
+};
+use crate::pipeline::{Answers, Job, REASONING_EFFORT};
+
+/// So many bytes of an answer's text are written in the time that a tokenizer takes for one.
+const WRITTEN_BYTES: usize = 16;
+
+pub(super) fn chat(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
+    async move {
+        let models = call.app.models.clone();
+        let parse = move |body: JsonBody<'_>, limits: &RequestLimits| {
+            whole::read(body, &models, |body| ChatRequest::parse(body, limits))
+        };
+        let mut request = match call.parse(parse).await? {
+            Asked::Whole(asked) => return whole::answer(call, Api::Chat, asked).await,
+            Asked::Known(request) => request,
+        };
+        let (model, ctx) = call.begin(&mut request.params, EndpointType::Chat).await?;
+        let job = (call.guard).prepare(&ctx, |room| Job::chat(model, request, room));
+        let job = job.await?;
+        answer(call, Api::Chat, &ctx, job).await
+    }
+    .boxed()
+}
+
+pub(super) fn completions(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
+    async move {
+        let models = call.app.models.clone();
+        let parse = move |body: JsonBody<'_>, limits: &RequestLimits| {
+            whole::read(body, &models, |body| CompletionRequest::parse(body, limits))
+        };
+        let mut request = match call.parse(parse).await? {
+            Asked::Whole(asked) => return whole::answer(call, Api::Completions, asked).await,
+            Asked::Known(request) => request,
+        };
+        let endpoint = EndpointType::Completions;
+        let (model, ctx) = call.begin(&mut request.params, endpoint).await?;
+        let job = (call.guard).prepare(&ctx, |room| Job::completion(model, request, room));
+        let job = job.await?;
+        answer(call, Api::Completions, &ctx, job).await
+    }
+    .boxed()
+}
+
+async fn answer(
+    call: &mut Call,
+    api: Api,
+    ctx: &RequestContext,
+    job: Job,
+) -> Result<Reply, ApiError> {
+    let guard = &mut call.guard;
+    guard.ignores(&job.params().hints, REASONING_EFFORT);
+    let head = ResponseHead {
+        api,
+        id: new_id(api.id_prefix()),
+        created: created_now(),
+        model: job.params().model.clone(),
+    };
+    let streaming = job.params().stream;
+    let mut answers = job.answers(ctx).await?;
+    guard.measure(&mut answers);
+    answers.begin().await?;
+    if let Some(Streaming { has_usage }) = streaming {
+        let encoder = ChunkEncoder::new(&head, has_usage);
+        return Ok(Reply::Streamed(Box::new(move |guard| {
+            event_response(EventBody::new(encoder, answers, has_usage, guard))
+        })));
+    }
+    let explanation = answers.explanation().cloned();
+    let (answers, memory) = collect(answers, guard.memory().another()).await?;
+    let mut spent = Spent::default();
+    for answer in &answers {
+        spent.add(&answer.end, answer.reasoning_tokens);
+    }
+    guard.text();
+    guard.spent(&spent);
+    // A token takes about as long to write as a byte to tokenize.
+    let text: usize = answers
+        .iter()
+        .map(|answer| answer.message.content.len())
+        .sum();
+    let tokens = usize::try_from(spent.usage.completion_tokens).unwrap_or(usize::MAX);
+    let bytes = tokens.saturating_add(text / WRITTEN_BYTES);
+    let write = move |_: &_| {
+        let _memory = memory;
+        let choices = answers.iter().enumerate();
+        let choices = choices.map(|(index, answer)| completed_choice(api, index, answer));
+        let mut response = response_json(&head, choices.collect(), &spent);
+        if let Some(explanation) = &explanation {
+            response["genset"] = explanation_json(explanation);
+        }
+        Ok(response.to_string())
+    };
+    let work = call.app.models.work();
+    let json = work.run(bytes, ctx.deadline(), write).await?;
+    Ok(Reply::Json(json))
+}
+
+/// Reads all answers to their end, so many at once; each on an account beside `memory`.
+async fn collect(
+    answers: Answers,
+    memory: MemoryShare,
+) -> Result<(Vec<Completed>, Vec<MemoryShare>), ApiError> {
+    let (at_once, count) = (answers.at_once().get(), answers.len());
+    let collected = answers.enumerate().map(move |(index, answer)| {
+        let memory = memory.another();
+        async move { Ok::<_, ApiError>((index, answer.collect_on(memory).await?)) }
+    });
+    let mut collected = stream::iter(collected).buffer_unordered(at_once);
+    let mut all = Vec::with_capacity(count);
+    while let Some(answer) = collected.try_next().await? {
+        all.push(answer);
+    }
+    all.sort_unstable_by_key(|(index, _)| *index);
+    Ok(all.into_iter().map(|(_, answer)| answer).unzip())
+}

@@ -1,0 +1,81 @@
+//! `/v1/models`: what is served, and where only this machine can ask, who serves it.
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::handlers::App;
+use super::replies::json_response;
+use crate::error::ApiError;
+use crate::model::ServedModel;
+
+fn model_json(model: &ServedModel) -> Value {
+    json!({
+        "id": model.card.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "genset",
+        "shutdown_date": null,
+        "max_model_len": model.card.context_length_tokens,
+    })
+}
+
+/// As in the list, and where only this machine can ask, who serves it.
+fn model_detail(app: &App, model: &ServedModel) -> Value {
+    let mut detail = model_json(model);
+    // Who serves it is for those who run the server, not for every client.
+    let live = app.models.workers(&model.card.name);
+    let Some(live) = live.filter(|_| app.config.is_for_this_machine()) else {
+        return detail;
+    };
+    let workers: Vec<String> = live.instances().iter().map(ToString::to_string).collect();
+    let pools: serde_json::Map<String, Value> = live
+        .pools
+        .iter()
+        .map(|(role, pool)| (role.to_string(), pool.instances.len().into()))
+        .collect();
+    let left_out: Vec<Value> = live
+        .left_out
+        .iter()
+        .map(|worker| {
+            json!({
+                "instance": worker.instance.to_string(),
+                "endpoint": worker.endpoint.to_string(),
+                "differences": worker.differences,
+            })
+        })
+        .collect();
+    detail["genset"] = json!({
+        "endpoint": live.endpoint().to_string(),
+        "workers": workers,
+        "pools": pools,
+        "left_out_workers": left_out,
+    });
+    detail
+}
+
+pub(super) async fn list(State(app): State<App>) -> Response {
+    let data: Vec<Value> = app
+        .models
+        .all()
+        .iter()
+        .map(|model| model_json(model))
+        .collect();
+    json_response(&json!({"object": "list", "data": data}))
+}
+
+pub(super) async fn get(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+) -> Response {
+    let Ok(Path(id)) = id else {
+        let message = "The model's name in the path is not valid UTF-8.";
+        return ApiError::new(StatusCode::BAD_REQUEST, message).into_response();
+    };
+    match app.models.get(&id) {
+        Some(model) => json_response(&model_detail(&app, &model)),
+        None => ApiError::model_not_found(&id).into_response(),
+    }
+}

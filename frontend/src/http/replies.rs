@@ -1,0 +1,52 @@
+//! Answers in one piece and streams of events, as HTTP has them.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::{HeaderValue, header};
+use serde_json::Value;
+
+use super::handlers::App;
+use super::held::held;
+use super::metrics::IGNORED;
+
+/// An answer that names the fields without an effect.
+pub(super) fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Response {
+    if let Some(ignored) = ignored {
+        response.headers_mut().insert(IGNORED, ignored);
+    }
+    response
+}
+
+pub(super) fn event_response<B>(body: B) -> Response
+where
+    B: http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
+{
+    let mut response = Response::new(Body::new(body));
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+pub(super) fn json_response(value: &Value) -> Response {
+    whole_response(value.to_string().into())
+}
+
+/// As [`json_response`], of what may be large: it takes of the memory budget until it is sent.
+pub(super) fn large_json_response(app: &App, value: &Value) -> Response {
+    match held(value.to_string(), app.metrics.share()) {
+        Ok(json) => whole_response(json),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// An answer in one piece, of JSON.
+pub(super) fn whole_response(json: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], json).into_response()
+}
