@@ -21,6 +21,7 @@ use genset_backend_common::output::{Finish, Output, OutputStream};
 use genset_backend_common::worker::{Worker, WorkerConfig};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_frontend::answer::Answer;
+use genset_frontend::markup::Delta;
 use genset_frontend::openai::{Api, ChatRequest, ChunkEncoder, RequestLimits, ResponseHead};
 use genset_frontend::text::TextTokenizer;
 use genset_frontend::{FrontendConfig, FrontendServer};
@@ -97,13 +98,8 @@ fn answer(c: &mut Criterion) {
                 let mut answer =
                     Answer::new(outputs, Some(Arc::clone(&tokenizer)), Arc::clone(&stops), 1);
                 let mut cx = Context::from_waker(Waker::noop());
-                let mut text = String::new();
-                while let Poll::Ready(Ok(None)) = answer.poll_text(&mut cx, &mut text) {
-                    if !text.is_empty() {
-                        encoder.text(0, &text, &mut out);
-                        text.clear();
-                    }
-                }
+                let mut write = |delta: Delta<'_>, rated: &[_]| encoder.delta(0, delta, rated, &mut out);
+                while let Poll::Ready(Ok(None)) = answer.poll_deltas(&mut cx, &mut write) {}
                 black_box(&out);
             });
         });

@@ -5,6 +5,7 @@ mod logprobs;
 mod steps;
 mod thoughts;
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -134,6 +135,8 @@ pub struct Answer {
     stops: StopMatcher,
     /// Text between detokenizer and stop matcher; empty between two items.
     scratch: String,
+    /// Text behind the stop matcher, on its way out; empty between two items.
+    text: String,
     prompt_tokens: u32,
     completion_tokens: u32,
     pays_for_prompt: bool,
@@ -187,6 +190,7 @@ impl Answer {
             detokenizer: tokenizer.map(|tokenizer| Detokenizer::new(tokenizer, true)),
             stops: StopMatcher::new(stops),
             scratch: String::new(),
+            text: String::new(),
             prompt_tokens,
             completion_tokens: 0,
             pays_for_prompt: true,
@@ -249,9 +253,28 @@ impl Answer {
         self
     }
 
-    /// Hands on `text`, which [`Self::poll_text`] gave: taken apart where there is markup, and with the first piece the log
-    /// probabilities that are ready. Where there is no piece, they go with the next.
-    pub fn deliver(&mut self, text: &str, mut each: impl FnMut(Delta<'_>, &[RatedToken])) {
+    /// Takes one item of the engine's, and hands on the text that it brings: taken apart where there is markup, and with the first
+    /// piece the log probabilities that are ready. Where there is no piece, they go with the next. `Some` is the end, after which
+    /// [`Self::end`] has the rest.
+    ///
+    /// # Errors
+    /// What the engine's stream ends with. The answer is over then.
+    pub fn poll_deltas(
+        &mut self,
+        cx: &mut Context<'_>,
+        each: impl FnMut(Delta<'_>, &[RatedToken]),
+    ) -> Poll<Result<Option<AnswerEnd>, EngineError>> {
+        let mut text = std::mem::take(&mut self.text);
+        let taken = self.poll_text(cx, &mut text);
+        if !text.is_empty() {
+            self.deliver(&text, each);
+            text.clear();
+        }
+        self.text = text;
+        taken
+    }
+
+    fn deliver(&mut self, text: &str, mut each: impl FnMut(Delta<'_>, &[RatedToken])) {
         let mut none = Vec::new();
         let ratings = self.ratings.as_mut();
         let rated = ratings.map_or(&mut none, |ratings| ratings.ready());
@@ -273,7 +296,7 @@ impl Answer {
         }
     }
 
-    /// Hands on what was held back at the end, as [`Self::deliver`] does.
+    /// Hands on what was held back at the end, as [`Self::poll_deltas`] does.
     pub fn end(mut self, mut each: impl FnMut(Delta<'_>, &[RatedToken])) -> Ending {
         let ratings = self.ratings.as_mut();
         let mut rated = ratings.map_or_else(Vec::new, |ratings| std::mem::take(ratings.ready()));
@@ -307,10 +330,7 @@ impl Answer {
     }
 
     /// Takes one item of the engine's. Text it brings is appended to `out`; `Some` is the end.
-    ///
-    /// # Errors
-    /// What the engine's stream ends with. The answer is over then.
-    pub fn poll_text(
+    fn poll_text(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut String,
@@ -389,7 +409,7 @@ impl Answer {
     /// # Cancel safety
     /// The request is still starting when the future is dropped.
     pub async fn started(&mut self) -> Result<(), EngineError> {
-        std::future::poll_fn(|cx| self.poll_started(cx).map(|started| started.map(drop))).await
+        poll_fn(|cx| self.poll_started(cx).map(|started| started.map(drop))).await
     }
 
     fn take(&mut self, output: Output, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
@@ -545,7 +565,7 @@ impl Answer {
     }
 
     /// Reads the answer to its end on the account of `memory`, which holds it until it has been written. `each` takes its pieces, as
-    /// [`Self::deliver`] hands them on.
+    /// [`Self::poll_deltas`] hands them on.
     ///
     /// # Errors
     /// What the engine's stream ends with, or a 503 where there is no memory for more.
@@ -557,15 +577,10 @@ impl Answer {
         memory: &mut MemoryShare,
         mut each: impl FnMut(Delta<'_>, &[RatedToken]),
     ) -> Result<(AnswerEnd, Ending), ApiError> {
-        let (mut text, mut bytes) = (String::new(), 0);
+        let echo_bytes = self.echo.as_ref().map_or(0, |echo| echo.len());
         let end = loop {
-            let end = std::future::poll_fn(|cx| self.poll_text(cx, &mut text)).await?;
-            bytes += text.len();
-            self.hold(bytes, memory)?;
-            if !text.is_empty() {
-                self.deliver(&text, &mut each);
-                text.clear();
-            }
+            let end = poll_fn(|cx| self.poll_deltas(cx, &mut each)).await?;
+            self.hold(echo_bytes + self.given, memory)?;
             if let Some(end) = end {
                 break end;
             }
@@ -583,7 +598,7 @@ impl Answer {
     /// # Cancel safety
     /// Text read so far is lost when the future is dropped.
     pub(crate) async fn collect_on(
-        mut self,
+        self,
         mut memory: MemoryShare,
     ) -> Result<(Completed, MemoryShare), ApiError> {
         let mut rated = self.ratings.is_some().then(Vec::new);
@@ -635,9 +650,7 @@ impl Answer {
         &mut self,
         mut each: impl FnMut(Delta<'_>),
     ) -> Result<Option<AnswerEnd>, EngineError> {
-        let mut text = String::new();
-        let end = std::future::poll_fn(|cx| self.poll_text(cx, &mut text)).await?;
-        self.deliver(&text, |delta, _| each(delta));
+        let end = poll_fn(|cx| self.poll_deltas(cx, |delta, _| each(delta))).await?;
         if let (Some(_), Some(splitter)) = (end, &mut self.splitter) {
             splitter.finish(each);
         }

@@ -60,8 +60,6 @@ pub(super) struct EventBody {
     explanation: Option<Explanation>,
     guard: RequestGuard,
     buffer: BytesMut,
-    /// Text of the present item; empty between two.
-    text: String,
     progress: Progress,
 }
 
@@ -149,7 +147,6 @@ impl EventBody {
             has_usage_event,
             guard,
             buffer: BytesMut::new(),
-            text: String::new(),
             progress: Progress::Opening,
         }
     }
@@ -178,49 +175,46 @@ impl EventBody {
         let mut is_ready = true;
         while is_ready && self.progress != Progress::Done && self.buffer.len() < FRAME_BYTES {
             is_ready = false;
+            let mut has_text = false;
             for _ in 0..self.slots.len() {
                 let slot = self.turn;
-                is_ready |= self.poll_slot(slot);
+                if let Some(brought_text) = self.poll_slot(slot) {
+                    is_ready = true;
+                    has_text |= brought_text;
+                }
                 if self.progress == Progress::Done {
                     return;
                 }
                 if !has_budget_remaining() {
                     // The others are asked in the task's next turn, beginning with this one.
                     cx.waker().wake_by_ref();
-                    self.text.clear();
                     return;
                 }
                 self.turn = (slot + 1) % self.slots.len();
             }
-            let has_text = !self.text.is_empty() && !self.buffer.is_empty();
-            if is_ready && self.progress == Progress::Waiting && has_text {
+            if has_text && self.progress == Progress::Waiting {
                 // The first token leaves at once, whatever else is ready. Text that is held back is none.
-                self.text.clear();
                 self.progress = Progress::Streaming;
                 return;
             }
-            self.text.clear();
         }
     }
 
-    /// Whether the answer there was due and had an item. It is due again then.
-    fn poll_slot(&mut self, number: usize) -> bool {
-        let Some(slot) = self.slots.get_mut(number).filter(|slot| slot.due.take()) else {
-            return false;
-        };
-        let Some((index, answer)) = &mut slot.answer else {
-            return false;
-        };
-        let (index, before) = (*index, self.text.len());
+    /// Whether the item brought text, where the answer there was due and had one. It is due again then.
+    fn poll_slot(&mut self, number: usize) -> Option<bool> {
+        let slot = self.slots.get_mut(number).filter(|slot| slot.due.take())?;
+        let (index, answer) = slot.answer.as_mut()?;
+        let mut has_text = false;
         let mut cx = Context::from_waker(&slot.waker);
-        let Poll::Ready(result) = answer.poll_text(&mut cx, &mut self.text) else {
-            return false;
+        let polled = answer.poll_deltas(&mut cx, |delta, rated| {
+            has_text = true;
+            self.encoder.delta(*index, delta, rated, &mut self.buffer);
+        });
+        let Poll::Ready(result) = polled else {
+            return None;
         };
         slot.due.stay();
-        if let Some(text) = self.text.get(before..).filter(|text| !text.is_empty()) {
-            answer.deliver(text, |delta, rated| {
-                self.encoder.delta(index, delta, rated, &mut self.buffer);
-            });
+        if has_text {
             self.guard.text();
         }
         match result {
@@ -234,7 +228,7 @@ impl EventBody {
                 self.progress = Progress::Done;
             }
         }
-        true
+        Some(has_text)
     }
 
     fn end_answer(&mut self, slot: usize, end: AnswerEnd) {

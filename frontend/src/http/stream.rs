@@ -53,7 +53,6 @@ pub(super) fn stream<E: AnswerEvents>(
         guard,
         kept,
         buffer,
-        text: String::new(),
         has_sent_text: false,
     })
 }
@@ -66,8 +65,6 @@ struct AnswerBody<E> {
     /// Holds the answer where all of it is kept.
     kept: MemoryShare,
     buffer: BytesMut,
-    /// Text of the present item of the engine's; empty between two.
-    text: String,
     has_sent_text: bool,
 }
 
@@ -83,16 +80,15 @@ impl<E: AnswerEvents> AnswerBody<E> {
             let Some(Running { events, answer }) = &mut self.running else {
                 return;
             };
-            let Poll::Ready(result) = answer.poll_text(cx, &mut self.text) else {
+            let mut has_text = false;
+            let polled = answer.poll_deltas(cx, |delta, rated| {
+                has_text = true;
+                events.delta(delta, rated, &mut self.buffer);
+            });
+            let Poll::Ready(result) = polled else {
                 return;
             };
-            let before = self.buffer.len();
-            if !self.text.is_empty() {
-                let buffer = &mut self.buffer;
-                answer.deliver(&self.text, |delta, rated| {
-                    events.delta(delta, rated, buffer);
-                });
-                self.text.clear();
+            if has_text {
                 self.guard.text();
             }
             if events.keeps_text()
@@ -101,7 +97,6 @@ impl<E: AnswerEvents> AnswerBody<E> {
                 self.fail(error);
                 return;
             }
-            let has_text = self.buffer.len() > before;
             match result {
                 Ok(None) => {}
                 Ok(Some(end)) => self.end(&end),

@@ -79,17 +79,14 @@ fn count(tokens: u32, stops: &[&str], splitter: Option<Splitter>, write: &mut Wr
         answer = answer.with_splitter(splitter, Arc::default());
     }
     let mut out = BytesMut::with_capacity(usize::try_from(tokens).unwrap() * 512);
-    let (capacity, mut text) = (out.capacity(), String::new());
+    let capacity = out.capacity();
     let mut cx = Context::from_waker(Waker::noop());
     let before = allocations();
     loop {
-        let Poll::Ready(end) = answer.poll_text(&mut cx, &mut text) else {
+        let polled = answer.poll_deltas(&mut cx, |delta, _| write(delta, &mut out));
+        let Poll::Ready(end) = polled else {
             panic!("every item is ready");
         };
-        if !text.is_empty() {
-            answer.deliver(&text, |delta, _| write(delta, &mut out));
-            text.clear();
-        }
         if end.unwrap().is_some() {
             break;
         }

@@ -77,14 +77,16 @@ fn streamed(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<Ra
     let (mut shown, mut rated) = (String::new(), Vec::new());
     let mut cx = Context::from_waker(std::task::Waker::noop());
     loop {
-        let mut text = String::new();
-        let Poll::Ready(end) = answer.poll_text(&mut cx, &mut text) else {
+        let each = |delta: Delta<'_>, ready: &[RatedToken]| {
+            let Delta::Content(text) = delta else {
+                panic!("nothing is taken apart");
+            };
+            shown += text;
+            rated.extend_from_slice(ready);
+        };
+        let Poll::Ready(end) = answer.poll_deltas(&mut cx, each) else {
             panic!("nothing waits");
         };
-        if !text.is_empty() {
-            answer.deliver(&text, |_, ready| rated.extend_from_slice(ready));
-            shown += &text;
-        }
         if end.unwrap().is_some() {
             let ending = answer.end(|_, _| panic!("nothing is taken apart"));
             rated.extend(ending.rated);
@@ -154,15 +156,15 @@ fn halves_of_a_code_point_come_together_and_special_tokens_with_what_follows() {
     let mut cx = Context::from_waker(std::task::Waker::noop());
     let mut counts = Vec::new();
     loop {
-        let mut text = String::new();
-        let Poll::Ready(end) = answer.poll_text(&mut cx, &mut text) else {
+        let each = |delta: Delta<'_>, ready: &[RatedToken]| {
+            let Delta::Content(text) = delta else {
+                panic!("nothing is taken apart");
+            };
+            counts.push((text.to_owned(), ready.len()));
+        };
+        let Poll::Ready(end) = answer.poll_deltas(&mut cx, each) else {
             panic!("nothing waits");
         };
-        if !text.is_empty() {
-            let mut count = 0;
-            answer.deliver(&text, |_, ready| count = ready.len());
-            counts.push((text, count));
-        }
         if end.unwrap().is_some() {
             break;
         }
