@@ -22,7 +22,7 @@ use genset_backend_common::worker::{Worker, WorkerConfig};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_frontend::answer::Answer;
 use genset_frontend::markup::Delta;
-use genset_frontend::openai::{Api, ChatRequest, ChunkEncoder, RequestLimits, ResponseHead};
+use genset_frontend::openai::{Api, ChatRequest, ChunkEncoder, CompletionHead, ParamLimits};
 use genset_frontend::text::TextTokenizer;
 use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
@@ -47,8 +47,8 @@ fn tokenizer() -> Arc<TextTokenizer> {
     Arc::new(TextTokenizer::from_bytes(&file.unwrap().content).unwrap())
 }
 
-fn head(api: Api) -> ResponseHead {
-    ResponseHead {
+fn head(api: Api) -> CompletionHead {
+    CompletionHead {
         api,
         id: format!("{}{:032x}", api.id_prefix(), u128::MAX),
         created: 1_700_000_000,
@@ -98,7 +98,8 @@ fn answer(c: &mut Criterion) {
                 let mut answer =
                     Answer::new(outputs, Some(Arc::clone(&tokenizer)), Arc::clone(&stops), 1);
                 let mut cx = Context::from_waker(Waker::noop());
-                let mut write = |delta: Delta<'_>, rated: &[_]| encoder.delta(0, delta, rated, &mut out);
+                let mut write =
+                    |delta: Delta<'_>, rated: &[_]| encoder.delta(0, delta, rated, &mut out);
                 while let Poll::Ready(Ok(None)) = answer.poll_deltas(&mut cx, &mut write) {}
                 black_box(&out);
             });
@@ -123,7 +124,7 @@ fn request_body(messages: usize, further: Value) -> Vec<u8> {
 
 fn request(c: &mut Criterion) {
     let mut group = c.benchmark_group("request");
-    let limits = RequestLimits::from(&FrontendConfig::default());
+    let limits = ParamLimits::from(&FrontendConfig::default());
     let many = json!({
         "stream": true, "stream_options": {"include_usage": true}, "temperature": 0.7, "top_p": 0.9, "seed": 7,
         "max_tokens": 256, "stop": ["\n\n", "User:"], "nvext": {"ignore_eos": true}, "user": "me",

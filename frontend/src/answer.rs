@@ -22,11 +22,11 @@ use crate::markup::{Delta, Message, Splitter};
 use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
 pub(crate) use account::Meter;
 pub use account::{Account, TokenCounters};
-use logprobs::Ratings;
-pub use logprobs::{Candidate, RatedToken};
+use logprobs::LogprobQueue;
+pub use logprobs::{CandidateToken, TokenLogprobs};
+use steps::StepClock;
 pub use steps::StepMetrics;
-use steps::Steps;
-use thoughts::Thoughts;
+use thoughts::ReasoningCounter;
 
 /// How an answer ended and what it cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,14 +58,14 @@ impl AnswerEnd {
 
 /// What the answers to a request cost together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Spent {
+pub struct TotalUsage {
     /// What engines count.
     pub usage: Usage,
     /// How many of the completion tokens were thoughts, with the markers around them.
     pub reasoning_tokens: u32,
 }
 
-impl Spent {
+impl TotalUsage {
     /// Adds an answer that ended so, and had so many tokens of thoughts.
     pub fn add(&mut self, end: &AnswerEnd, reasoning_tokens: u32) {
         end.add_to(&mut self.usage);
@@ -81,7 +81,7 @@ pub struct Completed {
     /// How it ended and what it cost.
     pub end: AnswerEnd,
     /// Its tokens' log probabilities; `None` where they were not asked for.
-    pub rated: Option<Vec<RatedToken>>,
+    pub rated: Option<Vec<TokenLogprobs>>,
     /// How many of its tokens were thoughts.
     pub reasoning_tokens: u32,
 }
@@ -92,7 +92,7 @@ pub struct Ending {
     /// Whether it calls tools.
     pub has_calls: bool,
     /// Log probabilities that no piece took along.
-    pub rated: Vec<RatedToken>,
+    pub rated: Vec<TokenLogprobs>,
     /// How many of its tokens were thoughts.
     pub reasoning_tokens: u32,
 }
@@ -100,8 +100,8 @@ pub struct Ending {
 impl Ending {
     /// What an answer cost that ended so, alone in its request.
     #[must_use]
-    pub fn spent(&self, end: &AnswerEnd) -> Spent {
-        let mut spent = Spent::default();
+    pub fn spent(&self, end: &AnswerEnd) -> TotalUsage {
+        let mut spent = TotalUsage::default();
         spent.add(end, self.reasoning_tokens);
         spent
     }
@@ -143,15 +143,15 @@ pub struct Answer {
     /// Takes the text apart, where there is markup to look for.
     splitter: Option<Box<Splitter>>,
     /// Counts its tokens of thoughts, where the splitter looks for thoughts.
-    thoughts: Option<Box<Thoughts>>,
+    thoughts: Option<Box<ReasoningCounter>>,
     /// Keeps log probabilities, where they were asked for.
-    ratings: Option<Box<Ratings>>,
+    ratings: Option<Box<LogprobQueue>>,
     /// Bytes of text that passed the stop matcher.
     given: usize,
     /// The prompt, where the answer begins with it and it was not given out yet.
     echo: Option<Arc<str>>,
     /// Its pace, where it is measured.
-    steps: Option<Box<Steps>>,
+    steps: Option<Box<StepClock>>,
     /// Who pays for its tokens, where anybody does.
     meter: Option<Meter>,
 }
@@ -207,13 +207,13 @@ impl Answer {
     /// The same answer, which keeps the log probabilities of its tokens and of `top` others in the place of each.
     #[must_use]
     pub fn with_logprobs(mut self, tokenizer: Arc<TextTokenizer>, top: u32) -> Self {
-        self.ratings = Some(Box::new(Ratings::new(tokenizer, top)));
+        self.ratings = Some(Box::new(LogprobQueue::new(tokenizer, top)));
         self
     }
 
     /// From now on its pace is measured, as an answer's to a request that arrived then.
     pub fn measure(&mut self, metrics: &StepMetrics, arrived: Instant) {
-        self.steps = Some(Box::new(Steps::new(metrics.clone(), arrived)));
+        self.steps = Some(Box::new(StepClock::new(metrics.clone(), arrived)));
     }
 
     /// From now on its tokens are charged to `account`: the prompt's once the engine has accepted it, the others as they
@@ -245,7 +245,7 @@ impl Answer {
     /// has in it.
     #[must_use]
     pub fn with_splitter(mut self, splitter: Splitter, markers: Arc<[TokenId]>) -> Self {
-        self.thoughts = Thoughts::of(&splitter).map(Box::new);
+        self.thoughts = ReasoningCounter::of(&splitter).map(Box::new);
         self.splitter = Some(Box::new(splitter));
         self.detokenizer = self
             .detokenizer
@@ -262,7 +262,7 @@ impl Answer {
     pub fn poll_deltas(
         &mut self,
         cx: &mut Context<'_>,
-        each: impl FnMut(Delta<'_>, &[RatedToken]),
+        each: impl FnMut(Delta<'_>, &[TokenLogprobs]),
     ) -> Poll<Result<Option<AnswerEnd>, EngineError>> {
         let mut text = std::mem::take(&mut self.text);
         let taken = self.poll_text(cx, &mut text);
@@ -274,7 +274,7 @@ impl Answer {
         taken
     }
 
-    fn deliver(&mut self, text: &str, mut each: impl FnMut(Delta<'_>, &[RatedToken])) {
+    fn deliver(&mut self, text: &str, mut each: impl FnMut(Delta<'_>, &[TokenLogprobs])) {
         let mut none = Vec::new();
         let ratings = self.ratings.as_mut();
         let rated = ratings.map_or(&mut none, |ratings| ratings.ready());
@@ -297,7 +297,7 @@ impl Answer {
     }
 
     /// Hands on what was held back at the end, as [`Self::poll_deltas`] does.
-    pub fn end(mut self, mut each: impl FnMut(Delta<'_>, &[RatedToken])) -> Ending {
+    pub fn end(mut self, mut each: impl FnMut(Delta<'_>, &[TokenLogprobs])) -> Ending {
         let ratings = self.ratings.as_mut();
         let mut rated = ratings.map_or_else(Vec::new, |ratings| std::mem::take(ratings.ready()));
         let Some(splitter) = &mut self.splitter else {
@@ -575,7 +575,7 @@ impl Answer {
     pub(crate) async fn read_all(
         mut self,
         memory: &mut MemoryShare,
-        mut each: impl FnMut(Delta<'_>, &[RatedToken]),
+        mut each: impl FnMut(Delta<'_>, &[TokenLogprobs]),
     ) -> Result<(AnswerEnd, Ending), ApiError> {
         let echo_bytes = self.echo.as_ref().map_or(0, |echo| echo.len());
         let end = loop {
@@ -603,7 +603,7 @@ impl Answer {
     ) -> Result<(Completed, MemoryShare), ApiError> {
         let mut rated = self.ratings.is_some().then(Vec::new);
         let mut message = Message::default();
-        let add = |delta: Delta<'_>, more: &[RatedToken]| {
+        let add = |delta: Delta<'_>, more: &[TokenLogprobs]| {
             message.add(delta);
             rated
                 .iter_mut()
@@ -623,7 +623,7 @@ impl Answer {
         Ok((completed, memory))
     }
 
-    /// Waits for the next piece of content, appended to `out`; `Some` is the end. Thoughts and tool calls are left out.
+    /// Waits for the next piece of content, appended to `out`; `Some` is the end. Reasoning and tool calls are left out.
     ///
     /// # Errors
     /// What the engine's stream ends with.

@@ -15,4 +15,4 @@ mod stream;
 pub use error::{error_json, param_name};
 pub use request::MessagesRequest;
 pub use response::{Blocks, MessageHead, StopReason, message_json};
-pub use stream::EventEncoder;
+pub use stream::MessageEncoder;

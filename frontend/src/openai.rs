@@ -20,7 +20,7 @@ mod tokenize;
 mod tools;
 
 pub use chat::ChatRequest;
-pub use common::{CommonParams, RequestLimits, Streaming};
+pub use common::{CommonParams, ParamLimits, Streaming};
 pub use completions::{CompletionRequest, Prompt};
 pub use embeddings::{EmbeddingRequest, EncodingFormat, embeddings_json};
 pub use fields::Fields;
@@ -30,7 +30,7 @@ pub use logprobs::{LogprobOptions, logprobs_json};
 pub use names::{chat_name, completion_name, embedding_name};
 pub(crate) use response::explanation_json;
 pub use response::{
-    Api, ChoiceEnd, ChunkEncoder, ResponseHead, completed_choice, response_json, usage_json,
+    Api, ChoiceEnd, ChunkEncoder, CompletionHead, completed_choice, response_json, usage_json,
 };
 pub use tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest, tokenize_json};
 pub(crate) use tools::arguments_as_text;

@@ -20,4 +20,4 @@ pub use output::Output;
 pub use request::ResponsesRequest;
 pub use response::{ResponseEnd, ResponseHead};
 pub use store::{ResponseStore, Stored};
-pub use stream::EventEncoder;
+pub use stream::ResponseEncoder;

@@ -2,14 +2,14 @@
 
 use genset_frontend::anthropic::MessagesRequest;
 use genset_frontend::openai::{
-    ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, RequestLimits,
+    ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, ParamLimits,
     TokenizeRequest,
 };
 use genset_frontend::responses::ResponsesRequest;
 use genset_frontend::{ApiError, FrontendConfig};
 
-fn limits() -> RequestLimits {
-    RequestLimits::from(&FrontendConfig::default())
+fn limits() -> ParamLimits {
+    ParamLimits::from(&FrontendConfig::default())
 }
 
 /// Whatever a body says, it is the client's fault if it cannot be read, and the client is told why.

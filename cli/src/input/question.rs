@@ -6,7 +6,7 @@ use genset_backend_common::output::Usage;
 use genset_backend_common::{EngineError, ErrorKind, RequestContext};
 use genset_frontend::answer::Answer;
 use genset_frontend::model::ServedModel;
-use genset_frontend::openai::{ChatRequest, RequestLimits};
+use genset_frontend::openai::{ChatRequest, ParamLimits};
 use genset_frontend::pipeline::{Job, Room};
 use genset_frontend::{ApiError, FrontendConfig, MemoryBudget};
 use serde_json::{Map, Value, json};
@@ -132,7 +132,7 @@ impl Asker {
         }
         ChatRequest::parse(
             Value::Object(body).to_string().as_bytes(),
-            &RequestLimits::from(&FrontendConfig::default()),
+            &ParamLimits::from(&FrontendConfig::default()),
         )
     }
 }

@@ -1,4 +1,4 @@
-//! [`Ratings`]: the log probabilities of an answer's tokens, given out with the text they belong to.
+//! [`LogprobQueue`]: the log probabilities of an answer's tokens, given out with the text they belong to.
 //!
 //! Text may wait (for the rest of a code point, for the end of a stop string that seems to begin) and part of it never comes
 //! (behind a stop string). A token tells as much as its text does, so its log probability waits with the text, and that of a
@@ -14,18 +14,18 @@ use crate::text::TextTokenizer;
 
 /// A token of an answer, with its log probability and the most probable tokens in its place.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RatedToken {
+pub struct TokenLogprobs {
     /// The token.
-    pub chosen: Candidate,
+    pub chosen: CandidateToken,
     /// The most probable ones, best first, as many as were asked for.
-    pub top: Vec<Candidate>,
+    pub top: Vec<CandidateToken>,
     /// Where its text begins in the answer's, in code points.
     pub text_offset: usize,
 }
 
 /// A token that could stand in a place.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Candidate {
+pub struct CandidateToken {
     /// What it adds to a text that has already begun; perhaps part of a code point.
     pub bytes: Vec<u8>,
     /// Natural logarithm of its probability.
@@ -34,7 +34,7 @@ pub struct Candidate {
 
 /// The ratings of one answer.
 #[derive(Debug)]
-pub(super) struct Ratings {
+pub(super) struct LogprobQueue {
     tokenizer: Arc<TextTokenizer>,
     /// Candidates asked for.
     top: usize,
@@ -42,7 +42,7 @@ pub(super) struct Ratings {
     bytes: usize,
     chars: usize,
     waiting: VecDeque<Waiting>,
-    ready: Vec<RatedToken>,
+    ready: Vec<TokenLogprobs>,
 }
 
 /// A token whose text was not all given out.
@@ -56,7 +56,7 @@ struct Waiting {
     end: Option<usize>,
 }
 
-impl Ratings {
+impl LogprobQueue {
     pub(super) fn new(tokenizer: Arc<TextTokenizer>, top: u32) -> Self {
         Self {
             tokenizer,
@@ -129,13 +129,13 @@ impl Ratings {
         }
     }
 
-    fn rated(&self, waiting: &Waiting) -> RatedToken {
-        let candidate = |token, logprob| Candidate {
+    fn rated(&self, waiting: &Waiting) -> TokenLogprobs {
+        let candidate = |token, logprob| CandidateToken {
             bytes: self.tokenizer.token_bytes(token).to_vec(),
             logprob,
         };
         let top = waiting.rating.top.iter().take(self.top);
-        RatedToken {
+        TokenLogprobs {
             chosen: candidate(waiting.token, waiting.rating.logprob),
             top: top
                 .map(|other| candidate(other.token_id, other.logprob))
@@ -145,7 +145,7 @@ impl Ratings {
     }
 
     /// Those whose text was given out and that were not taken yet.
-    pub(super) fn ready(&mut self) -> &mut Vec<RatedToken> {
+    pub(super) fn ready(&mut self) -> &mut Vec<TokenLogprobs> {
         &mut self.ready
     }
 }

@@ -43,7 +43,7 @@ impl StepMetrics {
 
 /// One answer's pace.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub(super) struct StepClock {
     metrics: StepMetrics,
     progress: Progress,
 }
@@ -56,7 +56,7 @@ enum Progress {
     Running(Instant),
 }
 
-impl Steps {
+impl StepClock {
     /// Of an answer to a request that arrived then.
     pub(super) fn new(metrics: StepMetrics, arrived: Instant) -> Self {
         metrics.queued.inc();
@@ -85,7 +85,7 @@ impl Steps {
     }
 }
 
-impl Drop for Steps {
+impl Drop for StepClock {
     fn drop(&mut self) {
         if let Progress::Queued(_) = self.progress {
             self.metrics.queued.dec();

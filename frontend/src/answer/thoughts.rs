@@ -1,4 +1,4 @@
-//! [`Thoughts`]: how many of an answer's tokens were thoughts.
+//! [`ReasoningCounter`]: how many of an answer's tokens were thoughts.
 //!
 //! Only the splitter knows what text is, and it gets text, some time after the tokens that made it: stop strings hold it
 //! back. So the place where each token's text ends is kept until the splitter has read that far.
@@ -9,7 +9,7 @@ use crate::markup::Splitter;
 
 /// The count, and the tokens that the splitter has not read yet.
 #[derive(Debug, Default)]
-pub(super) struct Thoughts {
+pub(super) struct ReasoningCounter {
     /// Where the text of tokens ends, in bytes from the answer's beginning, and how many they are.
     waiting: VecDeque<(usize, u32)>,
     /// Bytes that the splitter has read.
@@ -19,7 +19,7 @@ pub(super) struct Thoughts {
     count: u32,
 }
 
-impl Thoughts {
+impl ReasoningCounter {
     /// Of an answer that this splitter will read; `None` where it looks for no thoughts.
     pub(super) fn of(splitter: &Splitter) -> Option<Self> {
         splitter.is_thinking().map(|was_thinking| Self {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     fn counted(mut splitter: Splitter, tokens: &[&str], pieces: &[&str]) -> u32 {
-        let mut thoughts = Thoughts::of(&splitter).expect("it looks for thoughts");
+        let mut thoughts = ReasoningCounter::of(&splitter).expect("it looks for thoughts");
         let mut end = 0;
         for token in tokens {
             end += token.len();
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_token_without_text_is_what_the_text_is() {
         let mut splitter = splitter();
-        let mut thoughts = Thoughts::of(&splitter).expect("it looks for thoughts");
+        let mut thoughts = ReasoningCounter::of(&splitter).expect("it looks for thoughts");
         thoughts.note(1, 7);
         thoughts.note(1, 7);
         thoughts.feed(&mut splitter, "<think>");

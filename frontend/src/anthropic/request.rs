@@ -8,7 +8,7 @@ use super::content::chat_messages;
 use super::options::{read_output_config, read_thinking, read_tools};
 use crate::error::ApiError;
 use crate::json::JsonBody;
-use crate::openai::{ChatRequest, Fields, RequestLimits};
+use crate::openai::{ChatRequest, Fields, ParamLimits};
 
 /// Fields that a chat has by the same name.
 const SAME: [&str; 6] = [
@@ -52,7 +52,7 @@ impl MessagesRequest {
     /// A 400 that names the field as this API calls it.
     pub fn parse<'a>(
         body: impl Into<JsonBody<'a>>,
-        limits: &RequestLimits,
+        limits: &ParamLimits,
     ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let max_tokens = fields.u32("max_tokens")?;
@@ -94,7 +94,7 @@ impl MessagesRequest {
     /// As [`Self::parse`].
     pub fn parse_to_count<'a>(
         body: impl Into<JsonBody<'a>>,
-        limits: &RequestLimits,
+        limits: &ParamLimits,
     ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let mut chat = Map::new();
@@ -107,7 +107,7 @@ impl MessagesRequest {
         mut fields: Fields<'_>,
         mut chat: Map<String, Value>,
         max_tokens: Option<u32>,
-        limits: &RequestLimits,
+        limits: &ParamLimits,
     ) -> Result<Self, ApiError> {
         let system = fields.take("system")?;
         let messages = fields.list("messages")?.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! [`EventEncoder`]: the events of one streamed message, written straight into a buffer.
+//! [`MessageEncoder`]: the events of one streamed message, written straight into a buffer.
 
 use bytes::{BufMut, BytesMut};
 use genset_backend_common::output::Usage;
@@ -20,11 +20,11 @@ use crate::markup::Delta;
 /// # Examples
 /// ```
 /// use bytes::BytesMut;
-/// use genset_frontend::anthropic::{EventEncoder, MessageHead};
+/// use genset_frontend::anthropic::{MessageEncoder, MessageHead};
 /// use genset_frontend::markup::Delta;
 ///
 /// let head = MessageHead { id: "msg_1".into(), model: "m".into(), shows_thinking: false, stop_sequences: [].into() };
-/// let mut encoder = EventEncoder::new(head);
+/// let mut encoder = MessageEncoder::new(head);
 /// let mut out = BytesMut::new();
 /// encoder.delta(Delta::Reasoning("Hm."), &mut out);
 /// assert!(out.is_empty(), "thoughts are not shown");
@@ -32,7 +32,7 @@ use crate::markup::Delta;
 /// assert!(out.starts_with(b"event: content_block_start\ndata: {"));
 /// ```
 #[derive(Debug)]
-pub struct EventEncoder {
+pub struct MessageEncoder {
     head: MessageHead,
     /// The block that is open, if one is.
     open: Option<BlockKind>,
@@ -47,7 +47,7 @@ enum BlockKind {
     ToolUse,
 }
 
-impl EventEncoder {
+impl MessageEncoder {
     /// An encoder for one message.
     #[must_use]
     pub fn new(head: MessageHead) -> Self {

@@ -29,8 +29,8 @@ use crate::error::{ApiError, Param, shown};
 use crate::json::JsonBody;
 use crate::model::ServedModel;
 use crate::openai::{
-    CommonParams, DetokenizeRequest, EmbeddingRequest, RequestLimits, TokenizeInput,
-    TokenizeRequest, chat_name, completion_name, embedding_name, embeddings_json, tokenize_json,
+    CommonParams, DetokenizeRequest, EmbeddingRequest, ParamLimits, TokenizeInput, TokenizeRequest,
+    chat_name, completion_name, embedding_name, embeddings_json, tokenize_json,
 };
 use crate::pipeline::{self, Answers, EmbedJob, Job};
 use crate::responses;
@@ -109,8 +109,8 @@ impl Call {
         Ok(answer.ok_or_else(|| EngineError::internal("the request has no answer"))?)
     }
 
-    pub(super) fn limits(&self) -> RequestLimits {
-        RequestLimits::from(&*self.app.config)
+    pub(super) fn limits(&self) -> ParamLimits {
+        ParamLimits::from(&*self.app.config)
     }
 
     /// Reads the body as a request; a long one where it delays nobody else.
@@ -119,7 +119,7 @@ impl Call {
     /// What `parse` refuses.
     pub(super) async fn parse<T: Send + 'static>(
         &mut self,
-        parse: impl FnOnce(JsonBody<'_>, &RequestLimits) -> Result<T, ApiError> + Send + 'static,
+        parse: impl FnOnce(JsonBody<'_>, &ParamLimits) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.parse_further(0, parse).await
     }
@@ -131,7 +131,7 @@ impl Call {
     pub(super) async fn parse_further<T: Send + 'static>(
         &mut self,
         further_bytes: usize,
-        parse: impl FnOnce(JsonBody<'_>, &RequestLimits) -> Result<T, ApiError> + Send + 'static,
+        parse: impl FnOnce(JsonBody<'_>, &ParamLimits) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let (body, limits) = (self.body.take(), self.limits());
         let parse = move |body: JsonBody<'_>| parse(body, &limits);
@@ -323,7 +323,7 @@ pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiErro
     async move {
         let max_inputs = call.app.config.max_embedding_inputs;
         let parse =
-            move |body: JsonBody<'_>, _: &RequestLimits| EmbeddingRequest::parse(body, max_inputs);
+            move |body: JsonBody<'_>, _: &ParamLimits| EmbeddingRequest::parse(body, max_inputs);
         let request = call.parse(parse).await?;
         call.guard.model(&request.model);
         let model = call.model(&request.model, EndpointType::Embeddings).await?;

@@ -15,7 +15,7 @@ use http_body::{Body, Frame};
 use tokio::task::coop::has_budget_remaining;
 
 use super::metrics::RequestGuard;
-use crate::answer::{Answer, AnswerEnd, Spent};
+use crate::answer::{Answer, AnswerEnd, TotalUsage};
 use crate::error::ApiError;
 use crate::openai::{ChoiceEnd, ChunkEncoder};
 use crate::pipeline::Answers;
@@ -54,7 +54,7 @@ pub(super) struct EventBody {
     turn: usize,
     /// The task that polls the body.
     task: Arc<AtomicWaker>,
-    spent: Spent,
+    spent: TotalUsage,
     has_usage_event: bool,
     /// How its answers are routed, where the client asks.
     explanation: Option<Explanation>,
@@ -143,7 +143,7 @@ impl EventBody {
             running: 0,
             turn: 0,
             task,
-            spent: Spent::default(),
+            spent: TotalUsage::default(),
             has_usage_event,
             guard,
             buffer: BytesMut::new(),

@@ -8,13 +8,13 @@ use super::apis::{Call, Reply, created_now, new_id};
 use super::body::EventBody;
 use super::replies::event_response;
 use super::whole::{self, Asked};
-use crate::answer::{Completed, Spent};
+use crate::answer::{Completed, TotalUsage};
 use crate::budget::MemoryShare;
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::openai::{
-    Api, ChatRequest, ChunkEncoder, CompletionRequest, RequestLimits, ResponseHead, Streaming, completed_choice,
-    explanation_json, response_json,
+    Api, ChatRequest, ChunkEncoder, CompletionHead, CompletionRequest, ParamLimits, Streaming,
+    completed_choice, explanation_json, response_json,
 };
 use crate::pipeline::{Answers, Job, REASONING_EFFORT};
 
@@ -24,7 +24,7 @@ const WRITTEN_BYTES: usize = 16;
 pub(super) fn chat(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let models = call.app.models.clone();
-        let parse = move |body: JsonBody<'_>, limits: &RequestLimits| {
+        let parse = move |body: JsonBody<'_>, limits: &ParamLimits| {
             whole::read(body, &models, |body| ChatRequest::parse(body, limits))
         };
         let mut request = match call.parse(parse).await? {
@@ -42,7 +42,7 @@ pub(super) fn chat(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
 pub(super) fn completions(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let models = call.app.models.clone();
-        let parse = move |body: JsonBody<'_>, limits: &RequestLimits| {
+        let parse = move |body: JsonBody<'_>, limits: &ParamLimits| {
             whole::read(body, &models, |body| CompletionRequest::parse(body, limits))
         };
         let mut request = match call.parse(parse).await? {
@@ -66,7 +66,7 @@ async fn answer(
 ) -> Result<Reply, ApiError> {
     let guard = &mut call.guard;
     guard.ignores(&job.params().hints, REASONING_EFFORT);
-    let head = ResponseHead {
+    let head = CompletionHead {
         api,
         id: new_id(api.id_prefix()),
         created: created_now(),
@@ -84,7 +84,7 @@ async fn answer(
     }
     let explanation = answers.explanation().cloned();
     let (answers, memory) = collect(answers, guard.memory().another()).await?;
-    let mut spent = Spent::default();
+    let mut spent = TotalUsage::default();
     for answer in &answers {
         spent.add(&answer.end, answer.reasoning_tokens);
     }

@@ -11,9 +11,9 @@ use serde_json::json;
 
 use super::apis::{Call, Reply, new_id};
 use super::stream::{AnswerEvents, stream};
-use crate::answer::{AnswerEnd, Ending, RatedToken};
+use crate::answer::{AnswerEnd, Ending, TokenLogprobs};
 use crate::anthropic::{
-    Blocks, EventEncoder, MessageHead, MessagesRequest, error_json, message_json,
+    Blocks, MessageEncoder, MessageHead, MessagesRequest, error_json, message_json,
 };
 use crate::error::ApiError;
 use crate::markup::Delta;
@@ -66,7 +66,7 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
         let answer = call.sole_answer(job.answers(&ctx).await?).await?;
         if is_stream {
             let events = MessageEvents {
-                encoder: EventEncoder::new(head),
+                encoder: MessageEncoder::new(head),
                 prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
                 request_id: call.request_id.clone(),
             };
@@ -76,7 +76,7 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
         }
         let mut memory = call.guard.memory().another();
         let mut blocks = Blocks::new(head.shows_thinking);
-        let add = |delta: Delta<'_>, _: &[RatedToken]| blocks.add(delta);
+        let add = |delta: Delta<'_>, _: &[TokenLogprobs]| blocks.add(delta);
         let (end, ending) = answer.read_all(&mut memory, add).await?;
         let spent = ending.spent(&end);
         let message = message_json(&head, blocks, &end, ending.has_calls);
@@ -89,7 +89,7 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
 
 /// The events of one message.
 struct MessageEvents {
-    encoder: EventEncoder,
+    encoder: MessageEncoder,
     prompt_tokens: u32,
     request_id: String,
 }
@@ -99,7 +99,7 @@ impl AnswerEvents for MessageEvents {
         self.encoder.start(self.prompt_tokens, out);
     }
 
-    fn delta(&mut self, delta: Delta<'_>, _rated: &[RatedToken], out: &mut BytesMut) {
+    fn delta(&mut self, delta: Delta<'_>, _rated: &[TokenLogprobs], out: &mut BytesMut) {
         self.encoder.delta(delta, out);
     }
 

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tracing::Span;
 
 use super::access::Caller;
-use crate::answer::{Account, Spent, StepMetrics, TokenCounters};
+use crate::answer::{Account, StepMetrics, TokenCounters, TotalUsage};
 use crate::budget::{MemoryBudget, MemoryShare};
 use crate::error::{ApiError, shown};
 use crate::keys::cache_salt;
@@ -417,7 +417,7 @@ impl RequestGuard {
     }
 
     /// Notes what it cost, once it is answered. It is paid by then.
-    pub(super) fn spent(&self, spent: &Spent) {
+    pub(super) fn spent(&self, spent: &TotalUsage) {
         self.usage(&spent.usage);
         let thoughts = u64::from(spent.reasoning_tokens);
         self.metrics.shared.reasoning_tokens.inc_by(thoughts);

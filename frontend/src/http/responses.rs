@@ -18,15 +18,16 @@ use super::apis::{Call, Reply, created_now, new_id};
 use super::handlers::App;
 use super::replies::{json_response, large_json_response};
 use super::stream::{AnswerEvents, stream};
-use crate::answer::{AnswerEnd, Ending, RatedToken};
+use crate::answer::{AnswerEnd, Ending, TokenLogprobs};
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::markup::Delta;
 use crate::model::ServedModel;
-use crate::openai::{ChatRequest, RequestLimits};
+use crate::openai::{ChatRequest, ParamLimits};
 use crate::pipeline::{self, Job};
 use crate::responses::{
-    EventEncoder, Item, Output, ResponseEnd, ResponseHead, ResponseStore, ResponsesRequest, Stored,
+    Item, Output, ResponseEncoder, ResponseEnd, ResponseHead, ResponseStore, ResponsesRequest,
+    Stored,
 };
 
 pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
@@ -62,7 +63,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         head.explanation = answers.explanation().cloned();
         let answer = call.sole_answer(answers).await?;
         if request.is_stream {
-            let encoder = EventEncoder::new(head);
+            let encoder = ResponseEncoder::new(head);
             let events = ResponseEvents { encoder, keeper };
             return Ok(Reply::Streamed(Box::new(|guard| {
                 stream(events, answer, guard)
@@ -70,7 +71,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         }
         let mut memory = call.guard.memory().another();
         let mut output = Output::default();
-        let add = |delta: Delta<'_>, rated: &[RatedToken]| output.add(delta, rated);
+        let add = |delta: Delta<'_>, rated: &[TokenLogprobs]| output.add(delta, rated);
         let (end, ending) = answer.read_all(&mut memory, add).await?;
         output.add_rated(&ending.rated);
         output.ensure_item();
@@ -134,7 +135,7 @@ impl Asked {
         let history_bytes = bytes_of(&self.history);
         call.guard.memory().grow(history_bytes)?;
         let further_bytes = call.body_bytes + history_bytes;
-        let to_chat = move |body: JsonBody<'_>, limits: &RequestLimits| {
+        let to_chat = move |body: JsonBody<'_>, limits: &ParamLimits| {
             let chat = (self.request).take_chat(&self.history, skipped, body.meter(), limits)?;
             Ok((self, chat))
         };
@@ -272,7 +273,7 @@ impl Keeper {
 
 /// The events of one response. It is kept once it has ended; dropped before, nothing is.
 struct ResponseEvents {
-    encoder: EventEncoder,
+    encoder: ResponseEncoder,
     keeper: Keeper,
 }
 
@@ -281,7 +282,7 @@ impl AnswerEvents for ResponseEvents {
         self.encoder.start(out);
     }
 
-    fn delta(&mut self, delta: Delta<'_>, rated: &[RatedToken], out: &mut BytesMut) {
+    fn delta(&mut self, delta: Delta<'_>, rated: &[TokenLogprobs], out: &mut BytesMut) {
         self.encoder.delta(delta, rated, out);
     }
 

@@ -13,7 +13,7 @@ use http_body::{Body, Frame};
 use super::body::{FRAME_BYTES, next_frame};
 use super::metrics::RequestGuard;
 use super::replies::event_response;
-use crate::answer::{Answer, AnswerEnd, Ending, RatedToken};
+use crate::answer::{Answer, AnswerEnd, Ending, TokenLogprobs};
 use crate::budget::MemoryShare;
 use crate::error::ApiError;
 use crate::markup::Delta;
@@ -24,7 +24,7 @@ pub(super) trait AnswerEvents: Send + Unpin + 'static {
     fn start(&mut self, out: &mut BytesMut);
 
     /// A piece of the answer, and the log probabilities that come with it.
-    fn delta(&mut self, delta: Delta<'_>, rated: &[RatedToken], out: &mut BytesMut);
+    fn delta(&mut self, delta: Delta<'_>, rated: &[TokenLogprobs], out: &mut BytesMut);
 
     /// Whether all of the answer is kept until it ends, to be repeated then.
     fn keeps_text(&self) -> bool {

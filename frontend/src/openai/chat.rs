@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
 
-use super::common::{CommonParams, IGNORED, RequestLimits};
+use super::common::{CommonParams, IGNORED, ParamLimits};
 use super::fields::Fields;
 use super::guided::{self, GuidedOptions};
 use super::logprobs::LogprobOptions;
@@ -39,7 +39,7 @@ impl ChatRequest {
     /// A 400 that names the field.
     pub fn parse<'a>(
         body: impl Into<JsonBody<'a>>,
-        limits: &RequestLimits,
+        limits: &ParamLimits,
     ) -> Result<Self, ApiError> {
         Self::read(Fields::parse(body)?, limits)
     }
@@ -48,7 +48,7 @@ impl ChatRequest {
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub(crate) fn read(mut fields: Fields<'_>, limits: &RequestLimits) -> Result<Self, ApiError> {
+    pub(crate) fn read(mut fields: Fields<'_>, limits: &ParamLimits) -> Result<Self, ApiError> {
         let mut params = CommonParams::read(&mut fields, limits, None)?;
         params.logprobs = LogprobOptions::read_chat(&mut fields)?;
         let format = GuidedOptions::read_response_format(&mut fields)?;

@@ -33,7 +33,7 @@ const ROUTER_ANNOTATION: &str = "router";
 
 /// Bounds on what a request may ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RequestLimits {
+pub struct ParamLimits {
     /// The largest `n`.
     pub max_choices: u32,
     /// The most stop strings.
@@ -56,7 +56,7 @@ pub struct RequestLimits {
     pub has_affinity: bool,
 }
 
-impl From<&FrontendConfig> for RequestLimits {
+impl From<&FrontendConfig> for ParamLimits {
     fn from(config: &FrontendConfig) -> Self {
         Self {
             max_choices: config.max_choices,
@@ -119,7 +119,7 @@ impl CommonParams {
     /// Reads the shared fields. `default_max_tokens` applies when the request sets no limit.
     pub(super) fn read(
         fields: &mut Fields<'_>,
-        limits: &RequestLimits,
+        limits: &ParamLimits,
         default_max_tokens: Option<u32>,
     ) -> Result<Self, ApiError> {
         let model = fields.string("model")?;
@@ -169,7 +169,7 @@ impl CommonParams {
     fn read_extensions(
         &mut self,
         fields: &mut Fields<'_>,
-        limits: &RequestLimits,
+        limits: &ParamLimits,
     ) -> Result<(), ApiError> {
         if let Some(ignore_eos) = fields.bool("ignore_eos")? {
             self.stop.ignore_eos = ignore_eos;
@@ -210,7 +210,7 @@ impl CommonParams {
     fn read_annotations(
         &mut self,
         fields: &mut Fields<'_>,
-        limits: &RequestLimits,
+        limits: &ParamLimits,
     ) -> Result<(), ApiError> {
         match fields.take("annotations")? {
             None => Ok(()),
@@ -242,7 +242,7 @@ impl CommonParams {
 /// The narrower of the two fields that say what requests have in common. Where they have no effect they are left to be ignored.
 fn read_affinity(
     fields: &mut Fields<'_>,
-    limits: &RequestLimits,
+    limits: &ParamLimits,
 ) -> Result<Option<String>, ApiError> {
     if !limits.has_affinity {
         return Ok(None);
@@ -288,7 +288,7 @@ fn read_max_tokens(fields: &mut Fields<'_>, name: &'static str) -> Result<Option
     }
 }
 
-fn read_n(fields: &mut Fields<'_>, limits: &RequestLimits) -> Result<u32, ApiError> {
+fn read_n(fields: &mut Fields<'_>, limits: &ParamLimits) -> Result<u32, ApiError> {
     let n = fields.u32("n")?.unwrap_or(1);
     if (1..=limits.max_choices).contains(&n) {
         return Ok(n);
@@ -299,7 +299,7 @@ fn read_n(fields: &mut Fields<'_>, limits: &RequestLimits) -> Result<u32, ApiErr
     ))
 }
 
-fn read_stop(fields: &mut Fields<'_>, limits: &RequestLimits) -> Result<Arc<[String]>, ApiError> {
+fn read_stop(fields: &mut Fields<'_>, limits: &ParamLimits) -> Result<Arc<[String]>, ApiError> {
     let stops = match fields.take("stop")? {
         None => return Ok(Arc::default()),
         Some(Value::String(stop)) => vec![stop],
@@ -356,7 +356,7 @@ fn read_streaming(fields: &mut Fields<'_>) -> Result<Option<Streaming>, ApiError
 
 fn read_sampling(
     fields: &mut Fields<'_>,
-    limits: &RequestLimits,
+    limits: &ParamLimits,
 ) -> Result<SamplingOptions, ApiError> {
     let seed = fields.i64("seed")?.map(i64::cast_unsigned);
     let sampling = SamplingOptions {
@@ -373,7 +373,7 @@ fn read_sampling(
 
 fn read_logit_bias(
     fields: &mut Fields<'_>,
-    limits: &RequestLimits,
+    limits: &ParamLimits,
 ) -> Result<BTreeMap<TokenId, f32>, ApiError> {
     let biases = match fields.take("logit_bias")? {
         None => return Ok(BTreeMap::new()),

@@ -3,7 +3,7 @@
 use genset_backend_common::TokenId;
 use serde_json::json;
 
-use super::common::{CommonParams, IGNORED, RequestLimits};
+use super::common::{CommonParams, IGNORED, ParamLimits};
 use super::fields::Fields;
 use super::logprobs::LogprobOptions;
 use super::prompts::read_prompts;
@@ -45,7 +45,7 @@ impl CompletionRequest {
     /// A 400 that names the field.
     pub fn parse<'a>(
         body: impl Into<JsonBody<'a>>,
-        limits: &RequestLimits,
+        limits: &ParamLimits,
     ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let mut params = CommonParams::read(&mut fields, limits, Some(DEFAULT_MAX_TOKENS))?;

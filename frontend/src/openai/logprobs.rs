@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::response::Api;
-use crate::answer::{Candidate, RatedToken};
+use crate::answer::{CandidateToken, TokenLogprobs};
 use crate::error::ApiError;
 
 /// The most candidates for each token, as in OpenAI's API. An engine may give fewer.
@@ -75,7 +75,7 @@ impl LogprobOptions {
 
 /// The `logprobs` of a choice, or of a piece of one.
 #[must_use]
-pub fn logprobs_json(api: Api, rated: &[RatedToken]) -> Value {
+pub fn logprobs_json(api: Api, rated: &[TokenLogprobs]) -> Value {
     match api {
         Api::Chat => json!({
             "content": rated.iter().map(chat_token).collect::<Vec<_>>(),
@@ -90,13 +90,13 @@ pub fn logprobs_json(api: Api, rated: &[RatedToken]) -> Value {
     }
 }
 
-fn chat_token(token: &RatedToken) -> Value {
+fn chat_token(token: &TokenLogprobs) -> Value {
     let mut fields = chat_candidate(&token.chosen);
     fields["top_logprobs"] = token.top.iter().map(chat_candidate).collect();
     fields
 }
 
-fn chat_candidate(candidate: &Candidate) -> Value {
+fn chat_candidate(candidate: &CandidateToken) -> Value {
     json!({
         "token": name(candidate, ""),
         "logprob": number(candidate),
@@ -105,7 +105,7 @@ fn chat_candidate(candidate: &Candidate) -> Value {
 }
 
 /// The candidates by name, always with the token that was chosen.
-fn completion_top(token: &RatedToken) -> Value {
+fn completion_top(token: &TokenLogprobs) -> Value {
     let mut top = Map::new();
     for candidate in token.top.iter().chain([&token.chosen]) {
         // Of tokens that look the same the most probable counts: the first.
@@ -115,12 +115,12 @@ fn completion_top(token: &RatedToken) -> Value {
     Value::Object(top)
 }
 
-fn completion_name(candidate: &Candidate) -> String {
+fn completion_name(candidate: &CandidateToken) -> String {
     name(candidate, "bytes:")
 }
 
 /// The token's text; where that is not text, the mark and its bytes as escapes.
-fn name(candidate: &Candidate, mark: &str) -> String {
+fn name(candidate: &CandidateToken, mark: &str) -> String {
     if let Ok(text) = std::str::from_utf8(&candidate.bytes) {
         return text.to_owned();
     }
@@ -133,7 +133,7 @@ fn name(candidate: &Candidate, mark: &str) -> String {
 }
 
 /// The log probability as the decimal number the engine meant: -0.1, and not the 64 bits nearest to 32 bits nearest to it.
-fn number(candidate: &Candidate) -> f64 {
+fn number(candidate: &CandidateToken) -> f64 {
     let shortest = candidate.logprob.to_string().parse();
     let number = shortest.unwrap_or(IMPOSSIBLE);
     if number.is_finite() {
@@ -148,8 +148,8 @@ fn number(candidate: &Candidate) -> f64 {
 mod tests {
     use super::*;
 
-    fn candidate(bytes: &[u8], logprob: f32) -> Candidate {
-        Candidate {
+    fn candidate(bytes: &[u8], logprob: f32) -> CandidateToken {
+        CandidateToken {
             bytes: bytes.to_vec(),
             logprob,
         }
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn half_a_code_point_is_named_by_its_bytes() {
         let half = candidate(b"\xf0\x9f", -0.1);
-        let rated = [RatedToken {
+        let rated = [TokenLogprobs {
             top: vec![candidate(b"a", -0.25)],
             chosen: half,
             text_offset: 3,
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn of_tokens_that_look_the_same_the_first_counts() {
-        let same = RatedToken {
+        let same = TokenLogprobs {
             chosen: candidate(b"a", -3.0),
             top: vec![candidate(b"a", -1.0), candidate(b"b", -2.0)],
             text_offset: 0,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::logprobs::logprobs_json;
 use super::names::{chat_name, completion_name};
-use crate::answer::{Completed, RatedToken, Spent};
+use crate::answer::{Completed, TokenLogprobs, TotalUsage};
 use crate::error::{ApiError, ParamName};
 use crate::markup::{Delta, Message, ToolCall};
 
@@ -55,7 +55,7 @@ impl Api {
 
 /// What every response and chunk of one request repeats.
 #[derive(Debug, Clone)]
-pub struct ResponseHead {
+pub struct CompletionHead {
     /// The API.
     pub api: Api,
     /// The response's id.
@@ -107,8 +107,8 @@ impl From<FinishReason> for ChoiceEnd {
 
 /// The `usage` object. What is not counted is 0.
 #[must_use]
-pub fn usage_json(spent: &Spent) -> Value {
-    let Spent {
+pub fn usage_json(spent: &TotalUsage) -> Value {
+    let TotalUsage {
         usage,
         reasoning_tokens,
     } = spent;
@@ -194,7 +194,7 @@ fn call_json(call: &ToolCall) -> Value {
 
 /// A whole response.
 #[must_use]
-pub fn response_json(head: &ResponseHead, choices: Vec<Value>, spent: &Spent) -> Value {
+pub fn response_json(head: &CompletionHead, choices: Vec<Value>, spent: &TotalUsage) -> Value {
     let mut response = json!({
         "id": head.id,
         "object": head.api.object(false),
@@ -222,9 +222,9 @@ pub(crate) fn explanation_json(explanation: &Explanation) -> Value {
 /// # Examples
 /// ```
 /// use bytes::BytesMut;
-/// use genset_frontend::openai::{Api, ChunkEncoder, ResponseHead};
+/// use genset_frontend::openai::{Api, ChunkEncoder, CompletionHead};
 ///
-/// let head = ResponseHead { api: Api::Completions, id: "cmpl-1".into(), created: 0, model: "m".into() };
+/// let head = CompletionHead { api: Api::Completions, id: "cmpl-1".into(), created: 0, model: "m".into() };
 /// let encoder = ChunkEncoder::new(&head, false);
 /// let mut out = BytesMut::new();
 /// encoder.text(0, "say \"hi\"", &mut out);
@@ -243,7 +243,7 @@ pub struct ChunkEncoder {
 impl ChunkEncoder {
     /// An encoder for one response. `has_usage`: every chunk has a `usage`, null but in the last.
     #[must_use]
-    pub fn new(head: &ResponseHead, has_usage: bool) -> Self {
+    pub fn new(head: &CompletionHead, has_usage: bool) -> Self {
         let mut fields = json!({
             "id": head.id,
             "object": head.api.object(true),
@@ -296,7 +296,13 @@ impl ChunkEncoder {
     }
 
     /// A piece of an answer, and the log probabilities that come with it. Completions have only content.
-    pub fn delta(&self, index: usize, delta: Delta<'_>, rated: &[RatedToken], out: &mut BytesMut) {
+    pub fn delta(
+        &self,
+        index: usize,
+        delta: Delta<'_>,
+        rated: &[TokenLogprobs],
+        out: &mut BytesMut,
+    ) {
         self.begin(index, out);
         match (self.api, delta) {
             (Api::Completions, Delta::Content(text)) => {
@@ -314,7 +320,7 @@ impl ChunkEncoder {
         out.put_slice(self.after_choices);
     }
 
-    fn put_logprobs(&self, rated: &[RatedToken], out: &mut BytesMut) {
+    fn put_logprobs(&self, rated: &[TokenLogprobs], out: &mut BytesMut) {
         if rated.is_empty() {
             return out.put_slice(b",\"logprobs\":null");
         }
@@ -327,7 +333,7 @@ impl ChunkEncoder {
         &self,
         index: usize,
         reason: impl Into<ChoiceEnd>,
-        rated: &[RatedToken],
+        rated: &[TokenLogprobs],
         out: &mut BytesMut,
     ) {
         self.begin(index, out);
@@ -343,7 +349,7 @@ impl ChunkEncoder {
     }
 
     /// The usage event: no choices.
-    pub fn usage(&self, spent: &Spent, out: &mut BytesMut) {
+    pub fn usage(&self, spent: &TotalUsage, out: &mut BytesMut) {
         out.put_slice(&self.before_index);
         out.put_slice(b"],\"usage\":");
         put_json(&usage_json(spent), out);

@@ -5,13 +5,13 @@ use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::answer::{AnswerEnd, Completed, Spent};
+use crate::answer::{AnswerEnd, Completed, TotalUsage};
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
 use crate::markup::{Message, ToolCall};
 
-fn limits() -> RequestLimits {
-    RequestLimits::from(&FrontendConfig::default())
+fn limits() -> ParamLimits {
+    ParamLimits::from(&FrontendConfig::default())
 }
 
 fn parse_chat(further: Value) -> Result<ChatRequest, ApiError> {
@@ -196,8 +196,8 @@ fn every_error_is_a_400_in_one_shape() {
     }
 }
 
-fn head(api: Api, model: &str) -> ResponseHead {
-    ResponseHead {
+fn head(api: Api, model: &str) -> CompletionHead {
+    CompletionHead {
         api,
         id: "id".into(),
         created: 7,
@@ -230,7 +230,7 @@ proptest! {
             encoder.start(index, &mut out);
             encoder.text(index, &text, &mut out);
             encoder.finish(index, FinishReason::Stop, &[], &mut out);
-            encoder.usage(&Spent::default(), &mut out);
+            encoder.usage(&TotalUsage::default(), &mut out);
             let events = events(&out);
             prop_assert_eq!(events.len(), if api == Api::Chat { 4 } else { 3 });
             let piece = &events[events.len() - 3];
@@ -264,7 +264,7 @@ proptest! {
 
 #[test]
 fn a_whole_answer_and_a_streamed_one_say_the_same() {
-    let spent = Spent {
+    let spent = TotalUsage {
         usage: Usage {
             prompt_tokens: 3,
             completion_tokens: 4,

@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::chat::ChatRequest;
-use super::common::RequestLimits;
+use super::common::ParamLimits;
 use super::fields::Fields;
 use crate::error::ApiError;
 use crate::json::JsonBody;
@@ -53,7 +53,7 @@ impl TokenizeRequest {
     /// A 400 that names the field.
     pub fn parse<'a>(
         body: impl Into<JsonBody<'a>>,
-        limits: &RequestLimits,
+        limits: &ParamLimits,
     ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let model = read_model(&mut fields)?;
@@ -91,7 +91,7 @@ fn read_chat(
     fields: &mut Fields<'_>,
     model: &str,
     messages: Value,
-    limits: &RequestLimits,
+    limits: &ParamLimits,
 ) -> Result<ChatRequest, ApiError> {
     let no = [json!(false)];
     let why = "the chat template writes the special tokens";

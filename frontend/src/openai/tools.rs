@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::common::RequestLimits;
+use super::common::ParamLimits;
 use super::fields::Fields;
 use crate::error::ApiError;
 use crate::json::{Meter, is_object};
@@ -63,7 +63,7 @@ impl ToolOptions {
         }
     }
 
-    pub(super) fn read(fields: &mut Fields<'_>, limits: &RequestLimits) -> Result<Self, ApiError> {
+    pub(super) fn read(fields: &mut Fields<'_>, limits: &ParamLimits) -> Result<Self, ApiError> {
         let tools = fields.list("tools")?.unwrap_or_default();
         if tools.len() > limits.max_tools {
             let problem = format!("at most {} tools, got {}", limits.max_tools, tools.len());

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::item::{Item, Speaker, new_id, text_part};
-use crate::answer::RatedToken;
+use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
 use crate::openai::{Api, logprobs_json};
 
@@ -47,7 +47,7 @@ impl Output {
     }
 
     /// Adds a piece, and the log probabilities that come with it.
-    pub fn add(&mut self, delta: Delta<'_>, rated: &[RatedToken]) {
+    pub fn add(&mut self, delta: Delta<'_>, rated: &[TokenLogprobs]) {
         if self.begins_item(delta) {
             self.begin(delta);
         }
@@ -55,7 +55,7 @@ impl Output {
     }
 
     /// Adds a piece to the item that it belongs to, which has begun.
-    pub(super) fn append(&mut self, delta: Delta<'_>, rated: &[RatedToken]) {
+    pub(super) fn append(&mut self, delta: Delta<'_>, rated: &[TokenLogprobs]) {
         let Some(made) = self.items.last_mut() else {
             return;
         };
@@ -85,7 +85,7 @@ impl Output {
     }
 
     /// Log probabilities that no piece took along.
-    pub fn add_rated(&mut self, rated: &[RatedToken]) {
+    pub fn add_rated(&mut self, rated: &[TokenLogprobs]) {
         let message = self.items.iter_mut().rev();
         let mut message = message.filter(|made| matches!(made.item, Item::Message { .. }));
         if let Some(made) = message.next() {
@@ -187,7 +187,7 @@ impl Made {
 }
 
 /// A token as a chat's `logprobs.content` has it.
-pub(super) fn logprobs(rated: &[RatedToken]) -> Vec<Value> {
+pub(super) fn logprobs(rated: &[TokenLogprobs]) -> Vec<Value> {
     if rated.is_empty() {
         return Vec::new();
     }

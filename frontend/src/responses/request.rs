@@ -11,7 +11,7 @@ use super::response::Repeated;
 use crate::block::Block;
 use crate::error::ApiError;
 use crate::json::{JsonBody, Meter};
-use crate::openai::{ChatRequest, Fields, Hints, RequestLimits};
+use crate::openai::{ChatRequest, Fields, Hints, ParamLimits};
 use crate::turns::Turns;
 
 /// Fields that a chat has by the same name.
@@ -165,7 +165,7 @@ impl ResponsesRequest {
         history: &[Arc<Item>],
         skipped: usize,
         meter: &Rc<Meter>,
-        limits: &RequestLimits,
+        limits: &ParamLimits,
     ) -> Result<ChatRequest, ApiError> {
         let hints = self.hints.clone().checked(limits.is_strict)?;
         let mut turns = Turns::default();

@@ -6,7 +6,7 @@ use genset_backend_common::{Explanation, FinishReason};
 use serde_json::{Map, Value, json};
 
 use super::error::param_name;
-use crate::answer::{AnswerEnd, Spent};
+use crate::answer::{AnswerEnd, TotalUsage};
 use crate::error::ApiError;
 use crate::openai::{Fields, explanation_json};
 
@@ -78,9 +78,9 @@ pub struct ResponseHead {
 #[derive(Debug, Clone, PartialEq)]
 pub enum ResponseEnd {
     /// It is whole.
-    Completed(Spent),
+    Completed(TotalUsage),
     /// It was cut short.
-    Incomplete(Spent, &'static str),
+    Incomplete(TotalUsage, &'static str),
     /// It failed after it had begun.
     Failed(Box<ApiError>),
 }
@@ -88,7 +88,7 @@ pub enum ResponseEnd {
 impl ResponseEnd {
     /// The end of an answer that ended so, and cost so much.
     #[must_use]
-    pub fn new(end: &AnswerEnd, spent: Spent) -> Self {
+    pub fn new(end: &AnswerEnd, spent: TotalUsage) -> Self {
         match end.reason {
             FinishReason::Stop => Self::Completed(spent),
             // A cancelled answer is read by nobody; should one be, it was cut short.
@@ -194,7 +194,7 @@ fn error_code(error: &ApiError) -> &'static str {
     }
 }
 
-fn usage_json(spent: &Spent) -> Value {
+fn usage_json(spent: &TotalUsage) -> Value {
     let usage = &spent.usage;
     json!({
         "input_tokens": usage.prompt_tokens,

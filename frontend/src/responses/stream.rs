@@ -1,4 +1,4 @@
-//! [`EventEncoder`]: the events of one streamed response, written straight into a buffer.
+//! [`ResponseEncoder`]: the events of one streamed response, written straight into a buffer.
 
 use bytes::{BufMut, BytesMut};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::item::{Item, text_part};
 use super::output::{Output, logprobs};
 use super::response::{ResponseEnd, ResponseHead};
-use crate::answer::RatedToken;
+use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
 
 /// Writes the events of one response in their order: `response.created`, `response.in_progress`, the items one after the
@@ -16,7 +16,7 @@ use crate::markup::Delta;
 /// # Source
 /// <https://platform.openai.com/docs/api-reference/responses-streaming>
 #[derive(Debug)]
-pub struct EventEncoder {
+pub struct ResponseEncoder {
     head: ResponseHead,
     output: Output,
     /// Whether the last item is still in the making.
@@ -24,7 +24,7 @@ pub struct EventEncoder {
     sequence_number: u64,
 }
 
-impl EventEncoder {
+impl ResponseEncoder {
     /// An encoder for one response.
     #[must_use]
     pub fn new(head: ResponseHead) -> Self {
@@ -45,7 +45,7 @@ impl EventEncoder {
     }
 
     /// A piece of the answer; begins its item and ends the one before.
-    pub fn delta(&mut self, delta: Delta<'_>, rated: &[RatedToken], out: &mut BytesMut) {
+    pub fn delta(&mut self, delta: Delta<'_>, rated: &[TokenLogprobs], out: &mut BytesMut) {
         if self.output.begins_item(delta) {
             self.close("completed", out);
             self.output.begin(delta);
@@ -68,7 +68,7 @@ impl EventEncoder {
     }
 
     /// Log probabilities that no piece took along.
-    pub fn add_rated(&mut self, rated: &[RatedToken]) {
+    pub fn add_rated(&mut self, rated: &[TokenLogprobs]) {
         self.output.add_rated(rated);
     }
 
@@ -184,7 +184,7 @@ impl EventEncoder {
         kind: &str,
         has_part: bool,
         text: &str,
-        rated: &[RatedToken],
+        rated: &[TokenLogprobs],
         out: &mut BytesMut,
     ) {
         for part in ["event: ", kind, "\ndata: {\"type\":\"", kind] {

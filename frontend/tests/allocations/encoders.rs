@@ -8,7 +8,7 @@ use futures_util::stream;
 use genset_backend_common::OutputStream;
 use genset_frontend::answer::Answer;
 use genset_frontend::markup::{Delta, IdStyle, Splitter};
-use genset_frontend::openai::{Api, ChunkEncoder, ResponseHead};
+use genset_frontend::openai::{Api, ChunkEncoder, CompletionHead};
 use genset_frontend::reasoning::ReasoningDialect;
 use genset_frontend::tools::{ToolDialect, ToolSchemas};
 use genset_frontend::{anthropic, responses};
@@ -24,7 +24,7 @@ const TOKENS: u32 = 500;
 type Write = Box<dyn FnMut(Delta<'_>, &mut BytesMut)>;
 
 fn openai(api: Api, has_usage: bool) -> Write {
-    let head = ResponseHead {
+    let head = CompletionHead {
         api,
         id: format!("{}{:032x}", api.id_prefix(), u128::MAX),
         created: 1_700_000_000,
@@ -35,7 +35,7 @@ fn openai(api: Api, has_usage: bool) -> Write {
 }
 
 fn messages() -> Write {
-    let mut encoder = anthropic::EventEncoder::new(anthropic::MessageHead {
+    let mut encoder = anthropic::MessageEncoder::new(anthropic::MessageHead {
         id: format!("msg_{:032x}", u128::MAX),
         model: "tiny".into(),
         shows_thinking: true,
@@ -47,7 +47,7 @@ fn messages() -> Write {
 fn response() -> Write {
     let body = json!({"model": "tiny", "input": "Hi"}).to_string();
     let request = responses::ResponsesRequest::parse(body.as_bytes()).unwrap();
-    let mut encoder = responses::EventEncoder::new(responses::ResponseHead {
+    let mut encoder = responses::ResponseEncoder::new(responses::ResponseHead {
         id: format!("resp_{:032x}", u128::MAX),
         created: 1_700_000_000,
         model: "tiny".into(),

@@ -64,7 +64,7 @@ fn rated_answer(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> Answer {
     Answer::new(outputs, Some(tokenizer()), stops, 3).with_logprobs(tokenizer(), 2)
 }
 
-fn whole(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<RatedToken>) {
+fn whole(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<TokenLogprobs>) {
     let answer = rated_answer(tokens, chunks, stops);
     let read = futures_util::FutureExt::now_or_never(super::collect(answer));
     let completed = read.unwrap().unwrap();
@@ -72,12 +72,12 @@ fn whole(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<Rated
 }
 
 /// The same, piece by piece; a piece never has more tokens than text so far tells.
-fn streamed(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<RatedToken>) {
+fn streamed(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<TokenLogprobs>) {
     let mut answer = rated_answer(tokens, chunks, stops);
     let (mut shown, mut rated) = (String::new(), Vec::new());
     let mut cx = Context::from_waker(std::task::Waker::noop());
     loop {
-        let each = |delta: Delta<'_>, ready: &[RatedToken]| {
+        let each = |delta: Delta<'_>, ready: &[TokenLogprobs]| {
             let Delta::Content(text) = delta else {
                 panic!("nothing is taken apart");
             };
@@ -156,7 +156,7 @@ fn halves_of_a_code_point_come_together_and_special_tokens_with_what_follows() {
     let mut cx = Context::from_waker(std::task::Waker::noop());
     let mut counts = Vec::new();
     loop {
-        let each = |delta: Delta<'_>, ready: &[RatedToken]| {
+        let each = |delta: Delta<'_>, ready: &[TokenLogprobs]| {
             let Delta::Content(text) = delta else {
                 panic!("nothing is taken apart");
             };
