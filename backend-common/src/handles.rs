@@ -7,6 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -27,8 +28,7 @@ pub const LATENCY_BUCKETS_S: [f64; 18] = [
 /// use genset_backend_common::prometheus::metrics::gauge::Gauge;
 ///
 /// let registry = MetricsRegistry::default();
-/// let running = Gauge::<i64>::default();
-/// registry.register("genset_sample_running_requests", "Requests being served", running.clone());
+/// let running: Gauge = registry.create("genset_sample_running_requests", "Requests being served");
 /// running.set(3);
 /// assert!(registry.encode().contains("genset_sample_running_requests 3"));
 /// ```
@@ -43,6 +43,27 @@ impl MetricsRegistry {
     /// Registers a metric under its full name. `help` is a sentence without its full stop.
     pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
         self.registry.lock().register(name, help, metric);
+    }
+
+    /// Registers a metric that has counted nothing yet, and gives it.
+    #[must_use]
+    pub fn create<M: Metric + Clone + Default>(&self, name: &str, help: &str) -> M {
+        let metric = M::default();
+        self.register(name, help, metric.clone());
+        metric
+    }
+
+    /// As [`create`](Self::create), of a histogram with these upper bounds, smallest first.
+    #[must_use]
+    pub fn histogram(
+        &self,
+        name: &str,
+        help: &str,
+        bounds: impl IntoIterator<Item = f64>,
+    ) -> Histogram {
+        let metric = Histogram::new(bounds);
+        self.register(name, help, metric.clone());
+        metric
     }
 
     /// As [`register`](Self::register), for a metric whose labels name clients: it is shown where operators look, and not

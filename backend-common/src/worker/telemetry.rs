@@ -62,57 +62,31 @@ impl Telemetry {
     /// Creates the metrics and registers them.
     pub(super) fn register(registry: &MetricsRegistry) -> Self {
         let this = Self {
-            requests: Family::default(),
-            violations: Family::default(),
-            running: Gauge::default(),
-            waiting: Gauge::default(),
-            prompt_tokens: Counter::default(),
-            completion_tokens: Counter::default(),
-            time_to_first_token: Histogram::new(LATENCY_BUCKETS_S),
-            duration: Histogram::new(LATENCY_BUCKETS_S),
+            requests: registry.create("genset_worker_requests", "Requests by how they ended"),
+            violations: registry.create(
+                "genset_worker_contract_violations",
+                "Rules of the output contract the engine was seen to break",
+            ),
+            running: registry.create("genset_worker_running_requests", "Requests in the engine"),
+            waiting: registry.create(
+                "genset_worker_waiting_requests",
+                "Requests waiting for admission",
+            ),
+            prompt_tokens: registry.create("genset_worker_prompt_tokens", "Prompt tokens accepted"),
+            completion_tokens: registry
+                .create("genset_worker_completion_tokens", "Tokens streamed"),
+            time_to_first_token: registry.histogram(
+                "genset_worker_time_to_first_token_seconds",
+                "From the call of generate to the first item",
+                LATENCY_BUCKETS_S,
+            ),
+            duration: registry.histogram(
+                "genset_worker_request_duration_seconds",
+                "From the call of generate to the end of the stream",
+                LATENCY_BUCKETS_S,
+            ),
             recent: RecentRequests::default(),
         };
-        let name = |name: &str| format!("genset_worker_{name}");
-        registry.register(
-            &name("requests"),
-            "Requests by how they ended",
-            this.requests.clone(),
-        );
-        registry.register(
-            &name("contract_violations"),
-            "Rules of the output contract the engine was seen to break",
-            this.violations.clone(),
-        );
-        registry.register(
-            &name("running_requests"),
-            "Requests in the engine",
-            this.running.clone(),
-        );
-        registry.register(
-            &name("waiting_requests"),
-            "Requests waiting for admission",
-            this.waiting.clone(),
-        );
-        registry.register(
-            &name("prompt_tokens"),
-            "Prompt tokens accepted",
-            this.prompt_tokens.clone(),
-        );
-        registry.register(
-            &name("completion_tokens"),
-            "Tokens streamed",
-            this.completion_tokens.clone(),
-        );
-        registry.register(
-            &name("time_to_first_token_seconds"),
-            "From the call of generate to the first item",
-            this.time_to_first_token.clone(),
-        );
-        registry.register(
-            &name("request_duration_seconds"),
-            "From the call of generate to the end of the stream",
-            this.duration.clone(),
-        );
         for violation in Violation::ALL {
             // A rule that was never broken reads 0, so that an alert can be written on its increase.
             let _ = this.violations.get_or_create(&RuleLabel {

@@ -17,27 +17,22 @@ impl StepMetrics {
     /// Registers them, with names that begin with `genset_http_`.
     #[must_use]
     pub fn register(registry: &MetricsRegistry) -> Self {
-        let this = Self {
-            queued: Gauge::default(),
-            time_to_first_token: Histogram::new(LATENCY_BUCKETS_S),
-            inter_token_latency: Histogram::new(LATENCY_BUCKETS_S),
-        };
-        registry.register(
-            "genset_http_answers_queued",
-            "Answers that wait for their first token",
-            this.queued.clone(),
-        );
-        registry.register(
-            "genset_http_time_to_first_token_seconds",
-            "From the request's last byte to an answer's first token",
-            this.time_to_first_token.clone(),
-        );
-        registry.register(
-            "genset_http_inter_token_latency_seconds",
-            "From one step that brought tokens to the next",
-            this.inter_token_latency.clone(),
-        );
-        this
+        Self {
+            queued: registry.create(
+                "genset_http_answers_queued",
+                "Answers that wait for their first token",
+            ),
+            time_to_first_token: registry.histogram(
+                "genset_http_time_to_first_token_seconds",
+                "From the request's last byte to an answer's first token",
+                LATENCY_BUCKETS_S,
+            ),
+            inter_token_latency: registry.histogram(
+                "genset_http_inter_token_latency_seconds",
+                "From one step that brought tokens to the next",
+                LATENCY_BUCKETS_S,
+            ),
+        }
     }
 }
 

@@ -98,82 +98,57 @@ impl HttpMetrics {
     ) -> Self {
         memory.register(registry);
         let shared = Shared {
-            requests: Family::default(),
-            in_flight: Gauge::default(),
-            connections: Gauge::default(),
-            refused_connections: Counter::default(),
-            tokens: TokenCounters::default(),
-            cached_tokens: Counter::default(),
-            reasoning_tokens: Counter::default(),
-            input_length: Histogram::new(LENGTH_BUCKETS),
-            output_length: Histogram::new(LENGTH_BUCKETS),
-            failures: Family::default(),
+            requests: registry.create("genset_http_requests", "Requests by endpoint and status"),
+            in_flight: registry.create(
+                "genset_http_requests_in_flight",
+                "Requests not answered to the end",
+            ),
+            connections: registry.create("genset_http_connections", "Open connections"),
+            refused_connections: registry.create(
+                "genset_http_refused_connections",
+                "Connections closed because their peer had too many",
+            ),
+            tokens: TokenCounters {
+                prompt: registry.create(
+                    "genset_http_prompt_tokens",
+                    "Prompt tokens that engines accepted",
+                ),
+                completion: registry.create(
+                    "genset_http_completion_tokens",
+                    "Completion tokens given, also of requests that ended early",
+                ),
+            },
+            cached_tokens: registry.create(
+                "genset_http_cached_tokens",
+                "Prompt tokens that engines had in their cache",
+            ),
+            reasoning_tokens: registry.create(
+                "genset_http_reasoning_tokens",
+                "Completion tokens of answered requests that were thoughts",
+            ),
+            input_length: registry.histogram(
+                "genset_http_input_length_tokens",
+                "Prompt tokens of an answered request",
+                LENGTH_BUCKETS,
+            ),
+            output_length: registry.histogram(
+                "genset_http_output_length_tokens",
+                "Completion tokens of an answered request",
+                LENGTH_BUCKETS,
+            ),
+            failures: registry.create(
+                "genset_http_failures",
+                "Requests that ended with an error, by what went wrong",
+            ),
             steps: StepMetrics::register(registry),
             has_access_log,
             memory,
-            duration: Histogram::new(LATENCY_BUCKETS_S),
+            duration: registry.histogram(
+                "genset_http_request_duration_seconds",
+                "From the request's last byte to the answer's",
+                LATENCY_BUCKETS_S,
+            ),
         };
-        let name = |name: &str| format!("genset_http_{name}");
-        registry.register(
-            &name("requests"),
-            "Requests by endpoint and status",
-            shared.requests.clone(),
-        );
-        registry.register(
-            &name("requests_in_flight"),
-            "Requests not answered to the end",
-            shared.in_flight.clone(),
-        );
-        registry.register(
-            &name("connections"),
-            "Open connections",
-            shared.connections.clone(),
-        );
-        registry.register(
-            &name("refused_connections"),
-            "Connections closed because their peer had too many",
-            shared.refused_connections.clone(),
-        );
-        registry.register(
-            &name("prompt_tokens"),
-            "Prompt tokens that engines accepted",
-            shared.tokens.prompt.clone(),
-        );
-        registry.register(
-            &name("completion_tokens"),
-            "Completion tokens given, also of requests that ended early",
-            shared.tokens.completion.clone(),
-        );
-        registry.register(
-            &name("cached_tokens"),
-            "Prompt tokens that engines had in their cache",
-            shared.cached_tokens.clone(),
-        );
-        registry.register(
-            &name("reasoning_tokens"),
-            "Completion tokens of answered requests that were thoughts",
-            shared.reasoning_tokens.clone(),
-        );
-        registry.register(
-            &name("input_length_tokens"),
-            "Prompt tokens of an answered request",
-            shared.input_length.clone(),
-        );
-        registry.register(
-            &name("output_length_tokens"),
-            "Completion tokens of an answered request",
-            shared.output_length.clone(),
-        );
-        registry.register(
-            &name("failures"),
-            "Requests that ended with an error, by what went wrong",
-            shared.failures.clone(),
-        );
-        registry.register(
-            &name("request_duration_seconds"),
-            "From the request's last byte to the answer's",
-            shared.duration.clone(),
-        );
         Self {
             shared: Arc::new(shared),
         }

@@ -40,23 +40,18 @@ pub(super) struct Admissions {
 impl Admissions {
     /// No gates yet. Registers their metrics.
     pub(super) fn register(registry: &MetricsRegistry, limits: ModelLimits) -> Self {
-        let this = Self {
+        Self {
             by_model: Mutex::default(),
             limits,
-            running: Family::default(),
-            waiting: Family::default(),
-        };
-        registry.register(
-            "genset_frontend_model_running_requests",
-            "Requests of a model that this server answers",
-            this.running.clone(),
-        );
-        registry.register(
-            "genset_frontend_model_waiting_requests",
-            "Requests of a model that wait for one of those to end",
-            this.waiting.clone(),
-        );
-        this
+            running: registry.create(
+                "genset_frontend_model_running_requests",
+                "Requests of a model that this server answers",
+            ),
+            waiting: registry.create(
+                "genset_frontend_model_waiting_requests",
+                "Requests of a model that wait for one of those to end",
+            ),
+        }
     }
 
     /// The gate of a model; the same for as long as the model is served, however often its card changes.

@@ -24,27 +24,22 @@ impl PromptTimings {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &MetricsRegistry) -> Self {
-        let this = Self {
-            template: Histogram::new(BUCKETS_S),
-            tokenize: Histogram::new(BUCKETS_S),
-            cached_tokens: Counter::default(),
-        };
-        registry.register(
-            "genset_frontend_template_seconds",
-            "From a chat's messages to its prompt",
-            this.template.clone(),
-        );
-        registry.register(
-            "genset_frontend_tokenize_seconds",
-            "From a prompt to its token ids",
-            this.tokenize.clone(),
-        );
-        registry.register(
-            "genset_frontend_tokenizer_cached_tokens",
-            "Prompt tokens that were known from other prompts",
-            this.cached_tokens.clone(),
-        );
-        this
+        Self {
+            template: registry.histogram(
+                "genset_frontend_template_seconds",
+                "From a chat's messages to its prompt",
+                BUCKETS_S,
+            ),
+            tokenize: registry.histogram(
+                "genset_frontend_tokenize_seconds",
+                "From a prompt to its token ids",
+                BUCKETS_S,
+            ),
+            cached_tokens: registry.create(
+                "genset_frontend_tokenizer_cached_tokens",
+                "Prompt tokens that were known from other prompts",
+            ),
+        }
     }
 
     /// Times a template.

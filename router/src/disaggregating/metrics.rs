@@ -25,39 +25,13 @@ impl Legs {
     /// Registers them, once for a registry.
     #[must_use]
     pub fn register(registry: &MetricsRegistry) -> Self {
-        let legs = Self {
-            apart: Family::default(),
-            whole: Family::default(),
-            failures: Family::default(),
-            prefill_s: Histogram::new(LATENCY_BUCKETS_S),
-            handover_s: Histogram::new(LATENCY_BUCKETS_S),
-        };
-        registry.register(
-            "genset_disaggregated_requests",
-            "Requests that were begun in two legs",
-            legs.apart.clone(),
-        );
-        registry.register(
-            "genset_disaggregated_whole_requests",
-            "Requests of models with roles that stayed whole, by why",
-            legs.whole.clone(),
-        );
-        registry.register(
-            "genset_disaggregated_leg_failures",
-            "Legs that failed after an instance had taken them, by leg and what was wrong",
-            legs.failures.clone(),
-        );
-        registry.register(
-            "genset_disaggregated_prefill_seconds",
-            "From sending a request to a prefill instance until it has computed the prompt",
-            legs.prefill_s.clone(),
-        );
-        registry.register(
-            "genset_disaggregated_handover_seconds",
-            "From the end of the prefill leg until the decode instance gives its first item: the choice, and the transfer of KV blocks",
-            legs.handover_s.clone(),
-        );
-        legs
+        Self {
+            apart: registry.create("genset_disaggregated_requests", "Requests that were begun in two legs"),
+            whole: registry.create("genset_disaggregated_whole_requests", "Requests of models with roles that stayed whole, by why"),
+            failures: registry.create("genset_disaggregated_leg_failures", "Legs that failed after an instance had taken them, by leg and what was wrong"),
+            prefill_s: registry.histogram("genset_disaggregated_prefill_seconds", "From sending a request to a prefill instance until it has computed the prompt", LATENCY_BUCKETS_S),
+            handover_s: registry.histogram("genset_disaggregated_handover_seconds", "From the end of the prefill leg until the decode instance gives its first item: the choice, and the transfer of KV blocks", LATENCY_BUCKETS_S),
+        }
     }
 
     /// The same, for one model.

@@ -35,73 +35,23 @@ impl RouterMetrics {
     /// Registers those that `mode` has something to count for: once for a registry.
     #[must_use]
     pub fn register(registry: &MetricsRegistry, mode: RouterMode) -> Self {
-        let metrics = Self::new();
-        if mode == RouterMode::Kv {
-            metrics.register_in(registry);
-        }
-        metrics
-    }
-
-    fn new() -> Self {
+        // Where nothing is chosen by KV blocks, nothing is shown.
+        let hidden = MetricsRegistry::default();
+        let registry = match mode {
+            RouterMode::Kv => registry,
+            RouterMode::Plain(_) => &hidden,
+        };
         Self {
-            decision_s: Histogram::new(DECISION_BUCKETS_S),
-            choices: Family::default(),
-            predicted_tokens: Family::default(),
-            actual_tokens: Family::default(),
-            index_blocks: Family::default(),
-            lag_events: Family::default(),
-            lag_s: Family::default(),
-            snapshots: Family::default(),
-            odd_events: Family::default(),
+            decision_s: registry.histogram("genset_router_decision_seconds", "Time to choose an instance, hashing of the prompt included", DECISION_BUCKETS_S),
+            choices: registry.create("genset_router_choices", "Choices of an instance, by what decided: overlap, load, affinity or fallback"),
+            predicted_tokens: registry.create("genset_router_predicted_cached_tokens", "Prompt tokens that were expected to be cached where requests went, of those that ended well"),
+            actual_tokens: registry.create("genset_router_actual_cached_tokens", "Prompt tokens that were cached where requests went, as their workers say"),
+            index_blocks: registry.create("genset_router_index_blocks", "KV blocks in the index, counted for each instance that holds them"),
+            lag_events: registry.create("genset_router_lag_events", "KV events that workers have published and the index has not"),
+            lag_s: registry.create("genset_router_lag_seconds", "For how long the latest of them has been missed"),
+            snapshots: registry.create("genset_router_snapshots", "Snapshots of workers' prefix caches that were taken in"),
+            odd_events: registry.create("genset_router_odd_events", "KV events that were lost or made no sense, by reason"),
         }
-    }
-
-    fn register_in(&self, registry: &MetricsRegistry) {
-        registry.register(
-            "genset_router_decision_seconds",
-            "Time to choose an instance, hashing of the prompt included",
-            self.decision_s.clone(),
-        );
-        registry.register(
-            "genset_router_choices",
-            "Choices of an instance, by what decided: overlap, load, affinity or fallback",
-            self.choices.clone(),
-        );
-        registry.register(
-            "genset_router_predicted_cached_tokens",
-            "Prompt tokens that were expected to be cached where requests went, of those that ended well",
-            self.predicted_tokens.clone(),
-        );
-        registry.register(
-            "genset_router_actual_cached_tokens",
-            "Prompt tokens that were cached where requests went, as their workers say",
-            self.actual_tokens.clone(),
-        );
-        registry.register(
-            "genset_router_index_blocks",
-            "KV blocks in the index, counted for each instance that holds them",
-            self.index_blocks.clone(),
-        );
-        registry.register(
-            "genset_router_lag_events",
-            "KV events that workers have published and the index has not",
-            self.lag_events.clone(),
-        );
-        registry.register(
-            "genset_router_lag_seconds",
-            "For how long the latest of them has been missed",
-            self.lag_s.clone(),
-        );
-        registry.register(
-            "genset_router_snapshots",
-            "Snapshots of workers' prefix caches that were taken in",
-            self.snapshots.clone(),
-        );
-        registry.register(
-            "genset_router_odd_events",
-            "KV events that were lost or made no sense, by reason",
-            self.odd_events.clone(),
-        );
     }
 
     /// The same, for one model.

@@ -23,33 +23,12 @@ pub(super) struct MigrationMetrics {
 
 impl MigrationMetrics {
     pub(super) fn register(registry: &MetricsRegistry) -> Self {
-        let metrics = Self {
-            moves: Family::default(),
-            failures: Family::default(),
-            pause: Histogram::new(LATENCY_BUCKETS_S),
-            kept_bytes: Gauge::default(),
-        };
-        registry.register(
-            "genset_migrations",
-            "Requests that moved to another instance after one had taken them, by what was wrong there",
-            metrics.moves.clone(),
-        );
-        registry.register(
-            "genset_migration_failures",
-            "Requests that were lost with their instance, by why they did not move",
-            metrics.failures.clone(),
-        );
-        registry.register(
-            "genset_migration_pause_seconds",
-            "From the loss of an instance until another one took the request",
-            metrics.pause.clone(),
-        );
-        registry.register(
-            "genset_migration_kept_bytes",
-            "Memory of prompts and tokens kept so that requests can move",
-            metrics.kept_bytes.clone(),
-        );
-        metrics
+        Self {
+            moves: registry.create("genset_migrations", "Requests that moved to another instance after one had taken them, by what was wrong there"),
+            failures: registry.create("genset_migration_failures", "Requests that were lost with their instance, by why they did not move"),
+            pause: registry.histogram("genset_migration_pause_seconds", "From the loss of an instance until another one took the request", LATENCY_BUCKETS_S),
+            kept_bytes: registry.create("genset_migration_kept_bytes", "Memory of prompts and tokens kept so that requests can move"),
+        }
     }
 
     pub(super) fn kept_bytes(&self) -> Gauge {

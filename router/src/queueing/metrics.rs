@@ -21,33 +21,14 @@ pub(crate) struct QueueMetrics {
 impl QueueMetrics {
     /// Registers them where requests may wait: once for a registry.
     pub(crate) fn register(registry: &MetricsRegistry, may_wait: bool) -> Self {
-        let metrics = Self {
-            waiting: Family::default(),
-            wait_s: Histogram::new(LATENCY_BUCKETS_S),
-            refusals: Family::default(),
-        };
-        if may_wait {
-            metrics.register_in(registry);
+        // Where nothing waits, nothing is shown.
+        let hidden = MetricsRegistry::default();
+        let registry = if may_wait { registry } else { &hidden };
+        Self {
+            waiting: registry.create("genset_router_waiting_requests", "Requests that wait at the router because every instance is full"),
+            wait_s: registry.histogram("genset_router_wait_seconds", "How long requests waited at the router until an instance took them", LATENCY_BUCKETS_S),
+            refusals: registry.create("genset_router_queue_refusals", "Requests that were refused at the router, because too many waited or their deadline would have passed"),
         }
-        metrics
-    }
-
-    fn register_in(&self, registry: &MetricsRegistry) {
-        registry.register(
-            "genset_router_waiting_requests",
-            "Requests that wait at the router because every instance is full",
-            self.waiting.clone(),
-        );
-        registry.register(
-            "genset_router_wait_seconds",
-            "How long requests waited at the router until an instance took them",
-            self.wait_s.clone(),
-        );
-        registry.register(
-            "genset_router_queue_refusals",
-            "Requests that were refused at the router, because too many waited or their deadline would have passed",
-            self.refusals.clone(),
-        );
     }
 
     /// The same, for one model.

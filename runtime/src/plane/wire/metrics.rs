@@ -33,33 +33,26 @@ fn role_label(role: Role) -> Label {
 
 impl WireMetrics {
     pub(super) fn new(registry: &MetricsRegistry) -> Self {
-        let metrics = Self::default();
-        registry.register(
-            "genset_wire_connections",
-            "Connections to other processes that are open",
-            metrics.connections.clone(),
-        );
-        registry.register(
-            "genset_wire_streams",
-            "Requests under way on connections to other processes",
-            metrics.streams.clone(),
-        );
-        registry.register(
-            "genset_wire_memory_bytes",
-            "Bytes that requests and unread items of other processes hold",
-            metrics.memory.clone(),
-        );
-        registry.register(
-            "genset_wire_refused",
-            "Connections and requests that were refused",
-            metrics.refused.clone(),
-        );
-        registry.register(
-            "genset_wire_ended_connections",
-            "Connections that ended",
-            metrics.ended.clone(),
-        );
-        metrics
+        Self {
+            connections: registry.create(
+                "genset_wire_connections",
+                "Connections to other processes that are open",
+            ),
+            streams: registry.create(
+                "genset_wire_streams",
+                "Requests under way on connections to other processes",
+            ),
+            memory: registry.create(
+                "genset_wire_memory_bytes",
+                "Bytes that requests and unread items of other processes hold",
+            ),
+            refused: registry.create(
+                "genset_wire_refused",
+                "Connections and requests that were refused",
+            ),
+            ended: registry.create("genset_wire_ended_connections", "Connections that ended"),
+            logged: LogLimit::default(),
+        }
     }
 
     /// The gauge of memory held.
