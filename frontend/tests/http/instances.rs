@@ -289,24 +289,13 @@ async fn a_lost_lease_is_taken_again() {
 
 #[tokio::test]
 async fn aliases_and_endpoint_types_are_the_cards() {
-    let runtime = Runtime::in_process();
-    let metrics = runtime.metrics().clone();
     let config_of_worker = WorkerConfig {
         aliases: vec!["gpt-4o".into(), "org/tiny".into()],
         endpoint_types: Some(BTreeSet::from([EndpointType::Completions])),
         ..worker_config()
     };
     let engine = Script::tokens(encode("one"));
-    let worker = start_worker(&runtime, 1, engine.clone(), config_of_worker, metrics).await;
-    let server = FrontendServer::bind(&runtime, config())
-        .await
-        .expect("a port");
-    soon(server.models().any()).await.expect("a model");
-    let site = Site {
-        runtime,
-        server,
-        worker,
-    };
+    let site = Site::with_worker(config(), config_of_worker, engine.clone()).await;
     for name in [MODEL, "gpt-4o", "org/tiny"] {
         let body = completion("Hello", json!({"model": name}));
         let response = site.post(COMPLETIONS, &body).await;
@@ -354,22 +343,11 @@ async fn a_request_only_reaches_workers_of_its_model() {
 #[tokio::test]
 async fn a_worker_stopped_in_the_middle_ends_its_streams() {
     let engine = Script::silent(100);
-    let runtime = Runtime::in_process();
-    let metrics = runtime.metrics().clone();
     let brief = WorkerConfig {
         grace: Duration::ZERO,
         ..worker_config()
     };
-    let worker = start_worker(&runtime, 1, engine.clone(), brief, metrics).await;
-    let server = FrontendServer::bind(&runtime, config())
-        .await
-        .expect("a port");
-    soon(server.models().any()).await.expect("a model");
-    let site = Site {
-        runtime,
-        server,
-        worker,
-    };
+    let site = Site::with_worker(config(), brief, engine.clone()).await;
     let mut running = site.connect().await;
     let body = chat("Hello", json!({"stream": true})).to_string();
     running.send(post(CHAT, body)).await;
@@ -390,29 +368,11 @@ async fn a_worker_stopped_in_the_middle_ends_its_streams() {
 /// The operator may lower the context; prompt and answer together stay in it.
 #[tokio::test]
 async fn an_answer_ends_where_the_context_does() {
-    let runtime = Runtime::in_process();
-    let metrics = runtime.metrics().clone();
     let narrow = WorkerConfig {
         context_length_tokens: Some(32),
         ..worker_config()
     };
-    let worker = start_worker(
-        &runtime,
-        1,
-        Script::tokens(vec![100; 1000]),
-        narrow,
-        metrics,
-    )
-    .await;
-    let server = FrontendServer::bind(&runtime, config())
-        .await
-        .expect("a port");
-    soon(server.models().any()).await.expect("a model");
-    let site = Site {
-        runtime,
-        server,
-        worker,
-    };
+    let site = Site::with_worker(config(), narrow, Script::tokens(vec![100; 1000])).await;
     let response = site.post(CHAT, &chat("Hello", json!({}))).await;
     let total = &response.json()["usage"]["total_tokens"];
     site.close().await;
@@ -424,19 +384,8 @@ async fn an_answer_ends_where_the_context_does() {
 async fn a_request_may_have_more_answers_than_the_engine_has_places() {
     let mut narrow = worker_config();
     narrow.limits.max_running = 1;
-    let runtime = Runtime::in_process();
-    let metrics = runtime.metrics().clone();
     let engine = Script::tokens(encode("Hi"));
-    let worker = start_worker(&runtime, 1, engine, narrow, metrics).await;
-    let server = FrontendServer::bind(&runtime, config())
-        .await
-        .expect("a port");
-    soon(server.models().any()).await.expect("a model");
-    let site = Site {
-        runtime,
-        server,
-        worker,
-    };
+    let site = Site::with_worker(config(), narrow, engine).await;
     for stream in [false, true] {
         let body = chat("Hello", json!({"n": 3, "stream": stream}));
         let response = site.post(CHAT, &body).await;

@@ -100,11 +100,9 @@ async fn what_a_stop_string_cuts_does_not_leak() {
     ] {
         let cut = text.find(stop).unwrap_or(text.len());
         let expected = tokens_until(text, cut);
-        let mut further = json!({"stop": stop, "logprobs": true, "n": 2});
-        let whole = site.post(CHAT, &chat("Hi", further.clone())).await;
+        let body = chat("Hi", json!({"stop": stop, "logprobs": true, "n": 2}));
+        let [whole, streamed] = site.whole_and_streamed(CHAT, body).await;
         assert_eq!(whole.content(), text.get(..cut).expect("a boundary"));
-        further["stream"] = true.into();
-        let streamed = site.post(CHAT, &chat("Hi", further)).await;
         for response in [&whole, &streamed] {
             for content in contents(response, 2) {
                 assert_eq!(texts(&content), expected, "{stop}");

@@ -205,15 +205,8 @@ async fn streamed_and_whole_messages_agree() {
             json!({"tools": tools(), "stop_sequences": ["Rome"]}),
             json!({"tools": tools(), "max_tokens": 40}),
         ] {
-            let whole = site
-                .post(MESSAGES, &message("Weather?", further.clone()))
-                .await;
-            assert_eq!(whole.status, 200, "{}", whole.text());
-            let mut further = further;
-            further["stream"] = true.into();
-            let streamed = site
-                .post(MESSAGES, &message("Weather?", further.clone()))
-                .await;
+            let body = message("Weather?", further.clone());
+            let [whole, streamed] = site.whole_and_streamed(MESSAGES, body).await;
             assert_eq!(
                 joined(&streamed),
                 without_ids(whole.json()),

@@ -226,15 +226,8 @@ async fn streamed_and_whole_responses_agree() {
             json!({"tools": tools(), "parallel_tool_calls": false, "instructions": "Be brief."}),
             json!({"tools": tools(), "max_output_tokens": 40}),
         ] {
-            let whole = site
-                .post(RESPONSES, &asked("Weather?", further.clone()))
-                .await;
-            assert_eq!(whole.status, 200, "{}", whole.text());
-            let mut further = further;
-            further["stream"] = true.into();
-            let streamed = site
-                .post(RESPONSES, &asked("Weather?", further.clone()))
-                .await;
+            let body = asked("Weather?", further.clone());
+            let [whole, streamed] = site.whole_and_streamed(RESPONSES, body).await;
             assert_eq!(
                 joined(&streamed),
                 without_ids(whole.json()),
@@ -252,17 +245,13 @@ async fn log_probabilities_come_with_the_text() {
         json!({"top_logprobs": 2}),
         json!({"top_logprobs": 2, "include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}),
     ] {
-        let whole = site
-            .post(RESPONSES, &asked("Hi", further.clone()))
-            .await
-            .json();
+        let body = asked("Hi", further);
+        let [whole, streamed] = site.whole_and_streamed(RESPONSES, body).await;
+        let whole = whole.json();
         let part = &whole["output"][0]["content"][0];
         let rated = part["logprobs"].as_array().expect("a list");
         assert_eq!(rated.len(), encode("Hello there").len());
         assert_eq!(rated[0]["top_logprobs"].as_array().map(Vec::len), Some(2));
-        let mut further = further;
-        further["stream"] = true.into();
-        let streamed = site.post(RESPONSES, &asked("Hi", further)).await;
         assert_eq!(joined(&streamed)["output"][0]["content"][0], *part);
     }
     site.close().await;

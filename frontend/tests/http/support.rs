@@ -185,6 +185,14 @@ impl Site {
         self.send(post(path, body.to_string())).await
     }
 
+    /// The answers to a request as it is, and streamed.
+    pub(crate) async fn whole_and_streamed(&self, path: &str, mut body: Value) -> [Response; 2] {
+        let whole = self.post(path, &body).await;
+        assert_eq!(whole.status, 200, "{}", whole.text());
+        body["stream"] = true.into();
+        [whole, self.post(path, &body).await]
+    }
+
     /// A good request, on a connection of its own, is served.
     pub(crate) async fn is_well(&self) {
         let response = self

@@ -121,10 +121,8 @@ async fn streamed_and_whole_answers_agree() {
             json!({"tools": tools(), "max_tokens": 40}),
             json!({}),
         ] {
-            let plain = site.post(CHAT, &chat("Weather?", further.clone())).await;
-            let mut further = further;
-            further["stream"] = true.into();
-            let streamed = site.post(CHAT, &chat("Weather?", further.clone())).await;
+            let body = chat("Weather?", further.clone());
+            let [plain, streamed] = site.whole_and_streamed(CHAT, body).await;
             assert_eq!(joined(&streamed), whole(&plain), "{text} {further}");
         }
         site.close().await;
@@ -305,15 +303,13 @@ async fn a_call_is_made_certain_by_guided_decoding_or_refused() {
     let site = site(engine.declaring_guided()).await;
     for choice in [json!("required"), named] {
         let further = json!({"tools": tools(), "tool_choice": choice});
-        let plain = site.post(CHAT, &chat("Weather?", further.clone())).await;
+        let body = chat("Weather?", further);
+        let [plain, streamed] = site.whole_and_streamed(CHAT, body).await;
         let expected = (
             json!(["", "", [["get_weather", city]]]),
             json!("tool_calls"),
         );
         assert_eq!(whole(&plain), expected);
-        let mut further = further;
-        further["stream"] = true.into();
-        let streamed = site.post(CHAT, &chat("Weather?", further)).await;
         assert_eq!(joined(&streamed), expected);
     }
     site.close().await;
