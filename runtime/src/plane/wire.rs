@@ -44,11 +44,14 @@ pub use tcp::TcpConfig;
 pub(crate) use tcp::own_address;
 pub use tls::{ClientCertificates, WireIdentity, WireTls};
 
+use self::control::ControlRight;
+use self::handshake::Greeted;
+use self::link::Link;
 use self::memory::Memory;
 use self::metrics::WireMetrics;
 use self::peers::Peers;
 use self::server::Server;
-use self::transport::Transport;
+use self::transport::{Io, Transport};
 use super::{ErasedHandler, RequestPlane, ResponseStream, Served};
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};
@@ -61,11 +64,39 @@ pub struct WirePlane {
 }
 
 struct Shared {
-    transport: Arc<dyn Transport>,
+    common: Common,
     server: Server,
     peers: Peers,
+}
+
+/// What both halves of a plane have. Clones share.
+#[derive(Clone)]
+struct Common {
+    transport: Arc<dyn Transport>,
+    config: Arc<WireConfig>,
+    metrics: WireMetrics,
     tasks: TaskTracker,
     shutdown: CancellationToken,
+    vital: VitalRuntime,
+    memory: Arc<Memory>,
+}
+
+impl Common {
+    /// The link of a connection whose peer was greeted, and what this end knows of the right to control.
+    fn link(&self, io: &Io, greeted: &Greeted) -> (Arc<Link>, ControlRight) {
+        let link = Link::new(
+            &self.config,
+            &self.memory,
+            io.peer.clone(),
+            greeted.hello.max_frame_bytes,
+        );
+        let control = ControlRight {
+            secret: self.config.control_secret.clone(),
+            nonces: greeted.nonces.clone(),
+            is_local: self.transport.is_local(),
+        };
+        (Arc::new(link), control)
+    }
 }
 
 impl WirePlane {
@@ -131,36 +162,21 @@ impl WirePlane {
         metrics: &MetricsRegistry,
     ) -> Result<Self, EngineError> {
         config.validate()?;
-        let config = Arc::new(config);
         let metrics = WireMetrics::new(metrics);
-        let memory = Memory::of_process(config.max_memory_bytes, metrics.memory());
-        let tasks = TaskTracker::new();
-        let shutdown = CancellationToken::new();
-        let server = Server::new(
-            Arc::clone(&transport),
-            Arc::clone(&config),
-            metrics.clone(),
-            tasks.clone(),
-            shutdown.clone(),
-            vital.clone(),
-            Arc::clone(&memory),
-        );
-        let peers = Peers::new(
-            Arc::clone(&transport),
-            config,
+        let common = Common {
+            transport,
+            memory: Memory::of_process(config.max_memory_bytes, metrics.memory()),
+            config: Arc::new(config),
             metrics,
-            tasks.clone(),
-            shutdown.clone(),
+            tasks: TaskTracker::new(),
+            shutdown: CancellationToken::new(),
             vital,
-            memory,
-        );
+        };
         Ok(Self {
             shared: Arc::new(Shared {
-                transport,
-                server,
-                peers,
-                tasks,
-                shutdown,
+                server: Server::new(common.clone()),
+                peers: Peers::new(common.clone()),
+                common,
             }),
         })
     }
@@ -168,7 +184,7 @@ impl WirePlane {
     /// The process and the instance in an address of this plane.
     fn parse<'a>(&self, address: &'a Address) -> Result<(&'a str, InstanceId), EngineError> {
         let cannot = |problem: String| Err(EngineError::new(ErrorKind::CannotConnect, problem));
-        let name = self.shared.transport.name();
+        let name = self.shared.common.transport.name();
         if address.plane != name {
             return cannot(format!(
                 "{address} is on the request plane {:?} and this process is on {name:?}; start both with the same --request-plane",
@@ -190,7 +206,7 @@ impl WirePlane {
 impl std::fmt::Debug for WirePlane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WirePlane")
-            .field("name", &self.shared.transport.name())
+            .field("name", &self.shared.common.transport.name())
             .finish_non_exhaustive()
     }
 }
@@ -207,7 +223,7 @@ impl RequestPlane for WirePlane {
         let guard = self.shared.server.add(endpoint, instance, handler)?;
         Ok(Served {
             address: Address {
-                plane: self.shared.transport.name().into(),
+                plane: self.shared.common.transport.name().into(),
                 location: format!("{location}/{instance}"),
             },
             guard: Box::new(guard),
@@ -251,14 +267,14 @@ impl RequestPlane for WirePlane {
 
     async fn shutdown(&self) {
         self.shared.server.finish().await;
-        self.shared.shutdown.cancel();
-        self.shared.tasks.close();
-        self.shared.tasks.wait().await;
+        self.shared.common.shutdown.cancel();
+        self.shared.common.tasks.close();
+        self.shared.common.tasks.wait().await;
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.shutdown.cancel();
+        self.common.shutdown.cancel();
     }
 }

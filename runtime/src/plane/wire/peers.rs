@@ -9,20 +9,13 @@ use std::time::Duration;
 use genset_backend_common::{EngineError, ErrorKind};
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
+use super::Common;
 use super::caller::{Caller, CallerSink};
-use super::config::WireConfig;
-use super::control::ControlRight;
 use super::handshake::{self, Role};
-use super::link::{Ended, Link};
-use super::memory::Memory;
-use super::metrics::WireMetrics;
-use super::transport::Transport;
+use super::link::Ended;
 use crate::log_limit::LogLimit;
 use crate::names::InstanceId;
-use crate::vital::VitalRuntime;
 
 /// Pauses between attempts to reach a process again, doubling from the first to the last.
 const REDIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -37,14 +30,8 @@ pub(super) struct Peers {
 }
 
 struct Shared {
-    transport: Arc<dyn Transport>,
-    config: Arc<WireConfig>,
-    metrics: WireMetrics,
+    common: Common,
     peers: Mutex<HashMap<String, Arc<Peer>>>,
-    tasks: TaskTracker,
-    shutdown: CancellationToken,
-    vital: VitalRuntime,
-    memory: Arc<Memory>,
 }
 
 /// One other process.
@@ -67,25 +54,11 @@ impl Peer {
 }
 
 impl Peers {
-    pub(super) fn new(
-        transport: Arc<dyn Transport>,
-        config: Arc<WireConfig>,
-        metrics: WireMetrics,
-        tasks: TaskTracker,
-        shutdown: CancellationToken,
-        vital: VitalRuntime,
-        memory: Arc<Memory>,
-    ) -> Self {
+    pub(super) fn new(common: Common) -> Self {
         Self {
             shared: Arc::new(Shared {
-                transport,
-                config,
-                metrics,
+                common,
                 peers: Mutex::default(),
-                tasks,
-                shutdown,
-                vital,
-                memory,
             }),
         }
     }
@@ -112,10 +85,10 @@ impl Peers {
         }
         let (peers, to, connected) = (self.clone(), process.to_owned(), Arc::clone(&peer));
         let connect = async move { peers.connect(&to, &connected).await };
-        let connected = self.shared.vital.run(connect).await;
+        let connected = self.shared.common.vital.run(connect).await;
         if let Err(error) = &connected {
             // Its address is for operators: clients read the error.
-            if self.shared.metrics.may_log("cannot_connect") {
+            if self.shared.common.metrics.may_log("cannot_connect") {
                 tracing::warn!(process, %error, "a worker cannot be reached; further ones are not told of for a minute");
             }
             peer.failures.fetch_add(1, Ordering::Relaxed);
@@ -141,14 +114,14 @@ impl Peers {
             return;
         }
         let (peers, process) = (self.clone(), process.to_owned());
-        let shutdown = self.shared.shutdown.clone();
+        let shutdown = self.shared.common.shutdown.clone();
         let prepare = async move {
             if let Some(Err(error)) = shutdown.run_until_cancelled(peers.caller(&process)).await {
                 tracing::debug!(process, %error, "cannot connect yet");
             }
         };
-        let vital = self.shared.vital.handle();
-        self.shared.tasks.spawn_on(prepare, vital);
+        let vital = self.shared.common.vital.handle();
+        self.shared.common.tasks.spawn_on(prepare, vital);
     }
 
     /// Whether the process is not known to be gone, nor its instance to leave.
@@ -174,30 +147,20 @@ impl Peers {
         let shared = &self.shared;
         let cannot = |problem: String| EngineError::new(ErrorKind::CannotConnect, problem);
         let dial = async {
-            let mut io = shared.transport.dial(process).await?;
-            let greeted = handshake::greet(&mut io, Role::Caller, &shared.config)
+            let mut io = shared.common.transport.dial(process).await?;
+            let greeted = handshake::greet(&mut io, Role::Caller, &shared.common.config)
                 .await
                 .map_err(|error| cannot(format!("cannot talk to the worker: {error}")))?;
             Ok::<_, EngineError>((io, greeted))
         };
-        let (io, greeted) = tokio::time::timeout(shared.config.connect_timeout, dial)
+        let (io, greeted) = tokio::time::timeout(shared.common.config.connect_timeout, dial)
             .await
             .map_err(|_| cannot("the worker did not answer in time".into()))??;
-        let link = Arc::new(Link::new(
-            &shared.config,
-            &shared.memory,
-            io.peer.clone(),
-            greeted.hello.max_frame_bytes,
-        ));
-        let control = ControlRight {
-            secret: shared.config.control_secret.clone(),
-            nonces: greeted.nonces,
-            is_local: shared.transport.is_local(),
-        };
+        let (link, control) = shared.common.link(&io, &greeted);
         let caller = Caller::new(
             Arc::clone(&link),
-            shared.config.window_items,
-            &shared.metrics,
+            shared.common.config.window_items,
+            &shared.common.metrics,
             control,
         );
         *peer.caller.lock() = Some(Arc::clone(&caller));
@@ -212,12 +175,21 @@ impl Peers {
         let run = async move {
             let sink = CallerSink(Arc::clone(&connection.caller));
             let shared = &connection.peers.shared;
-            let _open = shared.metrics.connection(Role::Caller);
-            let driven = link.drive(io, greeted.decoder, &shared.config, &sink, &shared.metrics);
-            let ended = shared.shutdown.run_until_cancelled(driven).await;
+            let _open = shared.common.metrics.connection(Role::Caller);
+            let driven = link.drive(
+                io,
+                greeted.decoder,
+                &shared.common.config,
+                &sink,
+                &shared.common.metrics,
+            );
+            let ended = shared.common.shutdown.run_until_cancelled(driven).await;
             connection.ended(&ended.unwrap_or(Ended::Shutdown)).await;
         };
-        shared.tasks.spawn_on(run, shared.vital.handle());
+        shared
+            .common
+            .tasks
+            .spawn_on(run, shared.common.vital.handle());
         Ok(caller)
     }
 }
@@ -245,7 +217,7 @@ impl Connection {
             self.warn(ended);
         }
         if is_current && *ended != Ended::Shutdown {
-            let shutdown = self.peers.shared.shutdown.clone();
+            let shutdown = self.peers.shared.common.shutdown.clone();
             shutdown.run_until_cancelled(self.redial()).await;
         }
     }

@@ -9,20 +9,15 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
+use super::Common;
 use super::callee::{Callee, CalleeSink, Handlers, ServedHandler};
-use super::config::WireConfig;
-use super::control::ControlRight;
 use super::handshake::{self, Role};
 use super::link::{Ended, Link};
-use super::memory::Memory;
-use super::metrics::WireMetrics;
 use super::strangers::{Stranger, Strangers};
-use super::transport::{Io, Listener, Transport};
+use super::transport::{Io, Listener};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::ErasedHandler;
-use crate::vital::VitalRuntime;
 
 /// How long callers may take to read the last of their streams when this process ends.
 const FINISH_TIME: Duration = Duration::from_secs(2);
@@ -37,49 +32,30 @@ pub(super) struct Server {
 }
 
 struct Shared {
-    transport: Arc<dyn Transport>,
-    config: Arc<WireConfig>,
-    metrics: WireMetrics,
+    common: Common,
     handlers: Handlers,
     location: OnceCell<String>,
     room: Arc<Semaphore>,
     strangers: Arc<Strangers>,
-    memory: Arc<Memory>,
     callees: Mutex<Vec<(Arc<Link>, Arc<Callee>)>>,
-    tasks: TaskTracker,
     /// Cancelled when no more callers are accepted.
     closing: CancellationToken,
-    shutdown: CancellationToken,
-    vital: VitalRuntime,
 }
 
 impl Server {
-    pub(super) fn new(
-        transport: Arc<dyn Transport>,
-        config: Arc<WireConfig>,
-        metrics: WireMetrics,
-        tasks: TaskTracker,
-        shutdown: CancellationToken,
-        vital: VitalRuntime,
-        memory: Arc<Memory>,
-    ) -> Self {
+    pub(super) fn new(common: Common) -> Self {
+        let config = &common.config;
         let room = Arc::new(Semaphore::new(config.max_connections));
         let strangers = Strangers::new(config.max_strangers, config.max_strangers_of_address);
         Self {
             shared: Arc::new(Shared {
-                transport,
-                config,
-                metrics,
                 handlers: Handlers::default(),
                 location: OnceCell::new(),
                 room,
                 strangers,
-                memory,
                 callees: Mutex::default(),
-                tasks,
-                closing: shutdown.child_token(),
-                shutdown,
-                vital,
+                closing: common.shutdown.child_token(),
+                common,
             }),
         }
     }
@@ -87,9 +63,9 @@ impl Server {
     /// Where others reach this process; begins to listen at the first call.
     pub(super) async fn location(&self) -> Result<String, EngineError> {
         let listen = async {
-            let transport = Arc::clone(&self.shared.transport);
+            let transport = Arc::clone(&self.shared.common.transport);
             let listen = async move { transport.listen().await };
-            let listener = self.shared.vital.run(listen).await?;
+            let listener = self.shared.common.vital.run(listen).await?;
             let location = listener.location();
             tracing::debug!(location, "the request plane listens");
             let accept = self.clone().accept(listener);
@@ -108,8 +84,8 @@ impl Server {
 
     /// Starts a task among those of links.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let vital = self.shared.vital.handle();
-        self.shared.tasks.spawn_on(task, vital);
+        let vital = self.shared.common.vital.handle();
+        self.shared.common.tasks.spawn_on(task, vital);
     }
 
     /// Serves an endpoint until the guard is dropped. Its handler runs on the runtime that calls this.
@@ -163,7 +139,7 @@ impl Server {
             let stranger = self.shared.strangers.enter(&io.peer);
             let server = self.clone();
             self.spawn(async move {
-                let shutdown = server.shared.shutdown.clone();
+                let shutdown = server.shared.common.shutdown.clone();
                 shutdown
                     .run_until_cancelled(server.answer(io, stranger))
                     .await;
@@ -172,8 +148,8 @@ impl Server {
     }
 
     async fn refuse(self, io: Io) {
-        if self.shared.metrics.refused("too_many_connections") {
-            let limit = self.shared.config.max_connections;
+        if self.shared.common.metrics.refused("too_many_connections") {
+            let limit = self.shared.common.config.max_connections;
             tracing::warn!(
                 peer = io.peer,
                 limit,
@@ -184,20 +160,24 @@ impl Server {
             code: GoAwayCode::Limit,
             reason: "this process has as many connections as it may".into(),
         };
-        let limit = self.shared.config.connect_timeout;
+        let limit = self.shared.common.config.connect_timeout;
         drop(tokio::time::timeout(limit, handshake::refuse(io, &go_away)).await);
     }
 
     async fn answer(&self, mut io: Io, stranger: Stranger) {
         let shared = &self.shared;
         let greeted = stranger
-            .until_evicted(handshake::greet(&mut io, Role::Callee, &shared.config))
+            .until_evicted(handshake::greet(
+                &mut io,
+                Role::Callee,
+                &shared.common.config,
+            ))
             .await;
         drop(stranger);
         let greeted = match greeted {
             Some(Ok(greeted)) => greeted,
             None => {
-                if shared.metrics.refused("too_many_strangers") {
+                if shared.common.metrics.refused("too_many_strangers") {
                     tracing::warn!(
                         peer = io.peer,
                         "too many connections in the handshake; the longest are closed and counted only"
@@ -206,7 +186,7 @@ impl Server {
                 return;
             }
             Some(Err(error)) => {
-                if shared.metrics.refused(error.label()) {
+                if shared.common.metrics.refused(error.label()) {
                     tracing::warn!(peer = io.peer, %error, "a connection was refused; further ones for this reason are counted only");
                 }
                 return;
@@ -215,30 +195,26 @@ impl Server {
         let Ok(_place) = Arc::clone(&shared.room).try_acquire_owned() else {
             return self.clone().refuse(io).await;
         };
-        let _connection = shared.metrics.connection(Role::Callee);
-        let link = Arc::new(Link::new(
-            &shared.config,
-            &shared.memory,
-            io.peer.clone(),
-            greeted.hello.max_frame_bytes,
-        ));
-        let control = ControlRight {
-            secret: shared.config.control_secret.clone(),
-            nonces: greeted.nonces,
-            is_local: shared.transport.is_local(),
-        };
+        let _connection = shared.common.metrics.connection(Role::Callee);
+        let (link, control) = shared.common.link(&io, &greeted);
         let callee = Callee::new(
             Arc::clone(&link),
             Arc::clone(&shared.handlers),
-            &shared.config,
-            shared.tasks.clone(),
-            shared.metrics.clone(),
+            &shared.common.config,
+            shared.common.tasks.clone(),
+            shared.common.metrics.clone(),
             control,
         );
         let _listed = Listed::new(shared, &link, &callee);
         let sink = CalleeSink(Arc::clone(&callee));
         let ended = link
-            .drive(io, greeted.decoder, &shared.config, &sink, &shared.metrics)
+            .drive(
+                io,
+                greeted.decoder,
+                &shared.common.config,
+                &sink,
+                &shared.common.metrics,
+            )
             .await;
         match ended {
             Ended::Closed | Ended::Shutdown => {
@@ -249,7 +225,7 @@ impl Server {
             | Ended::Stalled(_)
             | Ended::Protocol(_)
             | Ended::Refused(_) => {
-                if shared.metrics.may_log(ended.label()) {
+                if shared.common.metrics.may_log(ended.label()) {
                     tracing::info!(peer = link.peer, %ended, "a caller's connection ended; further ones for this reason are counted only");
                 }
             }
