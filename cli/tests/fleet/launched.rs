@@ -17,7 +17,7 @@ const TOKENS: u64 = 20;
 async fn worker(fleet: &Fleet<Directory>, role: &str, fault: &str) -> Worker {
     let script: PathBuf = [
         env!("CARGO_MANIFEST_DIR"),
-        "../engines/launcher/tests/stand_in.py",
+        "../engines/launcher/tests/stand_in",
     ]
     .iter()
     .collect();

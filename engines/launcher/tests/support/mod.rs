@@ -27,7 +27,7 @@ pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
             vocab_size: NonZeroU32::new(1000),
         },
     };
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in.py");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in");
     let command = ["python3", "-B", script, api]
         .into_iter()
         .chain(flags.iter().copied());

@@ -1,0 +1,217 @@
+"""A server that speaks the documented and recorded shape of vLLM, SGLang, TensorRT-LLM or llama.cpp, with a tiny model that samples.
+
+For the launcher's tests only: python3 stand_in API [--fault NAME] [--report PORT] [...the launcher's own flags]
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import sys
+import time
+
+from completions import Completions
+from kv import Rank
+from llama import Llama, LlamaCppPython
+from model import Refused
+from sglang import Sglang
+
+CONTEXT = 256
+
+
+# Where each server reads its key; TensorRT-LLM has none.
+KEY_VARIABLES = {"vllm": "VLLM_API_KEY", "llama": "LLAMA_API_KEY", "llama_cpp.server": "API_KEY"}
+
+
+def api_key(args):
+    """The key that requests must carry. A server without one, or with one that everybody can read, does not start."""
+    if args.api == "trtllm":
+        return None
+    if args.api == "sglang":
+        assert os.stat(args.config).st_mode & 0o077 == 0
+        with open(args.config) as file:
+            key = re.fullmatch(r'api-key: "(\w+)"\n', file.read())[1]
+    else:
+        key = os.environ[KEY_VARIABLES[args.api]]
+    assert len(key) >= 32 and not any(key in word for word in sys.argv)
+    return key
+
+
+# What vLLM 0.32.0 answers once its EngineCore was killed; it ends by itself seconds later, and until then is not healthy.
+DEAD_INSIDE = {
+    "error": {
+        "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+}
+
+
+class Stand:
+    def __init__(self, args, api):
+        self.args, self.api, self.key = args, api, api_key(args)
+        self.healthy_at = time.monotonic() + args.slow_start
+        self.report = None
+        self.requests = 0
+        self.is_dead_inside = False
+
+    async def run(self):
+        if self.args.report:
+            _, self.report = await asyncio.open_connection("127.0.0.1", self.args.report)
+            self.say("pid", os.getpid())
+            side_channel = {name: value for name, value in os.environ.items() if name.startswith("VLLM_NIXL_")}
+            self.say("start", {"args": sys.argv[1:], "env": side_channel})
+        for rank in getattr(self.api, "ranks", ()):
+            await rank.listen()
+        server = await asyncio.start_server(self.serve, "127.0.0.1", self.args.port, limit=1 << 24)
+        print("INFO: listening", flush=True)
+        async with server:
+            await server.serve_forever()
+
+    def say(self, what, value=None):
+        if self.report:
+            self.report.write(json.dumps({what: value}).encode() + b"\n")
+
+    async def serve(self, reader, writer):
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            method, path, _ = head[0].split(" ")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            await self.dispatch(method, path, headers, body, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def dispatch(self, method, path, headers, body, reader, writer):
+        try:
+            if path == self.api.health:
+                is_up = time.monotonic() >= self.healthy_at and self.args.fault != "never-healthy"
+                if self.args.fault == "hang" and self.requests > 0:
+                    await asyncio.Event().wait()
+                is_up = is_up and not self.is_dead_inside
+                return respond(writer, 200 if is_up else 503, {"status": "ok" if is_up else "loading"})
+            if self.key and headers.get("authorization") != f"bearer {self.key}":
+                raise Refused(401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
+            if method == "GET":
+                return respond(writer, 200, self.api.get(path))
+            known = self.api.path
+            if path not in ([known] if isinstance(known, str) else known):
+                raise Refused(404, {"detail": "Not Found"})
+            self.requests += 1
+            self.say("request", {"path": path, "headers": headers, "body": json.loads(body)})
+            await self.stream(path, headers, json.loads(body), reader, writer)
+        except Refused as refused:
+            respond(writer, refused.status, refused.body, refused.headers)
+
+    async def stream(self, path, headers, body, reader, writer):
+        fault = self.args.fault
+        if fault and fault.startswith("status-"):
+            message = {"error": {"message": "no", "type": "x", "code": None}}
+            raise Refused(int(fault[7:]), message, [("retry-after", "7")])
+        if self.is_dead_inside:
+            raise Refused(500, DEAD_INSIDE)
+        begun = False
+        sent = 0
+
+        async def pace():
+            await asyncio.sleep(self.args.delay)
+            if fault == "exit" and sent == 3:
+                print("ERROR: the device is gone", file=sys.stderr, flush=True)
+                os._exit(7)
+
+        def chunk(data):
+            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+        async def send(event):
+            nonlocal begun, sent
+            if not begun:
+                begun = True
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+                )
+            text = event if isinstance(event, str) else json.dumps(event)
+            data = f"data: {text}\n\n".encode()
+            sent += 1
+            if fault == "garbage" and sent == 3:
+                data = b"data: {\"choices\": [{]\n\n"
+            elif fault == "half" and sent == 3:
+                chunk(data[: len(data) // 2])
+                writer.write(b"0\r\n\r\n")
+                raise ConnectionError
+            elif fault == "early-end" and sent == 3:
+                writer.write(b"0\r\n\r\n")
+                raise ConnectionError
+            elif fault == "error-event" and sent == 3:
+                data = b'data: {"error": {"message": "out of blocks", "type": "x", "code": 503}}\n\n'
+            elif fault == "dies-inside" and sent == 3:
+                self.is_dead_inside = True
+                data = f"data: {json.dumps(DEAD_INSIDE)}\n\n".encode()
+            elif fault == "odd-token" and sent == 3:
+                data = data.replace(b'_ids": [', b'_ids": [5000, ', 1)
+            if fault == "split":
+                for byte in data:
+                    chunk(bytes([byte]))
+                    await asyncio.sleep(0)
+            else:
+                chunk(data)
+            await writer.drain()
+
+        work = asyncio.ensure_future(self.api.answer(path, headers, body, pace, send))
+        gone = asyncio.ensure_future(reader.read(1))
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+            self.say("cancelled", sent)
+            return
+        work.result()
+        writer.write(b"0\r\n\r\n")
+        self.say("finished", sent)
+
+
+def respond(writer, status, body, headers=()):
+    data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{more}content-length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+
+
+def main():
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("api")
+    parser.add_argument("--fault")
+    parser.add_argument("--report", type=int)
+    parser.add_argument("--delay", type=float, default=0.001)
+    parser.add_argument("--slow-start", type=float, default=0.0)
+    parser.add_argument("--incremental", action="store_true")
+    parser.add_argument("--say")
+    parser.add_argument("--context", type=int, default=CONTEXT)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--config")
+    parser.add_argument("--kv-transfer-config")
+    parser.add_argument("--kv-events-config", default="{}")
+    parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
+    parser.add_argument("--block-size", type=int, default=128)
+    parser.add_argument("--dp-size", type=int, default=1)
+    args, _ = parser.parse_known_args()
+    for step in range(3):
+        print(f"INFO: loading shard {step + 1} of 3", file=sys.stderr, flush=True)
+    if args.fault == "exit-at-start":
+        print("ERROR: no GPU here", file=sys.stderr, flush=True)
+        sys.exit(3)
+    apis = {
+        "vllm": lambda: Completions(args.context, [Rank(number, args) for number in range(args.data_parallel_size)]),
+        "trtllm": lambda: Completions(args.context),
+        "sglang": lambda: Sglang(args.context, args.incremental, args.dp_size),
+        "llama": lambda: Llama(args.context, args.say),
+        "llama_cpp.server": lambda: LlamaCppPython(args.context),
+    }
+    asyncio.run(Stand(args, apis[args.api]()).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""vLLM and TensorRT-LLM."""
+
+import re
+
+from api import Api
+from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, sample
+
+# `vllm:cache_config_info` of vLLM 0.32.0, shortened: a line for each rank, with the blocks of all of them.
+VLLM_METRICS = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+"""
+VLLM_CACHE = """vllm:cache_config_info{{block_size="{size}",cache_dtype="auto",enable_prefix_caching="True",engine="{rank}",\
+num_gpu_blocks="{blocks}",prefix_caching_hash_algo="sha256"}} 1.0
+"""
+VLLM_BLOCKS = 2048
+
+
+TRTLLM_FIELDS = set(
+    "model prompt best_of echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream "
+    "stream_options suffix temperature top_p user top_k min_p repetition_penalty stop_token_ids ignore_eos min_tokens "
+    "skip_special_tokens detokenize add_special_tokens response_format priority".split()
+)
+
+
+# What vLLM 0.32.0 streams in place of an answer whose KV blocks it could not fetch.
+FETCH_FAILED = {
+    "error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
+}
+
+
+class Completions(Api):
+    """vLLM and TensorRT-LLM."""
+
+    path = "/v1/completions"
+
+    def __init__(self, context, ranks=()):
+        super().__init__(context)
+        self.is_vllm, self.ranks, self.turn = bool(ranks), ranks, 0
+
+    def rank_of(self, headers):
+        """The rank that the request names, else the next one."""
+        named = headers.get("x-data-parallel-rank", "")
+        if not re.fullmatch(r"-?\d+", named):
+            self.turn += 1
+            return self.turn % len(self.ranks)
+        if not 0 <= int(named) < len(self.ranks):
+            raise bad_request(f"data_parallel_rank {named} is out of range [0, {len(self.ranks)}).")
+        return int(named)
+
+    def get(self, path):
+        if path == "/metrics" and self.is_vllm:
+            blocks = VLLM_BLOCKS * len(self.ranks)
+            size = self.ranks[0].blocks.size
+            lines = [VLLM_CACHE.format(rank=rank, size=size, blocks=blocks) for rank in range(len(self.ranks))]
+            return VLLM_METRICS + "".join(lines)
+        models = super().get(path)
+        if not self.is_vllm:
+            del models["data"][0]["max_model_len"]
+        return models
+
+    async def answer(self, path, headers, body, pace, send):
+        if not self.is_vllm and set(body) - TRTLLM_FIELDS:
+            unknown = ", ".join(set(body) - TRTLLM_FIELDS)
+            message = f"Extra inputs are not permitted: {unknown}"
+            raise Refused(400, {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": 400})
+        prompt, max_tokens = body["prompt"], body.get("max_tokens", 16)
+        self.check(prompt, max_tokens)
+        if self.is_vllm and body.get("min_tokens", 0) > max_tokens:
+            raise bad_request(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {body['min_tokens']}.")
+        rank = self.ranks[self.rank_of(headers)] if self.is_vllm else None
+        transfer = body.get("kv_transfer_params") or {}
+        if transfer.get("do_remote_prefill") and not await rank.connector.fetch(transfer):
+            await send(FETCH_FAILED)
+            return await send("[DONE]")
+        whole = {"choices": []}
+        if not body.get("stream"):
+            send = self.gather(whole)
+        has_ids = body.get("return_token_ids") if self.is_vllm else not body.get("detokenize", True)
+        options, generated, reason = Options(body), [], None
+        asked = body.get("structured_outputs") or {}
+        schema = asked.get("json", {} if asked.get("json_object") else None)
+        guide = Guide(guided_text(asked.get("regex"), schema, asked.get("choice")))
+        salt = body.get("cache_salt")
+        cached = rank.blocks.cached(prompt, salt) if rank else self.cached(prompt)
+        while reason is None:
+            await pace()
+            if rank:
+                rank.blocks.store(prompt + generated, salt)
+            token, ranked = sample(prompt, generated, options, guide)
+            is_early = len(generated) < body.get("min_tokens", 0)
+            if token in body.get("stop_token_ids", []) and is_early:
+                token = next(other for _, other in ranked if other not in body["stop_token_ids"])
+            generated.append(token)
+            stops = token in body.get("stop_token_ids", []) or (token == OWN_EOS and not body.get("ignore_eos"))
+            reason = "stop" if stops else "length" if len(generated) >= max_tokens else None
+            is_kept = self.is_vllm or not stops
+            choice = self.choice(body, token, ranked if is_kept else None, reason, has_ids)
+            is_named = token != OWN_EOS or body.get("ignore_eos")
+            choice["stop_reason"] = token if stops and is_named else None
+            if has_ids and not is_kept:
+                choice["token_ids"] = []
+            await send({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]})
+        usage = {
+            "prompt_tokens": len(prompt),
+            "total_tokens": len(prompt) + len(generated),
+            "completion_tokens": len(generated),
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        await send({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "m", "choices": [], "usage": usage})
+        await send("[DONE]")
+        if not body.get("stream"):
+            keeps = rank and rank.connector and transfer.get("do_remote_decode")
+            whole["choices"][0]["prompt_token_ids"] = prompt
+            raise Refused(200, {**whole, "kv_transfer_params": rank.connector.keep(prompt) if keeps else None})
+
+    def gather(self, whole):
+        """Puts what would be streamed into one answer."""
+
+        async def send(event):
+            if event == "[DONE]":
+                return
+            choices = event["choices"]
+            whole.update({**event, "choices": whole["choices"] or choices})
+            if choices and whole["choices"] is not choices:
+                first, more = whole["choices"][0], choices[0]
+                for name in ("text", "token_ids"):
+                    first[name] += more[name]
+                for name in ("finish_reason", "stop_reason"):
+                    first[name] = more[name]
+
+        return send
+
+    def choice(self, body, token, ranked, reason, has_ids):
+        choice = {
+            "index": 0,
+            "text": f" t{token}" if self.is_vllm else "",
+            "logprobs": self.logprobs(body, token, ranked) if ranked else None,
+            "finish_reason": reason,
+            "stop_reason": None,
+        }
+        if has_ids:
+            choice["token_ids"] = [token]
+        return choice
+
+    def logprobs(self, body, token, ranked):
+        if body.get("logprobs") is None:
+            return None
+
+        def name(token):
+            return f"token_id:{token}" if body.get("return_tokens_as_token_ids") else f" t{token}"
+
+        chosen = next(logprob for logprob, other in ranked if other == token)
+        top = {name(other): logprob for logprob, other in ranked[: body["logprobs"]]}
+        top.setdefault(name(token), chosen)
+        return {"text_offset": [0], "token_logprobs": [chosen], "tokens": [name(token)], "top_logprobs": [top]}

@@ -1,0 +1,148 @@
+"""KV blocks of vLLM: a prefix cache with its events, and the connector that gives blocks to other servers."""
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import time
+
+from zeromq import Socket, pack
+
+class Blocks:
+    """The prefix cache of a rank of vLLM 0.32.0, which is never full here, and its KV events as they were seen."""
+
+    def __init__(self, rank, size, config):
+        self.rank, self.size, self.known, self.sent = rank, size, set(), []
+        self.sockets = []
+        if config.get("enable_kv_cache_events"):
+            paths = [self.path(config[name]) for name in ("endpoint", "replay_endpoint")]
+            self.sockets = [Socket(b"PUB", paths[0]), Socket(b"ROUTER", paths[1], self.replay)]
+
+    def path(self, endpoint):
+        """Ranks have sockets of their own."""
+        assert endpoint.startswith("ipc://")
+        if self.rank == 0:
+            return endpoint[6:]
+        if "inproc" not in endpoint:
+            raise ValueError("Invalid endpoint: must contain 'inproc' or 'tcp'")
+        return f"{endpoint[6:]}_dp{self.rank}"
+
+    def replay(self, writer, parts):
+        start = int.from_bytes(parts[1], "big")
+        for number, payload in enumerate(self.sent[start:], start):
+            self.sockets[1].send(writer, [b"", b"", number.to_bytes(8, "big"), payload])
+        self.sockets[1].send(writer, [b"", b"", b"\xff" * 8, b""])
+
+    def publish(self, events):
+        payload = pack([time.time(), events, self.rank])
+        for writer in self.sockets[0].peers if self.sockets else ():
+            self.sockets[0].send(writer, [b"", len(self.sent).to_bytes(8, "big"), payload])
+        self.sent.append(payload)
+
+    def chain(self, tokens, salt):
+        """The hashes of the full blocks."""
+        hashes, before = [], str(salt)
+        for start in range(0, len(tokens) - self.size + 1, self.size):
+            digest = hashlib.sha256(f"{before} {tokens[start : start + self.size]}".encode()).digest()
+            before = int.from_bytes(digest[-8:], "big")
+            hashes.append(before)
+        return hashes
+
+    def cached(self, tokens, salt):
+        """How many tokens are there. One is always computed."""
+        chain = self.chain(tokens[:-1], salt)
+        return self.size * next((place for place, block in enumerate(chain) if block not in self.known), len(chain))
+
+    def store(self, tokens, salt):
+        chain = self.chain(tokens, salt)
+        first = next((place for place, block in enumerate(chain) if block not in self.known), len(chain))
+        if first == len(chain):
+            return
+        self.known.update(chain)
+        salted = [[salt]] if salt and first == 0 else []
+        stored = {
+            "type": "BlockStored",
+            "block_hashes": chain[first:],
+            "parent_block_hash": chain[first - 1] if first else None,
+            "token_ids": tokens[first * self.size : len(chain) * self.size],
+            "block_size": self.size,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+            "extra_keys": salted + [None] * (len(chain) - first - len(salted)),
+            "group_idx": 0,
+            "kv_cache_spec_kind": "full_attention",
+        }
+        self.publish([stored])
+
+
+class Connector:
+    """What NixlConnector says, seen at vLLM 0.32.0; its blocks are a name, which is fetched once over a side channel."""
+
+    def __init__(self, config, fault, rank):
+        self.role, self.fault = json.loads(config)["kv_role"], fault
+        self.host = os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+        self.port = int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]) + rank
+        self.kept = set()
+
+    async def listen(self):
+        await asyncio.start_server(self.give, self.host, self.port)
+
+    async def give(self, reader, writer):
+        name = (await reader.readline()).decode().strip()
+        if name in self.kept:
+            self.kept.remove(name)
+            writer.write(b"blocks\n")
+        writer.close()
+
+    def keep(self, prompt):
+        """What the answer to a prefill says of its blocks."""
+        if self.role == "kv_consumer" or self.fault == "no-params":
+            return None
+        name = f"cmpl-{random.getrandbits(64):016x}-0-{random.getrandbits(32):08x}"
+        self.kept.add(name)
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(1, 2 + len(prompt) // 128))],
+            "remote_engine_id": "d75fd860-0000-4000-8000-000000000000",
+            "remote_request_id": name,
+            "remote_host": self.host,
+            "remote_port": self.port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": len(prompt),
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": 0,
+        }
+
+    async def fetch(self, params):
+        """Whether the blocks came."""
+        if self.fault == "fetch-fails":
+            return False
+        try:
+            reader, writer = await asyncio.open_connection(params["remote_host"], params["remote_port"])
+        except OSError:
+            return False
+        writer.write(params["remote_request_id"].encode() + b"\n")
+        answer = await reader.readline()
+        writer.close()
+        return answer == b"blocks\n"
+
+
+class Rank:
+    """A data-parallel rank of vLLM."""
+
+    def __init__(self, number, args):
+        self.blocks = Blocks(number, args.block_size, json.loads(args.kv_events_config))
+        config = args.kv_transfer_config
+        self.connector = Connector(config, args.fault, number) if config else None
+
+    async def listen(self):
+        for socket in self.blocks.sockets:
+            await socket.listen()
+        if self.connector:
+            await self.connector.listen()

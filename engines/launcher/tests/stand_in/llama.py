@@ -1,0 +1,154 @@
+"""The servers of llama.cpp."""
+
+from api import Api
+from model import OWN_EOS, Options, Refused, sample
+
+# Tokens of models/tiny-chat that are parts of characters.
+PIECES = {
+    97: b"\xa1", 107: b"\xab", 110: b"\xaf", 162: b"\xe3", 225: b"\x80", 226: b"\x81", 227: b"\x82", 244: b"\x93",
+    1085: b"\xe3\x81",
+}  # fmt: skip
+
+
+def is_incomplete(text):
+    """Whether the text ends inside a character."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data"
+    return False
+
+
+class Llama(Api):
+    """llama-server: its own API and OpenAI's with text. With --say its answers are these tokens."""
+
+    path = ("/completion", "/tokenize", "/v1/completions", "/v1/chat/completions")
+
+    def __init__(self, context, say):
+        super().__init__(context)
+        self.say = [int(token) for token in say.split(",")] if say else []
+
+    def get(self, path):
+        if path == "/props":
+            return {"default_generation_settings": {"n_ctx": self.context}, "total_slots": 4}
+        raise Refused(404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
+
+    async def answer(self, path, headers, body, pace, send):
+        if path == "/tokenize":
+            raise Refused(200, {"tokens": self.tokenize(body)})
+        if path == "/completion":
+            return await self.tokens(body, pace, send)
+        if self.say:
+            return await self.said(path, body, pace, send)
+        return await text_answer(path, body, pace, send, has_usage=True)
+
+    def tokenize(self, body):
+        """The longest pieces first; what is no text by itself is given as bytes."""
+        rest, tokens = body["content"].encode(), []
+        while rest:
+            token, piece = max(PIECES.items(), key=lambda item: len(item[1]) * rest.startswith(item[1]))
+            rest = rest.removeprefix(piece)
+            tokens.append({"id": token, "piece": list(piece)})
+        return tokens if body["with_pieces"] else [token["id"] for token in tokens]
+
+    def step(self, prompt, generated, options):
+        """The next token, its text, and the candidates."""
+        if not self.say:
+            token, ranked = sample(prompt, generated, options)
+            return token, f" t{token}".encode(), ranked
+        token = [*self.say, OWN_EOS][len(generated)]
+        return token, PIECES.get(token, b""), [(0.0, token)]
+
+    async def tokens(self, body, pace, send):
+        prompt, max_tokens = body["prompt"], body.get("n_predict", -1)
+        if len(prompt) >= self.context:
+            error = {"code": 400, "message": "the request exceeds the context", "type": "exceed_context_size_error"}
+            raise Refused(400, {"error": error})
+        options, generated, text, reason = Options(body), [], b"", "limit"
+        cached = self.cached(prompt)
+        timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
+        counts = {"tokens_evaluated": len(prompt)}
+        while (max_tokens < 0 or len(generated) < max_tokens) and len(prompt) + len(generated) < self.context:
+            await pace()
+            token, piece, ranked = self.step(prompt, generated, options)
+            generated.append(token)
+            text += piece
+            if is_incomplete(text):
+                # Nothing is sent, and then the whole character with its last token alone.
+                if self.say and token == OWN_EOS:
+                    reason = "eos"
+                    break
+                continue
+            counts["tokens_predicted"] = len(generated)
+            event = {"index": 0, "content": text.decode(), "tokens": [token], "stop": False, "id_slot": 0, **counts}
+            text = b""
+            if body.get("timings_per_token"):
+                event["timings"] = {**timings, "predicted_n": len(generated)}
+            if body.get("n_probs", 0) > 0:
+                top = [{"id": other, "token": "", "bytes": [], "logprob": at} for at, other in ranked[: body["n_probs"]]]
+                chosen = next(logprob for logprob, other in ranked if other == token)
+                event["completion_probabilities"] = [{"id": token, "token": "", "logprob": chosen, "top_logprobs": top}]
+            await send(event)
+            if self.say and token == OWN_EOS:
+                reason = "eos"
+                break
+        counts["tokens_predicted"] = len(generated)
+        timings["predicted_n"] = len(generated)
+        end = {"index": 0, "content": "", "tokens": [], "stop": True, "stop_type": reason, "timings": timings}
+        await send({**end, **counts})
+
+    async def said(self, path, body, pace, send):
+        """A character a piece, of several tokens; the end of the sequence is counted too."""
+        is_chat, text, generated, timings = path == "/v1/chat/completions", b"", 0, {"prompt_n": 3, "cache_n": 2}
+        for token in self.say:
+            await pace()
+            generated += 1
+            text += PIECES[token]
+            if is_incomplete(text):
+                continue
+            choice = {"index": 0, "finish_reason": None, "logprobs": None}
+            choice.update({"delta": {"content": text.decode()}} if is_chat else {"text": text.decode()})
+            event = {"id": "1", "choices": [choice]}
+            if body.get("timings_per_token"):
+                event["timings"] = {**timings, "predicted_n": generated}
+            await send(event)
+            text = b""
+        usage = {"completion_tokens": generated + 1, "prompt_tokens": 5, "total_tokens": generated + 6}
+        timings["predicted_n"] = generated + 1
+        last = {"index": 0, "finish_reason": "stop"}
+        if is_chat:
+            await send({"id": "1", "choices": [{**last, "delta": {}}]})
+            await send({"id": "1", "choices": [], "usage": usage, "timings": timings})
+        else:
+            await send({"id": "1", "choices": [{**last, "text": ""}], "usage": usage, "timings": timings})
+        await send("[DONE]")
+
+
+class LlamaCppPython(Api):
+    health = "/openapi.json"
+    path = ("/v1/completions", "/v1/chat/completions", "/extras/tokenize/count")
+
+    async def answer(self, path, headers, body, pace, send):
+        if path == "/extras/tokenize/count":
+            raise Refused(200, {"count": len(body["input"].split())})
+        return await text_answer(path, body, pace, send, has_usage=False)
+
+
+async def text_answer(path, body, pace, send, has_usage):
+    """Gives the words back."""
+    is_chat = path == "/v1/chat/completions"
+    text = body["messages"][-1]["content"] if is_chat else body["prompt"]
+    words, limit = text.split(" "), body.get("max_tokens")
+    for place, word in enumerate(words[:limit]):
+        await pace()
+        piece = word if place == 0 else f" {word}"
+        choice = {"index": 0, "finish_reason": None, "logprobs": None}
+        choice.update({"delta": {"content": piece}} if is_chat else {"text": piece})
+        await send({"id": "1", "choices": [choice]})
+    reason = "length" if limit is not None and limit < len(words) else "stop"
+    last = {"index": 0, "finish_reason": reason}
+    last.update({"delta": {}} if is_chat else {"text": ""})
+    await send({"id": "1", "choices": [last]})
+    if has_usage:
+        await send({"id": "1", "choices": [], "usage": {"prompt_tokens": len(words), "completion_tokens": len(words[:limit])}})
+    await send("[DONE]")
