@@ -1,6 +1,7 @@
 //! `genset conform`: the conformance kit as a command.
 
 mod compare;
+mod presence;
 mod process;
 mod run;
 
@@ -29,7 +30,8 @@ Examples:
   genset conform diff old.json new.json
   genset conform matrix reports/*.json > matrix.md
 
-Exit codes: 0 good, 1 a check failed or got worse or a waiver is out of order, 2 usage or a file that cannot be read.";
+Exit codes: 0 good, 1 a check failed or got worse or a waiver is out of order, 2 usage or a file that cannot be read, 3 the live worker
+is gone and does not come back: what is known until then is told.";
 
 /// What to do with the kit.
 #[derive(Debug, Subcommand)]
@@ -113,6 +115,9 @@ pub(crate) struct RunArgs {
     /// Varies the prompts
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Seconds that a live worker may be away, such as for a restart, until the run ends with what is known
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    worker_wait: u64,
     /// File with the failures the engine's authors know of
     #[arg(long, value_name = "FILE")]
     waivers: Option<PathBuf>,

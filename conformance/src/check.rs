@@ -114,6 +114,8 @@ pub enum SkipReason {
     NeedsTokens,
     /// The engine's authors waived it.
     Waived,
+    /// The engine is gone for good, so the run ended before the check.
+    Gone,
 }
 
 /// How a check ends early.

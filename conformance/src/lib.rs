@@ -47,7 +47,9 @@ pub use report::{
     CheckReport, EngineReport, Evidence, HostReport, JSON_SCHEMA, ProfileReport, ReadReportError,
     Report, SCHEMA, Verdict, WaiverProblem, Waivers, matrix,
 };
-pub use runner::{Options, run_check, run_conformance, run_conformance_with};
+pub use runner::{
+    Options, run_check, run_conformance, run_conformance_while, run_conformance_with,
+};
 pub use running::Running;
 pub use state_machine::{
     ParseSequenceError, Sequence, SequenceFailure, SequenceOptions, SequenceReport, Violated,

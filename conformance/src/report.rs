@@ -269,21 +269,40 @@ impl Report {
         self.checks.iter().filter(|check| check.is_bad())
     }
 
-    /// Whether the engine may be called conformant: no core check failed or was waived, and the waivers are in order.
+    /// Why the run ended before all of its checks were run, if it did.
+    #[must_use]
+    pub fn end(&self) -> Option<&str> {
+        self.checks.iter().find_map(|check| match &check.verdict {
+            Verdict::Skip {
+                code: SkipReason::Gone,
+                reason,
+            } => Some(reason.as_str()),
+            Verdict::Pass
+            | Verdict::Fail { .. }
+            | Verdict::Skip { .. }
+            | Verdict::UnexpectedPass { .. }
+            | Verdict::ExpectedFail { .. }
+            | Verdict::Measured { .. } => None,
+        })
+    }
+
+    /// Whether the engine may be called conformant: every core check was run, none failed or was waived, and the waivers are in
+    /// order.
     #[must_use]
     pub fn is_conformant(&self) -> bool {
         let is_broken = |check: &CheckReport| check.is_bad() || check.is_waived();
-        self.waiver_problems.is_empty()
+        self.end().is_none()
+            && self.waiver_problems.is_empty()
             && !self
                 .checks
                 .iter()
                 .any(|check| check.level == Level::Core && is_broken(check))
     }
 
-    /// Whether nothing failed that was not expected to, at any level that ran.
+    /// Whether all was run and nothing failed that was not expected to, at any level that ran.
     #[must_use]
     pub fn is_good(&self) -> bool {
-        self.waiver_problems.is_empty() && self.failures().next().is_none()
+        self.end().is_none() && self.waiver_problems.is_empty() && self.failures().next().is_none()
     }
 
     /// The canonical form, which [`JSON_SCHEMA`] describes.

@@ -73,11 +73,35 @@ pub fn run_conformance(factory: impl Factory) -> Report {
 /// Runs what `options` say. Blocks the calling thread.
 #[must_use]
 pub fn run_conformance_with(factory: impl Factory, options: &Options) -> Report {
+    run_conformance_while(factory, options, || Ok(()))
+}
+
+/// [`run_conformance_with`] for an engine that may go away for good, such as a worker in another process. `is_there` is asked
+/// after each check that failed; what it says against it ends the run, and the checks that are left are skipped as
+/// [`Gone`](SkipReason::Gone).
+#[must_use]
+pub fn run_conformance_while(
+    factory: impl Factory,
+    options: &Options,
+    mut is_there: impl FnMut() -> Result<(), String>,
+) -> Report {
     let factory: Arc<dyn Factory> = Arc::new(factory);
     let known = acquaint(&factory);
     let mut seen = BTreeMap::new();
+    let mut gone: Option<String> = None;
     let mut checks: Vec<CheckReport> = catalogue()
-        .map(|check| run_one(check, &factory, &known, options, &mut seen))
+        .map(|check| {
+            if let Some(reason) = &gone {
+                let skip = reason_to_skip(check, &known, options);
+                let gone = || Stop::Skip(SkipReason::Gone, reason.clone());
+                return Tried::untried(skip.unwrap_or_else(gone)).report(check, Duration::ZERO);
+            }
+            let report = run_one(check, &factory, &known, options, &mut seen);
+            if report.is_bad() {
+                gone = is_there().err();
+            }
+            report
+        })
         .collect();
     tell_breaches(&mut checks, seen);
     Report::new(known.engine, options, checks)
@@ -145,18 +169,7 @@ fn run_one(
             transcript: tried.transcript.clone(),
         });
     }
-    let verdict = tried.verdict(check.level);
-    let is_failed = matches!(verdict, Verdict::Fail { .. });
-    CheckReport {
-        id: check.id.to_owned(),
-        level: check.level,
-        profile: check.profile,
-        verdict,
-        evidence: tried.evidence,
-        duration_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
-        seen_in: None,
-        transcript: is_failed.then_some(tried.transcript),
-    }
+    tried.report(check, started.elapsed())
 }
 
 /// Why a check is not run, if it is not.
@@ -208,6 +221,21 @@ impl Tried {
             measurements: BTreeMap::new(),
             transcript: Transcript::default(),
             breaches: BTreeMap::new(),
+        }
+    }
+
+    fn report(self, check: &Check, duration: Duration) -> CheckReport {
+        let verdict = self.verdict(check.level);
+        let is_failed = matches!(verdict, Verdict::Fail { .. });
+        CheckReport {
+            id: check.id.to_owned(),
+            level: check.level,
+            profile: check.profile,
+            verdict,
+            evidence: self.evidence,
+            duration_us: u64::try_from(duration.as_micros()).unwrap_or(u64::MAX),
+            seen_in: None,
+            transcript: is_failed.then_some(self.transcript),
         }
     }
 

@@ -3,12 +3,13 @@
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
     Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, Subject, Verdict,
-    Waivers, replay_sequence, run_conformance_with, run_sequences,
+    Waivers, replay_sequence, run_conformance_while, run_conformance_with, run_sequences,
 };
 use genset_engine_candle::{ByteSize, CandleArgs};
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
@@ -16,6 +17,7 @@ use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine};
 
+use super::presence::Presence;
 use super::{RunArgs, SequencesArgs, SubjectArgs, process};
 use crate::args::{EngineKind, required_script};
 use crate::engine::candle::BuiltInFiles;
@@ -25,6 +27,9 @@ use crate::input::print;
 /// Pause before each token under test, in milliseconds: the clock is paused, so it costs nothing, and an answer takes time
 /// in which it can be cancelled.
 const TOKEN_DELAY_MS: u64 = 1;
+
+/// The exit code of a run whose worker went away for good.
+const WORKER_GONE: u8 = 3;
 
 /// Makes an engine for a check.
 pub(super) type BoxFactory = Box<dyn Fn(&Scenario) -> Subject + Send + Sync>;
@@ -124,10 +129,20 @@ fn scripted(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
 /// # Errors
 /// `Unavailable`, or what the network flags are wrong about: said once, not by every check.
 fn live_worker(subject: &SubjectArgs, endpoint: &EndpointName) -> Result<BoxFactory, EngineError> {
+    let engine = remote(subject, endpoint);
+    start_once(&engine())?;
+    Ok(Box::new(move |_| Subject::new(engine())))
+}
+
+/// Makes the workers of an endpoint as an engine.
+fn remote(
+    subject: &SubjectArgs,
+    endpoint: &EndpointName,
+) -> impl Fn() -> RemoteEngine + Send + Sync + use<> {
     let network = subject.network.clone();
     let mut config = RemoteConfig::new(endpoint.clone());
     config.instance = subject.instance;
-    let engine = move || {
+    move || {
         let network = network.clone();
         RemoteEngine::connecting(
             move || {
@@ -136,9 +151,7 @@ fn live_worker(subject: &SubjectArgs, endpoint: &EndpointName) -> Result<BoxFact
             },
             config.clone(),
         )
-    };
-    start_once(&engine())?;
-    Ok(Box::new(move |_| Subject::new(engine())))
+    }
 }
 
 fn start_once(engine: &RemoteEngine) -> Result<(), EngineError> {
@@ -202,7 +215,16 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
         seed: args.seed,
         ..Options::default()
     };
-    let mut report = run_conformance_with(factory(&args.subject)?, &options);
+    let endpoint = args.subject.endpoint.as_ref();
+    let presence = Presence {
+        worker: endpoint.map(|endpoint| {
+            let worker = remote(&args.subject, endpoint);
+            Box::new(worker) as Box<dyn Fn() -> RemoteEngine>
+        }),
+        limit: Duration::from_secs(args.worker_wait),
+    };
+    let factory = factory(&args.subject)?;
+    let mut report = run_conformance_while(factory, &options, || presence.check());
     if let Some(waivers) = &waivers {
         report.apply(waivers);
     }
@@ -222,7 +244,10 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
     if let Some(path) = &args.junit {
         write(path, &report.to_junit())?;
     }
-    Ok(u8::from(!report.is_good()))
+    Ok(match report.end() {
+        Some(_) => WORKER_GONE,
+        None => u8::from(!report.is_good()),
+    })
 }
 
 /// Runs again what failed in a report.

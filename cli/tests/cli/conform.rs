@@ -3,7 +3,9 @@
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{Ended, genset, run_with};
+use crate::fleet::Fleet;
+use crate::launcher::stand_in;
+use crate::support::{Ended, genset, run_with, tiny_chat};
 
 async fn conform(words: &[&str]) -> Ended {
     run_with(genset(&[&["conform"], words].concat()), b"").await
@@ -204,4 +206,51 @@ async fn what_cannot_be_run_is_refused_by_name() {
             ended.stderr
         );
     }
+}
+
+#[tokio::test]
+async fn a_run_ends_when_its_worker_is_gone_for_good() {
+    let fleet = Fleet::new();
+    let model = tiny_chat().display().to_string();
+    // Its server ends at the fourth event of an answer, and the worker with it.
+    let server = stand_in("vllm --context 2048 --fault exit");
+    let path = std::env::var("PATH").unwrap();
+    let words = ["in=dyn://doomed", "out=vllm", &model, &server];
+    let worker = fleet.worker_of(&words, &[("PATH", &path)]).await;
+    let folder = TempDir::new().unwrap();
+    let report = folder.path().join("report.json");
+    let report_path = report.to_str().unwrap();
+    let words = [
+        "conform",
+        "run",
+        "--endpoint",
+        "dyn://doomed.backend.generate",
+        "--worker-wait",
+        "1",
+        "--only",
+        "ST,US,LC",
+        "--json",
+        report_path,
+    ];
+    let ran = fleet.ask(&words).await;
+    assert_eq!(ran.code, Some(3), "{}{}", ran.stdout, ran.stderr);
+    assert!(
+        ran.stdout
+            .contains("\nENDED EARLY: the worker is gone for 1 s ("),
+        "{}",
+        ran.stdout
+    );
+    assert!(ran.stdout.ends_with("NOT CONFORMANT\n"), "{}", ran.stdout);
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&report).unwrap()).unwrap();
+    let of = |verdict: &str, code: Option<&str>| {
+        let checks = report["checks"].as_array().unwrap().iter();
+        checks
+            .filter(|check| check["verdict"] == verdict && check["code"].as_str() == code)
+            .count()
+    };
+    assert!(
+        of("fail", None) > 0 && of("skip", Some("gone")) > 0,
+        "{report}"
+    );
+    drop(worker);
 }

@@ -10,10 +10,10 @@ use crate::fleet::Fleet;
 use crate::support::{Server, genset, run_with, soon, tiny_chat};
 
 /// The flag that starts the stand-in for `api`.
-fn stand_in(api: &str) -> String {
+pub(crate) fn stand_in(api: &str) -> String {
     let script: PathBuf = [
         env!("CARGO_MANIFEST_DIR"),
-        "../engines/launcher/tests/stand_in.py",
+        "../engines/launcher/tests/stand_in",
     ]
     .iter()
     .collect();

@@ -232,6 +232,9 @@ impl Report {
                 tally.passed, tally.failed
             ),
         );
+        if let Some(reason) = self.end() {
+            line(out, format_args!("{}: {reason}", paint.bad("ENDED EARLY")));
+        }
         let verdict = match (self.is_conformant(), self.is_good()) {
             (true, true) => paint.good("CONFORMANT"),
             (true, false) => paint.bad("CONFORMANT at level 1, with failures above it"),
@@ -250,6 +253,7 @@ fn skip_words(code: SkipReason) -> &'static str {
         SkipReason::NotMeasured => "not measured",
         SkipReason::NeedsTokens => "about tokens",
         SkipReason::Waived => "waived",
+        SkipReason::Gone => "not run",
     }
 }
 

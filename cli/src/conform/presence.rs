@@ -1,0 +1,76 @@
+//! [`Presence`]: whether a live worker is still there while the kit tests it.
+
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use genset_backend_common::{
+    EngineError, GenerateRequest, LLMEngine, RequestContext, StartContext,
+};
+use genset_runtime::RemoteEngine;
+use tokio::runtime::Builder;
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// The pause between two questions to a worker that is away.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Asks a live worker whether it is there; anything else than a live worker always is.
+pub(super) struct Presence {
+    /// Makes the worker as an engine, anew for each question.
+    pub(super) worker: Option<Box<dyn Fn() -> RemoteEngine>>,
+    /// How long it may be away.
+    pub(super) limit: Duration,
+}
+
+impl Presence {
+    /// Waits until the worker answers a request, in whatever way. Blocks the calling thread.
+    ///
+    /// # Errors
+    /// What to say of a worker that does not within the limit.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Some(worker) = &self.worker else {
+            return Ok(());
+        };
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| format!("no async runtime to ask on: {error}"))?;
+        runtime.block_on(self.wait(worker))
+    }
+
+    async fn wait(&self, worker: &dyn Fn() -> RemoteEngine) -> Result<(), String> {
+        let end = Instant::now() + self.limit;
+        let mut last = "it does not answer".to_owned();
+        loop {
+            match timeout_at(end, ask(&worker())).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => last = error.message().to_owned(),
+                Err(_) => {}
+            }
+            if Instant::now() >= end {
+                let seconds = self.limit.as_secs_f64();
+                return Err(format!("the worker is gone for {seconds} s ({last})"));
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+}
+
+/// # Errors
+/// An error with which requests may move elsewhere. Any other one is an answer of the worker's.
+async fn ask(worker: &RemoteEngine) -> Result<(), EngineError> {
+    let declared = worker.start(StartContext::detached(1)).await?;
+    let mut request = GenerateRequest::from_tokens(declared.model, vec![1]);
+    request.stop.max_tokens = Some(1);
+    let answered = async {
+        let context = RequestContext::new("is-there");
+        let mut outputs = worker.generate(request, context).await?;
+        while let Some(output) = outputs.next().await {
+            output?;
+        }
+        Ok::<(), EngineError>(())
+    };
+    let answered = answered.await;
+    worker.cleanup().await?;
+    answered.or_else(|error| match error.kind().policy().is_migratable {
+        true => Err(error),
+        false => Ok(()),
+    })
+}
