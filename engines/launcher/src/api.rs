@@ -17,6 +17,7 @@ use genset_backend_common::{
 };
 use serde_json::Value;
 
+pub(crate) use llama::PAST_LIMIT as LLAMA_PAST_LIMIT;
 pub(crate) use wire::error_of;
 pub(crate) use withheld::{Piece, Withheld};
 
@@ -79,6 +80,8 @@ pub(crate) struct Facts {
     pub(crate) kv_total_blocks: Option<u64>,
     /// Data-parallel ranks.
     pub(crate) ranks: Option<u32>,
+    /// Why its KV events cannot be followed, if they cannot.
+    pub(crate) no_kv_events: Option<&'static str>,
 }
 
 /// Reads the events of one answer.
@@ -138,6 +141,12 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
     /// A reader for the answer to `request`.
     fn reader(&self, request: &GenerateRequest) -> Box<dyn Reader>;
 
+    /// Whether an answer that the server ended at the model's end of a sequence can go on: with a call whose prompt has the answer
+    /// so far.
+    fn goes_on(&self) -> bool {
+        false
+    }
+
     /// Whether the usage comes in an event of its own, after the last token.
     fn tells_usage_later(&self) -> bool {
         false
@@ -145,6 +154,25 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
 
     /// The tokens of a text, with what each stands for, of a server that withholds some.
     async fn pieces(&self, _client: &Client, _text: &str) -> Result<Vec<Piece>, HttpError> {
+        Ok(Vec::new())
+    }
+
+    /// The call for the next `count` tokens in one answer, which names them all where a streamed one does not.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call); `Unsupported` where the API withholds none.
+    fn whole_call(&self, _request: &GenerateRequest, _count: u32) -> Result<Call, EngineError> {
+        Err(EngineError::unsupported(
+            "tokens",
+            "this server names every token",
+        ))
+    }
+
+    /// The tokens of the answer to it.
+    ///
+    /// # Errors
+    /// `Disconnected` for what cannot be read.
+    fn whole_tokens(&self, _answer: &[u8]) -> Result<Vec<TokenId>, EngineError> {
         Ok(Vec::new())
     }
 

@@ -38,6 +38,18 @@ impl Cut {
         None
     }
 
+    /// Whether the answer goes on where the server ended it at an end-of-sequence token of its own, which was taken as a token like
+    /// any other. Where the request names none, the server's ends it.
+    pub(crate) fn goes_on(&self) -> bool {
+        let has_own = !self.stop.ignore_eos && self.stop.eos_token_ids.is_empty();
+        !has_own || self.generated <= self.stop.min_tokens
+    }
+
+    /// What may still be generated; `None` for as much as the server has room for.
+    pub(crate) fn remaining(&self) -> Option<u32> {
+        (self.max_tokens < u32::MAX).then(|| self.max_tokens.saturating_sub(self.generated))
+    }
+
     /// Whether no further token is wanted.
     pub(crate) fn is_full(&self) -> bool {
         self.generated >= self.max_tokens
@@ -84,6 +96,25 @@ mod tests {
         );
         let mut ignoring = cut(8, |stop| stop.ignore_eos = true);
         assert_eq!(take(&mut ignoring, &[9, 9]), (vec![9, 9], None));
+    }
+
+    #[test]
+    fn an_answer_goes_on_behind_an_end_that_is_none() {
+        let goes_on = |change: fn(&mut StopConditions)| {
+            let mut cut = cut(8, change);
+            let (taken, end) = take(&mut cut, &[4, 2]);
+            assert_eq!((taken, end), (vec![4, 2], None));
+            assert_eq!(cut.remaining(), Some(6));
+            cut.goes_on()
+        };
+        // 2 is an end to the server alone.
+        assert!(goes_on(|_| {}));
+        assert!(goes_on(|stop| stop.ignore_eos = true));
+        assert!(!goes_on(|stop| stop.eos_token_ids = [].into()));
+        assert!(goes_on(|stop| {
+            stop.eos_token_ids = [].into();
+            stop.min_tokens = 2;
+        }));
     }
 
     #[test]

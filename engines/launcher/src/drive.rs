@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use genset_backend_common::output::{Finish, OutputWriter, TokenChunk};
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, KvBytes, KvTransfers, RequestContext,
+    EngineError, ErrorKind, GenerateRequest, Input, KvBytes, KvTransfers, RequestContext, TokenId,
 };
 use serde_json::Value;
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::apart::{Apart, Leg};
 use crate::api::{Api, Call, End, Step, Withheld, error_of, unreadable};
 use crate::cut::Cut;
 use crate::http::{Answer, HttpError};
+use crate::room::Room;
 use crate::server::Server;
 use crate::sse::{Event, EventError, Events};
 
@@ -24,12 +24,34 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// How long the usage may take after the end.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long to wait until a request is sent again, of which a full server has answered nothing: it frees what ended, or lost its
+/// client, a moment later. Where requests have room of their own it is full for no longer.
+const FULL_PAUSES: [Duration; 5] = [
+    Duration::from_millis(20),
+    Duration::from_millis(40),
+    Duration::from_millis(80),
+    Duration::from_millis(160),
+    Duration::from_millis(320),
+];
+
 /// The longest answer to a prefill, in bytes. It repeats the prompt.
 const MAX_PREFILL_BYTES: usize = 16 << 20;
+
+/// The longest answer of a few tokens that is not streamed, in bytes. It repeats the prompt.
+const MAX_WHOLE_BYTES: usize = 16 << 20;
 
 /// What is wrong with an answer to a prefill that says nothing of KV blocks.
 const NO_BLOCKS: &str = "the answer to a prefill has no kv_transfer_params; its connector must be one that tells them with the \
                          answer, as NixlConnector does";
+
+/// How far an exchange is.
+#[derive(Default)]
+struct Progress {
+    /// The blocks of a prefill instance, until the server has them.
+    claim: Option<KvBytes>,
+    /// Whether a part of the answer was given out.
+    is_begun: bool,
+}
 
 /// A request on its way.
 pub(crate) struct Drive {
@@ -44,84 +66,93 @@ pub(crate) struct Drive {
     pub(crate) vocab_size: Option<NonZeroU32>,
     /// Headers to send along.
     pub(crate) headers: Vec<(&'static str, String)>,
-    /// The places of a server that serves so many at once.
-    pub(crate) places: Option<Arc<Semaphore>>,
+    /// Where it waits for others.
+    pub(crate) room: Option<Room>,
 }
 
 impl Drive {
     /// Sends the request and streams the answer; ends at once when the server does.
     pub(crate) async fn run(self, out: OutputWriter) -> Result<Finish, EngineError> {
         let server = Arc::clone(&self.server);
-        let mut claim = None;
+        let mut progress = Progress::default();
         let finish = tokio::select! {
             biased;
             failure = server.ended() => Err(failure),
-            finish = self.exchange(&out, &mut claim) => finish,
+            finish = self.exchange_until_there_is_room(&out, &mut progress) => finish,
         };
         let error = match finish {
             Ok(finish) => return Ok(finish),
             Err(error) => server.judged(error).await,
         };
-        if claim.is_some() && error.kind() == ErrorKind::Internal {
+        if progress.claim.is_some() && error.kind() == ErrorKind::Internal {
             // The prefill instance's server answered the same request: what is at fault is the fetch.
             return Err(KvTransfers::lost(&error).with_source(error));
         }
         Err(error)
     }
 
-    /// `claim` holds the blocks of a prefill instance until the server has them.
-    async fn exchange(
+    async fn exchange_until_there_is_room(
         &self,
         out: &OutputWriter,
-        claim: &mut Option<KvBytes>,
+        progress: &mut Progress,
     ) -> Result<Finish, EngineError> {
-        let _place = match &self.places {
-            // It is never closed; were it, there would be nothing to wait for.
-            Some(places) => places.acquire().await.ok(),
-            None => None,
-        };
-        let counted = self
-            .api
-            .prompt_tokens(&self.server.client, &self.request)
-            .await;
-        let counted = match counted {
+        let client = &self.server.client;
+        let counted = match self.api.prompt_tokens(client, &self.request).await {
             Ok(counted) => counted,
             Err(error) => return Err(self.lost(error).await),
         };
-        if let Leg::Decode(fetch) = &self.leg {
-            *claim = Some(fetch.claim(&self.ctx).await?);
-        }
-        let headers: Vec<_> = self
-            .headers
-            .iter()
-            .chain(&self.call.headers)
-            .map(|(name, value)| (*name, value.as_str()))
-            .collect();
-        let sent = self
-            .server
-            .client
-            .post(self.call.path, self.call.body.clone(), &headers)
-            .await;
-        let answer = match sent {
-            Ok(answer) => answer,
-            Err(error) => return Err(self.lost(error).await),
+        let prompt = self.request.prompt_tokens().or(counted).unwrap_or_default();
+        let _place = match &self.room {
+            Some(room) => room.enter(prompt, self.max_tokens).await,
+            None => return self.exchange(counted, out, progress).await,
         };
-        if !answer.status.is_success() {
-            return Err(refusal(answer).await);
+        for pause in FULL_PAUSES {
+            match self.exchange(counted, out, progress).await {
+                Err(full) if full.kind() == ErrorKind::Overloaded && !progress.is_begun => {
+                    sleep(pause).await;
+                }
+                ended => return ended,
+            }
         }
+        self.exchange(counted, out, progress).await
+    }
+
+    /// `counted` is the length of a prompt that only the server knows.
+    async fn exchange(
+        &self,
+        counted: Option<u32>,
+        out: &OutputWriter,
+        progress: &mut Progress,
+    ) -> Result<Finish, EngineError> {
+        if let Leg::Decode(fetch) = &self.leg {
+            progress.claim = Some(fetch.claim(&self.ctx).await?);
+        }
+        let answer = self.send(&self.call).await?;
         if matches!(self.leg, Leg::Prefill) {
             return self.prefilled(answer).await;
         }
         let mut reading = Reading {
-            events: Events::new(answer.body),
+            events: Some(Events::new(answer.body)),
             reader: self.api.reader(&self.request),
             cut: Cut::new(&self.request, self.max_tokens),
             prompt_tokens: counted,
             cached_tokens: None,
             completion_tokens: None,
             counted: 0,
+            given: Vec::new(),
+            given_before: 0,
         };
-        let finish = self.read(&mut reading, out, claim).await?;
+        let finish = loop {
+            if let Some(finish) = self.read(&mut reading, out, progress).await? {
+                break finish;
+            }
+            let longer = self.longer(&reading)?;
+            let call = self.api.call(&longer, reading.cut.remaining())?;
+            let answer = self.send(&call).await?;
+            reading.given_before = reading.given.len();
+            reading.events = Some(Events::new(answer.body));
+            reading.reader = self.api.reader(&self.request);
+        };
         Ok(Finish {
             prompt_tokens: finish
                 .prompt_tokens
@@ -129,6 +160,30 @@ impl Drive {
             cached_tokens: reading.cached_tokens,
             ..finish
         })
+    }
+
+    async fn send(&self, call: &Call) -> Result<Answer, EngineError> {
+        let headers = self.headers.iter().chain(&call.headers);
+        let headers: Vec<_> = headers
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
+        let client = &self.server.client;
+        match client.post(call.path, call.body.clone(), &headers).await {
+            Ok(answer) if answer.status.is_success() => Ok(answer),
+            Ok(answer) => Err(refusal(answer).await),
+            Err(error) => Err(self.lost(error).await),
+        }
+    }
+
+    /// The request for what comes behind the answer so far. A seed draws anew there, always the same.
+    fn longer(&self, reading: &Reading) -> Result<GenerateRequest, EngineError> {
+        let mut request = self.request.clone();
+        let tokens = request.tokens()?.iter().chain(&reading.given);
+        request.input = Input::Tokens(tokens.copied().collect::<Vec<_>>().into());
+        let drawn = u64::try_from(reading.given.len()).unwrap_or(u64::MAX);
+        let seed = request.sampling.seed;
+        request.sampling.seed = seed.map(|seed| seed.wrapping_add(drawn));
+        Ok(request)
     }
 
     /// The first token, and where its KV blocks are.
@@ -161,38 +216,66 @@ impl Drive {
         })
     }
 
+    /// Reads an answer; `None` where the server ended it and it goes on.
     async fn read(
         &self,
         reading: &mut Reading,
         out: &OutputWriter,
-        claim: &mut Option<KvBytes>,
-    ) -> Result<Finish, EngineError> {
+        progress: &mut Progress,
+    ) -> Result<Option<Finish>, EngineError> {
         loop {
             let Some(mut step) = self.step(reading).await? else {
                 let message = "the server's answer ended without saying how the request finished";
                 return Err(EngineError::new(ErrorKind::StreamIncomplete, message));
             };
+            let may_go_on = self.api.goes_on() && self.request.guided.is_none();
+            let mut is_drawn_again = false;
             if let Some(withheld) = step.withheld.take() {
-                step.tokens = self.found(&withheld).await?;
+                step.tokens = match self.found(&withheld).await {
+                    Err(problem) if may_go_on => {
+                        is_drawn_again = true;
+                        // What the server goes on to stream is of no use, and holds a slot.
+                        reading.events = None;
+                        let behind = self.longer(reading)?;
+                        let drawn = self.drawn_again(&behind, withheld.count).await?;
+                        if drawn.is_empty() {
+                            return Err(problem);
+                        }
+                        drawn
+                    }
+                    found => found?,
+                };
             }
             // A server that answers has the blocks.
-            *claim = None;
+            progress.claim = None;
+            progress.is_begun = true;
             let cut = reading.cut.take(&mut step.tokens);
             self.check_vocabulary(&step)?;
             let Step {
                 tokens, text, end, ..
             } = step;
+            if may_go_on {
+                reading.given.extend_from_slice(&tokens.token_ids);
+            }
             out.tokens(tokens).await?;
             if !text.is_empty() {
                 let count = reading.uncounted().unwrap_or(1);
                 reading.counted = reading.counted.saturating_add(count);
                 out.text(text, count).await?;
             }
+            let is_new = reading.given.len() > reading.given_before;
+            let goes_on = may_go_on && is_new && reading.cut.goes_on();
             let is_whole = end.is_some() || reading.cut.is_full();
             let finish = match (cut, end) {
                 (Some(finish), _) => finish,
+                (None, Some(End::Stop(None))) if goes_on && reading.cut.is_full() => {
+                    Finish::length()
+                }
+                (None, Some(End::Stop(None))) if goes_on => return Ok(None),
                 (None, Some(end)) => finish_of(end)?,
                 (None, None) if is_whole => Finish::length(),
+                // What was streamed behind them is of another answer.
+                (None, None) if is_drawn_again => return Ok(None),
                 (None, None) => continue,
             };
             if is_whole && self.api.tells_usage_later() {
@@ -202,7 +285,7 @@ impl Drive {
             if let Some(count) = reading.uncounted().filter(|count| *count > 0) {
                 out.text(String::new(), count).await?;
             }
-            return Ok(finish);
+            return Ok(Some(finish));
         }
     }
 
@@ -217,7 +300,10 @@ impl Drive {
 
     /// What the next event says; `None` at the end.
     async fn step(&self, reading: &mut Reading) -> Result<Option<Step>, EngineError> {
-        let data = match reading.events.next().await {
+        let Some(events) = &mut reading.events else {
+            return Ok(None);
+        };
+        let data = match events.next().await {
             Ok(Some(Event::Data(data))) if data == b"[DONE]" => return Ok(None),
             Ok(Some(Event::Data(data))) => data,
             Ok(Some(Event::Error(data))) => {
@@ -232,7 +318,10 @@ impl Drive {
         };
         let step = reading.reader.read(&data)?;
         reading.prompt_tokens = step.prompt_tokens.or(reading.prompt_tokens);
-        reading.cached_tokens = step.cached_tokens.or(reading.cached_tokens);
+        if reading.given_before == 0 {
+            // What a longer call finds of the answer is not of the prompt.
+            reading.cached_tokens = step.cached_tokens.or(reading.cached_tokens);
+        }
         reading.completion_tokens = step.completion_tokens.or(reading.completion_tokens);
         Ok(Some(step))
     }
@@ -242,6 +331,21 @@ impl Drive {
         let asked = self.api.pieces(&self.server.client, &withheld.text).await;
         match asked {
             Ok(pieces) => Ok(withheld.fill(&pieces)?.into_iter().collect()),
+            Err(error) => Err(self.lost(error).await),
+        }
+    }
+
+    /// Draws tokens again that were withheld `behind` a prompt, so that they are named.
+    async fn drawn_again(
+        &self,
+        behind: &GenerateRequest,
+        count: usize,
+    ) -> Result<TokenChunk, EngineError> {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let call = self.api.whole_call(behind, count)?;
+        let answer = self.send(&call).await?;
+        match answer.body.read_up_to(MAX_WHOLE_BYTES).await {
+            Ok(body) => Ok(self.api.whole_tokens(&body)?.into_iter().collect()),
             Err(error) => Err(self.lost(error).await),
         }
     }
@@ -300,7 +404,8 @@ impl Drive {
 }
 
 struct Reading {
-    events: Events,
+    /// `None` once they are of no use.
+    events: Option<Events>,
     reader: Box<dyn crate::api::Reader>,
     cut: Cut,
     prompt_tokens: Option<u32>,
@@ -309,6 +414,10 @@ struct Reading {
     completion_tokens: Option<u32>,
     /// Tokens of text that were told.
     counted: u32,
+    /// The answer so far, of a server whose answers can go on.
+    given: Vec<TokenId>,
+    /// How many of them were given before the last call.
+    given_before: usize,
 }
 
 impl Reading {

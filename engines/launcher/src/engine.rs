@@ -8,7 +8,6 @@ use genset_backend_common::{
     LLMEngine, OutputStream, RequestContext, Role, StartContext, async_trait,
 };
 use genset_backend_common::{RequestField, output};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -27,6 +26,7 @@ use crate::kv::{KvFollower, KvSource};
 use crate::launch::launch;
 use crate::probe;
 use crate::ranks::Ranks;
+use crate::room::{Room, shared_tokens};
 use crate::server::Server;
 use crate::supervise::{Release, Supervisor};
 
@@ -70,7 +70,7 @@ struct Running {
     context_length_tokens: u32,
     vocab_size: Option<NonZeroU32>,
     ranks: Ranks,
-    places: Option<Arc<Semaphore>>,
+    room: Option<Room>,
     apart: Apart,
     /// Ends the server if this is dropped before `cleanup`.
     _server: KillOnDrop,
@@ -127,7 +127,7 @@ impl LauncherEngine {
         declared.data_parallel_size = ranks.count();
         #[cfg(feature = "kv-events")]
         let kv_followers = match (source, &ranks) {
-            (Some(source), Ranks::Known(_)) => kv_followers(&source, ctx, &declared),
+            (Some(source), Ranks::Known(_)) => kv_followers(&source, ctx, &declared, facts),
             (Some(_), Ranks::Unknown(_)) | (None, _) => Vec::new(),
         };
         #[cfg(feature = "kv-events")]
@@ -158,14 +158,13 @@ impl LauncherEngine {
             kv_followers,
         };
         self.tasks.spawn(supervisor.run(life, server));
-        let is_one_at_a_time = facts.max_num_seqs == Some(1) && config.input == ServerInput::Text;
         let running = Running {
             desk,
             api,
             context_length_tokens: context,
             vocab_size: declared.vocab_size,
             ranks,
-            places: is_one_at_a_time.then(|| Arc::new(Semaphore::new(1))),
+            room: self.room(dialect, facts),
             apart,
             _server: KillOnDrop(self.release.clone()),
         };
@@ -196,6 +195,19 @@ impl LauncherEngine {
             .or(asked)
             .or(self.config.model_context_length_tokens)
             .unwrap_or(DEFAULT_CONTEXT)
+    }
+
+    /// Where requests wait for each other.
+    fn room(&self, dialect: Dialect, facts: Facts) -> Option<Room> {
+        match dialect {
+            Dialect::LlamaCppPython => Some(Room::one_at_a_time()),
+            Dialect::LlamaServer => {
+                let tokens = shared_tokens(&self.config, facts.context_length_tokens?)?;
+                let slots = facts.max_num_seqs.unwrap_or(1);
+                Some(Room::of_tokens(tokens, slots, api::LLAMA_PAST_LIMIT))
+            }
+            Dialect::Vllm | Dialect::Sglang | Dialect::Trtllm => None,
+        }
     }
 
     fn declare(&self, api: &dyn Api, dialect: Dialect, context: u32, facts: Facts) -> EngineConfig {
@@ -247,7 +259,12 @@ fn kv_followers(
     source: &Arc<KvSource>,
     ctx: &StartContext,
     declared: &EngineConfig,
+    facts: Facts,
 ) -> Vec<KvFollower> {
+    if let Some(reason) = facts.no_kv_events {
+        tracing::info!(reason, "the KV events of the server are not followed");
+        return Vec::new();
+    }
     let ranks = 0..declared.data_parallel_size;
     if let Some(rank) = ranks.clone().find(|rank| !source.is_bound(*rank)) {
         tracing::info!(
@@ -335,7 +352,7 @@ impl LLMEngine for LauncherEngine {
             max_tokens,
             vocab_size: running.vocab_size,
             headers: trace_headers(&ctx),
-            places: running.places.clone(),
+            room: running.room.clone(),
         };
         Ok(output::stream(
             ctx.with_prompt_tokens(prompt_tokens),

@@ -35,6 +35,7 @@ mod lines;
 mod probe;
 mod process;
 mod ranks;
+mod room;
 mod server;
 mod sse;
 mod supervise;

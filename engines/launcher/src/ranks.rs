@@ -122,7 +122,7 @@ pub(crate) fn vllm_size(config: &LauncherConfig) -> Option<u32> {
 }
 
 /// The first of these flags that the server is given, and its value. Extra arguments come behind the command, so they win.
-fn said(config: &LauncherConfig, flags: &[&str]) -> Option<(String, String)> {
+pub(crate) fn said(config: &LauncherConfig, flags: &[&str]) -> Option<(String, String)> {
     let extra = config.extra.iter().flat_map(ExtraArgs::entries);
     let extra = extra
         .filter(|(_, value)| !value.is_null() && **value != Value::Bool(false))

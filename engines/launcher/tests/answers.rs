@@ -292,18 +292,53 @@ async fn characters_of_several_tokens_come_with_all_of_them() {
     engine.cleanup().await.unwrap();
 }
 
+/// The real one ends at its model's end whatever it is told, or bans that end.
 #[tokio::test]
-async fn tokens_that_cannot_be_found_again_are_an_error_and_never_silence() {
-    // Bytes one by one, which its own tokenizer joins; and a character that never ends.
-    for (tokens, named) in [(&[162, 226, 244][..], "こ"), (&[1085], "last 2 tokens")] {
+async fn llama_server_goes_on_behind_an_end_that_is_none() {
+    let engine = saying(&KONNICHIWA[..2]).await;
+    let again = [1085, 244, 2, 1085, 244, 2, 1085];
+    let mut ignoring = until_eos(7);
+    ignoring.stop.ignore_eos = true;
+    let ignored = answer(&engine, ignoring).await;
+    assert_eq!(ignored.tokens, again);
+    assert_eq!(ignored.finished().reason, FinishReason::Length);
+    assert_eq!(ignored.finished().usage.prompt_tokens, 4);
+    let mut early = until_eos(50);
+    early.stop.min_tokens = 4;
+    let early = answer(&engine, early).await;
+    assert_eq!(early.tokens, again[..5]);
+    assert_eq!(early.finished().stop_token, Some(2));
+    // An end that is the last token of all is one like any other.
+    let mut last = until_eos(3);
+    last.stop.ignore_eos = true;
+    let last = answer(&engine, last).await;
+    assert_eq!(last.tokens, again[..3]);
+    assert_eq!(last.finished().reason, FinishReason::Length);
+    engine.cleanup().await.unwrap();
+}
+
+/// Bytes one by one, which its own tokenizer joins; a character that never ends; and bytes that are none.
+#[tokio::test]
+async fn tokens_that_their_text_does_not_tell_are_drawn_again_and_never_silence() {
+    for tokens in [
+        &[162, 226, 244][..],
+        &[1085],
+        &[97, 1085, 244, 162, 97, 107],
+    ] {
         let engine = saying(tokens).await;
-        let answer = answer(&engine, until_eos(50)).await;
-        assert_eq!(answer.error().kind(), ErrorKind::Disconnected);
-        assert!(
-            answer.error().message().contains(named),
-            "{}",
-            answer.error()
-        );
+        let found = answer(&engine, until_eos(50)).await;
+        assert_eq!(found.tokens, tokens);
+        assert_eq!(found.finished().stop_token, Some(2));
+        let mut ignoring = until_eos(11);
+        ignoring.stop.ignore_eos = true;
+        let ignored = answer(&engine, ignoring).await;
+        let again = tokens.iter().copied().chain([2]).cycle();
+        assert_eq!(ignored.tokens, again.take(11).collect::<Vec<_>>());
+        // A grammar cannot be left and taken up again.
+        let mut guided = until_eos(50);
+        guided.guided = Some(GuidedDecoding::Grammar("root ::= [^x]*".into()).into());
+        let error = answer(&engine, guided).await;
+        assert_eq!(error.error().kind(), ErrorKind::Disconnected);
         engine.cleanup().await.unwrap();
     }
 }
@@ -402,6 +437,29 @@ async fn what_a_server_tells_about_itself_is_declared() {
         assert_eq!(answer.tokens.len(), 1, "{api}: {answer:?}");
         engine.cleanup().await.unwrap();
     }
+}
+
+/// llama-server fails every request that runs when all of them have more tokens than its slots share.
+#[tokio::test]
+async fn requests_wait_until_there_is_room_for_their_tokens() {
+    let engine = started("llama", &[]).await;
+    let long = |id| request(&[id; 150], 50);
+    let together = join_all((5..9).map(|id| answer(&engine, long(id)))).await;
+    for answer in together {
+        assert_eq!(answer.tokens.len(), 50, "{answer:?}");
+    }
+    // Answers without a limit may outgrow what they have, and end as at a server that is full.
+    let unlimited = |id| {
+        let mut request = request(&[id; 20], 1000);
+        request.stop.max_tokens = None;
+        request
+    };
+    let together = join_all((5..7).map(|id| answer(&engine, unlimited(id)))).await;
+    for answer in together {
+        assert_eq!(answer.error().kind(), ErrorKind::Overloaded, "{answer:?}");
+        assert!(answer.tokens.len() > 50, "{answer:?}");
+    }
+    engine.cleanup().await.unwrap();
 }
 
 #[tokio::test]

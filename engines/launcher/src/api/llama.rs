@@ -2,10 +2,13 @@
 //!
 //! # Source
 //! llama.cpp, `tools/server/README.md` of spring 2026 (`return_tokens`, `n_probs`, `stop_type`). It knows no stop tokens but
-//! the model's own; ours are found in its answer, which then ends. It knows no `min_tokens`.
+//! the model's own; ours are found in its answer, which then ends. It knows no `min_tokens`, and its `ignore_eos` bans the model's
+//! ends. So it is let end, and where that is no end to the request, it is asked to go on behind it.
 //!
 //! While the text ends inside a character it sends nothing; then it sends the whole character with its last token alone
-//! (b11434, `process_token` and `send_partial_response`). Its count of tokens shows the gap, and its own tokenizer fills it.
+//! (b11434, `process_token` and `send_partial_response`). Its count of tokens shows the gap, and its own tokenizer fills it. Where the
+//! text does not tell the tokens, because its bytes are no character or the model spelled it in another way, they are drawn again in an
+//! answer that is not streamed, which names them; nobody has seen the first ones.
 
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
@@ -16,18 +19,35 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::wire::{Timings, error_of, token_logprob};
-use super::withheld::lost;
 use super::{Api, Call, End, Facts, Piece, Reader, Step, Withheld, unreadable};
 use crate::http::{Client, HttpError};
 
 const MAX_LOGPROBS: u32 = 20;
 
 /// Tokens that it may generate past the limit, in which it ends the character that the limit is in. We stop at the limit.
-const PAST_LIMIT: u32 = 8;
+pub(crate) const PAST_LIMIT: u32 = 8;
 
 /// The API of llama-server.
 #[derive(Debug)]
 pub(super) struct Llama;
+
+impl Llama {
+    /// What every call says.
+    fn body(&self, request: &GenerateRequest) -> Result<Map<String, Value>, EngineError> {
+        let mut body = sampling(request);
+        body.insert("prompt".into(), request.tokens()?.into());
+        body.insert("stream".into(), true.into());
+        body.insert("return_tokens".into(), true.into());
+        // Each event tells the usage, so none is waited for.
+        body.insert("timings_per_token".into(), true.into());
+        // Its slots know no salts: what is to be kept apart is computed anew.
+        body.insert("cache_prompt".into(), request.cache_salt.is_none().into());
+        if let Some(asked) = request.output.logprobs {
+            body.insert("n_probs".into(), asked.max(1).into());
+        }
+        Ok(body)
+    }
+}
 
 #[async_trait]
 impl Api for Llama {
@@ -43,22 +63,16 @@ impl Api for Llama {
         request: &GenerateRequest,
         max_tokens: Option<u32>,
     ) -> Result<Call, EngineError> {
-        refuse_min_tokens(request)?;
-        let mut body = sampling(request);
-        body.insert("prompt".into(), request.tokens()?.into());
-        body.insert("stream".into(), true.into());
-        body.insert("return_tokens".into(), true.into());
-        // Each event tells the usage, so none is waited for.
-        body.insert("timings_per_token".into(), true.into());
-        // Its slots know no salts: what is to be kept apart is computed anew.
-        body.insert("cache_prompt".into(), request.cache_salt.is_none().into());
-        body.insert("ignore_eos".into(), request.stop.ignore_eos.into());
+        if request.guided.is_some() {
+            refuse_min_tokens(
+                request,
+                "llama-server ends an answer where its grammar does",
+            )?;
+        }
+        let mut body = self.body(request)?;
         if let Some(max_tokens) = max_tokens {
             let past = max_tokens.saturating_add(PAST_LIMIT);
             body.insert("n_predict".into(), past.into());
-        }
-        if let Some(asked) = request.output.logprobs {
-            body.insert("n_probs".into(), asked.max(1).into());
         }
         Ok(Call::new("/completion", &Value::Object(body)))
     }
@@ -79,6 +93,22 @@ impl Api for Llama {
         let body = body.to_string().into_bytes();
         let tokenized: Tokenized = client.post("/tokenize", body, &[]).await?.json().await?;
         Ok(tokenized.tokens)
+    }
+
+    fn whole_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError> {
+        let mut body = self.body(request)?;
+        body.insert("stream".into(), false.into());
+        body.insert("n_predict".into(), count.into());
+        Ok(Call::new("/completion", &Value::Object(body)))
+    }
+
+    fn whole_tokens(&self, answer: &[u8]) -> Result<Vec<TokenId>, EngineError> {
+        let chunk: Chunk = serde_json::from_slice(answer).map_err(unreadable)?;
+        Ok(chunk.tokens)
+    }
+
+    fn goes_on(&self) -> bool {
+        true
     }
 
     /// The end of its context is left to end a character in.
@@ -114,14 +144,11 @@ pub(super) fn grammars() -> [GuidedKind; 4] {
     ]
 }
 
-pub(super) fn refuse_min_tokens(request: &GenerateRequest) -> Result<(), EngineError> {
-    if request.stop.min_tokens == 0 {
-        return Ok(());
+pub(super) fn refuse_min_tokens(request: &GenerateRequest, why: &str) -> Result<(), EngineError> {
+    match request.stop.min_tokens {
+        0 => Ok(()),
+        _ => Err(EngineError::unsupported(RequestField::MinTokens, why)),
     }
-    Err(EngineError::unsupported(
-        RequestField::MinTokens,
-        "llama-server has no such setting",
-    ))
 }
 
 /// The options that `/completion` and the OpenAI paths of llama-server share.
@@ -253,18 +280,17 @@ impl Reader for LlamaReader {
         };
         let gap = self.gap(&chunk)?;
         if chunk.stop {
-            if gap > 0 {
-                return Err(lost(gap));
-            }
-            // The last event's tokens are those that came before, where it has any.
             step.end = Some(match chunk.stop_type.as_str() {
                 "limit" => End::Length,
                 _ => End::Stop(None),
             });
-            return Ok(step);
         }
         if gap > 0 {
             step.withheld = Some(self.withheld(chunk, gap)?);
+            return Ok(step);
+        }
+        if chunk.stop {
+            // The last event's tokens are those that came before, where it has any.
             return Ok(step);
         }
         let count = chunk.tokens.len();
@@ -309,10 +335,14 @@ impl LlamaReader {
             return Err(EngineError::unsupported("logprobs", problem));
         }
         let gap = usize::try_from(gap).unwrap_or(usize::MAX);
+        let given = match chunk.stop {
+            true => Vec::new(),
+            false => chunk.tokens,
+        };
         Ok(Withheld {
             text: chunk.content,
-            count: gap.saturating_add(chunk.tokens.len()),
-            given: chunk.tokens,
+            count: gap.saturating_add(given.len()),
+            given,
         })
     }
 }

@@ -1,6 +1,8 @@
 //! Text and chat in, text out: the OpenAI paths of llama-server and `llama_cpp.server`, for a GGUF file whose tokenizer and
 //! template are inside it.
 //!
+//! A prompt's tokens are counted by the server before it is sent, so that requests have room of their own.
+//!
 //! # Source
 //! llama.cpp, `tools/server/README.md` of spring 2026; llama-cpp-python 0.3.36, `llama_cpp.server`. The latter tells no usage
 //! in a stream; its prompts are counted by `/extras/tokenize/count`.
@@ -10,6 +12,7 @@ use genset_backend_common::{
     async_trait,
 };
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::llama::{grammars, props, refuse_min_tokens, sampling, sampling_options, seed_of};
@@ -51,7 +54,7 @@ impl Text {
             ));
         }
         match self.flavor {
-            Flavor::LlamaServer => refuse_min_tokens(request),
+            Flavor::LlamaServer => refuse_min_tokens(request, "llama-server has no such setting"),
             Flavor::LlamaCppPython if request.stop.ignore_eos => Err(EngineError::unsupported(
                 RequestField::IgnoreEos,
                 "llama_cpp.server has no such setting",
@@ -175,26 +178,69 @@ impl Api for Text {
         client: &Client,
         request: &GenerateRequest,
     ) -> Result<Option<u32>, HttpError> {
-        if self.flavor == Flavor::LlamaServer {
-            return Ok(None);
-        }
-        let text = match &request.input {
-            Input::Text(text) => text.to_string(),
-            Input::Chat(chat) => text_of(chat),
-            Input::Tokens(_) | Input::Embed(_) => return Ok(None),
+        let count = match (self.flavor, &request.input) {
+            (_, Input::Tokens(_) | Input::Embed(_)) => return Ok(None),
+            (Flavor::LlamaServer, input) => {
+                return match llama_tokens(client, input).await {
+                    // What is wrong with it the server says when it is to answer it.
+                    Err(HttpError::Status(_)) => Ok(None),
+                    counted => counted.map(Some),
+                };
+            }
+            (Flavor::LlamaCppPython, input) => {
+                let text = match input {
+                    Input::Chat(chat) => text_of(chat),
+                    Input::Text(text) => text.to_string(),
+                    Input::Tokens(_) | Input::Embed(_) => String::new(),
+                };
+                let body = json!({"input": text});
+                let counted: Count = asked(client, "/extras/tokenize/count", &body).await?;
+                counted.count
+            }
         };
-        #[derive(Deserialize)]
-        struct Count {
-            count: u32,
-        }
-        let body = json!({"input": text}).to_string().into_bytes();
-        let counted: Count = client
-            .post("/extras/tokenize/count", body, &[])
-            .await?
-            .json()
-            .await?;
-        Ok(Some(counted.count))
+        Ok(Some(count))
     }
+}
+
+#[derive(Deserialize)]
+struct Count {
+    count: u32,
+}
+
+/// A chat as llama-server's template makes it.
+#[derive(Deserialize)]
+struct Templated {
+    prompt: String,
+}
+
+#[derive(Deserialize)]
+struct Tokenized {
+    tokens: Vec<u32>,
+}
+
+/// How many tokens llama-server makes of a prompt.
+async fn llama_tokens(client: &Client, input: &Input) -> Result<u32, HttpError> {
+    let text = match input {
+        Input::Text(text) => text.to_string(),
+        Input::Chat(chat) => {
+            let body = json!({"messages": chat.messages});
+            let templated: Templated = asked(client, "/apply-template", &body).await?;
+            templated.prompt
+        }
+        Input::Tokens(_) | Input::Embed(_) => String::new(),
+    };
+    let body = json!({"content": text, "add_special": true, "parse_special": true});
+    let tokenized: Tokenized = asked(client, "/tokenize", &body).await?;
+    Ok(u32::try_from(tokenized.tokens.len()).unwrap_or(u32::MAX))
+}
+
+async fn asked<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    body: &Value,
+) -> Result<T, HttpError> {
+    let body = body.to_string().into_bytes();
+    client.post(path, body, &[]).await?.json().await
 }
 
 fn refuse_tools(chat: &ChatInput) -> Result<(), EngineError> {

@@ -105,6 +105,10 @@ pub(super) fn token_logprob(logprob: f32, mut top: Vec<TopLogprob>, asked: u32) 
     }
 }
 
+/// How llama-server (b11434) says that the requests that run have more tokens together than its KV cache holds: with the status of
+/// any fault, so that only the sentence tells.
+const LLAMA_IS_FULL: &str = "Context size has been exceeded.";
+
 /// Letters of a server's message that are passed on.
 const MESSAGE_CHARS: usize = 300;
 
@@ -127,11 +131,6 @@ pub(crate) fn error_of(status: Option<u16>, body: &Value) -> EngineError {
         .flatten()
         .filter_map(Value::as_str)
         .any(|name| ["exceed_context_size_error", "context_length_exceeded"].contains(&name));
-    let kind = if is_context {
-        ErrorKind::ContextLengthExceeded
-    } else {
-        kind_of(status)
-    };
     let message = inside
         .get("message")
         .or_else(|| body.get("detail"))
@@ -139,6 +138,13 @@ pub(crate) fn error_of(status: Option<u16>, body: &Value) -> EngineError {
     let message = message
         .as_str()
         .map_or_else(|| message.to_string(), str::to_owned);
+    let kind = if is_context {
+        ErrorKind::ContextLengthExceeded
+    } else if status == 500 && message == LLAMA_IS_FULL {
+        ErrorKind::Overloaded
+    } else {
+        kind_of(status)
+    };
     let shown: String = message.chars().take(MESSAGE_CHARS).collect();
     EngineError::new(
         kind,

@@ -66,13 +66,6 @@ impl Withheld {
     }
 }
 
-/// Tokens at the end of an answer that are less than a character.
-pub(super) fn lost(count: u64) -> EngineError {
-    unreadable(format!(
-        "its last {count} tokens are part of a character, and it names none of them"
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,6 +10,33 @@ PIECES = {
 }  # fmt: skip
 
 
+# What every request that runs gets once all of them have more tokens than the cache that they share (b11434).
+IS_FULL = {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
+
+
+class IsFull(Exception):
+    pass
+
+
+class SharedCache:
+    """The tokens of the requests that run. When they are too many, all of these requests fail."""
+
+    def __init__(self, size):
+        self.size, self.held, self.failed = size, {}, set()
+
+    def hold(self, who, tokens):
+        if who in self.failed:
+            raise IsFull
+        self.held[who] = tokens
+        if sum(self.held.values()) > self.size:
+            self.failed |= set(self.held)
+            raise IsFull
+
+    def release(self, who):
+        self.held.pop(who, None)
+        self.failed.discard(who)
+
+
 def is_incomplete(text):
     """Whether the text ends inside a character."""
     try:
@@ -22,11 +49,13 @@ def is_incomplete(text):
 class Llama(Api):
     """llama-server: its own API and OpenAI's with text. With --say its answers are these tokens."""
 
-    path = ("/completion", "/tokenize", "/v1/completions", "/v1/chat/completions")
+    path = ("/completion", "/tokenize", "/apply-template", "/v1/completions", "/v1/chat/completions")
 
     def __init__(self, context, say):
         super().__init__(context)
+        self.cache = SharedCache(context)
         self.say = [int(token) for token in say.split(",")] if say else []
+        self.words = [*self.say, OWN_EOS]
 
     def get(self, path):
         if path == "/props":
@@ -34,10 +63,22 @@ class Llama(Api):
         raise Refused(404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
 
     async def answer(self, path, headers, body, pace, send):
+        if path == "/apply-template":
+            raise Refused(200, {"prompt": body["messages"][-1]["content"]})
+        if path == "/tokenize" and not body.get("with_pieces"):
+            raise Refused(200, {"tokens": [100 + len(word) for word in body["content"].split()]})
         if path == "/tokenize":
             raise Refused(200, {"tokens": self.tokenize(body)})
         if path == "/completion":
-            return await self.tokens(body, pace, send)
+            who = object()
+            if not body["stream"]:
+                return self.whole(body)
+            try:
+                return await self.tokens(who, body, pace, send)
+            except IsFull:
+                return await send(IS_FULL)
+            finally:
+                self.cache.release(who)
         if self.say:
             return await self.said(path, body, pace, send)
         return await text_answer(path, body, pace, send, has_usage=True)
@@ -49,17 +90,29 @@ class Llama(Api):
             token, piece = max(PIECES.items(), key=lambda item: len(item[1]) * rest.startswith(item[1]))
             rest = rest.removeprefix(piece)
             tokens.append({"id": token, "piece": list(piece)})
-        return tokens if body["with_pieces"] else [token["id"] for token in tokens]
+        return tokens
+
+    def place(self, prompt):
+        """How much of what it says is in the prompt: it says it over and over."""
+        said = self.words * (len(prompt) // len(self.words) + 1)
+        return next((size for size in range(len(prompt), 0, -1) if prompt[-size:] == said[:size]), 0)
 
     def step(self, prompt, generated, options):
         """The next token, its text, and the candidates."""
         if not self.say:
             token, ranked = sample(prompt, generated, options)
             return token, f" t{token}".encode(), ranked
-        token = [*self.say, OWN_EOS][len(generated)]
+        token = self.words[(self.place(prompt) + len(generated)) % len(self.words)]
         return token, PIECES.get(token, b""), [(0.0, token)]
 
-    async def tokens(self, body, pace, send):
+    def whole(self, body):
+        """An answer that is not streamed names every token."""
+        generated, options = [], Options(body)
+        while len(generated) < body["n_predict"] and OWN_EOS not in generated:
+            generated.append(self.step(body["prompt"], generated, options)[0])
+        raise Refused(200, {"content": "?", "tokens": generated, "stop": True, "stop_type": "limit"})
+
+    async def tokens(self, who, body, pace, send):
         prompt, max_tokens = body["prompt"], body.get("n_predict", -1)
         if len(prompt) >= self.context:
             error = {"code": 400, "message": "the request exceeds the context", "type": "exceed_context_size_error"}
@@ -69,18 +122,19 @@ class Llama(Api):
         timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
         counts = {"tokens_evaluated": len(prompt)}
         while (max_tokens < 0 or len(generated) < max_tokens) and len(prompt) + len(generated) < self.context:
+            self.cache.hold(who, len(prompt) + len(generated))
             await pace()
             token, piece, ranked = self.step(prompt, generated, options)
             generated.append(token)
             text += piece
             if is_incomplete(text):
                 # Nothing is sent, and then the whole character with its last token alone.
-                if self.say and token == OWN_EOS:
+                if token == OWN_EOS:
                     reason = "eos"
                     break
                 continue
             counts["tokens_predicted"] = len(generated)
-            event = {"index": 0, "content": text.decode(), "tokens": [token], "stop": False, "id_slot": 0, **counts}
+            event = {"index": 0, "content": text.decode(errors="replace"), "tokens": [token], "stop": False, "id_slot": 0, **counts}
             text = b""
             if body.get("timings_per_token"):
                 event["timings"] = {**timings, "predicted_n": len(generated)}
@@ -89,7 +143,7 @@ class Llama(Api):
                 chosen = next(logprob for logprob, other in ranked if other == token)
                 event["completion_probabilities"] = [{"id": token, "token": "", "logprob": chosen, "top_logprobs": top}]
             await send(event)
-            if self.say and token == OWN_EOS:
+            if token == OWN_EOS:
                 reason = "eos"
                 break
         counts["tokens_predicted"] = len(generated)
