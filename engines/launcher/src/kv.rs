@@ -1,10 +1,12 @@
-//! KV events of a launched vLLM: its publisher is switched on, its events are read, and the worker publishes them as any
+//! KV events of a launched vLLM or SGLang: its publisher is switched on, its events are read, and the worker publishes them as any
 //! engine does. [`KvSource`] is where the server publishes, [`KvFollower`] who reads it.
 //!
 //! The events tell the prompts, so they go over sockets in a folder that only this user can read, and never over a port.
 //!
 //! # Source
 //! vLLM 0.32.0, `vllm/distributed/kv_events.py`: a PUB socket for the batches, a ROUTER socket that gives the last ones again.
+//! SGLang 0.5.23, `sglang/srt/disaggregation/kv_events.py`: the same, in the same encoding; its format `dynamo` has hashes that differ
+//! with salts and adapters.
 
 mod batch;
 mod follow;
@@ -25,12 +27,19 @@ pub(crate) use follow::KvFollower;
 use crate::config::LauncherConfig;
 use crate::dialect::Dialect;
 use crate::extra::ExtraArgs;
+use crate::ranks::said;
 
-/// Settings of the server's own with which its events are not followed: its own publisher, no prefix cache.
-const OWN_SETTINGS: [&str; 2] = ["kv-events-config", "no-enable-prefix-caching"];
+/// Settings of the server's own with which its events are not followed: its own publisher, no prefix cache; SGLang's speculation may
+/// tell pairs of tokens.
+const OWN_SETTINGS: [&str; 4] = [
+    "kv-events-config",
+    "no-enable-prefix-caching",
+    "disable-radix-cache",
+    "speculative-algorithm",
+];
 
-/// The sockets of rank 0. vLLM adds `_dp` and the number for each other rank, to names with `inproc` in them; of other names
-/// that are no ports it refuses to make several.
+/// The sockets of rank 0. The servers add `_dp` and the number for each other rank, to names with `inproc` in them; of other names
+/// that are no ports they refuse to make several.
 const EVENTS: &str = "inproc-events";
 const REPLAY: &str = "inproc-replay";
 
@@ -41,6 +50,7 @@ const MAX_PATH_BYTES: usize = 100;
 #[derive(Debug)]
 pub(crate) struct KvSource {
     folder: TempDir,
+    dialect: Dialect,
 }
 
 impl KvSource {
@@ -52,7 +62,12 @@ impl KvSource {
         config: &LauncherConfig,
         dialect: Dialect,
     ) -> io::Result<Option<Arc<Self>>> {
-        if dialect != Dialect::Vllm || config.extra.as_ref().is_some_and(has_own) {
+        let has_events = match dialect {
+            Dialect::Vllm => true,
+            Dialect::Sglang => has_blocks(config),
+            Dialect::Trtllm | Dialect::LlamaServer | Dialect::LlamaCppPython => false,
+        };
+        if !has_events || config.extra.as_ref().is_some_and(has_own) {
             return Ok(None);
         }
         // Nobody else may look into it.
@@ -60,7 +75,7 @@ impl KvSource {
             .prefix("genset-kv-")
             .permissions(Permissions::from_mode(0o700))
             .tempdir()?;
-        let source = Self { folder };
+        let source = Self { folder, dialect };
         if source.path(REPLAY, MAX_DATA_PARALLEL_SIZE).len() > MAX_PATH_BYTES {
             tracing::warn!(
                 folder = %source.folder.path().display(),
@@ -73,12 +88,17 @@ impl KvSource {
 
     /// The server's arguments.
     pub(crate) fn args(&self) -> [String; 2] {
-        let config = json!({
-            "enable_kv_cache_events": true,
+        let mut config = json!({
             "publisher": "zmq",
             "endpoint": self.events(0),
             "replay_endpoint": self.replay(0),
         });
+        match self.dialect {
+            Dialect::Sglang => config["format"] = "dynamo".into(),
+            Dialect::Vllm | Dialect::Trtllm | Dialect::LlamaServer | Dialect::LlamaCppPython => {
+                config["enable_kv_cache_events"] = true.into();
+            }
+        }
         ["--kv-events-config".to_owned(), config.to_string()]
     }
 
@@ -104,6 +124,19 @@ impl KvSource {
         };
         self.folder.path().join(name).display().to_string()
     }
+}
+
+/// Whether SGLang was given blocks of several tokens. Its own are of one, and an event for each token of a prompt helps no router.
+fn has_blocks(config: &LauncherConfig) -> bool {
+    let said = said(config, &["--page-size"]).and_then(|(_, size)| size.parse().ok());
+    let size = config.kv_block_size.map(u32::from).or(said);
+    let has_blocks = size.is_some_and(|size| size > 1);
+    if !has_blocks {
+        tracing::info!(
+            "the KV events of SGLang are not followed: its blocks are of one token; --kv-cache-block-size 16 makes larger ones"
+        );
+    }
+    has_blocks
 }
 
 fn has_own(extra: &ExtraArgs) -> bool {

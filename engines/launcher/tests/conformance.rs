@@ -30,10 +30,16 @@ mod vllm_of_two_ranks {
 }
 
 mod sglang {
+    use std::num::NonZeroU32;
+
     use genset_conformance::{Scenario, suite};
     use genset_engine_launcher::LauncherEngine;
 
-    suite!(|_: &Scenario| LauncherEngine::new(crate::support::config("sglang", &[])));
+    suite!(|_: &Scenario| {
+        let mut config = crate::support::config("sglang", &[]);
+        config.kv_block_size = NonZeroU32::new(16);
+        LauncherEngine::new(config)
+    });
 }
 
 mod trtllm {

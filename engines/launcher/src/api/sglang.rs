@@ -27,6 +27,13 @@ const MAX_LOGPROBS: u32 = 20;
 /// Tokens of the context that no prompt may have, where the server does not say how long one may be.
 const NOT_FOR_PROMPTS: u32 = 6;
 
+/// The first version that is known to name the salt of blocks in its KV events.
+const TELLS_SALTS: [u32; 3] = [0, 5, 23];
+
+/// Why an older one is not followed.
+const NO_SALTS_TOLD: &str =
+    "an SGLang before 0.5.23 does not say which blocks belong to requests with a salt";
+
 /// The API of SGLang.
 #[derive(Debug)]
 pub(super) struct Sglang {
@@ -87,6 +94,8 @@ impl Api for Sglang {
         );
         if let Some(salt) = &request.cache_salt {
             body.insert("extra_key".into(), salt.as_str().into());
+            // What older versions do not know they pass over; newer ones name it in KV events.
+            body.insert("cache_salt".into(), salt.as_str().into());
         }
         if let Some(asked) = request.output.logprobs {
             body.insert("return_logprob".into(), true.into());
@@ -196,6 +205,7 @@ struct ServerInfo {
     dp_size: Option<u32>,
     /// Ranks of each replica; missing in older versions.
     attn_dp_size: Option<u32>,
+    version: String,
 }
 
 impl ServerInfo {
@@ -218,9 +228,20 @@ impl ServerInfo {
                 (tokens / u64::from(size.get())).saturating_mul(ranks.unwrap_or(1).into())
             }),
             ranks: ranks.filter(|ranks| *ranks > 0),
+            no_kv_events: (!tells_salts(&self.version)).then_some(NO_SALTS_TOLD),
             ..Facts::default()
         }
     }
+}
+
+/// Whether a version, such as `0.5.23.post1`, is one that does.
+fn tells_salts(version: &str) -> bool {
+    let mut numbers = version.split('.').map(|number| {
+        let end = number.find(|c: char| !c.is_ascii_digit());
+        number[..end.unwrap_or(number.len())].parse().unwrap_or(0)
+    });
+    let version: [u32; 3] = std::array::from_fn(|_| numbers.next().unwrap_or(0));
+    version >= TELLS_SALTS
 }
 
 #[derive(Debug, Default, Deserialize)]

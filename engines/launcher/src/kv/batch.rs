@@ -59,6 +59,8 @@ pub(super) struct Stored {
     pub(super) kv_cache_spec_kind: Option<String>,
     pub(super) kv_cache_spec_sliding_window: Option<u32>,
     pub(super) locality: Option<String>,
+    /// SGLang's: the salt of every block.
+    pub(super) cache_salt: Option<String>,
 }
 
 /// Blocks are no longer reusable.
@@ -98,6 +100,7 @@ struct Fields {
     kv_cache_spec_kind: Option<String>,
     kv_cache_spec_sliding_window: Option<u32>,
     locality: Option<String>,
+    cache_salt: Option<String>,
 }
 
 impl From<Fields> for Event {
@@ -116,6 +119,7 @@ impl From<Fields> for Event {
                 kv_cache_spec_kind: fields.kv_cache_spec_kind,
                 kv_cache_spec_sliding_window: fields.kv_cache_spec_sliding_window,
                 locality: fields.locality,
+                cache_salt: fields.cache_salt,
             }),
             "BlockRemoved" => Self::Removed(Removed {
                 block_hashes: fields.block_hashes,

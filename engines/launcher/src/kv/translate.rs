@@ -129,6 +129,9 @@ impl Translator {
         if stored.lora_name.is_some() || stored.lora_id.is_some() {
             return Err("blocks of an adapter");
         }
+        if let Some(salt) = &stored.cache_salt {
+            return Ok(Some(salt));
+        }
         let mut keys = stored.extra_keys.iter().flatten().map(|keys| {
             let keys = keys.as_deref().unwrap_or_default();
             match keys {

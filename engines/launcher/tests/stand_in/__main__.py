@@ -196,6 +196,7 @@ def main():
     parser.add_argument("--kv-events-config", default="{}")
     parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
     parser.add_argument("--block-size", type=int, default=128)
+    parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--dp-size", type=int, default=1)
     args, _ = parser.parse_known_args()
     for step in range(3):
@@ -206,7 +207,7 @@ def main():
     apis = {
         "vllm": lambda: Completions(args.context, [Rank(number, args) for number in range(args.data_parallel_size)]),
         "trtllm": lambda: Completions(args.context),
-        "sglang": lambda: Sglang(args.context, args.incremental, args.dp_size),
+        "sglang": lambda: Sglang(args.context, args),
         "llama": lambda: Llama(args.context, args.say),
         "llama_cpp.server": lambda: LlamaCppPython(args.context),
     }

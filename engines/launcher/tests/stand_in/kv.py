@@ -15,9 +15,12 @@ class Blocks:
     def __init__(self, rank, size, config):
         self.rank, self.size, self.known, self.sent = rank, size, set(), []
         self.sockets = []
-        if config.get("enable_kv_cache_events"):
+        if self.is_on(config):
             paths = [self.path(config[name]) for name in ("endpoint", "replay_endpoint")]
             self.sockets = [Socket(b"PUB", paths[0]), Socket(b"ROUTER", paths[1], self.replay)]
+
+    def is_on(self, config):
+        return config.get("enable_kv_cache_events") and config["publisher"] == "zmq"
 
     def path(self, endpoint):
         """Ranks have sockets of their own."""
@@ -60,21 +63,24 @@ class Blocks:
         if first == len(chain):
             return
         self.known.update(chain)
-        salted = [[salt]] if salt and first == 0 else []
-        stored = {
+        parent = chain[first - 1] if first else None
+        self.publish([self.stored(chain[first:], parent, tokens[first * self.size : len(chain) * self.size], salt)])
+
+    def stored(self, hashes, parent, tokens, salt):
+        salted = [[salt]] if salt and parent is None else []
+        return {
             "type": "BlockStored",
-            "block_hashes": chain[first:],
-            "parent_block_hash": chain[first - 1] if first else None,
-            "token_ids": tokens[first * self.size : len(chain) * self.size],
+            "block_hashes": hashes,
+            "parent_block_hash": parent,
+            "token_ids": tokens,
             "block_size": self.size,
             "lora_id": None,
             "medium": "GPU",
             "lora_name": None,
-            "extra_keys": salted + [None] * (len(chain) - first - len(salted)),
+            "extra_keys": salted + [None] * (len(hashes) - len(salted)),
             "group_idx": 0,
             "kv_cache_spec_kind": "full_attention",
         }
-        self.publish([stored])
 
 
 class Connector:

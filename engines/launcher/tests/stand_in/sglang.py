@@ -1,22 +1,54 @@
 """SGLang."""
 
+import json
 import os
 import sys
 
 from api import Api
+from kv import Blocks
 from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, sample
+
+class RadixBlocks(Blocks):
+    """The prefix cache of a rank, and its events as the publisher of 0.5.23 encodes them in the format `dynamo`."""
+
+    def is_on(self, config):
+        return config.get("publisher") == "zmq" and config["format"] == "dynamo"
+
+    async def listen(self):
+        for socket in self.sockets:
+            await socket.listen()
+
+    def chain(self, tokens, salt):
+        """Hashes have a sign here."""
+        return [block - (1 << 64 if block >> 63 else 0) for block in super().chain(tokens, salt)]
+
+    def stored(self, hashes, parent, tokens, salt):
+        stored = {
+            "type": "BlockStored",
+            "block_hashes": hashes,
+            "parent_block_hash": parent,
+            "token_ids": tokens,
+            "block_size": self.size,
+            "lora_id": None,
+            "medium": "GPU",
+        }
+        return {**stored, "cache_salt": salt} if salt else stored
+
 
 class Sglang(Api):
     path = "/generate"
 
-    def __init__(self, context, is_incremental, ranks):
+    def __init__(self, context, args):
         super().__init__(context)
-        self.is_incremental, self.rank_count = is_incremental, ranks
+        self.is_incremental, self.rank_count = args.incremental, args.dp_size
+        config = json.loads(args.kv_events_config)
+        self.size = args.page_size
+        self.ranks = [RadixBlocks(rank, self.size, config) for rank in range(args.dp_size)]
 
     def get(self, path):
         if path == "/server_info":
             ranks = {"dp_size": self.rank_count, "attn_dp_size": 1}
-            return {**ranks, "page_size": 1, "max_total_num_tokens": 8192, "max_req_input_len": self.context - 6, "version": "0.5.23"}
+            return {**ranks, "page_size": self.size, "max_total_num_tokens": 8192, "max_req_input_len": self.context - 6, "version": "0.5.23"}
         return super().get(path)
 
     def check(self, prompt, max_tokens):
@@ -36,7 +68,12 @@ class Sglang(Api):
         if not 0 <= rank < self.rank_count:
             raise bad_request(f"routed_dp_rank={rank} out of range [0, {self.rank_count})")
         options, generated, chosen, tops, reason = Options(params), [], [], [], None
-        cached = self.cached(prompt)
+        # Of one that names only the other, the events would not tell the salt.
+        salt = body.get("cache_salt")
+        assert salt == body.get("extra_key")
+        blocks = self.ranks[rank]
+        cached = blocks.cached(prompt, salt)
+        blocks.store(prompt, salt)
         stop_ids = [] if params.get("ignore_eos") else [*params.get("stop_token_ids", []), OWN_EOS]
         guide = Guide(guided_text(params.get("regex"), params.get("json_schema")))
         while reason is None:
@@ -65,5 +102,7 @@ class Sglang(Api):
             if body.get("return_logprob"):
                 meta["output_token_logprobs"] = chosen[new]
                 meta["output_top_logprobs"] = tops[new]
+            if reason:
+                blocks.store(prompt + generated[:-1], salt)
             await send({"text": None, "output_ids": generated[new], "meta_info": meta})
         await send("[DONE]")

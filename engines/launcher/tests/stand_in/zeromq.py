@@ -10,7 +10,7 @@ def pack(value):
     if isinstance(value, float):
         return b"\xcb" + struct.pack(">d", value)
     if isinstance(value, int):
-        return b"\xcf" + value.to_bytes(8, "big")
+        return b"\xd3" + value.to_bytes(8, "big", signed=True) if value < 0 else b"\xcf" + value.to_bytes(8, "big")
     if isinstance(value, str):
         return b"\xdb" + len(value.encode()).to_bytes(4, "big") + value.encode()
     if isinstance(value, dict):
