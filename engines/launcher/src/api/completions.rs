@@ -9,8 +9,8 @@ use std::num::NonZeroU32;
 
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
-    Capabilities, EngineError, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
-    TokenId, async_trait,
+    Capabilities, EngineError, GenerateRequest, GuidedDecoding, GuidedKind, RequestField,
+    SamplingOption, TokenId, async_trait,
 };
 use serde_json::{Map, Value, json};
 
@@ -28,6 +28,11 @@ const ID_PREFIX: &str = "token_id:";
 /// vLLM's field for what its connectors tell each other, in requests and in answers.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
+/// Why TensorRT-LLM cannot keep requests apart, and what does.
+const NO_SALTS: &str = "TensorRT-LLM's completions know no cache salts, which every request with an API key has; set \
+                        kv_cache_config: {enable_block_reuse: false} in --extra-engine-args, so that no request reuses the KV \
+                        blocks of another";
+
 /// vLLM's header for the data-parallel rank that serves a request.
 const RANK_HEADER: &str = "x-data-parallel-rank";
 
@@ -43,6 +48,8 @@ pub(super) struct Completions {
     flavor: Flavor,
     model: String,
     capabilities: Capabilities,
+    /// Whether requests reuse the KV blocks of others.
+    reuses_blocks: bool,
 }
 
 impl Completions {
@@ -63,6 +70,7 @@ impl Completions {
             flavor: Flavor::Vllm,
             model,
             capabilities,
+            reuses_blocks: true,
         }
     }
 
@@ -78,10 +86,13 @@ impl Completions {
         }) {
             capabilities.guided = every_grammar();
         }
+        let kv_cache = extra.and_then(|extra| extra.get("kv-cache-config"));
+        let reuse = kv_cache.and_then(|config| config.get("enable_block_reuse"));
         Self {
             flavor: Flavor::Trtllm,
             model,
             capabilities,
+            reuses_blocks: reuse != Some(&Value::Bool(false)),
         }
     }
 
@@ -97,7 +108,12 @@ impl Completions {
         body.insert("stream_options".into(), json!({"include_usage": true}));
         body.insert("add_special_tokens".into(), false.into());
         body.insert("ignore_eos".into(), ignores_own_eos(request).into());
-        let stops = stop_ids(request);
+        let stops = match (self.flavor, &request.guided) {
+            // To vLLM every stop token is an end of the grammar: it gives the request up where one comes inside it. We find ours in the
+            // answer.
+            (Flavor::Vllm, Some(_)) => request.stop.eos_token_ids.to_vec(),
+            (Flavor::Vllm | Flavor::Trtllm, _) => stop_ids(request),
+        };
         if !stops.is_empty() {
             body.insert("stop_token_ids".into(), stops.into());
         }
@@ -107,9 +123,26 @@ impl Completions {
         if let Some(max_tokens) = max_tokens {
             body.insert("max_tokens".into(), max_tokens.into());
         }
+        if let Some(salt) = &request.cache_salt {
+            self.add_salt(&mut body, salt)?;
+        }
         self.add_sampling(&mut body, request);
         self.add_own(&mut body, request);
         Ok(body)
+    }
+
+    /// What keeps the request's KV blocks apart from those of requests with another salt.
+    fn add_salt(&self, body: &mut Map<String, Value>, salt: &str) -> Result<(), EngineError> {
+        match self.flavor {
+            Flavor::Vllm => {
+                body.insert("cache_salt".into(), salt.into());
+                Ok(())
+            }
+            Flavor::Trtllm if self.reuses_blocks => {
+                Err(EngineError::unsupported(RequestField::CacheSalt, NO_SALTS))
+            }
+            Flavor::Trtllm => Ok(()),
+        }
     }
 
     fn to_call(&self, body: Map<String, Value>, request: &GenerateRequest) -> Call {
@@ -160,9 +193,6 @@ impl Completions {
     }
 
     fn add_own(&self, body: &mut Map<String, Value>, request: &GenerateRequest) {
-        if let Some(salt) = &request.cache_salt {
-            body.insert("cache_salt".into(), salt.as_str().into());
-        }
         match self.flavor {
             Flavor::Vllm => {
                 body.insert("return_token_ids".into(), true.into());

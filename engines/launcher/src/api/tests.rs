@@ -46,7 +46,7 @@ fn a_plain_request_says_what_it_must() {
         json!({"input_ids": [1, 2], "stream": true, "sampling_params": {
                "max_new_tokens": 5, "ignore_eos": false, "stop_token_ids": [7, 2]}}),
         json!({"prompt": [1, 2], "stream": true, "return_tokens": true, "timings_per_token": true, "cache_prompt": true,
-               "ignore_eos": false, "n_predict": 13}),
+               "n_predict": 13}),
     ];
     for (dialect, expected) in OF_TOKENS.into_iter().zip(expected) {
         assert_eq!(body(dialect, &request), expected, "{dialect:?}");
@@ -60,12 +60,39 @@ fn a_cache_salt_keeps_prompts_apart() {
     request.cache_salt = Some("tenant".into());
     for (dialect, field, value) in [
         (Dialect::Vllm, "cache_salt", json!("tenant")),
-        (Dialect::Trtllm, "cache_salt", json!("tenant")),
         (Dialect::Sglang, "extra_key", json!("tenant")),
+        (Dialect::Sglang, "cache_salt", json!("tenant")),
         (Dialect::LlamaServer, "cache_prompt", json!(false)),
     ] {
         assert_eq!(body(dialect, &request)[field], value, "{dialect:?}");
     }
+}
+
+/// TensorRT-LLM's server refuses the field; without reuse of blocks there is nothing to keep apart.
+#[test]
+fn a_cache_salt_is_refused_where_trtllm_reuses_blocks() {
+    let mut request = request();
+    request.cache_salt = Some("tenant".into());
+    let call = |extra: &str| {
+        let input = ServerInput::Tokens { vocab_size: None };
+        let mut config = LauncherConfig::new(ServerKind::Trtllm, "/m", input);
+        let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+        std::fs::write(&file, extra).unwrap();
+        config.extra = Some(ExtraArgs::load(file.path()).unwrap());
+        of(&config, Dialect::Trtllm).unwrap().call(&request, None)
+    };
+    for reuses in ["", "kv_cache_config: {enable_block_reuse: true}"] {
+        let error = call(reuses).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.at().map(|at| at.name()), Some("cache_salt"));
+        assert!(
+            error.message().contains("enable_block_reuse: false"),
+            "{error}"
+        );
+    }
+    let sent = call("kv_cache_config: {enable_block_reuse: false}").unwrap();
+    let body: Value = serde_json::from_slice(&sent.body).unwrap();
+    assert_eq!(body.get("cache_salt"), None);
 }
 
 #[test]
@@ -225,7 +252,8 @@ fn what_an_api_cannot_carry_is_refused_by_name() {
     type Set = fn(&mut GenerateRequest);
     let cases: [(Dialect, GenerateRequest, &str, Set); 6] = [
         (Dialect::LlamaServer, request(), "min_tokens", |r| {
-            r.stop.min_tokens = 1
+            r.stop.min_tokens = 1;
+            r.guided = Some(GuidedDecoding::JsonObject.into());
         }),
         (Dialect::LlamaCppPython, request(), "prompt", |_| {}),
         (
@@ -536,6 +564,11 @@ fn what_servers_complain_of_has_a_kind() {
             ErrorKind::NotFound,
         ),
         (Some(429), json!("slow down"), ErrorKind::Overloaded),
+        (
+            None,
+            json!({"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}),
+            ErrorKind::Overloaded,
+        ),
         (Some(503), json!(null), ErrorKind::Unavailable),
         (Some(504), json!(null), ErrorKind::DeadlineExceeded),
         (

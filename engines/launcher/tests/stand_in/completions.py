@@ -22,8 +22,9 @@ TRTLLM_FIELDS = set(
 )
 
 
-# What vLLM 0.32.0 streams in place of an answer whose KV blocks it could not fetch.
-FETCH_FAILED = {
+# What vLLM 0.32.0 streams in place of an answer that it gave up: whose KV blocks it could not fetch, or of which a stop token came
+# inside a grammar.
+GIVEN_UP = {
     "error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
 }
 
@@ -70,7 +71,7 @@ class Completions(Api):
         rank = self.ranks[self.rank_of(headers)] if self.is_vllm else None
         transfer = body.get("kv_transfer_params") or {}
         if transfer.get("do_remote_prefill") and not await rank.connector.fetch(transfer):
-            await send(FETCH_FAILED)
+            await send(GIVEN_UP)
             return await send("[DONE]")
         whole = {"choices": []}
         if not body.get("stream"):
@@ -90,6 +91,9 @@ class Completions(Api):
             is_early = len(generated) < body.get("min_tokens", 0)
             if token in body.get("stop_token_ids", []) and is_early:
                 token = next(other for _, other in ranked if other not in body["stop_token_ids"])
+            if self.is_vllm and guide.is_inside(generated, token) and token in body.get("stop_token_ids", []):
+                await send(GIVEN_UP)
+                return await send("[DONE]")
             generated.append(token)
             stops = token in body.get("stop_token_ids", []) or (token == OWN_EOS and not body.get("ignore_eos"))
             reason = "stop" if stops else "length" if len(generated) >= max_tokens else None

@@ -121,5 +121,9 @@ class Guide:
             return None
         return 100 + self.text[len(generated)] if len(generated) < len(self.text) else OWN_EOS
 
+    def is_inside(self, generated, token):
+        """Whether the token is one of the text."""
+        return token != OWN_EOS and self.next(generated) == token
+
     def is_over(self, generated):
         return self.text is not None and len(generated) > len(self.text)
