@@ -34,6 +34,7 @@ mod readme;
 mod repo;
 mod rust_tests;
 mod served;
+mod servers_test;
 mod side_by_side;
 mod soak;
 mod stopwatch;
@@ -137,6 +138,22 @@ enum Task {
     /// Run a real llama.cpp behind the real binary; builds it from source, which takes long, unless
     /// `GENSET_LLAMACPP_PYTHON` names an interpreter that has it
     LlamacppCheck,
+    /// Run real vLLM, llama-server and SGLang on the CPU behind a built genset binary: what they answer, how they end, and the
+    /// conformance kit
+    ///
+    /// They are installed in target/servers, once a version: llama-server is built, the others are large. Needs no GPU. It prints
+    /// a table for each, and fails if a row of it does.
+    ServersTest {
+        /// The servers; all without one
+        #[arg(value_enum)]
+        servers: Vec<servers_test::ServerName>,
+        /// Only this; may be repeated
+        #[arg(long, value_enum, value_name = "PART")]
+        only: Vec<servers_test::Part>,
+        /// The binary [default: target/release/genset]
+        #[arg(long)]
+        binary: Option<PathBuf>,
+    },
     /// Measure the candle engine beside llama.cpp, on the same random GGUF file, in turns; llama.cpp as for
     /// `llamacpp-check`
     LlamacppBench {
@@ -311,6 +328,18 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::PythonRuntimeTest => wheel::test(&repo),
         Task::PythonKitTest => python_kit::run(&repo),
         Task::LlamacppCheck => llamacpp_check::run(&repo),
+        Task::ServersTest {
+            servers,
+            only,
+            binary,
+        } => {
+            let test = servers_test::ServersTest {
+                servers: servers.clone(),
+                parts: only.clone(),
+                binary: binary.clone(),
+            };
+            servers_test::run(&repo, &test)
+        }
         Task::LlamacppBench {
             params,
             gguf,

@@ -51,7 +51,10 @@ pub(crate) fn virtual_environment(
 }
 
 /// Makes sure that `python3` can make virtual environments, through apt-get where that needs no question.
-fn ensure_python() -> anyhow::Result<()> {
+///
+/// # Errors
+/// When there is none and it cannot be installed.
+pub(crate) fn ensure_python() -> anyhow::Result<()> {
     if has_python() {
         return Ok(());
     }

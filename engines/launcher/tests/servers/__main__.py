@@ -1,0 +1,105 @@
+"""Real servers behind the real binary: what section by section `cargo xtask servers-test` prints as a table.
+
+servers KIND --genset FILE --model FOLDER --bin FOLDER --out FOLDER; it fails if a row does.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+from genset import Genset, Refused
+from kinds import KINDS
+from life import TRIALS
+from questions import QUESTIONS, Asking
+
+
+class Run:
+    def __init__(self, kind, args):
+        self.kind, self.args, self.rows = kind, args, []
+        self.log = os.path.join(args.out, f"{args.kind}.log")
+        if os.path.exists(self.log):
+            os.remove(self.log)
+
+    def genset(self, front, *more):
+        words = [front, f"out={self.kind.out}", self.kind.model, *self.kind.words, *more]
+        if self.kind.extra:
+            extra = os.path.join(self.args.out, f"{self.args.kind}.json")
+            with open(extra, "w") as file:
+                json.dump(self.kind.extra, file)
+            words += ["--extra-engine-args", extra]
+        return Genset(self.args.genset, words, self.kind.env, self.log)
+
+    def row(self, name, what):
+        """Tries something and keeps what came of it."""
+        begun = time.monotonic()
+        try:
+            took = what()
+            result = "ok"
+        except Refused as refused:
+            is_named = refused.status == 400 and (refused.error.get("param") or "text" in self.args.kind)
+            result = f"refused: {refused.error.get('param')}" if is_named else f"FAILED: {refused}"
+            took = None
+        except Exception as error:
+            result, took = f"FAILED: {type(error).__name__}: {error}", None
+        if result.startswith("refused") != (name in self.kind.refused) and not result.startswith("FAILED"):
+            result = f"FAILED: {result}, which is not what is known of it"
+        seconds = time.monotonic() - begun
+        shown = f"{result}, {took:.2f} s" if isinstance(took, float) else result
+        self.rows.append((name, shown))
+        print(f"{seconds:7.1f} s  {name}: {shown[:2000]}", flush=True)
+
+    def questions(self):
+        with self.genset("in=http") as genset:
+            self.row("the start", lambda: genset.until_ready(self.kind.start))
+            if genset.process.poll() is None:
+                on = Asking(self.kind, genset)
+                for name, function in QUESTIONS:
+                    self.row(name, lambda: function(on))
+
+    def life(self):
+        for name, words, needs, function in TRIALS:
+            if needs and not getattr(self.kind, needs):
+                continue
+            with self.genset("in=http", *words) as genset:
+                genset.until_ready(self.kind.start)
+                self.row(name, lambda: function(self.kind, genset))
+
+    def kit(self):
+        discovery = os.path.join(self.args.out, f"{self.args.kind}-discovery")
+        report = os.path.join(self.args.out, f"{self.args.kind}-report.json")
+        place = ("--discovery-path", discovery)
+        with self.genset("in=dyn://real.backend.generate", *place) as genset:
+            genset.until_ready(self.kind.start)
+            kit = [self.args.genset, "conform", "run", "--endpoint", "dyn://real.backend.generate", *place]
+            code = subprocess.run([*kit, "--json", report]).returncode
+        with open(report) as file:
+            checks = json.load(file)["checks"]
+        failed = [check["id"] for check in checks if check["verdict"] == "fail"]
+        passed = sum(check["verdict"] == "pass" for check in checks)
+        result = f"{passed} passed, {len(failed)} failed"
+        self.rows.append(("the conformance kit", result if code == 0 else f"FAILED: {result}: {', '.join(failed)}"))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=KINDS)
+    for name in ("genset", "model", "bin", "out"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--only", action="append", choices=("questions", "life", "kit"))
+    args = parser.parse_args()
+    os.makedirs(args.out, exist_ok=True)
+    run = Run(KINDS[args.kind](args), args)
+    for part in args.only or ("questions", "life", "kit"):
+        getattr(run, part)()
+    print(f"\n| {args.kind} | |\n|---|---|")
+    for name, result in run.rows:
+        cell = " ".join(result.split())[:200].replace("|", "\\|")
+        print(f"| {name} | {cell} |")
+    sys.exit(any(result.startswith("FAILED") for _, result in run.rows))
+
+
+if __name__ == "__main__":
+    main()

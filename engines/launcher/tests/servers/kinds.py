@@ -1,0 +1,149 @@
+"""The servers: how each is started behind Genset, how it is asked directly, and what it cannot do."""
+
+import os
+
+from genset import ask
+
+# Questions that a server which is driven by text cannot be asked.
+OF_TOKENS = (
+    "the server's own answers",
+    "completions by token ids, two in one",
+    "stop_token_ids",
+    "log probabilities equal the server's",
+    "guided_regex",
+    "a tool that must be called",
+    "a prompt of the whole context",
+)
+
+
+class Kind:
+    """What all have."""
+
+    # Seconds that it may take to start.
+    start = 900
+    # Seconds that its death may take to be seen, a part's included.
+    death = 60
+    # What is refused, by name.
+    refused = ()
+    # The path of the file that the word MODEL names, below the model's folder.
+    file = ""
+    # The name of the process inside the server whose death it survives for a while.
+    part = None
+    # What its extra arguments are.
+    extra = None
+    # Its words beside those.
+    words = ()
+    # Whether token ids are known of it.
+    has_tokens = True
+    # Whether an answer bound to a JSON schema ends: some servers let white space go on.
+    ends_json = True
+
+    def __init__(self, args):
+        self.args = args
+
+    @property
+    def env(self):
+        return {"HF_HUB_OFFLINE": "1", "PATH": f"{self.args.bin}:{os.environ['PATH']}"}
+
+    @property
+    def model(self):
+        return os.path.join(self.args.model, self.file) if self.file else self.args.model
+
+    def running(self, port, key):
+        """Requests that run at the server."""
+        text = ask(port, "/metrics", key=key)
+        values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith(self.gauge)]
+        assert values, f"the server's metrics have no {self.gauge}"
+        return sum(map(float, values))
+
+
+class Vllm(Kind):
+    out = "vllm"
+    part = "VLLM::EngineCore"
+    extra = {"enforce_eager": True, "dtype": "float32", "max_model_len": 512}
+    words = ("--kv-cache-block-size", "32")
+    gauge = "vllm:num_requests_running"
+    ends_json = False
+
+    @property
+    def env(self):
+        return {**super().env, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+    def text(self, port, key, ids, max_tokens):
+        name = ask(port, "/v1/models", key=key)["data"][0]["id"]
+        body = {"model": name, "prompt": ids, "max_tokens": max_tokens, "temperature": 0}
+        return ask(port, "/v1/completions", body, key)["choices"][0]["text"]
+
+    def logprob(self, port, key, ids):
+        name = ask(port, "/v1/models", key=key)["data"][0]["id"]
+        body = {"model": name, "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 1}
+        return ask(port, "/v1/completions", body, key)["choices"][0]["logprobs"]["token_logprobs"][0]
+
+
+class Llama(Kind):
+    """llama-server by token ids."""
+
+    out = "llamacpp"
+    file = "tiny-chat-q8_0.gguf"
+    start = 120
+    refused = ("guided_regex",)
+
+    @property
+    def words(self):
+        return ("--model-config", self.args.model, "--server-cmd", os.path.join(self.args.bin, "llama-server"))
+
+    def text(self, port, key, ids, max_tokens):
+        body = {"prompt": ids, "n_predict": max_tokens, "temperature": 0}
+        return ask(port, "/completion", body, key)["content"]
+
+    def logprob(self, port, key, ids):
+        body = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": 1}
+        return ask(port, "/completion", body, key)["completion_probabilities"][0]["logprob"]
+
+    def running(self, port, key):
+        return sum(slot["is_processing"] for slot in ask(port, "/slots", key=key))
+
+
+class LlamaText(Llama):
+    """llama-server by text."""
+
+    has_tokens = False
+    refused = (*OF_TOKENS, "min_tokens")
+
+    @property
+    def words(self):
+        return super().words[2:]
+
+
+class Sglang(Kind):
+    out = "sglang"
+    part = "sglang::scheduler"
+    gauge = "sglang:num_running_reqs"
+    refused = ("seed",)
+    ends_json = False
+    extra = {
+        "device": "cpu",
+        "attention-backend": "torch_native",
+        "sampling-backend": "pytorch",
+        "disable-overlap-schedule": True,
+        "mem-fraction-static": 0.1,
+        "max-total-tokens": 8192,
+        "disable-cuda-graph": True,
+        "enable-metrics": True,
+    }
+
+    @property
+    def env(self):
+        return {**super().env, "SGLANG_USE_CPU_ENGINE": "1"}
+
+    def text(self, port, key, ids, max_tokens):
+        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": max_tokens, "temperature": 0}}
+        return ask(port, "/generate", body, key)["text"]
+
+    def logprob(self, port, key, ids):
+        params = {"max_new_tokens": 1, "temperature": 0}
+        body = {"input_ids": ids, "sampling_params": params, "return_logprob": True}
+        return ask(port, "/generate", body, key)["meta_info"]["output_token_logprobs"][0][0]
+
+
+KINDS = {"vllm": Vllm, "llamacpp": Llama, "llamacpp-text": LlamaText, "sglang": Sglang}

