@@ -1,8 +1,10 @@
 //! The component model: [`Runtime`], and from it namespaces, components and endpoints.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use genset_backend_common::{EngineError, MetricsRegistry};
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -58,6 +60,8 @@ struct Shared {
     tasks: TaskTracker,
     shutdown: CancellationToken,
     vital: Option<VitalRuntime>,
+    /// What is listed by [`Serving`]s: several endpoints may be of one instance.
+    listed: Mutex<HashSet<(EndpointName, InstanceId)>>,
 }
 
 impl Runtime {
@@ -94,6 +98,7 @@ impl Runtime {
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
             vital,
+            listed: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -363,16 +368,28 @@ impl Serving {
         let new_lease: Arc<dyn Lease> = Arc::from(self.endpoint.runtime.discovery().lease().await?);
         new_lease.put(entry).await?;
         *self.lease.lock().await = Some(new_lease);
+        let key = (self.endpoint.name.clone(), self.instance);
+        self.endpoint.runtime.shared.listed.lock().insert(key);
         Ok(())
     }
 
-    /// Takes the instance off the list, and tells the clients connected with it before; it stays reachable.
+    /// Notes that it is listed no more; whether no other endpoint of the instance is.
+    fn forget(&self) -> bool {
+        let mut listed = self.endpoint.runtime.shared.listed.lock();
+        listed.remove(&(self.endpoint.name.clone(), self.instance));
+        !listed.iter().any(|(_, other)| *other == self.instance)
+    }
+
+    /// Takes the endpoint off the list; it stays reachable. With the instance's last one, the clients connected with it are told
+    /// before that the instance leaves.
     ///
     /// # Errors
     /// `Unavailable` when discovery cannot be reached; the lease is given up all the same.
     pub async fn unlist(&self) -> Result<(), EngineError> {
         // Before discovery, which may take its time.
-        self.endpoint.runtime.plane().leaving(self.instance);
+        if self.forget() {
+            self.endpoint.runtime.plane().leaving(self.instance);
+        }
         let lease = self.lease.lock().await.take();
         match lease {
             Some(lease) => lease.remove(&self.record(None).key()).await,
@@ -390,6 +407,12 @@ impl Serving {
             Some(lease) => lease.lost().await,
             None => std::future::pending().await,
         }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 

@@ -187,9 +187,16 @@ async fn an_endpoint_that_leaves_tells_its_clients_before_discovery_does() {
     };
     // Only those who are connected are told.
     assert_eq!(who(InstanceId(ID)).await, ID);
-    let leaving = &sites[0].1;
+    let (site, leaving) = &sites[0];
+    let address = leaving.record(None).address;
+    // An endpoint beside it leaves alone: what a client is told comes before the next answer.
+    let answering = Answering::new(|(): ()| Ok(vec![0_u64]));
+    let beside = listed(&endpoint(site, "beside"), ID, answering).await;
+    beside.unlist().await.unwrap();
+    assert_eq!(who(InstanceId(ID)).await, ID);
+    assert!(plane.is_reachable(&address));
     leaving.unlist().await.unwrap();
-    until(|| !plane.is_reachable(&leaving.record(None).address)).await;
+    until(|| !plane.is_reachable(&address)).await;
     for _ in 0..10 {
         let mut items = client.random((), ctx()).await.unwrap();
         assert_eq!(soon(items.next()).await.unwrap().unwrap(), ID + 1);
