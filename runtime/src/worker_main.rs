@@ -15,6 +15,7 @@ use genset_backend_common::worker::{
 use genset_backend_common::{
     At, DEFAULT_MIGRATION_LIMIT, EndpointType, EngineError, ErrorKind, LLMEngine, Role,
 };
+use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::component::Runtime;
@@ -64,6 +65,9 @@ pub struct WorkerArgs {
     /// How often a request whose answer has begun may move to another instance; 0 for never
     #[arg(long, default_value_t = DEFAULT_MIGRATION_LIMIT)]
     pub migration_limit: u32,
+    /// JSON that is published with the model as it is
+    #[arg(long, value_name = "JSON", value_parser = json)]
+    pub user_data: Option<Value>,
     /// Requests in the engine at once
     #[arg(long, default_value_t = RequestLimits::default().max_running)]
     pub max_running_requests: usize,
@@ -94,6 +98,10 @@ pub struct WorkerArgs {
     /// More log: -v for debug, -vv for trace. GENSET_LOG, or else DYN_LOG, sets it finer, in RUST_LOG syntax
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
+}
+
+fn json(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("is no JSON: {error}"))
 }
 
 /// 0 stands for no limit.
@@ -143,6 +151,7 @@ impl WorkerArgs {
             tool_parser: self.tool_parser.clone(),
             reasoning_parser: self.reasoning_parser.clone(),
             migration_limit: self.migration_limit,
+            user_data: self.user_data.clone().unwrap_or_default(),
             artifacts: folder.map(|folder| folder.artifacts).unwrap_or_default(),
             limits: RequestLimits {
                 max_running: self.max_running_requests,
