@@ -1,0 +1,64 @@
+"""The engine on the repository's own model: what it does by itself, and the conformance kit.
+
+    pip install -r requirements.txt ../../../python
+    pytest        # genset in PATH, or named in GENSET_BIN
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from genset import GenerateRequest
+from genset.testing import collect, conformance_tests
+from transformers_engine import TransformersEngine, choose
+
+HERE = Path(__file__).parent
+MODEL = HERE / "../../../models/tiny-chat"
+
+test_conformance = conformance_tests(["python", str(HERE / "transformers_engine.py"), "--model", str(MODEL.resolve())])
+
+
+def with_engine(test: Callable[[TransformersEngine], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        engine = TransformersEngine(str(MODEL), None, "cpu")
+        await engine.start(worker_id=0)
+        try:
+            await test(engine)
+        finally:
+            await engine.cleanup()
+            await engine.cleanup()
+
+    asyncio.run(run())
+
+
+def test_greedy_tokens_are_those_of_the_library() -> None:
+    async def test(engine: TransformersEngine) -> None:
+        prompt = list(range(40, 60))
+        eos = json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"]
+        request: GenerateRequest = {"token_ids": prompt, "stop_conditions": {"max_tokens": 12, "eos_token_ids": eos}}
+        chunks = await collect(engine, request)
+        tokens = [token for chunk in chunks for token in chunk["token_ids"]]
+        made = engine._model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+        # The library gives the token that ended it too.
+        assert tokens == [token for token in made[0, len(prompt) :].tolist() if token not in eos]
+        assert chunks[-1]["finish_reason"] == "stop" and len(tokens) > 3
+
+    with_engine(test)
+
+
+def test_options_leave_what_they_say() -> None:
+    logits = torch.log(torch.tensor([0.1, 0.5, 0.3, 0.1]))
+
+    def drawn(**options: Any) -> set[int]:
+        random = torch.Generator().manual_seed(1)
+        return {choose(logits, {"temperature": 1.0, **options}, random) for _ in range(200)}  # type: ignore[typeddict-item]
+
+    assert drawn() == {0, 1, 2, 3}
+    assert drawn(top_k=1) == drawn(top_p=0.1) == drawn(min_p=1.0) == drawn(temperature=0.0) == {1}
+    assert drawn(top_k=2) == drawn(top_p=0.7) == drawn(min_p=0.5) == {1, 2}

@@ -1,0 +1,137 @@
+"""Hugging Face transformers behind Genset: a causal language model of any family that the library knows.
+
+    python transformers_engine.py --model ../../../models/tiny-chat
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from genset import BatchEngine, Context, EngineConfig, GenerateChunk, GenerateRequest, SamplingOptions, StepOutput, WorkerConfig
+from genset.backend import run
+from genset.exceptions import EngineShutdown, InvalidArgument
+
+
+class Sequence:
+    """One request: what it has been told, the keys and values of that, and how its tokens are chosen."""
+
+    def __init__(self, request: GenerateRequest, context_length: int, device: str) -> None:
+        prompt = request["token_ids"]
+        stop = request.get("stop_conditions", {})
+        room = context_length - len(prompt)
+        self.pending = prompt
+        """Tokens that the model has not read yet."""
+        self.cache = DynamicCache()
+        self.tokens_left = min(stop.get("max_tokens") or room, room)
+        self.generated = 0
+        self.min_tokens = stop.get("min_tokens", 0)
+        self.ends = set(stop.get("stop_token_ids", []))
+        if not stop.get("ignore_eos", False):
+            self.ends |= set(stop.get("eos_token_ids", []))
+        self.options: SamplingOptions = request.get("sampling_options", {})
+        self.random = torch.Generator(device)
+        seed = self.options.get("seed")
+        if seed is None:
+            self.random.seed()
+        else:
+            # Any integer will do; the generator wants 64 bits without a sign.
+            self.random.manual_seed(seed % (1 << 63))
+
+
+class TransformersEngine(BatchEngine[Sequence]):
+    """Serves one model. Each sequence has a forward pass of its own in a step, so what is asked of one changes no other."""
+
+    def __init__(self, model: str, context_length: int | None, device: str) -> None:
+        self.path = model
+        self.context_length = context_length
+        self.device = device
+        self._model: Any = None
+        self._vocab_size = 0
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[TransformersEngine, WorkerConfig]:
+        parser = argparse.ArgumentParser(prog="transformers_engine.py", description="Serves a model with transformers")
+        parser.add_argument("--model", required=True, help="folder of the model, or its name in the Hugging Face Hub")
+        parser.add_argument("--model-name", help="what clients call the model")
+        parser.add_argument("--namespace", default="genset")
+        parser.add_argument("--context-length", type=int, help="tokens of prompt and answer together; the model's without it")
+        parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
+        args = parser.parse_args(argv)
+        engine = cls(args.model, args.context_length, args.device)
+        config = WorkerConfig(namespace=args.namespace, model_name=args.model_name or "", model_path=args.model)
+        return engine, config
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        self.worker.report_progress("loading weights")
+        model = await asyncio.to_thread(AutoModelForCausalLM.from_pretrained, self.path, dtype="auto")
+        self._model = model.to(self.device).eval()
+        self._vocab_size = model.config.vocab_size
+        most = model.config.max_position_embeddings
+        self.context_length = min(self.context_length or most, most)
+        return EngineConfig(
+            model=self.path.rstrip("/").rpartition("/")[2],
+            context_length=self.context_length,
+            vocab_size=self._vocab_size,
+            sampling=("temperature", "top_p", "top_k", "min_p", "seed"),
+        )
+
+    def begin(self, request: GenerateRequest, context: Context) -> Sequence:
+        if self._model is None or self.context_length is None:
+            raise EngineShutdown("the engine does not run")
+        if max(request["token_ids"]) >= self._vocab_size:
+            raise InvalidArgument("a token is not in the vocabulary", field="prompt")
+        return Sequence(request, self.context_length, self.device)
+
+    def step(self, batch: list[Sequence]) -> list[StepOutput]:
+        if self._model is None:
+            raise EngineShutdown("the engine does not run")
+        return [self._next(sequence) for sequence in batch]
+
+    @torch.inference_mode()
+    def _next(self, sequence: Sequence) -> StepOutput:
+        read = torch.tensor([sequence.pending], device=self.device)
+        output = self._model(input_ids=read, cache=sequence.cache, use_cache=True, logits_to_keep=1)
+        token = choose(output.logits[0, -1].float(), sequence.options, sequence.random)
+        if token in sequence.ends and sequence.generated >= sequence.min_tokens:
+            return GenerateChunk(token_ids=[], finish_reason="stop", stop_token=token)
+        sequence.pending = [token]
+        sequence.generated += 1
+        if sequence.generated == sequence.tokens_left:
+            return GenerateChunk(token_ids=[token], finish_reason="length")
+        return token
+
+    async def cleanup(self) -> None:
+        self._model = None
+
+
+def choose(logits: torch.Tensor, options: SamplingOptions, random: torch.Generator) -> int:
+    """The next token: the likeliest, or one drawn where a temperature is asked for."""
+    temperature = options.get("temperature") or 0.0
+    if temperature <= 0.0:
+        return int(logits.argmax())
+    probabilities, tokens = torch.softmax(logits / temperature, -1).sort(descending=True, stable=True)
+    kept = torch.ones_like(probabilities, dtype=torch.bool)
+    top_k = options.get("top_k") or 0
+    if top_k > 0:
+        kept[top_k:] = False
+    # The likeliest is kept whatever is asked.
+    top_p = options.get("top_p")
+    if top_p is not None:
+        kept[1:] &= (probabilities.cumsum(-1) - probabilities)[1:] < top_p
+    min_p = options.get("min_p") or 0.0
+    kept[1:] &= probabilities[1:] >= min_p * probabilities[0]
+    place = torch.multinomial(probabilities * kept, 1, generator=random)
+    return int(tokens[place])
+
+
+def main() -> None:
+    run(TransformersEngine)
+
+
+if __name__ == "__main__":
+    main()
