@@ -52,10 +52,9 @@ async def until(holds: Callable[[], Any], what: str) -> Any:
 class Program:
     """A program of `programs/` in a process of its own."""
 
-    def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ.copy()
-        )
+    def __init__(self, *command: str, environment: dict[str, str] | None = None) -> None:
+        env = os.environ.copy() if environment is None else environment
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Program, run, until
+from test_llm import ask
 
 from genset import exceptions
 from genset.runtime import Runtime
@@ -119,3 +121,22 @@ def test_use_after_fork_says_what_to_do(start: Callable[..., Any]) -> None:
     forker = start("forker.py")
     forker.wait_for("connected before os.fork()")
     assert forker.exit_code() == 0
+
+
+def test_frontend_and_sample_run_as_modules() -> None:
+    server = Program(sys.executable, "-m", "genset.frontend", "--http-port", "0")
+    # A name that is no path and no name of the Hub: the tokenizer is the built-in model's.
+    sample = Program(sys.executable, "-m", "genset.sample_main", "--model-name", "test-model")
+    try:
+        line = server.wait_for("http://127.0.0.1:")
+        address = line[line.index("http://") :].split()[0].rstrip("/,")
+        sample.wait_for("the tokenizer is the built-in model's")
+        while "test-model" not in [each["id"] for each in ask(address, "/v1/models")["data"]]:
+            assert sample.process.poll() is None, "\n".join(sample.lines)
+        body = {"model": "test-model", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        assert ask(address, "/v1/chat/completions", body)["usage"]["completion_tokens"] == 3
+        assert sample.stop() == 0 and server.stop() == 0
+    finally:
+        for program in (server, sample):
+            if program.process.poll() is None:
+                program.process.kill()

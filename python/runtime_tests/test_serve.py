@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -126,25 +125,3 @@ def test_devices_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
     with pytest.raises(serve.UsageError, match="want 4 GPUs, and this machine offers 3"):
         serve.plan(ServiceSpec.of(Large), {}, "x:Large")
-
-
-@pytest.mark.parametrize("target", ["compose", "kubernetes"])
-def test_manifests_name_every_service(in_graph: None, target: str, tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
-    from genset import deploy
-
-    arguments = ["graph:Frontend", "--target", target, "--out", str(tmp_path), "--image", "mine:1"]
-    assert deploy.main(arguments) == 0
-    (file,) = tmp_path.iterdir()
-    documents = list(yaml.safe_load_all(file.read_text()))
-    if target == "compose":
-        services = documents[0]["services"]
-        assert {"prefill", "backend", "frontend", "http", "etcd"} == set(services)
-        assert services["backend"]["deploy"]["replicas"] == 2
-        assert services["backend"]["command"][-2:] == ["graph:Frontend", "Backend"]
-        assert services["backend"]["image"] == "mine:1"
-    else:
-        found = {each["metadata"]["name"]: each for each in documents if each["kind"] == "Deployment"}
-        assert {"prefill", "backend", "frontend", "http", "etcd"} == set(found)
-        assert found["backend"]["spec"]["replicas"] == 2
-    assert json.dumps(documents)

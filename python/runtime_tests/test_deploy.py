@@ -1,0 +1,161 @@
+"""`genset deploy`: the manifests say the same as each other, and what they say runs.
+
+No container is started: each becomes a process with the container's command and environment. What belongs to the containers' network
+(names of hosts, ports that each has to itself) is changed to this machine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import LONG_S, Program, run
+from test_serve import GRAPH
+
+from genset import deploy
+
+
+def documents(target: str, folder: Path) -> list[Any]:
+    """What `genset deploy` writes for the example."""
+    arguments = ["graph:Frontend", "--target", target, "--out", str(folder), "--image", "mine:1", "--Frontend.model=deployed"]
+    assert deploy.main(arguments) == 0
+    (file,) = folder.iterdir()
+    return list(yaml.safe_load_all(file.read_text()))
+
+
+@pytest.fixture
+def in_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GRAPH)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+
+def test_both_manifests_say_the_same(in_graph: None, tmp_path: Path) -> None:
+    services = documents("compose", tmp_path / "compose")[0]["services"]
+    manifests = documents("kubernetes", tmp_path / "kubernetes")
+    deployments = {each["metadata"]["name"]: each["spec"] for each in manifests if each["kind"] == "Deployment"}
+    assert set(services) == set(deployments) == {"etcd", "http", "prefill", "backend", "frontend"}
+    for name, service in services.items():
+        spec = deployments[name]
+        (container,) = spec["template"]["spec"]["containers"]
+        assert (container["image"], container["command"]) == (service["image"], service["command"])
+        assert spec["replicas"] == service.get("deploy", {}).get("replicas", 1)
+        given = {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
+        assert given == service.get("environment", {})
+    assert services["backend"]["deploy"]["replicas"] == 2
+    assert services["backend"]["command"][-2:] == ["graph:Frontend", "Backend"]
+    exposed = {each["metadata"]["name"] for each in manifests if each["kind"] == "Service"}
+    assert exposed == {"etcd", "http"}
+
+
+class Containers:
+    """The services of a compose file as processes."""
+
+    def __init__(self, services: dict[str, Any], folder: Path) -> None:
+        self._services = services
+        self._folder = folder
+        self._etcd = free_port()
+        self.running: dict[str, list[Program]] = {}
+        # A container's own address is the one it has.
+        (folder / "hostname").write_text("#!/bin/sh\necho 127.0.0.1\n")
+        (folder / "hostname").chmod(0o755)
+
+    def start(self, name: str) -> list[Program]:
+        """Starts all replicas of a service."""
+        service = self._services[name]
+        command = [self._here(word) for word in [*service.get("entrypoint", []), *service["command"]]]
+        # An image has `python` and `genset` in its PATH.
+        paths = [str(self._folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+        environment = {**os.environ, "PATH": os.pathsep.join(paths)}
+        environment.update({key: self._here(value) for key, value in service.get("environment", {}).items()})
+        replicas = service.get("deploy", {}).get("replicas", 1)
+        # Which program a name stands for is looked up in the container's PATH.
+        command[0] = shutil.which(command[0], path=environment["PATH"]) or command[0]
+        self.running[name] = [Program(*command, environment=environment) for _ in range(replicas)]
+        return self.running[name]
+
+    def _here(self, text: str) -> str:
+        for there, here in [
+            ("$$", "$"),
+            ("/usr/local/bin/etcd", shutil.which("etcd") or "etcd"),
+            ("://etcd:2379", f"://127.0.0.1:{self._etcd}"),
+            ("://0.0.0.0:2379", f"://127.0.0.1:{self._etcd}"),
+            (f"--http-port={deploy.HTTP_PORT}", "--http-port=0"),
+        ]:
+            text = text.replace(there, here)
+        return "0" if text == str(deploy.WIRE_PORT) else text
+
+    def wait_for_etcd(self) -> None:
+        end = time.monotonic() + LONG_S
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self._etcd}/health", timeout=5)
+                return
+            except OSError:
+                assert time.monotonic() < end and self.running["etcd"][0].process.poll() is None
+                time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def containers(in_graph: None, tmp_path: Path) -> Iterator[Containers]:
+    services = documents("compose", tmp_path / "out")[0]["services"]
+    # Beside others', and gone with the test.
+    services["etcd"]["command"] += ["--listen-peer-urls=http://127.0.0.1:0", f"--data-dir={tmp_path / 'etcd'}"]
+    made = Containers(services, tmp_path)
+    yield made
+    for programs in made.running.values():
+        for program in programs:
+            if program.process.poll() is None:
+                program.process.kill()
+                program.exit_code()
+
+
+def test_what_is_deployed_serves_loses_a_member_and_drains(containers: Containers) -> None:
+    openai = pytest.importorskip("openai")
+    containers.start("etcd")
+    containers.wait_for_etcd()
+    (http,) = containers.start("http")
+    line = http.wait_for("http://")
+    port = re.search(r"http://[\w.]+:(\d+)", line)
+    assert port is not None, line
+    for name in ("prefill", "backend", "frontend"):
+        for program in containers.start(name):
+            program.wait_for("served by" if name != "frontend" else "serves the model deployed")
+
+    async def main() -> None:
+        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port[1]}/v1", api_key="none", max_retries=0)
+
+        async def say() -> str:
+            messages = [{"role": "user", "content": "one two three"}]
+            answer = await client.chat.completions.create(model="deployed", messages=messages)
+            return str(answer.choices[0].message.content)
+
+        while "deployed" not in [each.id async for each in client.models.list()]:
+            await asyncio.sleep(0.05)
+        assert [await say() for _ in range(3)] == ["three two one"] * 3
+        first, _ = containers.running["backend"]
+        first.stop(signal.SIGKILL)
+        # The other one answers: a request that finds the dead one's address goes on there.
+        assert [await say() for _ in range(4)] == ["three two one"] * 4
+        await client.close()
+
+    run(main())
+    for name in ("frontend", "backend", "prefill", "http"):
+        codes = [program.stop() for program in containers.running[name] if program.process.poll() is None]
+        assert codes == [0], (name, containers.running[name][-1].lines)
