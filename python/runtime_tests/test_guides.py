@@ -64,6 +64,6 @@ def test_services(guide: dict[str, str], start_genset: Callable[..., Program]) -
 def test_imports_of_those_who_come_from_dynamo() -> None:
     text = (REPOSITORY / "docs/guide/coming-from-dynamo.md").read_text()
     lines = re.findall(r"`(from genset[^`]*)`", text)
-    assert len(lines) == 12
+    assert len(lines) == 21
     for line in lines:
         exec(line, {})

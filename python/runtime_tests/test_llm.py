@@ -92,7 +92,8 @@ def test_wrong_answers_are_named() -> None:
     async def handler(request: Any) -> AsyncIterator[Any]:
         if isinstance(answers["now"], Exception):
             raise answers["now"]
-        yield answers["now"]
+        if answers["now"] is not None:
+            yield answers["now"]
 
     async def main() -> None:
         async with await Runtime.connect() as runtime, await Runtime.connect() as other:
@@ -117,6 +118,8 @@ def test_wrong_answers_are_named() -> None:
                 await ends({"token_ids": ["a"]})
             with pytest.raises(exceptions.InvalidArgument, match="prompt: must be a poem"):
                 await ends(exceptions.InvalidArgument("must be a poem", field="prompt"))
+            with pytest.raises(exceptions.Internal, match="handler of py.backend.generate gave nothing; yield dictionaries"):
+                await ends(None)
             (finished,) = await ends({"token_ids": [1], "finish_reason": "because"})
             assert finished["finished"]["reason"] == "stop"
             await runtime.shutdown()

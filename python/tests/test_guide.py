@@ -22,6 +22,7 @@ FILES = {
     "pyproject.toml",
     "src/my_backend/batch.py",
     "src/my_backend/engine.py",
+    "src/my_backend/inside.py",
     "src/my_backend/main.py",
     "src/my_backend/telemetry.py",
     "tests/test_engine.py",

@@ -11,8 +11,10 @@ import pytest
 
 from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions
 from genset._convert import Answer, request_from_wire
-from genset._model_files import context_length
+from genset._declared import completed
+from genset._model_files import UNBOUNDED_TOKENS, context_length
 from genset._frames import Decoder, Kind, ProtocolError, encode, encode_batch, pack, unpack_request
+from genset.engine import USUAL_SAMPLING
 from genset.backend import BINARY_VARIABLE, engine_command, find_binary, worker_command
 
 
@@ -71,6 +73,16 @@ def test_a_reason_nobody_knows_is_a_stop_with_a_warning(caplog: pytest.LogCaptur
     assert "finish_reason 'because' is none of cancelled, content_filter, length, stop" in caplog.text
 
 
+def test_reasons_of_well_known_engines_are_understood(caplog: pytest.LogCaptureFixture) -> None:
+    expected = {"max_tokens": "length", "Stop_Sequence": "stop", "eos_token": "stop", "abort": "cancelled"}
+    for reason, known in expected.items():
+        assert answer({}, {"finish_reason": reason})[0]["finished"]["reason"] == known
+    assert answer({}, {"finish_reason": {"type": "length", "length": 5}})[0]["finished"]["reason"] == "length"
+    assert not caplog.records
+    with pytest.raises(exceptions.Internal, match="finish_reason 'error'"):
+        answer({}, {"finish_reason": "error"})
+
+
 def test_requests_have_the_keys_of_their_input() -> None:
     request = request_from_wire({"model": "m", "input": {"tokens": [1]}, "guided": "json_object"})
     assert (request["token_ids"], request["guided_decoding"]) == ([1], {"json_object": True})
@@ -105,9 +117,10 @@ def test_every_exception_has_its_own_kind() -> None:
 
 def test_run_is_found_where_others_look_for_it() -> None:
     from genset.backend import run
-    from genset.backend.run import run as same  # type: ignore[import-not-found]
+    from genset.backend.run import run as same
+    from genset.dynamo.common.backend.run import run as ported
 
-    assert same is run
+    assert same is run and ported is run
 
 
 def test_the_context_of_a_model_is_in_its_files(tmp_path: Path) -> None:
@@ -115,6 +128,29 @@ def test_the_context_of_a_model_is_in_its_files(tmp_path: Path) -> None:
     for text, expected in [('{"max_position_embeddings": 2048}', 2048), ("[]", None), ("{", None), ("{}", None)]:
         (tmp_path / "config.json").write_text(text)
         assert context_length(str(tmp_path)) == expected
+
+
+def test_the_context_of_a_model_of_the_hub_is_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--Some--Model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("abc\n")
+    (repository / "snapshots/abc").mkdir(parents=True)
+    (repository / "snapshots/abc/config.json").write_text('{"max_position_embeddings": 4096}')
+    assert [context_length(name) for name in ("Some/Model", "hf://Some/Model", "Some/Other")] == [4096, 4096, None]
+
+
+def test_what_an_engine_leaves_open_is_filled_in_with_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    config = completed(EngineConfig(model="m"), "")
+    assert (config.context_length, config.sampling) == (UNBOUNDED_TOKENS, USUAL_SAMPLING)
+    assert "m: nothing says which sampling options it honours, so these reach it: temperature, " in caplog.text
+    assert "EngineConfig(sampling=...)" in caplog.text
+    assert "requests of any length are let through" in caplog.text
+    caplog.clear()
+    for declared in (("seed",), ()):
+        assert completed(EngineConfig(model="m", context_length=8, sampling=declared), "").sampling == declared
+    completed(EngineConfig(model="m", context_length=8, inputs=("embed",)), "")
+    assert not caplog.records
 
 
 def test_a_config_without_a_context_length_names_the_field() -> None:
@@ -141,11 +177,20 @@ def test_the_worker_is_told_how_to_start_the_program_again(tmp_path: Path, monke
         request_plane="tcp",
         custom_jinja_template="chat.jinja",
         engine_restarts=3,
+        context_length=100,
+        migration_limit=0,
+        tool_call_parser="hermes",
+        reasoning_parser="qwen3",
+        user_data={"adapter": "a b"},
+        event_plane="nats",
+        use_kv_events=True,
     )
     command = worker_command(config, ["python", "my engine.py", "--x"])
     assert command == [
         *[str(binary), "run", "in=dyn://ns.backend.generate", "out=cmd:python 'my engine.py' --x", "/models/m"],
         *["--model-name", "m", "--request-plane", "tcp", "--chat-template", "chat.jinja", "--engine-restarts", "3"],
+        *["--context-length", "100", "--migration-limit", "0", "--tool-parser", "hermes", "--reasoning-parser", "qwen3"],
+        *["--user-data", '{"adapter": "a b"}'],
     ]
 
 

@@ -10,11 +10,11 @@ use genset_backend_common::kv::KvEventData;
 use genset_backend_common::output::Finish;
 use genset_backend_common::wire::{decode_payload, encode_payload};
 use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, LLMEngine, Load, Output, OutputStream,
-    RequestContext, StartContext, async_trait,
+    DrainContext, EngineConfig, EngineError, GenerateRequest, LLMEngine, Load, Output,
+    OutputStream, RequestContext, StartContext, async_trait,
 };
 use parking_lot::Mutex;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::call::{Answer, CallHandler};
 
@@ -44,18 +44,44 @@ pub(crate) enum Published {
 #[derive(Debug)]
 pub(crate) struct HandlerEngine {
     handler: CallHandler,
+    /// Answers what is asked beside requests, where Python has an engine's other methods too.
+    hooks: Option<CallHandler>,
     config: EngineConfig,
     start: Mutex<Option<StartContext>>,
 }
 
+/// What is asked beside requests. `genset.backend.worker` answers it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Hook {
+    Drain { deadline_ms: u64 },
+}
+
 impl HandlerEngine {
-    pub(crate) fn new(handler: CallHandler, config: EngineConfig) -> Arc<Self> {
+    pub(crate) fn new(
+        handler: CallHandler,
+        hooks: Option<CallHandler>,
+        config: EngineConfig,
+    ) -> Arc<Self> {
         let start = Mutex::default();
         Arc::new(Self {
             handler,
+            hooks,
             config,
             start,
         })
+    }
+
+    /// Asks Python, and waits until it is done.
+    async fn ask(hooks: &CallHandler, hook: &Hook) -> Result<(), EngineError> {
+        let asked = encode_payload(hook).map_err(|error| {
+            EngineError::internal("the question cannot be serialized").with_source(error)
+        })?;
+        let mut answer = hooks.begin(asked.into(), RequestContext::new("hook"))?;
+        while let Some(item) = answer.next().await {
+            item?;
+        }
+        Ok(())
     }
 
     /// Passes on what Python publishes; before the Worker has started the engine it leads nowhere.
@@ -104,6 +130,14 @@ impl LLMEngine for HandlerEngine {
             prompt_tokens,
             streamed_tokens: 0,
         })))
+    }
+
+    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
+        let Some(hooks) = &self.hooks else {
+            return Ok(());
+        };
+        let deadline_ms = u64::try_from(ctx.deadline.as_millis()).unwrap_or(u64::MAX);
+        Self::ask(hooks, &Hook::Drain { deadline_ms }).await
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {

@@ -41,6 +41,10 @@ pub(crate) struct ModelSpec {
     grace_s: f64,
     /// Silence inside an answer, in seconds; 0 for no limit.
     idle_timeout_s: f64,
+    /// Lowers the context.
+    context_length: Option<u32>,
+    /// The number in Python of what answers the Worker's questions beside requests; `None` where it has none.
+    pub(crate) hooks: Option<u64>,
 }
 
 impl ModelSpec {
@@ -84,6 +88,7 @@ impl ModelSpec {
         let config = WorkerConfig {
             aliases: self.aliases.clone(),
             endpoint_types: self.endpoint_types.clone(),
+            context_length_tokens: self.context_length,
             migration_limit: self.migration_limit,
             user_data: self.user_data.clone(),
             tool_parser: self.tool_parser.clone(),
@@ -136,6 +141,7 @@ pub(crate) async fn serve(
     runtime: &Runtime,
     mut spec: ModelSpec,
     handler: CallHandler,
+    hooks: Option<CallHandler>,
 ) -> Result<ServedModel, EngineError> {
     let name = spec.name()?;
     let read = tokio::task::spawn_blocking(move || {
@@ -146,7 +152,7 @@ pub(crate) async fn serve(
         EngineError::internal("reading the model's files failed").with_source(error)
     })?;
     let config = spec.worker_config(artifacts?)?;
-    let engine = HandlerEngine::new(handler, spec.engine);
+    let engine = HandlerEngine::new(handler, hooks, spec.engine);
     let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name));
     let metrics = runtime.metrics().clone();
     let worker = Worker::new(spec.worker_id, engine.clone(), config, registrar, metrics).spawn();

@@ -206,9 +206,10 @@ impl Node {
         let runtime = self.connected()?.clone();
         // The Worker's own admission bounds them.
         let handler = self.handler(serving, usize::MAX);
+        let hooks = spec.hooks.map(|number| self.handler(number, usize::MAX));
         let (served, inbox) = (Arc::clone(&self.served), self.inbox.clone());
         let work = async move {
-            let model = match model::serve(&runtime, spec, handler).await {
+            let model = match model::serve(&runtime, spec, handler, hooks).await {
                 Ok(model) => Arc::new(model),
                 Err(error) => {
                     inbox.put(Event::Done(op, Err(error)));

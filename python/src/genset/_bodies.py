@@ -7,8 +7,8 @@ client asked for the other, is understood.
 from __future__ import annotations
 
 import json
+import os
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +37,7 @@ class BodyAnswer:
         self._is_chat = "messages" in body
         self._is_stream = body.get("stream") is True
         self._head = {
-            "id": ("chatcmpl-" if self._is_chat else "cmpl-") + uuid.uuid4().hex,
+            "id": ("chatcmpl-" if self._is_chat else "cmpl-") + os.urandom(16).hex(),
             "created": int(time.time()),
             "model": body.get("model", model),
         }
@@ -47,12 +47,14 @@ class BodyAnswer:
         self._chunks_head: dict[str, Any] = self._head
         self._choices: dict[int, dict[str, Any]] = {}
         self._has_text = False
+        self._has_answered = False
         self.is_finished = False
 
     def plain(self, value: Any) -> bytes | None:
         return None
 
     def items(self, value: Any) -> list[bytes]:
+        self._has_answered = True
         if isinstance(value, str):
             return self._event(self._chunk({"content": value})) if self._is_stream else self._keep_text(value)
         made = self._object(value)
@@ -72,6 +74,8 @@ class BodyAnswer:
         """The answer that is not streamed, and the end."""
         items: list[bytes] = []
         if self._is_stream:
+            if not self._has_answered:
+                raise Internal(f"{self._endpoint} answered nothing")
             if self._has_text:
                 items += self._event(self._chunk({}, "stop"))
         else:

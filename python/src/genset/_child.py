@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import socket
 from collections.abc import Coroutine
 from typing import Any
 
-from genset import _model_files
 from genset._channel import Channel, kill_group
 from genset._convert import Answer, request_from_wire
+from genset._declared import completed
 from genset._frames import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -24,8 +23,8 @@ from genset._frames import (
     unpack,
     unpack_request,
 )
-from genset._stepper import Stepper, as_engine_error
-from genset._stream import Stream
+from genset._stepper import Stepper
+from genset._stream import Stream, as_engine_error
 from genset.batch import BatchEngine
 from genset.engine import Context, LLMEngine, WorkerHandle
 from genset.exceptions import EngineError, Internal, NotFound
@@ -140,6 +139,7 @@ class Child:
             self._fail(stream, as_engine_error(error))
 
     def _cancel(self, stream: Stream, reason: str) -> None:
+        logger.debug("request %s was stopped: %s", stream.context.id(), reason)
         stream.stop(reason)
         if stream.task is not None:
             self._loop.call_later(CANCEL_GRACE_S, stream.task.cancel)
@@ -235,12 +235,7 @@ class Child:
             self._on_loop(lambda: self._progress(stream, stage, fraction))
 
         self._engine.worker = WorkerHandle(self._queue_event, progress, body.get("role", "aggregated"))
-        config = await self._engine.start(body["worker_id"])
-        if config.context_length is None:
-            length = _model_files.context_length(self._model_path or config.model)
-            if length is None:
-                logger.warning("neither the engine nor the model's files give a context_length; requests of any length are let through")
-            config = dataclasses.replace(config, context_length=length or _model_files.UNBOUNDED_TOKENS)
+        config = completed(await self._engine.start(body["worker_id"]), self._model_path)
         await self._item(stream, {"config": config.to_wire()})
         logger.info("engine started: %s", config.model)
 

@@ -16,7 +16,12 @@ logger = logging.getLogger(__name__)
 _REASONS = {
     "stop": "stop",
     "eos": "stop",
+    "eos_token": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_calls": "stop",
     "length": "length",
+    "max_tokens": "length",
     "cancelled": "cancelled",
     "canceled": "cancelled",
     "abort": "cancelled",
@@ -140,8 +145,13 @@ class Answer:
             items.append({"tokens": tokens})
         return items
 
-    def _finished(self, chunk: GenerateChunk, reason: str, last: dict[str, Any]) -> dict[str, Any]:
-        known = _REASONS.get(reason.lower())
+    def _finished(self, chunk: GenerateChunk, reason: Any, last: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(reason, dict):  # As SGLang says it: with what was matched.
+            reason = reason.get("type")
+        reason = str(reason).lower()
+        if reason == "error":
+            raise Internal("the engine ended the answer with finish_reason 'error'; raise an exception that says what went wrong")
+        known = _REASONS.get(reason)
         if known is None:
             known = "stop"
             names = ", ".join(sorted(set(_REASONS.values())))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from genset._bridge import Bridge
 from genset._frames import pack
-from genset._stepper import as_engine_error
-from genset._stream import Stream
+from genset._stream import Stream, as_engine_error
 from genset._values import decode, encode
+from genset.engine import Context
 from genset.exceptions import EngineError, Internal
 
 if TYPE_CHECKING:
     from genset._native import Call
+
+logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 1.0
 """How long a stopped request may take to end by itself before it is cancelled where it waits."""
@@ -91,10 +94,18 @@ def takes_context(handler: Handler, endpoint: str) -> bool:
 class Answering:
     """The answers of one endpoint."""
 
-    def __init__(self, bridge: Bridge, endpoint: str, handler: Handler, codec: Codec) -> None:
+    def __init__(
+        self,
+        bridge: Bridge,
+        endpoint: str,
+        handler: Handler,
+        codec: Codec,
+        on_stop: Callable[[Context], None] | None = None,
+    ) -> None:
         self._bridge = bridge
         self._endpoint = endpoint
         self._handler = handler
+        self._on_stop = on_stop
         self._with_context = takes_context(handler, endpoint)
         self._codec = codec
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,7 +124,7 @@ class Answering:
             "deadline_ms": call.deadline_ms,
             "credit": call.credit,
         }
-        answer = Answer(self._bridge, call, Stream(call.id, head))
+        answer = Answer(self._bridge, call, Stream(call.id, head), self._on_stop)
         self._bridge.calls[call.id] = answer
         task = self._bridge.loop.create_task(self._answer(answer))
         answer.task = task
@@ -160,8 +171,11 @@ class Answering:
 class Answer:
     """One answer on its way out."""
 
-    def __init__(self, bridge: Bridge, call: Call, stream: Stream) -> None:
+    def __init__(
+        self, bridge: Bridge, call: Call, stream: Stream, on_stop: Callable[[Context], None] | None = None
+    ) -> None:
         self._bridge = bridge
+        self._on_stop = on_stop
         self.call = call
         self.stream = stream
         self.task: asyncio.Task[None] | None = None
@@ -174,7 +188,12 @@ class Answer:
 
     def stop(self, reason: str) -> None:
         """Nobody wants the answer any more: the handler is told, and cancelled where it does not end soon."""
+        is_first = not self.stream.is_stopped
         self.stream.stop(reason)
+        if is_first:
+            logger.debug("request %s was stopped: %s", self.stream.context.id(), reason)
+            if self._on_stop is not None:
+                self._on_stop(self.stream.context)
         if self.task is not None and self._timer is None:
             self._timer = self._bridge.loop.call_later(CANCEL_GRACE_S, self.task.cancel)
 
@@ -196,8 +215,6 @@ class Answer:
         """Writes what a handler returned: one value, or those of an iterator, a generator or an async one."""
         if inspect.isawaitable(result):
             result = await result
-            if result is None:
-                return
         if hasattr(result, "__aiter__"):
             await self._write_all(result, encoder)
         elif isinstance(result, types.GeneratorType):

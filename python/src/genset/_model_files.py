@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
 
 from genset.exceptions import InvalidArgument, Unsupported
 
@@ -19,9 +18,10 @@ UNBOUNDED_TOKENS = 1 << 30
 
 
 def context_length(model_path: str) -> int | None:
-    """What `config.json` of a model's folder says; None where it says nothing, or there is no such folder."""
+    """What `config.json` of a model says, in its folder or in the cache of the Hub; None where it says nothing, or there is none."""
+    folder = model_path if os.path.isdir(model_path) else _snapshot(model_path.removeprefix("hf://"))
     try:
-        with (Path(model_path) / "config.json").open() as file:
+        with open(os.path.join(folder or model_path, "config.json")) as file:
             length = json.load(file).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):
         return None
@@ -30,9 +30,9 @@ def context_length(model_path: str) -> int | None:
 
 def name_of(model_path: str) -> str:
     """The name clients use where none is given: of the repository, the folder or the GGUF file."""
-    path = Path(model_path.removeprefix("hf://"))
-    resolved = path.resolve() if path.exists() else path
-    return resolved.stem if resolved.suffix == ".gguf" else resolved.name
+    path = model_path.removeprefix("hf://")
+    name = os.path.basename(os.path.realpath(path) if os.path.exists(path) else path.rstrip("/"))
+    return name.removesuffix(".gguf")
 
 
 def find(model_path: str) -> str:
@@ -40,17 +40,16 @@ def find(model_path: str) -> str:
 
     Raises `InvalidArgument` where there is none, saying what to do.
     """
-    path = Path(model_path)
-    if path.is_dir():
-        return str(path)
-    if path.is_file():
-        if path.suffix == ".gguf":
+    if os.path.isdir(model_path):
+        return model_path
+    if os.path.isfile(model_path):
+        if model_path.endswith(".gguf"):
             raise Unsupported(
-                f"{path} is a GGUF file: register_llm publishes the tokenizer of a folder. "
+                f"{model_path} is a GGUF file: register_llm publishes the tokenizer of a folder. "
                 "Give the folder of the same model with tokenizer.json as model_path, and the file to your engine",
                 field="model_path",
             )
-        raise InvalidArgument(f"{path} is a file; give the folder of a model", field="model_path")
+        raise InvalidArgument(f"{model_path} is a file; give the folder of a model", field="model_path")
     hub_id = model_path.removeprefix("hf://")
     if not _HUB_ID.fullmatch(hub_id):
         raise InvalidArgument(f"{model_path} is neither a folder nor a name like Qwen/Qwen3-0.6B", field="model_path")
@@ -58,14 +57,23 @@ def find(model_path: str) -> str:
 
 
 def _cached(hub_id: str) -> str | None:
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    repository = cache / ("models--" + hub_id.replace("/", "--"))
-    reference = repository / "refs" / "main"
-    if not reference.is_file():
+    folder = _snapshot(hub_id)
+    is_whole = folder is not None and all(os.path.isfile(os.path.join(folder, name)) for name in FILES[:3])
+    return folder if is_whole else None
+
+
+def _snapshot(hub_id: str) -> str | None:
+    """Where the cache of the Hub has a repository, whole or not."""
+    if not _HUB_ID.fullmatch(hub_id):
         return None
-    folder = repository / "snapshots" / reference.read_text().strip()
-    return str(folder) if all((folder / name).is_file() for name in FILES[:3]) else None
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+    repository = os.path.join(cache, "models--" + hub_id.replace("/", "--"))
+    try:
+        with open(os.path.join(repository, "refs", "main")) as reference:
+            return os.path.join(repository, "snapshots", reference.read().strip())
+    except OSError:
+        return None
 
 
 def _downloaded(hub_id: str) -> str:

@@ -54,4 +54,9 @@ if __name__ == "__main__":
     found = next(each for each in load(target).graph() if each.name == name)
     sdk.set_config(json.loads(os.environ.get(CONFIG_VARIABLE, "{}")))
     limit(found)
-    asyncio.run(main(found))
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main(found))
+    else:
+        uvloop.run(main(found))

@@ -10,7 +10,7 @@ from typing import Any
 
 from genset._convert import TOKEN_PREFIX, Answer, request_from_wire
 from genset._frames import Kind, encode, encode_batches, pack
-from genset._stream import Stream
+from genset._stream import Stream, as_engine_error
 from genset.batch import BatchEngine, StepOutput, as_chunk
 from genset.exceptions import EngineError, EngineShutdown, Internal
 
@@ -194,11 +194,3 @@ class Stepper:
         if frames:
             self._errors = []
             self._write(b"".join(frames))
-
-
-def as_engine_error(error: Exception) -> EngineError:
-    """The error that a request ends with. To be called where `error` is handled: it logs one that is no genset error."""
-    if isinstance(error, EngineError):
-        return error
-    logger.warning("a request failed with an exception that is no genset error", exc_info=True)
-    return Internal(f"{type(error).__name__}: {error}")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from genset._frames import pack
 from genset.engine import Context
+from genset.exceptions import EngineError, Internal
+
+logger = logging.getLogger(__name__)
 
 
 class Stream:
@@ -59,3 +63,11 @@ class Stream:
             self._more.clear()
             await self._more.wait()
         return True
+
+
+def as_engine_error(error: Exception) -> EngineError:
+    """The error that a request ends with. To be called where `error` is handled: it logs one that is no genset error."""
+    if isinstance(error, EngineError):
+        return error
+    logger.warning("a request failed with an exception that is no genset error", exc_info=True)
+    return Internal(f"{type(error).__name__}: {error}")

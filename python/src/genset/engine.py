@@ -60,9 +60,23 @@ class Context:
             self._stopped.set()
 
 
+USUAL_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+)
+"""The options that reach an engine that does not say which it honours."""
+
+
 @dataclasses.dataclass
 class EngineConfig:
-    """What an engine says about itself when it has started. What is not declared is refused before it reaches the engine."""
+    """What an engine says about itself when it has started. Other abilities than it declares are refused before they reach it."""
 
     model: str
     served_model_name: str | None = None
@@ -77,8 +91,9 @@ class EngineConfig:
     data_parallel_size: int = 1
     inputs: tuple[str, ...] = ("tokens",)
     """Of `tokens`, `text`, `chat`, `embed`."""
-    sampling: tuple[str, ...] = ()
-    """The names of the sampling options that are honoured."""
+    sampling: tuple[str, ...] | None = None
+    """The names of the sampling options that are honoured: a request with another is refused; `()` for none. None where the
+    engine does not say: then the usual ones (`USUAL_SAMPLING`) reach it, and the log warns."""
     max_logprobs: int | None = None
     prompt_logprobs: bool = False
     guided: tuple[str, ...] = ()
@@ -114,7 +129,7 @@ class EngineConfig:
             "data_parallel_size": self.data_parallel_size,
             "capabilities": {
                 "inputs": list(self.inputs),
-                "sampling": list(self.sampling),
+                "sampling": list(USUAL_SAMPLING if self.sampling is None else self.sampling),
                 "max_logprobs": self.max_logprobs,
                 "prompt_logprobs": self.prompt_logprobs,
                 "guided": list(self.guided),
@@ -147,6 +162,18 @@ class WorkerConfig:
     request_plane: str | None = None
     event_plane: str | None = None
     """Accepted and without effect: events travel over the request plane."""
+    use_kv_events: bool = False
+    """Accepted and without effect: what the engine declares counts, `EngineConfig.kv_events`."""
+    context_length: int | None = None
+    """Lowers the engine's context, in tokens."""
+    migration_limit: int | None = None
+    """How often a request may go on at another instance; None for the default of `genset run`, 3."""
+    tool_call_parser: str | None = None
+    """Which tool calls frontends find in the text: a name of `genset run --tool-parser`."""
+    reasoning_parser: str | None = None
+    """Which reasoning frontends find in the text: a name of `genset run --reasoning-parser`."""
+    user_data: Mapping[str, Any] | None = None
+    """Published with the model as it is; what JSON can hold."""
     custom_jinja_template: str | None = None
     """File with a chat template, in place of the model's own."""
     engine_restarts: int = 0

@@ -17,9 +17,11 @@ from typing import Any
 
 from genset import _model_files
 from genset._convert import Answer, kv_event, request_from_wire
+from genset._declared import warn_of_sampling
 from genset._frames import pack, unpack
 from genset._bodies import Bodies
-from genset._handler import Answering, Codec, Encoder, Handler
+from genset._handler import Answering, Codec, Encoder, Handler, Plain
+from genset.engine import USUAL_SAMPLING, Context
 from genset.exceptions import EngineError, EngineShutdown, Internal, InvalidArgument
 from genset.runtime import Endpoint, Service
 from genset.types import GenerateChunk, GenerateRequest, Load
@@ -27,20 +29,6 @@ from genset.types import GenerateChunk, GenerateRequest, Load
 __all__ = ["KvEventPublisher", "LoadPublisher", "ModelType", "register_llm"]
 
 logger = logging.getLogger(__name__)
-
-USUAL_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "seed",
-)
-"""The options that reach a handler of which `register_llm` was not told what it honours."""
-
 
 class ModelType(enum.Flag):
     """What a handler takes and answers."""
@@ -109,47 +97,69 @@ async def register_llm(
     folder = await asyncio.to_thread(_find, model_path, has_bodies)
     if sampling is None and model_type is ModelType.Backend:
         sampling = USUAL_SAMPLING
-        logger.info("%s: sampling is not declared, so these options are let through: %s", endpoint.name, ", ".join(sampling))
-    spec: dict[str, Any] = {
-        "endpoint": endpoint.path,
-        "worker_id": _worker_id(endpoint),
-        "engine": {
-            "model": name,
-            "context_length_tokens": context_length or 0,
-            "vocab_size": None,
-            "kv_block_size": kv_cache_block_size,
-            "kv_total_blocks": total_kv_blocks,
-            "max_num_seqs": None,
-            "max_num_batched_tokens": None,
-            "data_parallel_size": data_parallel_size,
-            "capabilities": {
-                "inputs": ["text" if has_bodies else "embed" if model_type is ModelType.Embedding else "tokens"],
-                "whole_bodies": has_bodies,
-                "sampling": list(sampling or ()),
-                "max_logprobs": max_logprobs,
-                "guided": list(guided),
-                "kv_events": kv_events,
-                "kv_ranks": kv_ranks,
-                "resume": migration_limit > 0 and model_type is ModelType.Backend,
-            },
-            "canary": _canary(name, model_type) if has_bodies else None,
+        warn_of_sampling("register_llm", name)
+    engine: dict[str, Any] = {
+        "model": name,
+        "context_length_tokens": context_length or 0,
+        "vocab_size": None,
+        "kv_block_size": kv_cache_block_size,
+        "kv_total_blocks": total_kv_blocks,
+        "max_num_seqs": None,
+        "max_num_batched_tokens": None,
+        "data_parallel_size": data_parallel_size,
+        "capabilities": {
+            "inputs": ["text" if has_bodies else "embed" if model_type is ModelType.Embedding else "tokens"],
+            "whole_bodies": has_bodies,
+            "sampling": list(sampling or ()),
+            "max_logprobs": max_logprobs,
+            "guided": list(guided),
+            "kv_events": kv_events,
+            "kv_ranks": kv_ranks,
+            "resume": migration_limit > 0 and model_type is ModelType.Backend,
         },
-        "model_path": folder,
-        "aliases": list(aliases),
-        "endpoint_types": _endpoint_types(model_type),
-        "migration_limit": migration_limit,
-        "user_data": None if user_data is None else dict(user_data),
-        "tool_parser": tool_parser,
-        "reasoning_parser": reasoning_parser,
-        "chat_template": custom_template_path,
-        "max_running": max_running_requests,
-        "max_waiting": max_waiting_requests,
-        "idle_timeout_s": idle_timeout,
+        "canary": _canary(name, model_type) if has_bodies else None,
     }
-    runtime._models[endpoint.name] = _Registered(spec, Bodies(endpoint.name, name) if has_bodies else _Tokens(endpoint.name))
+    spec = model_spec(
+        endpoint,
+        engine,
+        folder,
+        aliases=list(aliases),
+        endpoint_types=_endpoint_types(model_type),
+        migration_limit=migration_limit,
+        user_data=user_data,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        chat_template=custom_template_path,
+        max_running=max_running_requests,
+        max_waiting=max_waiting_requests,
+        idle_timeout_s=idle_timeout,
+    )
+    runtime._models[endpoint.name] = _Registered(spec, Bodies(endpoint.name, name) if has_bodies else Tokens(endpoint.name))
 
 
 _BODIES = ModelType.Chat | ModelType.Completion
+
+_SPEC: dict[str, Any] = {
+    "aliases": [],
+    "endpoint_types": None,
+    "context_length": None,
+    "migration_limit": 3,
+    "tool_parser": None,
+    "reasoning_parser": None,
+    "chat_template": None,
+    "max_running": 1024,
+    "max_waiting": 4096,
+    "idle_timeout_s": 120.0,
+}
+
+
+def model_spec(
+    endpoint: Endpoint, engine: dict[str, Any], folder: str | None, *, user_data: Mapping[str, Any] | None, **options: Any
+) -> dict[str, Any]:
+    """What the native module is told of a model: of its engine, of the folder with its files, and what else differs from `_SPEC`."""
+    spec = {**_SPEC, "endpoint": endpoint.path, "worker_id": _worker_id(endpoint), "engine": engine, "model_path": folder}
+    spec["user_data"] = None if user_data is None else dict(user_data)
+    return {**spec, **options}
 
 
 def _find(model_path: str, has_bodies: bool) -> str | None:
@@ -197,7 +207,7 @@ class _Registered:
 
     def service(self, endpoint: Endpoint, handler: Handler, max_requests: int, grace_s: float) -> Service:
         spec = {**self._spec, "grace_s": grace_s, "max_running": min(max_requests, self._spec["max_running"])}
-        service = _ModelService(endpoint, handler, spec, self._codec)
+        service = ModelService(endpoint, handler, spec, self._codec)
         self.number = service.number
         return service
 
@@ -211,8 +221,10 @@ class _TokenAnswer(Answer):
     def __init__(self, request: GenerateRequest, endpoint: str) -> None:
         super().__init__(request)
         self._endpoint = endpoint
+        self._is_begun = False
 
     def plain(self, chunk: GenerateChunk) -> bytes | None:
+        self._is_begun = True
         if not isinstance(chunk, dict):
             kind = type(chunk).__name__
             raise Internal(f"an answer of {self._endpoint} is a {kind}; yield dictionaries such as {{'token_ids': [1]}}")
@@ -224,8 +236,15 @@ class _TokenAnswer(Answer):
             raise Internal(f"an answer of {self._endpoint} has {has}, and none of {', '.join(_ANSWERS)}")
         return super().items(chunk)
 
+    def finish(self) -> list[bytes]:
+        if not self._is_begun:
+            raise Internal(
+                f"the handler of {self._endpoint} gave nothing; yield dictionaries such as {{'token_ids': [1]}}, the last with finish_reason"
+            )
+        return super().finish()
 
-class _Tokens:
+
+class Tokens:
     """Requests and answers of a `ModelType.Backend`."""
 
     def __init__(self, endpoint: str) -> None:
@@ -236,19 +255,32 @@ class _Tokens:
         return request, _TokenAnswer(request, self._endpoint)
 
 
-class _ModelService(Service):
+class ModelService(Service):
     """A model with its handler. The worker in the native module admits requests, probes, drains and keeps the contract."""
 
-    def __init__(self, endpoint: Endpoint, handler: Handler, spec: dict[str, Any], codec: Codec) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        handler: Handler,
+        spec: dict[str, Any],
+        codec: Codec,
+        hooks: Handler | None = None,
+        on_stop: Callable[[Context], None] | None = None,
+    ) -> None:
+        """`hooks` answers what the worker asks beside requests; `on_stop` is told of requests that nobody wants any more."""
         super().__init__(endpoint)
-        self._spec = spec
-        self._answering = Answering(self.bridge, self.name, handler, codec)
+        self._answering = Answering(self.bridge, self.name, handler, codec, on_stop)
+        self._hooks = None if hooks is None else Answering(self.bridge, self.name, hooks, Plain(self.name))
+        self._hooks_number = None if hooks is None else self.bridge.number()
+        self._spec = {**spec, "hooks": self._hooks_number}
         self._ended: asyncio.Future[int | None] | None = None
         self._is_stopped = False
 
     async def run(self) -> None:
         node, number = self.bridge.node, self.number
         self.bridge.servings[number] = self._answering.on_call
+        if self._hooks is not None and self._hooks_number is not None:
+            self.bridge.servings[self._hooks_number] = self._hooks.on_call
         end, self._ended = self.bridge.expect()
         spec = pack(self._spec)
         try:
@@ -261,7 +293,13 @@ class _ModelService(Service):
             await self.stop()
             raise
         finally:
-            self.bridge.servings.pop(number, None)
+            for each in (number, self._hooks_number):
+                self.bridge.servings.pop(each, None)  # type: ignore[arg-type]
+
+    def publish(self, event: bytes) -> None:
+        """Passes on what the engine publishes. Any thread may call it."""
+        self.bridge.check()
+        self.bridge.node.publish(self.number, event)
 
     async def _begin(self, begin: Callable[[int], None]) -> None:
         try:

@@ -24,7 +24,7 @@ import logging
 import signal
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, cast, overload
 
 from genset._bridge import Bridge, load_native
 from genset._client import Client, ResponseStream
@@ -317,13 +317,18 @@ def worker(static: bool | Main[Any] = False, **options: Any) -> Any:
     def decorate(main: Main[Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
         @functools.wraps(main)
         async def program(*arguments: Any, **named: Any) -> Any:
-            start_logging()
-            runtime = await Runtime.connect(is_static, **options)
-            return await _run(runtime, main(runtime, *arguments, **named))
+            return await serve_until_signalled(lambda runtime: main(runtime, *arguments, **named), is_static, **options)
 
         return program
 
     return decorate
+
+
+async def serve_until_signalled(main: Main[Result], static: bool = False, **options: Any) -> Result | None:
+    """What `worker` does with a function: sets up the log, joins the fleet and runs it until a signal."""
+    start_logging()
+    runtime = await Runtime.connect(static, **options)
+    return cast("Result | None", await _run(runtime, main(runtime)))
 
 
 async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:

@@ -1,9 +1,10 @@
-"""`run`: the main function of a backend."""
+"""`run`: the main function of a backend whose engine has a process of its own beside its worker."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -11,17 +12,12 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import types
 from pathlib import Path
 
 from genset import _logging
 from genset._channel import ORPHAN_GRACE_S
 from genset._child import Child
 from genset.engine import LLMEngine, WorkerConfig
-
-# `from genset.backend.run import run` is how programs that come from Dynamo write it.
-_as_module = types.ModuleType(f"{__name__}.run")
-sys.modules[_as_module.__name__] = _as_module
 
 FD_VARIABLE = "GENSET_ENGINE_FD"
 """Names the socket, in a process that a worker started."""
@@ -47,9 +43,6 @@ def run(engine_class: type[LLMEngine], argv: list[str] | None = None) -> None:
     _, config = asyncio.run(_from_args(engine_class, argv))
     command = worker_command(config, engine_command(argv))
     os.execv(command[0], command)
-
-
-_as_module.__dict__["run"] = run
 
 
 def watch_leash() -> None:
@@ -104,11 +97,16 @@ def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
         "--request-plane": config.request_plane,
         "--endpoint-types": config.endpoint_types,
         "--chat-template": config.custom_jinja_template,
-        "--engine-restarts": str(config.engine_restarts) if config.engine_restarts else None,
+        "--engine-restarts": config.engine_restarts or None,
+        "--context-length": config.context_length,
+        "--migration-limit": config.migration_limit,
+        "--tool-parser": config.tool_call_parser,
+        "--reasoning-parser": config.reasoning_parser,
+        "--user-data": None if config.user_data is None else json.dumps(config.user_data),
     }
     for flag, value in options.items():
         if value is not None:
-            command += [flag, value]
+            command += [flag, str(value)]
     return command + config.extra_args
 
 

@@ -1,0 +1,37 @@
+"""What an engine left open when it said what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from genset import _model_files
+from genset.engine import USUAL_SAMPLING, EngineConfig
+
+logger = logging.getLogger(__name__)
+
+
+def completed(config: EngineConfig, model_path: str) -> EngineConfig:
+    """The config with the context of the model's files and the usual sampling options where the engine says nothing of them; the
+    log says so."""
+    if config.context_length is None:
+        length = _model_files.context_length(model_path or config.model)
+        if length is None:
+            logger.warning("neither the engine nor the model's files give a context_length; requests of any length are let through")
+        config = dataclasses.replace(config, context_length=length or _model_files.UNBOUNDED_TOKENS)
+    if config.sampling is None:
+        if config.inputs != ("embed",):
+            warn_of_sampling("EngineConfig", config.model)
+        config = dataclasses.replace(config, sampling=USUAL_SAMPLING)
+    return config
+
+
+def warn_of_sampling(where: str, model: str) -> None:
+    """Says that options reach a model that may ignore them, and what to declare."""
+    logger.warning(
+        "%s: nothing says which sampling options it honours, so these reach it: %s. "
+        "Name those it honours in %s(sampling=...), and requests with another are refused",
+        model,
+        ", ".join(USUAL_SAMPLING),
+        where,
+    )
