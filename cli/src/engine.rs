@@ -124,7 +124,7 @@ fn of_tokens(
         | EngineKind::Cmd
         | EngineKind::Server(_) => {
             let vocab_size = vocab_size(&folder)?;
-            Arc::new(EchoCore::from_args(&args.echo, vocab_size, context))
+            Arc::new(EchoCore::from_args(&args.echo, vocab_size, context).once())
         }
     };
     let mut worker = config.worker.worker_config(Some(folder))?;

@@ -103,20 +103,13 @@ impl Asker {
     }
 
     async fn job(&self, messages: &[Value], fields: &Map<String, Value>) -> Result<Job, ApiError> {
-        let mut request = self.request(messages, fields)?;
+        let request = self.request(messages, fields)?;
         // One person's own memory needs no budget.
-        let room = || Room {
+        let room = Room {
             deadline: None,
             memory: MemoryBudget::new(usize::MAX).share(),
         };
-        if self.echoes_prompt {
-            // The whole prompt, and then no more: the echo would begin again.
-            let model = Arc::clone(&self.model);
-            let counted = Job::chat(model, request.clone(), room()).await?;
-            let tokens = counted.prompt().map_or(0, <[_]>::len);
-            request.params.stop.max_tokens = u32::try_from(tokens).ok().filter(|count| *count > 0);
-        }
-        Job::chat(Arc::clone(&self.model), request, room()).await
+        Job::chat(Arc::clone(&self.model), request, room).await
     }
 
     fn request(

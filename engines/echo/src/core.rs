@@ -17,6 +17,7 @@ pub struct EchoCore {
     delay: Duration,
     vocab_size: u32,
     context_length_tokens: u32,
+    repeats: bool,
     started: EngineState<()>,
 }
 
@@ -28,7 +29,18 @@ impl EchoCore {
             delay: args.delay(),
             vocab_size,
             context_length_tokens,
+            repeats: true,
             started: EngineState::new(),
+        }
+    }
+
+    /// The same, but for `ignore_eos`: that shows the whole template, whose end-of-sequence tokens would end the answer, and the
+    /// prompt's end still ends it. So people read it once. An engine's contract has it go on to `max_tokens`.
+    #[must_use]
+    pub fn once(self) -> Self {
+        Self {
+            repeats: false,
+            ..self
         }
     }
 }
@@ -53,13 +65,14 @@ impl LLMEngine for EchoCore {
         self.started.get()?;
         let max_tokens = request.max_tokens(self.context_length_tokens);
         let tokens = request.tokens()?.to_vec();
-        let delay = self.delay;
+        let (delay, repeats) = (self.delay, self.repeats);
         Ok(output::stream(ctx, move |out| async move {
             for (generated, token) in (0..).zip(tokens.iter().copied().cycle()) {
                 if generated == max_tokens {
                     return Ok(Finish::length());
                 }
-                if ends(&request.stop, tokens.len(), generated) {
+                let must_go_on = repeats && request.stop.ignore_eos;
+                if !must_go_on && ends(&request.stop, tokens.len(), generated) {
                     break;
                 }
                 pause(delay).await;
@@ -86,7 +99,13 @@ mod tests {
     use super::*;
 
     async fn echo(change: impl FnOnce(&mut GenerateRequest)) -> (u32, FinishReason) {
-        let engine = EchoCore::from_args(&EchoArgs::default(), 100, 8);
+        echo_of(EchoCore::from_args(&EchoArgs::default(), 100, 20), change).await
+    }
+
+    async fn echo_of(
+        engine: EchoCore,
+        change: impl FnOnce(&mut GenerateRequest),
+    ) -> (u32, FinishReason) {
         engine.start(StartContext::detached(1)).await.unwrap();
         let mut request = GenerateRequest::from_tokens("m", vec![5, 6, 9, 7]);
         request.stop.eos_token_ids = [9].into();
@@ -106,11 +125,23 @@ mod tests {
         assert_eq!(echo(|_| {}).await, (2, FinishReason::Stop));
         assert_eq!(
             echo(|request| request.stop.ignore_eos = true).await,
-            (4, FinishReason::Length)
+            (16, FinishReason::Length)
         );
         assert_eq!(
             echo(|request| request.stop.max_tokens = Some(1)).await,
             (1, FinishReason::Length)
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn once_is_once_unless_more_is_asked_for() {
+        let once = || EchoCore::from_args(&EchoArgs::default(), 100, 20).once();
+        let ignoring = echo_of(once(), |request| request.stop.ignore_eos = true).await;
+        assert_eq!(ignoring, (4, FinishReason::Stop));
+        let longer = echo_of(once(), |request| {
+            request.stop.ignore_eos = true;
+            request.stop.min_tokens = 6;
+        });
+        assert_eq!(longer.await, (8, FinishReason::Stop));
     }
 }

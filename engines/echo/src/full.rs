@@ -70,7 +70,7 @@ impl LLMEngine for EchoFull {
                 if generated == max_tokens {
                     return Ok(Finish::length());
                 }
-                if ends(&stop, words.len(), generated) {
+                if !stop.ignore_eos && ends(&stop, words.len(), generated) {
                     break;
                 }
                 pause(delay).await;

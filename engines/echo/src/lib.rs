@@ -38,11 +38,11 @@ impl EchoArgs {
 }
 
 /// Whether an answer that repeats a prompt of `prompt_len` tokens ends before token number `generated`: at the prompt's end,
-/// unless it must go on.
+/// unless the least number of tokens is not there yet.
 fn ends(stop: &StopConditions, prompt_len: usize, generated: u32) -> bool {
     let place = usize::try_from(generated).unwrap_or(usize::MAX);
     let is_at_end = place > 0 && place.is_multiple_of(prompt_len);
-    is_at_end && !stop.ignore_eos && generated >= stop.min_tokens
+    is_at_end && generated >= stop.min_tokens
 }
 
 /// Waits before a token; not at all for a zero delay, which even a timer that is due would cost.
