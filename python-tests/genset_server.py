@@ -70,6 +70,11 @@ class GensetServer:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running {STOP_SECONDS} s after SIGTERM:\n{self.output}") from None
 
+    def kill(self):
+        """Sends SIGKILL and waits for the end."""
+        self._process.kill()
+        self._process.wait(STOP_SECONDS)
+
     @property
     def output(self):
         return "".join(self._lines)

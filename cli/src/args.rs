@@ -195,7 +195,7 @@ struct RunArgs {
     /// What `out=ENGINE` sets
     #[arg(long = "out", hide = true, default_value = "candle")]
     output: String,
-    /// Prompts of in=batch that are answered at the same time
+    /// Prompts of in=batch, or requests of /v1/batches, that are answered at the same time
     #[arg(
         long,
         env = "GENSET_BATCH_CONCURRENCY",
@@ -473,7 +473,7 @@ fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
         OutputKind::Dyn(endpoint) => endpoint.clone(),
         OutputKind::Engine(_) => None,
     };
-    let frontend = http.config(endpoint, parsers)?;
+    let frontend = http.config(endpoint, parsers, batch_concurrency)?;
     // Last, for it may take an hour.
     let is_of_hub = hub::is_asked(&worker, engine_args.model_config.as_deref());
     if is_of_hub && models == HubModels::Fetch {

@@ -68,6 +68,8 @@ pub struct FrontendConfig {
     pub max_stored_responses: usize,
     /// The most memory they may take, in bytes, and no more than a quarter of the memory budget.
     pub max_stored_bytes: usize,
+    /// What is kept of `/v1/files` and `/v1/batches`; `None` for neither.
+    pub batches: Option<BatchConfig>,
     /// The most memory that the tokens of known prompts may take, for each model, in bytes; 0 keeps none.
     pub tokenizer_cache_bytes: usize,
     /// Bodies, templates and prompts that are worked on at once off the async threads, where they are long; more wait.
@@ -128,6 +130,7 @@ impl Default for FrontendConfig {
             max_tools: 128,
             max_stored_responses: 1024,
             max_stored_bytes: 64 << 20,
+            batches: None,
             tokenizer_cache_bytes: 16 << 20,
             work_threads: available_parallelism().unwrap_or(NonZeroUsize::MIN),
             parsers: ParserNames::default(),
@@ -160,6 +163,44 @@ impl FrontendConfig {
     pub(crate) fn stored_bytes(&self) -> usize {
         self.max_stored_bytes
             .min(self.memory_budget_bytes / STORED_DIVISOR)
+    }
+}
+
+/// Where files and batches are kept, and the limits on them. Those of an owner hold for each API key by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchConfig {
+    /// The folder, which one process at a time may have.
+    pub folder: PathBuf,
+    /// The largest file that may be uploaded, in bytes.
+    pub max_file_bytes: u64,
+    /// The most files of an owner, with those that batches have written.
+    pub max_files: usize,
+    /// The most bytes that the files of an owner may have together for a further upload to be taken.
+    pub max_total_bytes: u64,
+    /// The most batches of an owner that have not ended.
+    pub max_batches: usize,
+    /// The most requests of a batch.
+    pub max_requests: usize,
+    /// Requests of all batches that are answered at the same time.
+    pub concurrency: NonZeroUsize,
+    /// How long a file is kept unless its upload says otherwise, and a batch after its end.
+    pub lifetime: Duration,
+}
+
+impl BatchConfig {
+    /// The usual limits.
+    #[must_use]
+    pub fn new(folder: PathBuf) -> Self {
+        Self {
+            folder,
+            max_file_bytes: 200 << 20,
+            max_files: 1000,
+            max_total_bytes: 10 << 30,
+            max_batches: 32,
+            max_requests: 50_000,
+            concurrency: NonZeroUsize::new(16).unwrap_or(NonZeroUsize::MIN),
+            lifetime: Duration::from_secs(30 * 24 * 3600),
+        }
     }
 }
 

@@ -3,12 +3,15 @@
 mod access;
 mod apis;
 mod asked_model;
+mod batches;
 mod body;
 mod completions;
 mod connection;
 mod docs;
+mod files;
 mod handlers;
 mod held;
+mod listing;
 mod local;
 mod messages;
 mod metrics;

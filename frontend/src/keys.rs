@@ -154,6 +154,13 @@ impl ApiKeys {
         key.cloned()
             .ok_or_else(|| refused("Incorrect API key provided."))
     }
+
+    /// A key of this name, for what is done on its behalf later.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<Arc<Key>> {
+        let keys = self.shared.keys.read();
+        keys.values().find(|key| key.name == name).cloned()
+    }
 }
 
 fn given(headers: &HeaderMap) -> Option<&str> {

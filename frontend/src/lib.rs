@@ -6,6 +6,7 @@
 
 pub mod answer;
 pub mod anthropic;
+pub mod batch;
 mod block;
 mod budget;
 mod config;
@@ -26,7 +27,7 @@ mod turns;
 mod work;
 
 pub use budget::{MemoryBudget, MemoryShare};
-pub use config::{FrontendConfig, FrontendTls};
+pub use config::{BatchConfig, FrontendConfig, FrontendTls};
 pub use error::{ApiError, Param, ParamName};
 pub use http::{FrontendServer, LocalAnswer, LocalFrontend};
 pub use json::JsonBody;

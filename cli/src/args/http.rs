@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use genset_backend_common::EngineError;
-use genset_frontend::{FrontendConfig, ParserNames};
+use genset_frontend::{BatchConfig, FrontendConfig, ParserNames};
 use genset_router::{DisaggregationConfig, KvConfig, MigrationConfig, RouterConfig, RouterMode};
 use genset_runtime::EndpointName;
 use http::HeaderName;
@@ -143,6 +143,42 @@ pub(super) struct HttpArgs {
     /// Most memory of kept responses, in bytes, and no more than a quarter of the memory budget
     #[arg(long, env = "GENSET_MAX_STORED_BYTES", default_value_t = FrontendConfig::default().max_stored_bytes)]
     max_stored_bytes: usize,
+    /// Folder for /v1/files and /v1/batches, which goes on with its batches after a restart; without it there are none
+    #[arg(long, env = "GENSET_BATCH_FOLDER", value_name = "DIR")]
+    batch_folder: Option<PathBuf>,
+    /// Largest file that may be uploaded, in bytes
+    #[arg(long, env = "GENSET_MAX_FILE_BYTES", value_name = "BYTES", default_value_t = 200 << 20)]
+    max_file_bytes: u64,
+    /// Most files of each API key, with those that batches have written
+    #[arg(
+        long,
+        env = "GENSET_MAX_FILES",
+        value_name = "FILES",
+        default_value_t = 1000
+    )]
+    max_files: usize,
+    /// Most bytes of all files of each API key; beyond, uploads are refused
+    #[arg(long, env = "GENSET_MAX_FILES_BYTES", value_name = "BYTES", default_value_t = 10 << 30)]
+    max_files_bytes: u64,
+    /// Most batches of each API key that have not ended
+    #[arg(
+        long,
+        env = "GENSET_MAX_BATCHES",
+        value_name = "BATCHES",
+        default_value_t = 32
+    )]
+    max_batches: usize,
+    /// Most requests of a batch
+    #[arg(
+        long,
+        env = "GENSET_MAX_BATCH_REQUESTS",
+        value_name = "REQUESTS",
+        default_value_t = 50_000
+    )]
+    max_batch_requests: usize,
+    /// How long files are kept unless their upload says otherwise, and batches after their end, in seconds
+    #[arg(long, env = "GENSET_FILE_LIFETIME", default_value = "2592000", value_parser = seconds)]
+    file_lifetime: Seconds,
     /// Most memory of a model's known prompts and their tokens, in bytes; 0 keeps none
     #[arg(long, env = "GENSET_TOKENIZER_CACHE_BYTES", default_value_t = FrontendConfig::default().tokenizer_cache_bytes)]
     tokenizer_cache_bytes: usize,
@@ -194,7 +230,18 @@ impl HttpArgs {
         self,
         endpoint: Option<EndpointName>,
         parsers: ParserNames,
+        batch_concurrency: NonZeroUsize,
     ) -> Result<FrontendConfig, EngineError> {
+        let batches = self.batch_folder.map(|folder| BatchConfig {
+            folder,
+            max_file_bytes: self.max_file_bytes,
+            max_files: self.max_files,
+            max_total_bytes: self.max_files_bytes,
+            max_batches: self.max_batches,
+            max_requests: self.max_batch_requests,
+            concurrency: batch_concurrency,
+            lifetime: self.file_lifetime.0,
+        });
         let kv = self.kv.config(KvConfig {
             max_worker_blocks: self.kv_max_worker_blocks,
             max_lag: self.kv_max_lag.0,
@@ -240,6 +287,7 @@ impl HttpArgs {
             max_embedding_inputs: self.max_embedding_inputs,
             max_stored_responses: self.max_stored_responses,
             max_stored_bytes: self.max_stored_bytes,
+            batches,
             tokenizer_cache_bytes: self.tokenizer_cache_bytes,
             work_threads: self.work_threads,
             parsers,

@@ -1,26 +1,24 @@
 //! `in=batch:PATH`: a file of prompts or of requests in OpenAI's batch format, or a folder of such files, answered into
 //! `output.jsonl` beside them.
 //!
-//! Each answer is noted in [`Notes`] as it comes, in whatever order. When all have come they are written in the input's order,
+//! Each answer is noted in [`BatchNotes`] as it comes, in whatever order. When all have come they are written in the input's order,
 //! and the notes are removed. A run that was interrupted finds its notes and goes on where it stood.
 
-mod notes;
-mod pauses;
 mod prompts;
-mod request;
 mod tally;
 
+use std::fmt::Display;
+use std::io::Write;
 use std::path::Path;
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
 use genset_frontend::LocalFrontend;
+use genset_frontend::batch::{BatchNotes, Pauses, answer_line, write_whole};
 use genset_runtime::Signals;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
-use self::notes::Notes;
-use self::pauses::Pauses;
 use self::prompts::{Prompt, Prompts};
 use self::tally::Tally;
 use super::question::{Answered, Asker};
@@ -49,7 +47,8 @@ pub(super) async fn run(
     let mut prompts = Prompts::open(path)?;
     let output = prompts.folder().join(OUTPUT);
     let total = prompts.count();
-    let mut notes = Notes::open(&output, prompts.fingerprint(), total)?;
+    let path = output.with_extension("jsonl.part");
+    let mut notes = BatchNotes::open(path, prompts.fingerprint(), total).map_err(refused)?;
     if notes.count() > 0 {
         note(format_args!(
             "{} of {total} prompts were answered before; going on with the others",
@@ -86,12 +85,12 @@ pub(super) async fn run(
                 Some(next) => {
                     let (index, line, elapsed) = next?;
                     tally.count(&line, elapsed);
-                    notes.add(index, &line)?;
+                    notes.add(index, &line).map_err(refused)?;
                 }
             },
         }
     }
-    let failed = notes.finish(&output)?;
+    let failed = write_output(notes, &output)?;
     print(&tally.summary(&output));
     if failed == 0 {
         return Ok(Ending::Done);
@@ -100,6 +99,27 @@ pub(super) async fn run(
     let problem =
         format!("{failed} of {total} prompts have no answer; their lines in {shown} say why");
     Err(EngineError::internal(problem))
+}
+
+/// Writes all answers in the order of their prompts, whole or not at all, and removes the notes. Returns how many are errors.
+fn write_output(mut notes: BatchNotes, output: &Path) -> Result<usize, EngineError> {
+    let mut failed = 0;
+    // As any file of the user's: the mask of the process takes its part away.
+    let written = write_whole(output, 0o666, |out| {
+        notes.each(|_, line| {
+            failed += usize::from(is_failure(&line));
+            serde_json::to_writer(&mut *out, &line)?;
+            out.write_all(b"\n")
+        })
+    });
+    written.map_err(|error| refused(format!("{} cannot be written: {error}", output.display())))?;
+    notes.remove().map_err(refused)?;
+    Ok(failed)
+}
+
+/// The error of what the word `in` names.
+fn refused(problem: impl Display) -> EngineError {
+    EngineError::invalid_argument("in", problem.to_string())
 }
 
 /// The line of the output for a prompt.
@@ -111,7 +131,10 @@ async fn line_of(
 ) -> Map<String, Value> {
     let begun = Instant::now();
     let (text, answered) = match prompt {
-        Prompt::Request(fields) => return request::line_of(&asked.routes, index, fields).await,
+        Prompt::Request(line) => {
+            let id = format!("batch_req_{}", index + 1);
+            return answer_line(&asked.routes, id, &line, Pauses::new()).await;
+        }
         Prompt::Bad(error) => (String::new(), Err(error)),
         Prompt::Question(text, fields) => {
             let answered = ask_until_there_is_room(&asked.asker, ctx, &text, &fields).await;

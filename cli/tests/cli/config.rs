@@ -170,7 +170,7 @@ async fn a_value_that_the_environment_shadows_is_not_checked() {
 }
 
 /// What a server's config has under another name than its settings.
-const NAMED_OTHERWISE: [(&str, &[&str]); 6] = [
+const NAMED_OTHERWISE: [(&str, &[&str]); 7] = [
     ("address", &["http-host", "http-port"]),
     ("tls", &["http-tls-cert", "http-tls-key"]),
     ("endpoint", &["out"]),
@@ -188,6 +188,19 @@ const NAMED_OTHERWISE: [(&str, &[&str]); 6] = [
     ),
     ("parsers", &["tool-parser", "reasoning-parser"]),
     ("memory_budget_bytes", &["memory-budget"]),
+    (
+        "batches",
+        &[
+            "batch-folder",
+            "batch-concurrency",
+            "max-file-bytes",
+            "max-files",
+            "max-files-bytes",
+            "max-batches",
+            "max-batch-requests",
+            "file-lifetime",
+        ],
+    ),
 ];
 
 /// No limit of the server's is without a setting, nor hidden.

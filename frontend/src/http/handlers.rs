@@ -16,8 +16,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::{self, Caller};
 use super::apis::{self, Given, Work, WriteError};
+use super::batches;
 use super::completions;
 use super::docs;
+use super::files;
 use super::messages;
 use super::metrics::HttpMetrics;
 use super::models;
@@ -27,6 +29,7 @@ use super::replies::json_response;
 use super::request_id;
 use super::responses;
 use super::ui;
+use crate::batch::run::Batches;
 use crate::budget::MemoryBudget;
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
@@ -44,6 +47,8 @@ pub(super) struct App {
     pub(super) responses: Arc<ResponseStore>,
     /// `None` where everybody may ask.
     pub(super) keys: Option<ApiKeys>,
+    /// `None` where no files are kept.
+    pub(super) batches: Option<Batches>,
     pub(super) draining: CancellationToken,
 }
 
@@ -66,13 +71,14 @@ impl App {
             registry: runtime.metrics().clone(),
             responses: Arc::new(responses),
             keys,
+            batches: None,
             draining,
         }
     }
 }
 
-/// Every route. Those that say how the server is are for everybody, the others for callers with a key, where there are keys.
-pub(super) fn router(app: App) -> Router {
+/// The routes that ask models for something.
+fn routes_to_models() -> Router<App> {
     use apis::{chat_error, completions_error, embeddings_error, openai_error, responses_error};
     use messages::anthropic_error;
     let embeddings = api("embeddings", apis::embeddings, embeddings_error);
@@ -86,7 +92,7 @@ pub(super) fn router(app: App) -> Router {
     let tokenize = api("tokenize", apis::tokenize, openai_error);
     let detokenize = api("detokenize", apis::detokenize, openai_error);
     let items = get(responses::input_items);
-    let asked = Router::new()
+    Router::new()
         .route("/v1/chat/completions", chat)
         .route("/v1/completions", completions)
         .route("/v1/embeddings", embeddings)
@@ -101,10 +107,37 @@ pub(super) fn router(app: App) -> Router {
         .route("/detokenize", detokenize)
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
-        .route_layer(middleware::from_fn_with_state(
-            app.clone(),
-            access::identify,
-        ));
+}
+
+/// Files and batches of them.
+fn routes_to_batches() -> Router<App> {
+    let create = api("batches", batches::create, apis::openai_error);
+    Router::new()
+        .route("/v1/files", get(files::list).post(files::upload))
+        .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
+        .route("/v1/files/{id}/content", get(files::content))
+        .route("/v1/batches", get(batches::list).merge(create))
+        .route("/v1/batches/{id}", get(batches::retrieve))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel))
+}
+
+/// What the program itself asks: nobody needs a key, and there is no other page or state than the answer.
+pub(super) fn local_router(app: App) -> Router {
+    routes_to_models()
+        .fallback(unknown_route)
+        .layer(middleware::from_fn(request_id::carry))
+        .with_state(app)
+}
+
+/// Every route. Those that say how the server is are for everybody, the others for callers with a key, where there are keys.
+pub(super) fn router(app: App) -> Router {
+    let asked =
+        routes_to_models()
+            .merge(routes_to_batches())
+            .route_layer(middleware::from_fn_with_state(
+                app.clone(),
+                access::identify,
+            ));
     let router = asked
         .route("/live", get(|| async { "live\n" }))
         .route("/ready", get(ready))

@@ -11,16 +11,22 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use super::handlers::{App, router};
+use super::access::Caller;
+use super::handlers::{App, local_router};
 use super::request_id::REQUEST_ID;
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
+use crate::keys::Key;
 use crate::model::Models;
 
 /// The routes of a [`FrontendServer`](super::FrontendServer) for the program itself: requests are answered as over HTTP, with the
-/// same checks and errors, without a port, keys or an access log.
+/// same checks and errors, without a port or keys.
 #[derive(Debug, Clone)]
-pub struct LocalFrontend(Router);
+pub struct LocalFrontend {
+    router: Router,
+    /// Who asks.
+    caller: Caller,
+}
 
 /// What a request was answered.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,7 +42,7 @@ pub struct LocalAnswer {
 }
 
 impl LocalFrontend {
-    /// The routes for these models, with the limits of `config`. Its metrics are the runtime's; there is one of this, or of a
+    /// The routes for these models, with the limits of `config` and no access log. Its metrics are the runtime's; there is one of this, or of a
     /// server, for each runtime.
     #[must_use]
     pub fn new(runtime: &Runtime, models: Models, config: FrontendConfig) -> Self {
@@ -46,13 +52,23 @@ impl LocalFrontend {
             ..config
         };
         let never = CancellationToken::new();
-        Self(router(App::new(
-            runtime,
-            models,
-            Arc::new(config),
-            None,
-            never,
-        )))
+        Self::within(App::new(runtime, models, Arc::new(config), None, never))
+    }
+
+    /// The routes of a server, for nobody's key.
+    pub(super) fn within(app: App) -> Self {
+        Self {
+            router: local_router(app),
+            caller: Caller::default(),
+        }
+    }
+
+    /// The same for requests of this key.
+    pub(crate) fn of(&self, key: Option<Arc<Key>>) -> Self {
+        Self {
+            router: self.router.clone(),
+            caller: Caller(key),
+        }
     }
 
     /// POSTs a JSON body to a path, such as `/v1/chat/completions`, and waits for the whole answer, which must be no stream.
@@ -63,7 +79,7 @@ impl LocalFrontend {
     /// # Cancel safety
     /// The request is cancelled when the future is dropped.
     pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> Result<LocalAnswer, ApiError> {
-        let request = Request::post(path)
+        let mut request = Request::post(path)
             .header(header::HOST, "localhost")
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(body.into()))
@@ -71,7 +87,8 @@ impl LocalFrontend {
                 let message = format!("{path:?} is no path: {error}.");
                 ApiError::new(StatusCode::NOT_FOUND, message)
             })?;
-        let Ok(response) = self.0.clone().oneshot(request).await;
+        request.extensions_mut().insert(self.caller.clone());
+        let Ok(response) = self.router.clone().oneshot(request).await;
         let (head, body) = response.into_parts();
         let text = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
         let retry_after = text(header::RETRY_AFTER).and_then(|seconds| seconds.parse().ok());

@@ -313,8 +313,8 @@ fn not_found(id: &str) -> ApiError {
     }
 }
 
-/// A response's id in a path.
-pub(super) struct Id(String);
+/// An id in a path.
+pub(super) struct Id(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = ApiError;
@@ -323,7 +323,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
         let path = Path::<String>::from_request_parts(parts, state).await;
         let problem = "the id in the path is not valid UTF-8";
         path.map(|Path(id)| Self(id))
-            .map_err(|_| ApiError::invalid("response_id", problem))
+            .map_err(|_| ApiError::invalid("id", problem))
     }
 }
 

@@ -11,7 +11,10 @@ use tokio_util::task::TaskTracker;
 
 use super::connection::Acceptor;
 use super::handlers::{App, router};
+use super::local::LocalFrontend;
 use super::tls::Tls;
+use crate::batch::run::{Batches, Stops};
+use crate::batch::store::BatchStore;
 use crate::config::FrontendConfig;
 use crate::keys::ApiKeys;
 use crate::model::Models;
@@ -47,14 +50,21 @@ impl FrontendServer {
     /// Listens, and begins to follow the runtime's models.
     ///
     /// # Errors
-    /// When the address cannot be listened on, or the config names a parser there is none of, a file of keys that cannot be
-    /// used, or a certificate that is none.
+    /// When the address cannot be listened on, or the config names a parser there is none of, a file of keys or a folder of
+    /// batches that cannot be used, or a certificate that is none.
     pub async fn bind(runtime: &Runtime, config: FrontendConfig) -> std::io::Result<Self> {
         config.parsers.check().map_err(std::io::Error::other)?;
         let tls = config.tls.as_ref().map(Tls::try_new).transpose()?;
         let keys = config.api_keys.clone();
         let keys = keys.map(|path| ApiKeys::load(path, runtime.metrics()));
         let keys = keys.transpose().map_err(std::io::Error::other)?;
+        let store = match config.batches.clone() {
+            Some(config) => {
+                let opened = tokio::task::spawn_blocking(move || BatchStore::open(&config));
+                Some(opened.await.map_err(std::io::Error::other)??)
+            }
+            None => None,
+        };
         let listener = TcpListener::bind(config.address).await?;
         let address = listener.local_addr()?;
         if let Some(warning) = warning_of(&config, address) {
@@ -71,7 +81,25 @@ impl FrontendServer {
             aborting: CancellationToken::new(),
         };
         let draining = server.draining.clone();
-        let app = App::new(runtime, models, Arc::clone(&config), keys.clone(), draining);
+        let mut app = App::new(
+            runtime,
+            models.clone(),
+            Arc::clone(&config),
+            keys.clone(),
+            draining,
+        );
+        if let Some(store) = store {
+            let stops = Stops {
+                tasks: server.tasks.clone(),
+                draining: server.draining.clone(),
+                aborting: server.aborting.clone(),
+            };
+            let routes = LocalFrontend::within(app.clone());
+            let asked = (routes, models.clone());
+            let batches = Batches::new(store, asked, config.model_linger, keys.clone(), stops);
+            batches.resume();
+            app.batches = Some(batches);
+        }
         let metrics = app.metrics.clone();
         if let Some(keys) = keys {
             server.tasks.spawn(keys.follow(server.closing.clone()));

@@ -17,6 +17,15 @@ pub(crate) async fn site_with_keys(
     entries: &[(&str, &str, &str)],
     engine: Arc<dyn LLMEngine>,
 ) -> (Site, tempfile::TempDir) {
+    site_with_keys_and(entries, config(), engine).await
+}
+
+/// As [`site_with_keys`], with a config.
+pub(crate) async fn site_with_keys_and(
+    entries: &[(&str, &str, &str)],
+    config: FrontendConfig,
+    engine: Arc<dyn LLMEngine>,
+) -> (Site, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
     let path: PathBuf = folder.path().join("keys.toml");
     let entry = |(name, key, more): &(&str, &str, &str)| {
@@ -28,7 +37,7 @@ pub(crate) async fn site_with_keys(
     std::fs::write(&path, entries.iter().map(entry).collect::<String>()).expect("a file");
     let config = FrontendConfig {
         api_keys: Some(path),
-        ..config()
+        ..config
     };
     (Site::with(config, engine).await, folder)
 }

@@ -13,6 +13,7 @@
 mod access;
 mod apis;
 mod bad_input;
+mod batches;
 mod client;
 mod connections;
 mod drain;

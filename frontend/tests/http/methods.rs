@@ -21,6 +21,12 @@ async fn each_is_answered_or_told_which_there_are() {
         ("/v1/responses/resp_0", &["GET", "HEAD", "DELETE"]),
         ("/v1/responses/resp_0/cancel", &["POST"]),
         ("/v1/responses/resp_0/input_items", &["GET", "HEAD"]),
+        ("/v1/files", &["GET", "HEAD", "POST"]),
+        ("/v1/files/file-0", &["GET", "HEAD", "DELETE"]),
+        ("/v1/files/file-0/content", &["GET", "HEAD"]),
+        ("/v1/batches", &["GET", "HEAD", "POST"]),
+        ("/v1/batches/batch_0", &["GET", "HEAD"]),
+        ("/v1/batches/batch_0/cancel", &["POST"]),
         ("/v1/messages", &["POST"]),
         ("/v1/messages/count_tokens", &["POST"]),
         ("/v1/models", &["GET", "HEAD"]),
@@ -34,7 +40,11 @@ async fn each_is_answered_or_told_which_there_are() {
         ("/openapi.json", &["GET", "HEAD"]),
         ("/docs", &["GET", "HEAD"]),
     ] {
-        met.push(path.replace("resp_0", "{id}").replace("tiny", "{id}"));
+        let ids = ["resp_0", "file-0", "batch_0", "tiny"];
+        met.push(
+            ids.iter()
+                .fold(path.to_owned(), |path, id| path.replace(id, "{id}")),
+        );
         for method in METHODS.iter().filter(|method| !allowed.contains(method)) {
             let mut client = site.connect().await;
             client.send(request(method, path, "", "")).await;

@@ -17,6 +17,7 @@ use genset_backend_common::output::{Finish, TokenChunk, TokenLogprob, TopLogprob
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{Artifact, GuidedKind, Input, InputKind, LLMEngine};
 use genset_engine_sample::{SampleArgs, SampleEngine};
+use genset_frontend::{BatchConfig, FrontendConfig};
 use proptest::prelude::{Just, ProptestConfig, Strategy, TestCaseError, any, prop_oneof};
 use proptest::prop_assert;
 use proptest::sample::{Index, select};
@@ -80,11 +81,27 @@ fn sample() -> Arc<dyn LLMEngine> {
     }))
 }
 
+/// A folder of batches with an input that every test knows.
+fn folder_of_batches() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = folder.path().join("files");
+    let record = json!({
+        "id": prose::INPUT_FILE, "owner": null, "bytes": 2, "created_at": 0, "expires_at": u64::MAX,
+        "filename": "input.jsonl", "purpose": "batch",
+    });
+    std::fs::create_dir(&files).expect("a folder");
+    std::fs::write(files.join(prose::INPUT_FILE), "{}").expect("a file");
+    let path = files.join(format!("{}.json", prose::INPUT_FILE));
+    std::fs::write(path, record.to_string()).expect("a file");
+    folder
+}
+
 /// A server, what it says of itself, and a runtime to ask it from.
 struct Server {
     tokio: tokio::runtime::Runtime,
     site: Site,
     document: Document,
+    _folder: tempfile::TempDir,
 }
 
 impl Server {
@@ -99,12 +116,22 @@ impl Server {
         };
         let template = Artifact::new("chat_template.jinja", TEMPLATE.as_bytes().to_vec());
         worker.artifacts.push(template);
-        let site = tokio.block_on(Site::with_worker(config(), worker, engine));
+        let folder = folder_of_batches();
+        let batches = BatchConfig {
+            max_batches: usize::MAX,
+            ..BatchConfig::new(folder.path().to_owned())
+        };
+        let config = FrontendConfig {
+            batches: Some(batches),
+            ..config()
+        };
+        let site = tokio.block_on(Site::with_worker(config, worker, engine));
         let document = tokio.block_on(site.get("/openapi.json")).json();
         Self {
             tokio,
             site,
             document: Document::new(document),
+            _folder: folder,
         }
     }
 
@@ -308,6 +335,11 @@ fn least(path: &str) -> Value {
             json!({"model": MODEL, "input": "Hi"})
         }
         "/detokenize" => json!({"model": MODEL, "tokens": [5]}),
+        "/v1/batches" => json!({
+            "input_file_id": prose::INPUT_FILE,
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        }),
         "/v1/messages" => json!({"model": MODEL, "messages": messages, "max_tokens": 5}),
         _ => json!({"model": MODEL, "messages": messages}),
     }
@@ -405,6 +437,8 @@ fn parameter() -> impl Strategy<Value = String> {
     let odd = [
         MODEL,
         "resp_0",
+        prose::INPUT_FILE,
+        "batch_0",
         "",
         "/",
         "//",

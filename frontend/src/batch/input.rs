@@ -1,0 +1,188 @@
+//! [`BatchInput`]: the lines of files. Where each begins is kept, and no more of them.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// The longest line, in bytes, with its end.
+const MAX_LINE_BYTES: u64 = 16 << 20;
+
+/// What is wrong with an input.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum InputError {
+    /// A file cannot be read.
+    #[error("{} cannot be read: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A line is at fault, and with it the whole input.
+    #[error("{at}: {problem}")]
+    Line {
+        /// The line, as [`LineAt`] shows it.
+        at: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// Where a line stands, as people count: `prompts.jsonl line 3`.
+#[derive(Debug, Clone, Copy)]
+pub struct LineAt<'a> {
+    /// The file.
+    pub path: &'a Path,
+    /// The line, from 1.
+    pub line: usize,
+}
+
+impl fmt::Display for LineAt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} line {}", self.path.display(), self.line)
+    }
+}
+
+impl LineAt<'_> {
+    /// The error of this line.
+    #[must_use]
+    pub fn error(self, problem: impl Into<String>) -> InputError {
+        InputError::Line {
+            at: self.to_string(),
+            problem: problem.into(),
+        }
+    }
+}
+
+/// The lines of files that are not blank, each of at most 16 MiB.
+#[derive(Debug)]
+pub struct BatchInput {
+    files: Vec<InputFile>,
+    places: Vec<Place>,
+    fingerprint: String,
+}
+
+#[derive(Debug)]
+struct InputFile {
+    path: PathBuf,
+    reader: BufReader<File>,
+}
+
+/// Where a line begins.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    file: usize,
+    line: usize,
+    offset: u64,
+}
+
+impl BatchInput {
+    /// Finds the lines of the files, in order. `look` sees each that is not blank, and may refuse the whole input for it.
+    ///
+    /// # Errors
+    /// When a file cannot be read, a line is too long, or `look` refuses.
+    pub fn open(
+        paths: impl IntoIterator<Item = PathBuf>,
+        mut look: impl FnMut(LineAt<'_>, &[u8]) -> Result<(), InputError>,
+    ) -> Result<Self, InputError> {
+        let (mut files, mut places) = (Vec::new(), Vec::new());
+        let mut hash = blake3::Hasher::new();
+        for path in paths {
+            let file = File::open(&path).map_err(|error| unreadable(&path, error))?;
+            let mut file = InputFile {
+                path,
+                reader: BufReader::new(file),
+            };
+            let (mut offset, mut line) = (0, 1);
+            loop {
+                let bytes = file.read_line(line)?;
+                if bytes.is_empty() {
+                    break;
+                }
+                hash.update(&bytes);
+                if !bytes.trim_ascii().is_empty() {
+                    let at = LineAt {
+                        path: &file.path,
+                        line,
+                    };
+                    look(at, &bytes)?;
+                    places.push(Place {
+                        file: files.len(),
+                        line,
+                        offset,
+                    });
+                }
+                offset += bytes.len() as u64;
+                line += 1;
+            }
+            files.push(file);
+        }
+        Ok(Self {
+            files,
+            places,
+            fingerprint: hash.finalize().to_hex().to_string(),
+        })
+    }
+
+    /// How many lines there are that are not blank.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.places.len()
+    }
+
+    /// What tells this input from others: a hash of all of its bytes.
+    #[must_use]
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// The line of this number, from 0, among those that are not blank.
+    ///
+    /// # Errors
+    /// When the file cannot be read any more.
+    pub fn read(&mut self, index: usize) -> Result<(LineAt<'_>, Vec<u8>), InputError> {
+        let place = self.places.get(index).copied();
+        let found = place.and_then(|place| Some((place, self.files.get_mut(place.file)?)));
+        let Some((place, file)) = found else {
+            return Err(InputError::Line {
+                at: format!("line {index} of {}", self.places.len()),
+                problem: "there is none".into(),
+            });
+        };
+        let sought = file.reader.seek(SeekFrom::Start(place.offset));
+        sought.map_err(|error| unreadable(&file.path, error))?;
+        let bytes = file.read_line(place.line)?;
+        let at = LineAt {
+            path: &file.path,
+            line: place.line,
+        };
+        Ok((at, bytes))
+    }
+}
+
+impl InputFile {
+    /// The next line with its end; nothing at the end of the file.
+    fn read_line(&mut self, line: usize) -> Result<Vec<u8>, InputError> {
+        let mut bytes = Vec::new();
+        let mut limited = self.reader.by_ref().take(MAX_LINE_BYTES + 1);
+        let read = limited.read_until(b'\n', &mut bytes);
+        read.map_err(|error| unreadable(&self.path, error))?;
+        if bytes.len() as u64 > MAX_LINE_BYTES {
+            let path = &self.path;
+            let problem = format!("is over the limit of {MAX_LINE_BYTES} bytes");
+            return Err(LineAt { path, line }.error(problem));
+        }
+        Ok(bytes)
+    }
+}
+
+fn unreadable(path: &Path, source: io::Error) -> InputError {
+    InputError::Unreadable {
+        path: path.to_owned(),
+        source,
+    }
+}

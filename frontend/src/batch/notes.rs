@@ -1,0 +1,228 @@
+//! [`BatchNotes`]: the answers of a batch that is not done, in a file, a line for each answer in the order they came.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+/// Why there are no notes.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum NotesError {
+    /// Their file cannot be read or written.
+    #[error("{} cannot be written: {source}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another process has them.
+    #[error("{}: another process answers this batch", path.display())]
+    Taken {
+        /// The file.
+        path: PathBuf,
+    },
+    /// They are about another input.
+    #[error("{} has the answers to another input; remove it to begin anew", path.display())]
+    OfAnother {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// The answers so far.
+#[derive(Debug)]
+pub struct BatchNotes {
+    path: PathBuf,
+    file: File,
+    /// Where each line's answer begins, and its bytes.
+    answers: Vec<Option<(u64, usize)>>,
+    count: usize,
+    /// Where the next answer goes.
+    end: u64,
+}
+
+/// The first line: whose answers these are.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Head {
+    input: String,
+    prompts: usize,
+}
+
+/// A further line.
+#[derive(Debug, Serialize, Deserialize)]
+struct Noted<T> {
+    prompt: usize,
+    line: T,
+}
+
+impl BatchNotes {
+    /// Opens the notes at `path`: those of an interrupted run on the same input of so many lines, or new ones.
+    ///
+    /// # Errors
+    /// When the file cannot be used, another process uses it, or it is about another input.
+    pub fn open(path: PathBuf, input: &str, lines: usize) -> Result<Self, NotesError> {
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path);
+        let file = match opened {
+            Ok(file) => file,
+            Err(source) => return Err(NotesError::Unwritable { path, source }),
+        };
+        if file.try_lock().is_err() {
+            return Err(NotesError::Taken { path });
+        }
+        let mut notes = Self {
+            path,
+            file,
+            answers: vec![None; lines],
+            count: 0,
+            end: 0,
+        };
+        let head = Head {
+            input: input.to_owned(),
+            prompts: lines,
+        };
+        match notes.read(&head) {
+            Ok(true) => Ok(notes),
+            Ok(false) => Err(NotesError::OfAnother { path: notes.path }),
+            Err(source) => Err(notes.unwritable(source)),
+        }
+    }
+
+    fn unwritable(&self, source: io::Error) -> NotesError {
+        NotesError::Unwritable {
+            path: self.path.clone(),
+            source,
+        }
+    }
+
+    /// Reads what an earlier run noted; says whether it is of this input. A line that it did not finish is written over.
+    fn read(&mut self, head: &Head) -> io::Result<bool> {
+        let mut reader = BufReader::new(self.file.try_clone()?);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            reader.read_until(b'\n', &mut line)?;
+            if line.last() != Some(&b'\n') {
+                break;
+            }
+            if self.end == 0 {
+                if serde_json::from_slice::<Head>(&line).ok().as_ref() != Some(head) {
+                    return Ok(false);
+                }
+            } else if let Ok(noted) = serde_json::from_slice::<Noted<Map<String, Value>>>(&line) {
+                self.remember(noted.prompt, line.len());
+            }
+            self.end += line.len() as u64;
+        }
+        self.file.set_len(self.end)?;
+        if self.end == 0 {
+            self.end = self.append(head)? as u64;
+        }
+        Ok(true)
+    }
+
+    fn remember(&mut self, index: usize, bytes: usize) {
+        if let Some(place) = self.answers.get_mut(index) {
+            self.count += usize::from(place.is_none());
+            *place = Some((self.end, bytes));
+        }
+    }
+
+    /// Writes a line at the end; returns its bytes.
+    fn append(&mut self, line: &impl Serialize) -> io::Result<usize> {
+        let mut bytes = serde_json::to_vec(line)?;
+        bytes.push(b'\n');
+        self.file.seek(SeekFrom::Start(self.end))?;
+        self.file.write_all(&bytes)?;
+        Ok(bytes.len())
+    }
+
+    /// How many lines are answered.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Whether the line of this number, from 0, is answered.
+    #[must_use]
+    pub fn has(&self, index: usize) -> bool {
+        self.answers.get(index).is_some_and(Option::is_some)
+    }
+
+    /// Notes the answer to a line.
+    ///
+    /// # Errors
+    /// When it cannot be written; a disk that is full keeps what was noted before.
+    pub fn add(&mut self, index: usize, line: &Map<String, Value>) -> Result<(), NotesError> {
+        let appended = self.append(&Noted {
+            prompt: index,
+            line,
+        });
+        let bytes = appended.map_err(|error| self.unwritable(error))?;
+        self.remember(index, bytes);
+        self.end += bytes as u64;
+        Ok(())
+    }
+
+    /// Shows the answers in the order of their lines.
+    ///
+    /// # Errors
+    /// When they cannot be read, and what `show` ends with.
+    pub fn each(
+        &mut self,
+        mut show: impl FnMut(usize, Map<String, Value>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        for (index, answer) in self.answers.iter().enumerate() {
+            let Some((offset, bytes)) = *answer else {
+                continue;
+            };
+            let mut noted = vec![0; bytes];
+            self.file.seek(SeekFrom::Start(offset))?;
+            self.file.read_exact(&mut noted)?;
+            let noted: Noted<Map<String, Value>> = serde_json::from_slice(&noted)?;
+            show(index, noted.line)?;
+        }
+        Ok(())
+    }
+
+    /// Removes them, once they are elsewhere.
+    ///
+    /// # Errors
+    /// When the file cannot be removed.
+    pub fn remove(self) -> Result<(), NotesError> {
+        std::fs::remove_file(&self.path).map_err(|error| self.unwritable(error))
+    }
+}
+
+/// Writes a file whole or not at all: `write` fills another beside it, which then takes its place. `mode` is what may be done
+/// with it, less the process's mask.
+///
+/// # Errors
+/// When it cannot be written, and what `write` ends with; then the file is what it was.
+pub fn write_whole<T>(
+    path: &Path,
+    mode: u32,
+    write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<T>,
+) -> io::Result<T> {
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    let mut new = tempfile::Builder::new()
+        .permissions(Permissions::from_mode(mode))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    let mut writer = BufWriter::new(new.as_file_mut());
+    let written = write(&mut writer)?;
+    writer.flush()?;
+    drop(writer);
+    new.as_file().sync_all()?;
+    new.persist(path).map_err(|error| error.error)?;
+    Ok(written)
+}

@@ -1,0 +1,87 @@
+//! [`Pauses`]: how long to wait while every worker is full.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+/// How often a request is sent, where nothing else ends it.
+const MAX_ATTEMPTS: u32 = 12;
+
+const FIRST: Duration = Duration::from_millis(50);
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Pauses that double, up to 10 s, between attempts.
+#[derive(Debug)]
+pub struct Pauses {
+    attempts_left: Option<u32>,
+    next: Duration,
+    stop: CancellationToken,
+}
+
+impl Pauses {
+    /// Before the first of 12 attempts.
+    #[must_use]
+    #[expect(
+        clippy::new_without_default,
+        reason = "it begins a wait, and is no value"
+    )]
+    pub fn new() -> Self {
+        Self {
+            attempts_left: Some(MAX_ATTEMPTS),
+            next: FIRST,
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// Before the first attempt of any number, until `stop`.
+    #[must_use]
+    pub fn until(stop: CancellationToken) -> Self {
+        Self {
+            attempts_left: None,
+            next: FIRST,
+            stop,
+        }
+    }
+
+    /// Waits after an attempt, longer where the server says so; false when there was the last one.
+    ///
+    /// # Cancel safety
+    /// The attempt is counted when the future is dropped.
+    pub async fn wait(&mut self, wanted: Option<Duration>) -> bool {
+        if let Some(left) = &mut self.attempts_left {
+            *left -= 1;
+            if *left == 0 {
+                return false;
+            }
+        }
+        let pause = wanted.unwrap_or_default().clamp(self.next, LONGEST);
+        self.next = (self.next * 2).min(LONGEST);
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => false,
+            () = tokio::time::sleep(pause) => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn attempts_are_counted_or_end_with_the_token() {
+        let mut counted = Pauses::new();
+        let mut attempts = 1;
+        while counted.wait(None).await {
+            attempts += 1;
+        }
+        assert_eq!(attempts, MAX_ATTEMPTS);
+        let stop = CancellationToken::new();
+        let mut endless = Pauses::until(stop.clone());
+        for _ in 0..100 {
+            assert!(endless.wait(Some(Duration::from_secs(3600))).await);
+        }
+        stop.cancel();
+        assert!(!endless.wait(None).await);
+    }
+}

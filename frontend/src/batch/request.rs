@@ -1,0 +1,205 @@
+//! Lines in OpenAI's batch format: requests with the bodies that they would have over HTTP.
+//!
+//! # Source
+//! [OpenAI's batch API](https://platform.openai.com/docs/guides/batch): input and output lines.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use super::pauses::Pauses;
+use crate::http::{LocalAnswer, LocalFrontend};
+
+/// What a request of a batch may be sent to.
+pub const BATCH_URLS: [&str; 5] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+];
+
+/// What is no name is shown up to so many bytes.
+const MAX_SHOWN_BYTES: usize = 100;
+
+/// What is wrong with a line: a stable name of it, the field, and a sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadLine {
+    /// A stable name.
+    pub code: &'static str,
+    /// The field of the line.
+    pub param: &'static str,
+    /// What is wrong and what is expected.
+    pub problem: String,
+}
+
+impl BadLine {
+    fn new(code: &'static str, param: &'static str, problem: &str) -> Self {
+        Self {
+            code,
+            param,
+            problem: problem.to_owned(),
+        }
+    }
+}
+
+/// A line of the input: a request, of which nothing is made that would take more memory than the line.
+#[derive(Debug, Deserialize)]
+pub struct BatchLine {
+    custom_id: Option<Box<RawValue>>,
+    method: Option<Box<RawValue>>,
+    url: Option<Box<RawValue>>,
+    body: Option<Box<RawValue>>,
+}
+
+/// The field of a body that decides whether its answer fits a file.
+#[derive(Deserialize)]
+struct Streamed {
+    #[serde(default)]
+    stream: Option<bool>,
+}
+
+impl BatchLine {
+    /// Reads a line.
+    ///
+    /// # Errors
+    /// When it is no JSON object.
+    pub fn parse(line: &[u8]) -> serde_json::Result<Self> {
+        serde_json::from_slice(line)
+    }
+
+    /// What its answer is known by, if that is a string.
+    #[must_use]
+    pub fn custom_id(&self) -> Option<String> {
+        text_in(self.custom_id.as_deref())
+    }
+
+    /// What the output shows as its name: whatever stood there, if it is short.
+    pub(crate) fn shown_id(&self) -> Value {
+        match self.custom_id() {
+            Some(name) => name.into(),
+            None => {
+                let raw = self.custom_id.as_deref().map(RawValue::get);
+                let short = raw.filter(|raw| raw.len() <= MAX_SHOWN_BYTES);
+                short
+                    .and_then(|raw| serde_json::from_str(raw).ok())
+                    .unwrap_or_default()
+            }
+        }
+    }
+
+    /// Where its request goes.
+    ///
+    /// # Errors
+    /// When the line is no request of a batch. What is wrong with the request itself its answer says.
+    pub fn check(&self) -> Result<&'static str, BadLine> {
+        let bad = |code, param, problem: &str| BadLine::new(code, param, problem);
+        if self.custom_id().is_none() {
+            let problem = "custom_id must be a string";
+            return Err(bad("missing_required_parameter", "custom_id", problem));
+        }
+        if self.method.is_some() && text_in(self.method.as_deref()).as_deref() != Some("POST") {
+            return Err(bad("invalid_method", "method", "method must be POST"));
+        }
+        let asked = text_in(self.url.as_deref());
+        let known = BATCH_URLS
+            .into_iter()
+            .find(|url| Some(*url) == asked.as_deref());
+        let url = known.ok_or_else(|| {
+            let problem = format!("url must be one of {}", BATCH_URLS.join(", "));
+            bad("invalid_url", "url", &problem)
+        })?;
+        let body = self.body().filter(|body| body.starts_with('{'));
+        let Some(body) = body else {
+            let problem = "body must be an object: the request as it is sent to url";
+            return Err(bad("missing_required_parameter", "body", problem));
+        };
+        // A field of the wrong type is refused by the route.
+        let streamed = serde_json::from_str::<Streamed>(body);
+        if streamed.is_ok_and(|body| body.stream == Some(true)) {
+            let problem = "body.stream cannot be true: the answer goes into a file";
+            return Err(bad("invalid_request", "body.stream", problem));
+        }
+        Ok(url)
+    }
+
+    fn body(&self) -> Option<&str> {
+        self.body.as_deref().map(RawValue::get)
+    }
+}
+
+fn text_in(raw: Option<&RawValue>) -> Option<String> {
+    serde_json::from_str(raw?.get()).ok()
+}
+
+/// The line of the output for a request: what it was answered under its `custom_id`, or why it was not asked. `id` names the
+/// request among all. It is asked again while every worker is full or away, as `pauses` say.
+///
+/// # Cancel safety
+/// The request is cancelled when the future is dropped.
+pub async fn answer_line(
+    routes: &LocalFrontend,
+    id: String,
+    line: &BatchLine,
+    pauses: Pauses,
+) -> Map<String, Value> {
+    let custom_id = line.shown_id();
+    let answered = match line.check() {
+        Ok(url) => {
+            let body = line.body().unwrap_or_default();
+            let asked = ask_until_there_is_room(routes, url, body, pauses).await;
+            asked.map_err(|problem| ("server_error", problem))
+        }
+        Err(bad) => Err(("invalid_request", bad.problem)),
+    };
+    match answered {
+        Ok(answer) => {
+            let LocalAnswer {
+                status,
+                request_id,
+                body,
+                ..
+            } = answer;
+            let response = json!({"status_code": status, "request_id": request_id, "body": body});
+            output_line(id, custom_id, response, Value::Null)
+        }
+        Err((code, problem)) => unasked_line(id, custom_id, code, &problem),
+    }
+}
+
+/// The line of the output for a request that has no answer.
+pub(crate) fn unasked_line(
+    id: String,
+    custom_id: Value,
+    code: &str,
+    problem: &str,
+) -> Map<String, Value> {
+    let error = json!({"code": code, "message": problem});
+    output_line(id, custom_id, Value::Null, error)
+}
+
+fn output_line(id: String, custom_id: Value, response: Value, error: Value) -> Map<String, Value> {
+    Map::from_iter([
+        ("id".into(), id.into()),
+        ("custom_id".into(), custom_id),
+        ("response".into(), response),
+        ("error".into(), error),
+    ])
+}
+
+/// Asks, and asks again while every worker is full or away: a batch has time.
+async fn ask_until_there_is_room(
+    routes: &LocalFrontend,
+    url: &'static str,
+    body: &str,
+    mut pauses: Pauses,
+) -> Result<LocalAnswer, String> {
+    loop {
+        let answer = routes.post(url, body.to_owned()).await;
+        let answer = answer.map_err(|error| error.to_string())?;
+        let is_full = matches!(answer.status, 429 | 503);
+        if !is_full || !pauses.wait(answer.retry_after).await {
+            return Ok(answer);
+        }
+    }
+}

@@ -1,0 +1,640 @@
+//! [`Batches`]: answers the requests of batches, so many at once, by the server's own routes, for the key that each belongs to.
+//!
+//! A run looks at the whole input first, then answers its lines in any order and notes each answer, then writes the files of
+//! answers and of errors. It may be stopped anywhere: the next start of the server goes on from what was noted. What fails for
+//! want of the disk is tried again.
+
+use std::collections::HashSet;
+use std::io::{self, BufWriter, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::input::{BatchInput, InputError};
+use super::notes::BatchNotes;
+use super::pauses::Pauses;
+use super::records::{BatchRecord, BatchStatus, Counts, FileRecord, LineError, Purpose, now};
+use super::request::{BatchLine, answer_line, unasked_line};
+use super::store::BatchStore;
+use crate::error::shown;
+use crate::http::LocalFrontend;
+use crate::keys::ApiKeys;
+use crate::model::Models;
+
+/// The most errors of an input that its owner is told.
+const MAX_ERRORS: usize = 100;
+
+/// How long it waits before it tries again what the disk refused.
+const DISK_PAUSE: Duration = Duration::from_secs(5);
+
+/// How often a model that is not served yet is asked again.
+const MODEL_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often what is old is looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(600);
+
+/// Batches, and who answers them. Clones share.
+#[derive(Debug, Clone)]
+pub(crate) struct Batches {
+    store: BatchStore,
+    routes: LocalFrontend,
+    models: Models,
+    /// How long a batch that goes on waits for a model that is not served yet.
+    linger: Duration,
+    /// `None` where everybody may ask.
+    keys: Option<ApiKeys>,
+    /// Of all batches, the requests that are answered at once.
+    places: Arc<Semaphore>,
+    tasks: TaskTracker,
+    /// No request begins any more.
+    draining: CancellationToken,
+    /// Those under way end.
+    aborting: CancellationToken,
+}
+
+/// When batches stop.
+#[derive(Debug, Clone)]
+pub(crate) struct Stops {
+    pub(crate) tasks: TaskTracker,
+    pub(crate) draining: CancellationToken,
+    pub(crate) aborting: CancellationToken,
+}
+
+/// How a run came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Every line is answered.
+    Answered,
+    /// Its time was over.
+    Expired,
+    Cancelled,
+    /// The server stops; the next one goes on.
+    Stopped,
+}
+
+/// A batch's input and the answers so far, used by threads that may wait for a disk.
+#[derive(Debug)]
+struct Desk {
+    input: BatchInput,
+    notes: BatchNotes,
+    counts: Counts,
+}
+
+impl Batches {
+    pub(crate) fn new(
+        store: BatchStore,
+        (routes, models): (LocalFrontend, Models),
+        linger: Duration,
+        keys: Option<ApiKeys>,
+        stops: Stops,
+    ) -> Self {
+        let places = Semaphore::new(store.config().concurrency.get());
+        let Stops {
+            tasks,
+            draining,
+            aborting,
+        } = stops;
+        Self {
+            store,
+            routes,
+            models,
+            linger,
+            keys,
+            places: Arc::new(places),
+            tasks,
+            draining,
+            aborting,
+        }
+    }
+
+    /// Goes on with every batch that has not ended, and removes what is old from now on.
+    pub(crate) fn resume(&self) {
+        for id in self.store.unfinished() {
+            self.spawn(id, true);
+        }
+        let (store, draining) = (self.store.clone(), self.draining.clone());
+        self.tasks.spawn(async move {
+            loop {
+                let sweeping = store.clone();
+                drop(tokio::task::spawn_blocking(move || sweeping.sweep()).await);
+                tokio::select! {
+                    biased;
+                    () = draining.cancelled() => return,
+                    () = tokio::time::sleep(SWEEP_EVERY) => {}
+                }
+            }
+        });
+    }
+
+    /// What `work` does with the files and batches, on a thread that may wait for the disk.
+    pub(crate) async fn with_store<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&BatchStore) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let store = self.store.clone();
+        tokio::task::spawn_blocking(move || work(&store))
+            .await
+            .map_err(io::Error::other)
+    }
+
+    pub(crate) fn store(&self) -> &BatchStore {
+        &self.store
+    }
+
+    /// Answers a new batch in the background.
+    pub(crate) fn start(&self, id: String) {
+        self.spawn(id, false);
+    }
+
+    fn spawn(&self, id: String, goes_on: bool) {
+        let batches = self.clone();
+        self.tasks.spawn(async move {
+            let aborting = batches.aborting.clone();
+            tokio::select! {
+                biased;
+                () = aborting.cancelled() => {}
+                () = batches.run(&id, goes_on) => {}
+            }
+        });
+    }
+
+    async fn run(&self, id: &str, goes_on: bool) {
+        let Some((record, cancelled)) = self.store.run_of(id) else {
+            return;
+        };
+        let Some(desk) = self.open(&record).await else {
+            return;
+        };
+        let desk = Arc::new(Mutex::new(desk));
+        let end = match record.status {
+            BatchStatus::Cancelling => End::Cancelled,
+            BatchStatus::Validating
+            | BatchStatus::InProgress
+            | BatchStatus::Finalizing
+            | BatchStatus::Failed
+            | BatchStatus::Completed
+            | BatchStatus::Expired
+            | BatchStatus::Cancelled => self.answer(&record, &desk, cancelled, goes_on).await,
+        };
+        if end != End::Stopped {
+            self.finish(record, desk, end).await;
+        }
+    }
+
+    /// Looks at the whole input, and at what was answered before. `None` where the batch has failed, or the server stops.
+    async fn open(&self, record: &BatchRecord) -> Option<Desk> {
+        loop {
+            let (store, known) = (self.store.clone(), record.clone());
+            let opened = tokio::task::spawn_blocking(move || open(&store, &known)).await;
+            let refused = match opened {
+                Ok(Ok(desk)) => return Some(desk),
+                Ok(Err(Unopened::Refused(errors))) => errors,
+                Ok(Err(Unopened::Disk(problem))) => {
+                    self.pause(&record.id, &problem).await.then_some(())?;
+                    continue;
+                }
+                // The thread has panicked, or there are no threads any more.
+                Err(_) => return None,
+            };
+            let failed = self.changed(&record.id, move |record| {
+                record.errors.clone_from(&refused);
+                record.enter(BatchStatus::Failed);
+            });
+            failed.await;
+            return None;
+        }
+    }
+
+    /// Answers what is not answered.
+    async fn answer(
+        &self,
+        record: &BatchRecord,
+        desk: &Arc<Mutex<Desk>>,
+        cancelled: CancellationToken,
+        goes_on: bool,
+    ) -> End {
+        let left = Duration::from_secs(record.expires_at.saturating_sub(now()));
+        if left.is_zero() {
+            return End::Expired;
+        }
+        let mut models_may_come_until = Instant::now();
+        if goes_on {
+            // Of a server that has just started the models come one by one.
+            tokio::select! {
+                biased;
+                () = cancelled.cancelled() => return End::Cancelled,
+                () = self.draining.cancelled() => return End::Stopped,
+                () = tokio::time::sleep(left) => return End::Expired,
+                _ = self.models.any() => models_may_come_until = Instant::now() + self.linger,
+            }
+        }
+        let until = models_may_come_until;
+        let unanswered: Vec<usize> = {
+            let desk = desk.lock();
+            let all = 0..desk.input.count();
+            all.filter(|index| !desk.notes.has(*index)).collect()
+        };
+        let at_once = self.store.config().concurrency.get();
+        let lines = stream::iter(unanswered)
+            .take_until(self.draining.clone().cancelled_owned())
+            .map(|index| self.line(record, Arc::clone(desk), index, until))
+            .buffer_unordered(at_once);
+        let mut lines = std::pin::pin!(lines);
+        let mut expired = std::pin::pin!(tokio::time::sleep(left));
+        let mut are_all_noted = true;
+        loop {
+            tokio::select! {
+                biased;
+                () = cancelled.cancelled() => return End::Cancelled,
+                () = &mut expired => return End::Expired,
+                line = lines.next() => match line {
+                    Some(is_noted) => are_all_noted &= is_noted,
+                    None if are_all_noted && !self.draining.is_cancelled() => return End::Answered,
+                    None => return End::Stopped,
+                }
+            }
+        }
+    }
+
+    /// Answers one line and notes it. Its model may be missing until `until`. False when the server stops before.
+    async fn line(
+        &self,
+        record: &BatchRecord,
+        desk: Arc<Mutex<Desk>>,
+        index: usize,
+        until: Instant,
+    ) -> bool {
+        let Ok(_place) = self.places.acquire().await else {
+            return false;
+        };
+        if self.draining.is_cancelled() {
+            return false;
+        }
+        let reading = Arc::clone(&desk);
+        let read = tokio::task::spawn_blocking(move || line_of(&reading, index)).await;
+        let id = format!("batch_req_{}_{}", record.stem(), index + 1);
+        let line = match read {
+            Err(_) => return false,
+            Ok(Err(problem)) => unasked_line(id, Value::Null, "unreadable", &problem),
+            Ok(Ok(line)) => match self.routes_of(record) {
+                Some(routes) => self.ask(&routes, &id, &line, until).await,
+                None => {
+                    let problem = "The API key that the batch belongs to is no more.";
+                    unasked_line(id, line.shown_id(), "invalid_api_key", problem)
+                }
+            },
+        };
+        if self.draining.is_cancelled() && !is_answer(&line) {
+            // It may have failed for that alone.
+            return false;
+        }
+        self.note(record, desk, index, line).await
+    }
+
+    async fn ask(
+        &self,
+        routes: &LocalFrontend,
+        id: &str,
+        line: &BatchLine,
+        until: Instant,
+    ) -> Map<String, Value> {
+        loop {
+            let pauses = Pauses::until(self.draining.clone());
+            let answer = answer_line(routes, id.to_owned(), line, pauses).await;
+            let may_come = lacks_model(&answer) && Instant::now() < until;
+            if !may_come || self.draining.is_cancelled() {
+                return answer;
+            }
+            tokio::time::sleep(MODEL_PAUSE).await;
+        }
+    }
+
+    /// The routes, as the batch's owner uses them; `None` where the owner is no more.
+    fn routes_of(&self, record: &BatchRecord) -> Option<LocalFrontend> {
+        let key = match (&self.keys, &record.owner) {
+            (Some(keys), Some(owner)) => Some(keys.named(owner)?),
+            (None, None) => None,
+            (Some(_), None) | (None, Some(_)) => return None,
+        };
+        Some(self.routes.of(key))
+    }
+
+    async fn note(
+        &self,
+        record: &BatchRecord,
+        desk: Arc<Mutex<Desk>>,
+        index: usize,
+        line: Map<String, Value>,
+    ) -> bool {
+        let line = Arc::new(line);
+        loop {
+            let (store, id) = (self.store.clone(), record.id.clone());
+            let (noting, line) = (Arc::clone(&desk), Arc::clone(&line));
+            let noted = tokio::task::spawn_blocking(move || {
+                let mut desk = noting.lock();
+                desk.notes.add(index, &line)?;
+                desk.counts.add(&line);
+                store.count(&id, desk.counts);
+                Ok::<(), super::NotesError>(())
+            });
+            match noted.await {
+                Ok(Ok(())) => return true,
+                Ok(Err(error)) if self.pause(&record.id, &error.to_string()).await => {}
+                Ok(Err(_)) | Err(_) => return false,
+            }
+        }
+    }
+
+    /// Writes the files of answers and errors, and how the batch ended.
+    async fn finish(&self, record: BatchRecord, desk: Arc<Mutex<Desk>>, end: End) {
+        if end != End::Cancelled {
+            let finalizing = |record: &mut BatchRecord| {
+                // Cancelled at the last moment, it is cancelled all the same.
+                if record.status != BatchStatus::Cancelling {
+                    record.enter(BatchStatus::Finalizing);
+                }
+            };
+            if !self.changed(&record.id, finalizing).await {
+                return;
+            }
+        }
+        loop {
+            let (store, record, desk) = (self.store.clone(), record.clone(), Arc::clone(&desk));
+            let id = record.id.clone();
+            let written = tokio::task::spawn_blocking(move || {
+                write_files(&store, &record, &mut desk.lock(), end)
+            });
+            match written.await {
+                Ok(Ok((output, errors))) => {
+                    let ended = self.changed(&id, move |record| {
+                        record.output_file_id.clone_from(&output);
+                        record.error_file_id.clone_from(&errors);
+                        record.enter(match (record.status, end) {
+                            (BatchStatus::Cancelling, _) | (_, End::Cancelled) => {
+                                BatchStatus::Cancelled
+                            }
+                            (_, End::Expired) => BatchStatus::Expired,
+                            (_, End::Answered | End::Stopped) => BatchStatus::Completed,
+                        });
+                    });
+                    if ended.await {
+                        let notes = self.store.notes(&id);
+                        drop(
+                            tokio::task::spawn_blocking(move || std::fs::remove_file(notes)).await,
+                        );
+                    }
+                    return;
+                }
+                Ok(Err(error)) if self.pause(&id, &error.to_string()).await => {}
+                Ok(Err(_)) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Changes what is known of a batch, however long the disk refuses. False when the server stops before.
+    async fn changed(
+        &self,
+        id: &str,
+        change: impl Fn(&mut BatchRecord) + Send + Sync + 'static,
+    ) -> bool {
+        let change = Arc::new(change);
+        loop {
+            let (store, of_id, change) = (self.store.clone(), id.to_owned(), Arc::clone(&change));
+            let changed =
+                tokio::task::spawn_blocking(move || store.update(&of_id, |record| change(record)));
+            match changed.await {
+                Ok(Ok(())) => return true,
+                Ok(Err(error)) if self.pause(id, &error.to_string()).await => {}
+                Ok(Err(_)) | Err(_) => return false,
+            }
+        }
+    }
+
+    /// Waits before the disk is asked again. False when the server stops.
+    async fn pause(&self, batch: &str, problem: &str) -> bool {
+        tracing::error!(batch, problem, "a batch waits for the disk");
+        tokio::select! {
+            biased;
+            () = self.draining.cancelled() => false,
+            () = tokio::time::sleep(DISK_PAUSE) => true,
+        }
+    }
+}
+
+impl Counts {
+    fn add(&mut self, line: &Map<String, Value>) {
+        match is_answer(line) {
+            true => self.completed += 1,
+            false => self.failed += 1,
+        }
+    }
+}
+
+/// Whether the request of a line of output named a model that is not served.
+fn lacks_model(line: &Map<String, Value>) -> bool {
+    let response = line.get("response");
+    response.is_some_and(|response| response["body"]["error"]["code"] == "model_not_found")
+}
+
+/// Whether the request of a line of output was answered well.
+fn is_answer(line: &Map<String, Value>) -> bool {
+    let response = line.get("response");
+    response.is_some_and(|response| response["status_code"] == 200)
+}
+
+/// Why a batch cannot begin.
+enum Unopened {
+    /// Its input is at fault.
+    Refused(Vec<LineError>),
+    /// The disk is.
+    Disk(String),
+}
+
+fn open(store: &BatchStore, record: &BatchRecord) -> Result<Desk, Unopened> {
+    let input = checked(store, record).map_err(Unopened::Refused)?;
+    let disk = |error: &dyn std::error::Error| Unopened::Disk(error.to_string());
+    let notes = BatchNotes::open(store.notes(&record.id), input.fingerprint(), input.count());
+    let mut notes = notes.map_err(|error| disk(&error))?;
+    let mut counts = Counts {
+        total: input.count(),
+        ..Counts::default()
+    };
+    let counted = notes.each(|_, line| {
+        counts.add(&line);
+        Ok(())
+    });
+    counted.map_err(|error| disk(&error))?;
+    let begun = store.update(&record.id, |record| {
+        record.request_counts = counts;
+        if record.status == BatchStatus::Validating {
+            record.enter(BatchStatus::InProgress);
+        }
+    });
+    begun.map_err(|error| disk(&error))?;
+    Ok(Desk {
+        input,
+        notes,
+        counts,
+    })
+}
+
+/// The input, each line of which is a request to the batch's endpoint under a name of its own.
+fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Vec<LineError>> {
+    let max_requests = store.config().max_requests;
+    let mut errors = Vec::new();
+    let mut names = HashSet::new();
+    let mut count = 0_usize;
+    let opened = BatchInput::open([store.content(&record.input_file_id)], |at, bytes| {
+        count += 1;
+        if count > max_requests {
+            let problem = format!("a batch of this server has {max_requests} requests at most");
+            return Err(at.error(problem));
+        }
+        let found = line_errors(bytes, &record.endpoint, &mut names);
+        errors.extend(found.into_iter().map(|(code, param, message)| LineError {
+            code: code.into(),
+            message,
+            param: Some(param.into()),
+            line: Some(at.line),
+        }));
+        match errors.len() > MAX_ERRORS {
+            true => Err(at.error("there are too many errors")),
+            false => Ok(()),
+        }
+    });
+    let whole = |code: &str, message: String| LineError {
+        code: code.into(),
+        message,
+        param: Some("input_file_id".into()),
+        line: None,
+    };
+    match opened {
+        Ok(input) if errors.is_empty() && input.count() > 0 => return Ok(input),
+        Ok(_) if errors.is_empty() => {
+            errors.push(whole("empty_file", "The file has no requests.".into()));
+        }
+        Ok(_) => {}
+        // The path is of no use to those who have only its id.
+        Err(InputError::Line { problem, .. }) if errors.is_empty() => {
+            let message = format!("Line {count}: {problem}.");
+            errors.push(whole("invalid_file", message));
+        }
+        Err(InputError::Line { .. }) => {}
+        Err(error @ InputError::Unreadable { .. }) => {
+            tracing::error!(%error, batch = record.id, "the input of a batch cannot be read");
+            errors.push(whole("unreadable", "The file cannot be read.".into()));
+        }
+    }
+    errors.truncate(MAX_ERRORS);
+    Err(errors)
+}
+
+/// What is wrong with a line: code, field and sentence.
+fn line_errors(
+    bytes: &[u8],
+    endpoint: &str,
+    names: &mut HashSet<String>,
+) -> Option<(&'static str, &'static str, String)> {
+    let line = match BatchLine::parse(bytes) {
+        Ok(line) => line,
+        Err(error) => {
+            let message = format!("This line is no JSON object: {error}.");
+            return Some(("invalid_json_line", "line", message));
+        }
+    };
+    match line.check() {
+        Err(bad) => return Some((bad.code, bad.param, format!("{}.", bad.problem))),
+        Ok(url) if url != endpoint => {
+            let message = format!("The batch is for {endpoint}, this request is for {url}.");
+            return Some(("mismatched_url", "url", message));
+        }
+        Ok(_) => {}
+    }
+    let name = line.custom_id().unwrap_or_default();
+    let message = format!("The custom_id {:?} occurs twice.", shown(&name));
+    (!names.insert(name)).then_some(("duplicate_custom_id", "custom_id", message))
+}
+
+fn line_of(desk: &Mutex<Desk>, index: usize) -> Result<BatchLine, String> {
+    let mut desk = desk.lock();
+    let (_, bytes) = desk.input.read(index).map_err(|error| error.to_string())?;
+    drop(desk);
+    BatchLine::parse(&bytes).map_err(|error| error.to_string())
+}
+
+/// Writes the files of answers and errors of a batch; returns the ids of those that there are. Done twice, it does the same.
+fn write_files(
+    store: &BatchStore,
+    record: &BatchRecord,
+    desk: &mut Desk,
+    end: End,
+) -> io::Result<(Option<String>, Option<String>)> {
+    let (output, errors) = (store.new_content()?, store.new_content()?);
+    let mut writers = (BufWriter::new(&output), BufWriter::new(&errors));
+    let mut counts = Counts::default();
+    desk.notes.each(|_, line| {
+        counts.add(&line);
+        match is_answer(&line) {
+            true => write_line(&mut writers.0, &line),
+            false => write_line(&mut writers.1, &line),
+        }
+    })?;
+    if end == End::Expired {
+        for index in 0..desk.input.count() {
+            if desk.notes.has(index) {
+                continue;
+            }
+            let (_, bytes) = desk.input.read(index).map_err(io::Error::other)?;
+            let custom_id = BatchLine::parse(&bytes)?.shown_id();
+            let id = format!("batch_req_{}_{}", record.stem(), index + 1);
+            let problem = "This request was not answered before the batch's time was over.";
+            let line = unasked_line(id, custom_id, "batch_expired", problem);
+            counts.failed += 1;
+            write_line(&mut writers.1, &line)?;
+        }
+    }
+    writers.0.flush()?;
+    writers.1.flush()?;
+    drop(writers);
+    let keep = |content: tempfile::NamedTempFile, what: &str| {
+        let bytes = content.as_file().metadata()?.len();
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let id = format!("file-{}-{what}", record.stem());
+        let (created_at, config) = (now(), store.config());
+        let seconds = record.output_seconds.unwrap_or(config.lifetime.as_secs());
+        let file = FileRecord {
+            id: id.clone(),
+            owner: record.owner.clone(),
+            bytes,
+            created_at,
+            expires_at: created_at.saturating_add(seconds),
+            filename: format!("{}_{what}.jsonl", record.id),
+            purpose: Purpose::BatchOutput,
+        };
+        store.add_output(file, content)?;
+        Ok::<_, io::Error>(Some(id))
+    };
+    let kept = (keep(output, "output")?, keep(errors, "errors")?);
+    store.count(
+        &record.id,
+        Counts {
+            total: desk.input.count(),
+            ..counts
+        },
+    );
+    Ok(kept)
+}
+
+fn write_line(out: &mut impl Write, line: &Map<String, Value>) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, line)?;
+    out.write_all(b"\n")
+}

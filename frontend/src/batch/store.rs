@@ -1,0 +1,558 @@
+//! [`BatchStore`]: files and batches in a folder, of which one process has hold. Nothing of it is async: callers are on threads
+//! that may wait for a disk.
+//!
+//! A record is a file of JSON, written whole or not at all. A file's content comes first and its record after it, so that what
+//! has a record is whole. What a crash left without one is removed at the next start.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use http::StatusCode;
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tempfile::NamedTempFile;
+use tokio_util::sync::CancellationToken;
+
+use super::notes::write_whole;
+use super::records::{BatchRecord, BatchStatus, Counts, FileRecord, Purpose, now};
+use crate::config::BatchConfig;
+use crate::error::ApiError;
+
+/// Records are for their owner alone.
+const MODE: u32 = 0o600;
+
+/// The most batches of one owner that are remembered after their end.
+const MAX_ENDED_BATCHES: usize = 1000;
+
+/// Files and batches. Clones share.
+#[derive(Debug, Clone)]
+pub(crate) struct BatchStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: BatchConfig,
+    /// Held for a moment, never while the disk works.
+    kept: Mutex<Kept>,
+    /// Records of batches are written one after the other.
+    writing: Mutex<()>,
+    /// Held as long as the process has the folder.
+    _lock: File,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    files: BTreeMap<String, FileRecord>,
+    batches: BTreeMap<String, Batch>,
+}
+
+#[derive(Debug)]
+struct Batch {
+    record: BatchRecord,
+    /// Ends its run.
+    cancelled: CancellationToken,
+}
+
+impl BatchStore {
+    /// Takes the folder, and reads what is in it.
+    ///
+    /// # Errors
+    /// When it cannot be used, or another process has it.
+    pub(crate) fn open(config: &BatchConfig) -> io::Result<Self> {
+        let folder = &config.folder;
+        let named = |error: io::Error| {
+            let problem = format!("the folder of batches, {}: {error}", folder.display());
+            io::Error::new(error.kind(), problem)
+        };
+        for part in [folder.clone(), folder.join("files"), folder.join("batches")] {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(part)
+                .map_err(named)?;
+        }
+        let lock = File::create(folder.join("lock")).map_err(named)?;
+        if lock.try_lock().is_err() {
+            let problem = "another server has it; give each server a folder of its own";
+            return Err(named(io::Error::other(problem)));
+        }
+        let files: BTreeMap<String, FileRecord> =
+            records_in(&folder.join("files"), |record: &FileRecord| {
+                record.id.clone()
+            })
+            .map_err(named)?;
+        let batches = records_in(&folder.join("batches"), |record: &BatchRecord| {
+            record.id.clone()
+        });
+        let batches: BTreeMap<String, BatchRecord> = batches.map_err(named)?;
+        let batch = |record| Batch {
+            record,
+            cancelled: CancellationToken::new(),
+        };
+        let kept = Kept {
+            files,
+            batches: batches
+                .into_iter()
+                .map(|(id, record)| (id, batch(record)))
+                .collect(),
+        };
+        let shared = Shared {
+            config: config.clone(),
+            kept: Mutex::new(kept),
+            writing: Mutex::new(()),
+            _lock: lock,
+        };
+        let store = Self {
+            shared: Arc::new(shared),
+        };
+        store.remove_strays().map_err(named)?;
+        Ok(store)
+    }
+
+    pub(crate) fn config(&self) -> &BatchConfig {
+        &self.shared.config
+    }
+
+    fn folder_of_files(&self) -> PathBuf {
+        self.config().folder.join("files")
+    }
+
+    /// Where the content of a file is.
+    pub(crate) fn content(&self, id: &str) -> PathBuf {
+        self.folder_of_files().join(id)
+    }
+
+    fn file_record(&self, id: &str) -> PathBuf {
+        self.folder_of_files().join(format!("{id}.json"))
+    }
+
+    fn batch_record(&self, id: &str) -> PathBuf {
+        self.config()
+            .folder
+            .join("batches")
+            .join(format!("{id}.json"))
+    }
+
+    /// Where the answers of a batch are noted until it ends.
+    pub(crate) fn notes(&self, id: &str) -> PathBuf {
+        self.config()
+            .folder
+            .join("batches")
+            .join(format!("{id}.part"))
+    }
+
+    /// Removes what belongs to no record: contents and answers that a crash or a full disk left.
+    fn remove_strays(&self) -> io::Result<()> {
+        let files = self.folder_of_files();
+        // A record that cannot be read is told of, and left for people with what it is about.
+        let has_record =
+            |name: &str| name.ends_with(".json") || files.join(format!("{name}.json")).exists();
+        remove_others(&files, has_record)?;
+        let kept = self.shared.kept.lock();
+        let is_of_batch = |name: &str| {
+            let batch = name
+                .strip_suffix(".part")
+                .and_then(|id| kept.batches.get(id));
+            name.ends_with(".json") || batch.is_some_and(|batch| !batch.record.status.is_end())
+        };
+        remove_others(&self.config().folder.join("batches"), is_of_batch)
+    }
+
+    /// An empty file beside the others, for what is to become one.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub(crate) fn new_content(&self) -> io::Result<NamedTempFile> {
+        NamedTempFile::new_in(self.folder_of_files())
+    }
+
+    /// Whether the owner may keep a further file, of which nothing is known but that it has so many bytes at least.
+    ///
+    /// # Errors
+    /// A 400 that says which limit is reached and what to do.
+    pub(crate) fn check_room(&self, owner: Option<&str>, bytes: u64) -> Result<(), ApiError> {
+        self.shared
+            .kept
+            .lock()
+            .check_room(self.config(), owner, bytes)
+    }
+
+    /// Keeps what an upload has written.
+    ///
+    /// # Errors
+    /// As [`Self::check_room`]; a 507 when it cannot be written.
+    pub(crate) fn add_file(
+        &self,
+        record: FileRecord,
+        content: NamedTempFile,
+    ) -> Result<(), ApiError> {
+        let owner = record.owner.clone();
+        {
+            // Of two uploads at once the second must see the first.
+            let mut kept = self.shared.kept.lock();
+            kept.check_room(self.config(), owner.as_deref(), record.bytes)?;
+            kept.files.insert(record.id.clone(), record.clone());
+        }
+        let written = self.write_file(&record, content);
+        written.map_err(|error| {
+            self.shared.kept.lock().files.remove(&record.id);
+            // What is there of it goes at the next start at the latest.
+            drop(fs::remove_file(self.content(&record.id)));
+            not_written(&error)
+        })
+    }
+
+    fn write_file(&self, record: &FileRecord, content: NamedTempFile) -> io::Result<()> {
+        content.as_file().sync_all()?;
+        content
+            .persist(self.content(&record.id))
+            .map_err(|error| error.error)?;
+        write_record(&self.file_record(&record.id), record)
+    }
+
+    /// Keeps a file of answers, which its batch may write again.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn add_output(&self, record: FileRecord, content: NamedTempFile) -> io::Result<()> {
+        self.write_file(&record, content)?;
+        self.shared
+            .kept
+            .lock()
+            .files
+            .insert(record.id.clone(), record);
+        Ok(())
+    }
+
+    /// A file of the owner's.
+    pub(crate) fn file(&self, id: &str, owner: Option<&str>) -> Option<FileRecord> {
+        let kept = self.shared.kept.lock();
+        let record = kept.files.get(id)?;
+        let is_there = record.owner.as_deref() == owner && record.expires_at > now();
+        is_there.then(|| record.clone())
+    }
+
+    /// The owner's files in the order of their ids.
+    pub(crate) fn files(&self, owner: Option<&str>) -> Vec<FileRecord> {
+        let kept = self.shared.kept.lock();
+        let (files, now) = (kept.files.values(), now());
+        files
+            .filter(|file| file.owner.as_deref() == owner && file.expires_at > now)
+            .cloned()
+            .collect()
+    }
+
+    /// Deletes a file of the owner's. Says whether it was there.
+    ///
+    /// # Errors
+    /// A 409 while a batch reads it.
+    pub(crate) fn delete_file(&self, id: &str, owner: Option<&str>) -> Result<bool, ApiError> {
+        let mut kept = self.shared.kept.lock();
+        let is_there = kept
+            .files
+            .get(id)
+            .is_some_and(|file| file.owner.as_deref() == owner);
+        if !is_there {
+            return Ok(false);
+        }
+        if let Some(batch) = kept.reader_of(id) {
+            let message = format!(
+                "The batch '{}' still reads the file '{id}'. Cancel it, or wait until it has ended.",
+                batch.id
+            );
+            return Err(ApiError::new(StatusCode::CONFLICT, message));
+        }
+        kept.files.remove(id);
+        drop(kept);
+        self.remove_file(id);
+        Ok(true)
+    }
+
+    /// The record first: content without one is a stray.
+    fn remove_file(&self, id: &str) {
+        for path in [self.file_record(id), self.content(id)] {
+            if let Err(error) = fs::remove_file(&path) {
+                tracing::warn!(%error, path = %path.display(), "a deleted file is still on the disk");
+            }
+        }
+    }
+
+    /// Begins a batch of the owner's.
+    ///
+    /// # Errors
+    /// A 404 where its input is not there, a 400 where that is none, a 429 when too many are not ended, a 507 when it cannot be
+    /// written.
+    pub(crate) fn add_batch(&self, record: BatchRecord) -> Result<(), ApiError> {
+        let owner = record.owner.as_deref();
+        let input = &record.input_file_id;
+        let Some(file) = self.file(input, owner) else {
+            return Err(file_not_found(input, "input_file_id"));
+        };
+        if file.purpose != Purpose::Batch {
+            let problem = "it must be of a file with the purpose \"batch\"";
+            return Err(ApiError::invalid("input_file_id", problem));
+        }
+        let _writing = self.shared.writing.lock();
+        let batches = self.batches(owner);
+        let unfinished = batches.iter().filter(|batch| !batch.status.is_end());
+        let most = self.config().max_batches;
+        if unfinished.count() >= most {
+            let message = format!(
+                "{most} of your batches have not ended, which is this server's limit. Wait, or cancel one."
+            );
+            return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, message));
+        }
+        write_record(&self.batch_record(&record.id), &record)
+            .map_err(|error| not_written(&error))?;
+        let batch = Batch {
+            record,
+            cancelled: CancellationToken::new(),
+        };
+        let id = batch.record.id.clone();
+        self.shared.kept.lock().batches.insert(id, batch);
+        Ok(())
+    }
+
+    /// A batch of the owner's.
+    pub(crate) fn batch(&self, id: &str, owner: Option<&str>) -> Option<BatchRecord> {
+        let kept = self.shared.kept.lock();
+        let batch = kept.batches.get(id)?;
+        (batch.record.owner.as_deref() == owner).then(|| batch.record.clone())
+    }
+
+    /// The owner's batches in the order of their ids.
+    pub(crate) fn batches(&self, owner: Option<&str>) -> Vec<BatchRecord> {
+        let kept = self.shared.kept.lock();
+        let batches = kept.batches.values().map(|batch| &batch.record);
+        batches
+            .filter(|batch| batch.owner.as_deref() == owner)
+            .cloned()
+            .collect()
+    }
+
+    /// A batch whoever owns it, and what ends its run.
+    pub(crate) fn run_of(&self, id: &str) -> Option<(BatchRecord, CancellationToken)> {
+        let kept = self.shared.kept.lock();
+        let batch = kept.batches.get(id)?;
+        Some((batch.record.clone(), batch.cancelled.clone()))
+    }
+
+    /// The batches that have not ended.
+    pub(crate) fn unfinished(&self) -> Vec<String> {
+        let kept = self.shared.kept.lock();
+        let batches = kept.batches.values().map(|batch| &batch.record);
+        let unfinished = batches.filter(|record| !record.status.is_end());
+        unfinished.map(|record| record.id.clone()).collect()
+    }
+
+    /// Changes what is known of a batch, on the disk first.
+    ///
+    /// # Errors
+    /// When it cannot be written; then nothing is changed.
+    pub(crate) fn update(&self, id: &str, change: impl FnOnce(&mut BatchRecord)) -> io::Result<()> {
+        let _writing = self.shared.writing.lock();
+        let Some((mut record, _)) = self.run_of(id) else {
+            return Ok(());
+        };
+        change(&mut record);
+        write_record(&self.batch_record(id), &record)?;
+        if let Some(batch) = self.shared.kept.lock().batches.get_mut(id) {
+            batch.record = record;
+        }
+        Ok(())
+    }
+
+    /// Counts a batch's answers, in memory alone: after a restart its notes tell.
+    pub(crate) fn count(&self, id: &str, counts: Counts) {
+        if let Some(batch) = self.shared.kept.lock().batches.get_mut(id) {
+            batch.record.request_counts = counts;
+        }
+    }
+
+    /// Begins to end a batch of the owner's. `None` where there is none.
+    ///
+    /// # Errors
+    /// A 409 when it has ended, a 507 when that cannot be written.
+    pub(crate) fn cancel(
+        &self,
+        id: &str,
+        owner: Option<&str>,
+    ) -> Result<Option<BatchRecord>, ApiError> {
+        let Some(record) = self.batch(id, owner) else {
+            return Ok(None);
+        };
+        if record.status.is_end() || record.status == BatchStatus::Finalizing {
+            let message = format!(
+                "The batch '{id}' is {} and cannot be cancelled.",
+                record.status.name()
+            );
+            return Err(ApiError::new(StatusCode::CONFLICT, message));
+        }
+        // It may have ended meanwhile.
+        let enter = |record: &mut BatchRecord| {
+            if matches!(
+                record.status,
+                BatchStatus::Validating | BatchStatus::InProgress
+            ) {
+                record.enter(BatchStatus::Cancelling);
+            }
+        };
+        self.update(id, enter)
+            .map_err(|error| not_written(&error))?;
+        let Some((record, cancelled)) = self.run_of(id) else {
+            return Ok(None);
+        };
+        if record.status == BatchStatus::Cancelling {
+            cancelled.cancel();
+        }
+        Ok(Some(record))
+    }
+
+    /// Removes files whose time is over and that no batch reads, and batches that ended long ago.
+    pub(crate) fn sweep(&self) {
+        let (files, batches) = self.shared.kept.lock().take_old(self.config(), now());
+        for id in files {
+            self.remove_file(&id);
+        }
+        for id in batches {
+            if let Err(error) = fs::remove_file(self.batch_record(&id)) {
+                tracing::warn!(%error, batch = id, "a forgotten batch is still on the disk");
+            }
+        }
+    }
+}
+
+impl Kept {
+    fn check_room(
+        &self,
+        config: &BatchConfig,
+        owner: Option<&str>,
+        bytes: u64,
+    ) -> Result<(), ApiError> {
+        let files = self.files.values();
+        let (mut count, mut total) = (0, bytes);
+        for file in files.filter(|file| file.owner.as_deref() == owner) {
+            count += 1;
+            total = total.saturating_add(file.bytes);
+        }
+        let refused = |problem: String| {
+            let message = format!(
+                "{problem}, which is this server's limit. Delete files that you need no more."
+            );
+            Err(ApiError::new(StatusCode::BAD_REQUEST, message))
+        };
+        if count >= config.max_files {
+            return refused(format!("You keep {count} files"));
+        }
+        if total > config.max_total_bytes {
+            return refused(format!(
+                "Your files would have {total} of {} bytes",
+                config.max_total_bytes
+            ));
+        }
+        Ok(())
+    }
+
+    /// The batch that has not ended and has this file as its input.
+    fn reader_of(&self, file: &str) -> Option<&BatchRecord> {
+        let mut batches = self.batches.values().map(|batch| &batch.record);
+        batches.find(|batch| batch.input_file_id == file && !batch.status.is_end())
+    }
+
+    /// Forgets what is old; returns the ids of files and batches.
+    fn take_old(&mut self, config: &BatchConfig, now: u64) -> (Vec<String>, Vec<String>) {
+        let files = self.files.values().filter(|file| file.expires_at <= now);
+        let files = files.filter(|file| self.reader_of(&file.id).is_none());
+        let files: Vec<String> = files.map(|file| file.id.clone()).collect();
+        let mut ended: BTreeMap<Option<&str>, Vec<(u64, &str)>> = BTreeMap::new();
+        for batch in self.batches.values() {
+            if let Some(at) = batch.record.ended_at() {
+                let of_owner = ended.entry(batch.record.owner.as_deref()).or_default();
+                of_owner.push((at, &batch.record.id));
+            }
+        }
+        let mut batches = Vec::new();
+        for mut of_owner in ended.into_values() {
+            of_owner.sort_unstable();
+            let beyond = of_owner.len().saturating_sub(MAX_ENDED_BATCHES);
+            let old = of_owner.iter().enumerate().filter(|(index, (at, _))| {
+                *index < beyond || at.saturating_add(config.lifetime.as_secs()) <= now
+            });
+            batches.extend(old.map(|(_, (_, id))| (*id).to_owned()));
+        }
+        for id in &files {
+            self.files.remove(id);
+        }
+        for id in &batches {
+            self.batches.remove(id);
+        }
+        (files, batches)
+    }
+}
+
+/// The 404 of a file that is not there, or is another's.
+pub(crate) fn file_not_found(id: &str, param: &'static str) -> ApiError {
+    let message = format!("No such File object: {}", crate::error::shown(id));
+    ApiError {
+        param: Some(param.into()),
+        ..ApiError::new(StatusCode::NOT_FOUND, message)
+    }
+}
+
+/// The 507 of a disk that takes nothing.
+pub(crate) fn not_written(error: &io::Error) -> ApiError {
+    tracing::error!(%error, "the folder of batches cannot be written");
+    let message = "This server's disk takes no more. Send the request again later.";
+    ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message)
+}
+
+fn write_record(path: &Path, record: &impl Serialize) -> io::Result<()> {
+    write_whole(path, MODE, |out| Ok(serde_json::to_writer(out, record)?))
+}
+
+/// The records of a folder by their ids. One that cannot be read is told of and left.
+fn records_in<R: DeserializeOwned>(
+    folder: &Path,
+    id: impl Fn(&R) -> String,
+) -> io::Result<BTreeMap<String, R>> {
+    let mut records = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let read = fs::read(&path);
+        match read.and_then(|bytes| Ok(serde_json::from_slice::<R>(&bytes)?)) {
+            Ok(record) if path.file_stem().is_some_and(|stem| *stem == *id(&record)) => {
+                records.insert(id(&record), record);
+            }
+            Ok(_) => tracing::error!(path = %path.display(), "a record has another's name"),
+            Err(error) => {
+                tracing::error!(%error, path = %path.display(), "a record cannot be read")
+            }
+        }
+    }
+    Ok(records)
+}
+
+fn remove_others(folder: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let is_ours = name.is_some_and(|name| {
+            ["file-", "batch_", ".tmp"]
+                .iter()
+                .any(|p| name.starts_with(p))
+        });
+        if is_ours && !name.is_some_and(&is_kept) {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,211 @@
+//! `/v1/batches`: batches of requests that were uploaded as files.
+
+use axum::Extension;
+use axum::extract::{RawQuery, State};
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http::StatusCode;
+use serde_json::{Map, Value};
+
+use super::access::Caller;
+use super::apis::{Call, Reply};
+use super::files::{kept, lifetime};
+use super::handlers::App;
+use super::listing::Pages;
+use super::replies::{json_response, large_json_response};
+use super::responses::Id;
+use crate::batch::BATCH_URLS;
+use crate::batch::records::{BatchRecord, BatchStatus, Counts, new_id, now};
+use crate::batch::store::not_written;
+use crate::error::{ApiError, shown};
+use crate::json::JsonBody;
+use crate::openai::Fields;
+
+/// The time that a batch has, as OpenAI writes it, in seconds.
+const WINDOW: (&str, u64) = ("24h", 24 * 3600);
+
+/// The most entries of `metadata`, and the most letters of a name and of a value.
+const METADATA: (usize, usize, usize) = (16, 64, 512);
+
+const PAGES: Pages = Pages {
+    usual_limit: 20,
+    max_limit: 100,
+    further: &[],
+};
+
+/// What a batch is asked for.
+struct BatchRequest {
+    endpoint: String,
+    input_file_id: String,
+    metadata: Option<Map<String, Value>>,
+    output_seconds: Option<u64>,
+}
+
+impl BatchRequest {
+    fn parse(body: JsonBody<'_>) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let missing = |name| move || ApiError::invalid(name, "you must provide it");
+        let input_file_id = fields.string("input_file_id")?;
+        let input_file_id = input_file_id.ok_or_else(missing("input_file_id"))?;
+        let endpoint = fields.string("endpoint")?.ok_or_else(missing("endpoint"))?;
+        if !BATCH_URLS.contains(&&*endpoint) {
+            let problem = format!("expected one of {}", BATCH_URLS.join(", "));
+            return Err(ApiError::invalid("endpoint", problem));
+        }
+        let window = fields.string("completion_window")?;
+        if window.ok_or_else(missing("completion_window"))? != WINDOW.0 {
+            let problem = format!("expected {:?}", WINDOW.0);
+            return Err(ApiError::invalid("completion_window", problem));
+        }
+        let metadata = fields.take("metadata")?.map(metadata).transpose()?;
+        let output_seconds = match fields.object("output_expires_after", "output_expires_after.")? {
+            Some(mut expires) => {
+                if expires
+                    .string("anchor")?
+                    .is_none_or(|anchor| anchor != "created_at")
+                {
+                    let problem = "expected \"created_at\"";
+                    return Err(ApiError::invalid("output_expires_after.anchor", problem));
+                }
+                let name = "output_expires_after.seconds";
+                let seconds = expires.u32("seconds")?;
+                let seconds = seconds.ok_or_else(missing(name))?;
+                expires.finish(&[])?;
+                Some(lifetime(name, seconds.into())?)
+            }
+            None => None,
+        };
+        fields.finish(&[])?;
+        Ok(Self {
+            endpoint,
+            input_file_id,
+            metadata,
+            output_seconds,
+        })
+    }
+
+    fn record(self, caller: &Caller) -> BatchRecord {
+        let created_at = now();
+        BatchRecord {
+            id: new_id("batch_"),
+            owner: caller.name().map(str::to_owned),
+            endpoint: self.endpoint,
+            input_file_id: self.input_file_id,
+            completion_window: WINDOW.0.into(),
+            status: BatchStatus::Validating,
+            errors: Vec::new(),
+            output_file_id: None,
+            error_file_id: None,
+            created_at,
+            expires_at: created_at + WINDOW.1,
+            in_progress_at: None,
+            finalizing_at: None,
+            completed_at: None,
+            failed_at: None,
+            expired_at: None,
+            cancelling_at: None,
+            cancelled_at: None,
+            request_counts: Counts::default(),
+            metadata: self.metadata,
+            output_seconds: self.output_seconds,
+        }
+    }
+}
+
+/// What the client notes on a batch: texts by name.
+fn metadata(value: Value) -> Result<Map<String, Value>, ApiError> {
+    let (most, letters_of_name, letters) = METADATA;
+    let is_long = |text: &str, most: usize| text.chars().nth(most).is_some();
+    let problem = match value {
+        Value::Object(values) if values.len() > most => format!("may have {most} entries at most"),
+        Value::Object(values) => {
+            let is_one = |(name, value): (&String, &Value)| {
+                let value = value.as_str().is_some_and(|value| !is_long(value, letters));
+                value && !is_long(name, letters_of_name)
+            };
+            if values.iter().all(is_one) {
+                return Ok(values);
+            }
+            format!(
+                "expected texts of at most {letters} letters, under names of at most {letters_of_name}"
+            )
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            "expected an object of strings".into()
+        }
+    };
+    Err(ApiError::invalid("metadata", problem))
+}
+
+pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
+    async move {
+        let batches = kept(&call.app)?.clone();
+        let request = call.parse(|body, _| BatchRequest::parse(body)).await?;
+        let record = request.record(&call.caller);
+        let json = record.to_json().to_string();
+        let id = record.id.clone();
+        let added = batches.with_store(move |store| store.add_batch(record));
+        added.await.map_err(|error| not_written(&error))??;
+        batches.start(id);
+        Ok(Reply::Json(json))
+    }
+    .boxed()
+}
+
+fn batch_not_found(id: &str) -> ApiError {
+    let message = format!("No such Batch object: {}", shown(id));
+    ApiError {
+        param: Some("batch_id".into()),
+        ..ApiError::new(StatusCode::NOT_FOUND, message)
+    }
+}
+
+pub(super) async fn list(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let listed = kept(&app).and_then(|batches| {
+        let page = PAGES.parse(query.as_deref())?;
+        let all = batches.store().batches(caller.name());
+        Ok(page.of(&all, |batch| &batch.id, BatchRecord::to_json))
+    });
+    match listed {
+        Ok(list) => large_json_response(&app, &list),
+        Err(error) => error.into_response(),
+    }
+}
+
+pub(super) async fn retrieve(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Id(id): Id,
+) -> Response {
+    let found = kept(&app).and_then(|batches| {
+        let batch = batches.store().batch(&id, caller.name());
+        batch.ok_or_else(|| batch_not_found(&id))
+    });
+    match found {
+        Ok(batch) => large_json_response(&app, &batch.to_json()),
+        Err(error) => error.into_response(),
+    }
+}
+
+pub(super) async fn cancel(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Id(id): Id,
+) -> Response {
+    let cancelled = async {
+        let (of_id, owner) = (id.clone(), caller.name().map(str::to_owned));
+        let batches = kept(&app)?;
+        let cancelled = batches.with_store(move |store| store.cancel(&of_id, owner.as_deref()));
+        let batch = cancelled.await.map_err(|error| not_written(&error))??;
+        batch.ok_or_else(|| batch_not_found(&id))
+    };
+    match cancelled.await {
+        Ok(batch) => json_response(&batch.to_json()),
+        Err(error) => error.into_response(),
+    }
+}

@@ -1,0 +1,425 @@
+//! `/v1/files`: what batches read and write, kept in the server's folder. An upload goes to the disk as it comes, so that its
+//! size is no matter to memory.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use http::{HeaderMap, StatusCode, header};
+use multer::{Field, Multipart};
+use serde_json::json;
+use tempfile::NamedTempFile;
+use tokio::time::{Duration, Instant, timeout_at};
+use tokio_util::io::ReaderStream;
+
+use super::access::Caller;
+use super::handlers::App;
+use super::listing::Pages;
+use super::replies::{json_response, large_json_response};
+use super::request_id::request_id;
+use super::responses::Id;
+use crate::batch::records::{FileRecord, Purpose, new_id, now};
+use crate::batch::run::Batches;
+use crate::batch::store::{file_not_found, not_written};
+use crate::error::ApiError;
+
+/// The longest field of an upload beside its file, in bytes.
+const MAX_FIELD_BYTES: usize = 256;
+
+/// The longest name of a file, in bytes.
+const MAX_NAME_BYTES: usize = 256;
+
+/// What may have come and not be used yet: more is a head of a part that never ends.
+const MAX_AHEAD_BYTES: usize = 2 << 20;
+
+/// The least pace of an upload, in bytes a second, once the limit on reading a body is over.
+const LEAST_PACE: u64 = 64 << 10;
+
+/// How long a file may be asked to be kept, in seconds.
+const LIFETIMES_S: std::ops::RangeInclusive<u64> = 3600..=2_592_000;
+
+const PAGES: Pages = Pages {
+    usual_limit: 1000,
+    max_limit: 10_000,
+    further: &["order", "purpose"],
+};
+
+/// The batches of a server that keeps some.
+///
+/// # Errors
+/// A 404 that says how to start one that does.
+pub(super) fn kept(app: &App) -> Result<&Batches, ApiError> {
+    app.batches.as_ref().ok_or_else(|| {
+        let message = "This server keeps no files and no batches. Start it with --batch-folder and a folder for them.";
+        ApiError {
+            code: Some("no_batch_folder"),
+            ..ApiError::new(StatusCode::NOT_FOUND, message)
+        }
+    })
+}
+
+/// Answers with what `work` gives, or its error.
+fn answered(answer: Result<Response, ApiError>) -> Response {
+    answer.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// How long a file is to be kept: the seconds that were asked for, if they may be.
+///
+/// # Errors
+/// A 400 that names `param`.
+pub(super) fn lifetime(param: &'static str, seconds: u64) -> Result<u64, ApiError> {
+    match LIFETIMES_S.contains(&seconds) {
+        true => Ok(seconds),
+        false => {
+            let (least, most) = (LIFETIMES_S.start(), LIFETIMES_S.end());
+            let problem = format!("must be between {least} and {most} seconds");
+            Err(ApiError::invalid(param, problem))
+        }
+    }
+}
+
+pub(super) async fn upload(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let mut guard = app.metrics.request("files", &request_id(&headers));
+    let uploaded = async {
+        guard.admit(caller.clone())?;
+        let batches = kept(&app)?;
+        if app.draining.is_cancelled() {
+            return Err(ApiError::draining());
+        }
+        let upload = Upload::read(&app, batches, &caller, &headers, body).await?;
+        let file = upload.record(&caller, batches)?;
+        let (record, content) = (file.clone(), upload.content);
+        let added = batches.with_store(move |store| store.add_file(record, content));
+        added.await.map_err(|error| not_written(&error))??;
+        Ok(json_response(&file.to_json()))
+    };
+    match uploaded.await {
+        Ok(response) => {
+            guard.set_status(StatusCode::OK);
+            response
+        }
+        Err(error) => {
+            guard.fail(&error);
+            error.into_response()
+        }
+    }
+}
+
+/// The parts of an upload.
+struct Upload {
+    content: NamedTempFile,
+    bytes: u64,
+    filename: String,
+    purpose: Option<String>,
+    anchor: Option<String>,
+    seconds: Option<String>,
+}
+
+/// When the next bytes must have come.
+struct Pace {
+    begun: Instant,
+    patience: Duration,
+    bytes: u64,
+}
+
+impl Pace {
+    fn deadline(&self) -> Instant {
+        self.begun + self.patience + Duration::from_secs(self.bytes / LEAST_PACE)
+    }
+
+    fn too_slow(&self) -> ApiError {
+        let message = format!(
+            "The upload came too slowly: {} bytes in {} s.",
+            self.bytes,
+            self.begun.elapsed().as_secs()
+        );
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
+    }
+}
+
+impl Upload {
+    async fn read(
+        app: &App,
+        batches: &Batches,
+        caller: &Caller,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<Self, ApiError> {
+        let kind = headers
+            .get(header::CONTENT_TYPE)
+            .and_then(|kind| kind.to_str().ok());
+        let boundary = multer::parse_boundary(kind.unwrap_or_default()).map_err(|_| {
+            let message =
+                "Send the file as multipart/form-data, with the fields 'purpose' and 'file'.";
+            ApiError {
+                param: Some("content-type".into()),
+                ..ApiError::new(StatusCode::BAD_REQUEST, message)
+            }
+        })?;
+        let owner = caller.name().map(str::to_owned);
+        batches.store().check_room(owner.as_deref(), 0)?;
+        let content = batches.with_store(|store| store.new_content());
+        let content = content.await.and_then(|content| content);
+        let mut upload = Self {
+            content: content.map_err(|error| not_written(&error))?,
+            bytes: 0,
+            filename: String::new(),
+            purpose: None,
+            anchor: None,
+            seconds: None,
+        };
+        let mut pace = Pace {
+            begun: Instant::now(),
+            patience: app.config.body_timeout,
+            bytes: 0,
+        };
+        let used = Arc::new(AtomicUsize::new(0));
+        let mut parts = Multipart::new(no_further_ahead(body, Arc::clone(&used)), boundary);
+        let mut has_file = false;
+        loop {
+            let next = timeout_at(pace.deadline(), parts.next_field()).await;
+            let Some(mut part) = next
+                .map_err(|_| pace.too_slow())?
+                .map_err(|error| broken(&error))?
+            else {
+                break;
+            };
+            let name = part.name().unwrap_or_default().to_owned();
+            let field = match &*name {
+                "file" if !has_file => {
+                    has_file = true;
+                    upload.filename = name_of(&part)?;
+                    let max = batches.store().config().max_file_bytes;
+                    upload
+                        .write(batches, &mut part, &mut pace, &used, max)
+                        .await?;
+                    batches.store().check_room(owner.as_deref(), upload.bytes)?;
+                    continue;
+                }
+                "purpose" => &mut upload.purpose,
+                "expires_after[anchor]" => &mut upload.anchor,
+                "expires_after[seconds]" => &mut upload.seconds,
+                "file" => return Err(ApiError::invalid("file", "there is more than one")),
+                _ => return Err(ApiError::unknown(name)),
+            };
+            *field = Some(text(&name, &mut part, &mut pace, &used).await?);
+        }
+        match has_file {
+            true => Ok(upload),
+            false => Err(ApiError::invalid("file", "you must provide a file")),
+        }
+    }
+
+    /// Writes a part to the disk as it comes.
+    async fn write(
+        &mut self,
+        batches: &Batches,
+        part: &mut Field<'_>,
+        pace: &mut Pace,
+        used: &AtomicUsize,
+        max: u64,
+    ) -> Result<(), ApiError> {
+        while let Some(bytes) = chunk(part, pace, used).await? {
+            self.bytes += bytes.len() as u64;
+            if self.bytes > max {
+                let message = format!("The file is over this server's limit of {max} bytes.");
+                return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
+            }
+            let file = self.content.as_file().try_clone();
+            let written =
+                batches.with_store(move |_| file.and_then(|mut file| file.write_all(&bytes)));
+            let written = written.await.and_then(|written| written);
+            written.map_err(|error| not_written(&error))?;
+        }
+        Ok(())
+    }
+
+    fn record(&self, caller: &Caller, batches: &Batches) -> Result<FileRecord, ApiError> {
+        match self.purpose.as_deref() {
+            Some("batch") => {}
+            Some(_) => return Err(ApiError::invalid("purpose", "only \"batch\" is taken here")),
+            None => return Err(ApiError::invalid("purpose", "you must provide \"batch\"")),
+        }
+        if self
+            .anchor
+            .as_deref()
+            .is_some_and(|anchor| anchor != "created_at")
+        {
+            let problem = "expected \"created_at\"";
+            return Err(ApiError::invalid("expires_after[anchor]", problem));
+        }
+        let seconds = match &self.seconds {
+            Some(seconds) => {
+                let seconds = seconds.parse().unwrap_or(0);
+                lifetime("expires_after[seconds]", seconds)?
+            }
+            None => batches.store().config().lifetime.as_secs(),
+        };
+        let created_at = now();
+        Ok(FileRecord {
+            id: new_id("file-"),
+            owner: caller.name().map(str::to_owned),
+            bytes: self.bytes,
+            created_at,
+            expires_at: created_at.saturating_add(seconds),
+            filename: self.filename.clone(),
+            purpose: Purpose::Batch,
+        })
+    }
+}
+
+/// A body of which no more comes than is used, but for a little: the head of a part is read whole.
+fn no_further_ahead(
+    body: Body,
+    used: Arc<AtomicUsize>,
+) -> impl futures_util::Stream<Item = Result<Bytes, std::io::Error>> + Send {
+    let mut came = 0_usize;
+    body.into_data_stream().map(move |piece| {
+        let piece = piece.map_err(std::io::Error::other)?;
+        came += piece.len();
+        match came - used.load(Ordering::Relaxed) > MAX_AHEAD_BYTES {
+            true => Err(std::io::Error::other("a part's head is too long")),
+            false => Ok(piece),
+        }
+    })
+}
+
+/// The next bytes of a part.
+async fn chunk(
+    part: &mut Field<'_>,
+    pace: &mut Pace,
+    used: &AtomicUsize,
+) -> Result<Option<Bytes>, ApiError> {
+    let next = timeout_at(pace.deadline(), part.chunk()).await;
+    let bytes = next
+        .map_err(|_| pace.too_slow())?
+        .map_err(|error| broken(&error))?;
+    if let Some(bytes) = &bytes {
+        pace.bytes += bytes.len() as u64;
+        used.fetch_add(bytes.len(), Ordering::Relaxed);
+    }
+    Ok(bytes)
+}
+
+/// A short part, whole.
+async fn text(
+    name: &str,
+    part: &mut Field<'_>,
+    pace: &mut Pace,
+    used: &AtomicUsize,
+) -> Result<String, ApiError> {
+    let mut text = Vec::new();
+    while let Some(bytes) = chunk(part, pace, used).await? {
+        text.extend_from_slice(&bytes);
+        if text.len() > MAX_FIELD_BYTES {
+            let problem = format!("has more than {MAX_FIELD_BYTES} bytes");
+            return Err(ApiError::invalid(name.to_owned(), problem));
+        }
+    }
+    String::from_utf8(text).map_err(|_| ApiError::invalid(name.to_owned(), "is not valid UTF-8"))
+}
+
+/// What the client calls the file. It is shown again and names nothing on this machine.
+fn name_of(part: &Field<'_>) -> Result<String, ApiError> {
+    let name = part.file_name().unwrap_or("file.jsonl");
+    match name.len() {
+        1..=MAX_NAME_BYTES => Ok(name.to_owned()),
+        _ => {
+            let problem = format!("its name must have 1 to {MAX_NAME_BYTES} bytes");
+            Err(ApiError::invalid("file", problem))
+        }
+    }
+}
+
+fn broken(error: &multer::Error) -> ApiError {
+    let message = format!("The body is no multipart/form-data: {error}.");
+    ApiError::new(StatusCode::BAD_REQUEST, message)
+}
+
+pub(super) async fn list(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let listed = async {
+        let batches = kept(&app)?;
+        let page = PAGES.parse(query.as_deref())?;
+        let mut files = batches.store().files(caller.name());
+        if let Some(purpose) = &page.purpose {
+            files.retain(|file| file.purpose.name() == purpose);
+        }
+        let list = page.of(&files, |file| &file.id, FileRecord::to_json);
+        Ok(large_json_response(&app, &list))
+    };
+    answered(listed.await)
+}
+
+/// A file of the caller's.
+fn file_of(app: &App, caller: &Caller, id: &str) -> Result<FileRecord, ApiError> {
+    let file = kept(app)?.store().file(id, caller.name());
+    file.ok_or_else(|| file_not_found(id, "file_id"))
+}
+
+pub(super) async fn retrieve(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Id(id): Id,
+) -> Response {
+    let file = file_of(&app, &caller, &id);
+    answered(file.map(|file| json_response(&file.to_json())))
+}
+
+pub(super) async fn content(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Id(id): Id,
+) -> Response {
+    let given = async {
+        let file = file_of(&app, &caller, &id)?;
+        let path = kept(&app)?.store().content(&file.id);
+        let opened = tokio::fs::File::open(&path).await.map_err(|error| {
+            tracing::error!(%error, path = %path.display(), "a kept file cannot be read");
+            ApiError::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "The file cannot be read.",
+            )
+        })?;
+        let headers = [
+            (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+            (header::CONTENT_LENGTH, file.bytes.to_string()),
+        ];
+        let content = Body::from_stream(ReaderStream::with_capacity(opened, 64 << 10));
+        Ok((headers, content).into_response())
+    };
+    answered(given.await)
+}
+
+pub(super) async fn delete(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Id(id): Id,
+) -> Response {
+    let deleted = async {
+        let (of_id, owner) = (id.clone(), caller.name().map(str::to_owned));
+        let batches = kept(&app)?;
+        let deleted = batches.with_store(move |store| store.delete_file(&of_id, owner.as_deref()));
+        match deleted.await.map_err(|error| not_written(&error))?? {
+            true => Ok(json_response(
+                &json!({"id": id, "object": "file", "deleted": true}),
+            )),
+            false => Err(file_not_found(&id, "file_id")),
+        }
+    };
+    answered(deleted.await)
+}

@@ -1,0 +1,601 @@
+//! `/v1/files` and `/v1/batches`: what is uploaded is answered, whoever fails on the way, and is its owner's alone.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::LLMEngine;
+use genset_backend_common::output::Finish;
+use genset_frontend::{BatchConfig, FrontendConfig, FrontendServer};
+use genset_runtime::Runtime;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::Semaphore;
+
+use crate::access::{bearer, site_with_keys_and};
+use crate::client::{Client, Response, request, soon};
+use crate::script::Script;
+use crate::support::{CHAT, Site, chat, config, echo, encode, start_worker, worker_config};
+
+const BOUNDARY: &str = "a-boundary";
+
+/// A config whose batches are kept in `folder`.
+fn kept_in(folder: &Path, change: impl FnOnce(&mut BatchConfig)) -> FrontendConfig {
+    let mut batches = BatchConfig::new(folder.to_owned());
+    change(&mut batches);
+    FrontendConfig {
+        batches: Some(batches),
+        ..config()
+    }
+}
+
+async fn site(folder: &TempDir, engine: Arc<dyn LLMEngine>) -> Site {
+    Site::with(kept_in(folder.path(), |_| {}), engine).await
+}
+
+fn part(head: &str, body: &str) -> String {
+    format!("--{BOUNDARY}\r\ncontent-disposition: form-data; {head}\r\n\r\n{body}\r\n")
+}
+
+fn file_part(content: &str) -> String {
+    part("name=\"file\"; filename=\"in.jsonl\"", content)
+}
+
+/// The bytes of an upload of these parts.
+fn upload_of(headers: &str, parts: &[String]) -> Vec<u8> {
+    let body = format!("{}--{BOUNDARY}--\r\n", parts.concat());
+    let head = format!(
+        "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary={BOUNDARY}\r\n\
+         {headers}content-length: {}\r\n\r\n",
+        body.len()
+    );
+    (head + &body).into_bytes()
+}
+
+fn upload(headers: &str, content: &str) -> Vec<u8> {
+    let purpose = part("name=\"purpose\"", "batch");
+    upload_of(headers, &[purpose, file_part(content)])
+}
+
+/// A line that asks `text`.
+fn line(custom_id: &str, text: &str) -> Value {
+    let body = chat(text, json!({"max_tokens": 4}));
+    json!({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body})
+}
+
+fn lines(lines: &[Value]) -> String {
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+fn batch_of(file: &str) -> String {
+    let batch = json!({"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"}});
+    batch.to_string()
+}
+
+/// Uploads requests and begins their batch; returns its id.
+async fn begin(site: &Site, content: &str) -> String {
+    let file = site.send(upload("", content)).await;
+    assert_eq!(file.status, 200, "{}", file.text());
+    let file = file.json()["id"].as_str().expect("an id").to_owned();
+    let batch = site
+        .send(request("POST", "/v1/batches", "", batch_of(&file)))
+        .await;
+    assert_eq!(batch.status, 200, "{}", batch.text());
+    batch.json()["id"].as_str().expect("an id").to_owned()
+}
+
+/// The batch once it is as it shall be.
+async fn batch_that(site: &Site, id: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    let mut client = Client::connect(site.server.address()).await;
+    soon(async {
+        loop {
+            client
+                .send(request("GET", &format!("/v1/batches/{id}"), "", ""))
+                .await;
+            let batch = client.response().await.json();
+            if is_so(&batch) {
+                return batch;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+}
+
+async fn ended(site: &Site, id: &str, status: &str) -> Value {
+    let ends = ["completed", "failed", "expired", "cancelled"];
+    let has_ended = |batch: &Value| ends.iter().any(|end| batch["status"] == *end);
+    let batch = batch_that(site, id, has_ended).await;
+    assert_eq!(batch["status"], status, "{batch}");
+    batch
+}
+
+/// The lines of a file.
+async fn content(site: &Site, id: &Value) -> Vec<Value> {
+    let id = id.as_str().expect("a file");
+    let response = site.get(&format!("/v1/files/{id}/content")).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    let length = response.header("content-length").expect("its length");
+    assert_eq!(length, response.body.len().to_string());
+    let text = response.text();
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect()
+}
+
+#[tokio::test]
+async fn every_request_is_answered_in_the_order_of_the_input() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let site = site(&folder, echo()).await;
+    let mut bad = line("c", "Hello");
+    bad["body"]["model"] = "nobody".into();
+    let asked: Vec<Value> = (0..40)
+        .map(|index| line(&format!("r{index}"), "Hello there"))
+        .collect();
+    let input = format!("{}\n\n{bad}\n", lines(&asked));
+    let id = begin(&site, &input).await;
+    let batch = ended(&site, &id, "completed").await;
+    let counts = json!({"total": 41, "completed": 40, "failed": 1});
+    assert_eq!(batch["request_counts"], counts);
+    assert_eq!(batch["metadata"], json!({"a": "b"}));
+    let output = content(&site, &batch["output_file_id"]).await;
+    let names: Vec<&str> = output
+        .iter()
+        .filter_map(|line| line["custom_id"].as_str())
+        .collect();
+    let expected: Vec<&str> = asked
+        .iter()
+        .filter_map(|line| line["custom_id"].as_str())
+        .collect();
+    assert_eq!(names, expected);
+    for line in &output {
+        assert_eq!(line["response"]["status_code"], 200, "{line}");
+        assert_eq!(
+            line["response"]["body"]["object"], "chat.completion",
+            "{line}"
+        );
+        assert_eq!(line["error"], Value::Null);
+    }
+    let errors = content(&site, &batch["error_file_id"]).await;
+    assert_eq!(errors.len(), 1);
+    assert_eq!(errors[0]["response"]["status_code"], 404, "{}", errors[0]);
+    let files = site.get("/v1/files?limit=2").await.json();
+    assert_eq!(files["has_more"], true, "{files}");
+    let output = site
+        .get("/v1/files?purpose=batch_output&order=asc")
+        .await
+        .json();
+    assert_eq!(output["data"].as_array().map(Vec::len), Some(2), "{output}");
+    let input = batch["input_file_id"].as_str().expect("a file");
+    let deleted = site
+        .send(request("DELETE", &format!("/v1/files/{input}"), "", ""))
+        .await;
+    assert_eq!(deleted.json()["deleted"], true, "{}", deleted.text());
+    assert_eq!(site.get(&format!("/v1/files/{input}")).await.status, 404);
+    assert_eq!(site.get("/v1/batches").await.json()["data"][0]["id"], id);
+    site.close().await;
+    // Nothing is left but what has a record.
+    let mut left: Vec<String> = ["files", "batches"]
+        .iter()
+        .flat_map(|part| std::fs::read_dir(folder.path().join(part)).expect("a folder"))
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect();
+    left.sort();
+    let stem = id.trim_start_matches("batch_");
+    let expected = [
+        format!("{id}.json"),
+        format!("file-{stem}-errors"),
+        format!("file-{stem}-errors.json"),
+        format!("file-{stem}-output"),
+        format!("file-{stem}-output.json"),
+    ];
+    assert_eq!(left, expected);
+}
+
+/// An engine that answers when it may.
+fn gated() -> (Arc<Script>, Arc<Semaphore>) {
+    let gate = Arc::new(Semaphore::new(0));
+    let opened = Arc::clone(&gate);
+    let engine = Script::new(move |_, out| {
+        let gate = Arc::clone(&opened);
+        async move {
+            gate.acquire().await.expect("open").forget();
+            for token in encode("It is.") {
+                out.token(token).await?;
+            }
+            Ok(Finish::stop())
+        }
+    });
+    (engine, gate)
+}
+
+#[tokio::test]
+async fn a_restart_asks_nothing_twice_that_was_answered() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (engine, gate) = gated();
+    gate.add_permits(3);
+    let one = |batches: &mut BatchConfig| batches.concurrency = 1.try_into().expect("one");
+    let site = Site::with(kept_in(folder.path(), one), engine.clone()).await;
+    let asked: Vec<Value> = (0..6)
+        .map(|index| line(&format!("r{index}"), "Hello"))
+        .collect();
+    let id = begin(&site, &lines(&asked)).await;
+    batch_that(&site, &id, |batch| {
+        batch["request_counts"]["completed"] == 3
+    })
+    .await;
+    let Site {
+        runtime,
+        server,
+        worker,
+    } = site;
+    // The fourth is under way, and is cut off.
+    soon(server.shutdown(Duration::ZERO)).await;
+    soon(worker.shutdown()).await;
+    soon(runtime.shutdown()).await;
+    let seen = engine.requests().len();
+    assert!((3..=4).contains(&seen), "{seen}");
+
+    gate.add_permits(100);
+    let site = Site::with(kept_in(folder.path(), one), engine.clone()).await;
+    let batch = ended(&site, &id, "completed").await;
+    assert_eq!(
+        batch["request_counts"],
+        json!({"total": 6, "completed": 6, "failed": 0})
+    );
+    assert_eq!(batch["error_file_id"], Value::Null);
+    assert_eq!(content(&site, &batch["output_file_id"]).await.len(), 6);
+    // The new worker's canary is one of those that are seen now.
+    assert_eq!(engine.requests().len() - seen, 3 + 1);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_batch_waits_for_its_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let runtime = Runtime::in_process();
+    let config = FrontendConfig {
+        model_linger: Duration::from_secs(3600),
+        ..kept_in(folder.path(), |_| {})
+    };
+    let server = FrontendServer::bind(&runtime, config)
+        .await
+        .expect("a port");
+    let worker = start_worker(
+        &runtime,
+        1,
+        echo(),
+        worker_config(),
+        runtime.metrics().clone(),
+    )
+    .await;
+    soon(server.models().any()).await.expect("a model");
+    soon(worker.shutdown()).await;
+    let worker = start_worker(
+        &runtime,
+        2,
+        Script::silent(5),
+        worker_config(),
+        Default::default(),
+    )
+    .await;
+    let mut site = Site {
+        runtime,
+        server,
+        worker,
+    };
+    let id = begin(&site, &lines(&[line("a", "Hello")])).await;
+    // It is asked, its worker goes, and another comes.
+    batch_that(&site, &id, |batch| batch["status"] == "in_progress").await;
+    soon(site.worker.shutdown()).await;
+    let metrics = Default::default();
+    site.worker = start_worker(&site.runtime, 3, echo(), worker_config(), metrics).await;
+    let batch = ended(&site, &id, "completed").await;
+    assert_eq!(batch["request_counts"]["total"], 1, "{batch}");
+    site.server.shutdown(Duration::from_secs(30)).await;
+    soon(site.worker.shutdown()).await;
+    soon(site.runtime.shutdown()).await;
+}
+
+#[tokio::test]
+async fn an_input_that_is_none_fails_with_its_lines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let few = |batches: &mut BatchConfig| batches.max_requests = 5;
+    let site = Site::with(kept_in(folder.path(), few), echo()).await;
+    let mut elsewhere = line("b", "Hello");
+    elsewhere["url"] = "/v1/embeddings".into();
+    let mut streamed = line("c", "Hello");
+    streamed["body"]["stream"] = true.into();
+    let input = format!(
+        "not JSON\n{elsewhere}\n{streamed}\n{}",
+        lines(&[line("d", "x"), line("d", "y")])
+    );
+    let id = begin(&site, &input).await;
+    let batch = ended(&site, &id, "failed").await;
+    let errors = batch["errors"]["data"].as_array().expect("errors");
+    let found: Vec<(&str, u64)> = errors
+        .iter()
+        .map(|error| {
+            (
+                error["code"].as_str().expect("a code"),
+                error["line"].as_u64().expect("a line"),
+            )
+        })
+        .collect();
+    let expected = [
+        ("invalid_json_line", 1),
+        ("mismatched_url", 2),
+        ("invalid_request", 3),
+        ("duplicate_custom_id", 5),
+    ];
+    assert_eq!(found, expected);
+    let many: Vec<Value> = (0..6).map(|index| line(&format!("{index}"), "x")).collect();
+    for (input, code) in [("\n\n", "empty_file"), (&lines(&many), "invalid_file")] {
+        let id = begin(&site, input).await;
+        let batch = ended(&site, &id, "failed").await;
+        assert_eq!(batch["errors"]["data"][0]["code"], code, "{batch}");
+        assert!(
+            !batch
+                .to_string()
+                .contains(&*folder.path().to_string_lossy()),
+            "{batch}"
+        );
+    }
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_batch_that_is_cancelled_keeps_what_was_answered() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (engine, gate) = gated();
+    gate.add_permits(2);
+    let site = site(&folder, engine.clone()).await;
+    let asked: Vec<Value> = (0..5)
+        .map(|index| line(&format!("r{index}"), "Hello"))
+        .collect();
+    let id = begin(&site, &lines(&asked)).await;
+    let batch = batch_that(&site, &id, |batch| {
+        batch["request_counts"]["completed"] == 2
+    })
+    .await;
+    let input = batch["input_file_id"].as_str().expect("a file");
+    let deleted = site
+        .send(request("DELETE", &format!("/v1/files/{input}"), "", ""))
+        .await;
+    assert_eq!(deleted.status, 409, "{}", deleted.text());
+    let path = format!("/v1/batches/{id}/cancel");
+    let cancelled = site.send(request("POST", &path, "", "")).await;
+    assert_eq!(cancelled.status, 200, "{}", cancelled.text());
+    let batch = ended(&site, &id, "cancelled").await;
+    assert_eq!(content(&site, &batch["output_file_id"]).await.len(), 2);
+    assert_eq!(batch["error_file_id"], Value::Null);
+    assert_eq!(site.send(request("POST", &path, "", "")).await.status, 409);
+    // The requests under way went with it.
+    site.idle().await;
+    assert_eq!(engine.active(), 0);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn what_is_not_answered_in_time_is_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let site1 = site(&folder, Script::silent(5)).await;
+    let id = begin(&site1, &lines(&[line("a", "Hello"), line("b", "Hello")])).await;
+    batch_that(&site1, &id, |batch| batch["status"] == "in_progress").await;
+    soon(site1.server.shutdown(Duration::ZERO)).await;
+    soon(site1.worker.shutdown()).await;
+    soon(site1.runtime.shutdown()).await;
+    // A day later.
+    let path = folder.path().join("batches").join(format!("{id}.json"));
+    let mut record: Value =
+        serde_json::from_slice(&std::fs::read(&path).expect("a record")).expect("JSON");
+    record["expires_at"] = 1.into();
+    std::fs::write(&path, record.to_string()).expect("a record");
+    let site = site(&folder, Script::silent(5)).await;
+    let batch = ended(&site, &id, "expired").await;
+    assert_eq!(batch["output_file_id"], Value::Null);
+    assert_eq!(
+        batch["request_counts"],
+        json!({"total": 2, "completed": 0, "failed": 2})
+    );
+    let errors = content(&site, &batch["error_file_id"]).await;
+    for (line, name) in errors.iter().zip(["a", "b"]) {
+        assert_eq!(line["custom_id"], name);
+        assert_eq!(line["error"]["code"], "batch_expired", "{line}");
+    }
+    site.close().await;
+}
+
+#[tokio::test]
+async fn files_and_batches_are_their_owners() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let kept = kept_in(folder.path(), |_| {});
+    let keys = [("a", "sk-a", ""), ("b", "sk-b", "")];
+    let (site, _keys) = site_with_keys_and(&keys, kept, echo()).await;
+    let (a, b) = (bearer("sk-a"), bearer("sk-b"));
+    let ask = async |method: &str, path: &str, headers: &str, body: &str| -> Response {
+        site.send(request(method, path, headers, body)).await
+    };
+    assert_eq!(site.send(upload("", "{}")).await.status, 401);
+    let file = site
+        .send(upload(&a, &lines(&[line("x", "Hello")])))
+        .await
+        .json();
+    let file = file["id"].as_str().expect("an id");
+    let stolen = ask("POST", "/v1/batches", &b, &batch_of(file)).await;
+    assert_eq!(stolen.refusal().1.as_deref(), Some("input_file_id"));
+    let batch = ask("POST", "/v1/batches", &a, &batch_of(file)).await.json();
+    let id = batch["id"].as_str().expect("an id");
+    for path in [
+        format!("/v1/files/{file}"),
+        format!("/v1/files/{file}/content"),
+        format!("/v1/batches/{id}"),
+    ] {
+        assert_eq!(ask("GET", &path, &b, "").await.status, 404, "{path}");
+        assert_eq!(ask("GET", &path, &a, "").await.status, 200, "{path}");
+    }
+    let path = format!("/v1/batches/{id}/cancel");
+    assert_eq!(ask("POST", &path, &b, "").await.status, 404);
+    assert_eq!(
+        ask("DELETE", &format!("/v1/files/{file}"), &b, "")
+            .await
+            .status,
+        404
+    );
+    for path in ["/v1/files", "/v1/batches"] {
+        assert_eq!(
+            ask("GET", path, &b, "").await.json()["data"],
+            json!([]),
+            "{path}"
+        );
+    }
+    // Its requests are the key's.
+    soon(async {
+        while site
+            .runtime
+            .metrics()
+            .encode()
+            .contains("genset_http_key_tokens_total{key=\"a\"} 0")
+        {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn every_limit_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tight = kept_in(folder.path(), |batches| {
+        batches.max_file_bytes = 1000;
+        batches.max_files = 2;
+        batches.max_total_bytes = 1500;
+        batches.max_batches = 1;
+    });
+    let site = Site::with(tight, Script::silent(5)).await;
+    let large = site.send(upload("", &"x".repeat(1001))).await;
+    assert_eq!(large.status, 413, "{}", large.text());
+    let id = begin(&site, &lines(&[line("a", "Hello")])).await;
+    let batch = batch_that(&site, &id, |batch| batch["status"] == "in_progress").await;
+    let file = batch["input_file_id"].as_str().expect("a file");
+    let second = site
+        .send(request("POST", "/v1/batches", "", batch_of(file)))
+        .await;
+    assert_eq!(second.status, 429, "{}", second.text());
+    assert_eq!(site.send(upload("", &"x".repeat(1000))).await.status, 200);
+    let third = site.send(upload("", "x")).await;
+    assert_eq!(third.status, 400, "{}", third.text());
+    assert!(third.text().contains("2 files"), "{}", third.text());
+    site.send(request("POST", &format!("/v1/batches/{id}/cancel"), "", ""))
+        .await;
+    ended(&site, &id, "cancelled").await;
+    site.send(request("DELETE", &format!("/v1/files/{file}"), "", ""))
+        .await;
+    let full = site.send(upload("", &"x".repeat(600))).await;
+    assert_eq!(full.status, 400, "{}", full.text());
+    assert!(
+        full.text().contains("1600 of 1500 bytes"),
+        "{}",
+        full.text()
+    );
+    let temporary = std::fs::read_dir(folder.path().join("files")).expect("a folder");
+    let temporary = temporary.filter(|entry| {
+        let name = entry.as_ref().expect("an entry").file_name();
+        name.to_string_lossy().starts_with(".tmp")
+    });
+    assert_eq!(temporary.count(), 0, "what was refused is gone");
+    site.close().await;
+}
+
+#[tokio::test]
+async fn an_upload_that_is_none_is_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let site = site(&folder, echo()).await;
+    let purpose = || part("name=\"purpose\"", "batch");
+    let file = || file_part("{}");
+    let other = |name: &str, value: &str| part(&format!("name=\"{name}\""), value);
+    let endless = format!("--{BOUNDARY}\r\nx: {}", "a".repeat(4 << 20));
+    for (parts, param) in [
+        (vec![purpose()], Some("file")),
+        (vec![file()], Some("purpose")),
+        (
+            vec![other("purpose", "assistants"), file()],
+            Some("purpose"),
+        ),
+        (
+            vec![other("purpose", &"b".repeat(1000)), file()],
+            Some("purpose"),
+        ),
+        (vec![purpose(), file(), file()], Some("file")),
+        (vec![other("tpyo", "1"), file()], Some("tpyo")),
+        (
+            vec![purpose(), other("expires_after[seconds]", "5"), file()],
+            Some("expires_after[seconds]"),
+        ),
+        (
+            vec![purpose(), other("expires_after[anchor]", "now"), file()],
+            Some("expires_after[anchor]"),
+        ),
+        (
+            vec![part("name=\"file\"; filename=\"\"", "{}")],
+            Some("file"),
+        ),
+        (vec![endless], None),
+    ] {
+        let response = site.send(upload_of("", &parts)).await;
+        let (status, named, _, message) = response.refusal();
+        assert_eq!((status, named.as_deref()), (400, param), "{message}");
+    }
+    let broken = site.send(request("POST", "/v1/files", "", "{}")).await;
+    assert_eq!(broken.refusal().1.as_deref(), Some("content-type"));
+    // The order of the parts is of no matter, nor is a name that points elsewhere.
+    let named = part("name=\"file\"; filename=\"../../etc/passwd\"", "{}");
+    let response = site.send(upload_of("", &[named, purpose()])).await;
+    assert_eq!(response.json()["filename"], "../../etc/passwd");
+    site.is_well().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_folder_has_one_server_and_a_disk_that_takes_nothing_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let site = site(&folder, echo()).await;
+    let runtime = Runtime::in_process();
+    let second = FrontendServer::bind(&runtime, kept_in(folder.path(), |_| {})).await;
+    let error = second.expect_err("it is taken").to_string();
+    assert!(error.contains("another server has it"), "{error}");
+    soon(runtime.shutdown()).await;
+    std::fs::remove_dir_all(folder.path().join("files")).expect("a folder");
+    let response = site.send(upload("", "{}")).await;
+    assert_eq!(response.status, 507, "{}", response.text());
+    site.close().await;
+}
+
+#[tokio::test]
+async fn without_a_folder_it_says_how_to_have_one() {
+    let site = Site::start(echo()).await;
+    let batch = batch_of("file-0");
+    for (method, path, body) in [
+        ("GET", "/v1/files", ""),
+        ("GET", "/v1/files/file-0", ""),
+        ("GET", "/v1/batches/batch_0", ""),
+        ("POST", "/v1/batches", &*batch),
+    ] {
+        let response = site.send(request(method, path, "", body)).await;
+        let (status, _, code, message) = response.refusal();
+        assert_eq!(
+            (status, code.as_deref()),
+            (404, Some("no_batch_folder")),
+            "{path}"
+        );
+        assert!(message.contains("--batch-folder"), "{message}");
+    }
+    site.close().await;
+}
