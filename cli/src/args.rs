@@ -29,6 +29,7 @@ use crate::hub::{self, ListArgs, PullArgs, RmArgs};
 use crate::layers;
 use crate::simulate::{self, SimulateArgs};
 
+use crate::tune::TuneArgs;
 use self::http::HttpArgs;
 use engine::{EngineArgs, check_engine, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
@@ -122,6 +123,8 @@ enum CliCommand {
     #[command(after_help = doctor::HELP)]
     Doctor(Box<DoctorArgs>),
     /// List the models that a fleet serves, and the workers that serve them
+    /// Try threads, batch and KV sizes of out=candle for a minute, and print the flags that are fastest here
+    Tune(TuneArgs),
     Models(Box<ModelsArgs>),
     /// Show the workers of a fleet and their load, as they change
     Top(Box<TopArgs>),
@@ -267,6 +270,7 @@ pub(crate) enum Command {
     Control(Box<ControlArgs>),
     /// Make an API key of this name.
     Key(String),
+    Tune(TuneArgs),
 }
 
 /// Reads the command line, the environment and the file.
@@ -300,6 +304,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
         CliCommand::Control(args) => return Ok(Command::Control(args)),
         CliCommand::Completions(args) => {
             return Ok(Command::Print(help::completions(command(), &args)));
+        CliCommand::Tune(args) => return Ok(Command::Tune(args)),
         }
         CliCommand::Man(args) => return help::man(command(), &args).map(Command::Print),
         CliCommand::Config { command } => {

@@ -1,6 +1,6 @@
 //! `genset bench`: models for benchmarks, and measurements of an engine and of servers.
 
-mod engine;
+pub(crate) mod engine;
 mod make_model;
 mod progress;
 mod serve;

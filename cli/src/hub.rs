@@ -78,6 +78,17 @@ pub(crate) fn bring(
     Ok(())
 }
 
+/// Where the engine of `out=candle` finds a model: at `path`, or fetched where that is a name of the hub.
+///
+/// # Errors
+/// `InvalidArgument`, saying what to do.
+pub(crate) fn of_candle(path: &Path) -> Result<PathBuf, EngineError> {
+    match named(path) {
+        Some(model) => Ok(fetch("MODEL", &model, Needs::WeightsOrGguf)?.path),
+        None => Ok(path.to_owned()),
+    }
+}
+
 /// Fetches a model that the setting `at` names, and shows how far it is.
 fn fetch(at: &'static str, model: &ModelRef, needs: Needs) -> Result<Fetched, EngineError> {
     let bad = |error: &dyn std::fmt::Display| EngineError::invalid_argument(at, error);

@@ -13,6 +13,7 @@ mod layers;
 mod node;
 mod python;
 mod simulate;
+mod tune;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => coded(hub::pull(&args)),
         Command::List(args) => coded(hub::list(&args)),
         Command::Doctor(args) => coded(doctor::perform(&args)),
+        Command::Tune(args) => coded(tune::perform(&args)),
         Command::Rm(args) => coded(hub::rm(&args)),
         Command::Models(args) => coded(fleet::models(&args)),
         Command::Top(args) => coded(fleet::top(&args)),

@@ -14,6 +14,7 @@ fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
         | CliCommand::Serve { .. }
         | CliCommand::Deploy { .. }
         | CliCommand::Doctor(_)
+        | CliCommand::Tune(_)
         | CliCommand::Models(_)
         | CliCommand::Top(_)
         | CliCommand::Control(_)

@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use genset_backend_common::{EngineError, LLMEngine, StartContext};
+use genset_backend_common::{EngineConfig, EngineError, LLMEngine, StartContext};
 use genset_engine_candle::{CandleArgs, CandleEngine};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::progress::Progress;
 use crate::input::print;
@@ -49,25 +49,28 @@ pub(crate) struct EngineBenchArgs {
 }
 
 /// What was measured; rates are medians.
-#[derive(Debug, Serialize)]
-struct Measured {
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Measured {
     /// The served model's name.
-    model: String,
-    decode: Vec<Decode>,
-    prefill_tokens: u32,
-    prefill_tokens_per_s: f64,
-    prefix_tokens: u32,
-    first_token_cold_s: f64,
-    first_token_cached_s: f64,
+    pub(crate) model: String,
+    pub(crate) context_length_tokens: u32,
+    /// Tokens that the KV cache holds.
+    pub(crate) kv_cache_tokens: u64,
+    pub(crate) decode: Vec<Decode>,
+    pub(crate) prefill_tokens: u32,
+    pub(crate) prefill_tokens_per_s: f64,
+    pub(crate) prefix_tokens: u32,
+    pub(crate) first_token_cold_s: f64,
+    pub(crate) first_token_cached_s: f64,
 }
 
 /// Sequences that decode together.
-#[derive(Debug, Serialize)]
-struct Decode {
-    sequences: u32,
-    tokens_per_s: f64,
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Decode {
+    pub(crate) sequences: u32,
+    pub(crate) tokens_per_s: f64,
     /// Part of a step's time that is not spent in the model: planning, sampling, delivering.
-    outside_model: f64,
+    pub(crate) outside_model: f64,
 }
 
 /// Measures and prints.
@@ -103,7 +106,7 @@ async fn measure(args: &EngineBenchArgs) -> Result<Measured, EngineError> {
     let measured = match engine.start(start).await {
         Ok(config) => {
             let load = Load::new(&engine, &config, metrics);
-            measure_all(args, load, config.model).await
+            measure_all(args, load, &config).await
         }
         Err(error) => Err(error),
     };
@@ -114,7 +117,7 @@ async fn measure(args: &EngineBenchArgs) -> Result<Measured, EngineError> {
 async fn measure_all(
     args: &EngineBenchArgs,
     mut load: Load<'_>,
-    model: String,
+    config: &EngineConfig,
 ) -> Result<Measured, EngineError> {
     let progress = Progress::of_rounds("measuring");
     let repeats = u64::from(args.repeats);
@@ -152,8 +155,11 @@ async fn measure_all(
             outside_model: median(outside),
         }
     });
+    let block_size: u64 = (config.kv_block_size).map_or(0, |size| size.get().into());
     Ok(Measured {
-        model,
+        model: config.model.clone(),
+        context_length_tokens: config.context_length_tokens,
+        kv_cache_tokens: config.kv_total_blocks.unwrap_or(0) * block_size,
         decode: decode.collect(),
         prefill_tokens: args.prefill_tokens,
         prefill_tokens_per_s: f64::from(args.prefill_tokens) / median(prefills),

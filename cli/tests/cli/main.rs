@@ -36,5 +36,6 @@ mod support;
 mod terminal;
 mod text;
 mod unservable;
+mod tune;
 mod usage;
 mod words;

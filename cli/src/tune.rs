@@ -1,0 +1,366 @@
+//! `genset tune`: the flags of `out=candle` that a model is fastest with on this machine.
+//!
+//! Each trial is a `genset bench engine` of its own, for a process has its threads but once. One flag after the other is tried
+//! beside the best so far, and kept where the whole is faster by more than measurements differ.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use clap::Args;
+use genset_backend_common::EngineError;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::args::flag;
+use crate::bench::engine::Measured;
+use crate::hub;
+use crate::input::{note, print};
+
+/// What is faster by less is no faster.
+const BETTER: f64 = 1.03;
+
+/// Of the highest rate of all sequences together, the part that is enough: more of them at once would only wait.
+const ENOUGH: f64 = 0.95;
+
+/// The memory of the KV cache in trials, in bytes.
+const KV_MEMORY: u64 = 1 << 30;
+
+/// How many sequences decode at once in the first trial.
+const SEQUENCES: [u32; 4] = [1, 4, 16, 32];
+
+/// How long a prefill of a trial may take, about.
+const PREFILL: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Args)]
+pub(crate) struct TuneArgs {
+    /// Checkout folder, GGUF file, or a model of the Hugging Face Hub
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// How long to try, in seconds; the first two trials are made in any case
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// Tokens of a request and its answer together, by which the KV cache is sized [default: the model's context, at most 4096]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context_tokens: Option<u32>,
+    /// Where to compute: cpu, cuda:N, or auto
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    device: String,
+    /// What weights become on the CPU, as for genset run
+    #[arg(long, default_value = "none", value_name = "TYPE")]
+    quantize: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found.
+#[derive(Debug, Serialize)]
+struct Tuned {
+    model: String,
+    /// The flags for `genset run`.
+    flags: Vec<String>,
+    /// How much faster than the defaults, as the mean of the rates' ratios.
+    times_the_defaults: f64,
+    trials: Vec<Trial>,
+}
+
+/// One measurement.
+#[derive(Debug, Clone, Serialize)]
+struct Trial {
+    flags: Vec<String>,
+    prefill_tokens_per_s: f64,
+    one_sequence_tokens_per_s: f64,
+    sequences: u32,
+    sequences_tokens_per_s: f64,
+}
+
+/// Tunes and prints; returns the exit code.
+///
+/// # Errors
+/// The model cannot be loaded, or refuses the lengths of trials.
+pub(crate) fn perform(args: &TuneArgs) -> Result<u8, EngineError> {
+    let model = hub::of_candle(&args.model)?;
+    let tuned = Tuning::begin(args, &model)?.perform()?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&tuned).map_err(|error| {
+            EngineError::internal("figures that are no JSON").with_source(error)
+        })?;
+        print(&format!("{text}\n"));
+    } else {
+        print(&tuned.text(&args.model));
+    }
+    Ok(0)
+}
+
+/// The search.
+struct Tuning<'a> {
+    bench: Bench<'a>,
+    deadline: Instant,
+    /// How many sequences are worth to run at once.
+    sequences: u32,
+    prefill_tokens: u32,
+    context_tokens: u32,
+    kv_bytes_per_token: u64,
+    name: String,
+    trials: Vec<Trial>,
+}
+
+impl<'a> Tuning<'a> {
+    /// Looks how fast the model is at all, with few and with many sequences.
+    fn begin(args: &'a TuneArgs, model: &'a Path) -> Result<Self, EngineError> {
+        let deadline = Instant::now() + Duration::from_secs(args.seconds);
+        let bench = Bench { args, model };
+        note(format_args!(
+            "measuring {} for about {} s",
+            model.display(),
+            args.seconds
+        ));
+        let first = bench.measure(&[], &SEQUENCES, 64)?;
+        let rate = first.prefill_tokens_per_s * PREFILL.as_secs_f64();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is clamped to a context"
+        )]
+        let prefill_tokens =
+            (rate as u32).clamp(64, (first.context_length_tokens / 2).clamp(64, 2048));
+        let usual = first.context_length_tokens.min(4096);
+        Ok(Self {
+            sequences: worth_running(&first),
+            prefill_tokens,
+            context_tokens: args.context_tokens.unwrap_or(usual),
+            kv_bytes_per_token: KV_MEMORY / first.kv_cache_tokens.max(1),
+            name: first.model,
+            deadline,
+            trials: Vec::new(),
+            bench,
+        })
+    }
+
+    fn perform(mut self) -> Result<Tuned, EngineError> {
+        let begun = Instant::now();
+        let mut best = self.trial(Vec::new())?;
+        let took = begun.elapsed();
+        let defaults = best.clone();
+        let cores = available_parallelism().map_or(1, usize::from);
+        let threads = candidates_of(cores)
+            .into_iter()
+            .map(|count| ("threads", count));
+        let batches = [256, 1024, 2048]
+            .into_iter()
+            .filter(|count| *count <= self.prefill_tokens as usize);
+        let batches = batches.map(|count| ("max-num-batched-tokens", count));
+        let further: Vec<_> = threads.chain(batches).chain([("block-size", 32)]).collect();
+        for (name, value) in further {
+            if Instant::now() + took > self.deadline {
+                break;
+            }
+            let mut flags = best.flags.clone();
+            let prefix = format!("--{name}=");
+            flags.retain(|flag| !flag.starts_with(&prefix));
+            flags.push(format!("{prefix}{value}"));
+            let trial = self.trial(flags)?;
+            if trial.times(&best) > BETTER {
+                best = trial;
+            }
+        }
+        let mut flags = best.flags.clone();
+        let prefix = "--max-num-seqs=";
+        flags.push(format!("{prefix}{}", self.sequences));
+        flags.push(format!("--kv-cache-memory={}", self.kv_memory()));
+        Ok(Tuned {
+            model: self.name,
+            flags,
+            times_the_defaults: best.times(&defaults),
+            trials: self.trials,
+        })
+    }
+
+    fn trial(&mut self, flags: Vec<String>) -> Result<Trial, EngineError> {
+        let sequences = self.sequences;
+        let both: &[u32] = match sequences {
+            1 => &[1],
+            _ => &[1, sequences],
+        };
+        let measured = self.bench.measure(&flags, both, self.prefill_tokens)?;
+        let rate = |wanted: u32| {
+            let found = measured
+                .decode
+                .iter()
+                .find(|decode| decode.sequences == wanted);
+            found.map_or(f64::NAN, |decode| decode.tokens_per_s)
+        };
+        let trial = Trial {
+            flags,
+            prefill_tokens_per_s: measured.prefill_tokens_per_s,
+            one_sequence_tokens_per_s: rate(1),
+            sequences,
+            sequences_tokens_per_s: rate(sequences),
+        };
+        note(trial.line());
+        self.trials.push(trial.clone());
+        Ok(trial)
+    }
+
+    /// Room for as many sequences as are worth to run, as text.
+    fn kv_memory(&self) -> String {
+        let tokens = u64::from(self.sequences) * u64::from(self.context_tokens);
+        let mib = (tokens * self.kv_bytes_per_token).div_ceil(1 << 20).max(1);
+        format!("{mib}MiB")
+    }
+}
+
+/// Numbers of threads beside the default, which is one for each core: those that a machine with two threads for each core,
+/// or with cores of two kinds, may be faster with.
+fn candidates_of(cores: usize) -> Vec<usize> {
+    let mut candidates: Vec<usize> = [cores / 2, cores * 3 / 4, cores.saturating_sub(1)]
+        .into_iter()
+        .filter(|count| (1..cores).contains(count))
+        .collect();
+    candidates.dedup();
+    candidates.sort_unstable();
+    candidates.dedup();
+    candidates
+}
+
+/// The least number of sequences whose rate is about the highest.
+fn worth_running(first: &Measured) -> u32 {
+    let most = first
+        .decode
+        .iter()
+        .map(|decode| decode.tokens_per_s)
+        .fold(0.0, f64::max);
+    let enough = first
+        .decode
+        .iter()
+        .find(|decode| decode.tokens_per_s >= ENOUGH * most);
+    enough.map_or(1, |decode| decode.sequences)
+}
+
+impl Trial {
+    /// How much faster than `other`: the geometric mean of the ratios of its rates.
+    fn times(&self, other: &Self) -> f64 {
+        let ratios = [
+            self.prefill_tokens_per_s / other.prefill_tokens_per_s,
+            self.one_sequence_tokens_per_s / other.one_sequence_tokens_per_s,
+            self.sequences_tokens_per_s / other.sequences_tokens_per_s,
+        ];
+        ratios.iter().product::<f64>().cbrt()
+    }
+
+    fn line(&self) -> String {
+        let flags = match self.flags.is_empty() {
+            true => "defaults".to_owned(),
+            false => self.flags.join(" "),
+        };
+        format!(
+            "{flags}: prefill {:.0}/s, decode {:.0}/s alone, {:.0}/s for {}",
+            self.prefill_tokens_per_s,
+            self.one_sequence_tokens_per_s,
+            self.sequences_tokens_per_s,
+            self.sequences
+        )
+    }
+}
+
+impl Tuned {
+    fn text(&self, model: &Path) -> String {
+        let verdict = match self.times_the_defaults > BETTER {
+            true => format!("{:.2} times as fast as the defaults", self.times_the_defaults),
+            false => "no flag of speed makes it faster than the defaults by more than measurements differ".into(),
+        };
+        format!(
+            "{verdict}\n\n  genset run {} {}\n",
+            model.display(),
+            self.flags.join(" ")
+        )
+    }
+}
+
+/// `genset bench engine` of one model.
+struct Bench<'a> {
+    args: &'a TuneArgs,
+    model: &'a Path,
+}
+
+impl Bench<'_> {
+    fn measure(
+        &self,
+        flags: &[String],
+        sequences: &[u32],
+        prefill_tokens: u32,
+    ) -> Result<Measured, EngineError> {
+        let failed = |problem: &dyn std::fmt::Display| {
+            let problem = format!("{} cannot be measured: {problem}", self.model.display());
+            EngineError::invalid_argument("MODEL", problem)
+        };
+        let program = std::env::current_exe().map_err(|error| failed(&error))?;
+        let sequences: Vec<String> = sequences.iter().map(u32::to_string).collect();
+        let mut bench = Command::new(program);
+        bench.args(["bench", "engine"]).arg(self.model);
+        bench.args([
+            "--json",
+            "--repeats=1",
+            "--context-tokens=32",
+            "--new-tokens=16",
+            "--prefix-tokens=32",
+        ]);
+        bench.arg(flag("sequences", sequences.join(",")));
+        bench.arg(flag("prefill-tokens", prefill_tokens.to_string()));
+        bench.arg(flag("kv-cache-memory", KV_MEMORY.to_string()));
+        bench.arg(flag("device", &self.args.device));
+        bench.arg(flag("quantize", &self.args.quantize));
+        let ended = bench.args(flags).output().map_err(|error| failed(&error))?;
+        if !ended.status.success() {
+            let said = String::from_utf8_lossy(&ended.stderr);
+            let said = said
+                .lines()
+                .rfind(|line| !line.is_empty())
+                .unwrap_or("it said nothing");
+            return Err(failed(&said.trim_start_matches("error: ")));
+        }
+        serde_json::from_slice(&ended.stdout).map_err(|error| failed(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::engine::Decode;
+
+    #[test]
+    fn threads_are_tried_up_to_the_cores() {
+        assert!(candidates_of(1).is_empty());
+        assert_eq!(candidates_of(2), [1]);
+        assert_eq!(candidates_of(16), [8, 12, 15]);
+    }
+
+    #[test]
+    fn more_sequences_are_worth_it_while_they_bring_more() {
+        let decode = |(sequences, tokens_per_s)| Decode {
+            sequences,
+            tokens_per_s,
+            outside_model: 0.0,
+        };
+        let rates = [(1, 10.0), (4, 30.0), (16, 60.0), (32, 62.0)];
+        let first = Measured {
+            decode: rates.map(decode).into(),
+            ..Measured::default()
+        };
+        assert_eq!(worth_running(&first), 16);
+    }
+
+    #[test]
+    fn a_trial_is_as_fast_as_its_rates_together() {
+        let trial = |rate| Trial {
+            flags: Vec::new(),
+            prefill_tokens_per_s: rate,
+            one_sequence_tokens_per_s: 1.0,
+            sequences: 4,
+            sequences_tokens_per_s: 1.0,
+        };
+        assert!((trial(8.0).times(&trial(1.0)) - 2.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,44 @@
+//! `genset tune`: the flags that a model is fastest with on this machine.
+
+use serde_json::Value;
+
+use crate::support::{run, tiny_chat};
+
+#[tokio::test]
+async fn flags_are_found_and_are_flags() {
+    let model = tiny_chat()
+        .join("tiny-chat-q8_0.gguf")
+        .display()
+        .to_string();
+    let ended = run(&["tune", &model, "--json", "--seconds=4"]).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let tuned: Value =
+        serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended:?}"));
+    let trials = tuned["trials"].as_array().expect("trials");
+    assert!(!trials.is_empty(), "{tuned}");
+    for trial in trials {
+        assert!(
+            trial["prefill_tokens_per_s"]
+                .as_f64()
+                .is_some_and(|rate| rate > 0.0),
+            "{trial}"
+        );
+    }
+    let flags = tuned["flags"].as_array().expect("flags");
+    let flags: Vec<&str> = flags.iter().filter_map(Value::as_str).collect();
+    assert!(
+        flags
+            .iter()
+            .any(|flag| flag.starts_with("--kv-cache-memory=")),
+        "{flags:?}"
+    );
+    let ended = run(&[&["run", "in=stdin", &model, "--print-config"], &flags[..]].concat()).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+#[tokio::test]
+async fn a_model_that_is_none_is_told() {
+    let ended = run(&["tune", "/no/such.gguf"]).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("/no/such.gguf"), "{ended:?}");
+}
