@@ -10,6 +10,7 @@ mod words;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +20,7 @@ use clap::{
 };
 use genset_backend_common::EngineError;
 use genset_frontend::{FrontendConfig, ParserNames};
-use genset_runtime::{EndpointName, WorkerArgs};
+use genset_runtime::{EndpointName, WorkerArgs, tokio_console_support};
 
 use crate::bench::{self, BenchCommand};
 use crate::conform::{self, ConformCommand};
@@ -28,8 +29,8 @@ use crate::fleet::{self, ControlArgs, ModelsArgs, TopArgs};
 use crate::hub::{self, ListArgs, PullArgs, RmArgs};
 use crate::layers;
 use crate::simulate::{self, SimulateArgs};
-
 use crate::tune::TuneArgs;
+
 use self::http::HttpArgs;
 use engine::{EngineArgs, check_engine, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
@@ -122,9 +123,9 @@ enum CliCommand {
     /// Look at machine, limits, ports, network, files and engines, and say what mends them
     #[command(after_help = doctor::HELP)]
     Doctor(Box<DoctorArgs>),
-    /// List the models that a fleet serves, and the workers that serve them
     /// Try threads, batch and KV sizes of out=candle for a minute, and print the flags that are fastest here
     Tune(TuneArgs),
+    /// List the models that a fleet serves, and the workers that serve them
     Models(Box<ModelsArgs>),
     /// Show the workers of a fleet and their load, as they change
     Top(Box<TopArgs>),
@@ -212,6 +213,9 @@ struct RunArgs {
     engine: EngineArgs,
     #[command(flatten, next_help_heading = "Worker")]
     worker: WorkerArgs,
+    /// Address where tokio-console finds the tasks of this process, in builds that can show them
+    #[arg(long, env = "GENSET_TOKIO_CONSOLE", value_name = "ADDRESS", num_args = 0..=1, require_equals = true, default_missing_value = "0.0.0.0:6669")]
+    tokio_console: Option<SocketAddr>,
     /// Show words and the flags that most need
     #[arg(short, long, action = ArgAction::HelpShort)]
     help: Option<bool>,
@@ -243,6 +247,7 @@ pub(crate) struct RunConfig {
     pub(crate) worker: WorkerArgs,
     pub(crate) frontend: FrontendConfig,
     pub(crate) batch_concurrency: NonZeroUsize,
+    pub(crate) tokio_console: Option<SocketAddr>,
     /// What the user should know of the words, once there is a log.
     pub(crate) remark: Option<&'static str>,
 }
@@ -265,12 +270,12 @@ pub(crate) enum Command {
     List(ListArgs),
     Rm(RmArgs),
     Doctor(Box<DoctorArgs>),
+    Tune(TuneArgs),
     Models(Box<ModelsArgs>),
     Top(Box<TopArgs>),
     Control(Box<ControlArgs>),
     /// Make an API key of this name.
     Key(String),
-    Tune(TuneArgs),
 }
 
 /// Reads the command line, the environment and the file.
@@ -299,12 +304,12 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
             return Ok(Command::Python { module, arguments });
         }
         CliCommand::Doctor(args) => return Ok(Command::Doctor(args)),
+        CliCommand::Tune(args) => return Ok(Command::Tune(args)),
         CliCommand::Models(args) => return Ok(Command::Models(args)),
         CliCommand::Top(args) => return Ok(Command::Top(args)),
         CliCommand::Control(args) => return Ok(Command::Control(args)),
         CliCommand::Completions(args) => {
             return Ok(Command::Print(help::completions(command(), &args)));
-        CliCommand::Tune(args) => return Ok(Command::Tune(args)),
         }
         CliCommand::Man(args) => return help::man(command(), &args).map(Command::Print),
         CliCommand::Config { command } => {
@@ -457,8 +462,12 @@ fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
         http,
         engine: mut engine_args,
         mut worker,
+        tokio_console,
         ..
     } = args;
+    if let (Some(_), Err(problem)) = (tokio_console, tokio_console_support()) {
+        return Err(EngineError::unsupported("--tokio-console", problem));
+    }
     if let Some(command) = command_in(&output) {
         engine_args.engine_cmd = Some(command.to_owned());
     }
@@ -496,6 +505,7 @@ fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
         worker,
         frontend,
         batch_concurrency,
+        tokio_console,
         remark,
     })
 }

@@ -77,8 +77,8 @@ fn coded(outcome: Result<u8, genset_backend_common::EngineError>) -> ExitCode {
 }
 
 fn run(config: args::RunConfig) -> ExitCode {
-    let _logging =
-        genset_runtime::init_logging(config.worker.verbose, config.input.is_interactive());
+    let (verbose, quiet) = (config.worker.verbose, config.input.is_interactive());
+    let _logging = genset_runtime::init_logging_with_console(verbose, quiet, config.tokio_console);
     if let Some(remark) = config.remark {
         tracing::warn!("{remark}");
     }

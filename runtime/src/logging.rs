@@ -1,9 +1,11 @@
 //! The log of a process on standard error and, with the feature `otlp`, its spans to a collector. Binaries set both up once,
 //! before anything else.
 
+mod console;
 mod line;
 
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::sync::OnceLock;
 
 use genset_backend_common::{At, EngineError};
@@ -13,6 +15,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, registry, reload};
 
 #[cfg(feature = "otlp")]
 use crate::telemetry::otlp;
+pub use console::tokio_console_support;
 use line::OneLine;
 
 /// The environment variables that set the log filter, in `RUST_LOG` syntax; the first that is set counts. The second is the
@@ -33,7 +36,7 @@ pub struct Logging {
 
 /// Writes the log to stderr: warnings by default for `quiet` programs, else information; `verbose` adds to it, and
 /// `GENSET_LOG`, or else `DYN_LOG` (`RUST_LOG` syntax), overrides both. With the feature `otlp` and `OTEL_EXPORTER_OTLP_ENDPOINT`, spans go to
-/// that collector.
+/// that collector. With the feature `tokio-console`, tasks are shown on its usual port.
 ///
 /// # Examples
 /// ```no_run
@@ -42,6 +45,11 @@ pub struct Logging {
 /// drop(logging);
 /// ```
 pub fn init_logging(verbose: u8, quiet: bool) -> Logging {
+    init_logging_with_console(verbose, quiet, None)
+}
+
+/// As [`init_logging`]; with the feature `tokio-console`, tasks are shown at `console`.
+pub fn init_logging_with_console(verbose: u8, quiet: bool, console: Option<SocketAddr>) -> Logging {
     let level = match verbose {
         0 if quiet => "warn",
         0 => "info",
@@ -67,7 +75,20 @@ pub fn init_logging(verbose: u8, quiet: bool) -> Logging {
         // It would tell of a standard error that cannot be written on that very standard error, and panic.
         .log_internal_errors(false)
         .with_filter(filter);
-    let (logging, is_first) = install(registry().with(log));
+    let subscriber = registry().with(log);
+    #[cfg(feature = "tokio-console")]
+    let (shown, subscriber) = match console::layer(console) {
+        Ok((layer, address)) => (Ok(address), subscriber.with(Some(layer))),
+        Err(problem) => (Err(problem), subscriber.with(None)),
+    };
+    let (logging, is_first) = install(subscriber);
+    #[cfg(feature = "tokio-console")]
+    match shown {
+        Ok(address) => tracing::info!(%address, "tokio-console may look"),
+        Err(problem) => tracing::warn!("{problem}"),
+    }
+    #[cfg(not(feature = "tokio-console"))]
+    console::warn(console);
     if is_first {
         // The first subscriber is the only one, so its filter is.
         let _ = FILTER.set(handle);

@@ -47,7 +47,7 @@ enum Beside {
 }
 
 /// The runtime's features, each of which must do without the others.
-const RUNTIME_FEATURES: [&str; 4] = ["etcd", "nats", "otlp", "tls"];
+const RUNTIME_FEATURES: [&str; 5] = ["etcd", "nats", "otlp", "tls", "tokio-console"];
 
 const STEPS: [Step; 18] = [
     Step {

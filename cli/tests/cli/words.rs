@@ -68,3 +68,15 @@ async fn the_log_is_set_by_either_name() {
     let ours = log(&[("GENSET_LOG", "error"), ("DYN_LOG", "debug")]).await;
     assert!(ours.lines().count() < loud.lines().count(), "{ours} {loud}");
 }
+
+#[cfg(not(feature = "tokio-console"))]
+#[tokio::test]
+async fn a_build_without_tokio_console_says_how_to_have_it() {
+    for words in [&["--tokio-console"][..], &["--tokio-console=127.0.0.1:1"]] {
+        let ended = run(&[&["run", "in=stdin"], words].concat()).await;
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        let how =
+            "RUSTFLAGS=\"--cfg tokio_unstable\" cargo build -p genset --features tokio-console";
+        assert!(ended.stderr.contains(how), "{ended:?}");
+    }
+}

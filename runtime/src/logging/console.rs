@@ -1,0 +1,59 @@
+//! The tasks of the process, shown to [tokio-console](https://github.com/tokio-rs/console), in builds that have the feature.
+
+use std::net::SocketAddr;
+#[cfg(feature = "tokio-console")]
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+
+/// How a build that shows its tasks is made.
+const HOW: &str =
+    "RUSTFLAGS=\"--cfg tokio_unstable\" cargo build -p genset --features tokio-console";
+
+/// Whether this build can show its tasks.
+///
+/// # Errors
+/// How to make one that can.
+#[expect(unexpected_cfgs, reason = "it is tokio's, set for the whole build")]
+pub fn tokio_console_support() -> Result<(), String> {
+    let is_traced = cfg!(tokio_unstable);
+    match (cfg!(feature = "tokio-console"), is_traced) {
+        (true, true) => Ok(()),
+        (true, false) => Err(format!(
+            "this build has the feature tokio-console, but tokio shows nothing without its flag; build with {HOW}"
+        )),
+        (false, _) => Err(format!(
+            "this build has no tokio-console; build one with {HOW}"
+        )),
+    }
+}
+
+/// Tells why nothing is shown, where somebody wants it.
+#[cfg(not(feature = "tokio-console"))]
+pub(super) fn warn(address: Option<SocketAddr>) {
+    if let (Some(_), Err(problem)) = (address, tokio_console_support()) {
+        tracing::warn!("{problem}");
+    }
+}
+
+/// Where it looks, if nobody says otherwise: its usual port on every interface.
+#[cfg(feature = "tokio-console")]
+const ADDRESS: SocketAddr = SocketAddr::new(
+    IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    console_subscriber::Server::DEFAULT_PORT,
+);
+
+/// What shows the tasks, and where; or why nothing is shown.
+#[cfg(feature = "tokio-console")]
+pub(super) fn layer<S>(
+    address: Option<SocketAddr>,
+) -> Result<(impl tracing_subscriber::Layer<S>, SocketAddr), String>
+where
+    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
+{
+    tokio_console_support()?;
+    let address = address.unwrap_or(ADDRESS);
+    // Its own thread would panic.
+    TcpListener::bind(address)
+        .map_err(|error| format!("tokio-console cannot be listened for at {address}: {error}"))?;
+    let console = console_subscriber::ConsoleLayer::builder().server_addr(address);
+    Ok((console.spawn(), address))
+}
