@@ -13,24 +13,27 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// A cache with tiny-chat under the name `org/tiny`, as the hub's own tools leave it.
 fn cache() -> TempDir {
+    cache_of(&["org/tiny"])
+}
+
+/// The same under each of these names.
+pub(crate) fn cache_of(names: &[&str]) -> TempDir {
     let cache = tempfile::tempdir().expect("a folder to write to");
-    let repo = cache.path().join("models--org--tiny");
-    let snapshot = repo.join("snapshots").join(COMMIT);
-    for folder in [repo.join("blobs"), repo.join("refs"), snapshot.clone()] {
-        fs::create_dir_all(folder).expect("a folder to write to");
-    }
-    fs::write(repo.join("refs/main"), COMMIT).expect("a folder to write to");
-    for file in fs::read_dir(tiny_chat())
-        .expect("a folder to write to")
-        .flatten()
-    {
-        let name = file.file_name();
-        if file.path().is_dir() {
-            continue;
+    for name in names {
+        let folder = format!("models--{}", name.replace('/', "--"));
+        let repo = cache.path().join(folder);
+        let snapshot = repo.join("snapshots").join(COMMIT);
+        for folder in [repo.join("blobs"), repo.join("refs"), snapshot.clone()] {
+            fs::create_dir_all(folder).expect("a folder to write to");
         }
-        fs::copy(file.path(), repo.join("blobs").join(&name)).expect("a folder to write to");
-        let target = Path::new("../../blobs").join(&name);
-        std::os::unix::fs::symlink(target, snapshot.join(name)).expect("a folder to write to");
+        fs::write(repo.join("refs/main"), COMMIT).expect("a folder to write to");
+        let files = fs::read_dir(tiny_chat()).expect("a folder to write to");
+        for file in files.flatten().filter(|file| !file.path().is_dir()) {
+            let name = file.file_name();
+            fs::copy(file.path(), repo.join("blobs").join(&name)).expect("a folder to write to");
+            let target = Path::new("../../blobs").join(&name);
+            std::os::unix::fs::symlink(target, snapshot.join(name)).expect("a folder to write to");
+        }
     }
     cache
 }
