@@ -108,7 +108,12 @@ fn step(sequences: usize, done: usize, rows: usize) -> StepBatch {
 
 fn decoder(criterion: &mut Criterion) {
     let config: ModelConfig = SyntheticSize::M100.config();
-    for (name, dtype) in [("q8_0", GgmlDType::Q8_0), ("q4_k", GgmlDType::Q4K)] {
+    let types = [
+        ("q8_0", GgmlDType::Q8_0),
+        ("q5_0", GgmlDType::Q5_0),
+        ("q4_k", GgmlDType::Q4K),
+    ];
+    for (name, dtype) in types {
         let mut weights = RandomWeights {
             dtype,
             made: HashMap::new(),

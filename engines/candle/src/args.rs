@@ -43,6 +43,9 @@ pub struct CandleArgs {
     /// Threads that compute on the CPU [default: one for each core]
     #[cfg_attr(feature = "cli", arg(long, value_name = "COUNT"))]
     pub threads: Option<usize>,
+    /// Widest instructions that the CPU computes with: avx512 (with VNNI) or avx2; auto is the widest it has
+    #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "ISA"))]
+    pub isa: IsaChoice,
     /// Sequences that wait in the engine; more are refused
     #[cfg_attr(
         feature = "cli",
@@ -69,6 +72,7 @@ impl Default for CandleArgs {
             max_num_batched_tokens: None,
             block_size: 16,
             threads: None,
+            isa: IsaChoice::default(),
             max_waiting: 1024,
             kv_lease: DEFAULT_KV_LEASE_S,
         }
@@ -99,6 +103,18 @@ pub enum DtypeChoice {
     F16,
     /// 16 bits with the range of f32; a GPU only.
     Bf16,
+}
+
+/// The widest instructions that the CPU computes with, for comparisons and where wide ones make a processor slow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IsaChoice {
+    /// The widest that this processor has.
+    #[default]
+    Auto,
+    /// AVX-512 with the 8-bit dot product (VNNI).
+    Avx512,
+    /// AVX2, FMA and F16C.
+    Avx2,
 }
 
 /// A number of bytes, written with or without a unit: `4GiB`, `512MiB`, `1000000`.
@@ -207,6 +223,38 @@ impl FromStr for DtypeChoice {
     }
 }
 
+impl IsaChoice {
+    const ALL: [Self; 3] = [Self::Auto, Self::Avx512, Self::Avx2];
+
+    /// The name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Avx512 => "avx512",
+            Self::Avx2 => "avx2",
+        }
+    }
+}
+
+impl FromStr for IsaChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        found.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("{text:?} is none of {names}")
+        })
+    }
+}
+
+impl fmt::Display for IsaChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl fmt::Display for DtypeChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -240,6 +288,10 @@ mod tests {
         for text in ["3KiB", "512MiB", "1001"] {
             assert_eq!(text.parse::<ByteSize>().unwrap().to_string(), text);
         }
+        for text in ["auto", "avx512", "avx2"] {
+            assert_eq!(text.parse::<IsaChoice>().unwrap().to_string(), text);
+        }
+        assert!("sse".parse::<IsaChoice>().is_err());
         assert!(
             "gpu".parse::<DeviceChoice>().is_err() && "cuda:x".parse::<DeviceChoice>().is_err()
         );

@@ -37,5 +37,5 @@ pub mod load;
 pub mod model;
 pub mod synthetic;
 
-pub use args::{ByteSize, CandleArgs, DeviceChoice, DtypeChoice};
+pub use args::{ByteSize, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice};
 pub use engine::CandleEngine;

@@ -34,7 +34,7 @@ mod memory;
 mod norm;
 mod parallel;
 mod rope;
-mod simd;
+pub(crate) mod simd;
 #[cfg(test)]
 mod tests;
 pub(crate) mod weights;
@@ -43,5 +43,5 @@ pub use batch::{BatchError, SequenceRows, StepBatch};
 pub use config::{Activation, ModelConfig, Rope, RopeScaling, SlidingWindow};
 pub use decoder::{ForwardError, Model};
 pub use kv_cache::{KvCache, KvCacheSpec, KvLayout};
-pub use linear::Matrix;
+pub use linear::{Matrix, WeightType};
 pub use weights::Weights;

@@ -13,12 +13,13 @@ use serde_json::Value;
 use super::capabilities;
 use super::forward::{Forward, ForwardError};
 use super::thread::{Loaded, Loader};
-use crate::args::{CandleArgs, DeviceChoice, DtypeChoice};
+use crate::args::{CandleArgs, DeviceChoice, DtypeChoice, IsaChoice};
 use crate::error::LoadError;
 use crate::load::{
     KvCacheOptions, LoadProgress, ModelFile, OpenModel, WeightOptions, available_memory,
     kv_cache_size,
 };
+use crate::model::simd;
 use crate::model::{
     KvCache, KvCacheSpec, KvLayout, Matrix, Model, ModelConfig, StepBatch, Weights,
 };
@@ -103,6 +104,16 @@ impl RealLoader {
     }
 }
 
+/// Bounds the instructions of this process; the first engine's choice holds for all.
+fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
+    let chosen =
+        simd::choose(choice).map_err(|problem| EngineError::invalid_argument("--isa", problem))?;
+    if !chosen {
+        tracing::warn!(isa = %choice, "this process computes with other instructions already; --isa has no effect");
+    }
+    Ok(())
+}
+
 impl Loader for RealLoader {
     fn load(
         &self,
@@ -110,6 +121,7 @@ impl Loader for RealLoader {
         was_given_up: &dyn Fn() -> bool,
     ) -> Result<Loaded, EngineError> {
         self.set_threads()?;
+        set_isa(self.args.isa)?;
         if self.args.block_size == 0 {
             return Err(EngineError::invalid_argument(
                 "--block-size",

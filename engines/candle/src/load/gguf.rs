@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::map::MappedFile;
 use super::quantize::floats;
-use super::tensors::{RawTensor, RowOrder, is_float};
+use super::tensors::{RawTensor, RowOrder};
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
 use config::Metadata;
@@ -42,7 +42,7 @@ impl GgufFile {
         };
         let frequencies = opened
             .by_own_name(config::frequencies_tensor())?
-            .filter(|raw| is_float(raw.dtype))
+            .filter(|raw| raw.dtype.is_float())
             .map(|raw| floats(&raw));
         let config = config::read(opened.metadata(), frequencies)?;
         opened.has_post_norms = config.has_post_norms;

@@ -4,13 +4,14 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::Device;
-use candle_core::quantized::GgmlDType;
 
 use super::OpenModel;
 use super::plan::{PlannedTensor, Role, plan};
-use super::tensors::{bytes_of, is_float};
+use super::tensors::bytes_of;
 use super::weights::{WeightOptions, to_u64};
 use crate::error::{Bytes, LoadError};
+use crate::model::WeightType;
+use crate::model::simd::quantized_kernels;
 
 /// What a step computes with, beyond weights and KV cache: activations, logits, and what the process holds anyway.
 const WORKSPACE_BYTES: u64 = 256 << 20;
@@ -87,53 +88,32 @@ fn kept_bytes(model: &OpenModel, options: &WeightOptions, tensor: &PlannedTensor
     };
     let in_file = match model.tensor(&tensor.name) {
         Ok(Some(raw)) => raw.dtype,
-        Ok(None) | Err(_) => GgmlDType::F32,
+        Ok(None) | Err(_) => WeightType::F32,
     };
     let row_len = tensor.shape.last().copied().unwrap_or(1);
-    let dtype = if !is_float(in_file) {
+    let is_candles = matches!(in_file, WeightType::Candle(_));
+    let dtype = if !in_file.is_float() && (is_candles || options.device.is_cpu()) {
         in_file
     } else if options.device.is_cpu() {
-        options.quantization.dtype_for(row_len, part)
+        options.quantization.dtype_for(row_len, part).into()
     } else {
         return elements * to_u64(options.dtype.size_in_bytes());
     };
     let plain = to_u64(bytes_of(dtype, tensor.shape.iter().product()).unwrap_or(usize::MAX));
     if options.device.is_cpu() {
-        repacked_bytes(dtype, elements, plain)
+        repacked_bytes(dtype, plain)
     } else {
         plain
     }
 }
 
-/// What a matrix takes on the CPU, in the form that its products read. With AVX-512's 8-bit dot product that form replaces
-/// the file's and is about as large; elsewhere on x86 candle keeps its own beside it.
-fn repacked_bytes(dtype: GgmlDType, elements: u64, plain: u64) -> u64 {
-    if is_float(dtype) || !cfg!(target_arch = "x86_64") {
+/// What a matrix takes on the CPU, in the form that its products read: where kernels are ours that form replaces the
+/// file's and is about as large.
+fn repacked_bytes(dtype: WeightType, plain: u64) -> u64 {
+    if dtype.is_float() || quantized_kernels().is_none() {
         return plain;
     }
-    if replaces_blocks() {
-        return plain.saturating_add(plain / 16);
-    }
-    let bits = if dtype == GgmlDType::Q8_0 {
-        9
-    } else if dtype == GgmlDType::Q4K {
-        6
-    } else if dtype == GgmlDType::Q6K {
-        10
-    } else {
-        0
-    };
-    plain.saturating_add(elements.saturating_mul(bits) / 8)
-}
-
-#[cfg(target_arch = "x86_64")]
-fn replaces_blocks() -> bool {
-    std::arch::is_x86_feature_detected!("avx512vnni")
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn replaces_blocks() -> bool {
-    false
+    plain.saturating_add(plain / 16)
 }
 
 /// Bytes that can be allocated on a device; `None` if nobody says.

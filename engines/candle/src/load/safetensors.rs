@@ -4,13 +4,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use candle_core::quantized::GgmlDType;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use super::map::MappedFile;
 use super::tensors::{RawTensor, RowOrder};
 use crate::error::LoadError;
+use crate::model::WeightType;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -95,14 +95,14 @@ impl SafetensorsFolder {
     }
 }
 
-fn float_dtype(dtype: Dtype) -> Option<GgmlDType> {
+fn float_dtype(dtype: Dtype) -> Option<WeightType> {
     // Foreign and non-exhaustive: whatever else there is, it is not one of these.
     if dtype == Dtype::F32 {
-        Some(GgmlDType::F32)
+        Some(WeightType::F32)
     } else if dtype == Dtype::F16 {
-        Some(GgmlDType::F16)
+        Some(WeightType::F16)
     } else if dtype == Dtype::BF16 {
-        Some(GgmlDType::BF16)
+        Some(WeightType::BF16)
     } else {
         None
     }

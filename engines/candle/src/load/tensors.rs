@@ -1,13 +1,13 @@
 //! [`RawTensor`]: a tensor as it lies in a file, whatever the file's format.
 
-use candle_core::quantized::GgmlDType;
+use crate::model::WeightType;
 
 /// A tensor's bytes and what they mean.
 #[derive(Debug, Clone)]
 pub(crate) struct RawTensor<'a> {
     /// What the file calls it.
     pub(crate) name: &'a str,
-    pub(crate) dtype: GgmlDType,
+    pub(crate) dtype: WeightType,
     /// Rows first.
     pub(crate) shape: &'a [usize],
     /// Exactly as many as `dtype` and `shape` say.
@@ -82,7 +82,7 @@ impl RawTensor<'_> {
 }
 
 /// Bytes that `elements` take, if the type can store that many; `None` if not, or if they are too many.
-pub(crate) fn bytes_of(dtype: GgmlDType, elements: usize) -> Option<usize> {
+pub(crate) fn bytes_of(dtype: WeightType, elements: usize) -> Option<usize> {
     let block = dtype.block_size();
     if !elements.is_multiple_of(block) {
         return None;
@@ -90,17 +90,12 @@ pub(crate) fn bytes_of(dtype: GgmlDType, elements: usize) -> Option<usize> {
     (elements / block).checked_mul(dtype.type_size())
 }
 
-/// Whether numbers are stored one by one.
-pub(crate) fn is_float(dtype: GgmlDType) -> bool {
-    matches!(dtype, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16)
-}
-
-fn read_floats(dtype: GgmlDType, bytes: &[u8], into: &mut [f32]) {
-    if dtype == GgmlDType::F32 {
+fn read_floats(dtype: WeightType, bytes: &[u8], into: &mut [f32]) {
+    if dtype == WeightType::F32 {
         for (value, bytes) in into.iter_mut().zip(bytes.as_chunks::<4>().0) {
             *value = f32::from_le_bytes(*bytes);
         }
-    } else if dtype == GgmlDType::F16 {
+    } else if dtype == WeightType::F16 {
         for (value, bytes) in into.iter_mut().zip(bytes.as_chunks::<2>().0) {
             *value = half::f16::from_le_bytes(*bytes).to_f32();
         }
@@ -113,6 +108,8 @@ fn read_floats(dtype: GgmlDType, bytes: &[u8], into: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::quantized::GgmlDType;
+
     use super::*;
 
     #[test]
@@ -130,25 +127,25 @@ mod tests {
     fn floats_of_every_type_are_read() {
         let mut into = [0.0; 2];
         let bytes = [1.5f32, -2.0].map(f32::to_le_bytes).concat();
-        read_floats(GgmlDType::F32, &bytes, &mut into);
+        read_floats(WeightType::F32, &bytes, &mut into);
         assert_eq!(into, [1.5, -2.0]);
         let bytes = [0.5f32, 4.0]
             .map(|value| half::f16::from_f32(value).to_le_bytes())
             .concat();
-        read_floats(GgmlDType::F16, &bytes, &mut into);
+        read_floats(WeightType::F16, &bytes, &mut into);
         assert_eq!(into, [0.5, 4.0]);
         let bytes = [8.0f32, -0.25]
             .map(|value| half::bf16::from_f32(value).to_le_bytes())
             .concat();
-        read_floats(GgmlDType::BF16, &bytes, &mut into);
+        read_floats(WeightType::BF16, &bytes, &mut into);
         assert_eq!(into, [8.0, -0.25]);
     }
 
     #[test]
     fn sizes_need_whole_blocks_and_do_not_overflow() {
-        assert_eq!(bytes_of(GgmlDType::Q8_0, 64), Some(68));
-        assert_eq!(bytes_of(GgmlDType::Q8_0, 65), None);
-        assert_eq!(bytes_of(GgmlDType::Q4K, 512), Some(288));
-        assert_eq!(bytes_of(GgmlDType::F32, usize::MAX), None);
+        assert_eq!(bytes_of(GgmlDType::Q8_0.into(), 64), Some(68));
+        assert_eq!(bytes_of(GgmlDType::Q8_0.into(), 65), None);
+        assert_eq!(bytes_of(GgmlDType::Q4K.into(), 512), Some(288));
+        assert_eq!(bytes_of(WeightType::F32, usize::MAX), None);
     }
 }

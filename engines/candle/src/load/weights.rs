@@ -7,10 +7,10 @@ use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 
 use super::quantize::{Part, Quantization, floats, quantize};
-use super::tensors::{RawTensor, RowOrder, is_float};
+use super::tensors::{RawTensor, RowOrder};
 use super::{OpenModel, plan};
 use crate::error::LoadError;
-use crate::model::linear::Matrix;
+use crate::model::linear::{Matrix, WeightType};
 use crate::model::weights::Weights;
 
 /// Where weights go and what they become.
@@ -92,8 +92,10 @@ impl<'a> ModelWeights<'a> {
     fn load(&mut self, name: &str, shape: [usize; 2], part: Part) -> Result<Matrix, LoadError> {
         let raw = self.model.required(name, &shape)?;
         let device = &self.options.device;
-        let matrix = if !is_float(raw.dtype) {
-            Matrix::quantized(as_it_is(&raw, device)?)
+        let matrix = if let Some(dtype) = candle_blocks(raw.dtype) {
+            Matrix::quantized(as_it_is(&raw, dtype, device)?)
+        } else if !raw.dtype.is_float() {
+            own_blocks(&raw, shape, &self.options)
         } else if device.is_cpu() {
             let dtype = self.options.quantization.dtype_for(raw.row_len(), part);
             if dtype == GgmlDType::F32 {
@@ -105,7 +107,7 @@ impl<'a> ModelWeights<'a> {
             Matrix::dense(on_device(&raw, device, self.options.dtype)?)
         };
         let matrix = matrix.map_err(|error| LoadError::candle(raw.name, error))?;
-        let (bytes, row_len, is_floats) = (raw.data.len(), raw.row_len(), is_float(raw.dtype));
+        let (bytes, row_len, is_floats) = (raw.data.len(), raw.row_len(), raw.dtype.is_float());
         if is_floats && self.options.device.is_cpu() {
             self.tell_fallback(name, row_len, part);
         }
@@ -140,12 +142,19 @@ impl Weights for ModelWeights<'_> {
 
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
         let raw = self.model.required(name, shape)?;
-        let on_cpu = if is_float(raw.dtype) {
+        let on_cpu = if raw.dtype.is_float() {
             dense(&raw)?
-        } else {
-            let quantized = as_it_is(&raw, &Device::Cpu)?;
+        } else if let Some(dtype) = candle_blocks(raw.dtype) {
+            let quantized = as_it_is(&raw, dtype, &Device::Cpu)?;
             let values = quantized.dequantize(&Device::Cpu);
             values.map_err(|error| LoadError::candle(raw.name, error))?
+        } else {
+            return Err(LoadError::UnsupportedDtype {
+                path: self.model.path.clone(),
+                name: raw.name.to_owned(),
+                found: raw.dtype.to_string(),
+                supported: "F32, F16 or BF16 where they are no matrix",
+            });
         };
         let bytes = raw.data.len();
         let device = &self.options.device;
@@ -193,9 +202,9 @@ fn dense(raw: &RawTensor<'_>) -> Result<Tensor, LoadError> {
 
 /// A tensor of floats on a GPU, copied in the file's type and converted there.
 fn on_device(raw: &RawTensor<'_>, device: &Device, dtype: DType) -> Result<Tensor, LoadError> {
-    let from = if raw.dtype == GgmlDType::F32 {
+    let from = if raw.dtype == WeightType::F32 {
         DType::F32
-    } else if raw.dtype == GgmlDType::F16 {
+    } else if raw.dtype == WeightType::F16 {
         DType::F16
     } else {
         DType::BF16
@@ -206,10 +215,34 @@ fn on_device(raw: &RawTensor<'_>, device: &Device, dtype: DType) -> Result<Tenso
         .map_err(|error| LoadError::candle(raw.name, error))
 }
 
+/// Candle's type of blocks that it knows.
+fn candle_blocks(dtype: WeightType) -> Option<GgmlDType> {
+    match dtype {
+        WeightType::Candle(blocks) if !dtype.is_float() => Some(blocks),
+        WeightType::Candle(_) | WeightType::Iq4Nl | WeightType::Iq4Xs | WeightType::Mxfp4 => None,
+    }
+}
+
+/// A matrix of blocks that candle does not know; on a GPU its numbers.
+fn own_blocks(
+    raw: &RawTensor<'_>,
+    [out_features, in_features]: [usize; 2],
+    options: &WeightOptions,
+) -> candle_core::Result<Matrix> {
+    let shape = (out_features, in_features);
+    let matrix = Matrix::blocks(raw.dtype, in_order(raw).bytes(), shape)?;
+    if options.device.is_cpu() {
+        return Ok(matrix);
+    }
+    let ids: Vec<u32> = (0..).take(out_features).collect();
+    let numbers = matrix.rows(&ids, &Device::Cpu, options.dtype)?;
+    Matrix::dense(numbers.to_device(&options.device)?)
+}
+
 /// A quantized tensor with the blocks that the file has.
-fn as_it_is(raw: &RawTensor<'_>, device: &Device) -> Result<QTensor, LoadError> {
+fn as_it_is(raw: &RawTensor<'_>, dtype: GgmlDType, device: &Device) -> Result<QTensor, LoadError> {
     let bytes = in_order(raw);
-    QStorage::from_data(Cow::Borrowed(bytes.bytes()), device, raw.dtype)
+    QStorage::from_data(Cow::Borrowed(bytes.bytes()), device, dtype)
         .and_then(|storage| QTensor::new(storage, raw.shape))
         .map_err(|error| LoadError::candle(raw.name, error))
 }

@@ -7,10 +7,10 @@
 mod activations;
 mod dense;
 mod packed;
-#[cfg(target_arch = "x86_64")]
 mod quantized;
 #[cfg(test)]
 mod tests;
+mod weight_type;
 
 use std::sync::Arc;
 
@@ -18,8 +18,10 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{D, DType, Device, Result, Tensor};
 
 use self::packed::Packed;
+pub use self::weight_type::WeightType;
 use super::host;
 use super::memory::WeightMemory;
+use super::simd::{QuantizedKernels, quantized_kernels};
 
 /// Weights of a product, `[out_features, in_features]`; also the table that rows of token embeddings come from.
 #[derive(Debug, Clone)]
@@ -33,6 +35,7 @@ pub struct Matrix {
 enum Weight {
     Dense(Tensor),
     Quantized(Arc<QTensor>),
+    Blocks(WeightType, Arc<[u8]>),
     Packed(Arc<Packed>),
 }
 
@@ -74,6 +77,30 @@ impl Matrix {
         })
     }
 
+    /// Blocks of a type that candle does not know, `[out_features, in_features]`, on the CPU.
+    ///
+    /// # Errors
+    /// There are more or fewer blocks than that.
+    pub fn blocks(
+        dtype: WeightType,
+        blocks: &[u8],
+        (out_features, in_features): (usize, usize),
+    ) -> Result<Self> {
+        let row_bytes = in_features / dtype.block_size() * dtype.type_size();
+        let is_whole = in_features.is_multiple_of(dtype.block_size());
+        if !is_whole || Some(blocks.len()) != row_bytes.checked_mul(out_features) {
+            candle_core::bail!(
+                "{} bytes of {dtype:?} for {out_features} rows of {in_features}",
+                blocks.len()
+            );
+        }
+        Ok(Self {
+            weight: Weight::Blocks(dtype, blocks.into()),
+            out_features,
+            in_features,
+        })
+    }
+
     /// Rows, and the width of a product.
     #[must_use]
     pub fn out_features(&self) -> usize {
@@ -86,19 +113,30 @@ impl Matrix {
         self.in_features
     }
 
-    /// Rows by their numbers, in f32 (on a GPU: in `dtype`), `[ids.len(), in_features]`.
+    /// Rows by their numbers, in f32 (on a GPU: in `to`), `[ids.len(), in_features]`.
     ///
     /// # Errors
     /// A number is out of range, or candle refuses.
-    pub fn rows(&self, ids: &[u32], device: &Device, dtype: DType) -> Result<Tensor> {
+    pub fn rows(&self, ids: &[u32], device: &Device, to: DType) -> Result<Tensor> {
         match &self.weight {
             Weight::Dense(weight) => {
                 let ids = Tensor::from_slice(ids, ids.len(), device)?;
-                weight.index_select(&ids, 0)?.to_dtype(dtype)
+                weight.index_select(&ids, 0)?.to_dtype(to)
             }
             Weight::Quantized(weight) => {
                 let ids = Tensor::from_slice(ids, ids.len(), device)?;
-                weight.embedding(&ids)?.to_dtype(dtype)
+                weight.embedding(&ids)?.to_dtype(to)
+            }
+            Weight::Blocks(dtype, blocks) => {
+                let row_bytes = self.in_features / dtype.block_size() * dtype.type_size();
+                let mut rows = vec![0.0; ids.len() * self.in_features];
+                for (&id, out) in ids.iter().zip(rows.chunks_exact_mut(self.in_features)) {
+                    let Some(row) = blocks.chunks_exact(row_bytes).nth(id as usize) else {
+                        candle_core::bail!("row {id} of a matrix with {} rows", self.out_features);
+                    };
+                    quantized::numbers(*dtype, row, out);
+                }
+                Tensor::from_vec(rows, (ids.len(), self.in_features), device)?.to_dtype(to)
             }
             Weight::Packed(packed) => {
                 let rows = packed.rows(ids)?;
@@ -115,8 +153,15 @@ impl Matrix {
         match &self.weight {
             Weight::Dense(weight) => x.matmul(&weight.t()?),
             Weight::Quantized(weight) => quantized_product(weight, x),
+            Weight::Blocks(..) => x.matmul(&self.numbers()?.t()?),
             Weight::Packed(packed) => packed_product(&[packed], None, x),
         }
+    }
+
+    /// All numbers in f32 on the CPU, if they are blocks that candle does not know.
+    fn numbers(&self) -> Result<Tensor> {
+        let ids: Vec<u32> = (0..).take(self.out_features).collect();
+        self.rows(&ids, &Device::Cpu, DType::F32)
     }
 
     /// The same matrix in the form that products are fastest with, where there is one; the form of the file is dropped.
@@ -124,14 +169,32 @@ impl Matrix {
     /// # Errors
     /// Candle cannot give the data, or the system no memory.
     pub(super) fn into_packed(self, memory: &mut WeightMemory) -> Result<Self> {
-        let packed = match &self.weight {
-            Weight::Dense(weight) if weight.device().is_cpu() => {
+        self.packed_for(quantized_kernels(), memory)
+    }
+
+    /// As `into_packed`, with these kernels for quantized weights.
+    fn packed_for(
+        self,
+        kernels: Option<QuantizedKernels>,
+        memory: &mut WeightMemory,
+    ) -> Result<Self> {
+        let shape = (self.out_features, self.in_features);
+        let packed = match (&self.weight, kernels) {
+            (Weight::Dense(weight), _) if weight.device().is_cpu() => {
                 Some(Packed::dense(weight, memory)?)
             }
-            Weight::Quantized(weight) if weight.device().is_cpu() => {
-                Packed::quantized(weight, memory)?
+            (Weight::Quantized(weight), Some(kernels)) if weight.device().is_cpu() => {
+                let (dtype, blocks) = (weight.dtype().into(), weight.data()?);
+                Packed::quantized(kernels, dtype, &blocks, shape, memory)?
             }
-            Weight::Dense(_) | Weight::Quantized(_) | Weight::Packed(_) => None,
+            (Weight::Blocks(dtype, blocks), Some(kernels)) => {
+                Packed::quantized(kernels, *dtype, blocks, shape, memory)?
+            }
+            (Weight::Blocks(..), None) => {
+                let weight = QTensor::quantize(&self.numbers()?, GgmlDType::Q8_0)?;
+                return Self::quantized(weight);
+            }
+            (Weight::Dense(_) | Weight::Quantized(_) | Weight::Packed(_), _) => None,
         };
         Ok(match packed {
             Some(packed) => Self {
@@ -222,14 +285,16 @@ impl Matrix {
     fn dense_on_gpu(&self) -> Option<&Tensor> {
         match &self.weight {
             Weight::Dense(weight) if !weight.device().is_cpu() => Some(weight),
-            Weight::Dense(_) | Weight::Quantized(_) | Weight::Packed(_) => None,
+            Weight::Dense(_) | Weight::Quantized(_) | Weight::Blocks(..) | Weight::Packed(_) => {
+                None
+            }
         }
     }
 
     fn packed(&self) -> Option<&Packed> {
         match &self.weight {
             Weight::Packed(packed) => Some(packed),
-            Weight::Dense(_) | Weight::Quantized(_) => None,
+            Weight::Dense(_) | Weight::Quantized(_) | Weight::Blocks(..) => None,
         }
     }
 }

@@ -15,13 +15,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use self::pool::Pool;
-use super::simd::has_quantized_kernels;
+use super::simd::quantized_kernels;
 
 /// Our threads; `None` where candle's are used.
 fn pool() -> Option<&'static Pool> {
     static POOL: OnceLock<Option<Pool>> = OnceLock::new();
     let start = || Pool::new(rayon::current_num_threads().saturating_sub(1));
-    POOL.get_or_init(|| has_quantized_kernels().then(start))
+    POOL.get_or_init(|| quantized_kernels().map(|_| start()))
         .as_ref()
 }
 

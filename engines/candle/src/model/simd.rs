@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 
+use crate::args::IsaChoice;
+
 /// Lanes that kernels work in: one AVX-512 register, two of AVX2's, four of NEON's.
 pub(super) const LANES: usize = 16;
 
@@ -27,20 +29,53 @@ pub(super) enum Level {
     Baseline,
 }
 
-/// This processor's level.
+static LEVEL: OnceLock<Level> = OnceLock::new();
+
+/// The level that kernels are used of: this processor's, unless [`choose`] came before the first kernel.
 pub(super) fn level() -> Level {
-    static LEVEL: OnceLock<Level> = OnceLock::new();
     *LEVEL.get_or_init(detect)
 }
 
-/// Whether this processor has what the kernels for quantized weights need.
-pub(super) fn has_quantized_kernels() -> bool {
+/// Bounds the level that kernels are used of. `false` if they are used already, and of another level.
+///
+/// # Errors
+/// This processor has no such instructions.
+pub(crate) fn choose(isa: IsaChoice) -> Result<bool, String> {
+    let detected = detect();
+    let chosen = match isa {
+        IsaChoice::Auto => return Ok(true),
+        #[cfg(target_arch = "x86_64")]
+        IsaChoice::Avx512 if detected == Level::Avx512Vnni => detected,
+        #[cfg(target_arch = "x86_64")]
+        IsaChoice::Avx2 if detected != Level::Baseline => Level::Avx2,
+        IsaChoice::Avx512 | IsaChoice::Avx2 => {
+            return Err(format!(
+                "this processor has no {isa}, only {detected:?}; leave the flag out"
+            ));
+        }
+    };
+    Ok(*LEVEL.get_or_init(|| chosen) == chosen)
+}
+
+/// What the kernels for quantized weights are compiled for. A value exists only of what this processor has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QuantizedKernels {
+    /// As [`Level::Avx512Vnni`].
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    /// As [`Level::Avx2`].
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+/// The kernels for quantized weights that are used; `None` if there are none for this processor.
+pub(crate) fn quantized_kernels() -> Option<QuantizedKernels> {
     match level() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512Vnni => true,
+        Level::Avx512Vnni => Some(QuantizedKernels::Avx512Vnni),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Avx2 => false,
-        Level::Baseline => false,
+        Level::Avx512 | Level::Avx2 => Some(QuantizedKernels::Avx2),
+        Level::Baseline => None,
     }
 }
 

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use candle_core::quantized::GgmlDType;
 
 use crate::load::tensors::bytes_of;
+use crate::model::WeightType::{self, Candle};
 
 /// `GGUF`.
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
@@ -57,7 +58,7 @@ pub(crate) struct TensorInfo {
 /// The type of a tensor's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Known(GgmlDType),
+    Known(WeightType),
     /// ggml's number of it.
     Unknown(u32),
 }
@@ -349,7 +350,9 @@ fn kind(number: u32) -> Kind {
 
 /// ggml's number of a type.
 pub(crate) fn number_of(dtype: GgmlDType) -> Option<u32> {
-    let found = KINDS.iter().find(|(_, _, known)| *known == Some(dtype));
+    let found = KINDS
+        .iter()
+        .find(|(_, _, known)| *known == Some(dtype.into()));
     found.map(|(id, _, _)| *id)
 }
 
@@ -369,37 +372,36 @@ impl Kind {
 }
 
 /// ggml's types: number, name, and what computes with it, if anything does.
-const KINDS: [(u32, &str, Option<GgmlDType>); 28] = [
-    (0, "F32", Some(GgmlDType::F32)),
-    (1, "F16", Some(GgmlDType::F16)),
-    (2, "Q4_0", Some(GgmlDType::Q4_0)),
-    (3, "Q4_1", Some(GgmlDType::Q4_1)),
-    (6, "Q5_0", Some(GgmlDType::Q5_0)),
-    (7, "Q5_1", Some(GgmlDType::Q5_1)),
-    (8, "Q8_0", Some(GgmlDType::Q8_0)),
+const KINDS: [(u32, &str, Option<WeightType>); 28] = [
+    (0, "F32", Some(Candle(GgmlDType::F32))),
+    (1, "F16", Some(Candle(GgmlDType::F16))),
+    (2, "Q4_0", Some(Candle(GgmlDType::Q4_0))),
+    (3, "Q4_1", Some(Candle(GgmlDType::Q4_1))),
+    (6, "Q5_0", Some(Candle(GgmlDType::Q5_0))),
+    (7, "Q5_1", Some(Candle(GgmlDType::Q5_1))),
+    (8, "Q8_0", Some(Candle(GgmlDType::Q8_0))),
     (9, "Q8_1", None),
-    (10, "Q2_K", Some(GgmlDType::Q2K)),
-    (11, "Q3_K", Some(GgmlDType::Q3K)),
-    (12, "Q4_K", Some(GgmlDType::Q4K)),
-    (13, "Q5_K", Some(GgmlDType::Q5K)),
-    (14, "Q6_K", Some(GgmlDType::Q6K)),
+    (10, "Q2_K", Some(Candle(GgmlDType::Q2K))),
+    (11, "Q3_K", Some(Candle(GgmlDType::Q3K))),
+    (12, "Q4_K", Some(Candle(GgmlDType::Q4K))),
+    (13, "Q5_K", Some(Candle(GgmlDType::Q5K))),
+    (14, "Q6_K", Some(Candle(GgmlDType::Q6K))),
     (15, "Q8_K", None),
     (16, "IQ2_XXS", None),
     (17, "IQ2_XS", None),
     (18, "IQ3_XXS", None),
     (19, "IQ1_S", None),
-    (20, "IQ4_NL", None),
+    (20, "IQ4_NL", Some(WeightType::Iq4Nl)),
     (21, "IQ3_S", None),
     (22, "IQ2_S", None),
-    (23, "IQ4_XS", None),
+    (23, "IQ4_XS", Some(WeightType::Iq4Xs)),
     (24, "I8", None),
     (26, "I32", None),
-    (30, "BF16", Some(GgmlDType::BF16)),
+    (30, "BF16", Some(Candle(GgmlDType::BF16))),
     (34, "TQ1_0", None),
     (35, "TQ2_0", None),
-    (39, "MXFP4", None),
+    (39, "MXFP4", Some(WeightType::Mxfp4)),
 ];
 
 /// Types that tensors may be of.
-pub(crate) const SUPPORTED: &str =
-    "F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q4_K, Q4_0, or one of Q2_K, Q3_K, Q4_1, Q5_0, Q5_1";
+pub(crate) const SUPPORTED: &str = "F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL, IQ4_XS or MXFP4";

@@ -20,9 +20,10 @@ use super::header::{MAGIC, number_of};
 use super::{names, row_order};
 use crate::error::LoadError;
 use crate::load::quantize::{Part, Quantization, floats, quantize};
-use crate::load::tensors::{RawTensor, RowOrder, bytes_of, is_float};
+use crate::load::tensors::{RawTensor, RowOrder, bytes_of};
 use crate::load::weights::to_u64;
 use crate::load::{LoadProgress, OpenModel, PlannedTensor, Role, plan};
+use crate::model::WeightType;
 use crate::model::config::{ModelConfig, RopeScaling};
 
 const VERSION: u32 = 3;
@@ -168,11 +169,11 @@ impl Output {
     ) -> Result<Self, LoadError> {
         let config = &model.config;
         let raw = model.required(&planned.name, &planned.shape)?;
-        if !is_float(raw.dtype) {
+        if !raw.dtype.is_float() {
             return Err(LoadError::UnsupportedDtype {
                 path: model.path.clone(),
                 name: raw.name.to_owned(),
-                found: format!("{:?}", raw.dtype),
+                found: raw.dtype.to_string(),
                 supported: "F32, F16 or BF16, to be written in another type",
             });
         }
@@ -184,7 +185,7 @@ impl Output {
         Ok(Self {
             name: name.unwrap_or_else(|| planned.name.clone()),
             dtype,
-            bytes: bytes_of(dtype, raw.elements()).unwrap_or(0),
+            bytes: bytes_of(dtype.into(), raw.elements()).unwrap_or(0),
             shape: planned.shape.clone(),
             content: Content::Planned {
                 name: planned.name.clone(),
@@ -204,14 +205,14 @@ impl Output {
             Content::Planned { name, rows, offset } => {
                 let raw = model.required(name, &self.shape)?;
                 let values = reordered(&raw, *rows);
-                if is_float(self.dtype) {
+                if WeightType::from(self.dtype).is_float() {
                     let values = values.iter().map(|value| value + offset);
                     write_floats(file, values, self.dtype)
                 } else {
                     let bytes = values.iter().flat_map(|value| value.to_le_bytes());
                     let bytes: Vec<u8> = bytes.collect();
                     let raw = RawTensor {
-                        dtype: GgmlDType::F32,
+                        dtype: WeightType::F32,
                         data: &bytes,
                         rows: RowOrder::Halves,
                         ..raw

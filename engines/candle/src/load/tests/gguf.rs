@@ -160,10 +160,10 @@ fn a_tensor_of_an_unknown_type_is_named() {
         .unwrap();
     let place = at + name.len() + 4 + 16;
     assert_eq!(bytes[place..place + 4], 1u32.to_le_bytes());
-    bytes[place..place + 4].copy_from_slice(&20u32.to_le_bytes());
+    bytes[place..place + 4].copy_from_slice(&22u32.to_le_bytes());
     let error = refused(&bytes);
     assert!(
-        error.contains("tensor blk.0.ffn_up.weight is IQ4_NL; tensors may be F32"),
+        error.contains("tensor blk.0.ffn_up.weight is IQ2_S; tensors may be F32"),
         "{error}"
     );
 }

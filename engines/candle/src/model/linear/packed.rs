@@ -4,17 +4,16 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use candle_core::quantized::QTensor;
 use candle_core::{Result, Tensor};
 
 use super::activations::interleave;
 use super::dense::{self, Column};
-#[cfg(target_arch = "x86_64")]
 use super::quantized::{Int8Rows, QuantizedTiles};
+use super::weight_type::WeightType;
 use crate::model::host;
 use crate::model::memory::{Stored, WeightMemory};
 use crate::model::parallel::{SharedMut, for_each_range_if_large, written};
-use crate::model::simd::LANES;
+use crate::model::simd::{LANES, QuantizedKernels};
 
 /// A matrix that the kernels of this module read.
 #[derive(Debug)]
@@ -26,7 +25,6 @@ pub(super) struct Packed {
 
 enum Tiles {
     Dense(Stored<Column>),
-    #[cfg(target_arch = "x86_64")]
     Quantized(QuantizedTiles),
 }
 
@@ -34,7 +32,6 @@ impl std::fmt::Debug for Tiles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Dense(_) => "Dense",
-            #[cfg(target_arch = "x86_64")]
             Self::Quantized(_) => "Quantized",
         })
     }
@@ -55,23 +52,21 @@ impl Packed {
         })
     }
 
-    /// From quantized blocks on the CPU; `None` if there is no kernel for them on this processor.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn quantized(weight: &QTensor, memory: &mut WeightMemory) -> Result<Option<Self>> {
-        let (out_features, in_features) = weight.shape().dims2()?;
-        let (dtype, blocks) = (weight.dtype(), weight.data()?);
-        let tiles = QuantizedTiles::pack(dtype, &blocks, out_features, in_features, memory)?;
+    /// From quantized blocks; `None` if there is no kernel for them.
+    pub(super) fn quantized(
+        kernels: QuantizedKernels,
+        dtype: WeightType,
+        blocks: &[u8],
+        shape: (usize, usize),
+        memory: &mut WeightMemory,
+    ) -> Result<Option<Self>> {
+        let (out_features, in_features) = shape;
+        let tiles = QuantizedTiles::pack(kernels, dtype, blocks, shape, memory)?;
         Ok(tiles.map(|tiles| Self {
             tiles: Tiles::Quantized(tiles),
             out_features,
             in_features,
         }))
-    }
-
-    /// There are no kernels for quantized blocks on this processor.
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn quantized(_weight: &QTensor, _memory: &mut WeightMemory) -> Result<Option<Self>> {
-        Ok(None)
     }
 
     pub(super) fn out_features(&self) -> usize {
@@ -93,7 +88,6 @@ impl Packed {
                         *out = column[row % LANES];
                     }
                 }
-                #[cfg(target_arch = "x86_64")]
                 Tiles::Quantized(tiles) => tiles.row(row, out),
             }
         }
@@ -103,7 +97,6 @@ impl Packed {
     fn is_quantized(&self) -> bool {
         match &self.tiles {
             Tiles::Dense(_) => false,
-            #[cfg(target_arch = "x86_64")]
             Tiles::Quantized(_) => true,
         }
     }
@@ -163,7 +156,6 @@ fn write_each(out: &mut [MaybeUninit<f32>], sums: &[f32]) {
 
 /// What the kernels read of the input, made once for all parts.
 struct Input {
-    #[cfg(target_arch = "x86_64")]
     int8: Option<Int8Rows>,
     f32: Option<Vec<f32>>,
 }
@@ -171,10 +163,8 @@ struct Input {
 impl Input {
     fn new(parts: &[&Packed], x: &[f32], rows: usize, columns: usize) -> Self {
         let has_dense = parts.iter().any(|part| !part.is_quantized());
-        #[cfg(target_arch = "x86_64")]
         let has_quantized = parts.iter().any(|part| part.is_quantized());
         Self {
-            #[cfg(target_arch = "x86_64")]
             int8: has_quantized.then(|| Int8Rows::new(x, rows, columns)),
             f32: has_dense.then(|| interleave(x, rows, columns)),
         }
@@ -238,7 +228,6 @@ impl Packed {
                 let tile = &columns[tile * self.in_features..][..self.in_features];
                 dense::multiply(tile, x, rows, output);
             }
-            #[cfg(target_arch = "x86_64")]
             Tiles::Quantized(tiles) => {
                 let Some(x) = &input.int8 else {
                     unreachable!("invariant: the input has what each part reads")

@@ -1,87 +1,117 @@
-//! Quantized blocks, sixteen rows to a tile, and their products with 8-bit rows by AVX-512's 8-bit dot product.
+//! Quantized blocks, sixteen rows to a tile, and their products with 8-bit rows by the processor's 8-bit dot product.
 //!
 //! A tile keeps what sixteen rows have in the same columns, four numbers of each row in turn, so that one instruction
-//! adds four products to each of sixteen sums. A row's sums are added up in the order of the columns whatever the other
+//! adds four products to each of a vector's sums. A row's sums are added up in the order of the columns whatever the other
 //! rows are.
+//!
+//! `formats` says where blocks of a type have their values and scales, `tiles` and `heads` how they lie in memory,
+//! `instructions` what a processor can do; the loop in `kernels` is the same for all.
 
+mod formats;
+mod heads;
+mod instructions;
 mod int8;
 mod kernels;
 mod tiles;
 
 use std::io;
 
+use bytemuck::Zeroable;
 use candle_core::quantized::GgmlDType;
+use rayon::prelude::*;
 
+use self::formats::{
+    Format, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
+};
 pub(super) use self::int8::Int8Rows;
-use self::tiles::{Tile, TileQ4_0, TileQ4K, TileQ5K, TileQ6K, TileQ8_0};
+use self::tiles::Tile;
 use super::activations::groups;
 use super::packed::Output;
+use super::weight_type::WeightType;
 use crate::model::memory::{Stored, WeightMemory};
-use crate::model::simd::{LANES, has_quantized_kernels};
+use crate::model::simd::{LANES, QuantizedKernels};
 
 /// A quantized matrix, tile after tile.
 pub(super) struct QuantizedTiles {
+    kernels: QuantizedKernels,
     tiles: Kind,
     /// Tiles that cover sixteen rows.
     per_row: usize,
 }
 
-enum Kind {
-    Q4_0(Stored<TileQ4_0>),
-    Q8_0(Stored<TileQ8_0>),
-    Q4K(Stored<TileQ4K>),
-    Q5K(Stored<TileQ5K>),
-    Q6K(Stored<TileQ6K>),
-}
+/// Defines the types of tiles, those of candle's types and those of others, and [`with_tiles!`], which runs its body with
+/// the tiles, whatever their type.
+macro_rules! kinds {
+    ($($name:ident),*; $($own:ident),*) => {
+        enum Kind {
+            $($name(Stored<Tile<$name>>),)*
+            $($own(Stored<Tile<$own>>),)*
+        }
 
-/// Runs `$body` with the tiles, whatever their type.
-macro_rules! with_tiles {
-    ($kind:expr, $tiles:ident => $body:expr) => {
-        match $kind {
-            Kind::Q4_0($tiles) => $body,
-            Kind::Q8_0($tiles) => $body,
-            Kind::Q4K($tiles) => $body,
-            Kind::Q5K($tiles) => $body,
-            Kind::Q6K($tiles) => $body,
+        $(const _: () = assert!(Tile::<$name>::IS_SOUND);)*
+        $(const _: () = assert!(Tile::<$own>::IS_SOUND);)*
+
+        macro_rules! with_tiles {
+            ($kind:expr, $tiles:ident => $body:expr) => {
+                match $kind {
+                    $(Kind::$name($tiles) => $body,)*
+                    $(Kind::$own($tiles) => $body,)*
+                }
+            };
+        }
+
+        /// `None` if there is no kernel for blocks of this type.
+        fn pack_kind(
+            dtype: WeightType,
+            blocks: &[u8],
+            shape: (usize, usize),
+            memory: &mut WeightMemory,
+        ) -> io::Result<Option<Kind>> {
+            Ok(Some(match dtype {
+                $(WeightType::Candle(GgmlDType::$name) => Kind::$name(pack(blocks, shape, memory)?),)*
+                $(WeightType::$own => Kind::$own(pack(blocks, shape, memory)?),)*
+                WeightType::Candle(
+                    GgmlDType::F32
+                    | GgmlDType::F16
+                    | GgmlDType::BF16
+                    | GgmlDType::Q8_1
+                    | GgmlDType::Q8K,
+                ) => return Ok(None),
+            }))
+        }
+
+        /// The numbers of blocks of a type that candle does not know; none of others.
+        pub(super) fn numbers(dtype: WeightType, blocks: &[u8], out: &mut [f32]) {
+            match dtype {
+                $(WeightType::$own => unpack::<$own>(blocks, out),)*
+                WeightType::Candle(_) => {}
+            }
         }
     };
 }
+kinds!(Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0; Iq4Nl, Iq4Xs, Mxfp4);
 
 impl QuantizedTiles {
-    /// From the blocks of a matrix; `None` if there is no kernel for them on this processor.
+    /// From the blocks of a matrix, `[out_features, in_features]`; `None` if there is no kernel for them.
     ///
     /// # Errors
     /// The system gives no memory.
     pub(super) fn pack(
-        dtype: GgmlDType,
+        kernels: QuantizedKernels,
+        dtype: WeightType,
         blocks: &[u8],
-        out_features: usize,
-        in_features: usize,
+        shape: (usize, usize),
         memory: &mut WeightMemory,
     ) -> io::Result<Option<Self>> {
-        if !has_quantized_kernels() {
+        let Some(tiles) = pack_kind(dtype, blocks, shape, memory)? else {
             return Ok(None);
-        }
-        let tiles = match dtype {
-            GgmlDType::Q4_0 => Kind::Q4_0(pack(blocks, out_features, in_features, memory)?),
-            GgmlDType::Q8_0 => Kind::Q8_0(pack(blocks, out_features, in_features, memory)?),
-            GgmlDType::Q4K => Kind::Q4K(pack(blocks, out_features, in_features, memory)?),
-            GgmlDType::Q5K => Kind::Q5K(pack(blocks, out_features, in_features, memory)?),
-            GgmlDType::Q6K => Kind::Q6K(pack(blocks, out_features, in_features, memory)?),
-            GgmlDType::F32
-            | GgmlDType::F16
-            | GgmlDType::BF16
-            | GgmlDType::Q4_1
-            | GgmlDType::Q5_0
-            | GgmlDType::Q5_1
-            | GgmlDType::Q8_1
-            | GgmlDType::Q2K
-            | GgmlDType::Q3K
-            | GgmlDType::Q8K => return Ok(None),
         };
-        let per_row =
-            with_tiles!(&tiles, tiles => tiles.len()) / out_features.div_ceil(LANES).max(1);
-        Ok(Some(Self { tiles, per_row }))
+        let per_row = with_tiles!(&tiles, tiles => tiles.len()) / shape.0.div_ceil(LANES).max(1);
+        Ok(Some(Self {
+            kernels,
+            tiles,
+            per_row,
+        }))
     }
 
     /// One row in f32.
@@ -97,37 +127,52 @@ impl QuantizedTiles {
         for (first_row, group_rows) in groups(rows) {
             let group = x.group(first_row, group_rows);
             let rows = (first_row, group_rows);
-            with_tiles!(&self.tiles, tiles => kernels::multiply(&tiles[range.clone()], &group, rows, output));
+            with_tiles!(&self.tiles, tiles => {
+                kernels::multiply(self.kernels, &tiles[range.clone()], &group, rows, output);
+            });
         }
     }
 }
 
-fn pack<T: Tile>(
+fn pack<F: Format>(
     blocks: &[u8],
-    out_features: usize,
-    in_features: usize,
+    (out_features, in_features): (usize, usize),
     memory: &mut WeightMemory,
-) -> io::Result<Stored<T>> {
-    let per_row = in_features.div_ceil(T::COLUMNS);
-    let row_bytes = in_features / T::BLOCK_COLUMNS * T::BLOCK_BYTES;
-    let tile_bytes = T::COLUMNS / T::BLOCK_COLUMNS * T::BLOCK_BYTES;
+) -> io::Result<Stored<Tile<F>>> {
+    let per_row = in_features.div_ceil(F::COLUMNS);
+    let row_bytes = in_features / F::BLOCK_COLUMNS * F::BLOCK_BYTES;
+    let tile_bytes = F::COLUMNS / F::BLOCK_COLUMNS * F::BLOCK_BYTES;
     memory.store(
         out_features.div_ceil(LANES) * per_row,
-        |tiles: &mut [T]| {
-            for (row, blocks) in blocks.chunks_exact(row_bytes).enumerate() {
-                let tiles = &mut tiles[row / LANES * per_row..][..per_row];
-                for (tile, blocks) in tiles.iter_mut().zip(blocks.chunks(tile_bytes)) {
-                    for (index, block) in blocks.chunks_exact(T::BLOCK_BYTES).enumerate() {
-                        tile.set(row % LANES, index, block);
+        |tiles: &mut [Tile<F>]| {
+            let rows = tiles
+                .par_chunks_mut(per_row.max(1))
+                .zip(blocks.par_chunks((LANES * row_bytes).max(1)));
+            rows.for_each(|(tiles, rows)| {
+                for (lane, blocks) in rows.chunks_exact(row_bytes).enumerate() {
+                    for (tile, blocks) in tiles.iter_mut().zip(blocks.chunks(tile_bytes)) {
+                        for (index, block) in blocks.chunks_exact(F::BLOCK_BYTES).enumerate() {
+                            tile.set(lane, index, block);
+                        }
                     }
                 }
-            }
+            });
         },
     )
 }
 
-fn unpack_row<T: Tile>(tiles: &[T], lane: usize, out: &mut [f32]) {
-    for (tile, out) in tiles.iter().zip(out.chunks_mut(T::COLUMNS)) {
+/// Numbers of blocks, each by a tile of its own.
+fn unpack<F: Format>(blocks: &[u8], out: &mut [f32]) {
+    let blocks = blocks.chunks_exact(F::BLOCK_BYTES);
+    for (block, out) in blocks.zip(out.chunks_exact_mut(F::BLOCK_COLUMNS)) {
+        let mut tile = Tile::<F>::zeroed();
+        tile.set(0, 0, block);
+        unpack_row(&[tile], 0, out);
+    }
+}
+
+fn unpack_row<F: Format>(tiles: &[Tile<F>], lane: usize, out: &mut [f32]) {
+    for (tile, out) in tiles.iter().zip(out.chunks_mut(F::COLUMNS)) {
         for (column, out) in out.iter_mut().enumerate() {
             *out = tile.get(lane, column);
         }

@@ -1,13 +1,10 @@
 //! Rows in 8-bit integers, as the kernels read them.
 
-#![expect(unsafe_code, reason = "intrinsics of the processor")]
-
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use crate::model::linear::activations::{GROUP_ROWS, groups};
 use crate::model::parallel::{SharedMut, for_each_range_if_large};
-use crate::model::simd::has_quantized_kernels;
+use crate::model::simd::by_simd;
 
 /// Numbers that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -33,11 +30,7 @@ pub(in crate::model::linear) struct Int8Rows {
 
 impl Int8Rows {
     /// Rounds the rows of `x`, `[rows, columns]`.
-    ///
-    /// # Panics
-    /// This processor has no kernels for quantized weights, so that nobody could read the result.
     pub(in crate::model::linear) fn new(x: &[f32], rows: usize, columns: usize) -> Self {
-        assert!(has_quantized_kernels(), "8-bit rows without their kernels");
         let width = columns.next_multiple_of(2 * BLOCK);
         let mut values = Box::new_uninit_slice(rows * width);
         let mut scales = Box::new_uninit_slice(rows * width / BLOCK);
@@ -52,6 +45,7 @@ impl Int8Rows {
             for_each_range_if_large(all_groups, OPERATIONS * rows * columns, |range| {
                 for (first, rows) in groups(rows).skip(range.start).take(range.len()) {
                     let part = |unit: usize| first * width / unit..(first + rows) * width / unit;
+                    #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
                     // SAFETY: a group is in one range only, and groups do not overlap.
                     let mut group = unsafe {
                         Int8GroupMut {
@@ -64,12 +58,12 @@ impl Int8Rows {
                     };
                     let x = &x[first * columns..(first + rows) * columns];
                     for (row, x) in x.chunks_exact(columns).enumerate() {
-                        // SAFETY: the processor has the instructions by the assertion above.
-                        unsafe { group.round(row, x, width) }
+                        round(x, row, width, &mut group);
                     }
                 }
             });
         }
+        #[expect(unsafe_code, reason = "numbers that are written once")]
         // SAFETY: every group is in a range, and every row of it was rounded, all its blocks.
         unsafe {
             Self {
@@ -123,7 +117,7 @@ impl Int8Group<'_> {
 }
 
 /// One group while it is made.
-struct Int8GroupMut<'a> {
+pub(super) struct Int8GroupMut<'a> {
     rows: usize,
     values: &'a mut [MaybeUninit<i8>],
     scales: &'a mut [MaybeUninit<f32>],
@@ -131,35 +125,37 @@ struct Int8GroupMut<'a> {
     sums: &'a mut [MaybeUninit<i32>],
 }
 
-impl Int8GroupMut<'_> {
-    /// Rounds a row of the group, with zeros from its end up to `width`.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn round(&mut self, row: usize, x: &[f32], width: usize) {
-        for block in 0..width / BLOCK {
-            let x = x.get(block * BLOCK..).unwrap_or_default();
-            let rounded = match x.first_chunk::<BLOCK>() {
-                Some(x) => round_block(x),
-                None => {
-                    let mut padded = [0.0f32; BLOCK];
-                    padded[..x.len()].copy_from_slice(x);
-                    round_block(&padded)
-                }
-            };
-            let (to, _) = self.values.as_chunks_mut::<4>();
-            let to = &mut to[block * BLOCK / 4 * self.rows + row..];
-            let (words, _) = rounded.values.as_chunks::<4>();
-            for (to, word) in to.iter_mut().step_by(self.rows).zip(words) {
-                *to = word.map(MaybeUninit::new);
+by_simd! {
+    /// Rounds a row of a group, with zeros from its end up to `width`.
+    fn round(x: &[f32], row: usize, width: usize, group: &mut Int8GroupMut<'_>) = round_inner
+}
+
+#[inline(always)]
+fn round_inner<const FMA: bool>(x: &[f32], row: usize, width: usize, group: &mut Int8GroupMut<'_>) {
+    for block in 0..width / BLOCK {
+        let x = x.get(block * BLOCK..).unwrap_or_default();
+        let rounded = match x.first_chunk::<BLOCK>() {
+            Some(x) => round_block(x),
+            None => {
+                let mut padded = [0.0f32; BLOCK];
+                padded[..x.len()].copy_from_slice(x);
+                round_block(&padded)
             }
-            let at = block * self.rows + row;
-            let [first, second] = rounded.sums;
-            self.scales[at].write(rounded.scale);
-            #[expect(clippy::cast_precision_loss, reason = "at most 32 * 127")]
-            let sum = (first + second) as f32;
-            self.scaled_sums[at].write(rounded.scale * sum);
-            self.sums[2 * block * self.rows + row].write(first);
-            self.sums[(2 * block + 1) * self.rows + row].write(second);
+        };
+        let (to, _) = group.values.as_chunks_mut::<4>();
+        let to = &mut to[block * BLOCK / 4 * group.rows + row..];
+        let (words, _) = rounded.values.as_chunks::<4>();
+        for (to, word) in to.iter_mut().step_by(group.rows).zip(words) {
+            *to = word.map(MaybeUninit::new);
         }
+        let at = block * group.rows + row;
+        let [first, second] = rounded.sums;
+        group.scales[at].write(rounded.scale);
+        #[expect(clippy::cast_precision_loss, reason = "at most 32 * 127")]
+        let sum = (first + second) as f32;
+        group.scaled_sums[at].write(rounded.scale * sum);
+        group.sums[2 * block * group.rows + row].write(first);
+        group.sums[(2 * block + 1) * group.rows + row].write(second);
     }
 }
 
@@ -175,57 +171,25 @@ struct Rounded {
 }
 
 /// The scale that the largest number of a block asks for, and the block in its steps.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[inline(always)]
 fn round_block(x: &[f32; BLOCK]) -> Rounded {
-    let (first, second) = x.split_at(BLOCK / 2);
-    // SAFETY: sixteen numbers each.
-    let (first, second) = unsafe {
-        (
-            _mm512_loadu_ps(first.as_ptr()),
-            _mm512_loadu_ps(second.as_ptr()),
-        )
-    };
-    let (first_size, second_size) = (_mm512_abs_ps(first), _mm512_abs_ps(second));
-    let largest = _mm512_reduce_max_ps(_mm512_max_ps(first_size, second_size));
-    let infinite = _mm512_set1_ps(f32::INFINITY);
-    let are_finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(first_size, infinite)
-        & _mm512_cmp_ps_mask::<_CMP_LT_OQ>(second_size, infinite);
-    let scale = if are_finite == u16::MAX {
-        largest / 127.0
-    } else {
-        f32::NAN
-    };
-    let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-    let (first, second) = (to_bytes(first, inverse), to_bytes(second, inverse));
-    let mut values = [0; BLOCK];
-    // SAFETY: sixteen bytes each, one after the other.
-    unsafe {
-        _mm_storeu_si128(values.as_mut_ptr().cast(), first);
-        _mm_storeu_si128(values[BLOCK / 2..].as_mut_ptr().cast(), second);
-    }
+    /// Adding it rounds to an integer, which is then in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    const INFINITE: u32 = 0x7F80_0000;
+    // Sizes are in the order of their bits, and what is not finite is above all others.
+    let largest = x.iter().fold(0, |largest: u32, x| {
+        largest.max(x.to_bits() & (u32::MAX >> 1))
+    });
+    let (is_finite, largest) = (largest < INFINITE, f32::from_bits(largest));
+    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+    let values = x.map(|x| (x * inverse + ROUND).to_bits().to_le_bytes()[0].cast_signed());
+    let (first, second) = values.split_at(BLOCK / 2);
+    let sum = |half: &[i8]| half.iter().map(|&value| i32::from(value)).sum();
     Rounded {
-        scale,
+        scale: if is_finite { largest / 127.0 } else { f32::NAN },
         values,
-        sums: [sum_of_bytes(first), sum_of_bytes(second)],
+        sums: [sum(first), sum(second)],
     }
-}
-
-/// `x * factor`, rounded.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn to_bytes(x: __m512, factor: __m512) -> __m128i {
-    _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, factor)))
-}
-
-/// The sum of sixteen signed bytes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn sum_of_bytes(bytes: __m128i) -> i32 {
-    // As unsigned bytes each is 128 more.
-    let raised = _mm_xor_si128(bytes, _mm_set1_epi8(i8::MIN));
-    let sums = _mm_sad_epu8(raised, _mm_setzero_si128());
-    _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128
 }
 
 #[cfg(test)]
@@ -235,18 +199,13 @@ mod tests {
 
     use super::*;
 
-    fn round(x: &[f32; BLOCK]) -> Option<Rounded> {
-        // SAFETY: asked for on the same line.
-        has_quantized_kernels().then(|| unsafe { round_block(x) })
-    }
-
     #[test]
     fn blocks_are_rounded_to_the_nearest_of_255_steps() {
         let mut rng = StdRng::seed_from_u64(3);
         for exponent in -30..30 {
             let x: [f32; BLOCK] =
                 std::array::from_fn(|_| rng.random_range(-1.0f32..1.0) * 2f32.powi(exponent));
-            let Some(rounded) = round(&x) else { return };
+            let rounded = round_block(&x);
             let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
             assert_eq!(rounded.scale, largest / 127.0);
             for (&x, &value) in x.iter().zip(&rounded.values) {
@@ -264,7 +223,7 @@ mod tests {
             for place in [0, 15, 16, 31] {
                 let mut x = [0.5f32; BLOCK];
                 x[place] = odd;
-                let Some(rounded) = round(&x) else { return };
+                let rounded = round_block(&x);
                 assert!(rounded.scale.is_nan(), "{odd} at {place}");
             }
         }
@@ -272,9 +231,7 @@ mod tests {
 
     #[test]
     fn zeros_stay_zeros() {
-        let Some(rounded) = round(&[0.0; BLOCK]) else {
-            return;
-        };
+        let rounded = round_block(&[0.0; BLOCK]);
         let want = Rounded {
             scale: 0.0,
             values: [0; BLOCK],
@@ -285,9 +242,6 @@ mod tests {
 
     #[test]
     fn rows_lie_interleaved_with_zeros_behind() {
-        if !has_quantized_kernels() {
-            return;
-        }
         // Nine rows are a group of eight and one of one; 96 columns are padded to 128.
         let (rows, columns) = (9, 96);
         let x: Vec<f32> = (0..rows * columns)

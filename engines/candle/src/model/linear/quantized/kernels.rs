@@ -1,450 +1,362 @@
-//! The products of tiles with groups of 8-bit rows.
+//! The products of tiles with groups of 8-bit rows: one loop, whatever the format and the processor.
 
-#![expect(
-    clippy::needless_range_loop,
-    reason = "a row's number indexes sums, totals and the group alike"
-)]
 #![expect(
     unsafe_code,
     reason = "intrinsics of the processor, and pointers without bounds checks in the inner loop"
 )]
 
-use std::arch::x86_64::*;
-
+use super::formats::Format;
+use super::heads::Head;
+use super::instructions::Instructions;
+#[cfg(target_arch = "x86_64")]
+use super::instructions::{Avx2, Avx512Vnni};
 use super::int8::{BLOCK, Int8Group};
-use super::tiles::{Quad, Scales, TileQ4_0, TileQ4K, TileQ5K, TileQ6K, TileQ8_0};
+use super::tiles::{Quad, Quads, Tile, quads};
 use crate::model::linear::packed::Output;
-use crate::model::simd::LANES;
-
-/// Tiles with a kernel.
-pub(super) trait Multiply: Sized {
-    /// The products of `tiles` with a group of `ROWS` rows.
-    ///
-    /// # Safety
-    /// The processor has AVX-512 F, BW, DQ, VL and VNNI, and the group has as many columns as the tiles.
-    unsafe fn multiply<const ROWS: usize>(
-        tiles: &[Self],
-        group: &Int8Group<'_>,
-    ) -> [[f32; LANES]; ROWS];
-
-    /// Columns of a tile.
-    const COLUMNS: usize;
-}
+use crate::model::simd::{LANES, QuantizedKernels};
 
 /// The products of `tiles`, side by side, with each of the `rows` rows of a group; the first is row `first` of `output`.
-pub(super) fn multiply<T: Multiply>(
-    tiles: &[T],
+pub(super) fn multiply<F: Format>(
+    kernels: QuantizedKernels,
+    tiles: &[Tile<F>],
     group: &Int8Group<'_>,
     (first, rows): (usize, usize),
     output: &Output<'_>,
 ) {
-    group.check(rows, tiles.len() * T::COLUMNS);
-    // SAFETY: tiles are only made on processors that have the instructions; the line above checked the group.
+    match rows {
+        1 => output.store_rows(first, &products::<F, 1>(kernels, tiles, group)),
+        2 => output.store_rows(first, &products::<F, 2>(kernels, tiles, group)),
+        3 => output.store_rows(first, &products::<F, 3>(kernels, tiles, group)),
+        4 => output.store_rows(first, &products::<F, 4>(kernels, tiles, group)),
+        5 => output.store_rows(first, &products::<F, 5>(kernels, tiles, group)),
+        6 => output.store_rows(first, &products::<F, 6>(kernels, tiles, group)),
+        7 => output.store_rows(first, &products::<F, 7>(kernels, tiles, group)),
+        _ => output.store_rows(first, &products::<F, 8>(kernels, tiles, group)),
+    }
+}
+
+fn products<F: Format, const ROWS: usize>(
+    kernels: QuantizedKernels,
+    tiles: &[Tile<F>],
+    group: &Int8Group<'_>,
+) -> [[f32; LANES]; ROWS] {
+    group.check(ROWS, tiles.len() * F::COLUMNS);
+    let group = Group::<ROWS> {
+        values: group.values.as_ptr().cast(),
+        scales: group.scales.as_ptr(),
+        scaled_sums: group.scaled_sums.as_ptr(),
+        sums: group.sums.as_ptr(),
+    };
+    // SAFETY: `QuantizedKernels` is only what this processor has; the first line checked the group.
     unsafe {
-        match rows {
-            1 => output.store_rows(first, &T::multiply::<1>(tiles, group)),
-            2 => output.store_rows(first, &T::multiply::<2>(tiles, group)),
-            3 => output.store_rows(first, &T::multiply::<3>(tiles, group)),
-            4 => output.store_rows(first, &T::multiply::<4>(tiles, group)),
-            5 => output.store_rows(first, &T::multiply::<5>(tiles, group)),
-            6 => output.store_rows(first, &T::multiply::<6>(tiles, group)),
-            7 => output.store_rows(first, &T::multiply::<7>(tiles, group)),
-            _ => output.store_rows(first, &T::multiply::<8>(tiles, group)),
+        match kernels {
+            #[cfg(target_arch = "x86_64")]
+            QuantizedKernels::Avx512Vnni => by_avx512(tiles, group),
+            #[cfg(target_arch = "x86_64")]
+            QuantizedKernels::Avx2 => by_avx2(tiles, group),
         }
     }
 }
 
-/// Where a group's numbers are.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn by_avx512<F: Format, const ROWS: usize>(
+    tiles: &[Tile<F>],
+    group: Group<ROWS>,
+) -> [[f32; LANES]; ROWS] {
+    // SAFETY: the caller's promise.
+    unsafe { each_part::<Avx512Vnni, F, ROWS>(tiles, group) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn by_avx2<F: Format, const ROWS: usize>(
+    tiles: &[Tile<F>],
+    group: Group<ROWS>,
+) -> [[f32; LANES]; ROWS] {
+    // SAFETY: the caller's promise.
+    unsafe { each_part::<Avx2, F, ROWS>(tiles, group) }
+}
+
+/// Where the numbers of a group of `ROWS` rows are.
 #[derive(Clone, Copy)]
-struct Group {
-    values: *const i8,
+struct Group<const ROWS: usize> {
+    /// Four numbers each, not aligned.
+    values: *const i32,
     scales: *const f32,
     scaled_sums: *const f32,
     sums: *const i32,
 }
 
-impl Group {
-    /// Four numbers of a row, in each of sixteen places.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn word<const ROWS: usize>(self, word: usize, row: usize) -> __m512i {
+impl<const ROWS: usize> Group<ROWS> {
+    /// A row's first of some words of four numbers; the next is `ROWS` further.
+    #[inline(always)]
+    unsafe fn words(self, word: usize, row: usize) -> *const i32 {
         // SAFETY: inside the group, which `Int8Group::check` saw to be as wide as the tiles.
-        _mm512_set1_epi32(unsafe {
-            self.values
-                .cast::<i32>()
-                .add(word * ROWS + row)
-                .read_unaligned()
-        })
+        unsafe { self.values.add(word * ROWS + row) }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn scale<const ROWS: usize>(self, block: usize, row: usize) -> __m512 {
-        // SAFETY: as in `word`.
-        _mm512_set1_ps(unsafe { *self.scales.add(block * ROWS + row) })
+    #[inline(always)]
+    unsafe fn scale(self, block: usize, row: usize) -> f32 {
+        // SAFETY: as in `words`.
+        unsafe { *self.scales.add(block * ROWS + row) }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn scaled_sum<const ROWS: usize>(self, block: usize, row: usize) -> __m512 {
-        // SAFETY: as in `word`.
-        _mm512_set1_ps(unsafe { *self.scaled_sums.add(block * ROWS + row) })
-    }
-
-    /// The sum of half a block, times `factor`.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn half_sum<const ROWS: usize>(self, half: usize, row: usize, factor: i32) -> __m512i {
-        // SAFETY: as in `word`.
-        _mm512_set1_epi32(unsafe { *self.sums.add(half * ROWS + row) } * factor)
-    }
-
-    /// The sum of a block, times `factor`.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn sum<const ROWS: usize>(self, block: usize, row: usize, factor: i32) -> __m512i {
-        // SAFETY: as in `word`.
-        let sum = unsafe {
-            *self.sums.add(2 * block * ROWS + row) + *self.sums.add((2 * block + 1) * ROWS + row)
-        };
-        _mm512_set1_epi32(sum * factor)
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load(quad: &Quad) -> __m512i {
-    // SAFETY: a quad is 64 bytes.
-    unsafe { _mm512_loadu_si512(quad.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn halves(bits: &[u16; LANES]) -> __m512 {
-    // SAFETY: 32 bytes.
-    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(bits.as_ptr().cast()) })
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn bytes(bytes: &[u8; LANES]) -> __m512 {
-    // SAFETY: 16 bytes.
-    _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(unsafe {
-        _mm_loadu_si128(bytes.as_ptr().cast())
-    }))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn signed_bytes(bytes: &[i8; LANES]) -> __m512 {
-    // SAFETY: 16 bytes.
-    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(unsafe {
-        _mm_loadu_si128(bytes.as_ptr().cast())
-    }))
-}
-
-/// Low and high halves of bytes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn nibbles(pair: &Quad) -> (__m512i, __m512i) {
-    let mask = _mm512_set1_epi8(15);
-    let both = load(pair);
-    (
-        _mm512_and_si512(both, mask),
-        _mm512_and_si512(_mm512_srli_epi16(both, 4), mask),
-    )
-}
-
-/// A kernel for tiles of one type: `$tile` adds one tile's products to the sums of `ROWS` rows.
-macro_rules! kernel {
-    ($type:ty, $columns:expr, $tile:ident) => {
-        impl Multiply for $type {
-            const COLUMNS: usize = $columns;
-
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-            unsafe fn multiply<const ROWS: usize>(
-                tiles: &[Self],
-                group: &Int8Group<'_>,
-            ) -> [[f32; LANES]; ROWS] {
-                let group = Group {
-                    values: group.values.as_ptr(),
-                    scales: group.scales.as_ptr(),
-                    scaled_sums: group.scaled_sums.as_ptr(),
-                    sums: group.sums.as_ptr(),
-                };
-                let mut totals = [_mm512_setzero_ps(); ROWS];
-                for (index, tile) in tiles.iter().enumerate() {
-                    // SAFETY: this function's own contract.
-                    unsafe {
-                        $tile::<ROWS>(tile, index * Self::COLUMNS / BLOCK, group, &mut totals)
-                    };
-                }
-                let mut sums = [[0.0f32; LANES]; ROWS];
-                for (sums, totals) in sums.iter_mut().zip(totals) {
-                    // SAFETY: sixteen numbers.
-                    unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), totals) };
-                }
-                sums
-            }
-        }
-    };
-}
-
-kernel!(TileQ8_0, 64, q8_0);
-kernel!(TileQ4_0, 64, q4_0);
-kernel!(TileQ4K, 256, q4k);
-kernel!(TileQ5K, 256, q5k);
-kernel!(TileQ6K, 256, q6k);
-
-/// `totals += sums * (weights' scale * rows' scale)` of one block.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn add_scaled<const ROWS: usize>(
-    group: Group,
-    block: usize,
-    scale: __m512,
-    sums: &[__m512i; ROWS],
-    totals: &mut [__m512; ROWS],
-) {
-    for row in 0..ROWS {
-        // SAFETY: the caller's contract.
-        let scale = _mm512_mul_ps(scale, unsafe { group.scale::<ROWS>(block, row) });
-        totals[row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[row]), scale, totals[row]);
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn q8_0<const ROWS: usize>(
-    tile: &TileQ8_0,
-    first_block: usize,
-    group: Group,
-    totals: &mut [__m512; ROWS],
-) {
-    for half in 0..2 {
-        let block = first_block + half;
-        let mut sums = [_mm512_setzero_si512(); ROWS];
-        // SAFETY: the caller's contract, here and below.
+    /// The sum of the `at`th `N` words, which are a block or half of one.
+    #[inline(always)]
+    unsafe fn sum<const N: usize>(self, at: usize, row: usize) -> i32 {
+        // SAFETY: as in `words`.
         unsafe {
-            for row in 0..ROWS {
-                sums[row] = group.sum::<ROWS>(block, row, -128);
+            if N == HALF_WORDS {
+                *self.sums.add(at * ROWS + row)
+            } else {
+                *self.sums.add(2 * at * ROWS + row) + *self.sums.add((2 * at + 1) * ROWS + row)
             }
-            for word in 0..8 {
-                let weights = load(&tile.values[half * 8 + word]);
-                for row in 0..ROWS {
-                    sums[row] = _mm512_dpbusd_epi32(
-                        sums[row],
-                        weights,
-                        group.word::<ROWS>(block * 8 + word, row),
-                    );
-                }
-            }
-            add_scaled(group, block, halves(&tile.scales[half]), &sums, totals);
         }
     }
-}
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn q4_0<const ROWS: usize>(
-    tile: &TileQ4_0,
-    first_block: usize,
-    group: Group,
-    totals: &mut [__m512; ROWS],
-) {
-    for half in 0..2 {
-        let block = first_block + half;
-        let mut sums = [_mm512_setzero_si512(); ROWS];
-        // SAFETY: the caller's contract, here and below.
+    /// As `sum`, times the scale.
+    #[inline(always)]
+    unsafe fn scaled_sum<const N: usize>(self, at: usize, row: usize) -> f32 {
+        // SAFETY: as in `words`.
         unsafe {
-            for row in 0..ROWS {
-                sums[row] = group.sum::<ROWS>(block, row, -8);
+            if N == HALF_WORDS {
+                #[expect(clippy::cast_precision_loss, reason = "at most 16 * 127")]
+                let sum = self.sum::<N>(at, row) as f32;
+                sum * self.scale(at / 2, row)
+            } else {
+                *self.scaled_sums.add(at * ROWS + row)
             }
-            for pair in 0..4 {
-                let (low, high) = nibbles(&tile.values[half * 4 + pair]);
-                let word = block * 8 + pair * 2;
-                for row in 0..ROWS {
-                    sums[row] = _mm512_dpbusd_epi32(sums[row], low, group.word::<ROWS>(word, row));
-                    sums[row] =
-                        _mm512_dpbusd_epi32(sums[row], high, group.word::<ROWS>(word + 1, row));
-                }
-            }
-            add_scaled(group, block, halves(&tile.scales[half]), &sums, totals);
         }
     }
 }
 
-/// `totals += sums * scale - min` of one of eight blocks.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn add_scaled_less_min<const ROWS: usize>(
-    group: Group,
-    block: usize,
-    scale: __m512,
-    min: __m512,
-    sums: &[__m512i; ROWS],
-    totals: &mut [__m512; ROWS],
-) {
-    // SAFETY: the caller's contract, here and below.
+/// Words of four numbers of a block, and of half of one.
+const WORDS: usize = BLOCK / 4;
+const HALF_WORDS: usize = WORDS / 2;
+
+/// The products, as many lanes of the tiles at once as the processor's vectors hold.
+#[inline(always)]
+unsafe fn each_part<I: Instructions, F: Format, const ROWS: usize>(
+    tiles: &[Tile<F>],
+    group: Group<ROWS>,
+) -> [[f32; LANES]; ROWS] {
+    let mut sums = [[0.0f32; LANES]; ROWS];
+    for lane in (0..LANES).step_by(I::ROWS) {
+        // SAFETY: the caller's promise; a part of a row of `sums` holds a vector.
+        unsafe {
+            let totals = part::<I, F, ROWS>(tiles, group, lane);
+            for (sums, totals) in sums.iter_mut().zip(totals) {
+                I::store(sums[lane..].as_mut_ptr(), totals);
+            }
+        }
+    }
+    sums
+}
+
+/// The products of the lanes from `lane` on.
+#[inline(always)]
+unsafe fn part<I: Instructions, F: Format, const ROWS: usize>(
+    tiles: &[Tile<F>],
+    group: Group<ROWS>,
+    lane: usize,
+) -> [I::Floats; ROWS] {
+    // SAFETY: the caller's promise, here and below.
     unsafe {
-        add_scaled(group, block, scale, sums, totals);
-        for row in 0..ROWS {
-            totals[row] = _mm512_fnmadd_ps(min, group.scaled_sum::<ROWS>(block, row), totals[row]);
-        }
-    }
-}
-
-/// The scales and minima of eight blocks, a byte each.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct SubScales {
-    scales: [[u8; LANES]; 8],
-    mins: [[u8; LANES]; 8],
-}
-
-impl SubScales {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    fn new(scales: &Scales) -> Self {
-        let [scales, mins, low] = &scales.packed;
-        let (scales, mins, low) = (load(scales), load(mins), load(low));
-        let six = _mm512_set1_epi8(63);
-        let nibble = _mm512_set1_epi8(15);
-        let unpacked = [
-            _mm512_and_si512(scales, six),
-            _mm512_or_si512(_mm512_and_si512(low, nibble), top_bits(scales)),
-            _mm512_and_si512(mins, six),
-            _mm512_or_si512(
-                _mm512_and_si512(_mm512_srli_epi16(low, 4), nibble),
-                top_bits(mins),
-            ),
-        ];
-        // SAFETY: both are 256 bytes, of which every value is one of each type.
-        unsafe { std::mem::transmute::<[__m512i; 4], Self>(unpacked) }
-    }
-}
-
-/// The two top bits of each byte, where they are in a number of six.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn top_bits(bytes: __m512i) -> __m512i {
-    _mm512_and_si512(_mm512_srli_epi16(bytes, 2), _mm512_set1_epi8(48))
-}
-
-/// The scale and minimum of one of eight blocks.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn scale_and_min(scales: &Scales, each: &SubScales, sub: usize) -> (__m512, __m512) {
-    (
-        _mm512_mul_ps(halves(&scales.scale), bytes(&each.scales[sub])),
-        _mm512_mul_ps(halves(&scales.min), bytes(&each.mins[sub])),
-    )
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn q4k<const ROWS: usize>(
-    tile: &TileQ4K,
-    first_block: usize,
-    group: Group,
-    totals: &mut [__m512; ROWS],
-) {
-    let scales = SubScales::new(&tile.scales);
-    for sub in 0..8 {
-        let block = first_block + sub;
-        let mut sums = [_mm512_setzero_si512(); ROWS];
-        // SAFETY: the caller's contract, here and below.
-        unsafe {
-            for pair in 0..4 {
-                let (low, high) = nibbles(&tile.values[sub * 4 + pair]);
-                let word = block * 8 + pair * 2;
-                for row in 0..ROWS {
-                    sums[row] = _mm512_dpbusd_epi32(sums[row], low, group.word::<ROWS>(word, row));
-                    sums[row] =
-                        _mm512_dpbusd_epi32(sums[row], high, group.word::<ROWS>(word + 1, row));
-                }
-            }
-            let (scale, min) = scale_and_min(&tile.scales, &scales, sub);
-            add_scaled_less_min(group, block, scale, min, &sums, totals);
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn q5k<const ROWS: usize>(
-    tile: &TileQ5K,
-    first_block: usize,
-    group: Group,
-    totals: &mut [__m512; ROWS],
-) {
-    let bit = _mm512_set1_epi8(16);
-    let scales = SubScales::new(&tile.scales);
-    for (sub, weights) in tile.blocks.iter().enumerate() {
-        let block = first_block + sub;
-        let mut sums = [_mm512_setzero_si512(); ROWS];
-        // Bits of the eight words, moved one further for each so that bit 4 is the next word's.
-        let mut high_bits = load(&weights.high);
-        // SAFETY: the caller's contract, here and below.
-        unsafe {
-            for pair in 0..4 {
-                let (low, high) = nibbles(&weights.values[pair]);
-                let low =
-                    _mm512_or_si512(low, _mm512_and_si512(_mm512_slli_epi16(high_bits, 4), bit));
-                let high =
-                    _mm512_or_si512(high, _mm512_and_si512(_mm512_slli_epi16(high_bits, 3), bit));
-                high_bits = _mm512_srli_epi16(high_bits, 2);
-                let word = block * 8 + pair * 2;
-                for row in 0..ROWS {
-                    sums[row] = _mm512_dpbusd_epi32(sums[row], low, group.word::<ROWS>(word, row));
-                    sums[row] =
-                        _mm512_dpbusd_epi32(sums[row], high, group.word::<ROWS>(word + 1, row));
-                }
-            }
-            let (scale, min) = scale_and_min(&tile.scales, &scales, sub);
-            add_scaled_less_min(group, block, scale, min, &sums, totals);
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn q6k<const ROWS: usize>(
-    tile: &TileQ6K,
-    first_block: usize,
-    group: Group,
-    totals: &mut [__m512; ROWS],
-) {
-    let bits = _mm512_set1_epi8(48);
-    let tile_scale = halves(&tile.scale);
-    for (sub, block) in tile.blocks.iter().enumerate() {
-        let half = first_block * 2 + sub;
-        let mut sums = [_mm512_setzero_si512(); ROWS];
-        let high = load(&block.high);
-        let (a, b) = nibbles(&block.values[0]);
-        let (c, d) = nibbles(&block.values[1]);
-        let weights = [
-            _mm512_or_si512(a, _mm512_and_si512(_mm512_slli_epi16(high, 4), bits)),
-            _mm512_or_si512(b, _mm512_and_si512(_mm512_slli_epi16(high, 2), bits)),
-            _mm512_or_si512(c, _mm512_and_si512(high, bits)),
-            _mm512_or_si512(d, _mm512_and_si512(_mm512_srli_epi16(high, 2), bits)),
-        ];
-        // SAFETY: the caller's contract, here and below.
-        unsafe {
-            for row in 0..ROWS {
-                sums[row] = group.half_sum::<ROWS>(half, row, -32);
-            }
-            for (word, weights) in weights.into_iter().enumerate() {
-                for row in 0..ROWS {
-                    sums[row] = _mm512_dpbusd_epi32(
-                        sums[row],
-                        weights,
-                        group.word::<ROWS>(half * 4 + word, row),
+        let mut totals = [I::splat(0.0); ROWS];
+        for (index, tile) in tiles.iter().enumerate() {
+            let head = tile.head.unpack();
+            for unit in 0..F::COLUMNS / BLOCK {
+                let block = index * (F::COLUMNS / BLOCK) + unit;
+                let values = &tile.values.quads()[unit * quads(F::BITS)..];
+                let weights = weights::<I, F>(values, lane);
+                if F::Head::WIDTH == BLOCK {
+                    let scales = tile.head.vectors::<I>(&head, unit, lane);
+                    add::<I, F, ROWS, WORDS>(group, block, &weights, scales, &mut totals);
+                } else {
+                    let [a, b, c, d, rest @ ..] = weights;
+                    let scales = tile.head.vectors::<I>(&head, 2 * unit, lane);
+                    add::<I, F, ROWS, HALF_WORDS>(
+                        group,
+                        2 * block,
+                        &[a, b, c, d],
+                        scales,
+                        &mut totals,
                     );
+                    let scales = tile.head.vectors::<I>(&head, 2 * unit + 1, lane);
+                    add::<I, F, ROWS, HALF_WORDS>(group, 2 * block + 1, &rest, scales, &mut totals);
                 }
             }
-            let scale = _mm512_mul_ps(tile_scale, signed_bytes(&tile.scales[sub]));
-            add_scaled(group, half / 2, scale, &sums, totals);
+        }
+        totals
+    }
+}
+
+/// Adds the products of the `at`th `N` words with weights that share a scale.
+#[inline(always)]
+unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
+    group: Group<ROWS>,
+    at: usize,
+    weights: &[I::Integers; N],
+    (scale, min): (I::Floats, I::Floats),
+    totals: &mut [I::Floats; ROWS],
+) {
+    let is_signed = is_signed::<I, F>();
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        for (row, total) in totals.iter_mut().enumerate() {
+            let words = group.words(at * N, row);
+            let sum = if is_signed {
+                I::signed_dot(I::splat_integer(0), weights, words, ROWS)
+            } else {
+                let start = if F::ZERO == 0 {
+                    0
+                } else {
+                    group.sum::<N>(at, row) * -i32::from(F::ZERO)
+                };
+                I::dot(I::splat_integer(start), weights, words, ROWS, step::<F>())
+            };
+            let row_scale = I::splat(group.scale(at * N / WORDS, row));
+            *total = I::multiply_add(I::to_floats(sum), I::multiply(scale, row_scale), *total);
+            if F::Head::HAS_MIN {
+                let row_sum = I::splat(group.scaled_sum::<N>(at, row));
+                *total = I::multiply_subtract(min, row_sum, *total);
+            }
+        }
+    }
+}
+
+/// Whether weights are signed when they are multiplied, and nothing is to be subtracted.
+const fn is_signed<I: Instructions, F: Format>() -> bool {
+    I::HAS_SIGNED_DOT && F::ZERO == 128
+}
+
+/// How many products of pairs fit into 16 bits together.
+const fn step<F: Format>() -> usize {
+    match F::BITS {
+        2..=4 if F::TABLE.is_none() => 8,
+        2..=5 => 4,
+        _ => 2,
+    }
+}
+
+/// The weights of 32 columns, four to a vector.
+#[inline(always)]
+unsafe fn weights<I: Instructions, F: Format>(
+    values: &[Quad],
+    lane: usize,
+) -> [I::Integers; WORDS] {
+    // SAFETY: the caller's promise, and a unit has as many quads as its bits say.
+    unsafe {
+        let v = Values {
+            start: values.as_ptr().cast::<u8>().add(lane * 4),
+        };
+        let [a, b, c, d, e, f, g, h] = [0, 1, 2, 3, 4, 5, 6, 7];
+        let mut words = match F::BITS {
+            2 => v.pairs::<I>([a, b]),
+            3 => v.pairs::<I>([b, c]),
+            4 => v.nibbles::<I>([a, b, c, d]),
+            5 => v.nibbles::<I>([b, c, d, e]),
+            6 => v.nibbles::<I>([b, c, e, f]),
+            _ => {
+                let mut words = [v.load::<I>(a); WORDS];
+                for (word, quad) in words.iter_mut().zip([a, b, c, d, e, f, g, h]) {
+                    *word = v.load::<I>(quad);
+                }
+                words
+            }
+        };
+        match F::BITS {
+            3 => v.add_bits::<I>(&mut words, [a; 8], [2, 1, 0, -1, -2, -3, -4, -5], 4),
+            5 => v.add_bits::<I>(&mut words, [a; 8], [4, 3, 2, 1, 0, -1, -2, -3], 16),
+            6 => {
+                let quads = [a, a, a, a, d, d, d, d];
+                v.add_bits::<I>(&mut words, quads, [4, 2, 0, -2, 4, 2, 0, -2], 48);
+            }
+            _ => {}
+        }
+        if let Some(table) = &F::TABLE {
+            for word in &mut words {
+                *word = I::look_up(table, *word);
+            }
+        }
+        if is_signed::<I, F>() {
+            for word in &mut words {
+                *word = I::xor(*word, I::splat_byte(128));
+            }
+        }
+        words
+    }
+}
+
+/// The quads of 32 columns, from some lane on. Numbers of quads are inside.
+#[derive(Clone, Copy)]
+struct Values {
+    start: *const u8,
+}
+
+impl Values {
+    #[inline(always)]
+    unsafe fn load<I: Instructions>(self, quad: usize) -> I::Integers {
+        // SAFETY: the caller's promise.
+        unsafe { I::load(self.start.add(quad * size_of::<Quad>())) }
+    }
+
+    /// Words of four bits, two to a quad.
+    #[inline(always)]
+    unsafe fn nibbles<I: Instructions>(self, quads: [usize; 4]) -> [I::Integers; WORDS] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mask = I::splat_byte(15);
+            let mut words = [mask; WORDS];
+            for (words, quad) in words.as_chunks_mut::<2>().0.iter_mut().zip(quads) {
+                let both = self.load::<I>(quad);
+                *words = [I::and(both, mask), I::and(I::shift_right(both, 4), mask)];
+            }
+            words
+        }
+    }
+
+    /// Words of two bits, four to a quad.
+    #[inline(always)]
+    unsafe fn pairs<I: Instructions>(self, quads: [usize; 2]) -> [I::Integers; WORDS] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mask = I::splat_byte(3);
+            let mut words = [mask; WORDS];
+            for (words, quad) in words.as_chunks_mut::<4>().0.iter_mut().zip(quads) {
+                let all = self.load::<I>(quad);
+                *words = [
+                    I::and(all, mask),
+                    I::and(I::shift_right(all, 2), mask),
+                    I::and(I::shift_right(all, 4), mask),
+                    I::and(I::shift_right(all, 6), mask),
+                ];
+            }
+            words
+        }
+    }
+
+    /// Adds to each word the bits of `mask` of its quad, moved to the left, or to the right where that is negative.
+    #[inline(always)]
+    unsafe fn add_bits<I: Instructions>(
+        self,
+        words: &mut [I::Integers; WORDS],
+        quads: [usize; WORDS],
+        left: [i32; WORDS],
+        mask: u8,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            for ((word, quad), left) in words.iter_mut().zip(quads).zip(left) {
+                let high = self.load::<I>(quad);
+                let moved = if left < 0 {
+                    I::shift_right(high, -left)
+                } else {
+                    I::shift_left(high, left)
+                };
+                *word = I::or(*word, I::and(moved, I::splat_byte(mask)));
+            }
         }
     }
 }

@@ -1,0 +1,73 @@
+//! [`Instructions`]: what a kernel asks of a processor, so that it is written once for all.
+//!
+//! Every function is `#[inline(always)]` and becomes instructions of the function that it is inlined into, which is the one
+//! that names the processor's features.
+
+#![expect(unsafe_code, reason = "intrinsics of the processor")]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use self::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) use self::avx512::Avx512Vnni;
+
+/// Vectors of 32-bit lanes, each of which is one row of a tile.
+///
+/// # Safety
+/// Of every function: the processor has the instructions, and pointers are good for a vector's lanes.
+pub(super) trait Instructions {
+    /// Rows that a vector holds; a divisor of those of a tile.
+    const ROWS: usize;
+    /// Whether weights of eight bits are signed numbers; otherwise they are stored plus 128.
+    const HAS_SIGNED_DOT: bool;
+    /// Four bytes or one integer of each row.
+    type Integers: Copy;
+    /// A number of each row.
+    type Floats: Copy;
+
+    unsafe fn load(bytes: *const u8) -> Self::Integers;
+    unsafe fn splat_byte(byte: u8) -> Self::Integers;
+    unsafe fn splat_integer(integer: i32) -> Self::Integers;
+    unsafe fn and(a: Self::Integers, b: Self::Integers) -> Self::Integers;
+    unsafe fn or(a: Self::Integers, b: Self::Integers) -> Self::Integers;
+    unsafe fn xor(a: Self::Integers, b: Self::Integers) -> Self::Integers;
+    /// Shifts pairs of bytes: what crosses from one into the other has to be masked.
+    unsafe fn shift_left(a: Self::Integers, bits: i32) -> Self::Integers;
+    unsafe fn shift_right(a: Self::Integers, bits: i32) -> Self::Integers;
+    /// The entries of a table by bytes below 16.
+    unsafe fn look_up(table: &[u8; 16], bytes: Self::Integers) -> Self::Integers;
+    /// `sum` plus, in each row, the products of its bytes in all `weights` with the four bytes that every row shares of
+    /// `words[0]`, `words[stride]` and so on. `step` of the products of pairs fit into 16 bits when they are added up.
+    unsafe fn dot<const N: usize>(
+        sum: Self::Integers,
+        weights: &[Self::Integers; N],
+        words: *const i32,
+        stride: usize,
+        step: usize,
+    ) -> Self::Integers;
+    /// As `dot` with signed weights, where there is one.
+    unsafe fn signed_dot<const N: usize>(
+        sum: Self::Integers,
+        weights: &[Self::Integers; N],
+        words: *const i32,
+        stride: usize,
+    ) -> Self::Integers;
+
+    unsafe fn splat(number: f32) -> Self::Floats;
+    unsafe fn multiply(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a * b + c`.
+    unsafe fn multiply_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// `c - a * b`.
+    unsafe fn multiply_subtract(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    unsafe fn to_floats(integers: Self::Integers) -> Self::Floats;
+    unsafe fn load_halves(halves: *const u16) -> Self::Floats;
+    /// Upper halves of f32.
+    unsafe fn load_upper_halves(halves: *const u16) -> Self::Floats;
+    unsafe fn load_bytes(bytes: *const u8) -> Self::Floats;
+    unsafe fn load_signed_bytes(bytes: *const i8) -> Self::Floats;
+    unsafe fn store(numbers: *mut f32, from: Self::Floats);
+}
