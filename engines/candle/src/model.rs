@@ -41,7 +41,7 @@ pub(crate) mod weights;
 
 pub use batch::{BatchError, SequenceRows, StepBatch};
 pub use config::{Activation, ModelConfig, Rope, RopeScaling, SlidingWindow};
-pub use decoder::{ForwardError, Model};
+pub use decoder::{ForwardError, Model, SlowMatrix};
 pub use kv_cache::{KvCache, KvCacheSpec, KvLayout};
 pub use linear::{Matrix, WeightType};
 pub use weights::Weights;

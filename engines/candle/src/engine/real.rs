@@ -21,7 +21,8 @@ use crate::load::{
 };
 use crate::model::simd;
 use crate::model::{
-    KvCache, KvCacheSpec, KvLayout, Matrix, Model, ModelConfig, StepBatch, Weights,
+    KvCache, KvCacheSpec, KvLayout, Matrix, Model, ModelConfig, SlowMatrix, StepBatch, WeightType,
+    Weights,
 };
 
 /// Loads a checkout folder or a GGUF file.
@@ -141,6 +142,7 @@ impl Loader for RealLoader {
         let spec = self.kv_cache(&open, &options, &limits)?;
         let guides = self.guides(&open, start)?;
         let model = load_model(&open, options, start, was_given_up)?;
+        tell_slow(&model);
         start.progress.report("allocating the KV cache", None);
         let with_spare = KvCacheSpec {
             num_blocks: spec.num_blocks + 1,
@@ -275,6 +277,29 @@ fn load_model(
             was_given_up,
         },
     )?)
+}
+
+/// Names what is slow, its part of a step, and what to do.
+fn tell_slow(model: &Model) {
+    let is_float = |matrix: &&SlowMatrix| matrix.dtype == WeightType::F32;
+    let (floats, blocks): (Vec<_>, Vec<_>) = model.slow_matrices().iter().partition(is_float);
+    let fixes = [
+        "their weights are f32, four times the bytes of q8_0: leave out --quantize (rows must be multiples of 32)",
+        "there are no kernels of ours for this processor; take one with AVX2 (x86-64)",
+    ];
+    for (matrices, fix) in [floats, blocks].into_iter().zip(fixes) {
+        let Some(first) = matrices.first() else {
+            continue;
+        };
+        let share: f64 = matrices.iter().map(|matrix| matrix.share).sum();
+        tracing::warn!(
+            matrices = matrices.len(),
+            first = first.name,
+            dtype = %first.dtype,
+            "{:.0} % of a step's multiplications are slow: {fix}",
+            share * 100.0,
+        );
+    }
 }
 
 #[expect(

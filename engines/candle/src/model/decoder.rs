@@ -10,7 +10,7 @@ use super::batch::{BatchError, BatchLimits, StepBatch};
 use super::config::ModelConfig;
 use super::feed_forward::FeedForward;
 use super::kv_cache::KvCache;
-use super::linear::{Linear, Matrix};
+use super::linear::{Linear, Matrix, WeightType};
 use super::norm::Norm;
 use super::rope::Frequencies;
 use super::weights::Weights;
@@ -30,6 +30,18 @@ pub struct Model {
     windowed_frequencies: Frequencies,
     vocab_size: usize,
     device: Device,
+    slow: Vec<SlowMatrix>,
+}
+
+/// A matrix on the CPU whose products take longer than they would in another form.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SlowMatrix {
+    /// As `transformers` calls it.
+    pub name: String,
+    /// The type of its numbers.
+    pub dtype: WeightType,
+    /// Its part of the multiplications of a step, 0 to 1.
+    pub share: f64,
 }
 
 /// Why a step could not be computed.
@@ -59,6 +71,12 @@ impl Model {
     /// A weight is missing, has another shape or cannot be read.
     pub fn try_new(config: &ModelConfig, weights: &mut dyn Weights) -> Result<Self, LoadError> {
         Builder::new(config, weights).model()
+    }
+
+    /// Matrices on a slow path: those of f32, and where there are no kernels for this processor the quantized ones.
+    #[must_use]
+    pub fn slow_matrices(&self) -> &[SlowMatrix] {
+        &self.slow
     }
 
     /// Computes one step: stores the keys and values of all rows, and returns the logits of `batch.logit_rows`,

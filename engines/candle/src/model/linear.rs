@@ -164,6 +164,21 @@ impl Matrix {
         self.rows(&ids, &Device::Cpu, DType::F32)
     }
 
+    /// The type of its numbers, if products on the CPU are slow with it: f32, which are four times the bytes of `Q8_0`, and
+    /// blocks without kernels for this processor. Asked before [`Self::into_packed`].
+    pub(super) fn slow_type(&self) -> Option<WeightType> {
+        let has_kernels = quantized_kernels().is_some();
+        match &self.weight {
+            Weight::Dense(weight) => weight.device().is_cpu().then_some(WeightType::F32),
+            Weight::Quantized(weight) => {
+                let is_slow = weight.device().is_cpu() && !has_kernels;
+                is_slow.then(|| weight.dtype().into())
+            }
+            Weight::Blocks(dtype, _) => (!has_kernels).then_some(*dtype),
+            Weight::Packed(_) => None,
+        }
+    }
+
     /// The same matrix in the form that products are fastest with, where there is one; the form of the file is dropped.
     ///
     /// # Errors

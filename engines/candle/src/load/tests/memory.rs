@@ -1,6 +1,8 @@
 //! Estimates, and how large a KV cache becomes.
 
 use super::*;
+use crate::model::simd::quantized_kernels;
+use crate::model::{Model, WeightType};
 
 const GIB: u64 = 1 << 30;
 
@@ -108,4 +110,24 @@ fn a_model_that_leaves_no_room_is_refused_before_it_is_read() {
         "{error}"
     );
     assert!(available_memory(&Device::Cpu).is_none_or(|bytes| bytes > 1 << 20));
+}
+
+/// What is f32 is slow; what a file or the default quantizes is not, where there are kernels.
+#[test]
+fn matrices_on_a_slow_path_are_named_with_their_share() {
+    let slow = |open: &OpenModel, quantization| {
+        let mut weights = open.weights(options(quantization), |_| {});
+        let model = Model::try_new(&open.config, &mut weights).unwrap();
+        model.slow_matrices().to_vec()
+    };
+    let folder = tiny(GgufType::Quantized(Quantization::Q8_0));
+    let open = OpenModel::open(folder.path()).unwrap();
+    let floats = slow(&open, Quantization::None);
+    assert!(floats.iter().all(|matrix| matrix.dtype == WeightType::F32));
+    let share: f64 = floats.iter().map(|matrix| matrix.share).sum();
+    assert!((share - 1.0).abs() < 1e-9, "{share}");
+    let name = "model.layers.0.self_attn.q_proj.weight";
+    assert!(floats.iter().any(|matrix| matrix.name == name));
+    let kept = slow(&open, Quantization::Q8_0);
+    assert_eq!(kept.is_empty(), quantized_kernels().is_some(), "{kept:?}");
 }

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use super::{Layer, Model};
+use super::{Layer, Model, SlowMatrix};
 use crate::error::LoadError;
 use crate::model::attention::Attention;
 use crate::model::config::ModelConfig;
@@ -20,6 +20,9 @@ pub(super) struct Builder<'a> {
     config: &'a ModelConfig,
     weights: &'a mut dyn Weights,
     memory: WeightMemory,
+    slow: Vec<SlowMatrix>,
+    /// Weights of all products.
+    all_weights: f64,
 }
 
 impl<'a> Builder<'a> {
@@ -28,6 +31,8 @@ impl<'a> Builder<'a> {
             config,
             weights,
             memory: WeightMemory::default(),
+            slow: Vec::new(),
+            all_weights: 0.0,
         }
     }
 
@@ -42,26 +47,47 @@ impl<'a> Builder<'a> {
             .collect::<Result<_>>()?;
         let norm = self.norm("model.norm.weight", hidden)?;
         let (embedding, output) = if config.is_tied {
+            self.look_at(embedding_name, &embedding);
             let packed = embedding
                 .into_packed(&mut self.memory)
                 .map_err(|error| LoadError::candle(embedding_name, error))?;
             (packed.clone(), packed)
         } else {
             let output = self.weights.matrix(output_name, vocab_size, hidden)?;
+            self.look_at(output_name, &output);
             (embedding, output)
         };
+        let output = self.linear(output_name, vec![output], None)?;
+        for matrix in &mut self.slow {
+            matrix.share /= self.all_weights;
+        }
         Ok(Model {
             embedding,
             embedding_scale: config.embedding_scale,
             layers,
             norm,
-            output: self.linear(output_name, vec![output], None)?,
+            output,
             logit_softcap: config.logit_softcap,
             full_frequencies: Frequencies::full(&config.rope, config.head_dim),
             windowed_frequencies: Frequencies::windowed(&config.rope, config.head_dim),
             vocab_size,
             device: self.weights.device().clone(),
+            slow: self.slow,
         })
+    }
+
+    /// Notes a matrix whose products are slow.
+    fn look_at(&mut self, name: &str, matrix: &Matrix) {
+        #[expect(clippy::cast_precision_loss, reason = "a share for people")]
+        let weights = (matrix.out_features() * matrix.in_features()) as f64;
+        self.all_weights += weights;
+        if let Some(dtype) = matrix.slow_type() {
+            self.slow.push(SlowMatrix {
+                name: name.to_owned(),
+                dtype,
+                share: weights,
+            });
+        }
     }
 
     fn layer(&mut self, index: usize) -> Result<Layer> {
@@ -160,7 +186,9 @@ impl<'a> Builder<'a> {
         let mut biases = Vec::new();
         for (name, out_features, in_features) in parts {
             let weight = format!("{name}.weight");
-            matrices.push(self.weights.matrix(&weight, *out_features, *in_features)?);
+            let matrix = self.weights.matrix(&weight, *out_features, *in_features)?;
+            self.look_at(&weight, &matrix);
+            matrices.push(matrix);
             if has_bias {
                 let bias = format!("{name}.bias");
                 biases.push(self.weights.tensor(&bias, &[*out_features])?);
