@@ -21,7 +21,7 @@ use genset_runtime::{Runtime, Signals};
 use serde_json::json;
 
 use self::chat::Chat;
-use self::question::Asker;
+use self::question::{Asker, CONTINUATION_TOKENS};
 use self::screen::Screen;
 use crate::args::{EngineKind, InputKind, RunConfig};
 
@@ -114,6 +114,13 @@ pub(crate) async fn run_terminal(
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
     let asker = Asker::new(model, config.output.is(EngineKind::EchoCore));
+    if asker.goes_on() {
+        note(format_args!(
+            "{} has no chat template, as base models have none: it goes on from your text, with {CONTINUATION_TOKENS} tokens \
+             at most unless max_tokens is set",
+            asker.model_name()
+        ));
+    }
     match &config.input {
         InputKind::Stdin => stdin::run(Chat::new(asker, Screen::Pipe), signals).await,
         InputKind::Batch(path) => {

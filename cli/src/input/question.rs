@@ -6,10 +6,13 @@ use genset_backend_common::output::Usage;
 use genset_backend_common::{EngineError, ErrorKind, RequestContext};
 use genset_frontend::answer::Answer;
 use genset_frontend::model::ServedModel;
-use genset_frontend::openai::{ChatRequest, ParamLimits};
+use genset_frontend::openai::{ChatRequest, CompletionRequest, ParamLimits};
 use genset_frontend::pipeline::{Job, Room};
 use genset_frontend::{ApiError, FrontendConfig, MemoryBudget};
 use serde_json::{Map, Value, json};
+
+/// Tokens with which a base model goes on at most, unless `max_tokens` says otherwise: many never end by themselves.
+pub(super) const CONTINUATION_TOKENS: u32 = 256;
 
 /// Asks one model.
 #[derive(Debug)]
@@ -102,6 +105,12 @@ impl Asker {
             .ok_or_else(|| EngineError::internal("the request had no answer"))
     }
 
+    /// Whether the model goes on from the text in place of answering it: a base model, which has no chat template.
+    pub(super) fn goes_on(&self) -> bool {
+        let text = self.model.text.as_ref();
+        text.is_some_and(|text| text.template.is_none())
+    }
+
     async fn job(&self, messages: &[Value], fields: &Map<String, Value>) -> Result<Job, ApiError> {
         let request = self.request(messages, fields)?;
         // One person's own memory needs no budget.
@@ -109,7 +118,30 @@ impl Asker {
             deadline: None,
             memory: MemoryBudget::new(usize::MAX).share(),
         };
+        if self.goes_on() {
+            let request = self.continuation(messages, fields)?;
+            return Job::completion(Arc::clone(&self.model), request, room).await;
+        }
         Job::chat(Arc::clone(&self.model), request, room).await
+    }
+
+    /// All that was written so far as a prompt.
+    fn continuation(
+        &self,
+        messages: &[Value],
+        fields: &Map<String, Value>,
+    ) -> Result<CompletionRequest, ApiError> {
+        let mut body = Map::from_iter([("max_tokens".into(), CONTINUATION_TOKENS.into())]);
+        body.extend(fields.clone());
+        if let Some(tokens) = body.remove("max_completion_tokens") {
+            body.insert("max_tokens".into(), tokens);
+        }
+        body.insert("model".into(), self.model_name().into());
+        body.insert("prompt".into(), text_of(messages).into());
+        CompletionRequest::parse(
+            Value::Object(body).to_string().as_bytes(),
+            &ParamLimits::from(&FrontendConfig::default()),
+        )
     }
 
     fn request(
@@ -128,6 +160,14 @@ impl Asker {
             &ParamLimits::from(&FrontendConfig::default()),
         )
     }
+}
+
+/// The text of a conversation, one message a line.
+fn text_of(messages: &[Value]) -> String {
+    let contents = messages
+        .iter()
+        .filter_map(|message| message["content"].as_str());
+    contents.collect::<Vec<_>>().join("\n")
 }
 
 fn to_engine_error(error: ApiError) -> EngineError {

@@ -49,6 +49,13 @@ async fn the_built_in_model_answers_its_golden_questions() {
     answers_every_golden_question(Server::start(&[]).await).await;
 }
 
+/// Kernels for narrower instructions are chosen by a flag, and give the same answers.
+#[cfg(target_arch = "x86_64")]
+#[tokio::test]
+async fn narrower_instructions_answer_the_same() {
+    answers_every_golden_question(Server::start(&["--isa", "avx2"]).await).await;
+}
+
 /// The weights as floats, which are quantized as they are loaded.
 #[tokio::test]
 async fn the_models_folder_answers_the_same() {
@@ -212,5 +219,39 @@ async fn a_model_that_cannot_be_served_is_named_with_what_to_do() {
             "{words:?}: {}",
             ended.stderr
         );
+    }
+}
+
+/// A base model's folder has no chat template: what is typed is gone on from.
+#[tokio::test]
+async fn a_model_without_a_chat_template_goes_on_from_the_text() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let base = folder.path().join("base");
+    fs::create_dir(&base).expect("a folder");
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        fs::copy(tiny_chat().join(file), base.join(file)).expect("a copy");
+    }
+    let config = fs::read(tiny_chat().join("tokenizer_config.json")).expect("it is there");
+    let mut config: Value = serde_json::from_slice(&config).expect("JSON");
+    let template = config["chat_template"].take();
+    assert!(template.is_string());
+    fs::write(base.join("tokenizer_config.json"), config.to_string()).expect("a file");
+    let base = base.to_str().expect("UTF-8");
+    let prompt = "The capital of France";
+    let server = Server::start(&["out=candle", base]).await;
+    let body = json!({"model": "base", "prompt": prompt, "max_tokens": 256});
+    let exchange = server.post("/v1/completions", &body.to_string()).await;
+    let answer: Value = serde_json::from_str(&exchange.response().await.body).expect("JSON");
+    let text = answer["choices"][0]["text"].as_str().expect("a text");
+    server.stop().await;
+    assert!(!text.trim().is_empty());
+    for input in ["in=stdin", "in=text"] {
+        let command = genset(&["run", input, "out=candle", base]);
+        let ended = run_with(command, prompt.as_bytes()).await;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let said = &ended.stderr;
+        assert!(said.contains("base has no chat template"), "{said}");
+        assert!(!said.contains("/v1/"), "{said}");
+        assert!(ended.stdout.contains(text.trim()), "{text:?}, {ended:?}");
     }
 }
