@@ -112,12 +112,13 @@ pub enum ControlReply {
 /// Every method: `Unsupported` where the engine lacks the ability, else what the engine returns.
 #[async_trait]
 pub trait EngineControls: Send + Sync {
-    /// Frees device memory until [`wake`](Self::wake).
+    /// Frees device memory until [`wake`](Self::wake). A request that comes meanwhile waits for that, or is refused with an
+    /// error that clients send again. Sleeping twice is sleeping once.
     async fn sleep(&self, _level: SleepLevel) -> Result<(), EngineError> {
         Err(missing("sleep"))
     }
 
-    /// Takes back what `sleep` freed.
+    /// Takes back what `sleep` freed: from here on the engine answers as before. Nothing happens to one that is awake.
     async fn wake(&self) -> Result<(), EngineError> {
         Err(missing("wake"))
     }
@@ -127,12 +128,13 @@ pub trait EngineControls: Send + Sync {
         Err(missing("clear_prefix_cache"))
     }
 
-    /// Makes an adapter available to requests.
+    /// Makes an adapter available to requests that name it; no other request notices. One that cannot be loaded is refused, and
+    /// is not listed.
     async fn load_adapter(&self, _adapter: Adapter) -> Result<(), EngineError> {
         Err(missing("load_adapter"))
     }
 
-    /// Makes an adapter unavailable; requests that use it go on.
+    /// Makes an adapter unavailable; requests that use it go on, and new ones are refused as `NotFound`.
     async fn unload_adapter(&self, _name: &str) -> Result<(), EngineError> {
         Err(missing("unload_adapter"))
     }
@@ -142,7 +144,7 @@ pub trait EngineControls: Send + Sync {
         Err(missing("list_adapters"))
     }
 
-    /// Replaces the weights; requests under way end with a retryable error.
+    /// Replaces the weights; requests under way end with a retryable error. Where the new ones are not there, the old ones stay.
     async fn update_weights(&self, _source: Value) -> Result<(), EngineError> {
         Err(missing("update_weights"))
     }
