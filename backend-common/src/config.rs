@@ -84,7 +84,8 @@ impl EngineConfig {
     /// Checks the config itself.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the field: an empty model, a zero context, no input kind, no rank.
+    /// `InvalidArgument`, naming the field: an empty model, a zero context, no input kind, no rank, an ability that answers
+    /// have no place for.
     pub fn validate(&self) -> Result<(), EngineError> {
         let problem = if self.model.trim().is_empty() {
             (
@@ -97,6 +98,11 @@ impl EngineConfig {
             ("capabilities.inputs", "declare at least one kind of input")
         } else if !(1..=MAX_DATA_PARALLEL_SIZE).contains(&self.data_parallel_size) {
             ("data_parallel_size", "must be between 1 and 1024")
+        } else if self.capabilities.prompt_logprobs {
+            (
+                "capabilities.prompt_logprobs",
+                "no item of an answer can carry them yet; declare false",
+            )
         } else {
             return Ok(());
         };
@@ -257,7 +263,8 @@ pub struct Capabilities {
     pub sampling: BTreeSet<SamplingOption>,
     /// The most `logprobs` a request may ask for; `None` when there are none.
     pub max_logprobs: Option<u32>,
-    /// Whether log probabilities of the prompt are given.
+    /// Whether log probabilities of the prompt are given. No item of an answer can carry them yet, so an engine that declares
+    /// them is refused at its start.
     pub prompt_logprobs: bool,
     /// Kinds of grammar.
     pub guided: BTreeSet<GuidedKind>,
@@ -599,6 +606,10 @@ mod tests {
             EngineConfig::new(" ", 1),
             EngineConfig::new("m", 0),
             good.clone().with_capabilities(Capabilities::default()),
+            good.clone().with_capabilities(Capabilities {
+                prompt_logprobs: true,
+                ..Capabilities::tokens()
+            }),
             EngineConfig {
                 data_parallel_size: 0,
                 ..good
