@@ -22,6 +22,17 @@ pub enum Level {
 }
 
 impl Level {
+    /// The name on a command line and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Core => "core",
+            Self::Strict => "strict",
+            Self::Soak => "soak",
+        }
+    }
+
     /// The number in the catalogue; 0 for what has no verdict.
     #[must_use]
     pub const fn number(self) -> u8 {
@@ -123,6 +134,9 @@ pub enum SkipReason {
 pub enum Stop {
     /// The engine breaks the promise; the text says what was seen.
     Fail(String),
+    /// What the check builds on failed before it could look: a first start, or a first plain request. The engine fails, and
+    /// nothing is known of the promise; the text says what was seen.
+    Precondition(String),
     /// The check does not apply; the text says why.
     Skip(SkipReason, String),
 }
@@ -130,7 +144,7 @@ pub enum Stop {
 impl fmt::Display for Stop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Fail(text) | Self::Skip(_, text) => f.write_str(text),
+            Self::Fail(text) | Self::Precondition(text) | Self::Skip(_, text) => f.write_str(text),
         }
     }
 }

@@ -1,7 +1,9 @@
 //! The catalogue: every check, by group. A group is a module with a `CHECKS` table and the functions it names.
 
+mod bodies;
 mod cancellation;
 mod concurrency;
+mod controls;
 mod disaggregated;
 mod embeddings;
 mod errors;
@@ -16,10 +18,12 @@ mod metrics;
 mod performance;
 mod pressure;
 mod process;
+mod ranks;
 mod resume;
 mod rules;
 mod sampling;
 mod seam;
+mod sequences;
 mod shutdown;
 mod stream;
 mod transfer;
@@ -56,7 +60,11 @@ const GROUPS: &[&[Check]] = &[
     resume::CHECKS,
     seam::CHECKS,
     embeddings::CHECKS,
+    controls::CHECKS,
+    ranks::CHECKS,
+    bodies::CHECKS,
     process::CHECKS,
     rules::CHECKS,
+    sequences::CHECKS,
     performance::CHECKS,
 ];

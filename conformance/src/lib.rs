@@ -53,7 +53,7 @@ pub use runner::{
 pub use running::Running;
 pub use state_machine::{
     ParseSequenceError, Sequence, SequenceFailure, SequenceOptions, SequenceReport, Violated,
-    replay_sequence, run_sequences,
+    replay_sequence, replay_sequence_with, run_sequences,
 };
 pub use subject::{ChildCommand, Detokenize, Factory, Probe, Scenario, Subject, Supervise};
 pub use suite::assert_check;

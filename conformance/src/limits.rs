@@ -16,6 +16,9 @@ pub struct Limits {
     pub wall: Duration,
     /// The longest answer that a check asks for only to have a long one, in tokens.
     pub answer_tokens: u32,
+    /// What a token of a long answer takes on a paused clock; `None` where that was not measured. Real time would say how busy
+    /// the machine was.
+    pub token: Option<Duration>,
 }
 
 /// Tokens that the warm-up requests ask for together.
@@ -42,6 +45,7 @@ impl Limits {
             start: base.start.mul_f64(factor),
             wall,
             answer_tokens: u32::try_from(affordable).unwrap_or(u32::MAX),
+            token: None,
         }
     }
 
@@ -68,6 +72,7 @@ impl Default for Limits {
             start: Duration::from_secs(60),
             wall: Duration::from_secs(20),
             answer_tokens: 1000,
+            token: None,
         }
     }
 }

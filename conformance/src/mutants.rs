@@ -1,8 +1,10 @@
 //! The corpus of broken engines that prove the checks: each is a clean engine with one fault.
 
+mod bodies;
 mod cancellation;
 pub mod capable;
 mod concurrency;
+mod controls;
 mod cut;
 mod disaggregated;
 mod embeddings;
@@ -14,6 +16,7 @@ mod kv_events;
 mod lengths;
 mod lifecycle;
 mod metrics;
+mod ranks;
 mod resume;
 mod rules;
 mod sampling;
@@ -75,9 +78,16 @@ pub fn groups() -> impl Iterator<Item = (&'static str, &'static [Mutant])> {
 /// Engines that are wrapped like mutants and have no fault: no check may catch them. They prove what the clean engine
 /// cannot, since it publishes nothing and does not crash.
 pub fn controls() -> impl Iterator<Item = &'static Mutant> {
-    [errors::CONTROLS, metrics::CONTROLS, embeddings::CONTROLS]
-        .into_iter()
-        .flatten()
+    [
+        errors::CONTROLS,
+        metrics::CONTROLS,
+        embeddings::CONTROLS,
+        controls::CONTROLS,
+        ranks::CONTROLS,
+        bodies::CONTROLS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 const GROUPS: &[(&str, &[Mutant])] = &[
@@ -100,5 +110,8 @@ const GROUPS: &[(&str, &[Mutant])] = &[
     ("seam", seam::MUTANTS),
     ("rules", rules::MUTANTS),
     ("embeddings", embeddings::MUTANTS),
+    ("controls", controls::MUTANTS),
+    ("ranks", ranks::MUTANTS),
+    ("bodies", bodies::MUTANTS),
     ("text", text::MUTANTS),
 ];

@@ -88,6 +88,9 @@ pub struct CheckReport {
     pub evidence: Evidence,
     /// Wall time, in microseconds.
     pub duration_us: u64,
+    /// Whether what it builds on failed, a start or a plain request, before it came to its promise.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_precondition: bool,
     /// The other check that saw it fail, for a rule that holds in every check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen_in: Option<String>,
@@ -197,7 +200,8 @@ pub struct Report {
     pub host: HostReport,
     /// The highest level that was run.
     pub level: Level,
-    /// How a run of one check begins, for the replay line: a command that takes `--only ID`, `--level LEVEL` and `--seed N`.
+    /// How a run of one check begins, for the replay line: a command that takes `--only ID`, `--level LEVEL` and `--seed N`;
+    /// empty for a call in Rust.
     pub replay: String,
     /// What varied the prompts.
     #[serde(default)]
@@ -245,19 +249,22 @@ impl Report {
             .collect();
     }
 
-    /// The command that runs a check again as it was run.
+    /// What runs a check again as it was run: a command, or a call in Rust.
     #[must_use]
     pub fn replay_of(&self, check: &CheckReport) -> String {
-        let tried = check.tried();
-        let mut command = format!("{} --only {tried}", self.replay);
-        let level = crate::find(tried).map_or(check.level, |known| known.level);
-        if level == Level::Soak {
-            command.push_str(" --level soak");
+        let (tried, seed) = (check.tried(), self.seed);
+        if self.replay.is_empty() {
+            let level = self.level;
+            return format!(
+                "run_conformance_with(factory, &Options {{ only: vec![\"{tried}\".into()], level: Level::{level:?}, seed: \
+                 {seed}, ..Options::default() }})"
+            );
         }
-        if self.seed != 0 {
-            command.push_str(&format!(" --seed {}", self.seed));
-        }
-        command
+        let level = self.level.name();
+        format!(
+            "{} --only {tried} --level {level} --seed {seed}",
+            self.replay
+        )
     }
 
     fn seconds(&self) -> f64 {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::output::{Finished, TokenChunk};
@@ -11,6 +12,7 @@ use genset_backend_common::{
     EngineConfig, GenerateRequest, HealthReporter, LLMEngine, Output, StartContext, TokenId,
 };
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::kv_index::Index;
 
@@ -27,15 +29,18 @@ pub(crate) enum Rule {
     Alive,
     /// The events of the prefix cache contradict nothing that they said before.
     KvEvents,
+    /// No more tokens came than the engine's pace explains.
+    Pace,
 }
 
 impl Rule {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::TokenIds,
         Self::Usage,
         Self::Logprobs,
         Self::Alive,
         Self::KvEvents,
+        Self::Pace,
     ];
 
     /// The check that reports it.
@@ -46,6 +51,7 @@ impl Rule {
             Self::Logprobs => "RD03",
             Self::Alive => "RD04",
             Self::KvEvents => "RD05",
+            Self::Pace => "RD06",
         }
     }
 
@@ -76,11 +82,29 @@ pub(crate) struct Reader {
     prompt_tokens: Option<u32>,
     wants_logprobs: bool,
     delivered: u32,
+    /// What a token takes, where that says how many there can be.
+    token: Option<Duration>,
+    /// When the first item came, and the tokens in it.
+    first: Option<(Instant, u32)>,
 }
 
+/// Tokens that may come sooner than the pace of a plain answer explains: a step of a few, or some that a draft foresaw.
+const AHEAD_TOKENS: u32 = 64;
+
+/// How many times as fast as a plain answer another may be.
+const FASTER: u32 = 4;
+
 impl Reader {
-    pub(crate) fn new(config: &EngineConfig, request: &GenerateRequest) -> Self {
+    /// `token` is what a token of a plain answer takes, if that is known.
+    pub(crate) fn new(
+        config: &EngineConfig,
+        request: &GenerateRequest,
+        token: Option<Duration>,
+    ) -> Self {
         Self {
+            // A grammar may leave no choice for many tokens at once.
+            token: token.filter(|token| !token.is_zero() && request.guided.is_none()),
+            first: None,
             vocab_size: config.vocab_size.map_or(u32::MAX, NonZeroU32::get),
             prompt_tokens: request.prompt_tokens(),
             wants_logprobs: request.output.logprobs.is_some(),
@@ -91,6 +115,7 @@ impl Reader {
     pub(crate) fn judge(&mut self, output: &Output, breaches: &Breaches) {
         let place = self.delivered;
         self.delivered = place.saturating_add(output.token_count());
+        self.judge_pace(breaches);
         match output {
             Output::Tokens(chunk) => self.judge_chunk(chunk, place, breaches),
             Output::Finished(finished) => {
@@ -98,6 +123,27 @@ impl Reader {
                 self.judge_end(finished, breaches);
             }
             Output::Text(_) | Output::Embeddings(_) => {}
+        }
+    }
+
+    /// However long nobody read, an engine has computed no more since its first token than it had time for.
+    fn judge_pace(&mut self, breaches: &Breaches) {
+        let Some(token) = self.token else { return };
+        let now = Instant::now();
+        let (begun, at_first) = *self.first.get_or_insert((now, self.delivered));
+        let since = now.saturating_duration_since(begun);
+        let explained = since.as_micros() / token.as_micros().max(1);
+        let explained = u32::try_from(explained).unwrap_or(u32::MAX);
+        let most = at_first
+            .saturating_add(explained.saturating_mul(FASTER))
+            .saturating_add(AHEAD_TOKENS);
+        let delivered = self.delivered;
+        if delivered > most {
+            breaches.note(Rule::Pace, || {
+                format!(
+                    "{delivered} tokens came within {since:?} of the first, and one takes {token:?}"
+                )
+            });
         }
     }
 
@@ -240,7 +286,7 @@ mod tests {
         let mut request = GenerateRequest::from_tokens("m", vec![1, 2]);
         asks(&mut request);
         let breaches = Breaches::default();
-        let mut reader = Reader::new(&config, &request);
+        let mut reader = Reader::new(&config, &request, None);
         for item in items {
             reader.judge(item, &breaches);
         }

@@ -28,11 +28,13 @@ pub struct Options {
     pub level: Level,
     /// Only checks whose ids start with one of these; empty for all.
     pub only: Vec<String>,
-    /// How the run of one check begins, for the report's replay line: a command that takes `--only ID`, `--level LEVEL` and
-    /// `--seed N`.
+    /// How the run of one check begins, for the report's replay lines: a command that takes `--only ID`, `--level LEVEL` and
+    /// `--seed N`. Where it is empty, a replay line is a call in Rust.
     pub replay: String,
     /// Varies the prompts of every check; a run with the same seed sends the same ones.
     pub seed: u64,
+    /// Random sequences of operations that SQ01 tries; 0 leaves it out.
+    pub sequences: u32,
     /// Whether the measurements (level [`Level::Info`]) are taken. They cost about a second, and are never judged.
     pub is_measuring: bool,
     /// The events that the transcript of a failed check keeps, the last ones; 0 for no transcripts.
@@ -44,8 +46,9 @@ impl Default for Options {
         Self {
             level: Level::Strict,
             only: Vec::new(),
-            replay: "genset conform run".to_owned(),
+            replay: String::new(),
             seed: 0,
+            sequences: 36,
             is_measuring: true,
             max_transcript_events: 200,
         }
@@ -142,6 +145,7 @@ fn tell_breaches(checks: &mut [CheckReport], seen: BTreeMap<Rule, Breach>) {
         row.verdict = Verdict::Fail {
             reason: format!("in {check}: {what}"),
         };
+        row.is_precondition = false;
         row.seen_in = Some(check.to_owned());
         row.transcript = Some(transcript);
     }
@@ -227,6 +231,7 @@ impl Tried {
     fn report(self, check: &Check, duration: Duration) -> CheckReport {
         let verdict = self.verdict(check.level);
         let is_failed = matches!(verdict, Verdict::Fail { .. });
+        let is_precondition = is_failed && matches!(self.result, Err(Stop::Precondition(_)));
         CheckReport {
             id: check.id.to_owned(),
             level: check.level,
@@ -234,6 +239,7 @@ impl Tried {
             verdict,
             evidence: self.evidence,
             duration_us: u64::try_from(duration.as_micros()).unwrap_or(u64::MAX),
+            is_precondition,
             seen_in: None,
             transcript: is_failed.then_some(self.transcript),
         }
@@ -246,13 +252,14 @@ impl Tried {
                 measurements: self.measurements.clone(),
             },
             (Ok(()), Level::Core | Level::Strict | Level::Soak) => Verdict::Pass,
-            (Err(Stop::Fail(reason)), Level::Info) => Verdict::Skip {
+            (Err(Stop::Fail(reason) | Stop::Precondition(reason)), Level::Info) => Verdict::Skip {
                 code: SkipReason::NotMeasured,
                 reason,
             },
-            (Err(Stop::Fail(reason)), Level::Core | Level::Strict | Level::Soak) => {
-                Verdict::Fail { reason }
-            }
+            (
+                Err(Stop::Fail(reason) | Stop::Precondition(reason)),
+                Level::Core | Level::Strict | Level::Soak,
+            ) => Verdict::Fail { reason },
             (Err(Stop::Skip(code, reason)), _) => Verdict::Skip { code, reason },
         }
     }
@@ -263,6 +270,9 @@ static BESIDE: RwLock<()> = RwLock::new(());
 
 /// How many times the wall clock's limit a soak check may take: minutes, for an engine in real time.
 const SOAK_WALL: u32 = 30;
+
+/// The check that runs random sequences.
+const SEQUENCES: &str = "SQ01";
 
 /// A check that outlives the wall clock's limit is given up with its thread: nothing else can end a thread.
 fn on_own_thread(
@@ -279,16 +289,23 @@ fn on_own_thread(
     let is_paused = known.is_virtual_time && !check.is_multi_thread;
     let variation = Variation {
         seed: options.seed,
-        transcript_events: options.max_transcript_events,
+        sequences: options.sequences,
+        // A measurement is never judged, and notes would be measured with it.
+        transcript_events: match check.level {
+            Level::Info => 0,
+            Level::Core | Level::Strict | Level::Soak => options.max_transcript_events,
+        },
         medium: known.medium,
     };
     let trial = Trial::new(factory, check.id, limits, variation);
     let watched = trial.clone();
     let _alone = check.is_alone.then(|| BESIDE.write());
-    let _beside = (!check.is_alone).then(|| BESIDE.read());
+    // Sequences run beside others one by one; whoever waits for them holds nothing that they wait for.
+    let is_of_sequences = check.id == SEQUENCES;
+    let _beside = (!check.is_alone && !is_of_sequences).then(|| BESIDE.read());
     let wall = match check.level {
-        Level::Info | Level::Core | Level::Strict => limits.wall,
-        Level::Soak => limits.wall * SOAK_WALL,
+        Level::Info | Level::Core | Level::Strict if !is_of_sequences => limits.wall,
+        Level::Info | Level::Core | Level::Strict | Level::Soak => limits.wall * SOAK_WALL,
     };
     let result = watch(wall, move || {
         let runtime = runtime(check.is_multi_thread, is_paused)?;
@@ -413,8 +430,11 @@ pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
         return known;
     }
     match warm_up_on_a_paused_clock(factory) {
-        Ok(warm_up) => Acquaintance {
-            limits: Limits::virtual_time(warm_up),
+        Ok(Pace { warm_up, token }) => Acquaintance {
+            limits: Limits {
+                token,
+                ..Limits::virtual_time(warm_up)
+            },
             threaded_limits: Limits::scaled(warm_up),
             ..known
         },
@@ -459,7 +479,7 @@ pub(crate) fn ensure_virtual_time(factory: &Arc<dyn Factory>) -> CheckResult {
 
 /// What the warm-up requests take on a paused clock. That clock goes on as soon as everybody waits for it: an engine that waits
 /// for something else is overtaken by hours.
-fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Duration, Stop> {
+fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Pace, Stop> {
     let limits = Limits::virtual_time(Duration::ZERO);
     let trial = Trial::new(
         Arc::clone(factory),
@@ -481,22 +501,59 @@ fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Duration, Sto
 }
 
 /// An engine that fails otherwise than by its waits is for other checks to judge.
-async fn answers_on_a_paused_clock(trial: &Trial) -> Result<Duration, Stop> {
+async fn answers_on_a_paused_clock(trial: &Trial) -> Result<Pace, Stop> {
     let begun = Instant::now();
     let answered = async {
         let live = trial.start().await?;
-        warm_up(&live).await
+        Ok(Pace {
+            warm_up: warm_up(&live).await?,
+            token: time_of_a_token(&live).await?,
+        })
     };
     match answered.await {
-        Err(Stop::Fail(late)) if begun.elapsed() >= trial.limits().call => {
+        Err(Stop::Fail(late) | Stop::Precondition(late))
+            if begun.elapsed() >= trial.limits().call =>
+        {
             Err(Stop::Fail(format!(
                 "the engine declares virtual_time, but waits for something that does not follow tokio::time: on a paused \
                  clock {late}"
             )))
         }
-        Ok(warm_up) => Ok(warm_up),
-        Err(_) => Ok(Duration::ZERO),
+        Ok(pace) => Ok(pace),
+        Err(_) => Ok(Pace::default()),
     }
+}
+
+/// How fast an engine is on a paused clock.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pace {
+    /// What the three warm-up requests took.
+    warm_up: Duration,
+    /// What a token takes behind the first item; `None` where all came at once.
+    token: Option<Duration>,
+}
+
+/// Tokens of the answer whose tokens are timed.
+const TIMED_TOKENS: u32 = 96;
+
+async fn time_of_a_token(live: &Live) -> Result<Option<Duration>, Stop> {
+    let wanted = live.affordable_answer(4, TIMED_TOKENS);
+    let mut running = live.generate(live.request(4, wanted)).await?;
+    let mut tokens = 0;
+    let mut first = None;
+    let mut last = Instant::now();
+    while let Some(Ok(output)) = running.next().await? {
+        if output.token_count() > 0 {
+            last = Instant::now();
+            tokens += output.token_count();
+            first.get_or_insert((last, tokens));
+        }
+    }
+    let Some((begun, at_first)) = first.filter(|(_, at_first)| *at_first < tokens) else {
+        return Ok(None);
+    };
+    let token = last.saturating_duration_since(begun) / (tokens - at_first);
+    Ok(Some(token).filter(|token| !token.is_zero()))
 }
 
 async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop> {

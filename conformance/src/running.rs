@@ -1,6 +1,7 @@
 //! [`Running`]: a request whose stream is being read. The one place where the kit reads streams, so what must hold of every
 //! item is looked at here.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -9,6 +10,7 @@ use genset_backend_common::{EngineError, Output, OutputStream, RequestContext};
 use crate::answer::{Answer, Generated};
 use crate::check::{Stop, fail};
 use crate::rules::Reader;
+use crate::transcript::Recorder;
 use crate::trial::Trial;
 
 /// A request whose stream is being read.
@@ -18,6 +20,23 @@ pub struct Running {
     trial: Trial,
     outputs: OutputStream,
     reader: Reader,
+    left: Left,
+}
+
+/// Notes it when a stream is dropped before its end.
+struct Left {
+    recorder: Arc<Recorder>,
+    request: String,
+    is_over: bool,
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let dropped = || "the stream was dropped".to_owned();
+            self.recorder.note(Some(&self.request), dropped);
+        }
+    }
 }
 
 impl Running {
@@ -27,18 +46,26 @@ impl Running {
         outputs: OutputStream,
         reader: Reader,
     ) -> Self {
+        let left = Left {
+            recorder: Arc::clone(trial.recorder()),
+            request: ctx.id().to_owned(),
+            is_over: false,
+        };
         Self {
             ctx,
             trial,
             outputs,
             reader,
+            left,
         }
     }
 
     /// What every item that is read goes through.
     fn look_at(&mut self, item: Option<&Result<Output, EngineError>>) {
         self.trial.recorder().item(&self.ctx, item);
+        self.left.is_over |= !matches!(item, Some(Ok(output)) if !output.is_terminal());
         if let Some(Ok(output)) = item {
+            self.trial.note_served();
             self.reader.judge(output, self.trial.breaches());
             if output.is_terminal() {
                 self.trial.read_kv_events();
@@ -112,7 +139,8 @@ impl Running {
     }
 
     /// The stream itself, for checks that drop or move it.
-    pub fn into_outputs(self) -> OutputStream {
+    pub fn into_outputs(mut self) -> OutputStream {
+        self.left.is_over = true;
         self.outputs
     }
 }

@@ -44,9 +44,12 @@ pub struct SequenceOptions {
     pub max_operations: usize,
     /// What the sequences are drawn from; a random one, which a failure prints, when `None`.
     pub seed: Option<u64>,
+    /// After so long no more begin; `None` for no limit.
+    pub longest: Option<Duration>,
     /// A file of sequences to try first, to which a new failure's is added.
     pub regressions: Option<PathBuf>,
-    /// How the replay of one sequence begins: a command that names the engine and takes `--sequence TEXT`.
+    /// How the replay of one sequence begins: a command that names the engine and takes `--sequence TEXT`. Where it is empty, a
+    /// failure tells the call in Rust alone.
     pub replay: String,
 }
 
@@ -56,8 +59,9 @@ impl Default for SequenceOptions {
             cases: 64,
             max_operations: 32,
             seed: None,
+            longest: None,
             regressions: None,
-            replay: "genset conform replay --engine NAME".to_owned(),
+            replay: String::new(),
         }
     }
 }
@@ -115,29 +119,35 @@ pub struct Violated {
     pub operation: usize,
     /// What the random sequences were drawn from; `None` for a replay.
     pub seed: Option<u64>,
-    /// The command that replays it.
+    /// The command that replays it; empty where none was told.
     pub replay: String,
+}
+
+impl Violated {
+    /// What was seen, and at which operation.
+    pub(crate) fn told(&self) -> String {
+        let operations = self.sequence.operations();
+        let violation = &self.violation;
+        match operations.get(self.operation) {
+            Some(operation) => {
+                let (place, count) = (self.operation + 1, operations.len());
+                format!("at `{operation}` ({place} of {count}): {violation}")
+            }
+            None => format!("at the end: {violation}"),
+        }
+    }
 }
 
 impl fmt::Display for Violated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let operations = self.sequence.operations();
-        match operations.get(self.operation) {
-            Some(operation) => {
-                let (place, count) = (self.operation + 1, operations.len());
-                writeln!(
-                    f,
-                    "at `{operation}` ({place} of {count}): {}",
-                    self.violation
-                )?;
-            }
-            None => writeln!(f, "at the end: {}", self.violation)?,
-        }
+        writeln!(f, "{}", self.told())?;
         writeln!(f, "  sequence: {}", self.sequence)?;
         if let Some(seed) = self.seed {
             writeln!(f, "  seed:     {seed}")?;
         }
-        writeln!(f, "  replay:   {}", self.replay)?;
+        if !self.replay.is_empty() {
+            writeln!(f, "  replay:   {}", self.replay)?;
+        }
         write!(
             f,
             "  in Rust:  replay_sequence(\"{}\", factory)",
@@ -164,7 +174,14 @@ pub fn run_sequences(
     factory: impl Factory,
     options: &SequenceOptions,
 ) -> Result<SequenceReport, SequenceFailure> {
-    let bench = Bench::new(Arc::new(factory), options.replay.clone());
+    run_sequences_of(Arc::new(factory), options)
+}
+
+pub(crate) fn run_sequences_of(
+    factory: Arc<dyn Factory>,
+    options: &SequenceOptions,
+) -> Result<SequenceReport, SequenceFailure> {
+    let bench = Bench::new(factory, options.replay.clone());
     let regressions = match &options.regressions {
         Some(path) => regressions::read(path).map_err(|error| unusable(path, &error))?,
         None => Vec::new(),
@@ -195,8 +212,20 @@ pub fn run_sequences(
 /// # Errors
 /// How it breaks the contract, or what is wrong with the text.
 pub fn replay_sequence(text: &str, factory: impl Factory) -> Result<(), SequenceFailure> {
+    replay_sequence_with(text, factory, &SequenceOptions::default())
+}
+
+/// As [`replay_sequence`], with the command of a failure's replay line from `options`; nothing else of them is used.
+///
+/// # Errors
+/// As [`replay_sequence`].
+pub fn replay_sequence_with(
+    text: &str,
+    factory: impl Factory,
+    options: &SequenceOptions,
+) -> Result<(), SequenceFailure> {
     let sequence: Sequence = text.parse()?;
-    let bench = Bench::new(Arc::new(factory), SequenceOptions::default().replay);
+    let bench = Bench::new(Arc::new(factory), options.replay.clone());
     bench
         .perform(&sequence)
         .map_err(|broken| bench.failure(*broken, None))
@@ -273,7 +302,16 @@ impl Bench {
         let sequences = strategy::sequences(options.max_operations, longest_ms);
         // The last to fail is the simplest: shrinking goes on from one that fails to simpler ones.
         let broken: RefCell<Option<Box<Broken>>> = RefCell::new(None);
+        let begun = Instant::now();
+        let is_over = || {
+            options
+                .longest
+                .is_some_and(|longest| begun.elapsed() > longest)
+        };
         let explored = TestRunner::new_with_rng(config, rng).run(&sequences, |sequence| {
+            if broken.borrow().is_none() && is_over() {
+                return Ok(());
+            }
             if broken
                 .borrow()
                 .as_ref()
@@ -333,7 +371,7 @@ impl Bench {
         });
         match result {
             Ok(()) | Err(Stop::Skip(..)) => Ok(()),
-            Err(Stop::Fail(violation)) => Err(Box::new(Broken {
+            Err(Stop::Fail(violation) | Stop::Precondition(violation)) => Err(Box::new(Broken {
                 sequence: sequence.clone(),
                 violation,
                 operation: progress.load(Ordering::Acquire),
@@ -343,7 +381,10 @@ impl Bench {
     }
 
     fn failure(&self, broken: Broken, seed: Option<u64>) -> SequenceFailure {
-        let replay = format!("{} --sequence '{}'", self.replay, broken.sequence);
+        let replay = match self.replay.as_str() {
+            "" => String::new(),
+            begin => format!("{begin} --sequence '{}'", broken.sequence),
+        };
         SequenceFailure::Violated(Box::new(Violated {
             sequence: broken.sequence,
             violation: broken.violation,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::{LLMEngine, Role, TokenId};
+use genset_backend_common::{Adapter, LLMEngine, Role, TokenId};
 
 /// What a factory is asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -93,6 +93,8 @@ pub struct Subject {
     pub text: Option<Detokenize>,
     /// How its process is run, if it has one of its own.
     pub process: Option<Arc<dyn Supervise>>,
+    /// An adapter that it can load, or has loaded.
+    pub adapter: Option<Adapter>,
 }
 
 impl Subject {
@@ -105,6 +107,7 @@ impl Subject {
             checks_itself: false,
             text: None,
             process: None,
+            adapter: None,
         }
     }
 
@@ -126,6 +129,13 @@ impl Subject {
     #[must_use]
     pub fn with_process(mut self, process: Arc<dyn Supervise>) -> Self {
         self.process = Some(process);
+        self
+    }
+
+    /// Names an adapter that the engine can load, or has loaded; without one, adapters cannot be checked.
+    #[must_use]
+    pub fn with_adapter(mut self, adapter: Adapter) -> Self {
+        self.adapter = Some(adapter);
         self
     }
 

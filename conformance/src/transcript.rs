@@ -4,10 +4,13 @@
 //! It tells of requests by their sizes and of answers by their kinds: no tokens and no text, so that a report can be shown
 //! to others.
 
+mod recorded;
+
 use std::collections::VecDeque;
 
 use genset_backend_common::{EngineError, GenerateRequest, Output, RequestContext};
 use parking_lot::Mutex;
+pub(crate) use recorded::recorded;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -40,6 +43,7 @@ pub(crate) struct Recorder {
 
 #[derive(Default)]
 struct State {
+    is_closed: bool,
     begun: Option<Instant>,
     left_out: u64,
     entries: VecDeque<Entry>,
@@ -68,6 +72,10 @@ impl Recorder {
             most,
             state: Mutex::default(),
         }
+    }
+
+    fn is_on(&self) -> bool {
+        self.most > 0
     }
 
     /// Notes an event, of a request or of the engine.
@@ -135,6 +143,9 @@ impl Recorder {
     fn push(&self, request: Option<&str>, what: What) {
         let now = Instant::now();
         let mut state = self.state.lock();
+        if state.is_closed {
+            return;
+        }
         let begun = *state.begun.get_or_insert(now);
         let at_us = now.saturating_duration_since(begun).as_micros();
         if state.entries.len() == self.most {
@@ -146,6 +157,11 @@ impl Recorder {
             request: request.map(str::to_owned),
             what,
         });
+    }
+
+    /// The check is over: what tidies up after it is no part of it.
+    pub(crate) fn close(&self) {
+        self.state.lock().is_closed = true;
     }
 
     pub(crate) fn transcript(&self) -> Transcript {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -40,13 +41,18 @@ struct Shared {
     /// Engines that were started, and may have been let go of since.
     watched: Mutex<Vec<Watched>>,
     breaches: Breaches,
-    requests: std::sync::atomic::AtomicU64,
+    requests: AtomicU64,
+    /// Whether an engine has started.
+    has_started: AtomicBool,
+    /// Whether a request was given anything but an error.
+    has_served: AtomicBool,
     /// How engines of one check fetch KV blocks from each other.
     kv_carrier: LocalKvCarrier,
     seed: u64,
+    sequences: u32,
     medium: Medium,
     measurements: Mutex<BTreeMap<String, u64>>,
-    recorder: Recorder,
+    recorder: Arc<Recorder>,
 }
 
 /// What varies from run to run.
@@ -54,6 +60,8 @@ struct Shared {
 pub(crate) struct Variation {
     /// Varies the prompts.
     pub(crate) seed: u64,
+    /// Random sequences that SQ01 tries.
+    pub(crate) sequences: u32,
     /// The events that a transcript keeps.
     pub(crate) transcript_events: usize,
     /// In what engines are spoken with that have not said yet what they take.
@@ -75,12 +83,15 @@ impl Trial {
             built: Mutex::default(),
             watched: Mutex::default(),
             breaches: Breaches::default(),
-            requests: std::sync::atomic::AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            has_started: AtomicBool::new(false),
+            has_served: AtomicBool::new(false),
             kv_carrier: LocalKvCarrier::default(),
             seed: variation.seed,
+            sequences: variation.sequences,
             medium: variation.medium,
             measurements: Mutex::default(),
-            recorder: Recorder::new(variation.transcript_events),
+            recorder: Arc::new(Recorder::new(variation.transcript_events)),
         };
         Self {
             shared: Arc::new(shared),
@@ -120,12 +131,26 @@ impl Trial {
         self.shared.recorder.transcript()
     }
 
+    pub(crate) fn seed(&self) -> u64 {
+        self.shared.seed
+    }
+
+    /// Random sequences that SQ01 tries.
+    pub(crate) fn sequences(&self) -> u32 {
+        self.shared.sequences
+    }
+
     pub(crate) fn factory(&self) -> &Arc<dyn Factory> {
         &self.shared.factory
     }
 
-    pub(crate) fn recorder(&self) -> &Recorder {
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
         &self.shared.recorder
+    }
+
+    /// Notes that a request was given anything but an error.
+    pub(crate) fn note_served(&self) {
+        self.shared.has_served.store(true, Ordering::Relaxed);
     }
 
     /// Where a breach of a rule of the reader is noted.
@@ -165,7 +190,8 @@ impl Trial {
     pub fn build_as(&self, role: Role) -> Subject {
         let mut scenario = Scenario::of(self.shared.check);
         scenario.role = role;
-        let subject = self.shared.factory.build(&scenario);
+        let mut subject = self.shared.factory.build(&scenario);
+        subject.engine = transcript::recorded(subject.engine, &self.shared.recorder);
         self.shared.built.lock().push(Arc::clone(&subject.engine));
         subject
     }
@@ -192,19 +218,22 @@ impl Trial {
             ..StartContext::detached(built)
         };
         let mut watched = Watched::new(&subject.engine, &ctx);
+        let is_first = !self.shared.has_started.load(Ordering::Relaxed);
+        let failed = |what: String| match is_first {
+            true => Stop::Precondition(what),
+            false => Stop::Fail(what),
+        };
         let started = self
             .within(
                 "start",
                 self.limits().start,
                 subject.engine.start(ctx.clone()),
             )
-            .await?;
-        self.shared.recorder.note(None, || match &started {
-            Ok(_) => format!("started as {role:?}"),
-            Err(error) => format!("start failed: {}", error.kind()),
-        });
+            .await
+            .map_err(|late| failed(late.to_string()))?;
         match started {
             Ok(config) => {
+                self.shared.has_started.store(true, Ordering::Relaxed);
                 watched.declares(&config);
                 self.shared.watched.lock().push(watched);
                 Ok(Live {
@@ -214,7 +243,7 @@ impl Trial {
                     start: ctx,
                 })
             }
-            Err(error) => fail!("start failed: {} ({})", error, error.kind()),
+            Err(error) => Err(failed(format!("start failed: {error} ({})", error.kind()))),
         }
     }
 
@@ -256,6 +285,7 @@ impl Trial {
 
     /// Looks at what the check has started once more, and cleans up what it has built; how that goes is not judged here.
     pub(crate) async fn tidy(&self) {
+        self.shared.recorder.close();
         for mut watched in std::mem::take(&mut *self.shared.watched.lock()) {
             watched.end(&self.shared.breaches);
         }
@@ -271,10 +301,7 @@ impl Trial {
     }
 
     fn next_id(&self) -> String {
-        let number = self
-            .shared
-            .requests
-            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let number = self.shared.requests.fetch_add(1, Ordering::Relaxed);
         format!("{}-{number}", self.shared.check)
     }
 }
@@ -415,6 +442,13 @@ impl Live {
         usize::try_from(len).unwrap_or(usize::MAX)
     }
 
+    /// How many of `wanted` requests the engine runs at once, one at least: others may wait for these, or be refused.
+    #[must_use]
+    pub fn at_once(&self, wanted: u32) -> usize {
+        let most = self.config.max_num_seqs.unwrap_or(wanted);
+        usize::try_from(wanted.min(most).max(1)).unwrap_or(1)
+    }
+
     /// Whether the engine declares a sampling option.
     #[must_use]
     pub fn can(&self, option: SamplingOption) -> bool {
@@ -438,7 +472,7 @@ impl Live {
         ctx: RequestContext,
     ) -> Result<Result<Running, EngineError>, Stop> {
         let recorder = &self.trial.shared.recorder;
-        let reader = Reader::new(&self.config, &request);
+        let reader = Reader::new(&self.config, &request, self.trial.limits().token);
         recorder.note(Some(ctx.id()), || transcript::summary(&request));
         if !self.subject.checks_itself
             && let Err(refusal) = self.config.check(&request)
@@ -476,7 +510,7 @@ impl Live {
                 Ok(running) => return Ok(running),
                 Err(error) => error,
             };
-            self.pause_if_full(&error, deadline).await?;
+            self.pause_if_full(&request, &error, deadline).await?;
         }
     }
 
@@ -484,16 +518,42 @@ impl Live {
     ///
     /// # Errors
     /// A failure when it is not full, or the deadline has passed.
-    async fn pause_if_full(&self, error: &EngineError, deadline: Instant) -> CheckResult {
+    async fn pause_if_full(
+        &self,
+        request: &GenerateRequest,
+        error: &EngineError,
+        deadline: Instant,
+    ) -> CheckResult {
         if error.kind() != ErrorKind::Overloaded || Instant::now() >= deadline {
-            fail!(
-                "generate refused a good request: {error} ({})",
-                error.kind()
-            );
+            let kind = error.kind();
+            let refused = format!("generate refused a good request: {error} ({kind})");
+            return Err(self.failed(request, refused));
         }
         let asked = error.details().retry_after.unwrap_or(PAUSE);
         tokio::time::sleep(asked.clamp(PAUSE, self.trial.limits().call)).await;
         Ok(())
+    }
+
+    /// What the failure of a request means: of the first one that a check sends, where it is a plain one, that nothing is
+    /// known of what the check is about.
+    fn failed(&self, request: &GenerateRequest, what: String) -> Stop {
+        let has_served = self.trial.shared.has_served.load(Ordering::Relaxed);
+        if has_served || !self.is_plain(request) {
+            return Stop::Fail(what);
+        }
+        Stop::Precondition(what)
+    }
+
+    /// Whether a request asks for a few tokens and nothing else, as those of the warm-up do.
+    fn is_plain(&self, request: &GenerateRequest) -> bool {
+        let mut plain = self.request(1, 1);
+        plain.input = request.input.clone();
+        plain.stop.max_tokens = request.stop.max_tokens;
+        plain.sampling.temperature = request.sampling.temperature.filter(|heat| *heat == 0.0);
+        let is_short = request.prompt_tokens().is_none_or(|tokens| {
+            usize::try_from(tokens).is_ok_and(|len| len <= BUSY_PROMPT_TOKENS)
+        });
+        is_short && plain == *request
     }
 
     /// Sends a request that must be accepted, and reads all of its answer. As with [`Self::generate`], one that is refused in
@@ -507,9 +567,16 @@ impl Live {
             let answer = self.generate(request.clone()).await?.finish().await?;
             match answer.error() {
                 Some(error) if answer.items.len() == 1 && error.kind() == ErrorKind::Overloaded => {
-                    self.pause_if_full(error, deadline).await?;
+                    self.pause_if_full(&request, error, deadline).await?;
                 }
-                _ => return Ok(answer),
+                Some(error) => {
+                    let what = format!("a request ended with {error} ({})", error.kind());
+                    match self.failed(&request, what) {
+                        Stop::Fail(_) => return Ok(answer),
+                        stop @ (Stop::Precondition(_) | Stop::Skip(..)) => return Err(stop),
+                    }
+                }
+                None => return Ok(answer),
             }
         }
     }

@@ -1,5 +1,8 @@
 //! Every engine that stands in a document keeps the contract: the kit runs on the code that is shown.
 
+use std::fs;
+use std::path::Path;
+
 use genset_conformance::{Scenario, run_conformance};
 
 /// The first example of `LLMEngine`'s documentation.
@@ -29,4 +32,26 @@ fn the_engine_of_the_readme_is_the_sample_engine() {
         .collect();
     assert!(shown.is_some(), "the readme shows no engine");
     assert!(missing.is_empty(), "not in the sample engine: {missing:?}");
+}
+
+/// Wherever else a document shows an engine, it has to be one that the kit runs on.
+#[test]
+fn no_other_document_shows_an_engine_in_rust() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut shown = Vec::new();
+    let mut folders = vec![root.join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                let text = fs::read_to_string(&path).unwrap_or_default();
+                if text.contains("LLMEngine for ") {
+                    shown.push(path);
+                }
+            }
+        }
+    }
+    assert!(shown.is_empty(), "the kit runs on no engine of {shown:?}");
 }

@@ -39,6 +39,11 @@ fn as_high_as(mutant: &Mutant) -> Options {
         .filter_map(|id| Some(find(id)?.level));
     Options {
         level: levels.max().unwrap_or(Level::Strict).max(Level::Strict),
+        // They catch what checks catch, too: they run for the mutants that only they catch.
+        sequences: match mutant.killed_by.contains(&"SQ01") {
+            true => Options::default().sequences,
+            false => 0,
+        },
         // Measurements catch nothing.
         is_measuring: false,
         ..Options::default()
@@ -81,7 +86,7 @@ macro_rules! each_group {
 each_group! {
     lifecycle stream finish usage lengths cancellation concurrency
     sampling guided errors shutdown metrics kv_events
-    disaggregated transfer resume seam rules embeddings text
+    disaggregated transfer resume seam rules embeddings controls ranks bodies text
 }
 
 #[test]

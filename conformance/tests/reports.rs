@@ -58,7 +58,7 @@ fn a_failure_is_told_with_what_it_breaks_and_how_to_replay_it() {
         "\n  seen    ",
         "\n  breaks  ",
         "\n  clause  ",
-        "replay  genset conform run --engine broken --only ST01 --seed 3\n",
+        "replay  genset conform run --engine broken --only ST01 --level core --seed 3\n",
         "measured  PF01 between_tokens_us ",
         ", first_token_us ",
         "NOT CONFORMANT",
@@ -186,7 +186,9 @@ fn the_junit_form_counts_and_escapes() {
         xml.matches("<testcase ").count(),
         xml.matches("</testcase>").count()
     );
-    assert!(xml.contains("genset conform run --engine broken --only ST01 --seed 3</system-out>"));
+    assert!(xml.contains(
+        "genset conform run --engine broken --only ST01 --level core --seed 3</system-out>"
+    ));
 }
 
 #[test]
@@ -304,8 +306,8 @@ fn a_failure_has_a_transcript_as_long_as_the_options_allow() {
     };
     let whole = of(200);
     let told: Vec<&str> = whole.events.iter().map(|e| e.event.as_str()).collect();
-    assert_eq!(told[0], "started as Aggregated", "{told:?}");
-    assert!(told[1].starts_with("generate: prompt of "), "{told:?}");
+    assert_eq!(&told[..2], ["start as aggregated", "start returned"]);
+    assert!(told[2].starts_with("generate: prompt of "), "{told:?}");
     let last = of(1);
     assert_eq!(last.events.len(), 1);
     assert_eq!(
@@ -313,6 +315,60 @@ fn a_failure_has_a_transcript_as_long_as_the_options_allow() {
         whole.left_out + u64::try_from(whole.events.len()).unwrap() - 1
     );
     assert!(of(0).events.is_empty());
+}
+
+/// What a broken engine's failure of a check tells that happened.
+fn events(name: &str, check: &str) -> String {
+    let mutant = corpus().find(|mutant| mutant.name == name).unwrap();
+    let options = Options {
+        only: vec![check.into()],
+        level: Level::Soak,
+        ..Options::default()
+    };
+    let report = run_conformance_with(mutant.factory(clean()), &options);
+    let failed = report.failures().next().unwrap();
+    let events = failed.transcript.as_ref().unwrap().events.iter();
+    let events: Vec<&str> = events.map(|event| event.event.as_str()).collect();
+    events.join("; ")
+}
+
+#[test]
+fn a_transcript_has_what_was_dropped_aborted_drained_and_cleaned_up() {
+    for (name, check, part) in [
+        ("drop-reported-as-death", "RD04", "; the stream was dropped"),
+        ("abort-reported-as-death", "RD04", "; abort; abort returned"),
+        (
+            "second-drain-waits",
+            "SH07",
+            "; drain; drain returned; drain; the call of drain was dropped",
+        ),
+        (
+            "cleanup-not-idempotent",
+            "SH02",
+            "; cleanup; cleanup returned; cleanup; cleanup failed: ",
+        ),
+    ] {
+        let told = events(name, check);
+        assert!(told.contains(part), "{name}: {told}");
+    }
+}
+
+#[test]
+fn a_false_virtual_time_is_named_as_the_cause_and_breaks_nothing_else() {
+    let mutant = corpus()
+        .find(|mutant| mutant.name == "false-virtual-time")
+        .unwrap();
+    let report = run_conformance_with(mutant.factory(clean()), &Options::default());
+    let failed: Vec<&CheckReport> = report.failures().collect();
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    let Verdict::Fail { reason } = &failed[0].verdict else {
+        panic!("{failed:?}");
+    };
+    assert!(
+        failed[0].id == "LC09"
+            && reason.starts_with("the engine declares virtual_time, but waits for something"),
+        "{reason}"
+    );
 }
 
 /// What the clean engine says of the measurements.
@@ -376,6 +432,49 @@ impl LLMEngine for Refuses {
     async fn cleanup(&self) -> Result<(), EngineError> {
         Ok(())
     }
+}
+
+#[test]
+fn checks_that_could_not_be_tried_are_told_together_and_not_under_their_promises() {
+    let options = Options {
+        only: vec!["ST01".into(), "US02".into(), "CN03".into()],
+        replay: "genset conform run --engine broken".into(),
+        ..Options::default()
+    };
+    let report = run_conformance_with(|_: &Scenario| Refuses, &options);
+    assert!(!report.is_good());
+    assert!(
+        report.failures().all(|check| check.is_precondition),
+        "{report:?}"
+    );
+    let text = report.to_terminal(false);
+    let told = "FAILED before it could be tried: ST01, US02, CN03\n  seen    generate refused a good request: the device is gone (internal)\n";
+    assert!(text.contains(told), "{text}");
+    assert_eq!(text.matches("\nFAILED").count(), 1, "{text}");
+    let json: Value = serde_json::from_str(&report.to_json().unwrap()).unwrap();
+    let rows = json["checks"].as_array().unwrap();
+    let marked = rows.iter().filter(|row| row["is_precondition"] == true);
+    assert_eq!(marked.count(), 3);
+    assert!(
+        report
+            .to_junit()
+            .contains("<failure message=\"could not be tried: generate refused")
+    );
+}
+
+#[test]
+fn without_a_command_a_replay_line_is_a_call() {
+    let options = Options {
+        replay: String::new(),
+        ..options()
+    };
+    let mutant = corpus()
+        .find(|mutant| mutant.name == "silent-on-a-whole-chunk")
+        .unwrap();
+    let report = run_conformance_with(mutant.factory(clean()), &options);
+    let line = "replay  run_conformance_with(factory, &Options { only: vec![\"ST01\".into()], level: Level::Core, seed: 3, ..Options::default() })\n";
+    let text = report.to_terminal(false);
+    assert!(text.contains(line), "{text}");
 }
 
 #[test]

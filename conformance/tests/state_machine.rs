@@ -226,13 +226,17 @@ fn broken_engines_are_caught_by_short_sequences_that_replay() {
 
 #[test]
 fn a_failure_says_what_where_and_how_to_replay_it() {
-    let failure = run_sequences(mutant("second-drain-waits"), &options()).unwrap_err();
+    let options = SequenceOptions {
+        replay: "genset conform replay --engine broken".into(),
+        ..options()
+    };
+    let failure = run_sequences(mutant("second-drain-waits"), &options).unwrap_err();
     assert_eq!(
         failure.to_string(),
         r#"at `drain` (3 of 3): drain was not done within 3600 s
   sequence: start; drain; drain
   seed:     1
-  replay:   genset conform replay --engine NAME --sequence 'start; drain; drain'
+  replay:   genset conform replay --engine broken --sequence 'start; drain; drain'
   in Rust:  replay_sequence("start; drain; drain", factory)"#
     );
 }

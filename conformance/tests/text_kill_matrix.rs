@@ -102,6 +102,10 @@ fn caught_as_expected(group: &str) {
     for mutant in mutants.filter(|mutant| can_be_spelled(mutant)) {
         let clean = clean();
         let options = Options {
+            sequences: match mutant.killed_by.contains(&"SQ01") {
+                true => Options::default().sequences,
+                false => 0,
+            },
             is_measuring: false,
             ..Options::default()
         };
@@ -140,7 +144,7 @@ macro_rules! each_group {
 each_group! {
     lifecycle stream finish usage lengths cancellation concurrency
     sampling guided errors shutdown metrics kv_events
-    disaggregated transfer resume seam rules embeddings text
+    disaggregated transfer resume seam rules embeddings controls ranks bodies text
 }
 
 #[test]

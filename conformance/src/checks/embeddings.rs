@@ -12,6 +12,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!(tokens "EM02", Core, Tokens, "embeddings are of one length, and their numbers are finite and not all zero",
         clause: "Output::Embeddings",
         breaks: "vector stores that refuse a batch, or find everything equally near", sane_numbers),
+    check!(tokens "EM03", Strict, Tokens, "embeddings are all of length 1, or none is",
+        clause: "Output::Embeddings",
+        breaks: "searches by dot product that always find the same few documents", one_norm),
 ];
 
 /// How far apart the same input's numbers may be, alone and in a batch, relative to the largest.
@@ -102,4 +105,34 @@ async fn sane_numbers(trial: Trial) -> CheckResult {
         );
     }
     Ok(())
+}
+
+/// How far from 1 the length of an embedding may be that is meant to be 1.
+const NORM_TOLERANCE: f32 = 0.01;
+
+async fn one_norm(trial: Trial) -> CheckResult {
+    let live = started(&trial).await?;
+    let inputs = inputs(&live);
+    let mut norms = Vec::new();
+    for input in &inputs {
+        let alone = embed(&live, vec![input.clone()]).await?.remove(0);
+        norms.push((input.len(), norm(&alone)));
+    }
+    for (input, embedding) in inputs.iter().zip(embed(&live, inputs.clone()).await?) {
+        norms.push((input.len(), norm(&embedding)));
+    }
+    let is_unit = |norm: f32| (norm - 1.0).abs() <= NORM_TOLERANCE;
+    let unit = norms.iter().find(|(_, norm)| is_unit(*norm));
+    let other = norms.iter().find(|(_, norm)| !is_unit(*norm));
+    if let (Some((unit, _)), Some((other, norm))) = (unit, other) {
+        fail!(
+            "an embedding of {unit} tokens is of length 1, one of {other} tokens of length {norm}"
+        );
+    }
+    Ok(())
+}
+
+fn norm(embedding: &[f32]) -> f32 {
+    let squares = embedding.iter().map(|number| number * number);
+    squares.sum::<f32>().sqrt()
 }

@@ -42,6 +42,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("GD08", Strict, Guided, "an answer guided at a temperature matches to its end",
         clause: "GuidedDecoding",
         breaks: "structured output that is sound in tests, which are greedy, and broken for clients", hot_matches),
+    check!("GD09", Core, Guided, "an answer guided by a grammar in the engine's own notation is a text of it",
+        clause: "GuidedDecoding::Grammar",
+        breaks: "programs and queries that do not parse", own_notation),
 ];
 
 /// Enough for every grammar of the group in single characters, with white space.
@@ -119,6 +122,49 @@ impl Case {
     fn is_declared(&self, live: &Live) -> bool {
         live.config.capabilities.guided.contains(&self.kind)
     }
+}
+
+/// One language in the notations that engines have: GBNF and EBNF, and Lark.
+const NOTATIONS: [&str; 2] = ["root ::= \"yes\" | \"no\"", "start: \"yes\" | \"no\""];
+
+async fn own_notation(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    if !live
+        .config
+        .capabilities
+        .guided
+        .contains(&GuidedKind::Grammar)
+    {
+        skip!(NotDeclared, "the engine does not declare grammars");
+    }
+    let read = reader(&live)?;
+    let mut is_known = false;
+    for notation in NOTATIONS {
+        let asked = request(&live, GuidedDecoding::Grammar(notation.into()), 1);
+        let ctx = live.context(&asked);
+        let Ok(running) = live.try_generate(asked, ctx).await? else {
+            continue;
+        };
+        let answer = running.finish().await?;
+        // What it cannot read is refused, at once or in the stream.
+        if answer.error().is_some() && answer.generated().is_empty() {
+            continue;
+        }
+        let text = read(&answer);
+        ensure!(
+            matches!(text.trim(), "yes" | "no"),
+            "guided by {notation:?}, the answer is {text:?} ({:?})",
+            answer.reason()
+        );
+        is_known = true;
+    }
+    if !is_known {
+        skip!(
+            NotMeasured,
+            "the engine's grammars are in a notation that the kit does not know"
+        );
+    }
+    Ok(())
 }
 
 fn is_digits(text: &str, len: usize) -> bool {

@@ -79,7 +79,7 @@ impl Index {
         trial.within(what, trial.limits().cancel, wait).await?
     }
 
-    async fn until_live(&mut self, live: &Live, chain: &[BlockHash]) -> CheckResult {
+    pub(super) async fn until_live(&mut self, live: &Live, chain: &[BlockHash]) -> CheckResult {
         let is_live = |index: &Self| chain.iter().all(|block| index.live.contains_key(block));
         self.until(live, "the publication of a prompt's blocks", is_live)
             .await
@@ -87,7 +87,7 @@ impl Index {
 }
 
 /// Tokens per block; no check of this group can do without.
-fn block_size(live: &Live) -> Result<usize, Stop> {
+pub(super) fn block_size(live: &Live) -> Result<usize, Stop> {
     let Some(size) = live.config.kv_block_size else {
         fail!("the engine declares kv_events, but its config has no kv_block_size");
     };
@@ -95,7 +95,7 @@ fn block_size(live: &Live) -> Result<usize, Stop> {
 }
 
 /// How many full blocks a prompt has: `wanted`, or as many as the context holds beside `beside` tokens.
-fn block_count(live: &Live, wanted: usize, beside: usize) -> Result<usize, Stop> {
+pub(super) fn block_count(live: &Live, wanted: usize, beside: usize) -> Result<usize, Stop> {
     let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
     match context.saturating_sub(beside) / block_size(live)? {
         0 => skip!(
@@ -107,7 +107,7 @@ fn block_count(live: &Live, wanted: usize, beside: usize) -> Result<usize, Stop>
 }
 
 /// The reference hashes of the full blocks of `tokens`.
-fn chain(live: &Live, tokens: &[TokenId]) -> Vec<BlockHash> {
+pub(super) fn chain(live: &Live, tokens: &[TokenId]) -> Vec<BlockHash> {
     salted_chain(live, None, tokens)
 }
 

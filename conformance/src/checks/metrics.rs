@@ -13,17 +13,20 @@
 //!   that its engine publishes. So there is no profile for an engine to declare; what it owes is a load that is true.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use genset_backend_common::{
-    CancelReason, DrainContext, ErrorKind, GenerateRequest, Load, MetricsRegistry, Output,
+    CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, Load, MetricsRegistry,
+    Output,
 };
 
 use super::lifecycle::config_of_a_start;
 use super::pressure::long_request;
-use crate::check::{Check, CheckResult, check, ensure, fail, skip};
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -48,6 +51,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("MT07", Core, Tokens, "the published load counts every request, within what the engine has",
         clause: "LoadPublisher; Load",
         breaks: "routers and autoscalers act on gauges that are not so: full workers get more, busy ones are stopped", true_load),
+    check!("MT08", Strict, Tokens, "the published load tells requests that run from requests that wait",
+        clause: "Load::waiting_requests",
+        breaks: "a worker with a queue looks like one that is merely busy, and the queue grows where others are idle", running_or_waiting),
 ];
 
 /// What a scrape may take, in real time; far above what encoding takes, far below what a step of an engine takes.
@@ -146,7 +152,8 @@ async fn true_load(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut load = live.start.load.subscribe();
     let mut all = Vec::new();
-    for seed in 0..COUNTED {
+    let counted = u32::try_from(live.at_once(COUNTED)).unwrap_or(COUNTED);
+    for seed in 0..counted {
         all.push(live.generate(long_request(&live, u64::from(seed))).await?);
     }
     let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
@@ -154,15 +161,84 @@ async fn true_load(trial: Trial) -> CheckResult {
         skip!(NotDeclared, "the engine publishes no load");
     }
     // More are no fault: a live worker may have other clients.
-    let counted = load
-        .wait_for(|load| load.running_requests.saturating_add(load.waiting_requests) >= COUNTED);
-    let is_counted = tokio::time::timeout(trial.limits().cancel, counted)
+    let is_all =
+        |load: &Load| load.running_requests.saturating_add(load.waiting_requests) >= counted;
+    let is_counted = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_all))
         .await
         .is_ok();
     let last = *load.borrow();
     ensure!(
         is_counted,
-        "{COUNTED} requests run or wait, and the published load is {} running, {} waiting",
+        "{counted} requests run or wait, and the published load is {} running, {} waiting",
+        last.running_requests,
+        last.waiting_requests
+    );
+    within_limits(&live, last)
+}
+
+/// Requests beyond those that run at once.
+const QUEUED: u32 = 2;
+
+/// The most sequences that are sent to fill an engine.
+const MOST_SEQUENCES: u32 = 64;
+
+async fn running_or_waiting(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let most = live.config.max_num_seqs;
+    let Some(most) = most.filter(|most| *most <= MOST_SEQUENCES) else {
+        skip!(
+            NotDeclared,
+            "the engine does not say how many sequences it runs at once, or they are more than {MOST_SEQUENCES}"
+        );
+    };
+    let mut load = live.start.load.subscribe();
+    let mut first = live.generate(long_request(&live, 0)).await?;
+    first.read_tokens(1).await?;
+    let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
+    if !matches!(is_published, Ok(Ok(()))) {
+        skip!(NotDeclared, "the engine publishes no load");
+    }
+    let mut all = vec![first];
+    for seed in 1..most + QUEUED {
+        let request = long_request(&live, u64::from(seed));
+        let ctx = live.context(&request);
+        match live.try_generate(request, ctx).await? {
+            Ok(running) => all.push(running),
+            Err(error) if error.kind() == ErrorKind::Overloaded => {
+                skip!(NotDeclared, "the engine refuses what it has no place for");
+            }
+            Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
+        }
+    }
+    // Somebody reads all the while: an engine may compute only what is read.
+    let is_refused = AtomicBool::new(false);
+    let read = join_all(all.into_iter().map(|running| async {
+        let answer = running.finish().await?;
+        let error = answer.error().map(EngineError::kind);
+        is_refused.fetch_or(error == Some(ErrorKind::Overloaded), Ordering::Relaxed);
+        Ok::<(), Stop>(())
+    }));
+    let is_told = |load: &Load| load.waiting_requests >= QUEUED && load.running_requests >= 1;
+    let mut last = load.clone();
+    let told = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_told));
+    let is_told = match select(pin!(read), pin!(told)).await {
+        Either::Left((read, _)) => {
+            read.into_iter().collect::<Result<(), Stop>>()?;
+            skip!(
+                NotDeclared,
+                "all was over before the load could be looked at"
+            );
+        }
+        Either::Right((told, _)) => matches!(told, Ok(Ok(_))),
+    };
+    if is_refused.load(Ordering::Relaxed) {
+        skip!(NotDeclared, "the engine refuses what it has no place for");
+    }
+    let last = *last.borrow_and_update();
+    ensure!(
+        is_told,
+        "{} requests were sent to an engine that runs {most} at once, and the published load is {} running, {} waiting",
+        most + QUEUED,
         last.running_requests,
         last.waiting_requests
     );

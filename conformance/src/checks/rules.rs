@@ -26,6 +26,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("RD05", Core, KvEvents, "the events of the prefix cache never contradict each other, also after it was cleared",
         clause: "KvEventData::Stored",
         breaks: "prefix indexes that drift from the cache for good", ask_for_all_sorts),
+    check!("RD06", Strict, Tokens, "in every stream, no more tokens come than the engine's pace explains, also after nobody read",
+        clause: "OutputStream",
+        breaks: "answers computed whole behind clients that are slow or gone: memory and a device for nobody", stalled),
 ];
 
 /// Past the lengths of the other groups, and past a power of two.
@@ -53,6 +56,26 @@ async fn ask_for_all_sorts(trial: Trial) -> CheckResult {
     live.answers(sorts.into_iter().take(places(&live)).collect())
         .await?;
     clear_meanwhile(&live).await
+}
+
+/// Tokens that a reader stays away for, and of the answer that it then reads.
+const STALL_TOKENS: u32 = 50;
+const STALLED_ANSWER_TOKENS: u32 = 600;
+
+async fn stalled(trial: Trial) -> CheckResult {
+    let Some(token) = trial.limits().token else {
+        skip!(
+            NotMeasured,
+            "how soon tokens can come is known on a paused clock only"
+        );
+    };
+    let live = trial.start().await?;
+    let wanted = live.affordable_answer(4, STALLED_ANSWER_TOKENS);
+    let mut running = live.generate(live.request(4, wanted)).await?;
+    running.read_tokens(1).await?;
+    tokio::time::sleep(token * STALL_TOKENS).await;
+    running.finish().await?;
+    ask_for_all_sorts(trial).await
 }
 
 /// Requests that the engine runs at once, up to four.

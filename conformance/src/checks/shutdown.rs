@@ -142,7 +142,7 @@ async fn finish_all(all: Vec<Running>) -> Result<Vec<Answer>, Stop> {
 
 async fn cleanup_in_flight(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let all = in_flight(&live, 3).await?;
+    let all = in_flight(&live, live.at_once(3)).await?;
     // They read meanwhile, as clients do. SH16 has those that do not.
     let cleanup = trial.call("cleanup", live.subject.engine.cleanup());
     let (cleaned, answers) = join(cleanup, finish_all(all)).await;
@@ -241,7 +241,7 @@ async fn drain_after_cancels(trial: Trial) -> CheckResult {
 
 async fn drain_in_flight(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let all = in_flight(&live, 3).await?;
+    let all = in_flight(&live, live.at_once(3)).await?;
     let (drained, answers) = join(drain(&live, "drain"), finish_all(all)).await;
     if let Err(error) = drained? {
         fail!("drain failed: {error}");

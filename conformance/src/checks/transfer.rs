@@ -213,7 +213,7 @@ async fn cancelled_prefill(trial: Trial) -> CheckResult {
         tokio::time::sleep(Duration::from_millis(after_ms)).await;
         ctx.cancel(CancelReason::Client);
         if is_dropped {
-            drop(running.into_outputs());
+            drop(running);
         } else {
             running.finish().await?;
         }
@@ -252,7 +252,7 @@ async fn dropped_decode(trial: Trial) -> CheckResult {
         request.transfer = Some(transfer);
         let running = begin(&second.live, &request, &ctx).await?;
         ctx.cancel(CancelReason::Client);
-        drop(running.into_outputs());
+        drop(running);
         first.abort(&ctx).await?;
         second.abort(&ctx).await?;
         first.is_free("after the client left").await?;

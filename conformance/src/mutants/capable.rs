@@ -14,6 +14,7 @@ mod model;
 mod sequence;
 mod transfer;
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -26,6 +27,7 @@ use genset_backend_common::{
     StartContext, TokenId, async_trait,
 };
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::subject::{Scenario, Subject};
 use cache::{PrefixCache, SharedCache};
@@ -67,6 +69,8 @@ pub(super) enum Flaw {
     PresenceCountsEach,
     SeedsShareAGenerator,
     HottestForAll,
+    BiasesForAll,
+    LogprobsForAll,
     LogprobsAfterBias,
     RepetitionOverflows,
     // Guided decoding.
@@ -78,6 +82,7 @@ pub(super) enum Flaw {
     GuideEndIgnored,
     HotUnguided,
     GuideForgottenOnResume,
+    GrammarIgnored,
     // Going on from another instance's tokens.
     ChoiceForgottenOnResume,
     SchemaForgottenOnResume,
@@ -124,6 +129,7 @@ pub(super) enum Flaw {
     PaddingRanked,
     SampledWithoutLogprobs,
     StoresAfterClear,
+    RushesAfterStall,
 }
 
 /// The clean engine, for a factory.
@@ -183,6 +189,10 @@ struct Running {
     requests: AtomicU64,
     /// The bits of the highest temperature so far, for [`Flaw::HottestForAll`].
     hottest: AtomicU32,
+    /// The last biases that a request had, for [`Flaw::BiasesForAll`].
+    biases: Mutex<BTreeMap<TokenId, f32>>,
+    /// The last log probabilities that a request asked for, for [`Flaw::LogprobsForAll`].
+    logprobs: Mutex<Option<u32>>,
     /// The one guide of all requests, for [`Flaw::GuideShared`].
     shared_guide: Arc<Mutex<Guide>>,
 }
@@ -220,6 +230,8 @@ impl LLMEngine for CapableEngine {
             ),
             requests: AtomicU64::new(0),
             hottest: AtomicU32::new(0),
+            biases: Mutex::default(),
+            logprobs: Mutex::default(),
             shared_guide: Arc::new(Mutex::new(Guide::End)),
         };
         let started = async {
@@ -253,14 +265,22 @@ impl LLMEngine for CapableEngine {
         let id = ctx.id().to_owned();
         let early = running.hold_early(&request);
         Ok(output::stream(ctx, move |out| async move {
+            let mut is_rushing = false;
             loop {
-                tokio::time::sleep(STEP).await;
+                if !is_rushing {
+                    tokio::time::sleep(STEP).await;
+                }
                 if running.role == Role::Prefill {
                     running.counters.release(early);
                     return Ok(decoder.prefill(&running, &id));
                 }
                 match decoder.step(&running) {
-                    Ok(chunk) => out.tokens(chunk).await?,
+                    Ok(chunk) => {
+                        let given = Instant::now();
+                        out.tokens(chunk).await?;
+                        let has_stalled = given.elapsed() > STEP * 20;
+                        is_rushing |= has_stalled && running.flaw == Flaw::RushesAfterStall;
+                    }
                     Err(finish) => return Ok(*finish),
                 }
             }
@@ -327,6 +347,7 @@ fn capabilities() -> Capabilities {
         GuidedKind::JsonSchema,
         GuidedKind::Regex,
         GuidedKind::Choice,
+        GuidedKind::Grammar,
     ]
     .into();
     can

@@ -3,6 +3,7 @@
 mod crosstalk;
 mod locks;
 mod poison;
+mod stops;
 
 use super::Mutant;
 use super::fault::with_fault;
@@ -94,6 +95,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "EricLBuehler/mistral.rs#2343: each further request slows all of them by more than its share",
         killed_by: &["CC11"],
         build: |clean, scenario| with_fault(clean, scenario, locks::AntiScaling::default()),
+    },
+    Mutant {
+        name: "stop-tokens-of-the-batch",
+        stands_for: "one set of stop tokens a batch, which each request that joins adds its own to",
+        killed_by: &["CC16"],
+        build: |clean, scenario| with_fault(clean, scenario, stops::OfTheBatch::default()),
     },
     Mutant {
         name: "row-not-reset",

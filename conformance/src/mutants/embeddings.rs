@@ -37,7 +37,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "embedded-once",
         stands_for: "inputs that are alike embedded once, and answered once",
-        killed_by: &["EM01", "EM02"],
+        killed_by: &["EM01", "EM02", "EM03"],
         build: |clean, scenario| {
             let once: Wrong = |embeddings, _| {
                 let first = embeddings[0].clone();
@@ -78,6 +78,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 }
             };
             with_fault(clean, scenario, Embeds(divided))
+        },
+    },
+    Mutant {
+        name: "short-inputs-not-normalised",
+        stands_for: "embeddings normalised behind a pooling that short inputs do not go through",
+        killed_by: &["EM03"],
+        build: |clean, scenario| {
+            let normalised: Wrong = |embeddings, inputs| {
+                for (embedding, input) in embeddings.iter_mut().zip(inputs) {
+                    let squares = embedding.iter().map(|number| number * number);
+                    let norm = squares.sum::<f32>().sqrt();
+                    if input.len() > 2 {
+                        embedding.iter_mut().for_each(|number| *number /= norm);
+                    }
+                }
+            };
+            with_fault(clean, scenario, Embeds(normalised))
         },
     },
 ];

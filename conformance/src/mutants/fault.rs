@@ -47,6 +47,10 @@ pub(super) trait Fault: Send + Sync + 'static {
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
         inner.cleanup().await
     }
+
+    fn controls<'a>(&'a self, inner: &'a Arc<dyn LLMEngine>) -> Option<&'a dyn EngineControls> {
+        inner.controls()
+    }
 }
 
 /// A clean engine with a fault.
@@ -82,7 +86,7 @@ impl<F: Fault> LLMEngine for Faulty<F> {
     }
 
     fn controls(&self) -> Option<&dyn EngineControls> {
-        self.inner.controls()
+        self.fault.controls(&self.inner)
     }
 }
 

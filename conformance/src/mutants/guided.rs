@@ -19,7 +19,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "bad-grammar-ignored",
         stands_for: "a compiler's error that is logged, and the request served without a grammar",
-        killed_by: &["GD03"],
+        killed_by: &["GD03", "GD09"],
         build: |_, _| with_flaw(Flaw::BadGrammarIgnored),
     },
     Mutant {
@@ -45,5 +45,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a mask that is laid over the greedy path, and over the first draw only",
         killed_by: &["GD08", "MG11"],
         build: |_, _| with_flaw(Flaw::HotUnguided),
+    },
+    Mutant {
+        name: "grammar-ignored",
+        stands_for: "a kind of guide that the API reads and the sampler does not know",
+        killed_by: &["GD09"],
+        build: |_, _| with_flaw(Flaw::GrammarIgnored),
     },
 ];

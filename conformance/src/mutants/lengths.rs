@@ -35,6 +35,42 @@ pub(super) const MUTANTS: &[Mutant] = &[
         },
     },
     Mutant {
+        name: "stop-list-from-its-end",
+        stands_for: "a ring of 32 stop tokens: the later ones of a list are written over the earlier ones",
+        killed_by: &["FN11"],
+        build: |clean, scenario| {
+            let cut = |request: &mut GenerateRequest| {
+                let list = &mut request.stop.stop_token_ids;
+                let surplus = list.len().saturating_sub(32);
+                list.drain(..surplus);
+            };
+            with_fault(clean, scenario, Asked(cut))
+        },
+    },
+    Mutant {
+        name: "min-tokens-in-a-byte",
+        stands_for: "a least length in a field that was wide enough for tests",
+        killed_by: &["FN14"],
+        build: |clean, scenario| {
+            let cut = |request: &mut GenerateRequest| request.stop.min_tokens %= 256;
+            with_fault(clean, scenario, Asked(cut))
+        },
+    },
+    Mutant {
+        name: "answers-capped-at-512",
+        stands_for: "a server's own limit for an answer, over the one that was asked for",
+        killed_by: &["US08"],
+        build: |clean, scenario| {
+            let cap = |request: &mut GenerateRequest| {
+                let most = &mut request.stop.max_tokens;
+                *most = most
+                    .filter(|most| !(513..4096).contains(most))
+                    .or(most.map(|_| 512));
+            };
+            with_fault(clean, scenario, Asked(cap))
+        },
+    },
+    Mutant {
         name: "only-the-first-eos",
         stands_for: "eos_token_id of a model's config read as a number, where it is a list",
         killed_by: &["FN12"],

@@ -30,6 +30,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
         },
     },
     Mutant {
+        name: "prompt-logprobs-declared",
+        stands_for: "an ability of the library, declared for the engine around it: answers have no place for it",
+        killed_by: &["LC01"],
+        build: |clean, scenario| {
+            let declare = |config: &mut EngineConfig| config.capabilities.prompt_logprobs = true;
+            with_fault(clean, scenario, Declares(declare))
+        },
+    },
+    Mutant {
+        name: "third-start-takes-the-device",
+        stands_for: "a start that is retried again and again: each refused one leaves a handle, and the third finds none",
+        killed_by: &["SQ01"],
+        build: |clean, scenario| with_fault(clean, scenario, ThirdStart::default()),
+    },
+    Mutant {
         name: "start-twice-doubles",
         stands_for: "a start retried after a timeout, which loads beside the first load and takes the device's memory twice",
         killed_by: &["LC02"],
@@ -117,6 +132,35 @@ impl Fault for Declares {
         let mut config = inner.start(ctx).await?;
         (self.0)(&mut config);
         Ok(config)
+    }
+}
+
+#[derive(Default)]
+struct ThirdStart {
+    starts: AtomicU32,
+}
+
+#[async_trait]
+impl Fault for ThirdStart {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        self.starts.fetch_add(1, Ordering::Relaxed);
+        inner.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        if self.starts.load(Ordering::Relaxed) > 2 {
+            return Err(EngineError::internal("no device is left"));
+        }
+        inner.generate(request, ctx).await
     }
 }
 

@@ -16,9 +16,11 @@ use genset_backend_common::{
 };
 use parking_lot::Mutex;
 
-use super::Mutant;
 use super::fault::{Fault, with_fault};
 use super::lifecycle::Declares;
+use super::slotted::{Habits, SlotFault, with_habits};
+use super::{Clean, Mutant};
+use crate::subject::{Scenario, Subject};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -64,6 +66,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         },
     },
     Mutant {
+        name: "queue-counted-as-running",
+        stands_for: "a gauge of what the engine holds under the name of what it runs: a worker with a queue looks busy, not full",
+        killed_by: &["MT08"],
+        build: |clean, scenario| queueing(clean, scenario, SlotFault::PublishesAllAsRunning),
+    },
+    Mutant {
+        name: "queue-not-counted",
+        stands_for: "a gauge of waiting requests that nobody sets: the router sees none of the queue",
+        killed_by: &["MT08"],
+        build: |clean, scenario| queueing(clean, scenario, SlotFault::PublishesNoneAsWaiting),
+    },
+    Mutant {
         name: "cleanup-reports-death",
         stands_for: "a scheduler thread whose orderly end is taken for a crash: every planned stop exits as failed",
         killed_by: &["MT05", "RD04"],
@@ -72,12 +86,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
 ];
 
 /// Engines without a fault: they prove that the checks let good metrics pass.
-pub(super) const CONTROLS: &[Mutant] = &[Mutant {
-    name: "publishes-in-order",
-    stands_for: "nothing: a counter and a load as they should be",
-    killed_by: &[],
-    build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::None)),
-}];
+pub(super) const CONTROLS: &[Mutant] = &[
+    Mutant {
+        name: "publishes-in-order",
+        stands_for: "nothing: a counter and a load as they should be",
+        killed_by: &[],
+        build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::None)),
+    },
+    Mutant {
+        name: "publishes-its-queue",
+        stands_for: "nothing: a load that tells requests that run from requests that wait",
+        killed_by: &[],
+        build: |clean, scenario| queueing(clean, scenario, SlotFault::Publishes),
+    },
+];
+
+/// An engine with a few places and a queue, which publishes them.
+fn queueing(clean: &Clean, scenario: &Scenario, fault: SlotFault) -> Subject {
+    with_habits(clean, scenario, Habits { slots: 4, fault })
+}
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Flaw {

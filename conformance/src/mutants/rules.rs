@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, HealthReporter, LLMEngine, Output, OutputStream,
-    RequestContext, StartContext, async_trait,
+    EngineConfig, EngineError, FinishReason, GenerateRequest, HealthReporter, LLMEngine, Output,
+    OutputStream, RequestContext, StartContext, async_trait,
 };
 use parking_lot::Mutex;
 
 use super::Mutant;
 use super::capable::{Flaw, with_flaw};
-use super::fault::{Fault, with_fault};
+use super::fault::{Ended, Fault, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -49,6 +49,44 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a sequence that goes on over a cleared cache and publishes blocks after parents that are gone",
         killed_by: &["RD05"],
         build: |_, _| with_flaw(Flaw::StoresAfterClear),
+    },
+    Mutant {
+        name: "drop-reported-as-death",
+        stands_for: "a channel whose reader is gone, taken for the loss of the whole server",
+        killed_by: &["MT05", "RD04"],
+        build: |clean, scenario| with_fault(clean, scenario, DropIsDeath::default()),
+    },
+    Mutant {
+        name: "stop-token-of-padding",
+        stands_for: "the token that ended a sequence read from a buffer that is a row longer than the vocabulary",
+        killed_by: &["RD01"],
+        build: |clean, scenario| {
+            let pad = Ended(|finished| {
+                if finished.reason == FinishReason::Length && finished.usage.completion_tokens > 128
+                {
+                    finished.stop_token = Some(1 << 20);
+                }
+            });
+            with_fault(clean, scenario, pad)
+        },
+    },
+    Mutant {
+        name: "cached-more-than-the-prompt",
+        stands_for: "reuse counted in whole blocks, also of a prompt that is shorter than one",
+        killed_by: &["RD02"],
+        build: |clean, scenario| {
+            let count = Ended(|finished| {
+                let is_short = finished.usage.prompt_tokens == 9;
+                finished.usage.cached_tokens = Some(if is_short { 16 } else { 0 });
+            });
+            with_fault(clean, scenario, count)
+        },
+    },
+    Mutant {
+        name: "rushes-after-a-stall",
+        stands_for: "back-pressure that gives way once a client is slow: the rest of its answer is computed at once, before all others",
+        killed_by: &["RD06"],
+        build: |_, _| with_flaw(Flaw::RushesAfterStall),
     },
 ];
 
@@ -122,5 +160,57 @@ impl Fault for AbortIsDeath {
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
         inner.abort(ctx).await;
         self.health.lock().report_dead("a request's task has ended");
+    }
+}
+
+#[derive(Default)]
+struct DropIsDeath {
+    health: Mutex<HealthReporter>,
+}
+
+/// Reports the engine dead where a stream is dropped before its end.
+struct Reader {
+    health: HealthReporter,
+    is_over: bool,
+}
+
+impl Reader {
+    fn saw(&mut self, item: &Result<Output, EngineError>) {
+        self.is_over |= !matches!(item, Ok(output) if !output.is_terminal());
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.health.report_dead("nobody reads");
+        }
+    }
+}
+
+#[async_trait]
+impl Fault for DropIsDeath {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        *self.health.lock() = ctx.health.clone();
+        inner.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(request, ctx).await?;
+        let mut reader = Reader {
+            health: self.health.lock().clone(),
+            is_over: false,
+        };
+        let read = outputs.inspect(move |item| reader.saw(item));
+        Ok(OutputStream::from_raw(Box::pin(read)))
     }
 }

@@ -118,6 +118,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |_, _| with_flaw(Flaw::HottestForAll),
     },
     Mutant {
+        name: "biases-for-all",
+        stands_for: "biases written into the batch's logits at a row of the step before",
+        killed_by: &["CC16"],
+        build: |_, _| with_flaw(Flaw::BiasesForAll),
+    },
+    Mutant {
+        name: "logprobs-for-all-or-none",
+        stands_for: "log probabilities computed for a batch where anybody asks, and given to everybody",
+        killed_by: &["RD03"],
+        build: |_, _| with_flaw(Flaw::LogprobsForAll),
+    },
+    Mutant {
         name: "logprobs-after-bias",
         stands_for: "log probabilities taken from the logits that were drawn from, biases and penalties included",
         killed_by: &["DT17"],

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use genset_backend_common::{
-    EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, OutputStream,
-    RequestContext, StartContext, async_trait, output,
+    EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, Load, LoadPublisher,
+    OutputStream, RequestContext, StartContext, async_trait, output,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -68,6 +68,23 @@ pub(super) enum SlotFault {
     KeepsTurnOfRefused,
     /// It checks requests by itself, and one that is refused keeps its KV block.
     KeepsKvOfRefused,
+    /// None, and it publishes its load.
+    Publishes,
+    /// Its load says of those that wait that they run.
+    PublishesAllAsRunning,
+    /// Its load says nothing of those that wait.
+    PublishesNoneAsWaiting,
+}
+
+impl SlotFault {
+    fn publishes(self) -> bool {
+        let told = [
+            Self::Publishes,
+            Self::PublishesAllAsRunning,
+            Self::PublishesNoneAsWaiting,
+        ];
+        told.contains(&self)
+    }
 }
 
 const CLEAN: Habits = Habits {
@@ -114,6 +131,36 @@ struct Counters {
     produced: AtomicU64,
     kv_used: AtomicU64,
     unwanted: AtomicU64,
+    /// Where the load is published, if it is, and how.
+    load: Mutex<Option<(LoadPublisher, SlotFault)>>,
+}
+
+impl Counters {
+    /// Publishes the load.
+    fn tell(&self) {
+        let load = self.load.lock();
+        let Some((publisher, fault)) = &*load else {
+            return;
+        };
+        let count = |counter: &AtomicU64| {
+            u32::try_from(counter.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
+        };
+        // Who runs has a KV block.
+        let (all, running) = (count(&self.active), count(&self.kv_used));
+        let waiting = all.saturating_sub(running);
+        let (running_requests, waiting_requests) = if *fault == SlotFault::PublishesAllAsRunning {
+            (all, 0)
+        } else if *fault == SlotFault::PublishesNoneAsWaiting {
+            (running, 0)
+        } else {
+            (running, waiting)
+        };
+        publisher.publish(Load {
+            running_requests,
+            waiting_requests,
+            ..Load::default()
+        });
+    }
 }
 
 impl Probe for Counters {
@@ -166,8 +213,13 @@ impl Slotted {
 #[async_trait]
 impl LLMEngine for Slotted {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let load = ctx.load.clone();
         let mut config = self.inner.start(ctx).await?;
         config.capabilities.priority = true;
+        if self.habits.fault.publishes() {
+            config.max_num_seqs = u32::try_from(self.habits.slots).ok();
+            *self.counters.load.lock() = Some((load, self.habits.fault));
+        }
         *self.config.lock() = Some(config.clone());
         Ok(config)
     }

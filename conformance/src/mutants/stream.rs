@@ -44,7 +44,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "long-answers-lose-their-end",
         stands_for: "a terminal sent with try_send into a queue that the answer has filled",
-        killed_by: &["ST04", "US08"],
+        killed_by: &["FN14", "ST04", "US08"],
         build: |clean, scenario| with_fault(clean, scenario, Streamed(lose_the_end)),
     },
     Mutant {

@@ -42,7 +42,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "text-ends-whatever-is-asked",
         stands_for: "an engine behind an API that has no ignore_eos: benchmarks measure answers of any length",
-        killed_by: &["FN01", "FN05", "ST11"],
+        killed_by: &["FN01", "FN05", "ST11", "US08"],
         build: |clean, scenario| with_fault(clean, scenario, Fault::EndsAnyway),
     },
     Mutant {

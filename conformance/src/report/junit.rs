@@ -38,7 +38,15 @@ impl Report {
             let _ = match &check.verdict {
                 Verdict::Pass | Verdict::Measured { .. } => Ok(()),
                 Verdict::Fail { reason } => {
-                    writeln!(out, "    <failure message=\"{}\"/>", escape(reason))
+                    let untried = match check.is_precondition {
+                        true => "could not be tried: ",
+                        false => "",
+                    };
+                    writeln!(
+                        out,
+                        "    <failure message=\"{untried}{}\"/>",
+                        escape(reason)
+                    )
                 }
                 Verdict::UnexpectedPass { waiver } => {
                     writeln!(

@@ -23,8 +23,13 @@ const GROUPS: &[(&str, &str)] = &[
     ("DG", "prefill and decode"),
     ("MG", "resume and migration"),
     ("EM", "embeddings"),
+    ("CT", "controls"),
+    ("LR", "adapters"),
+    ("RK", "data-parallel ranks"),
+    ("WB", "whole bodies"),
     ("SP", "engines in a process of their own"),
     ("RD", "rules of every stream"),
+    ("SQ", "random sequences"),
     ("PF", "measurements"),
 ];
 
@@ -107,7 +112,8 @@ impl Report {
             self.write_group(prefix, title, &paint, &mut out);
         }
         self.write_measurements(&mut out);
-        for check in self.failures() {
+        self.write_untried(&paint, &mut out);
+        for check in self.failures().filter(|check| !check.is_precondition) {
             self.write_failure(check, &paint, &mut out);
         }
         for check in &self.checks {
@@ -181,6 +187,30 @@ impl Report {
         }
     }
 
+    /// The checks that did not come to their promises, by what went wrong before.
+    fn write_untried(&self, paint: &Paint, out: &mut String) {
+        let mut untried: BTreeMap<&str, Vec<&CheckReport>> = BTreeMap::new();
+        for check in self.failures().filter(|check| check.is_precondition) {
+            if let Verdict::Fail { reason } = &check.verdict {
+                untried.entry(reason).or_default().push(check);
+            }
+        }
+        for (seen, checks) in untried {
+            let ids: Vec<&str> = checks.iter().map(|check| check.id.as_str()).collect();
+            let failed = paint.bad("FAILED");
+            line(
+                out,
+                format_args!("\n{failed} before it could be tried: {}", ids.join(", ")),
+            );
+            line(out, format_args!("  seen    {seen}"));
+            line(
+                out,
+                format_args!("  breaks  nothing is known of what these checks are about"),
+            );
+            line(out, format_args!("  replay  {}", self.replay_of(checks[0])));
+        }
+    }
+
     fn write_failure(&self, check: &CheckReport, paint: &Paint, out: &mut String) {
         let seen = match &check.verdict {
             Verdict::Fail { reason } => reason.clone(),
@@ -194,10 +224,8 @@ impl Report {
         };
         let known = crate::find(&check.id);
         let title = known.map_or("", |known| known.title);
-        line(
-            out,
-            format_args!("\n{} {} {title}", paint.bad("FAILED"), check.id),
-        );
+        let failed = paint.bad("FAILED");
+        line(out, format_args!("\n{failed} {} {title}", check.id));
         line(out, format_args!("  seen    {seen}"));
         if let Some(known) = known {
             line(out, format_args!("  breaks  {}", known.breaks));

@@ -281,6 +281,7 @@ mod tests {
             verdict,
             evidence: Evidence::Direct,
             duration_us: 0,
+            is_precondition: false,
             seen_in: None,
             transcript: None,
         }

@@ -286,8 +286,9 @@ impl StreamModel {
         if self.accepted_in.is_serving() && phase == Phase::Stopped && error.policy().is_retryable {
             return Ok(());
         }
-        // A refusal may also come as the only item.
-        if is_first && !self.is_cancelled() {
+        // A refusal may also come as the only item, and before the engine hears of a cancel.
+        let is_full = error.kind() == ErrorKind::Overloaded;
+        if is_first && (is_full || !self.is_cancelled()) {
             return self.accepted_in.allows_refusal(error, self.is_alone);
         }
         let name = self.name();

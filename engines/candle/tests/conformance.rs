@@ -5,9 +5,7 @@
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use genset_conformance::{
-    Detokenize, Scenario, SequenceOptions, Subject, Verdict, find, run_check, run_sequences, suite,
-};
+use genset_conformance::{Detokenize, Scenario, Subject, Verdict, find, run_check, suite};
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice};
 use tokenizers::Tokenizer;
 
@@ -49,14 +47,9 @@ suite!(|_: &Scenario| subject());
 fn what_is_declared_is_checked() {
     for id in [
         "DT02", "DT03", "DT07", "GD01", "KV01", "KV06", "KV08", "KV09", "MG01", "MG04", "MT02",
-        "MT07",
+        "MT07", "MT08",
     ] {
         let report = run_check(find(id).unwrap(), |_: &Scenario| subject());
         assert_eq!(report.verdict, Verdict::Pass, "{id}");
     }
-}
-
-#[test]
-fn random_sequences_of_operations_keep_the_contract() {
-    run_sequences(|_: &Scenario| subject(), &SequenceOptions::default()).unwrap();
 }

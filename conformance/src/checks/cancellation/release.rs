@@ -36,7 +36,7 @@ pub(super) async fn on_drop(trial: Trial) -> CheckResult {
         if dropped % 2 == 1 {
             running.read_tokens(1).await?;
         }
-        drop(running.into_outputs());
+        drop(running);
         if dropped == 0 {
             // A prefix cache may keep the first one's blocks, and has no reason to keep more of the same.
             kv_before = kv_before.max(settled_kv(&live, pace).await);
@@ -87,7 +87,7 @@ pub(super) async fn computing_stops(trial: Trial) -> CheckResult {
         let mut running = live.generate(long_request(&live, 1)).await?;
         let read = running.read_tokens(2).await?.len();
         if is_dropped {
-            drop(running.into_outputs());
+            drop(running);
         } else {
             running.ctx.cancel(CancelReason::Client);
             end_of_cancelled(&live, running).await?;

@@ -67,7 +67,7 @@ async fn abandon(live: &Live, cycle: u64, pace: Duration) -> CheckResult {
     }
     let running = serve_first_token(live, cycle, patience(live, pace), &when).await?;
     match cycle % 4 {
-        1 => drop(running.into_outputs()),
+        1 => drop(running),
         2 => {
             running.ctx.cancel(CancelReason::Client);
             end_of_cancelled(live, running).await?;

@@ -116,8 +116,9 @@ async fn most_overtaken(live: &Live, clients: u32) -> Result<u32, Stop> {
                     );
                     let overtaken = served.load(Ordering::Relaxed) - before;
                     most_overtaken = most_overtaken.max(overtaken);
+                    // Who is refused has overtaken nobody.
+                    served.fetch_add(1, Ordering::Relaxed);
                 }
-                served.fetch_add(1, Ordering::Relaxed);
                 // The others may have answers, too, which count as waiting until they are read.
                 yield_now().await;
             }

@@ -156,13 +156,15 @@ pub(super) async fn long_stop_lists(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let known = short(&live, 0).await?;
     for len in LISTS {
-        let mut stop = known.stop_at(PLACE);
-        let token = known.tokens[PLACE];
-        let mut list = known.absent(&live, len - 1);
-        list.push(token);
-        stop.stop_token_ids = list.into();
-        let what = format!("the last of {len} stop tokens");
-        known.expect(&live, &what, stop).await?;
+        for (place, name) in [(0, "first"), (len / 2, "middle"), (len - 1, "last")] {
+            let mut stop = known.stop_at(PLACE);
+            let mut list = known.absent(&live, len - 1);
+            // A vocabulary of one token has no others.
+            list.insert(place.min(list.len()), known.tokens[PLACE]);
+            stop.stop_token_ids = list.into();
+            let what = format!("the {name} of {len} stop tokens");
+            known.expect(&live, &what, stop).await?;
+        }
     }
     Ok(())
 }
@@ -230,6 +232,9 @@ async fn in_the_prompt(live: &Live, known: &Known) -> CheckResult {
 /// Places to stop at: at once, and behind what fits a block, a word or a byte.
 const PLACES: [usize; 4] = [0, 1, 65, 257];
 
+/// A least length that no byte holds.
+const LONG_MIN_TOKENS: u32 = 260;
+
 /// Tokens of an answer that has all those places.
 const LONG_TOKENS: u32 = 264;
 
@@ -264,5 +269,13 @@ pub(super) async fn min_tokens_to_the_token(trial: Trial) -> CheckResult {
             known.expect(&live, &what, stop).await?;
         }
     }
-    Ok(())
+    let len = live.affordable_answer(4, LONG_TOKENS);
+    if len <= LONG_MIN_TOKENS {
+        return Ok(());
+    }
+    let known = Known::ask(&live, live.prompt(4, 0), len).await?;
+    let mut stop = known.stop_at(PLACE);
+    stop.min_tokens = LONG_MIN_TOKENS;
+    let what = format!("a stop token {PLACE} tokens in, and min_tokens = {LONG_MIN_TOKENS}");
+    known.expect(&live, &what, stop).await
 }

@@ -37,6 +37,13 @@ pub(super) async fn long_prompts_and_answers(trial: Trial) -> CheckResult {
         let answer = live.answer(live.request(4, max_tokens)).await?;
         let what = format!("with max_tokens = {max_tokens}");
         completion_is_what_came(&answer, &what)?;
+        let came = answer.generated().len();
+        ensure!(
+            u32::try_from(came) == Ok(max_tokens),
+            "{came} tokens came {what}: {:?} ({:?})",
+            answer.reason(),
+            answer.error()
+        );
     }
     Ok(())
 }

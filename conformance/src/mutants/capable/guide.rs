@@ -32,7 +32,7 @@ impl Guide {
                 Err("must hold at least one text".into())
             }
             GuidedDecoding::Choice(texts) => Ok(any(texts.iter().map(|text| literal(text)))),
-            GuidedDecoding::Grammar(_) => Err("is not supported".into()),
+            GuidedDecoding::Grammar(rules) => grammar(rules),
         };
         compiled.map_err(|problem| EngineError::invalid_argument(RequestField::Guided, problem))
     }
@@ -125,6 +125,20 @@ fn regex(pattern: &str) -> Compiled {
     } else {
         Err("has a parenthesis too many".into())
     }
+}
+
+/// One rule of literals: `root ::= "a" | "b"`.
+fn grammar(rules: &str) -> Compiled {
+    let texts = rules
+        .strip_prefix("root ::= ")
+        .ok_or("has no rule for root")?;
+    let literals = texts.split(" | ").map(|text| {
+        let inner = text
+            .strip_prefix('"')
+            .and_then(|text| text.strip_suffix('"'));
+        inner.map(literal).ok_or("has something else than literals")
+    });
+    Ok(any(literals.collect::<Result<Vec<_>, _>>()?))
 }
 
 fn take(rest: &mut &[u8]) -> Option<u8> {

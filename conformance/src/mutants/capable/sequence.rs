@@ -97,6 +97,12 @@ impl Decoder {
             _ => resumed,
         };
         running.note_heat(request.sampling.temperature);
+        if !request.sampling.logit_bias.is_empty() {
+            *running.biases.lock() = (*request.sampling.logit_bias).clone();
+        }
+        if request.output.logprobs.is_some() {
+            *running.logprobs.lock() = request.output.logprobs;
+        }
         let seat = Seat::new(&running.counters);
         seat.hold_tokens(tokens.len());
         let salt = request.cache_salt.as_deref();
@@ -250,7 +256,11 @@ impl Decoder {
         if running.flaw != Flaw::LogprobsAfterBias {
             logits = self.sequence.logits(&SamplingOptions::default());
         }
-        let mut chunk = model::chunk(token, &logits, self.request.output.logprobs);
+        let mut logprobs = self.request.output.logprobs;
+        if running.flaw == Flaw::LogprobsForAll && running.has_company() {
+            logprobs = *running.logprobs.lock();
+        }
+        let mut chunk = model::chunk(token, &logits, logprobs);
         if running.flaw == Flaw::LogprobsUnsorted {
             chunk.logprobs.iter_mut().for_each(|at| at.top.reverse());
         }
@@ -332,6 +342,7 @@ fn guide(
         Flaw::GuideForgottenOnResume => true,
         Flaw::ChoiceForgottenOnResume => matches!(**guided, GuidedDecoding::Choice(_)),
         Flaw::SchemaForgottenOnResume => is_schema,
+        Flaw::GrammarIgnored if matches!(**guided, GuidedDecoding::Grammar(_)) => return Ok(None),
         _ => false,
     };
     if !is_forgotten {
@@ -417,6 +428,9 @@ fn effective(running: &Running, asked: &SamplingOptions) -> SamplingOptions {
             } else {
                 asked.repetition_penalty
             };
+        }
+        Flaw::BiasesForAll if running.has_company() => {
+            sampling.logit_bias = running.biases.lock().clone().into();
         }
         Flaw::HottestForAll if running.has_company() => sampling.temperature = running.hottest(),
         Flaw::PenaltiesIgnored => {

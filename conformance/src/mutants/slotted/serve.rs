@@ -171,6 +171,7 @@ struct Counted {
 impl Counted {
     fn new(counters: &Arc<Counters>, which: fn(&Counters) -> &AtomicU64) -> Self {
         which(counters).fetch_add(1, Ordering::Relaxed);
+        counters.tell();
         Self {
             counters: Arc::clone(counters),
             which,
@@ -181,5 +182,6 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         (self.which)(&self.counters).fetch_sub(1, Ordering::Relaxed);
+        self.counters.tell();
     }
 }

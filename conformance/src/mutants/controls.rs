@@ -1,0 +1,290 @@
+//! An engine that sleeps, profiles and serves adapters, and the faults that the checks of CT and LR catch.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::{StreamExt, future, stream};
+use genset_backend_common::{
+    Adapter, EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, Input,
+    LLMEngine, Output, OutputStream, RequestContext, RequestField, SleepLevel, StartContext,
+    async_trait,
+};
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::fault::{Fault, with_fault};
+use super::{Clean, Mutant};
+use crate::subject::{Scenario, Subject};
+
+pub(super) const CONTROLS: &[Mutant] = &[Mutant {
+    name: "is-operated",
+    stands_for: "nothing: an engine that sleeps, profiles and serves adapters",
+    killed_by: &[],
+    build: |clean, scenario| operated(clean, scenario, Flaw::None),
+}];
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "wakes-with-other-weights",
+        stands_for: "weights that come back in another layout than the one they were quantised to",
+        killed_by: &["CT01"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::WakesWrong),
+    },
+    Mutant {
+        name: "asleep-is-internal",
+        stands_for: "a step that finds no weights: the client is told of an internal error, and nobody tries elsewhere",
+        killed_by: &["CT01"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::AsleepIsInternal),
+    },
+    Mutant {
+        name: "second-wake-fails",
+        stands_for: "memory that is given back twice",
+        killed_by: &["CT01"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::SecondWakeFails),
+    },
+    Mutant {
+        name: "missing-weights-are-loaded",
+        stands_for: "weights replaced tensor by tensor as they are read: a source that is not there leaves random ones",
+        killed_by: &["CT02"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::UpdateBreaks),
+    },
+    Mutant {
+        name: "profile-is-nowhere",
+        stands_for: "a profiler whose folder is told in its own log alone",
+        killed_by: &["CT03"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::ProfileIsNowhere),
+    },
+    Mutant {
+        name: "adapter-merged-into-the-base",
+        stands_for: "an adapter added to the weights in place: everybody else has it too",
+        killed_by: &["LR01"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::Merged),
+    },
+    Mutant {
+        name: "unloaded-adapter-answers",
+        stands_for: "an adapter that is taken off the list and left in its slot: who names it has the next one's weights",
+        killed_by: &["LR01"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::UnloadKeeps),
+    },
+    Mutant {
+        name: "unload-cuts-requests",
+        stands_for: "a slot freed under the requests that use it",
+        killed_by: &["LR02"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::UnloadCuts),
+    },
+    Mutant {
+        name: "failed-adapter-is-listed",
+        stands_for: "a list that is written before the load",
+        killed_by: &["LR03"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::ListsFailed),
+    },
+    Mutant {
+        name: "adapter-reads-the-base-cache",
+        stands_for: "blocks hashed without the adapter (vLLM had it so once)",
+        killed_by: &["LR04"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::CacheShared),
+    },
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flaw {
+    None,
+    WakesWrong,
+    AsleepIsInternal,
+    SecondWakeFails,
+    UpdateBreaks,
+    ProfileIsNowhere,
+    Merged,
+    UnloadKeeps,
+    UnloadCuts,
+    ListsFailed,
+    CacheShared,
+}
+
+/// Where the adapter of the subject is.
+const SOURCE: &str = "adapters/poems";
+
+fn operated(clean: &Clean, scenario: &Scenario, flaw: Flaw) -> Subject {
+    let fault = Operated {
+        flaw,
+        state: Mutex::default(),
+    };
+    with_fault(clean, scenario, fault).with_adapter(Adapter {
+        name: "poems".into(),
+        source: SOURCE.into(),
+    })
+}
+
+struct Operated {
+    flaw: Flaw,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    is_asleep: bool,
+    is_profiling: bool,
+    /// Whether the weights are other ones now.
+    is_changed: bool,
+    /// By name, with what tells its requests that it is gone.
+    adapters: BTreeMap<String, (Adapter, watch::Sender<()>)>,
+    /// Prompts that the base model had.
+    cached: Vec<Input>,
+}
+
+impl Operated {
+    /// What the request's tokens are changed by, and what ends it early.
+    fn admit(
+        &self,
+        request: &mut GenerateRequest,
+    ) -> Result<(u32, watch::Receiver<()>), EngineError> {
+        let mut state = self.state.lock();
+        if state.is_asleep {
+            let kind = if self.flaw == Flaw::AsleepIsInternal {
+                ErrorKind::Internal
+            } else {
+                ErrorKind::Unavailable
+            };
+            return Err(EngineError::new(kind, "the engine sleeps"));
+        }
+        let mut change = u32::from(state.is_changed);
+        let never = watch::Sender::new(()).subscribe();
+        let Some(name) = request.adapter.take() else {
+            state.cached.push(request.input.clone());
+            return Ok((change, never));
+        };
+        change ^= 2;
+        if self.flaw == Flaw::CacheShared && state.cached.contains(&request.input) {
+            change ^= 1;
+        }
+        match state.adapters.get(&name) {
+            Some((_, gone)) if self.flaw == Flaw::UnloadCuts => Ok((change, gone.subscribe())),
+            Some(_) => Ok((change, never)),
+            None if self.flaw == Flaw::UnloadKeeps && name == "poems" => Ok((change, never)),
+            None => {
+                Err(EngineError::not_found("no such adapter is loaded")
+                    .with_at(RequestField::Adapter))
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Fault for Operated {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let mut config = inner.start(ctx).await?;
+        config.capabilities.adapters = true;
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let (change, mut gone) = self.admit(&mut request)?;
+        let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
+            if let Ok(Output::Tokens(chunk)) = &mut item {
+                chunk
+                    .token_ids
+                    .iter_mut()
+                    .for_each(|token| *token ^= change);
+            }
+            item
+        });
+        if self.flaw != Flaw::UnloadCuts || change < 2 {
+            return Ok(OutputStream::from_raw(Box::pin(outputs)));
+        }
+        let cut = async move {
+            // An error says that the adapter is gone; until then there is none.
+            let _ = gone.changed().await;
+        };
+        let lost = stream::once(future::ready(Err(EngineError::internal(
+            "the adapter is gone",
+        ))));
+        let outputs = outputs.take_until(cut).chain(lost);
+        let mut is_over = false;
+        let outputs = outputs.take_while(move |item| {
+            let goes_on = !is_over;
+            is_over |= !matches!(item, Ok(output) if !output.is_terminal());
+            future::ready(goes_on)
+        });
+        Ok(OutputStream::from_raw(Box::pin(outputs)))
+    }
+
+    fn controls<'a>(&'a self, _inner: &'a Arc<dyn LLMEngine>) -> Option<&'a dyn EngineControls> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl EngineControls for Operated {
+    async fn sleep(&self, _level: SleepLevel) -> Result<(), EngineError> {
+        self.state.lock().is_asleep = true;
+        Ok(())
+    }
+
+    async fn wake(&self) -> Result<(), EngineError> {
+        let mut state = self.state.lock();
+        let was_asleep = std::mem::take(&mut state.is_asleep);
+        if !was_asleep && self.flaw == Flaw::SecondWakeFails {
+            return Err(EngineError::internal("no such memory"));
+        }
+        state.is_changed |= self.flaw == Flaw::WakesWrong;
+        Ok(())
+    }
+
+    async fn update_weights(&self, _source: Value) -> Result<(), EngineError> {
+        self.state.lock().is_changed |= self.flaw == Flaw::UpdateBreaks;
+        Err(EngineError::not_found("no weights are there"))
+    }
+
+    async fn start_profile(&self) -> Result<(), EngineError> {
+        self.state.lock().is_profiling = true;
+        Ok(())
+    }
+
+    async fn stop_profile(&self) -> Result<String, EngineError> {
+        if !std::mem::take(&mut self.state.lock().is_profiling) {
+            return Err(EngineError::invalid_argument("op", "no profile was begun"));
+        }
+        let is_nowhere = self.flaw == Flaw::ProfileIsNowhere;
+        Ok(if is_nowhere { "" } else { "profiles/1" }.into())
+    }
+
+    async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
+        let is_there = adapter.source == SOURCE;
+        let mut state = self.state.lock();
+        if is_there || self.flaw == Flaw::ListsFailed {
+            state.is_changed |= self.flaw == Flaw::Merged;
+            let entry = (adapter.clone(), watch::Sender::new(()));
+            state.adapters.insert(adapter.name, entry);
+        }
+        match is_there {
+            true => Ok(()),
+            false => Err(EngineError::not_found("no adapter is there")),
+        }
+    }
+
+    async fn unload_adapter(&self, name: &str) -> Result<(), EngineError> {
+        match self.state.lock().adapters.remove(name) {
+            Some(_) => Ok(()),
+            None => Err(EngineError::not_found("no such adapter is loaded")),
+        }
+    }
+
+    async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
+        let state = self.state.lock();
+        Ok(state
+            .adapters
+            .values()
+            .map(|(adapter, _)| adapter.clone())
+            .collect())
+    }
+}

@@ -1,0 +1,179 @@
+//! What the kit asks an engine, as the engine sees it: every length and every mixture that the guide names is among it. A length
+//! that a check stopped to ask for would go unseen otherwise, since the broken engines prove each at one length alone.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use genset_backend_common::{
+    EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, OutputStream, RequestContext,
+    StartContext, async_trait,
+};
+use genset_conformance::{Scenario, run_conformance};
+use genset_engine_sample::{SampleArgs, SampleEngine};
+use parking_lot::Mutex;
+
+type Seen = Arc<Mutex<Vec<GenerateRequest>>>;
+
+/// The sample engine, which remembers what it was asked.
+struct Remembers {
+    inner: SampleEngine,
+    seen: Seen,
+}
+
+#[async_trait]
+impl LLMEngine for Remembers {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.inner.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.seen.lock().push(request.clone());
+        self.inner.generate(request, ctx).await
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.inner.cleanup().await
+    }
+}
+
+/// What a run of the kit asked, and the context of the engine.
+fn asked() -> (Vec<GenerateRequest>, u32) {
+    let seen = Seen::default();
+    let args = SampleArgs {
+        vocab_size: 1000,
+        token_delay_ms: 1,
+    };
+    let remembered = Arc::clone(&seen);
+    let report = run_conformance(move |_: &Scenario| Remembers {
+        inner: SampleEngine::from_args(&args),
+        seen: Arc::clone(&remembered),
+    });
+    report.assert_conformant();
+    let seen = seen.lock().clone();
+    let longest = seen.iter().map(prompt_len).max().unwrap_or(0);
+    // A prompt of the context less one is the longest that there is.
+    (seen, longest + 1)
+}
+
+fn prompt_len(request: &GenerateRequest) -> u32 {
+    request.prompt_tokens().unwrap_or(0)
+}
+
+#[test]
+fn every_length_is_asked_for() {
+    let (seen, context) = asked();
+    let set = |of: fn(&GenerateRequest) -> u32| seen.iter().map(of).collect::<BTreeSet<u32>>();
+    let missing = |name: &str, of: BTreeSet<u32>, wanted: &[u32]| {
+        let missing: Vec<&u32> = wanted.iter().filter(|len| !of.contains(len)).collect();
+        assert!(
+            missing.is_empty(),
+            "nobody asks for {name} of {missing:?}: {of:?}"
+        );
+    };
+    missing(
+        "prompts",
+        set(prompt_len),
+        &[1, 65, 130, 300, 1000, context / 2, context - 1],
+    );
+    let len = |count: usize| u32::try_from(count).unwrap();
+    let stops = seen
+        .iter()
+        .map(|request| len(request.stop.stop_token_ids.len()));
+    missing("stop lists", stops.collect(), &[1, 3, 9, 64]);
+    let ends = seen
+        .iter()
+        .map(|request| len(request.stop.eos_token_ids.len()));
+    missing("end-of-sequence lists", ends.collect(), &[1, 3]);
+    missing(
+        "answers",
+        set(|request| request.stop.max_tokens.unwrap_or(0)),
+        &[0, 1, 130, 264, 300, 600],
+    );
+    missing(
+        "min_tokens",
+        set(|request| request.stop.min_tokens),
+        &[0, 1, 2, 5, 6, 260],
+    );
+}
+
+#[test]
+fn every_sort_of_end_is_asked_for() {
+    let (seen, context) = asked();
+    type Holds = fn(&GenerateRequest, u32) -> bool;
+    let sorts: [(&str, Holds); 7] = [
+        ("no max_tokens", |request, _| {
+            request.stop.max_tokens.is_none()
+        }),
+        ("both lists in one request", |request, _| {
+            !request.stop.stop_token_ids.is_empty() && !request.stop.eos_token_ids.is_empty()
+        }),
+        ("a stop token that the prompt has", |request, _| {
+            let Input::Tokens(prompt) = &request.input else {
+                return false;
+            };
+            request
+                .stop
+                .stop_token_ids
+                .iter()
+                .any(|token| prompt.contains(token))
+        }),
+        ("the room exactly used", |request, context| {
+            request
+                .stop
+                .max_tokens
+                .is_some_and(|most| prompt_len(request) + most == context)
+        }),
+        ("more than the room", |request, context| {
+            request
+                .stop
+                .max_tokens
+                .is_some_and(|most| prompt_len(request) + most > context)
+        }),
+        ("a prompt of the context less one", |request, context| {
+            prompt_len(request) + 1 == context
+        }),
+        ("a salt of its own", |request, _| {
+            request.cache_salt.is_some()
+        }),
+    ];
+    for (name, holds) in sorts {
+        let is_asked = seen.iter().any(|request| holds(request, context));
+        assert!(is_asked, "nobody asks for {name}");
+    }
+}
+
+/// A prompt that was sent before is sent again, whole and in part, and with another head.
+#[test]
+fn prompts_of_several_blocks_are_sent_again() {
+    let (seen, _) = asked();
+    let prompts: Vec<&[u32]> = seen
+        .iter()
+        .filter_map(|request| match &request.input {
+            Input::Tokens(prompt) if prompt.len() >= 3 * 16 => Some(&***prompt),
+            Input::Tokens(_) | Input::Text(_) | Input::Chat(_) | Input::Embed(_) => None,
+        })
+        .collect();
+    let mut whole = 0;
+    let mut same_tail = 0;
+    for (place, later) in prompts.iter().enumerate() {
+        let before = &prompts[..place];
+        whole += usize::from(before.contains(later));
+        let has_tail_of = |earlier: &&[u32]| {
+            let tail = later.len() * 2 / 3;
+            earlier.len() == later.len()
+                && earlier[0] != later[0]
+                && earlier[earlier.len() - tail..] == later[later.len() - tail..]
+        };
+        same_tail += usize::from(before.iter().any(has_tail_of));
+    }
+    assert!(
+        whole > 0 && same_tail > 0,
+        "{whole} again, {same_tail} with another head"
+    );
+}

@@ -1,0 +1,191 @@
+//! Sound engines that are unusual: what the kit may not take for a fault, at every level and with six seeds. Others of them are
+//! in the mocker's tests, which has a queue, KV blocks and steps of any length.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use genset_backend_common::output::{self, Finish, TokenChunk};
+use genset_backend_common::{
+    EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, OutputStream,
+    RequestContext, StartContext, async_trait,
+};
+use genset_conformance::{Factory, Level, Options, Scenario, run_conformance_with};
+use genset_engine_sample::{SampleArgs, SampleEngine};
+
+/// The highest level has the checks of all others.
+fn is_sound<F: Factory>(factory: impl Fn() -> F) {
+    for seed in 0..=5 {
+        let options = Options {
+            level: Level::Soak,
+            seed,
+            is_measuring: false,
+            ..Options::default()
+        };
+        run_conformance_with(factory(), &options).assert_conformant();
+    }
+}
+
+fn sample(vocab_size: u32, token_delay_ms: u64) -> SampleEngine {
+    SampleEngine::from_args(&SampleArgs {
+        vocab_size,
+        token_delay_ms,
+    })
+}
+
+#[test]
+fn an_engine_of_ten_tokens() {
+    is_sound(|| |_: &Scenario| sample(10, 1));
+}
+
+#[test]
+fn an_engine_that_takes_a_fifth_of_a_second_for_a_token() {
+    is_sound(|| |_: &Scenario| sample(1000, 200));
+}
+
+/// How an engine that is full says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Full {
+    AtOnce,
+    InTheStream,
+}
+
+/// An engine of a few seats and no queue.
+struct Seats {
+    inner: SampleEngine,
+    seats: usize,
+    full: Full,
+    taken: Arc<AtomicUsize>,
+}
+
+impl Seats {
+    fn new(seats: usize, full: Full) -> Self {
+        Self {
+            inner: sample(1000, 1),
+            seats,
+            full,
+            taken: Arc::default(),
+        }
+    }
+}
+
+struct Seat(Arc<AtomicUsize>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[async_trait]
+impl LLMEngine for Seats {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let mut config = self.inner.start(ctx).await?;
+        config.max_num_seqs = u32::try_from(self.seats).ok();
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let outputs = self.inner.generate(request, ctx).await?;
+        let taken = self.taken.fetch_add(1, Ordering::AcqRel);
+        let mut seat = Some(Seat(Arc::clone(&self.taken)));
+        if taken >= self.seats {
+            drop(seat);
+            let error = EngineError::new(ErrorKind::Overloaded, "every seat is taken")
+                .with_retry_after(Duration::from_millis(5));
+            return match self.full {
+                Full::AtOnce => Err(error),
+                Full::InTheStream => {
+                    let refused = stream::once(std::future::ready(Err(error)));
+                    Ok(OutputStream::from_raw(Box::pin(refused)))
+                }
+            };
+        }
+        let seated = outputs.inspect(move |item| {
+            if !matches!(item, Ok(output) if !output.is_terminal()) {
+                drop(seat.take());
+            }
+        });
+        Ok(OutputStream::from_raw(Box::pin(seated)))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.inner.cleanup().await
+    }
+}
+
+#[test]
+fn one_seat_and_the_others_are_refused() {
+    is_sound(|| |_: &Scenario| Seats::new(1, Full::AtOnce));
+}
+
+#[test]
+fn two_seats_and_the_others_are_refused_in_their_streams() {
+    is_sound(|| |_: &Scenario| Seats::new(2, Full::InTheStream));
+}
+
+/// An engine whose steps bring up to 32 tokens, and take as long whether they bring one or all.
+struct Blocks(SampleEngine);
+
+const BLOCK_TOKENS: u32 = 32;
+const STEP: Duration = Duration::from_millis(32);
+
+#[async_trait]
+impl LLMEngine for Blocks {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.0.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let mut outputs = self.0.generate(request, ctx.clone()).await?;
+        Ok(output::stream(ctx, move |out| async move {
+            loop {
+                tokio::time::sleep(STEP).await;
+                let mut block = TokenChunk::default();
+                let mut end = None;
+                while block.len() < BLOCK_TOKENS && end.is_none() {
+                    match outputs.next().await {
+                        Some(Ok(Output::Tokens(chunk))) => block.token_ids.extend(chunk.token_ids),
+                        Some(Ok(Output::Finished(finished))) => end = Some(finished),
+                        Some(Err(error)) => return Err(error),
+                        other => panic!("the sample engine gave {other:?}"),
+                    }
+                }
+                out.tokens(block).await?;
+                if let Some(end) = end {
+                    return Ok(Finish {
+                        reason: end.reason,
+                        last: end.last,
+                        stop_token: end.stop_token,
+                        transfer: end.transfer,
+                        ..Finish::stop()
+                    });
+                }
+            }
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.0.cleanup().await
+    }
+}
+
+#[test]
+fn answers_in_blocks_of_32_tokens() {
+    is_sound(|| |_: &Scenario| Blocks(sample(1000, 0)));
+}
