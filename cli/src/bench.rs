@@ -3,7 +3,7 @@
 pub(crate) mod engine;
 mod make_model;
 mod progress;
-mod serve;
+pub(crate) mod serve;
 
 use clap::Subcommand;
 use genset_backend_common::EngineError;

@@ -1,18 +1,21 @@
 //! `genset conform`: the conformance kit as a command.
 
+mod again;
 mod compare;
 mod presence;
 mod process;
 mod run;
+mod url;
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use genset_backend_common::EngineError;
-use genset_conformance::{Check, Level, Profile, catalogue, find, matrix};
+use genset_conformance::{Check, Level, Options, Profile, catalogue, find, matrix};
 use genset_runtime::{EndpointName, InstanceId, NetworkArgs};
 
 use crate::args::EngineKind;
+use crate::bench::serve::Key;
 use crate::input::print;
 
 pub(crate) const HELP: &str = "\
@@ -25,6 +28,7 @@ Examples:
   genset conform run --endpoint dyn://llama.backend.generate
   genset conform run --engine-cmd 'python3 my_engine.py'
   genset conform run --engine-cmd 'python3 my_engine.py' --only SP
+  genset conform run --url http://127.0.0.1:8000
   genset conform replay report.json --engine sample
   genset conform replay --sequence 'start; generate#0 len=3 max=5; drop#0' --engine sample
   genset conform diff old.json new.json
@@ -98,6 +102,20 @@ pub(crate) struct SubjectArgs {
     /// Command that starts an engine as a child process
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["engine", "endpoint"])]
     engine_cmd: Option<String>,
+    /// A server of OpenAI's API, such as http://127.0.0.1:8000: the checks of requests and their answers
+    #[arg(long, value_name = "URL", conflicts_with_all = ["engine", "endpoint", "engine_cmd"])]
+    url: Option<String>,
+    /// The model that the server is asked for [default: the only one that it lists]
+    #[arg(long, value_name = "NAME", requires = "url")]
+    url_model: Option<String>,
+    /// Key that the server wants
+    #[arg(
+        long,
+        env = "OPENAI_API_KEY",
+        hide_env_values = true,
+        value_name = "KEY"
+    )]
+    api_key: Option<Key>,
     #[command(flatten, next_help_heading = "Live workers")]
     network: NetworkArgs,
 }
@@ -118,6 +136,9 @@ pub(crate) struct RunArgs {
     /// Seconds that a live worker may be away, such as for a restart, until the run ends with what is known
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     worker_wait: u64,
+    /// Random sequences of operations that SQ01 tries
+    #[arg(long, value_name = "COUNT", default_value_t = Options::default().sequences)]
+    sequences: u32,
     /// File with the failures the engine's authors know of
     #[arg(long, value_name = "FILE")]
     waivers: Option<PathBuf>,

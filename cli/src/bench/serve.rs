@@ -3,7 +3,7 @@
 //! The loads are those of `genset simulate`, and so are the figures, so that a fleet that was simulated and one that was
 //! measured stand side by side.
 
-mod client;
+pub(crate) mod client;
 mod drive;
 mod prompts;
 mod report;
@@ -122,7 +122,7 @@ impl ApiName {
 
 /// A key, which no log shows.
 #[derive(Clone)]
-struct Key(String);
+pub(crate) struct Key(pub(crate) String);
 
 impl std::fmt::Debug for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

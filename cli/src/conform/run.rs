@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
     Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, Subject, Verdict,
-    Waivers, replay_sequence, run_conformance_while, run_conformance_with, run_sequences,
+    Waivers, replay_sequence_with, run_conformance_while, run_conformance_with, run_sequences,
 };
 use genset_engine_candle::{ByteSize, CandleArgs};
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
@@ -17,8 +17,9 @@ use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine};
 
+use super::again::replay_line;
 use super::presence::Presence;
-use super::{RunArgs, SequencesArgs, SubjectArgs, process};
+use super::{RunArgs, SequencesArgs, SubjectArgs, process, url};
 use crate::args::{EngineKind, required_script};
 use crate::engine::candle::BuiltInFiles;
 use crate::engine::{self, scripted::Parts};
@@ -42,9 +43,12 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
         let config = engine::subprocess(command)?;
         return Ok(process::factory(config));
     }
+    if let Some(url) = &subject.url {
+        return url::factory(subject, url);
+    }
     let kind = subject.engine.ok_or_else(|| {
         EngineError::invalid_argument(
-            "--engine, --endpoint, --engine-cmd",
+            "--engine, --endpoint, --engine-cmd, --url",
             "say which engine to test",
         )
     })?;
@@ -167,35 +171,6 @@ fn start_once(engine: &RemoteEngine) -> Result<(), EngineError> {
     })
 }
 
-/// How a command line begins that does `what` with the same engine.
-fn replay_line(what: &str, subject: &SubjectArgs) -> String {
-    let engine = subject
-        .engine
-        .map(|engine| format!(" --engine {}{}", engine.name(), script_flag(subject)));
-    let endpoint = subject
-        .endpoint
-        .as_ref()
-        .map(|endpoint| match &subject.instance {
-            Some(instance) => format!(" --endpoint dyn://{endpoint} --instance {instance}"),
-            None => format!(" --endpoint dyn://{endpoint}"),
-        });
-    let command = subject
-        .engine_cmd
-        .as_ref()
-        .map(|command| format!(" --engine-cmd '{}'", command.replace('\'', r"'\''")));
-    let subject = engine.or(endpoint).or(command).unwrap_or_default();
-    format!("genset conform {what}{subject}")
-}
-
-fn script_flag(subject: &SubjectArgs) -> String {
-    match &subject.script {
-        Some(path) if subject.engine == Some(EngineKind::Scripted) => {
-            format!(" --script {}", path.display())
-        }
-        Some(_) | None => String::new(),
-    }
-}
-
 pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
     for prefix in &args.only {
         let is_known =
@@ -207,10 +182,14 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
         }
     }
     let waivers = args.waivers.as_deref().map(read_waivers).transpose()?;
-    let replay = replay_line("run", &args.subject);
+    let replay = replay_line("run");
     let options = Options {
         level: args.level.into(),
-        only: args.only.clone(),
+        only: match &args.subject.url {
+            Some(_) => url::askable(&args.only)?,
+            None => args.only.clone(),
+        },
+        sequences: args.sequences,
         replay,
         seed: args.seed,
         ..Options::default()
@@ -272,7 +251,7 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
     let options = Options {
         level: genset_conformance::Level::Soak,
         only: failed,
-        replay: replay_line("run", subject),
+        replay: replay_line("run"),
         seed: old.seed,
         ..Options::default()
     };
@@ -287,7 +266,7 @@ pub(super) fn sequences(args: &SequencesArgs) -> Result<u8, EngineError> {
         cases: args.cases,
         seed: args.seed,
         regressions: args.regressions.clone(),
-        replay: replay_line("replay", &args.subject),
+        replay: replay_line("replay"),
         ..SequenceOptions::default()
     };
     match run_sequences(factory(&args.subject)?, &options) {
@@ -304,7 +283,11 @@ pub(super) fn sequences(args: &SequencesArgs) -> Result<u8, EngineError> {
 
 /// Runs one sequence of operations again.
 pub(super) fn replay_operations(text: &str, subject: &SubjectArgs) -> Result<u8, EngineError> {
-    match replay_sequence(text, factory(subject)?) {
+    let options = SequenceOptions {
+        replay: replay_line("replay"),
+        ..SequenceOptions::default()
+    };
+    match replay_sequence_with(text, factory(subject)?, &options) {
         Ok(()) => {
             print("The sequence kept the contract.\n");
             Ok(0)

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use crate::fleet::Fleet;
 use crate::launcher::stand_in;
-use crate::support::{Ended, genset, run_with, tiny_chat};
+use crate::support::{Ended, Server, genset, run_with, tiny_chat};
 
 async fn conform(words: &[&str]) -> Ended {
     run_with(genset(&[&["conform"], words].concat()), b"").await
@@ -181,6 +181,81 @@ async fn an_engine_of_text_is_tested_in_text() {
         "{}",
         explained.stdout
     );
+}
+
+/// Expects that ST01 fails, which it does not: a run that fails with the sample engine.
+const WRONG_WAIVER: &str = r#"
+[[check]]
+id = "ST01"
+expect = "fail"
+reason = "known"
+issue = "https://example.org/1"
+until = "2999-12-31"
+"#;
+
+/// What a shell makes of a line that was printed.
+async fn pasted(line: &str) -> Ended {
+    let mut command = tokio::process::Command::new("/bin/sh");
+    let binary = std::path::Path::new(env!("CARGO_BIN_EXE_genset"));
+    command
+        .args(["-c", line])
+        .env("PATH", binary.parent().unwrap())
+        .kill_on_drop(true);
+    run_with(command, b"").await
+}
+
+#[tokio::test]
+async fn a_replay_line_works_when_it_is_pasted() {
+    let dir = TempDir::new().unwrap();
+    let waivers = dir.path().join("conformance.toml");
+    std::fs::write(&waivers, WRONG_WAIVER).unwrap();
+    let waivers = waivers.to_str().unwrap();
+    let words = [
+        "run",
+        "--engine",
+        "sample",
+        "--only",
+        "ST",
+        "--seed",
+        "7",
+        "--waivers",
+        waivers,
+    ];
+    let ran = conform(&words).await;
+    assert_eq!(ran.code, Some(1), "{}", ran.stdout);
+    let line = ran
+        .stdout
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("replay  "));
+    let line = line.unwrap();
+    assert_eq!(
+        line,
+        "genset conform run --engine sample --only ST01 --level strict --seed 7"
+    );
+    let again = pasted(line).await;
+    assert!(
+        again.code == Some(0) && again.stdout.contains("1 passed, 0 failed"),
+        "{again:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_of_the_api_is_tested_by_its_url() {
+    let server = Server::start(&["out=sample"]).await;
+    let url = format!("http://{}/v1", server.address);
+    let ran = conform(&["run", "--url", &url, "--only", "ST,FN,US"]).await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stdout);
+    assert!(ran.stdout.ends_with("CONFORMANT\n"), "{}", ran.stdout);
+    let unseen = conform(&["run", "--url", &url, "--only", "KV"]).await;
+    assert_eq!(unseen.code, Some(2));
+    assert!(unseen.stderr.contains("--only"), "{}", unseen.stderr);
+    let missing = conform(&["run", "--url", &url, "--url-model", "other"]).await;
+    assert_eq!(missing.code, Some(2));
+    assert!(missing.stderr.contains("--url-model"), "{}", missing.stderr);
+    server.stop().await;
+    let gone = conform(&["run", "--url", &url]).await;
+    assert_eq!(gone.code, Some(2));
+    assert!(gone.stderr.contains("--url"), "{}", gone.stderr);
 }
 
 #[tokio::test]

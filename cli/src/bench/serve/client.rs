@@ -34,15 +34,15 @@ pub(super) struct Client {
 
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     pub(super) kind: FailureKind,
     /// What the server or the connection said.
-    pub(super) problem: String,
+    pub(crate) problem: String,
 }
 
 /// How a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum FailureKind {
+pub(crate) enum FailureKind {
     /// The server answered with this HTTP status.
     Status(u16),
     /// There was no connection.
@@ -288,14 +288,16 @@ impl Answer {
 
 /// Lines of a stream, in whatever pieces they come.
 #[derive(Debug, Default)]
-struct Lines {
+pub(crate) struct Lines {
     buffer: Vec<u8>,
     /// Bytes of the buffer that were used up.
     used: usize,
 }
 
 impl Lines {
-    fn push(&mut self, piece: &[u8]) -> Result<(), Failure> {
+    /// # Errors
+    /// `Broken` for a line without end.
+    pub(crate) fn push(&mut self, piece: &[u8]) -> Result<(), Failure> {
         self.buffer.drain(..self.used);
         self.used = 0;
         if self.buffer.len() > MAX_LINE_BYTES {
@@ -309,7 +311,7 @@ impl Lines {
     }
 
     /// The data of the next line that has some and is whole.
-    fn next_data(&mut self) -> Option<&[u8]> {
+    pub(crate) fn next_data(&mut self) -> Option<&[u8]> {
         loop {
             let rest = self.buffer.get(self.used..)?;
             let length = rest.iter().position(|byte| *byte == b'\n')?;

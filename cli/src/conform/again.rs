@@ -1,0 +1,93 @@
+//! The command that runs a part of this one again: with the same engine, found in the same way.
+
+use clap::{Arg, Args, Command};
+
+use super::SubjectArgs;
+
+/// How a command line begins that does `what` with the subject of this process's own.
+pub(super) fn replay_line(what: &str) -> String {
+    line_of(what, std::env::args().skip(1))
+}
+
+/// Keeps those words that say which subject is meant.
+fn line_of(what: &str, words: impl Iterator<Item = String>) -> String {
+    let subject = SubjectArgs::augment_args(Command::new("subject"));
+    let mut line = format!("genset conform {what}");
+    let mut words = words.peekable();
+    while let Some(word) = words.next() {
+        let name = word.strip_prefix("--").unwrap_or_default();
+        let (name, has_value) = match name.split_once('=') {
+            Some((name, _)) => (name, true),
+            None => (name, false),
+        };
+        let mut known = subject.get_arguments();
+        // A secret is in no report.
+        let is_kept = |arg: &&Arg| is_called(arg, name) && !arg.is_hide_env_values_set();
+        let Some(arg) = known.find(is_kept) else {
+            continue;
+        };
+        let mut kept = vec![word.clone()];
+        if arg.get_action().takes_values() && !has_value {
+            // A flag whose value may be left out is followed by the next flag, or by nothing.
+            kept.extend(words.next_if(|next| !next.starts_with("--")));
+        }
+        for word in kept {
+            line.push(' ');
+            line.push_str(&quoted(&word));
+        }
+    }
+    line
+}
+
+fn is_called(arg: &Arg, name: &str) -> bool {
+    let aliases = arg.get_all_aliases().unwrap_or_default();
+    !name.is_empty() && (arg.get_long() == Some(name) || aliases.contains(&name))
+}
+
+/// A word as a shell takes it for that word.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(words: &[&str]) -> String {
+        line_of("replay", words.iter().map(|word| (*word).to_owned()))
+    }
+
+    #[test]
+    fn what_says_which_engine_is_kept_and_nothing_else() {
+        let words = [
+            "conform", "run", "--only", "ST,US", "--engine", "sample", "--seed=3", "--json", "-",
+        ];
+        assert_eq!(line(&words), "genset conform replay --engine sample");
+        let words = [
+            "conform",
+            "run",
+            "--endpoint=dyn://a.b.c",
+            "--discovery-shared",
+            "--discovery-path",
+            "/srv/a b",
+            "--level",
+            "soak",
+        ];
+        assert_eq!(
+            line(&words),
+            "genset conform replay --endpoint=dyn://a.b.c --discovery-shared --discovery-path '/srv/a b'"
+        );
+    }
+
+    #[test]
+    fn a_word_survives_a_shell() {
+        assert_eq!(
+            line(&["--engine-cmd", "python 'x y.py' $HOME"]),
+            r"genset conform replay --engine-cmd 'python '\''x y.py'\'' $HOME'"
+        );
+    }
+}

@@ -1,0 +1,507 @@
+//! A server of OpenAI's API as the kit's subject, whoever wrote it: chats go to its URL, and answers come back as text.
+//!
+//! What is asked are requests. How the engine behind the server starts, drains and ends, and what it publishes, no URL shows.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::output::{self, Finish, FinishReason, OutputWriter};
+use genset_backend_common::{
+    Capabilities, EngineConfig, EngineError, EngineState, ErrorKind, GenerateRequest, Input,
+    InputKind, LLMEngine, OutputStream, RequestContext, RequestField, SamplingOption, StartContext,
+    async_trait,
+};
+use genset_conformance::{Check, Subject, catalogue};
+use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
+use reqwest::{Response, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::SubjectArgs;
+use super::run::BoxFactory;
+use crate::bench::serve::client::Lines;
+
+/// The context of a server that does not tell: what the kit asks of it fits.
+const DEFAULT_CONTEXT: u32 = 2048;
+
+/// How long a connection may take to be made.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The groups that ask for answers.
+const GROUPS: [&str; 8] = ["ST", "FN", "US", "CN", "CC", "DT", "ER", "RD"];
+
+/// Checks of those groups that no URL can be asked, and why.
+const UNSEEN: [(&str, &str); 4] = [
+    ("FN05", "how many tokens a text is, only the server knows"),
+    ("CN04", "how many tokens a text is, only the server knows"),
+    (
+        "US06",
+        "the usage of a cancelled request, whose connection is closed",
+    ),
+    ("CN16", "hints before a start and after a cleanup"),
+];
+
+/// Whether a check is about what a URL shows.
+pub(super) fn can_be_asked(check: &Check) -> bool {
+    let is_unseen = UNSEEN.iter().any(|(id, _)| *id == check.id);
+    let group = check.id.get(..2).unwrap_or_default();
+    GROUPS.contains(&group) && !is_unseen
+}
+
+/// The ids of the checks that a URL is asked, of those that begin with one of `only`.
+///
+/// # Errors
+/// `InvalidArgument` where none of them can be asked.
+pub(super) fn askable(only: &[String]) -> Result<Vec<String>, EngineError> {
+    let is_wanted =
+        |check: &&Check| only.is_empty() || only.iter().any(|prefix| check.id.starts_with(prefix));
+    let asked = catalogue().filter(|check| can_be_asked(check));
+    let asked: Vec<String> = asked
+        .filter(is_wanted)
+        .map(|check| check.id.to_owned())
+        .collect();
+    if asked.is_empty() {
+        let groups = GROUPS.join(", ");
+        return Err(EngineError::invalid_argument(
+            "--only",
+            format!("a URL shows nothing of these checks; it can be asked those of {groups}"),
+        ));
+    }
+    Ok(asked)
+}
+
+/// The server, found to answer.
+///
+/// # Errors
+/// `InvalidArgument`: nobody answers, the model is not served, or lengths cannot be asked for, with what to do.
+pub(super) fn factory(subject: &SubjectArgs, url: &str) -> Result<BoxFactory, EngineError> {
+    // An error says that one is there already, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let server = Arc::new(Server {
+        base: base_of(url),
+        key: subject.api_key.as_ref().map(|key| key.0.clone()),
+        model: subject.url_model.clone(),
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            EngineError::internal("the async runtime cannot be started").with_source(error)
+        })?;
+    let (model, context) = runtime.block_on(server.meet())?;
+    let known = Known { model, context };
+    Ok(Box::new(move |_| {
+        let engine = UrlEngine {
+            server: Arc::clone(&server),
+            known: known.clone(),
+            http: EngineState::new(),
+        };
+        Subject::new(engine).checking_itself()
+    }))
+}
+
+fn base_of(url: &str) -> String {
+    let base = match url.contains("://") {
+        true => url.to_owned(),
+        false => format!("http://{url}"),
+    };
+    base.trim_end_matches('/')
+        .trim_end_matches("/v1")
+        .to_owned()
+}
+
+/// Where a server is, and how it is asked.
+struct Server {
+    base: String,
+    key: Option<String>,
+    model: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Model {
+    id: String,
+    max_model_len: Option<u32>,
+}
+
+impl Server {
+    /// A client without a proxy: what is judged is the server.
+    fn client(&self) -> Result<reqwest::Client, EngineError> {
+        reqwest::Client::builder()
+            .user_agent(concat!("genset/", env!("CARGO_PKG_VERSION")))
+            .no_proxy()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .build()
+            .map_err(|error| self.unusable(&error))
+    }
+
+    fn unusable(&self, problem: &dyn std::fmt::Display) -> EngineError {
+        EngineError::invalid_argument("--url", format!("{}: {problem}", self.base))
+    }
+
+    fn with_key(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        match &self.key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        }
+    }
+
+    /// The model and its context, of a server that gives answers of a length that is asked for.
+    async fn meet(&self) -> Result<(String, u32), EngineError> {
+        let http = self.client()?;
+        let asked = self.with_key(http.get(format!("{}/v1/models", self.base)));
+        let answer = asked.send().await.map_err(|error| self.unusable(&error))?;
+        let answer = answered(answer)
+            .await
+            .map_err(|error| self.unusable(&error))?;
+        let body = answer
+            .bytes()
+            .await
+            .map_err(|error| self.unusable(&error))?;
+        let models: Models =
+            serde_json::from_slice(&body).map_err(|error| self.unusable(&error))?;
+        let model = self.choose(models.data)?;
+        let context = model.max_model_len.unwrap_or(DEFAULT_CONTEXT);
+        let probe = json!({
+            "model": model.id,
+            "messages": [{"role": "user", "content": "7 42 3"}],
+            "max_tokens": 2,
+            "ignore_eos": true,
+        });
+        let asked = self.chat(&http, &probe).await?;
+        answered(asked).await.map_err(|error| {
+            let problem = format!(
+                "the kit asks for answers of a known length, with \"ignore_eos\", which this server refuses: {error}"
+            );
+            self.unusable(&problem)
+        })?;
+        Ok((model.id, context))
+    }
+
+    fn choose(&self, models: Vec<Model>) -> Result<Model, EngineError> {
+        let names: Vec<String> = models.iter().map(|model| model.id.clone()).collect();
+        let mut models = models.into_iter();
+        let chosen = match &self.model {
+            Some(name) => models.find(|model| model.id == *name),
+            None if names.len() == 1 => models.next(),
+            None => None,
+        };
+        chosen.ok_or_else(|| {
+            let problem = format!("name one of the server's models: {}", names.join(", "));
+            EngineError::invalid_argument("--url-model", problem)
+        })
+    }
+
+    async fn chat(&self, http: &reqwest::Client, body: &Value) -> Result<Response, EngineError> {
+        let url = format!("{}/v1/chat/completions", self.base);
+        let request = http.post(url).header(CONTENT_TYPE, "application/json");
+        let sent = self.with_key(request).body(body.to_string()).send().await;
+        sent.map_err(|error| {
+            let kind = match error.is_connect() {
+                true => ErrorKind::CannotConnect,
+                false => ErrorKind::Disconnected,
+            };
+            EngineError::new(kind, "the server cannot be asked").with_source(error)
+        })
+    }
+}
+
+/// The answer, unless it is a refusal.
+async fn answered(response: Response) -> Result<Response, EngineError> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
+    }
+    let after = response.headers().get(RETRY_AFTER);
+    let after = after.and_then(|value| value.to_str().ok()?.parse().ok());
+    let body = response.bytes().await.unwrap_or_default();
+    let body = serde_json::from_slice(&body).unwrap_or_default();
+    let error = refusal(Some(status), &body);
+    Err(match after {
+        Some(seconds) => error.with_retry_after(Duration::from_secs(seconds)),
+        None => error,
+    })
+}
+
+/// What OpenAI's object of an error says, with its status where it is no event.
+fn refusal(status: Option<StatusCode>, body: &Value) -> EngineError {
+    let error = body.get("error").unwrap_or(body);
+    let message = error.get("message").and_then(Value::as_str);
+    let message = message.unwrap_or("the server gives no reason").to_owned();
+    let code = error.get("code").and_then(Value::as_str);
+    let kind = match (status.map(|status| status.as_u16()), code) {
+        (_, Some("context_length_exceeded")) => ErrorKind::ContextLengthExceeded,
+        (Some(400 | 401 | 403 | 413 | 415 | 422), _) => ErrorKind::InvalidArgument,
+        (Some(404), _) => ErrorKind::NotFound,
+        (Some(429), _) => ErrorKind::Overloaded,
+        (Some(501), _) => ErrorKind::Unsupported,
+        (Some(502), _) => ErrorKind::Disconnected,
+        (Some(503), _) => ErrorKind::Unavailable,
+        (Some(504), _) => ErrorKind::DeadlineExceeded,
+        (Some(_) | None, _) => ErrorKind::Internal,
+    };
+    EngineError::new(kind, message)
+}
+
+#[derive(Debug, Clone)]
+struct Known {
+    model: String,
+    context: u32,
+}
+
+struct UrlEngine {
+    server: Arc<Server>,
+    known: Known,
+    http: EngineState<reqwest::Client>,
+}
+
+fn capabilities() -> Capabilities {
+    Capabilities {
+        inputs: BTreeSet::from([InputKind::Chat]),
+        ..Capabilities::default()
+    }
+    .with_sampling([SamplingOption::Temperature, SamplingOption::TopP])
+}
+
+#[async_trait]
+impl LLMEngine for UrlEngine {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let config = EngineConfig::new(&self.known.model, self.known.context)
+            .with_capabilities(capabilities());
+        let client = self.server.client();
+        self.http.start(async { Ok((client?, config)) }).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let http = self.http.get()?;
+        // What is not declared cannot be sent; all else is the server's to refuse.
+        capabilities().check(&request)?;
+        let sampling = [request.sampling.temperature, request.sampling.top_p];
+        if sampling
+            .into_iter()
+            .flatten()
+            .any(|number| !number.is_finite())
+        {
+            let problem = "must be a finite number: JSON has no other";
+            return Err(EngineError::invalid_argument(
+                RequestField::Temperature,
+                problem,
+            ));
+        }
+        let body = body_of(&request, &self.known.model);
+        let server = Arc::clone(&self.server);
+        Ok(output::stream(ctx, move |out| async move {
+            let response = server.chat(&http, &body).await?;
+            Reading::new(answered(response).await?).read(&out).await
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        drop(self.http.take());
+        Ok(())
+    }
+}
+
+fn body_of(request: &GenerateRequest, model: &str) -> Value {
+    let messages = match &request.input {
+        Input::Chat(chat) => chat.messages.clone(),
+        Input::Tokens(_) | Input::Text(_) | Input::Embed(_) => Vec::new(),
+    };
+    let mut body = json!({
+        "model": model,
+        "messages": messages,
+        "stream": true,
+        "stream_options": {"include_usage": true},
+    });
+    let stop = &request.stop;
+    let mut set = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            body[name] = value;
+        }
+    };
+    set("max_tokens", stop.max_tokens.map(Value::from));
+    set("ignore_eos", stop.ignore_eos.then_some(true.into()));
+    set(
+        "min_tokens",
+        (stop.min_tokens > 0).then_some(stop.min_tokens.into()),
+    );
+    set("temperature", request.sampling.temperature.map(Value::from));
+    set("top_p", request.sampling.top_p.map(Value::from));
+    body
+}
+
+#[derive(Debug, Deserialize)]
+struct Event {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+    error: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    delta: Option<Delta>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Delta {
+    content: Option<String>,
+    reasoning_content: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct Usage {
+    prompt_tokens: u32,
+    #[serde(default)]
+    completion_tokens: u32,
+}
+
+/// An answer as it comes.
+struct Reading {
+    response: Response,
+    lines: Lines,
+    usage: Option<Usage>,
+    reason: Option<String>,
+    /// Tokens that were told.
+    told: u32,
+}
+
+impl Reading {
+    fn new(response: Response) -> Self {
+        Self {
+            response,
+            lines: Lines::default(),
+            usage: None,
+            reason: None,
+            told: 0,
+        }
+    }
+
+    async fn read(mut self, out: &OutputWriter) -> Result<Finish, EngineError> {
+        loop {
+            while let Some(data) = self.lines.next_data() {
+                if data == b"[DONE]" {
+                    return self.end(out).await;
+                }
+                let event = serde_json::from_slice(data).map_err(|error| {
+                    EngineError::new(
+                        ErrorKind::Disconnected,
+                        format!("an event that cannot be read: {error}"),
+                    )
+                })?;
+                self.take(event, out).await?;
+            }
+            let piece = self.response.chunk().await.map_err(|error| {
+                EngineError::new(ErrorKind::Disconnected, "the stream broke off").with_source(error)
+            })?;
+            let Some(piece) = piece else {
+                let problem = "the stream ended without [DONE]";
+                return Err(EngineError::new(ErrorKind::StreamIncomplete, problem));
+            };
+            self.lines
+                .push(&piece)
+                .map_err(|failure| EngineError::new(ErrorKind::Disconnected, failure.problem))?;
+        }
+    }
+
+    async fn take(&mut self, event: Event, out: &OutputWriter) -> Result<(), EngineError> {
+        if let Some(error) = event.error {
+            return Err(refusal(None, &error));
+        }
+        self.usage = event.usage.or(self.usage);
+        let mut text = String::new();
+        for choice in event.choices {
+            self.reason = choice.finish_reason.or(self.reason.take());
+            let delta = choice
+                .delta
+                .map(|delta| [delta.reasoning_content, delta.content]);
+            text.extend(delta.into_iter().flatten().flatten());
+        }
+        if text.is_empty() {
+            return Ok(());
+        }
+        // Most servers send a token an event; what is not told now is told with the end.
+        let counted = event
+            .usage
+            .map_or(1, |usage| usage.completion_tokens.saturating_sub(self.told));
+        self.told = self.told.saturating_add(counted);
+        out.text(text, counted).await
+    }
+
+    /// The tokens that nobody told of, and how it ended.
+    async fn end(self, out: &OutputWriter) -> Result<Finish, EngineError> {
+        let Some(reason) = self.reason.as_deref() else {
+            let problem = "the stream ended without a finish_reason";
+            return Err(EngineError::new(ErrorKind::StreamIncomplete, problem));
+        };
+        let Some(usage) = self.usage else {
+            let problem = "the stream has no usage, which \"include_usage\" asks for";
+            return Err(EngineError::new(ErrorKind::StreamIncomplete, problem));
+        };
+        let rest = usage.completion_tokens.saturating_sub(self.told);
+        if rest > 0 {
+            out.text("", rest).await?;
+        }
+        let finish = match reason {
+            "length" => Finish::length(),
+            "content_filter" => Finish {
+                reason: FinishReason::ContentFilter,
+                ..Finish::stop()
+            },
+            _ => Finish::stop(),
+        };
+        Ok(finish.with_prompt_tokens(usage.prompt_tokens))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_group_and_every_exception_is_in_the_catalogue() {
+        for group in GROUPS {
+            assert!(
+                catalogue().any(|check| check.id.starts_with(group)),
+                "{group}"
+            );
+        }
+        for (id, _) in UNSEEN {
+            assert!(catalogue().any(|check| check.id == id), "{id}");
+        }
+        assert!(askable(&["SP01".into()]).is_err());
+        assert_eq!(askable(&["FN01".into()]).unwrap(), ["FN01"]);
+    }
+
+    #[test]
+    fn refusals_have_the_kind_that_their_status_and_code_say() {
+        let body = |code: &str| json!({"error": {"message": "no", "code": code}});
+        let kind = |status: u16, code: &str| {
+            refusal(StatusCode::from_u16(status).ok(), &body(code)).kind()
+        };
+        assert_eq!(kind(400, ""), ErrorKind::InvalidArgument);
+        assert_eq!(
+            kind(400, "context_length_exceeded"),
+            ErrorKind::ContextLengthExceeded
+        );
+        assert_eq!(kind(429, ""), ErrorKind::Overloaded);
+        assert_eq!(kind(500, ""), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn a_url_is_taken_with_and_without_its_version() {
+        for url in ["http://a:1", "http://a:1/", "http://a:1/v1", "a:1/v1/"] {
+            assert_eq!(base_of(url), "http://a:1");
+        }
+    }
+}
