@@ -7,8 +7,8 @@ use std::sync::Arc;
 use genset_backend_common::output::OutputStream;
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{
-    EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, RequestContext,
-    StartContext, async_trait,
+    DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
+    RequestContext, StartContext, async_trait,
 };
 use genset_engine_candle::load::OpenModel;
 use genset_engine_candle::{CandleArgs, CandleEngine};
@@ -126,6 +126,10 @@ impl LLMEngine for BuiltIn {
 
     async fn abort(&self, ctx: &RequestContext) {
         self.engine.abort(ctx).await;
+    }
+
+    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
+        self.engine.drain(ctx).await
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
