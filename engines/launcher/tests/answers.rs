@@ -419,7 +419,7 @@ async fn a_server_that_died_inside_ends_its_requests_as_one_that_died() {
 async fn what_a_server_tells_about_itself_is_declared() {
     for (api, context, block_size, blocks) in [
         ("vllm", 256, Some(128), Some(2048)),
-        ("sglang", 250, Some(1), Some(8192)),
+        ("sglang", 250, Some(1), Some(131_072)),
         ("llama", 248, None, None),
     ] {
         let engine = LauncherEngine::new(config(api, &[]));

@@ -120,7 +120,7 @@ async fn sglang_gets_the_rank_in_the_body_and_its_events_are_not_followed() {
     let declared = engine.start(StartContext::detached(1)).await.unwrap();
     assert_eq!(declared.data_parallel_size, 2);
     assert!(!declared.capabilities.kv_events && !declared.capabilities.kv_ranks);
-    assert_eq!(declared.kv_total_blocks, Some(2 * 8192));
+    assert_eq!(declared.kv_total_blocks, Some(2 * 131_072));
     ask(&engine, Some(1)).await.unwrap();
     let asked = reports.next("request").await;
     assert_eq!(asked["body"]["routed_dp_rank"], 1);

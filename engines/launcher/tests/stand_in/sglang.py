@@ -48,7 +48,7 @@ class Sglang(Api):
     def get(self, path):
         if path == "/server_info":
             ranks = {"dp_size": self.rank_count, "attn_dp_size": 1}
-            return {**ranks, "page_size": self.size, "max_total_num_tokens": 8192, "max_req_input_len": self.context - 6, "version": "0.5.23"}
+            return {**ranks, "page_size": self.size, "max_total_num_tokens": 131072, "max_req_input_len": self.context - 6, "version": "0.5.23"}
         return super().get(path)
 
     def check(self, prompt, max_tokens):
