@@ -72,9 +72,11 @@ impl LLMEngine for Prebuilt {
     ) -> Result<OutputStream, EngineError> {
         let tokens = request.stop.max_tokens.unwrap_or(1);
         let items = answer(request.prompt_tokens().unwrap_or(0), tokens);
-        // As an engine's scheduler does, which adds the answer's tokens to it.
-        let own = request.tokens()?.to_vec();
-        drop(std::hint::black_box(own));
+        let prompt = request.tokens()?;
+        if prompt.len() == WATCHED_TOKENS {
+            // As an engine's scheduler does, which adds the answer's tokens to it.
+            drop(std::hint::black_box(prompt.to_vec()));
+        }
         Ok(OutputStream::from_raw(Box::pin(Items {
             // A canary is answered.
             pace: if tokens == 1 { Pace::Together } else { self.0 },
