@@ -83,7 +83,7 @@ async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> Answer {
 async fn every_api_gives_the_models_tokens() {
     let mut answers = Vec::new();
     for api in OF_TOKENS {
-        let engine = started(api, &["--block-size=2"]).await;
+        let engine = started(api, &["--block-size=2", "--page-size=2"]).await;
         let first = answer(&engine, request(&[5, 6, 7, 8], 6)).await;
         let cached_at_first = first.finished().usage.cached_tokens;
         assert_eq!(cached_at_first, Some(0), "{api}");

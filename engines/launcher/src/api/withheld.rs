@@ -54,7 +54,8 @@ impl Withheld {
             .unwrap_or_default();
         let bytes = last.iter().flat_map(Piece::bytes);
         let ids: Vec<TokenId> = last.iter().map(|piece| piece.id).collect();
-        if bytes.eq(self.text.as_bytes()) && ids.ends_with(&self.given) {
+        let is_whole = ids.len() == self.count && bytes.eq(self.text.as_bytes());
+        if is_whole && ids.ends_with(&self.given) {
             return Ok(ids);
         }
         Err(unreadable(format!(
@@ -100,5 +101,10 @@ mod tests {
             assert!(error.message().contains("ん"), "{error}");
         }
         assert!(withheld(1, &[7]).fill(&[]).is_err());
+        let nothing = Withheld {
+            text: String::new(),
+            ..withheld(2, &[])
+        };
+        assert!(nothing.fill(&[]).is_err());
     }
 }

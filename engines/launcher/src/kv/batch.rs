@@ -59,7 +59,8 @@ pub(super) struct Stored {
     pub(super) kv_cache_spec_kind: Option<String>,
     pub(super) kv_cache_spec_sliding_window: Option<u32>,
     pub(super) locality: Option<String>,
-    /// SGLang's: the salt of every block.
+    /// SGLang's: the salt of every block. Maps alone have it.
+    #[serde(skip)]
     pub(super) cache_salt: Option<String>,
 }
 
