@@ -1,4 +1,4 @@
-"""The official client's files and batches: uploaded, answered, listed, cancelled, and gone on with after a restart."""
+"""The official client uploads files, lists and cancels batches, and gets every answer, also after a restart."""
 
 import json
 import time

@@ -1,5 +1,5 @@
-//! One word an idea: a public type's name is used once in the workspace, and none is a word that the glossary of
-//! `docs/architecture.md` has another one for.
+//! One word an idea. These tests read the names of all public types: each name is used once in the workspace, and none is a word
+//! that the glossary of `docs/architecture.md` replaces.
 //!
 //! Private types are left out: nobody sees two of them side by side.
 

@@ -1,4 +1,4 @@
-//! [`recorded`]: an engine whose calls are noted, however a check makes them. Streams are noted where they are read.
+//! [`recorded`] wraps an engine and notes every call in the transcript. The reader of a stream notes its items.
 
 use std::sync::Arc;
 

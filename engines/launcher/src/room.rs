@@ -1,4 +1,4 @@
-//! [`Room`]: where requests wait for each other before they go to a server which, with too many of them at once, ends them all.
+//! [`Room`] holds requests back until a server has room for them. These servers end every running request when they have too many.
 //!
 //! `llama_cpp.server` ends an answer when the next request comes. The slots of llama-server have one KV cache together, as large as
 //! the context of each: when the tokens of all of them are more, it fails every request that runs, with "Context size has been

@@ -1,4 +1,4 @@
-//! [`BatchInput`]: the lines of files. Where each begins is kept, and no more of them.
+//! [`BatchInput`] reads the lines of files. It keeps where each line begins, and reads a line again when it is answered.
 
 use std::fmt;
 use std::fs::File;

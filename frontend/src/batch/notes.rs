@@ -1,4 +1,4 @@
-//! [`BatchNotes`]: the answers of a batch that is not done, in a file, a line for each answer in the order they came.
+//! [`BatchNotes`] keeps the answers of an unfinished batch in a file: a line for each answer, in the order of arrival.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};

@@ -1,4 +1,4 @@
-//! [`Pauses`]: how long to wait while every worker is full.
+//! [`Pauses`] says how long a request waits while every worker is full.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! What is known of a file and of a batch: [`FileRecord`], [`BatchRecord`], in the words of OpenAI's API, in which they are also
-//! kept.
+//! [`FileRecord`] and [`BatchRecord`] describe a file and a batch. The API shows them and the folder keeps them in the same form.
 //!
 //! # Source
 //! [OpenAI's API](https://platform.openai.com/docs/api-reference/batch): the objects `file` and `batch`.

@@ -81,7 +81,7 @@ enum End {
 
 /// A batch's input and the answers so far, used by threads that may wait for a disk.
 #[derive(Debug)]
-struct Desk {
+struct OpenBatch {
     input: BatchInput,
     notes: BatchNotes,
     counts: Counts,
@@ -169,10 +169,10 @@ impl Batches {
         let Some((record, cancelled)) = self.store.run_of(id) else {
             return;
         };
-        let Some(desk) = self.open(&record).await else {
+        let Some(batch) = self.open(&record).await else {
             return;
         };
-        let desk = Arc::new(Mutex::new(desk));
+        let batch = Arc::new(Mutex::new(batch));
         let end = match record.status {
             BatchStatus::Cancelling => End::Cancelled,
             BatchStatus::Validating
@@ -181,20 +181,20 @@ impl Batches {
             | BatchStatus::Failed
             | BatchStatus::Completed
             | BatchStatus::Expired
-            | BatchStatus::Cancelled => self.answer(&record, &desk, cancelled, goes_on).await,
+            | BatchStatus::Cancelled => self.answer(&record, &batch, cancelled, goes_on).await,
         };
         if end != End::Stopped {
-            self.finish(record, desk, end).await;
+            self.finish(record, batch, end).await;
         }
     }
 
     /// Looks at the whole input, and at what was answered before. `None` where the batch has failed, or the server stops.
-    async fn open(&self, record: &BatchRecord) -> Option<Desk> {
+    async fn open(&self, record: &BatchRecord) -> Option<OpenBatch> {
         loop {
             let (store, known) = (self.store.clone(), record.clone());
             let opened = tokio::task::spawn_blocking(move || open(&store, &known)).await;
             let refused = match opened {
-                Ok(Ok(desk)) => return Some(desk),
+                Ok(Ok(batch)) => return Some(batch),
                 Ok(Err(Unopened::Refused(errors))) => errors,
                 Ok(Err(Unopened::Disk(problem))) => {
                     self.pause(&record.id, &problem).await.then_some(())?;
@@ -216,7 +216,7 @@ impl Batches {
     async fn answer(
         &self,
         record: &BatchRecord,
-        desk: &Arc<Mutex<Desk>>,
+        batch: &Arc<Mutex<OpenBatch>>,
         cancelled: CancellationToken,
         goes_on: bool,
     ) -> End {
@@ -237,14 +237,14 @@ impl Batches {
         }
         let until = models_may_come_until;
         let unanswered: Vec<usize> = {
-            let desk = desk.lock();
-            let all = 0..desk.input.count();
-            all.filter(|index| !desk.notes.has(*index)).collect()
+            let batch = batch.lock();
+            let all = 0..batch.input.count();
+            all.filter(|index| !batch.notes.has(*index)).collect()
         };
         let at_once = self.store.config().concurrency.get();
         let lines = stream::iter(unanswered)
             .take_until(self.draining.clone().cancelled_owned())
-            .map(|index| self.line(record, Arc::clone(desk), index, until))
+            .map(|index| self.line(record, Arc::clone(batch), index, until))
             .buffer_unordered(at_once);
         let mut lines = std::pin::pin!(lines);
         let mut expired = std::pin::pin!(tokio::time::sleep(left));
@@ -267,7 +267,7 @@ impl Batches {
     async fn line(
         &self,
         record: &BatchRecord,
-        desk: Arc<Mutex<Desk>>,
+        batch: Arc<Mutex<OpenBatch>>,
         index: usize,
         until: Instant,
     ) -> bool {
@@ -277,7 +277,7 @@ impl Batches {
         if self.draining.is_cancelled() {
             return false;
         }
-        let reading = Arc::clone(&desk);
+        let reading = Arc::clone(&batch);
         let read = tokio::task::spawn_blocking(move || line_of(&reading, index)).await;
         let id = format!("batch_req_{}_{}", record.stem(), index + 1);
         let line = match read {
@@ -295,7 +295,7 @@ impl Batches {
             // It may have failed for that alone.
             return false;
         }
-        self.note(record, desk, index, line).await
+        self.note(record, batch, index, line).await
     }
 
     async fn ask(
@@ -329,19 +329,19 @@ impl Batches {
     async fn note(
         &self,
         record: &BatchRecord,
-        desk: Arc<Mutex<Desk>>,
+        batch: Arc<Mutex<OpenBatch>>,
         index: usize,
         line: Map<String, Value>,
     ) -> bool {
         let line = Arc::new(line);
         loop {
             let (store, id) = (self.store.clone(), record.id.clone());
-            let (noting, line) = (Arc::clone(&desk), Arc::clone(&line));
+            let (noting, line) = (Arc::clone(&batch), Arc::clone(&line));
             let noted = tokio::task::spawn_blocking(move || {
-                let mut desk = noting.lock();
-                desk.notes.add(index, &line)?;
-                desk.counts.add(&line);
-                store.count(&id, desk.counts);
+                let mut batch = noting.lock();
+                batch.notes.add(index, &line)?;
+                batch.counts.add(&line);
+                store.count(&id, batch.counts);
                 Ok::<(), super::NotesError>(())
             });
             match noted.await {
@@ -353,7 +353,7 @@ impl Batches {
     }
 
     /// Writes the files of answers and errors, and how the batch ended.
-    async fn finish(&self, record: BatchRecord, desk: Arc<Mutex<Desk>>, end: End) {
+    async fn finish(&self, record: BatchRecord, batch: Arc<Mutex<OpenBatch>>, end: End) {
         if end != End::Cancelled {
             let finalizing = |record: &mut BatchRecord| {
                 // Cancelled at the last moment, it is cancelled all the same.
@@ -366,10 +366,10 @@ impl Batches {
             }
         }
         loop {
-            let (store, record, desk) = (self.store.clone(), record.clone(), Arc::clone(&desk));
+            let (store, record, batch) = (self.store.clone(), record.clone(), Arc::clone(&batch));
             let id = record.id.clone();
             let written = tokio::task::spawn_blocking(move || {
-                write_files(&store, &record, &mut desk.lock(), end)
+                write_files(&store, &record, &mut batch.lock(), end)
             });
             match written.await {
                 Ok(Ok((output, errors))) => {
@@ -457,7 +457,7 @@ enum Unopened {
     Disk(String),
 }
 
-fn open(store: &BatchStore, record: &BatchRecord) -> Result<Desk, Unopened> {
+fn open(store: &BatchStore, record: &BatchRecord) -> Result<OpenBatch, Unopened> {
     let input = checked(store, record).map_err(Unopened::Refused)?;
     let disk = |error: &dyn std::error::Error| Unopened::Disk(error.to_string());
     let notes = BatchNotes::open(store.notes(&record.id), input.fingerprint(), input.count());
@@ -478,7 +478,7 @@ fn open(store: &BatchStore, record: &BatchRecord) -> Result<Desk, Unopened> {
         }
     });
     begun.map_err(|error| disk(&error))?;
-    Ok(Desk {
+    Ok(OpenBatch {
         input,
         notes,
         counts,
@@ -562,10 +562,10 @@ fn line_errors(
     (!names.insert(name)).then_some(("duplicate_custom_id", "custom_id", message))
 }
 
-fn line_of(desk: &Mutex<Desk>, index: usize) -> Result<BatchLine, String> {
-    let mut desk = desk.lock();
-    let (_, bytes) = desk.input.read(index).map_err(|error| error.to_string())?;
-    drop(desk);
+fn line_of(batch: &Mutex<OpenBatch>, index: usize) -> Result<BatchLine, String> {
+    let mut batch = batch.lock();
+    let (_, bytes) = batch.input.read(index).map_err(|error| error.to_string())?;
+    drop(batch);
     BatchLine::parse(&bytes).map_err(|error| error.to_string())
 }
 
@@ -573,13 +573,13 @@ fn line_of(desk: &Mutex<Desk>, index: usize) -> Result<BatchLine, String> {
 fn write_files(
     store: &BatchStore,
     record: &BatchRecord,
-    desk: &mut Desk,
+    batch: &mut OpenBatch,
     end: End,
 ) -> io::Result<(Option<String>, Option<String>)> {
     let (output, errors) = (store.new_content()?, store.new_content()?);
     let mut writers = (BufWriter::new(&output), BufWriter::new(&errors));
     let mut counts = Counts::default();
-    desk.notes.each(|_, line| {
+    batch.notes.each(|_, line| {
         counts.add(&line);
         match is_answer(&line) {
             true => write_line(&mut writers.0, &line),
@@ -587,11 +587,11 @@ fn write_files(
         }
     })?;
     if end == End::Expired {
-        for index in 0..desk.input.count() {
-            if desk.notes.has(index) {
+        for index in 0..batch.input.count() {
+            if batch.notes.has(index) {
                 continue;
             }
-            let (_, bytes) = desk.input.read(index).map_err(io::Error::other)?;
+            let (_, bytes) = batch.input.read(index).map_err(io::Error::other)?;
             let custom_id = BatchLine::parse(&bytes)?.shown_id();
             let id = format!("batch_req_{}_{}", record.stem(), index + 1);
             let problem = "This request was not answered before the batch's time was over.";
@@ -627,7 +627,7 @@ fn write_files(
     store.count(
         &record.id,
         Counts {
-            total: desk.input.count(),
+            total: batch.input.count(),
             ..counts
         },
     );

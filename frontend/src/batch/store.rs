@@ -1,5 +1,5 @@
-//! [`BatchStore`]: files and batches in a folder, of which one process has hold. Nothing of it is async: callers are on threads
-//! that may wait for a disk.
+//! [`BatchStore`] keeps files and batches in a folder. One process uses the folder at a time. Its calls block, so callers run
+//! them on threads that may wait for a disk.
 //!
 //! A record is a file of JSON, written whole or not at all. A file's content comes first and its record after it, so that what
 //! has a record is whole. What a crash left without one is removed at the next start.

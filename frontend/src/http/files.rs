@@ -1,5 +1,5 @@
-//! `/v1/files`: what batches read and write, kept in the server's folder. An upload goes to the disk as it comes, so that its
-//! size is no matter to memory.
+//! `/v1/files`: the files that batches read and write. The server keeps them in a folder. An upload is written to the disk as it
+//! arrives, so a large file needs no more memory than a small one.
 
 use std::io::Write;
 use std::sync::Arc;

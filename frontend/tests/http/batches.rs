@@ -1,4 +1,4 @@
-//! `/v1/files` and `/v1/batches`: what is uploaded is answered, whoever fails on the way, and is its owner's alone.
+//! `/v1/files` and `/v1/batches`: a batch is answered whole after any failure, and only its owner sees it.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-"""Real servers behind the real binary: what section by section `cargo xtask servers-test` prints as a table.
+"""Runs a real server behind the real binary and writes the table that `cargo xtask servers-test` prints.
 
 servers KIND --genset FILE --model FOLDER --bin FOLDER --out FOLDER; it fails if a row does.
 """
