@@ -5,8 +5,9 @@
 //! keeps it; when it breaks, its streams end at once with `Disconnected` and it is dialled again, with pauses, so that
 //! [`RequestPlane::is_reachable`] can tell clients to leave the process alone.
 //!
-//! Connections are accepted, dialled, read and written on the [`VitalRuntime`], so that pings are answered however busy the
-//! process is. Handlers run where their endpoint was served, and responses where they are read.
+//! Connections are accepted, dialled and watched on the [`VitalRuntime`], so that a peer hears of this process however busy it
+//! is. Their frames are read and written on the runtime that the plane was made on: a token then costs no hop between threads.
+//! Handlers run where their endpoint was served, and responses where they are read.
 
 mod callee;
 mod caller;
@@ -26,6 +27,7 @@ mod server;
 mod strangers;
 mod tcp;
 mod tls;
+mod traffic;
 mod transport;
 
 use std::sync::Arc;
@@ -33,6 +35,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry, RequestContext};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -78,6 +81,8 @@ struct Common {
     tasks: TaskTracker,
     shutdown: CancellationToken,
     vital: VitalRuntime,
+    /// Where frames are read and written.
+    main: Handle,
     memory: Arc<Memory>,
 }
 
@@ -97,6 +102,11 @@ impl Common {
         };
         (Arc::new(link), control)
     }
+}
+
+/// The runtime that a plane is made on; made on none, it has that of links alone.
+fn main_runtime(vital: &VitalRuntime) -> Handle {
+    Handle::try_current().unwrap_or_else(|_| vital.handle().clone())
 }
 
 impl WirePlane {
@@ -122,7 +132,7 @@ impl WirePlane {
         config: WireConfig,
         metrics: &MetricsRegistry,
     ) -> Result<Self, EngineError> {
-        let transport = tcp::Tcp::try_new(tcp, &config)?;
+        let transport = tcp::Tcp::try_new(tcp, &config, main_runtime(&vital))?;
         Self::new(vital, Arc::new(transport), config, metrics)
     }
 
@@ -170,6 +180,7 @@ impl WirePlane {
             metrics,
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
+            main: main_runtime(&vital),
             vital,
         };
         Ok(Self {

@@ -106,9 +106,9 @@ async fn a_busy_callers_streams_go_on() {
     tokio::time::sleep(BUSY).await;
     let ended = "genset_wire_ended_connections_total{";
     assert!(!metrics.encode().contains(ended), "{}", metrics.encode());
+    drop(occupied);
     go_on.notify_one();
     assert_eq!(soon(open.1.next()).await.unwrap().unwrap(), 7);
-    drop(occupied);
     process.shutdown_background();
 }
 

@@ -1,35 +1,20 @@
-//! [`Link`]: one end of a greeted connection. Reads frames, writes the outbox, finds out when the peer is dead.
+//! [`Link`]: one end of a greeted connection. Finds out when the peer is dead.
 
-use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::BytesMut;
-use genset_backend_common::wire::{
-    Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, HEADER_BYTES, Leaving, encode_payload,
-};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use genset_backend_common::wire::{Frame, FrameKind, GoAway, GoAwayCode, Leaving, encode_payload};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::config::WireConfig;
-use super::memory::{Held, Memory};
+use super::memory::Memory;
 use super::metrics::WireMetrics;
-use super::outbox::{Batch, Outbox};
-use super::transport::Io;
+use super::outbox::Outbox;
+use super::traffic::Traffic;
 use crate::names::InstanceId;
-
-/// Bytes read at once.
-const READ_BYTES: usize = 64 << 10;
-
-/// Slices written at once.
-const WRITE_SLICES: usize = 16;
-
-/// The most bytes of a ping, which come back.
-const MAX_PING_BYTES: usize = 4096;
-
-/// What is kept of a reason that a peer gives: it goes into logs and errors.
-const MAX_REASON_BYTES: usize = 1024;
 
 /// The beginning of a text, at most so many bytes.
 pub(super) fn cut(mut text: String, most: usize) -> String {
@@ -104,7 +89,8 @@ pub(super) struct Link {
     pub(super) peer: String,
     /// What the peer may make us hold.
     pub(super) memory: Arc<Memory>,
-    closing: Notify,
+    /// Told when the connection is to end.
+    pub(super) closing: Notify,
 }
 
 impl Link {
@@ -158,50 +144,40 @@ impl Link {
         self.closing.notify_one();
     }
 
-    /// Runs the connection to its end.
+    /// Runs the connection to its end: its traffic on `main`, and beside it, on the runtime that this is called on, what finds out
+    /// whether the peer is alive.
     pub(super) async fn drive(
         self: &Arc<Self>,
-        io: Io,
-        decoder: FrameDecoder,
+        traffic: Traffic,
+        main: &Handle,
         config: &WireConfig,
-        sink: &dyn FrameSink,
         metrics: &WireMetrics,
     ) -> Ended {
-        let Io { reader, writer, .. } = io;
-        let signs = Signs::default();
-        let mut reading = Reading {
-            reader,
-            decoder,
-            link: self,
-            sink,
-            signs: &signs,
-            coming: None,
-        };
-        let mut writing = Writing {
-            writer,
-            link: self,
-            signs: &signs,
+        let traffic = Arc::new(traffic);
+        let _until = CloseOnDrop(&traffic);
+        let carried = Arc::clone(&traffic);
+        let carried = main.spawn(async move { carried.carry().await });
+        let carried = async {
+            match AbortOnDropHandle::new(carried).await {
+                Ok(ended) => ended,
+                // The main runtime has ended, and this process has not.
+                Err(error) if error.is_cancelled() => traffic.carry().await,
+                Err(_) => Ended::Broken("its task panicked".to_owned()),
+            }
         };
         let ended = tokio::select! {
-            ended = reading.run() => ended,
-            ended = writing.run() => ended,
-            ended = self.keep(config, &signs) => ended,
+            ended = carried => ended,
+            ended = self.keep(config, &traffic) => ended,
         };
         metrics.ended(&ended);
-        if let Ended::Protocol(reason) = &ended {
-            self.go_away(GoAwayCode::Protocol, reason);
-        }
-        // What the peer should still hear, if it listens: without it a refusal would look like a crash. After half a batch
-        // it could make no sense of more.
-        if !signs.is_writing.load(Ordering::Relaxed) {
-            let _ = tokio::time::timeout(config.ping_interval, writing.finish()).await;
-        }
         ended
     }
 
     /// Pings a silent peer, and gives it up when it stays silent. Time is counted in ticks, and a tick that comes late does not
-    /// count: after this process was suspended, or while it gets no processor, the peer gets as long as ever.
-    async fn keep(&self, config: &WireConfig, signs: &Signs) -> Ended {
+    /// count: after this process was suspended, or while it gets no processor, the peer gets as long as ever. Nor does a tick
+    /// in which nobody could have heard it, for the main runtime is busy.
+    async fn keep(&self, config: &WireConfig, traffic: &Traffic) -> Ended {
+        let signs = traffic.signs();
         let mut ticks = tokio::time::interval(config.ping_interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         ticks.tick().await;
@@ -216,11 +192,18 @@ impl Link {
             };
             let has_been_heard = signs.heard.swap(false, Ordering::Relaxed);
             // Whoever is not listened to is not silent; whether it takes anything is seen below.
-            if has_been_heard || signs.is_paused.load(Ordering::Relaxed) {
-                silent = Duration::ZERO;
-            } else {
-                silent += counted;
+            let is_silent = !has_been_heard && !signs.is_paused.load(Ordering::Relaxed);
+            if is_silent {
                 self.control(FrameKind::Ping, 0, &[]);
+            }
+            let was_carried = traffic.nudge();
+            if is_silent || !was_carried {
+                traffic.wake();
+            }
+            if !is_silent {
+                silent = Duration::ZERO;
+            } else if was_carried {
+                silent += counted;
             }
             let is_moving = signs.written.swap(false, Ordering::Relaxed);
             if is_moving || !signs.is_writing.load(Ordering::Relaxed) {
@@ -238,194 +221,12 @@ impl Link {
     }
 }
 
-/// Signs of life.
-#[derive(Debug, Default)]
-struct Signs {
-    heard: AtomicBool,
-    /// Nothing is read until there is room for answers.
-    is_paused: AtomicBool,
-    written: AtomicBool,
-    is_writing: AtomicBool,
-}
+/// Closes the connection of [`Link::drive`] when that ends or is dropped.
+struct CloseOnDrop<'a>(&'a Traffic);
 
-struct Reading<'a> {
-    reader: Box<dyn tokio::io::AsyncRead + Send + Unpin>,
-    decoder: FrameDecoder,
-    link: &'a Link,
-    sink: &'a dyn FrameSink,
-    signs: &'a Signs,
-    /// Room for the frame that has begun to come.
-    coming: Option<Held>,
-}
-
-impl Reading<'_> {
-    async fn run(&mut self) -> Ended {
-        loop {
-            if let Err(ended) = self.take_frames().await {
-                return ended;
-            }
-            let missing = self.missing();
-            let buffer = self.decoder.buffer_mut();
-            if buffer.capacity() - buffer.len() < missing.max(READ_BYTES / 4) {
-                buffer.reserve(missing.max(READ_BYTES));
-            }
-            match self.reader.read_buf(buffer).await {
-                Ok(0) => return Ended::Closed,
-                Ok(_) => self.signs.heard.store(true, Ordering::Relaxed),
-                Err(error) => return Ended::Broken(error.to_string()),
-            }
-        }
-    }
-
-    /// What is still to come of a large frame that there is room for.
-    fn missing(&self) -> usize {
-        let Some((_, _, payload)) = self.decoder.announced().filter(|_| self.coming.is_some())
-        else {
-            return 0;
-        };
-        (HEADER_BYTES + payload).saturating_sub(self.decoder.buffered())
-    }
-
-    async fn take_frames(&mut self) -> Result<(), Ended> {
-        while let Some(frame) = self
-            .decoder
-            .next_frame()
-            .map_err(|error| Ended::Protocol(error.to_string()))?
-        {
-            self.coming = None;
-            self.take(frame)?;
-            // Frames are cheap for the peer: a flood on one link must not keep the others of this thread waiting.
-            tokio::task::coop::consume_budget().await;
-            if self.sink.is_paced() && !self.link.outbox.has_room() {
-                self.signs.is_paused.store(true, Ordering::Relaxed);
-                self.link.outbox.room().await;
-                self.signs.is_paused.store(false, Ordering::Relaxed);
-            }
-        }
-        self.make_room()
-    }
-
-    /// Takes room for the rest of a large frame before it is read, or lets it pass by unread.
-    fn make_room(&mut self) -> Result<(), Ended> {
-        let Some((kind, stream, payload)) = self.decoder.announced() else {
-            return Ok(());
-        };
-        if payload <= READ_BYTES || self.coming.is_some() {
-            return Ok(());
-        }
-        match kind {
-            FrameKind::Request | FrameKind::Item | FrameKind::Error => {
-                self.coming = self.link.memory.try_hold(payload);
-                if self.coming.is_none() {
-                    self.decoder.skip_announced();
-                    self.sink.overloaded(stream);
-                }
-            }
-            FrameKind::Unknown(_) => self.decoder.skip_announced(),
-            FrameKind::Hello
-            | FrameKind::End
-            | FrameKind::Cancel
-            | FrameKind::Credit
-            | FrameKind::Ping
-            | FrameKind::Pong
-            | FrameKind::GoAway
-            | FrameKind::Auth
-            | FrameKind::Leaving => {
-                let problem = format!("{kind:?} of {payload} bytes");
-                return Err(Ended::Protocol(problem));
-            }
-        }
-        Ok(())
-    }
-
-    fn take(&self, frame: Frame) -> Result<(), Ended> {
-        match frame.kind {
-            FrameKind::Ping if frame.payload.len() > MAX_PING_BYTES => {
-                let problem = format!("Ping of {} bytes", frame.payload.len());
-                Err(Ended::Protocol(problem))
-            }
-            // Without room, the peer has enough to read already that says that we are here.
-            FrameKind::Ping if self.link.outbox.has_room() => {
-                self.link.control(FrameKind::Pong, 0, &frame.payload);
-                Ok(())
-            }
-            FrameKind::Ping | FrameKind::Pong | FrameKind::Unknown(_) => Ok(()),
-            FrameKind::GoAway => self.go_away(&frame),
-            FrameKind::Hello | FrameKind::Auth => {
-                let problem = format!("{:?} after the handshake", frame.kind);
-                Err(Ended::Protocol(problem))
-            }
-            FrameKind::Request
-            | FrameKind::Item
-            | FrameKind::End
-            | FrameKind::Error
-            | FrameKind::Cancel
-            | FrameKind::Credit
-            | FrameKind::Leaving => self
-                .sink
-                .frame(frame)
-                .map_err(|Violation(reason)| Ended::Protocol(reason)),
-        }
-    }
-
-    fn go_away(&self, frame: &Frame) -> Result<(), Ended> {
-        let go_away: GoAway = genset_backend_common::wire::decode_payload(&frame.payload)
-            .map_err(|error| Ended::Protocol(error.to_string()))?;
-        if go_away.code == GoAwayCode::Shutdown {
-            self.sink.go_away(go_away);
-            return Ok(());
-        }
-        Err(Ended::Refused(cut(go_away.reason, MAX_REASON_BYTES)))
-    }
-}
-
-struct Writing<'a> {
-    writer: Box<dyn tokio::io::AsyncWrite + Send + Unpin>,
-    link: &'a Link,
-    signs: &'a Signs,
-}
-
-impl Writing<'_> {
-    async fn run(&mut self) -> Ended {
-        let mut spent = BytesMut::new();
-        loop {
-            let mut batch = tokio::select! {
-                biased;
-                taken = self.link.outbox.take(std::mem::take(&mut spent)) => taken,
-                () = self.link.closing.notified() => return Ended::Shutdown,
-            };
-            if let Err(error) = self.write(&mut batch).await {
-                return Ended::Broken(error.to_string());
-            }
-            spent = batch.into_buffer();
-        }
-    }
-
-    async fn write(&mut self, batch: &mut Batch) -> std::io::Result<()> {
-        self.signs.is_writing.store(true, Ordering::Relaxed);
-        while batch.len() > 0 {
-            let mut slices = [IoSlice::new(&[]); WRITE_SLICES];
-            let count = batch.slices(&mut slices);
-            let slices = slices.get(..count).unwrap_or_default();
-            let written = self.writer.write_vectored(slices).await?;
-            if written == 0 {
-                return Err(std::io::ErrorKind::WriteZero.into());
-            }
-            batch.advance(written);
-            self.signs.written.store(true, Ordering::Relaxed);
-        }
-        self.writer.flush().await?;
-        self.signs.is_writing.store(false, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Writes what waits, and ends our direction.
-    async fn finish(&mut self) -> std::io::Result<()> {
-        if !self.link.outbox.is_empty() {
-            let mut batch = self.link.outbox.take(BytesMut::new()).await;
-            self.write(&mut batch).await?;
-        }
-        self.writer.shutdown().await
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 
@@ -435,20 +236,57 @@ mod tests {
 
     use futures_util::poll;
     use genset_backend_common::prometheus::metrics::gauge::Gauge;
+    use genset_backend_common::wire::FrameDecoder;
+    use tokio::io::{AsyncReadExt, DuplexStream};
 
     use super::*;
+    use crate::plane::wire::transport::Io;
 
-    fn link(config: &WireConfig) -> Link {
+    fn link(config: &WireConfig) -> Arc<Link> {
         let memory = Memory::of_process(config.max_memory_bytes, Gauge::default());
-        Link::new(config, &memory, "peer".into(), u32::MAX)
+        Arc::new(Link::new(config, &memory, "peer".into(), u32::MAX))
+    }
+
+    struct NoStreams;
+
+    impl FrameSink for NoStreams {
+        fn frame(&self, _frame: Frame) -> Result<(), Violation> {
+            Ok(())
+        }
+
+        fn is_paced(&self) -> bool {
+            false
+        }
+
+        fn overloaded(&self, _stream: u32) {}
+
+        fn go_away(&self, _go_away: GoAway) {}
+    }
+
+    /// The traffic of a link, and the peer's end of it.
+    fn traffic(link: &Arc<Link>, config: &WireConfig) -> (Traffic, DuplexStream) {
+        let (ours, theirs) = tokio::io::duplex(1 << 10);
+        let (reader, writer) = tokio::io::split(ours);
+        let io = Io {
+            reader: Box::new(reader),
+            writer: Box::new(writer),
+            peer: "peer".into(),
+        };
+        let traffic = Traffic::new(link, io, FrameDecoder::new(), Arc::new(NoStreams), config);
+        (traffic, theirs)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_peer_is_given_up_after_its_time() {
         let config = WireConfig::default();
-        let (link, signs) = (link(&config), Signs::default());
+        let link = link(&config);
+        let (traffic, _peer) = traffic(&link, &config);
         let began = tokio::time::Instant::now();
-        let ended = link.keep(&config, &signs).await;
+        let ended = tokio::select! {
+            biased;
+            ended = traffic.carry() => ended,
+            ended = link.keep(&config, &traffic) => ended,
+        };
         assert_eq!(ended, Ended::Silent(config.peer_timeout));
         assert_eq!(began.elapsed(), config.peer_timeout);
     }
@@ -456,15 +294,47 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn time_in_which_this_process_did_not_run_is_not_the_peers() {
         let config = WireConfig::default();
-        let (link, signs) = (link(&config), Signs::default());
-        let mut keeping = pin!(link.keep(&config, &signs));
+        let link = link(&config);
+        let (traffic, _peer) = traffic(&link, &config);
+        let mut carrying = pin!(traffic.carry());
+        let mut keeping = pin!(link.keep(&config, &traffic));
         for _ in 0..10 {
+            assert!(poll!(&mut carrying).is_pending());
             assert!(poll!(&mut keeping).is_pending());
             tokio::time::advance(2 * config.peer_timeout).await;
         }
         let back = tokio::time::Instant::now();
         assert!(poll!(&mut keeping).is_pending());
-        assert_eq!(keeping.await, Ended::Silent(config.peer_timeout));
+        let ended = tokio::select! {
+            biased;
+            ended = carrying => ended,
+            ended = keeping => ended,
+        };
+        assert_eq!(ended, Ended::Silent(config.peer_timeout));
         assert_eq!(back.elapsed(), config.peer_timeout);
+    }
+
+    /// While the main runtime is busy, its peer hears of this process, and is not taken for silent by it.
+    #[tokio::test(start_paused = true)]
+    async fn a_link_that_nobody_carries_says_that_it_lives() {
+        let config = WireConfig::default();
+        let link = link(&config);
+        let (traffic, mut peer) = traffic(&link, &config);
+        let mut heard = Vec::new();
+        tokio::select! {
+            ended = link.keep(&config, &traffic) => panic!("{ended}"),
+            () = tokio::time::sleep(10 * config.peer_timeout) => {}
+            () = async {
+                loop {
+                    let mut bytes = [0; 64];
+                    let read = peer.read(&mut bytes).await.unwrap();
+                    heard.push((tokio::time::Instant::now(), read));
+                }
+            } => {}
+        }
+        for pair in heard.windows(2) {
+            assert_eq!(pair[1].0 - pair[0].0, config.ping_interval);
+        }
+        assert_eq!(heard.len(), 29);
     }
 }

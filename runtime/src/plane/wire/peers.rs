@@ -14,6 +14,7 @@ use super::Common;
 use super::caller::{Caller, CallerSink};
 use super::handshake::{self, Role};
 use super::link::Ended;
+use super::traffic::Traffic;
 use crate::log_limit::LogLimit;
 use crate::names::InstanceId;
 
@@ -173,16 +174,12 @@ impl Peers {
             made: Instant::now(),
         };
         let run = async move {
-            let sink = CallerSink(Arc::clone(&connection.caller));
+            let sink = Arc::new(CallerSink(Arc::clone(&connection.caller)));
             let shared = &connection.peers.shared;
+            let config = &shared.common.config;
+            let traffic = Traffic::new(&link, io, greeted.decoder, sink, config);
             let _open = shared.common.metrics.connection(Role::Caller);
-            let driven = link.drive(
-                io,
-                greeted.decoder,
-                &shared.common.config,
-                &sink,
-                &shared.common.metrics,
-            );
+            let driven = link.drive(traffic, &shared.common.main, config, &shared.common.metrics);
             let ended = shared.common.shutdown.run_until_cancelled(driven).await;
             connection.ended(&ended.unwrap_or(Ended::Shutdown)).await;
         };

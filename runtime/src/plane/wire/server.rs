@@ -15,6 +15,7 @@ use super::callee::{Callee, CalleeSink, Handlers, ServedHandler};
 use super::handshake::{self, Role};
 use super::link::{Ended, Link};
 use super::strangers::{Stranger, Strangers};
+use super::traffic::Traffic;
 use super::transport::{Io, Listener};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::ErasedHandler;
@@ -206,15 +207,11 @@ impl Server {
             control,
         );
         let _listed = Listed::new(shared, &link, &callee);
-        let sink = CalleeSink(Arc::clone(&callee));
+        let sink = Arc::new(CalleeSink(Arc::clone(&callee)));
+        let config = &shared.common.config;
+        let traffic = Traffic::new(&link, io, greeted.decoder, sink, config);
         let ended = link
-            .drive(
-                io,
-                greeted.decoder,
-                &shared.common.config,
-                &sink,
-                &shared.common.metrics,
-            )
+            .drive(traffic, &shared.common.main, config, &shared.common.metrics)
             .await;
         match ended {
             Ended::Closed | Ended::Shutdown => {

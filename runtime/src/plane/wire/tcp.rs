@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use genset_backend_common::{EngineError, ErrorKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 
 use super::config::WireConfig;
 use super::tls::{TlsContext, WireTls};
@@ -42,10 +43,16 @@ pub(super) struct Tcp {
     config: TcpConfig,
     tls: Option<Arc<TlsContext>>,
     has_secret: bool,
+    /// Whose threads are told when a connection can be read or written.
+    main: Handle,
 }
 
 impl Tcp {
-    pub(super) fn try_new(config: TcpConfig, wire: &WireConfig) -> Result<Self, EngineError> {
+    pub(super) fn try_new(
+        config: TcpConfig,
+        wire: &WireConfig,
+        main: Handle,
+    ) -> Result<Self, EngineError> {
         if let Some(host) = &config.advertised_host
             && (host.is_empty() || host.contains(['/', ' ']))
         {
@@ -57,6 +64,7 @@ impl Tcp {
             config,
             tls: tls.map(Arc::new),
             has_secret: wire.secret.is_some(),
+            main,
         })
     }
 
@@ -131,7 +139,12 @@ impl Transport for Tcp {
                 format!("cannot connect to the worker: {error}"),
             )
         })?;
-        send_at_once(&stream);
+        let stream = moved(stream, &self.main).map_err(|error| {
+            EngineError::new(
+                ErrorKind::CannotConnect,
+                format!("cannot connect to the worker: {error}"),
+            )
+        })?;
         let peer = location.to_owned();
         match &self.tls {
             None => Ok(plain(stream, peer)),
@@ -159,14 +172,19 @@ impl Transport for Tcp {
             listener,
             location,
             tls: self.tls.clone(),
+            main: self.main.clone(),
         }))
     }
 }
 
-fn send_at_once(stream: &TcpStream) {
+/// A connection as that of another runtime, which sends at once.
+fn moved(stream: TcpStream, to: &Handle) -> std::io::Result<TcpStream> {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY cannot be set; the peer has gone");
     }
+    let stream = stream.into_std()?;
+    let _entered = to.enter();
+    TcpStream::from_std(stream)
 }
 
 fn plain(stream: TcpStream, peer: String) -> Io {
@@ -191,15 +209,16 @@ struct Accepting {
     listener: TcpListener,
     location: String,
     tls: Option<Arc<TlsContext>>,
+    main: Handle,
 }
 
 impl Accepting {
-    fn io(&self, stream: TcpStream, peer: SocketAddr) -> Io {
-        send_at_once(&stream);
-        match &self.tls {
+    fn io(&self, stream: TcpStream, peer: SocketAddr) -> std::io::Result<Io> {
+        let stream = moved(stream, &self.main)?;
+        Ok(match &self.tls {
             None => plain(stream, peer.to_string()),
             Some(tls) => secure(tls.accept(stream), peer.to_string()),
-        }
+        })
     }
 }
 
@@ -213,7 +232,10 @@ impl Listener for Accepting {
         let mut is_failing = false;
         loop {
             match self.listener.accept().await {
-                Ok((stream, peer)) => return Some(self.io(stream, peer)),
+                Ok((stream, peer)) => match self.io(stream, peer) {
+                    Ok(io) => return Some(io),
+                    Err(error) => tracing::debug!(%peer, %error, "a connection cannot be taken"),
+                },
                 Err(error) => {
                     if !std::mem::replace(&mut is_failing, true) {
                         tracing::warn!(%error, "connections cannot be accepted; tried again until they can");
@@ -229,13 +251,20 @@ impl Listener for Accepting {
 mod tests {
     use super::*;
 
+    fn made(config: TcpConfig) -> Result<Tcp, EngineError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        Tcp::try_new(config, &WireConfig::default(), runtime.handle().clone())
+    }
+
     fn tcp(listen: &str, advertised: Option<&str>) -> Tcp {
         let config = TcpConfig {
             listen: listen.parse().unwrap(),
             advertised_host: advertised.map(str::to_owned),
             tls: None,
         };
-        Tcp::try_new(config, &WireConfig::default()).unwrap()
+        made(config).unwrap()
     }
 
     #[test]
@@ -257,6 +286,6 @@ mod tests {
             advertised_host: Some("a/b".into()),
             ..TcpConfig::default()
         };
-        assert!(Tcp::try_new(config, &WireConfig::default()).is_err());
+        assert!(made(config).is_err());
     }
 }

@@ -1,0 +1,371 @@
+//! [`Traffic`]: the bytes of one connection, both ways. Frames are read and written on the process's main runtime, where their
+//! streams are: a token that comes or goes costs no hop between threads. A main runtime that is kept busy by requests would
+//! look dead to the peer, so the [`VitalRuntime`](crate::VitalRuntime) nudges the traffic that main leaves alone.
+
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use bytes::BytesMut;
+use genset_backend_common::wire::{
+    Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, HEADER_BYTES,
+};
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::config::WireConfig;
+use super::link::{Ended, FrameSink, Link, Violation, cut};
+use super::memory::Held;
+use super::outbox::Batch;
+use super::transport::Io;
+
+/// Bytes read at once.
+const READ_BYTES: usize = 64 << 10;
+
+/// Slices written at once.
+const WRITE_SLICES: usize = 16;
+
+/// The most bytes of a ping, which come back.
+const MAX_PING_BYTES: usize = 4096;
+
+/// What is kept of a reason that a peer gives: it goes into logs and errors.
+const MAX_REASON_BYTES: usize = 1024;
+
+/// Signs of life of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Signs {
+    /// The peer was heard.
+    pub(super) heard: AtomicBool,
+    /// Nothing is read until there is room for answers.
+    pub(super) is_paused: AtomicBool,
+    /// The peer took bytes.
+    pub(super) written: AtomicBool,
+    pub(super) is_writing: AtomicBool,
+}
+
+/// Reads and writes a connection to its end. Any thread may poll it, one at a time; whoever does wakes the task that carries it.
+pub(super) struct Traffic {
+    signs: Arc<Signs>,
+    /// The task that carries it has run since [`Self::nudge`].
+    was_carried: AtomicBool,
+    flow: Mutex<Flow>,
+}
+
+struct Flow {
+    run: Pin<Box<dyn Future<Output = Ended> + Send>>,
+    /// Of the task that carries it.
+    waker: Option<Waker>,
+    /// The end that a nudge came to.
+    ended: Option<Ended>,
+}
+
+impl Flow {
+    /// Whether it is at its end.
+    fn poll(&mut self) -> Poll<Ended> {
+        if let Some(ended) = self.ended.take() {
+            return Poll::Ready(ended);
+        }
+        let waker = self.waker.as_ref().unwrap_or(Waker::noop());
+        self.run.as_mut().poll(&mut Context::from_waker(waker))
+    }
+}
+
+impl Traffic {
+    pub(super) fn new(
+        link: &Arc<Link>,
+        io: Io,
+        decoder: FrameDecoder,
+        sink: Arc<dyn FrameSink>,
+        config: &WireConfig,
+    ) -> Self {
+        let signs = Arc::<Signs>::default();
+        let (link, ping_interval) = (Arc::clone(link), config.ping_interval);
+        let of_run = Arc::clone(&signs);
+        let run = async move {
+            let signs = of_run;
+            let Io { reader, writer, .. } = io;
+            let mut reading = Reading {
+                reader,
+                decoder,
+                link: &link,
+                sink: &*sink,
+                signs: &signs,
+                coming: None,
+            };
+            let mut writing = Writing {
+                writer,
+                link: &link,
+                signs: &signs,
+            };
+            let ended = tokio::select! {
+                ended = reading.run() => ended,
+                ended = writing.run() => ended,
+            };
+            if let Ended::Protocol(reason) = &ended {
+                link.go_away(GoAwayCode::Protocol, reason);
+            }
+            // What the peer should still hear, if it listens: without it a refusal would look like a crash. After half a
+            // batch it could make no sense of more.
+            if !signs.is_writing.load(Ordering::Relaxed) {
+                let _ = tokio::time::timeout(ping_interval, writing.finish()).await;
+            }
+            ended
+        };
+        let flow = Flow {
+            run: Box::pin(run),
+            waker: None,
+            ended: None,
+        };
+        Self {
+            signs,
+            was_carried: AtomicBool::new(false),
+            flow: Mutex::new(flow),
+        }
+    }
+
+    pub(super) fn signs(&self) -> &Signs {
+        &self.signs
+    }
+
+    /// Carries it to its end.
+    ///
+    /// # Cancel safety
+    /// Another call goes on where this one was dropped.
+    pub(super) async fn carry(&self) -> Ended {
+        poll_fn(|cx| {
+            self.was_carried.store(true, Ordering::Relaxed);
+            let mut flow = self.flow.lock();
+            if !flow
+                .waker
+                .as_ref()
+                .is_some_and(|it| it.will_wake(cx.waker()))
+            {
+                flow.waker = Some(cx.waker().clone());
+            }
+            flow.poll()
+        })
+        .await
+    }
+
+    /// Whether the task that carries it has run since the last call. Where it has not, this writes what waits, and reads what
+    /// can be read.
+    pub(super) fn nudge(&self) -> bool {
+        if self.was_carried.swap(false, Ordering::Relaxed) {
+            return true;
+        }
+        // Whoever has the lock does what there is to do.
+        let Some(mut flow) = self.flow.try_lock() else {
+            return true;
+        };
+        // Twice: a writer lets others in once before it writes.
+        for _ in 0..2 {
+            if let Poll::Ready(ended) = flow.poll() {
+                flow.ended = Some(ended);
+                break;
+            }
+        }
+        false
+    }
+
+    /// Has the task that carries it run, if it can.
+    pub(super) fn wake(&self) {
+        if let Some(waker) = self
+            .flow
+            .try_lock()
+            .as_ref()
+            .and_then(|it| it.waker.as_ref())
+        {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Closes the connection, also while no task that carries it gets to run.
+    pub(super) fn close(&self) {
+        let run = std::mem::replace(&mut self.flow.lock().run, Box::pin(std::future::pending()));
+        drop(run);
+    }
+}
+
+struct Reading<'a> {
+    reader: Box<dyn tokio::io::AsyncRead + Send + Unpin>,
+    decoder: FrameDecoder,
+    link: &'a Link,
+    sink: &'a dyn FrameSink,
+    signs: &'a Signs,
+    /// Room for the frame that has begun to come.
+    coming: Option<Held>,
+}
+
+impl Reading<'_> {
+    async fn run(&mut self) -> Ended {
+        loop {
+            if let Err(ended) = self.take_frames().await {
+                return ended;
+            }
+            let missing = self.missing();
+            let buffer = self.decoder.buffer_mut();
+            if buffer.capacity() - buffer.len() < missing.max(READ_BYTES / 4) {
+                buffer.reserve(missing.max(READ_BYTES));
+            }
+            match self.reader.read_buf(buffer).await {
+                Ok(0) => return Ended::Closed,
+                Ok(_) => self.signs.heard.store(true, Ordering::Relaxed),
+                Err(error) => return Ended::Broken(error.to_string()),
+            }
+        }
+    }
+
+    /// What is still to come of a large frame that there is room for.
+    fn missing(&self) -> usize {
+        let Some((_, _, payload)) = self.decoder.announced().filter(|_| self.coming.is_some())
+        else {
+            return 0;
+        };
+        (HEADER_BYTES + payload).saturating_sub(self.decoder.buffered())
+    }
+
+    async fn take_frames(&mut self) -> Result<(), Ended> {
+        while let Some(frame) = self
+            .decoder
+            .next_frame()
+            .map_err(|error| Ended::Protocol(error.to_string()))?
+        {
+            self.coming = None;
+            self.take(frame)?;
+            // Frames are cheap for the peer: a flood on one link must not keep the others of this thread waiting.
+            tokio::task::coop::consume_budget().await;
+            if self.sink.is_paced() && !self.link.outbox.has_room() {
+                self.signs.is_paused.store(true, Ordering::Relaxed);
+                self.link.outbox.room().await;
+                self.signs.is_paused.store(false, Ordering::Relaxed);
+            }
+        }
+        self.make_room()
+    }
+
+    /// Takes room for the rest of a large frame before it is read, or lets it pass by unread.
+    fn make_room(&mut self) -> Result<(), Ended> {
+        let Some((kind, stream, payload)) = self.decoder.announced() else {
+            return Ok(());
+        };
+        if payload <= READ_BYTES || self.coming.is_some() {
+            return Ok(());
+        }
+        match kind {
+            FrameKind::Request | FrameKind::Item | FrameKind::Error => {
+                self.coming = self.link.memory.try_hold(payload);
+                if self.coming.is_none() {
+                    self.decoder.skip_announced();
+                    self.sink.overloaded(stream);
+                }
+            }
+            FrameKind::Unknown(_) => self.decoder.skip_announced(),
+            FrameKind::Hello
+            | FrameKind::End
+            | FrameKind::Cancel
+            | FrameKind::Credit
+            | FrameKind::Ping
+            | FrameKind::Pong
+            | FrameKind::GoAway
+            | FrameKind::Auth
+            | FrameKind::Leaving => {
+                let problem = format!("{kind:?} of {payload} bytes");
+                return Err(Ended::Protocol(problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&self, frame: Frame) -> Result<(), Ended> {
+        match frame.kind {
+            FrameKind::Ping if frame.payload.len() > MAX_PING_BYTES => {
+                let problem = format!("Ping of {} bytes", frame.payload.len());
+                Err(Ended::Protocol(problem))
+            }
+            // Without room, the peer has enough to read already that says that we are here.
+            FrameKind::Ping if self.link.outbox.has_room() => {
+                self.link.control(FrameKind::Pong, 0, &frame.payload);
+                Ok(())
+            }
+            FrameKind::Ping | FrameKind::Pong | FrameKind::Unknown(_) => Ok(()),
+            FrameKind::GoAway => self.go_away(&frame),
+            FrameKind::Hello | FrameKind::Auth => {
+                let problem = format!("{:?} after the handshake", frame.kind);
+                Err(Ended::Protocol(problem))
+            }
+            FrameKind::Request
+            | FrameKind::Item
+            | FrameKind::End
+            | FrameKind::Error
+            | FrameKind::Cancel
+            | FrameKind::Credit
+            | FrameKind::Leaving => self
+                .sink
+                .frame(frame)
+                .map_err(|Violation(reason)| Ended::Protocol(reason)),
+        }
+    }
+
+    fn go_away(&self, frame: &Frame) -> Result<(), Ended> {
+        let go_away: GoAway = genset_backend_common::wire::decode_payload(&frame.payload)
+            .map_err(|error| Ended::Protocol(error.to_string()))?;
+        if go_away.code == GoAwayCode::Shutdown {
+            self.sink.go_away(go_away);
+            return Ok(());
+        }
+        Err(Ended::Refused(cut(go_away.reason, MAX_REASON_BYTES)))
+    }
+}
+
+struct Writing<'a> {
+    writer: Box<dyn tokio::io::AsyncWrite + Send + Unpin>,
+    link: &'a Link,
+    signs: &'a Signs,
+}
+
+impl Writing<'_> {
+    async fn run(&mut self) -> Ended {
+        let mut spent = BytesMut::new();
+        loop {
+            let mut batch = tokio::select! {
+                biased;
+                taken = self.link.outbox.take(std::mem::take(&mut spent)) => taken,
+                () = self.link.closing.notified() => return Ended::Shutdown,
+            };
+            if let Err(error) = self.write(&mut batch).await {
+                return Ended::Broken(error.to_string());
+            }
+            spent = batch.into_buffer();
+        }
+    }
+
+    async fn write(&mut self, batch: &mut Batch) -> std::io::Result<()> {
+        self.signs.is_writing.store(true, Ordering::Relaxed);
+        while batch.len() > 0 {
+            let mut slices = [IoSlice::new(&[]); WRITE_SLICES];
+            let count = batch.slices(&mut slices);
+            let slices = slices.get(..count).unwrap_or_default();
+            let written = self.writer.write_vectored(slices).await?;
+            if written == 0 {
+                return Err(std::io::ErrorKind::WriteZero.into());
+            }
+            batch.advance(written);
+            self.signs.written.store(true, Ordering::Relaxed);
+        }
+        self.writer.flush().await?;
+        self.signs.is_writing.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes what waits, and ends our direction.
+    async fn finish(&mut self) -> std::io::Result<()> {
+        if !self.link.outbox.is_empty() {
+            let mut batch = self.link.outbox.take(BytesMut::new()).await;
+            self.write(&mut batch).await?;
+        }
+        self.writer.shutdown().await
+    }
+}
