@@ -1,5 +1,6 @@
 //! The routes, what handlers share, and how the server is.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -37,9 +38,21 @@ use crate::keys::ApiKeys;
 use crate::model::Models;
 use crate::responses::ResponseStore;
 
-/// What handlers share.
+/// What handlers share. Clones are cheap: every layer and handler gets one.
 #[derive(Debug, Clone)]
-pub(super) struct App {
+pub(super) struct App(Arc<AppState>);
+
+impl Deref for App {
+    type Target = AppState;
+
+    fn deref(&self) -> &AppState {
+        &self.0
+    }
+}
+
+/// What an [`App`] has.
+#[derive(Debug, Clone)]
+pub(super) struct AppState {
     pub(super) models: Models,
     pub(super) config: Arc<FrontendConfig>,
     pub(super) metrics: HttpMetrics,
@@ -64,7 +77,7 @@ impl App {
         let memory = MemoryBudget::new(config.memory_budget_bytes - stored_bytes);
         let metrics = HttpMetrics::register(runtime.metrics(), config.access_log, memory);
         let responses = ResponseStore::new(config.max_stored_responses, stored_bytes);
-        Self {
+        Self(Arc::new(AppState {
             models,
             config,
             metrics,
@@ -73,7 +86,15 @@ impl App {
             keys,
             batches: None,
             draining,
-        }
+        }))
+    }
+
+    /// The same, with files and batches.
+    pub(super) fn with_batches(&self, batches: Batches) -> Self {
+        Self(Arc::new(AppState {
+            batches: Some(batches),
+            ..AppState::clone(self)
+        }))
     }
 }
 

@@ -98,7 +98,7 @@ impl FrontendServer {
             let asked = (routes, models.clone());
             let batches = Batches::new(store, asked, config.model_linger, keys.clone(), stops);
             batches.resume();
-            app.batches = Some(batches);
+            app = app.with_batches(batches);
         }
         let metrics = app.metrics.clone();
         if let Some(keys) = keys {
