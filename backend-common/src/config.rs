@@ -252,6 +252,19 @@ pub enum GuidedKind {
     Grammar,
 }
 
+/// Something that the contract asks of every engine and that this one is known not to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Deviation {
+    /// An answer may depend on what else is in its batch: the engine adds the same numbers up in another order then. Greedy and
+    /// seeded answers are repeatable on an idle engine only.
+    BatchVariant,
+    /// `min_tokens` cannot be kept: a request with it is refused.
+    NoMinTokens,
+    /// `presence_penalty` and `frequency_penalty` count the prompt's tokens, too.
+    PenaltiesCountPrompt,
+}
+
 /// What an engine can do. The frontend and the Worker's adapter refuse the rest, and the conformance kit checks that what
 /// is declared works.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -285,6 +298,8 @@ pub struct Capabilities {
     pub virtual_time: bool,
     /// Roles the engine can play; empty means aggregated only.
     pub roles: BTreeSet<Role>,
+    /// Where the engine deviates from the contract. The conformance kit judges it by what is left.
+    pub deviations: BTreeSet<Deviation>,
 }
 
 impl Capabilities {
@@ -342,6 +357,19 @@ impl Capabilities {
         self
     }
 
+    /// Declares where the engine deviates from the contract.
+    #[must_use]
+    pub fn with_deviations(mut self, deviations: impl IntoIterator<Item = Deviation>) -> Self {
+        self.deviations.extend(deviations);
+        self
+    }
+
+    /// Whether the engine is known to deviate so.
+    #[must_use]
+    pub fn deviates(&self, deviation: Deviation) -> bool {
+        self.deviations.contains(&deviation)
+    }
+
     /// Whether an instance can play `role`.
     #[must_use]
     pub fn plays(&self, role: Role) -> bool {
@@ -369,6 +397,9 @@ impl Capabilities {
             return Err(undeclared(RequestField::Prompt, "this kind of input"));
         }
         self.check_sampling(&request.sampling)?;
+        if request.stop.min_tokens != 0 && self.deviates(Deviation::NoMinTokens) {
+            return Err(undeclared(RequestField::MinTokens, "a least length"));
+        }
         if let Some(guided) = &request.guided {
             self.check_guided(guided)?;
         }
@@ -583,6 +614,23 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             assert_eq!(error.at().map(|at| at.name()), Some(field));
             assert!(error.message().contains("token id 10 "), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_an_engine_deviates_in_is_refused_by_name_or_only_told() {
+        let mut request = request();
+        let deviating = |deviation| {
+            let can = Capabilities::tokens().with_deviations([deviation]);
+            EngineConfig::new("m", 16).with_capabilities(can)
+        };
+        request.stop.min_tokens = 1;
+        let error = deviating(Deviation::NoMinTokens).check(&request);
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.at().map(|at| at.name()), Some("min_tokens"));
+        for told in [Deviation::BatchVariant, Deviation::PenaltiesCountPrompt] {
+            deviating(told).check(&request).unwrap();
         }
     }
 

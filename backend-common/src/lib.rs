@@ -33,7 +33,8 @@ pub use card::{
     MAX_ARTIFACT_BYTES, MAX_ARTIFACTS, MAX_ARTIFACTS_BYTES, ModelCard,
 };
 pub use config::{
-    Capabilities, EngineConfig, GuidedKind, InputKind, MAX_DATA_PARALLEL_SIZE, SamplingOption,
+    Capabilities, Deviation, EngineConfig, GuidedKind, InputKind, MAX_DATA_PARALLEL_SIZE,
+    SamplingOption,
 };
 pub use context::{CancelReason, Explanation, MAX_DECISIONS, RequestContext, TraceContext};
 pub use controls::{Adapter, ControlReply, ControlRequest, EngineControls, SleepLevel};

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
-    LocalKvCarrier, RequestContext, Role, SamplingOption, StartContext, TokenId,
+    Capabilities, Deviation, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input,
+    LLMEngine, LocalKvCarrier, RequestContext, Role, SamplingOption, StartContext, TokenId,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::answer::Answer;
-use crate::check::{CheckResult, Stop, fail};
+use crate::check::{CheckResult, Stop, fail, skip};
 use crate::limits::Limits;
 use crate::medium::Medium;
 use crate::report::Evidence;
@@ -453,6 +453,26 @@ impl Live {
     #[must_use]
     pub fn can(&self, option: SamplingOption) -> bool {
         self.config.capabilities.sampling.contains(&option)
+    }
+
+    /// Skips a check that compares an answer with the same one in another batch, for an engine that declares them to differ.
+    ///
+    /// # Errors
+    /// The skip.
+    pub(crate) fn needs_batch_invariance(&self) -> Result<(), Stop> {
+        if self.varies_with_batch() {
+            skip!(
+                NotDeclared,
+                "the engine declares that answers depend on their batch"
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether the engine declares that an answer depends on what else is in its batch.
+    pub(crate) fn varies_with_batch(&self) -> bool {
+        let can = &self.config.capabilities;
+        can.deviates(Deviation::BatchVariant)
     }
 
     /// A context for `request`, as a Worker makes it.

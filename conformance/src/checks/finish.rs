@@ -4,8 +4,8 @@
 //! the engine: `EngineConfig::check` for one in this process, the far side's own checks for one that checks itself.
 
 use genset_backend_common::{
-    CancelReason, ChatInput, EngineError, ErrorKind, FinishReason, GenerateRequest, Input,
-    InputKind, RequestContext,
+    CancelReason, ChatInput, Deviation, EngineError, ErrorKind, FinishReason, GenerateRequest,
+    Input, InputKind, RequestContext,
 };
 
 use super::foretold::Foretold;
@@ -317,6 +317,13 @@ fn not_cancelled(what: &str, answer: &Answer) -> CheckResult {
 
 async fn min_tokens_hold(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    let can = &live.config.capabilities;
+    if can.deviates(Deviation::NoMinTokens) {
+        skip!(
+            NotDeclared,
+            "the engine declares that it cannot keep min_tokens"
+        );
+    }
     if !live.medium().is_tokens() {
         return min_tokens_outlast_the_end(&live).await;
     }

@@ -5,7 +5,7 @@
 
 use std::num::NonZeroU32;
 
-use genset_backend_common::{CancelReason, GenerateRequest, SamplingOption};
+use genset_backend_common::{CancelReason, Deviation, GenerateRequest, SamplingOption};
 
 use crate::check::{Check, CheckResult, check, skip};
 use crate::trial::{Live, Trial};
@@ -95,7 +95,9 @@ fn sorts(live: &Live) -> Vec<GenerateRequest> {
     sampled.sampling.temperature = live.can(SamplingOption::Temperature).then_some(1.0);
     sampled.sampling.seed = live.can(SamplingOption::Seed).then_some(1);
     let mut at_least = plain.clone();
-    at_least.stop.min_tokens = 6;
+    if !can.deviates(Deviation::NoMinTokens) {
+        at_least.stop.min_tokens = 6;
+    }
     let mut ending = plain.clone();
     ending.stop.ignore_eos = false;
     if live.medium().is_tokens() {

@@ -1,7 +1,7 @@
 //! DT: sampling and determinism.
 
 use genset_backend_common::{
-    ErrorKind, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
+    Deviation, ErrorKind, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
 };
 
 use crate::answer::Generated;
@@ -318,7 +318,11 @@ async fn penalties(trial: Trial) -> CheckResult {
         if !live.can(option) {
             continue;
         }
-        let counts_prompt = option == SamplingOption::RepetitionPenalty;
+        let counts_prompt = option == SamplingOption::RepetitionPenalty
+            || live
+                .config
+                .capabilities
+                .deviates(Deviation::PenaltiesCountPrompt);
         let (mut repeats, mut changes) = (0, 0);
         for seed in 0..4 {
             let prompt = live.prompt(8, seed);
@@ -365,7 +369,7 @@ fn undeclared_requests(live: &Live) -> Vec<(&'static str, GenerateRequest)> {
     use SamplingOption as Opt;
     let can = &live.config.capabilities;
     type Ask = fn(&mut GenerateRequest);
-    let asks: [(bool, &str, Ask); 19] = [
+    let asks: [(bool, &str, Ask); 20] = [
         (live.can(Opt::Temperature), "temperature", |r| {
             r.sampling.temperature = Some(0.7)
         }),
@@ -391,6 +395,9 @@ fn undeclared_requests(live: &Live) -> Vec<(&'static str, GenerateRequest)> {
             r.sampling.logit_bias = [(0, 1.0)].into()
         }),
         (live.can(Opt::Seed), "seed", |r| r.sampling.seed = Some(1)),
+        (!can.deviates(Deviation::NoMinTokens), "min_tokens", |r| {
+            r.stop.min_tokens = 1
+        }),
         (can.max_logprobs.is_some(), "logprobs", |r| {
             r.output.logprobs = Some(0)
         }),

@@ -73,6 +73,7 @@ fn shared_len(left: &Generated, right: &Generated) -> usize {
 
 pub(super) async fn batch_invariant(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    live.needs_batch_invariance()?;
     let mut alone = Vec::new();
     for index in 0..PROMPTS {
         alone.push(live.answer(distinct(&live, index)).await?.generated());

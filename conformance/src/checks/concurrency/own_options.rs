@@ -41,6 +41,7 @@ async fn together(live: &Live, requests: &[GenerateRequest]) -> Result<Vec<Told>
 
 pub(super) async fn beside_others(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    live.needs_batch_invariance()?;
     ensure_room_for(&live, 4)?;
     let mut requests: Vec<GenerateRequest> = (0..4)
         .map(|seed| live.greedy(live.prompt(6, 40 + seed), ANSWER_TOKENS))

@@ -16,6 +16,7 @@ fn neighbours(live: &Live) -> u64 {
 
 pub(super) async fn seeded_beside_seeded(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    live.needs_batch_invariance()?;
     ensure_room_for(&live, 2)?;
     if !live.can(SamplingOption::Seed) {
         skip!(NotDeclared, "the engine does not declare seed");
@@ -47,6 +48,7 @@ pub(super) async fn seeded_beside_seeded(trial: Trial) -> CheckResult {
 
 pub(super) async fn greedy_beside_hot(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    live.needs_batch_invariance()?;
     ensure_room_for(&live, 2)?;
     if !live.can(SamplingOption::Temperature) {
         skip!(NotDeclared, "the engine does not declare temperature");

@@ -12,8 +12,8 @@
 
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
-    Capabilities, EngineError, GenerateRequest, GuidedDecoding, GuidedKind, RequestField,
-    SamplingOption, TokenId, async_trait,
+    Capabilities, Deviation, EngineError, GenerateRequest, GuidedDecoding, GuidedKind,
+    RequestField, SamplingOption, TokenId, async_trait,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -52,7 +52,9 @@ impl Llama {
 #[async_trait]
 impl Api for Llama {
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::tokens().with_sampling(sampling_options());
+        let mut capabilities = Capabilities::tokens()
+            .with_sampling(sampling_options())
+            .with_deviations(deviations());
         capabilities.max_logprobs = Some(MAX_LOGPROBS);
         capabilities.guided = grammars().into();
         capabilities
@@ -135,6 +137,12 @@ pub(super) fn sampling_options() -> [SamplingOption; 9] {
     ]
 }
 
+/// What is llama.cpp's own way (b11434): its sums depend on the size of a batch, and its penalties look at the last 64 tokens, those
+/// of the prompt among them.
+pub(super) fn deviations() -> [Deviation; 2] {
+    [Deviation::BatchVariant, Deviation::PenaltiesCountPrompt]
+}
+
 pub(super) fn grammars() -> [GuidedKind; 4] {
     [
         GuidedKind::JsonObject,
@@ -144,7 +152,7 @@ pub(super) fn grammars() -> [GuidedKind; 4] {
     ]
 }
 
-pub(super) fn refuse_min_tokens(request: &GenerateRequest, why: &str) -> Result<(), EngineError> {
+fn refuse_min_tokens(request: &GenerateRequest, why: &str) -> Result<(), EngineError> {
     match request.stop.min_tokens {
         0 => Ok(()),
         _ => Err(EngineError::unsupported(RequestField::MinTokens, why)),

@@ -8,14 +8,14 @@
 //! in a stream; its prompts are counted by `/extras/tokenize/count`.
 
 use genset_backend_common::{
-    Capabilities, ChatInput, EngineError, GenerateRequest, GuidedKind, Input, RequestField,
-    async_trait,
+    Capabilities, ChatInput, Deviation, EngineError, GenerateRequest, GuidedKind, Input,
+    RequestField, async_trait,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::llama::{grammars, props, refuse_min_tokens, sampling, sampling_options, seed_of};
+use super::llama::{deviations, grammars, props, sampling, sampling_options, seed_of};
 use super::wire::{Chunk, error_of};
 use super::{Api, Call, End, Facts, Reader, Step, unreadable};
 use crate::http::{Client, HttpError};
@@ -54,12 +54,12 @@ impl Text {
             ));
         }
         match self.flavor {
-            Flavor::LlamaServer => refuse_min_tokens(request, "llama-server has no such setting"),
             Flavor::LlamaCppPython if request.stop.ignore_eos => Err(EngineError::unsupported(
                 RequestField::IgnoreEos,
                 "llama_cpp.server has no such setting",
             )),
-            Flavor::LlamaCppPython => Ok(()),
+            // `min_tokens` is declared not to be kept by llama-server, so it does not come here.
+            Flavor::LlamaServer | Flavor::LlamaCppPython => Ok(()),
         }
     }
 
@@ -114,11 +114,17 @@ fn python_sampling(request: &GenerateRequest) -> Map<String, Value> {
 impl Api for Text {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::text().with_sampling(sampling_options());
-        capabilities.guided = match self.flavor {
-            Flavor::LlamaServer => grammars().into(),
-            Flavor::LlamaCppPython => [GuidedKind::Choice, GuidedKind::Grammar].into(),
-        };
-        capabilities
+        match self.flavor {
+            Flavor::LlamaServer => {
+                capabilities.guided = grammars().into();
+                capabilities
+                    .with_deviations(deviations().into_iter().chain([Deviation::NoMinTokens]))
+            }
+            Flavor::LlamaCppPython => {
+                capabilities.guided = [GuidedKind::Choice, GuidedKind::Grammar].into();
+                capabilities
+            }
+        }
     }
 
     fn call(
