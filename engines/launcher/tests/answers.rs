@@ -292,6 +292,20 @@ async fn characters_of_several_tokens_come_with_all_of_them() {
     engine.cleanup().await.unwrap();
 }
 
+/// The real one names none of them then, and would hold its slot if it were let end the character.
+#[tokio::test]
+async fn a_limit_inside_a_character_is_kept_to_with_the_tokens_so_far() {
+    let tokens = [162, 227, 244, 162, 227, 244];
+    let engine = saying(&tokens).await;
+    for limit in 1..=5 {
+        let found = answer(&engine, until_eos(limit)).await;
+        let limit = usize::try_from(limit).unwrap();
+        assert_eq!(found.tokens, tokens[..limit]);
+        assert_eq!(found.finished().reason, FinishReason::Length);
+    }
+    engine.cleanup().await.unwrap();
+}
+
 /// The real one ends at its model's end whatever it is told, or bans that end.
 #[tokio::test]
 async fn llama_server_goes_on_behind_an_end_that_is_none() {

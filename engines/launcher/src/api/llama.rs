@@ -24,7 +24,8 @@ use crate::http::{Client, HttpError};
 
 const MAX_LOGPROBS: u32 = 20;
 
-/// Tokens that it may generate past the limit, in which it ends the character that the limit is in. We stop at the limit.
+/// Tokens that it may generate past the limit beside a grammar, in which it ends the character that the limit is in. We stop at the
+/// limit.
 pub(crate) const PAST_LIMIT: u32 = 8;
 
 /// The API of llama-server.
@@ -73,8 +74,10 @@ impl Api for Llama {
         }
         let mut body = self.body(request)?;
         if let Some(max_tokens) = max_tokens {
-            let past = max_tokens.saturating_add(PAST_LIMIT);
-            body.insert("n_predict".into(), past.into());
+            // Without a grammar the tokens of a character that the limit is in are drawn again. A server that goes on keeps its slot
+            // until it sees that we are gone: the next request finds another slot, which has not its prompt.
+            let past = request.guided.as_ref().map_or(0, |_| PAST_LIMIT);
+            body.insert("n_predict".into(), max_tokens.saturating_add(past).into());
         }
         Ok(Call::new("/completion", &Value::Object(body)))
     }

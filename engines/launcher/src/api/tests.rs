@@ -46,11 +46,20 @@ fn a_plain_request_says_what_it_must() {
         json!({"input_ids": [1, 2], "stream": true, "sampling_params": {
                "max_new_tokens": 5, "ignore_eos": false, "stop_token_ids": [7, 2]}}),
         json!({"prompt": [1, 2], "stream": true, "return_tokens": true, "timings_per_token": true, "cache_prompt": true,
-               "n_predict": 13}),
+               "n_predict": 5}),
     ];
     for (dialect, expected) in OF_TOKENS.into_iter().zip(expected) {
         assert_eq!(body(dialect, &request), expected, "{dialect:?}");
     }
+}
+
+/// Only beside a grammar may llama-server end a character behind the limit: elsewhere its tokens are drawn again.
+#[test]
+fn llama_server_generates_no_more_than_it_is_asked_for() {
+    let mut request = request();
+    assert_eq!(body(Dialect::LlamaServer, &request)["n_predict"], 5);
+    request.guided = Some(GuidedDecoding::JsonObject.into());
+    assert_eq!(body(Dialect::LlamaServer, &request)["n_predict"], 13);
 }
 
 /// Servers that know salts are told them; another reuses nothing for a request that has one.
