@@ -97,6 +97,9 @@ fn launcher(
     launcher.command = args.server_cmd.as_deref().map(words).transpose()?;
     launcher.validate_role(role)?;
     launcher.validate()?;
+    if config.frontend.api_keys.is_some() {
+        launcher.validate_api_keys()?;
+    }
     Ok(launcher)
 }
 

@@ -163,6 +163,30 @@ async fn what_cannot_be_started_is_told() {
     }
 }
 
+/// A request with a key would share the KV blocks of other keys; it would be refused, each by itself.
+#[tokio::test]
+async fn a_server_that_cannot_keep_api_keys_apart_is_told_before_it_starts() {
+    let model = tiny_chat().display().to_string();
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    let hash = "0".repeat(64);
+    let key = format!("[[key]]\nname = \"alice\"\nhash = \"blake3:{hash}\"\n");
+    std::fs::write(&keys, key).unwrap();
+    let flag = format!("--api-keys={}", keys.path().display());
+    let words = [
+        "run",
+        "in=http",
+        "out=trtllm",
+        &model,
+        &flag,
+        "--http-port=0",
+    ];
+    let ended = run_with(with_path(&words), b"").await;
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("--api-keys"), "{}", ended.stderr);
+    let remedy = "enable_block_reuse: false";
+    assert!(ended.stderr.contains(remedy), "{}", ended.stderr);
+}
+
 #[tokio::test]
 async fn a_role_that_a_server_cannot_play_is_told_before_it_starts() {
     let model = tiny_chat().display().to_string();

@@ -17,6 +17,7 @@ use genset_backend_common::{
 };
 use serde_json::Value;
 
+pub(crate) use completions::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
 pub(crate) use llama::PAST_LIMIT as LLAMA_PAST_LIMIT;
 pub(crate) use wire::error_of;
 pub(crate) use withheld::{Piece, Withheld};

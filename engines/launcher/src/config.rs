@@ -9,6 +9,7 @@ use std::time::Duration;
 use genset_backend_common::{At, EngineError, Role};
 use genset_child::{InheritedEnv, LogLimit};
 
+use crate::api::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
 use crate::command::Plan;
 use crate::dialect::Dialect;
 use crate::extra::ExtraArgs;
@@ -170,6 +171,17 @@ impl LauncherConfig {
             self.kind.title()
         );
         Err(EngineError::unsupported("--role", problem))
+    }
+
+    /// Checks that the server keeps the KV blocks of requests with different API keys apart.
+    ///
+    /// # Errors
+    /// `Unsupported`, with the setting that makes it so.
+    pub fn validate_api_keys(&self) -> Result<(), EngineError> {
+        if self.kind == ServerKind::Trtllm && trtllm_reuses_blocks(self.extra.as_ref()) {
+            return Err(EngineError::unsupported("--api-keys", TRTLLM_NO_SALTS));
+        }
+        Ok(())
     }
 
     /// Checks what a type cannot hold, and that the server has a flag for what is asked.

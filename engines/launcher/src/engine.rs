@@ -102,6 +102,10 @@ impl LauncherEngine {
         let config = &self.config;
         config.validate()?;
         config.validate_role(ctx.role)?;
+        if let Err(error) = config.validate_api_keys() {
+            // Whether there are keys, the frontends know.
+            tracing::info!("requests with an API key are refused: {}", error.message());
+        }
         let dialect = probe::dialect(config).await?;
         let api = api::of(config, dialect)?;
         #[cfg_attr(

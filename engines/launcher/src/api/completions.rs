@@ -29,7 +29,7 @@ const ID_PREFIX: &str = "token_id:";
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
 /// Why TensorRT-LLM cannot keep requests apart, and what does.
-const NO_SALTS: &str = "TensorRT-LLM's completions know no cache salts, which every request with an API key has; set \
+pub(crate) const TRTLLM_NO_SALTS: &str = "TensorRT-LLM's completions know no cache salts, which every request with an API key has; set \
                         kv_cache_config: {enable_block_reuse: false} in --extra-engine-args, so that no request reuses the KV \
                         blocks of another";
 
@@ -86,13 +86,11 @@ impl Completions {
         }) {
             capabilities.guided = every_grammar();
         }
-        let kv_cache = extra.and_then(|extra| extra.get("kv-cache-config"));
-        let reuse = kv_cache.and_then(|config| config.get("enable_block_reuse"));
         Self {
             flavor: Flavor::Trtllm,
             model,
             capabilities,
-            reuses_blocks: reuse != Some(&Value::Bool(false)),
+            reuses_blocks: trtllm_reuses_blocks(extra),
         }
     }
 
@@ -138,9 +136,10 @@ impl Completions {
                 body.insert("cache_salt".into(), salt.into());
                 Ok(())
             }
-            Flavor::Trtllm if self.reuses_blocks => {
-                Err(EngineError::unsupported(RequestField::CacheSalt, NO_SALTS))
-            }
+            Flavor::Trtllm if self.reuses_blocks => Err(EngineError::unsupported(
+                RequestField::CacheSalt,
+                TRTLLM_NO_SALTS,
+            )),
             Flavor::Trtllm => Ok(()),
         }
     }
@@ -222,6 +221,17 @@ impl Completions {
             }
         }
     }
+}
+
+/// Whether a TensorRT-LLM with these settings reuses the KV blocks of other requests.
+///
+/// # Source
+/// TensorRT-LLM, "KV Cache System" (`enable_block_reuse`, on unless it is said). Its `CompletionRequest` has no `cache_salt`, of 1.1
+/// and of the main branch of 2026; its chats have one, and take no token ids.
+pub(crate) fn trtllm_reuses_blocks(extra: Option<&ExtraArgs>) -> bool {
+    let kv_cache = extra.and_then(|extra| extra.get("kv-cache-config"));
+    let reuse = kv_cache.and_then(|config| config.get("enable_block_reuse"));
+    reuse != Some(&Value::Bool(false))
 }
 
 fn sampling() -> Capabilities {

@@ -82,24 +82,32 @@ fn a_cache_salt_keeps_prompts_apart() {
 fn a_cache_salt_is_refused_where_trtllm_reuses_blocks() {
     let mut request = request();
     request.cache_salt = Some("tenant".into());
-    let call = |extra: &str| {
+    let config = |extra: &str| {
         let input = ServerInput::Tokens { vocab_size: None };
         let mut config = LauncherConfig::new(ServerKind::Trtllm, "/m", input);
         let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
         std::fs::write(&file, extra).unwrap();
         config.extra = Some(ExtraArgs::load(file.path()).unwrap());
-        of(&config, Dialect::Trtllm).unwrap().call(&request, None)
+        config
+    };
+    let call = |extra: &str| {
+        let api = of(&config(extra), Dialect::Trtllm).unwrap();
+        api.call(&request, None)
     };
     for reuses in ["", "kv_cache_config: {enable_block_reuse: true}"] {
         let error = call(reuses).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.at().map(|at| at.name()), Some("cache_salt"));
+        let at_start = config(reuses).validate_api_keys().unwrap_err();
+        assert_eq!(at_start.at().map(|at| at.name()), Some("--api-keys"));
         assert!(
             error.message().contains("enable_block_reuse: false"),
             "{error}"
         );
     }
-    let sent = call("kv_cache_config: {enable_block_reuse: false}").unwrap();
+    let apart = "kv_cache_config: {enable_block_reuse: false}";
+    config(apart).validate_api_keys().unwrap();
+    let sent = call(apart).unwrap();
     let body: Value = serde_json::from_slice(&sent.body).unwrap();
     assert_eq!(body.get("cache_salt"), None);
 }
