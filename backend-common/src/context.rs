@@ -147,6 +147,8 @@ struct CancelNode {
     reason: AtomicU8,
     /// How often it, or what became of it below, moved to another instance.
     moves: AtomicU32,
+    /// The prompt's length, where the engine alone knows it; 0 until it does.
+    prompt_tokens: AtomicU32,
     parent: Option<Arc<CancelNode>>,
 }
 
@@ -156,6 +158,7 @@ impl CancelNode {
             token,
             reason: AtomicU8::new(0),
             moves: AtomicU32::new(0),
+            prompt_tokens: AtomicU32::new(0),
             parent,
         }
     }
@@ -389,10 +392,20 @@ impl RequestContext {
         self.cancel.moves.load(Ordering::Relaxed)
     }
 
-    /// The number of prompt tokens, as the adapter counted them; 0 when it could not.
+    /// The number of prompt tokens, as the adapter counted them, or else as the engine told; 0 when neither knows.
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {
-        self.prompt_tokens
+        match self.prompt_tokens {
+            0 => self.cancel.prompt_tokens.load(Ordering::Relaxed),
+            counted => counted,
+        }
+    }
+
+    /// Tells the number of prompt tokens of an input that is no tokens, for the usage of an answer that the engine does not finish:
+    /// one that is cancelled. Clones of the context hear of it.
+    pub fn tell_prompt_tokens(&self, prompt_tokens: u32) {
+        let told = &self.cancel.prompt_tokens;
+        told.store(prompt_tokens, Ordering::Relaxed);
     }
 }
 

@@ -163,13 +163,13 @@ impl LLMEngine for RemoteEngine {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let remote = self.state.get()?;
-        let prompt_tokens = request.prompt_tokens().unwrap_or_default();
+        let prompt_tokens = request.prompt_tokens();
         // The worker hears of a cancellation by losing its reader: what ends here must not wait for it.
         let far = ctx.detached();
         let call = async {
             match self.config.instance {
-                Some(instance) => remote.client.direct(instance, request, far).await,
-                None => remote.client.generate(request, far).await,
+                Some(instance) => remote.client.direct(instance, request, far.clone()).await,
+                None => remote.client.generate(request, far.clone()).await,
             }
         };
         let outputs = tokio::select! {
@@ -180,7 +180,7 @@ impl LLMEngine for RemoteEngine {
         };
         Ok(RemoteOutputs::stream(
             outputs,
-            ctx,
+            (ctx, far),
             &remote.stop,
             prompt_tokens,
         ))

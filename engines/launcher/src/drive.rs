@@ -101,6 +101,9 @@ impl Drive {
             Ok(counted) => counted,
             Err(error) => return Err(self.lost(error).await),
         };
+        if let Some(counted) = counted {
+            self.ctx.tell_prompt_tokens(counted);
+        }
         let prompt = self.request.prompt_tokens().or(counted).unwrap_or_default();
         let _place = match &self.room {
             Some(room) => room.enter(prompt, self.max_tokens).await,

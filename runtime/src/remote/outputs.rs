@@ -2,51 +2,91 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures_core::Stream;
 use futures_util::StreamExt;
 use genset_backend_common::output::Finish;
-use genset_backend_common::{EngineError, Output, OutputStream, RequestContext};
+use genset_backend_common::{CancelReason, EngineError, Output, OutputStream, RequestContext};
 use tokio_util::sync::CancellationToken;
 
 type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// How long the worker's terminal is waited for after a cancellation, where only that tells the length of the prompt.
+const USAGE_WAIT: Duration = Duration::from_secs(1);
+
 /// The outputs of one request until it is cancelled or the engine stops; then the terminal that says so, at once: what the
-/// worker sent meanwhile was asked for by nobody any more. Dropping the worker's stream ends its work.
+/// worker sent meanwhile was asked for by nobody any more. Of a prompt that is no tokens the worker alone knows the length: its
+/// terminal is waited for, for a moment. Dropping the worker's stream ends its work.
 pub(super) struct RemoteOutputs {
     /// `None` after the terminal.
     outputs: Option<OutputStream>,
     ctx: RequestContext,
+    /// The request as the worker knows it.
+    far: RequestContext,
     cancelled: Signal,
     stopped: Signal,
-    prompt_tokens: u32,
+    /// `None` where only the worker knows it.
+    prompt_tokens: Option<u32>,
     streamed_tokens: u32,
+    /// When the worker's terminal is waited for no longer, once it is waited for.
+    patience: Option<Signal>,
 }
 
 impl RemoteOutputs {
     /// The outputs of a request; without `outputs`, of one that was cancelled before there were any.
     pub(super) fn stream(
         outputs: Option<OutputStream>,
-        ctx: RequestContext,
+        (ctx, far): (RequestContext, RequestContext),
         stop: &CancellationToken,
-        prompt_tokens: u32,
+        prompt_tokens: Option<u32>,
     ) -> OutputStream {
+        let prompt_tokens = prompt_tokens.or(outputs.is_none().then_some(0));
         let outputs = outputs
             .unwrap_or_else(|| OutputStream::from_raw(Box::pin(futures_util::stream::pending())));
         OutputStream::from_raw(Box::pin(Self {
             outputs: Some(outputs),
             cancelled: Box::pin(ctx.cancelled_owned()),
             ctx,
+            far,
             stopped: Box::pin(stop.clone().cancelled_owned()),
             prompt_tokens,
             streamed_tokens: 0,
+            patience: None,
         }))
     }
 
     fn end_as_cancelled(&mut self) -> Output {
         self.outputs = None;
-        let finished = Finish::cancelled().into_finished(self.prompt_tokens, self.streamed_tokens);
+        let prompt_tokens = self.prompt_tokens.unwrap_or_default();
+        let finished = Finish::cancelled().into_finished(prompt_tokens, self.streamed_tokens);
         Output::Finished(Box::new(finished))
+    }
+
+    /// Ready once the terminal of a cancelled request can be told.
+    fn poll_usage(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let (None, Some(outputs)) = (self.prompt_tokens, &mut self.outputs) else {
+            return Poll::Ready(());
+        };
+        let (ctx, far) = (&self.ctx, &self.far);
+        let patience = self.patience.get_or_insert_with(|| {
+            far.cancel(ctx.cancel_reason().unwrap_or(CancelReason::Client));
+            Box::pin(tokio::time::sleep(USAGE_WAIT))
+        });
+        while let Poll::Ready(item) = outputs.poll_next_unpin(cx) {
+            match item {
+                Some(Ok(Output::Finished(finished))) => {
+                    self.prompt_tokens = Some(finished.usage.prompt_tokens);
+                    return Poll::Ready(());
+                }
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return Poll::Ready(()),
+            }
+        }
+        match self.stopped.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => patience.as_mut().poll(cx),
+        }
     }
 
     fn pass_on(
@@ -77,7 +117,9 @@ impl Stream for RemoteOutputs {
             return Poll::Ready(None);
         };
         if this.ctx.is_cancelled() {
-            return Poll::Ready(Some(Ok(this.end_as_cancelled())));
+            return this
+                .poll_usage(cx)
+                .map(|()| Some(Ok(this.end_as_cancelled())));
         }
         if let Poll::Ready(item) = outputs.poll_next_unpin(cx) {
             return Poll::Ready(this.pass_on(item));
@@ -87,7 +129,9 @@ impl Stream for RemoteOutputs {
             return Poll::Ready(Some(Err(stopped())));
         }
         if this.cancelled.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Ok(this.end_as_cancelled())));
+            return this
+                .poll_usage(cx)
+                .map(|()| Some(Ok(this.end_as_cancelled())));
         }
         Poll::Pending
     }
