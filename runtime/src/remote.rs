@@ -19,6 +19,7 @@ use genset_backend_common::{
     At, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind, GenerateRequest,
     LLMEngine, ModelCard, OutputStream, RequestContext, StartContext,
 };
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -221,7 +222,18 @@ async fn meet(
         let publish = move |load| publisher.publish(load);
         follow.push(runtime.spawn(follow_load(load, instance, publish)));
         let kv_events = sibling(endpoints::KV_EVENTS)?.client();
-        follow.push(runtime.spawn(follow_kv_events(kv_events, instance, ctx.kv_events.clone())));
+        let (publisher, (told, is_told)) = (ctx.kv_events.clone(), oneshot::channel());
+        follow.push(runtime.spawn(follow_kv_events(kv_events, instance, publisher, told)));
+        if model.card.capabilities.kv_events
+            && tokio::time::timeout(config.wait, is_told).await.is_err()
+        {
+            let message = format!(
+                "the worker of {} did not tell what its prefix cache holds within {} s",
+                config.endpoint,
+                config.wait.as_secs_f64()
+            );
+            return Err(EngineError::new(ErrorKind::Unavailable, message));
+        }
     }
     let remote = Remote {
         client,

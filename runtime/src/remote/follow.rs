@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use genset_backend_common::RequestContext;
 use genset_backend_common::kv::{BlockHash, KvEventData, KvEventPublisher, StoredBlock};
+use tokio::sync::oneshot;
 
 use crate::client::Client;
 use crate::names::InstanceId;
@@ -14,18 +15,26 @@ use crate::registrar::KvItem;
 /// Pause before a stream of events that ended is asked for again.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
 
+/// `told` hears of it once what the worker's cache holds was published for the first time.
 pub(super) async fn follow_kv_events(
     client: Client<(), KvItem>,
     instance: InstanceId,
     publisher: KvEventPublisher,
+    told: oneshot::Sender<()>,
 ) {
+    let mut told = Some(told);
     loop {
         if let Ok(mut items) = client
             .direct(instance, (), RequestContext::new("kv_events"))
             .await
         {
             while let Some(Ok(item)) = items.next().await {
+                let is_snapshot = matches!(item, KvItem::Snapshot(_));
                 publish(&publisher, item);
+                if let Some(told) = told.take_if(|_| is_snapshot) {
+                    // A start that was given up does not listen.
+                    let _ = told.send(());
+                }
             }
         }
         tokio::time::sleep(RESUBSCRIBE_PAUSE).await;

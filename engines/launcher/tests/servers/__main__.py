@@ -6,6 +6,7 @@ servers KIND --genset FILE --model FOLDER --bin FOLDER --out FOLDER; it fails if
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -73,8 +74,10 @@ class Run:
         place = ("--discovery-path", discovery)
         with self.genset("in=dyn://real.backend.generate", *place) as genset:
             genset.until_ready(self.kind.start)
+            # KV events are those of one instance.
+            instance = re.search(r"instance=(\w+)", genset.said())[1]
             kit = [self.args.genset, "conform", "run", "--endpoint", "dyn://real.backend.generate", *place]
-            code = subprocess.run([*kit, "--json", report]).returncode
+            code = subprocess.run([*kit, "--instance", instance, "--json", report]).returncode
         with open(report) as file:
             checks = json.load(file)["checks"]
         failed = [check["id"] for check in checks if check["verdict"] == "fail"]
