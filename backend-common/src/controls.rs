@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{At, EngineError};
+use crate::ports::Control;
 
 /// How deep an engine sleeps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -157,6 +158,72 @@ pub trait EngineControls: Send + Sync {
     /// Ends the profile and says where it is.
     async fn stop_profile(&self) -> Result<String, EngineError> {
         Err(missing("stop_profile"))
+    }
+}
+
+/// Controls that something else performs: a process, a program in another language, a worker elsewhere. Each method is the request of
+/// its name, and its answer is checked.
+#[async_trait]
+impl<T: Control> EngineControls for T {
+    async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
+        self.control(ControlRequest::Sleep { level }).await?.done()
+    }
+
+    async fn wake(&self) -> Result<(), EngineError> {
+        self.control(ControlRequest::Wake).await?.done()
+    }
+
+    async fn clear_prefix_cache(&self) -> Result<(), EngineError> {
+        self.control(ControlRequest::ClearPrefixCache).await?.done()
+    }
+
+    async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
+        let request = ControlRequest::LoadAdapter { adapter };
+        self.control(request).await?.done()
+    }
+
+    async fn unload_adapter(&self, name: &str) -> Result<(), EngineError> {
+        let name = name.to_owned();
+        let request = ControlRequest::UnloadAdapter { name };
+        self.control(request).await?.done()
+    }
+
+    async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
+        match self.control(ControlRequest::ListAdapters).await? {
+            ControlReply::Adapters { adapters } => Ok(adapters),
+            other @ (ControlReply::Done | ControlReply::Profile { .. }) => Err(other.unexpected()),
+        }
+    }
+
+    async fn update_weights(&self, source: Value) -> Result<(), EngineError> {
+        let request = ControlRequest::UpdateWeights { source };
+        self.control(request).await?.done()
+    }
+
+    async fn start_profile(&self) -> Result<(), EngineError> {
+        self.control(ControlRequest::StartProfile).await?.done()
+    }
+
+    async fn stop_profile(&self) -> Result<String, EngineError> {
+        match self.control(ControlRequest::StopProfile).await? {
+            ControlReply::Profile { location } => Ok(location),
+            other @ (ControlReply::Done | ControlReply::Adapters { .. }) => Err(other.unexpected()),
+        }
+    }
+}
+
+impl ControlReply {
+    fn done(self) -> Result<(), EngineError> {
+        match self {
+            Self::Done => Ok(()),
+            other @ (Self::Adapters { .. } | Self::Profile { .. }) => Err(other.unexpected()),
+        }
+    }
+
+    fn unexpected(&self) -> EngineError {
+        EngineError::internal(format!(
+            "a control request was answered with {self:?}, which is not what was asked"
+        ))
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use genset_backend_common::ports::Control;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::wire::{GoAwayCode, RequestHead};
 use genset_backend_common::{
-    Adapter, ControlReply, ControlRequest, DrainContext, EngineConfig, EngineControls, EngineError,
-    EngineState, GenerateRequest, LLMEngine, OutputStream, RequestContext, SleepLevel,
-    StartContext, async_trait,
+    ControlReply, ControlRequest, DrainContext, EngineConfig, EngineControls, EngineError,
+    EngineState, GenerateRequest, LLMEngine, OutputStream, RequestContext, StartContext,
+    async_trait,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -117,22 +118,6 @@ impl SubprocessEngine {
         self.running.get()?.current.session()
     }
 
-    async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
-        let session = self.session()?;
-        let call = session.link.call(head("control"), &request, SMALL_WINDOW);
-        let reply = call.await?.only().await?;
-        reply.ok_or_else(|| EngineError::internal("the engine's process gave no reply to control"))
-    }
-
-    async fn do_control(&self, request: ControlRequest) -> Result<(), EngineError> {
-        match self.control(request).await? {
-            ControlReply::Done => Ok(()),
-            other @ (ControlReply::Adapters { .. } | ControlReply::Profile { .. }) => {
-                Err(unexpected(&other))
-            }
-        }
-    }
-
     /// Asks the process to free everything and to go.
     async fn take_leave(&self, session: &Session) -> Result<(), EngineError> {
         let (link, release) = (&session.link, &session.release);
@@ -169,12 +154,6 @@ fn restarts(ctx: &StartContext) -> Counter {
     let name = "genset_engine_process_restarts";
     ctx.metrics.register(name, help, restarts.clone());
     restarts
-}
-
-fn unexpected(reply: &ControlReply) -> EngineError {
-    EngineError::internal(format!(
-        "the engine's process answered a control request with {reply:?}, which is not what was asked"
-    ))
 }
 
 fn generate_head(ctx: &RequestContext) -> RequestHead {
@@ -266,50 +245,11 @@ impl LLMEngine for SubprocessEngine {
 }
 
 #[async_trait]
-impl EngineControls for SubprocessEngine {
-    async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
-        self.do_control(ControlRequest::Sleep { level }).await
-    }
-
-    async fn wake(&self) -> Result<(), EngineError> {
-        self.do_control(ControlRequest::Wake).await
-    }
-
-    async fn clear_prefix_cache(&self) -> Result<(), EngineError> {
-        self.do_control(ControlRequest::ClearPrefixCache).await
-    }
-
-    async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
-        self.do_control(ControlRequest::LoadAdapter { adapter })
-            .await
-    }
-
-    async fn unload_adapter(&self, name: &str) -> Result<(), EngineError> {
-        let name = name.to_owned();
-        self.do_control(ControlRequest::UnloadAdapter { name })
-            .await
-    }
-
-    async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
-        match self.control(ControlRequest::ListAdapters).await? {
-            ControlReply::Adapters { adapters } => Ok(adapters),
-            other @ (ControlReply::Done | ControlReply::Profile { .. }) => Err(unexpected(&other)),
-        }
-    }
-
-    async fn update_weights(&self, source: Value) -> Result<(), EngineError> {
-        self.do_control(ControlRequest::UpdateWeights { source })
-            .await
-    }
-
-    async fn start_profile(&self) -> Result<(), EngineError> {
-        self.do_control(ControlRequest::StartProfile).await
-    }
-
-    async fn stop_profile(&self) -> Result<String, EngineError> {
-        match self.control(ControlRequest::StopProfile).await? {
-            ControlReply::Profile { location } => Ok(location),
-            other @ (ControlReply::Done | ControlReply::Adapters { .. }) => Err(unexpected(&other)),
-        }
+impl Control for SubprocessEngine {
+    async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
+        let session = self.session()?;
+        let call = session.link.call(head("control"), &request, SMALL_WINDOW);
+        let reply = call.await?.only().await?;
+        reply.ok_or_else(|| EngineError::internal("the engine's process gave no reply to control"))
     }
 }
