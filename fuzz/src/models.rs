@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use genset_engine_candle::fuzzing::{gguf_files, memory};
-use genset_engine_candle::load::OpenModel;
+use genset_engine_candle::fuzzing::memory;
+use genset_engine_candle::load::{OpenModel, gguf_files};
 use tempfile::TempDir;
 
 use crate::input::first;

@@ -53,7 +53,7 @@ async def model(
     """Serves a model, and waits until the frontend knows it."""
     async with await Runtime.connect() as runtime:
         endpoint = runtime.namespace("py").component("backend").endpoint("generate")
-        await register_llm(model_type, endpoint, str(MODEL), name, **options)
+        await register_llm(model_type, endpoint, str(options.pop("model_path", MODEL)), name, **options)
         serving = asyncio.ensure_future(endpoint.serve_endpoint(handler))
 
         def is_listed() -> bool:
@@ -82,6 +82,43 @@ def test_a_backend_answers_chats_and_completions(start_genset: Callable[..., Pro
             events = await asyncio.to_thread(ask, address, "/v1/chat/completions", chat)
             assert events[-1] == "[DONE]"
             assert json.loads(events[-2])["choices"][0]["finish_reason"] == "stop"
+
+    run(main())
+
+
+def test_a_gguf_file_brings_tokenizer_template_and_context(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+    body = {"model": "py", "messages": [{"role": "user", "content": "The capital of France is Paris"}], "max_tokens": 40}
+    contents = []
+
+    async def main() -> None:
+        for path in (MODEL, MODEL / "tiny-chat-q8_0.gguf"):
+            async with model(address, letters, model_path=path):
+                answer = await asyncio.to_thread(ask, address, "/v1/chat/completions", body)
+                told = await asyncio.to_thread(ask, address, "/v1/models/py")
+                contents.append((answer["choices"][0]["message"]["content"], answer["usage"], told["max_model_len"]))
+            gone = False
+            while not gone:
+                listed = await asyncio.to_thread(ask, address, "/v1/models")
+                gone = listed["data"] == []
+                await asyncio.sleep(0.05)
+
+    run(main())
+    # The handler gives the prompt back, which so shows the template too.
+    assert contents[0] == contents[1] and "capital of France is Paris" in contents[0][0], contents
+
+
+def test_a_gguf_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "broken.GGUF"
+    file.write_bytes(b"GGUF and then nothing")
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            endpoint = runtime.endpoint("py.backend.generate")
+            await register_llm(ModelType.Backend, endpoint, str(file))
+            with pytest.raises(exceptions.EngineError, match="broken.GGUF") as refused:
+                await endpoint.serve_endpoint(letters)
+            assert refused.value.field == "model_path"
 
     run(main())
 
@@ -132,7 +169,7 @@ def test_a_model_that_cannot_be_served_says_why() -> None:
     async def main() -> None:
         async with await Runtime.connect() as runtime:
             endpoint = runtime.endpoint("py.backend.generate")
-            with pytest.raises(exceptions.InvalidArgument, match="neither a folder nor a name"):
+            with pytest.raises(exceptions.InvalidArgument, match="neither a folder, a GGUF file nor a name"):
                 await register_llm(ModelType.Backend, endpoint, "/no/such/folder")
             with pytest.raises(exceptions.InvalidArgument, match="is no ModelType"):
                 await register_llm("backend", endpoint, str(MODEL))  # type: ignore[arg-type]

@@ -1,12 +1,8 @@
-//! What the fuzz targets reach that is nobody else's: reading a GGUF file without its tensors, and an estimate of memory
-//! without a device chosen.
-
-use std::path::Path;
+//! What the fuzz targets reach that is nobody else's: an estimate of memory without a device chosen.
 
 use candle_core::{DType, Device};
 
-use crate::error::LoadError;
-use crate::load::{MemoryEstimate, ModelFile, OpenModel, Quantization, WeightOptions};
+use crate::load::{MemoryEstimate, OpenModel, Quantization, WeightOptions};
 
 /// What the model would take on the CPU.
 #[must_use]
@@ -16,12 +12,4 @@ pub fn memory(model: &OpenModel) -> MemoryEstimate {
         dtype: DType::F32,
         quantization: Quantization::Q8_0,
     })
-}
-
-/// The files that are made of a GGUF file's metadata, whether or not its tensors are there.
-///
-/// # Errors
-/// As [`OpenModel::open`](crate::load::OpenModel::open), but for tensors that are missing.
-pub fn gguf_files(path: &Path) -> Result<Vec<ModelFile>, LoadError> {
-    crate::load::gguf_files(path)
 }

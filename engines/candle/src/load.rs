@@ -149,14 +149,7 @@ impl OpenModel {
     /// There is no tokenizer that can be used, or it belongs to another model.
     pub fn files(&self, model_config: Option<&Path>) -> Result<Vec<ModelFile>, LoadError> {
         let mut files = match (&self.source, model_config) {
-            (Source::Gguf(file), None) => {
-                let files = gguf::tokenizer::files(file.metadata(), &self.config)?;
-                if !files.iter().any(|file| file.name == "tokenizer.json") {
-                    let problem = "it has no tokenizer";
-                    return Err(LoadError::no_tokenizer(&self.path, problem));
-                }
-                files
-            }
+            (Source::Gguf(file), None) => return files_of(file, &self.config, &self.path),
             (Source::Gguf(file), Some(folder)) => {
                 let own = gguf::tokenizer::config_file(file.metadata(), &self.config);
                 let mut files = vec![own];
@@ -237,11 +230,28 @@ impl OpenModel {
     }
 }
 
-/// The files made of a GGUF file's metadata, its tensors unseen.
-#[cfg(feature = "fuzzing")]
-pub(crate) fn gguf_files(path: &Path) -> Result<Vec<ModelFile>, LoadError> {
+/// The files that a worker publishes of a GGUF file, made from its metadata, whether or not its tensors are there: for engines that
+/// read those by themselves.
+///
+/// # Errors
+/// As [`OpenModel::open`], but for tensors that are missing; there is no tokenizer that can be used, or it belongs to another model.
+pub fn gguf_files(path: &Path) -> Result<Vec<ModelFile>, LoadError> {
     let (file, config) = GgufFile::open(path)?;
-    gguf::tokenizer::files(file.metadata(), &config)
+    files_of(&file, &config, path)
+}
+
+fn files_of(
+    file: &GgufFile,
+    config: &ModelConfig,
+    path: &Path,
+) -> Result<Vec<ModelFile>, LoadError> {
+    let files = gguf::tokenizer::files(file.metadata(), config)?;
+    let Some(tokenizer) = files.iter().find(|file| file.name == "tokenizer.json") else {
+        return Err(LoadError::no_tokenizer(path, "it has no tokenizer"));
+    };
+    let shown = path.join(tokenizer.name);
+    tokenizer::check(&shown, &tokenizer.content, config.vocab_size)?;
+    Ok(files)
 }
 
 fn default_name() -> String {

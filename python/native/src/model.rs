@@ -1,12 +1,14 @@
 //! A model that Python registers: what it says of it, and the Worker around its handler.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::worker::{Report, RequestLimits, Worker, WorkerConfig, WorkerHandle};
-use genset_backend_common::{Artifact, EndpointType, EngineConfig, EngineError, ErrorKind};
+use genset_backend_common::{
+    Artifact, At, EndpointType, EngineConfig, EngineError, ErrorKind, Role,
+};
 use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
 use serde::Deserialize;
 
@@ -27,7 +29,7 @@ pub(crate) struct ModelSpec {
     worker_id: u64,
     /// What the engine is; a context of 0 is to be found in the model's files.
     engine: EngineConfig,
-    /// Folder with the tokenizer; `None` for models whose handler reads text.
+    /// Folder with the tokenizer, or a GGUF file with one; `None` for models whose handler reads text.
     model_path: Option<PathBuf>,
     aliases: Vec<String>,
     endpoint_types: Option<BTreeSet<EndpointType>>,
@@ -58,8 +60,12 @@ impl ModelSpec {
     fn artifacts(&mut self) -> Result<Vec<Artifact>, EngineError> {
         let mut artifacts = Vec::new();
         if let Some(path) = &self.model_path {
-            let folder = ModelFolder::load(path)
-                .map_err(|error| EngineError::invalid_argument("model_path", error))?;
+            let folder = if path.is_file() {
+                of_gguf(path)?
+            } else {
+                ModelFolder::load(path)
+                    .map_err(|error| EngineError::invalid_argument("model_path", error))?
+            };
             if self.engine.context_length_tokens == 0 {
                 self.engine.context_length_tokens = folder.context_length_tokens.unwrap_or(0);
             }
@@ -110,6 +116,25 @@ impl ModelSpec {
 
 fn duration(name: &str, seconds: f64) -> Result<Duration, EngineError> {
     Duration::try_from_secs_f64(seconds).map_err(|error| EngineError::invalid_argument(name, error))
+}
+
+/// The files that are made of a GGUF file's metadata.
+#[cfg(feature = "gguf")]
+fn of_gguf(path: &Path) -> Result<ModelFolder, EngineError> {
+    let files = genset_engine_candle::load::gguf_files(path)
+        .map_err(|error| EngineError::from(error).with_at(At::other("model_path")))?;
+    let files = files.into_iter().map(|file| (file.name, file.content));
+    ModelFolder::from_files("model", path, files)
+        .map_err(|error| EngineError::invalid_argument("model_path", error))
+}
+
+#[cfg(not(feature = "gguf"))]
+fn of_gguf(path: &Path) -> Result<ModelFolder, EngineError> {
+    let problem = format!(
+        "{} is a GGUF file, which this build of the native module does not read (feature `gguf`); give the model's folder",
+        path.display()
+    );
+    Err(EngineError::unsupported(At::other("model_path"), problem))
 }
 
 fn read_template(path: &PathBuf) -> Result<Vec<u8>, EngineError> {

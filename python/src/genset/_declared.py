@@ -14,7 +14,10 @@ logger = logging.getLogger(__name__)
 def completed(config: EngineConfig, model_path: str) -> EngineConfig:
     """The config with the context of the model's files and the usual sampling options where the engine says nothing of them; the
     log says so."""
-    if config.context_length is None:
+    if config.context_length is None and _model_files.is_gguf(model_path):
+        # The native module reads the file, and says so where it finds no length in it.
+        config = dataclasses.replace(config, context_length=0)
+    elif config.context_length is None:
         length = _model_files.context_length(model_path or config.model)
         if length is None:
             logger.warning("neither the engine nor the model's files give a context_length; requests of any length are let through")

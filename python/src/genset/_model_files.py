@@ -6,7 +6,7 @@ import json
 import os
 import re
 
-from genset.exceptions import InvalidArgument, Unsupported
+from genset.exceptions import InvalidArgument
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"]
@@ -35,24 +35,26 @@ def name_of(model_path: str) -> str:
     return name.removesuffix(".gguf")
 
 
+def is_gguf(model_path: str) -> bool:
+    """Whether it is a GGUF file."""
+    return model_path.lower().endswith(".gguf") and os.path.isfile(model_path)
+
+
 def find(model_path: str) -> str:
-    """The folder with the model's tokenizer and template. May download them, so it is not for an event loop's thread.
+    """The folder with the model's tokenizer and template, or the GGUF file that they are in. May download them, so it is not for an
+    event loop's thread.
 
     Raises `InvalidArgument` where there is none, saying what to do.
     """
     if os.path.isdir(model_path):
         return model_path
     if os.path.isfile(model_path):
-        if model_path.endswith(".gguf"):
-            raise Unsupported(
-                f"{model_path} is a GGUF file: register_llm publishes the tokenizer of a folder. "
-                "Give the folder of the same model with tokenizer.json as model_path, and the file to your engine",
-                field="model_path",
-            )
-        raise InvalidArgument(f"{model_path} is a file; give the folder of a model", field="model_path")
+        if is_gguf(model_path):
+            return model_path
+        raise InvalidArgument(f"{model_path} is a file; give the folder of a model, or a GGUF file", field="model_path")
     hub_id = model_path.removeprefix("hf://")
     if not _HUB_ID.fullmatch(hub_id):
-        raise InvalidArgument(f"{model_path} is neither a folder nor a name like Qwen/Qwen3-0.6B", field="model_path")
+        raise InvalidArgument(f"{model_path} is neither a folder, a GGUF file nor a name like Qwen/Qwen3-0.6B", field="model_path")
     return _cached(hub_id) or _downloaded(hub_id)
 
 

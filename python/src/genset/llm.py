@@ -71,8 +71,8 @@ async def register_llm(
 ) -> None:
     """Says that `endpoint` serves a model. To be called before its `serve_endpoint`.
 
-    `model_path` is the folder of a model, or the name of one in the Hugging Face Hub (`hf://` before it or not): its tokenizer and
-    template are published. `model_name` is the name clients use; without it the folder's. `context_length` is the most tokens
+    `model_path` is the folder of a model, a GGUF file, or the name of a model in the Hugging Face Hub (`hf://` before it or not): its
+    tokenizer and template are published. `model_name` is the name clients use; without it the folder's or the file's. `context_length` is the most tokens
     of prompt and answer; without it that of the model's files, and where they have none requests of any length are let through.
     `migration_limit` is how often a request may go on at another instance, from the tokens it has. `user_data` is published as
     it is. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
@@ -156,14 +156,14 @@ _SPEC: dict[str, Any] = {
 def model_spec(
     endpoint: Endpoint, engine: dict[str, Any], folder: str | None, *, user_data: Mapping[str, Any] | None, **options: Any
 ) -> dict[str, Any]:
-    """What the native module is told of a model: of its engine, of the folder with its files, and what else differs from `_SPEC`."""
+    """What the native module is told of a model: of its engine, of where its files are, and what else differs from `_SPEC`."""
     spec = {**_SPEC, "endpoint": endpoint.path, "worker_id": _worker_id(endpoint), "engine": engine, "model_path": folder}
     spec["user_data"] = None if user_data is None else dict(user_data)
     return {**spec, **options}
 
 
 def _find(model_path: str, has_bodies: bool) -> str | None:
-    """The folder of the model; a handler that reads bodies does without, where it only says what the model is called."""
+    """Where the model's files are; a handler that reads bodies does without, where it only says what the model is called."""
     try:
         return _model_files.find(model_path)
     except InvalidArgument:
