@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -113,6 +115,108 @@ def test_an_engine_that_dies_or_does_not_start_is_cleaned_up() -> None:
             with pytest.raises(exceptions.EngineError, match="the device is lost"):
                 await running
         assert dying.seen[-1] == "cleanup"
+
+    run(main())
+
+
+class Controlled(Engine):
+    """Can sleep, and has one adapter."""
+
+    async def control(self, op: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        self.seen.append(f"{op} {arguments}")
+        if op == "sleep":
+            return None
+        if op == "list_adapters":
+            return {"adapters": [{"name": "legal", "source": "adapters/legal"}]}
+        return await super().control(op, arguments)
+
+
+def test_operators_reach_control() -> None:
+    engine = Controlled()
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+            running = asyncio.ensure_future(Worker(engine, CONFIG, runtime=runtime).run())
+            operator = await other.endpoint("py.backend.control").client()
+            await operator.wait_for_instances(120)
+            assert await operator.random({"op": "sleep", "level": "weights"}) == {"result": "done"}
+            listed = await operator.random({"op": "list_adapters"})
+            assert listed == {"result": "adapters", "adapters": [{"name": "legal", "source": "adapters/legal"}]}
+            with pytest.raises(exceptions.Unsupported, match="does not support wake"):
+                await operator.random({"op": "wake"})
+            await runtime.shutdown()
+            await running
+
+    run(main())
+    asked = [each for each in engine.seen if each not in ("start", "drain", "cleanup")]
+    assert asked == ["sleep {'level': 'weights'}", "list_adapters {}", "wake {}"]
+
+
+class Part(Engine):
+    """Computes a prompt under a name, or goes on from what another computed: its tokens are 40, 41, ..."""
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        self.worker_id = worker_id
+        self.seen.append(self.worker.role)
+        return EngineConfig(model="mine", sampling=(), roles=("prefill", "decode"))
+
+    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        wanted = request["stop_conditions"].get("max_tokens") or 3
+        transfer = request.get("transfer")
+        if self.worker.role == "prefill" and wanted > 1:
+            params = {"source_worker_id": self.worker_id, "data": {"held": len(request["token_ids"])}}
+            yield {"token_ids": [40], "finish_reason": "length", "transfer": params}  # type: ignore[typeddict-item]
+            return
+        if transfer is not None:
+            self.seen.append(f"{transfer['source_worker_id']} {transfer['data']}")
+        for place in range(wanted):
+            yield {"token_ids": [40 + place]}
+        yield {"token_ids": [], "finish_reason": "length"}
+
+
+def test_prefill_and_decode_are_workers_of_their_own(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+    prefill, decode = Part(), Part()
+
+    async def main() -> None:
+        async with await Runtime.connect() as first, await Runtime.connect() as second:
+            parts = []
+            for runtime, engine, role in ((first, prefill, "prefill"), (second, decode, "decode")):
+                config = dataclasses.replace(CONFIG, role=role, component="")
+                assert config.component == role
+                parts.append(asyncio.ensure_future(Worker(engine, config, runtime=runtime).run()))
+            body = {"model": "mine", "prompt": "one two", "max_tokens": 4}
+            held = None
+            # Until the frontend has seen both, a request may be served whole.
+            while held is None:
+                for part in parts:
+                    if part.done():
+                        part.result()
+                try:
+                    answer = await asyncio.to_thread(ask, address, "/v1/completions", body)
+                except urllib.error.HTTPError as error:
+                    assert error.code in (404, 503), error
+                    await asyncio.sleep(0.05)
+                    continue
+                assert answer["usage"]["completion_tokens"] == 4
+                held = next((each for each in decode.seen if "held" in each), None)
+            assert held == f"{prefill.worker_id} {{'held': {answer['usage']['prompt_tokens']}}}"
+            for runtime in (first, second):
+                await runtime.shutdown()
+            await asyncio.gather(*parts)
+
+    run(main())
+    assert (prefill.seen[0], decode.seen[0]) == ("prefill", "decode")
+
+
+def test_a_role_that_is_none_or_not_the_engine_s_is_refused() -> None:
+    with pytest.raises(exceptions.InvalidArgument, match="'prefil' is none of aggregated, prefill, decode"):
+        WorkerConfig(role="prefil")
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            with pytest.raises(exceptions.Unsupported, match="cannot be a prefill instance"):
+                await Worker(Engine(), dataclasses.replace(CONFIG, role="prefill"), runtime=runtime).run()
 
     run(main())
 

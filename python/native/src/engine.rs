@@ -4,14 +4,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use futures_core::Stream;
 use futures_util::StreamExt;
 use genset_backend_common::kv::KvEventData;
 use genset_backend_common::output::Finish;
+use genset_backend_common::ports::Control;
 use genset_backend_common::wire::{decode_payload, encode_payload};
 use genset_backend_common::{
-    DrainContext, EngineConfig, EngineError, GenerateRequest, LLMEngine, Load, Output,
-    OutputStream, RequestContext, StartContext, async_trait,
+    At, ControlReply, ControlRequest, DrainContext, EngineConfig, EngineControls, EngineError,
+    GenerateRequest, LLMEngine, Load, Output, OutputStream, RequestContext, StartContext,
+    async_trait,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -55,6 +58,7 @@ pub(crate) struct HandlerEngine {
 #[serde(rename_all = "snake_case")]
 enum Hook {
     Drain { deadline_ms: u64 },
+    Control(ControlRequest),
 }
 
 impl HandlerEngine {
@@ -72,16 +76,17 @@ impl HandlerEngine {
         })
     }
 
-    /// Asks Python, and waits until it is done.
-    async fn ask(hooks: &CallHandler, hook: &Hook) -> Result<(), EngineError> {
+    /// Asks Python, and waits until it is done; its answer, where it gives one.
+    async fn ask(hooks: &CallHandler, hook: &Hook) -> Result<Option<Bytes>, EngineError> {
         let asked = encode_payload(hook).map_err(|error| {
             EngineError::internal("the question cannot be serialized").with_source(error)
         })?;
         let mut answer = hooks.begin(asked.into(), RequestContext::new("hook"))?;
+        let mut given = None;
         while let Some(item) = answer.next().await {
-            item?;
+            given = Some(item?.0);
         }
-        Ok(())
+        Ok(given)
     }
 
     /// Passes on what Python publishes; before the Worker has started the engine it leads nowhere.
@@ -137,12 +142,34 @@ impl LLMEngine for HandlerEngine {
             return Ok(());
         };
         let deadline_ms = u64::try_from(ctx.deadline.as_millis()).unwrap_or(u64::MAX);
-        Self::ask(hooks, &Hook::Drain { deadline_ms }).await
+        Self::ask(hooks, &Hook::Drain { deadline_ms })
+            .await
+            .map(drop)
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
         self.start.lock().take();
         Ok(())
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        self.hooks.as_ref().map(|_| self as &dyn EngineControls)
+    }
+}
+
+#[async_trait]
+impl Control for HandlerEngine {
+    async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
+        let Some(hooks) = &self.hooks else {
+            let problem = format!("this engine does not support {}", request.op());
+            return Err(EngineError::unsupported(At::other("op"), problem));
+        };
+        let reply = Self::ask(hooks, &Hook::Control(request)).await?;
+        let reply = reply.ok_or_else(|| EngineError::internal("the engine gave no reply"))?;
+        decode_payload(&reply).map_err(|error| {
+            EngineError::internal("the engine's reply is none to a control request")
+                .with_source(error)
+        })
     }
 }
 

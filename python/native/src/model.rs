@@ -45,6 +45,7 @@ pub(crate) struct ModelSpec {
     idle_timeout_s: f64,
     /// Lowers the context.
     context_length: Option<u32>,
+    role: Role,
     /// The number in Python of what answers the Worker's questions beside requests; `None` where it has none.
     pub(crate) hooks: Option<u64>,
 }
@@ -95,6 +96,7 @@ impl ModelSpec {
             aliases: self.aliases.clone(),
             endpoint_types: self.endpoint_types.clone(),
             context_length_tokens: self.context_length,
+            role: self.role,
             migration_limit: self.migration_limit,
             user_data: self.user_data.clone(),
             tool_parser: self.tool_parser.clone(),

@@ -26,8 +26,8 @@ from genset._frames import (
 from genset._stepper import Stepper
 from genset._stream import Stream, as_engine_error
 from genset.batch import BatchEngine
-from genset.engine import Context, LLMEngine, WorkerHandle
-from genset.exceptions import EngineError, Internal, NotFound
+from genset.engine import Context, LLMEngine, WorkerHandle, control_reply
+from genset.exceptions import EngineError, NotFound
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ class Child:
     async def _control(self, stream: Stream, body: dict[str, Any]) -> None:
         arguments = dict(body)
         reply = await self._engine.control(arguments.pop("op"), arguments)
-        await self._item(stream, _control_reply(reply))
+        await self._item(stream, control_reply(reply))
 
     async def _publish(self, stream: Stream, body: Any) -> None:
         while True:
@@ -306,13 +306,3 @@ class Child:
             call()
         else:
             self._loop.call_soon_threadsafe(call)
-
-
-def _control_reply(reply: dict[str, Any] | None) -> dict[str, Any]:
-    if reply is None:
-        return {"result": "done"}
-    if "adapters" in reply:
-        return {"result": "adapters", **reply}
-    if "location" in reply:
-        return {"result": "profile", **reply}
-    raise Internal("control must return None, adapters or a location")

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from genset._convert import kv_event, request_to_wire
-from genset.exceptions import InvalidArgument, Unsupported
+from genset.exceptions import Internal, InvalidArgument, Unsupported
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
 
 
@@ -143,6 +143,8 @@ class EngineConfig:
             "canary": None if self.canary is None else request_to_wire({"model": self.model, **self.canary}),
         }
 
+ROLES = ("aggregated", "prefill", "decode")
+
 
 @dataclasses.dataclass
 class WorkerConfig:
@@ -150,12 +152,15 @@ class WorkerConfig:
     started the program."""
 
     namespace: str = "genset"
-    component: str = "backend"
+    component: str = ""
+    """Empty for that of the role: `backend`, `prefill` or `decode`."""
     endpoint: str = "generate"
     model_name: str = ""
     served_model_name: str | None = None
     model_path: str | None = None
-    """Folder with the tokenizer; `model_name` when it is absent."""
+    """Folder with the tokenizer; `model_name` when it is absent. For `genset.backend.Worker` a GGUF file too."""
+    role: str = "aggregated"
+    """The part the instance plays: `aggregated`, `prefill` or `decode`; the engine declares those it can (`EngineConfig.roles`)."""
     endpoint_types: str | None = None
     """Of `chat`, `completions`, `embeddings`, with commas; None for all that the engine can."""
     discovery_backend: str | None = None
@@ -180,6 +185,11 @@ class WorkerConfig:
     """How often in a row the worker starts the engine's process again when it ended by itself."""
     extra_args: list[str] = dataclasses.field(default_factory=list)
     """Further arguments for `genset run`, passed on unchanged."""
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise InvalidArgument(f"{self.role!r} is none of {', '.join(ROLES)}", field="role")
+        self.component = self.component or ("backend" if self.role == "aggregated" else self.role)
 
     @classmethod
     def from_runtime_config(cls, runtime_config: object, **overrides: Any) -> WorkerConfig:
@@ -274,3 +284,14 @@ class LLMEngine(abc.ABC):
         `update_weights`, `start_profile`, `stop_profile`. Returns None when done; `{"adapters": [...]}` or
         `{"location": ...}` where the operation has an answer."""
         raise Unsupported(f"this engine does not support {op}", field="op")
+
+
+def control_reply(reply: dict[str, Any] | None) -> dict[str, Any]:
+    """What `LLMEngine.control` gave, as the worker reads it."""
+    if reply is None:
+        return {"result": "done"}
+    if "adapters" in reply:
+        return {"result": "adapters", **reply}
+    if "location" in reply:
+        return {"result": "profile", **reply}
+    raise Internal("control must return None, adapters or a location")

@@ -143,6 +143,7 @@ _SPEC: dict[str, Any] = {
     "aliases": [],
     "endpoint_types": None,
     "context_length": None,
+    "role": "aggregated",
     "migration_limit": 3,
     "tool_parser": None,
     "reasoning_parser": None,

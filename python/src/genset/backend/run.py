@@ -93,6 +93,7 @@ def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
         command.append(model)
     options = {
         "--model-name": config.served_model_name or config.model_name or None,
+        "--role": None if config.role == "aggregated" else config.role,
         "--discovery-backend": config.discovery_backend,
         "--request-plane": config.request_plane,
         "--endpoint-types": config.endpoint_types,

@@ -9,7 +9,7 @@ from typing import Any
 from genset import _model_files
 from genset._declared import completed
 from genset._frames import pack
-from genset.engine import Context, Event, LLMEngine, WorkerConfig, WorkerHandle
+from genset.engine import Context, Event, LLMEngine, WorkerConfig, WorkerHandle, control_reply
 from genset.exceptions import InvalidArgument, Unsupported
 from genset.llm import ModelService, Tokens, model_spec
 from genset.runtime import GRACE_S, Runtime, serve_until_signalled
@@ -23,8 +23,7 @@ class Worker:
         await Worker(engine, WorkerConfig(model_name="m", model_path="models/tiny-chat")).run()
 
     An engine that computes for long on the event loop holds up the whole program: `genset.backend.run` gives it a process of its own.
-    What needs that too: a `BatchEngine`'s shared steps (here each request takes its own), `control`, roles other than aggregated, and
-    published metrics. Without `runtime` the worker joins the fleet that its config names, and SIGTERM or SIGINT drain it; with one,
+    What needs that too: a `BatchEngine`'s shared steps (here each request takes its own), and published metrics. Without `runtime` the worker joins the fleet that its config names, and SIGTERM or SIGINT drain it; with one,
     both are the program's to do.
     """
 
@@ -55,9 +54,7 @@ class Worker:
     async def _serve(self, runtime: Runtime) -> None:
         engine, config = self.engine, self.config
         endpoint = runtime.namespace(config.namespace).component(config.component).endpoint(config.endpoint)
-        if type(engine).control is not LLMEngine.control:
-            logger.warning("operators do not reach `control` of an engine inside a program; run it with genset.backend.run for that")
-        engine.worker = WorkerHandle(self._publish, self._progress)
+        engine.worker = WorkerHandle(self._publish, self._progress, config.role)
         try:
             path = config.model_path or config.model_name
             declared = completed(await engine.start(runtime.worker_id), path)
@@ -71,6 +68,7 @@ class Worker:
                 await asyncio.to_thread(_model_files.find, path) if needs_files else None,
                 endpoint_types=config.endpoint_types.split(",") if config.endpoint_types else None,
                 context_length=config.context_length,
+                role=config.role,
                 migration_limit=3 if config.migration_limit is None else config.migration_limit,
                 user_data=config.user_data,
                 tool_parser=config.tool_call_parser,
@@ -88,11 +86,15 @@ class Worker:
             await engine.cleanup()
             logger.info("engine cleaned up")
 
-    async def _hook(self, request: Any) -> None:
+    async def _hook(self, request: Any) -> dict[str, Any] | None:
         """What the worker asks of the engine beside requests."""
+        if "control" in request:
+            arguments = dict(request["control"])
+            return control_reply(await self.engine.control(arguments.pop("op"), arguments))
         if "drain" not in request:
             raise Unsupported(f"this version of the package does not know {', '.join(request)}")
         await self.engine.drain()
+        return None
 
     def _on_stop(self, context: Context) -> None:
         task = asyncio.ensure_future(self._abort(context))
