@@ -17,8 +17,17 @@ from typing import Any
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
+SEEDS = Path(os.environ.get("GENSET_SEEDS") or Path(__file__).parents[3] / "shared/seeds")
+"""Documents of others, whose programs run here too where they are there."""
+collect_ignore = [] if "GENSET_SEEDS" in os.environ or SEEDS.is_dir() else ["test_seeds.py"]
 LONG_S = 120.0
 """For what only has to come, on a machine that does much else."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says whether the documents were there."""
+    found = "not there, and no part of this run" if collect_ignore else "run too"
+    terminalreporter.write_line(f"test_seeds.py, programs of the documents in {SEEDS}: {found}")
 
 
 # What a shell starts in the background ignores Ctrl-C, and so would every program that tests start.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import LONG_S, Program
@@ -36,6 +37,13 @@ def printed(name: str) -> str:
     return ran.stdout
 
 
+def completion(address: str, name: str, worker: Program, **options: Any) -> Any:
+    """An answer of a worker's model, once the frontend knows it."""
+    while name not in [each["id"] for each in ask(address, "/v1/models")["data"]]:
+        assert worker.process.poll() is None, "\n".join(worker.lines)
+    return ask(address, "/v1/completions", {"model": name, "prompt": "one two three four", **options})
+
+
 @pytest.mark.parametrize("guide", ["python-workers.md"], indirect=True)
 def test_workers(guide: dict[str, str], start: Callable[..., Program], start_genset: Callable[..., Program]) -> None:
     worker = start(str(Path("worker.py").resolve()))
@@ -44,10 +52,7 @@ def test_workers(guide: dict[str, str], start: Callable[..., Program], start_gen
     assert worker.stop() == 0
     address = frontend(start_genset)
     model = start(str(Path("model.py").resolve()), str(MODEL))
-    model.wait_for("serves the model backwards")
-    while "backwards" not in [each["id"] for each in ask(address, "/v1/models")["data"]]:
-        assert model.process.poll() is None
-    answer = ask(address, "/v1/completions", {"model": "backwards", "prompt": "one two", "max_tokens": 2})
+    answer = completion(address, "backwards", model, max_tokens=2)
     assert answer["usage"]["completion_tokens"] == 2
     assert model.stop() == 0
 
@@ -61,9 +66,30 @@ def test_services(guide: dict[str, str], start_genset: Callable[..., Program]) -
     assert "[Shout] closed" in shop.lines
 
 
+@pytest.mark.parametrize("guide", ["coming-from-dynamo.md"], indirect=True)
+def test_programs_with_the_names_of_dynamo(
+    guide: dict[str, str], start: Callable[..., Program], start_genset: Callable[..., Program]
+) -> None:
+    graph = start_genset("serve", "ported_graph:Front")
+    graph.wait_for("ported.Front.say: served by")
+    assert printed("ported_client.py") == guide["ported_client.py"]
+    assert graph.stop() == 0
+    assert any(line.startswith("[Back]") and line.endswith("left") for line in graph.lines), graph.lines
+    address = frontend(start_genset)
+    for name, model, options, expected in (
+        ("ported_worker.py", "ported", {}, ("stop", 3)),
+        ("ported_engine.py", "constant", {"max_tokens": 5}, ("length", 5)),
+    ):
+        arguments = ["--model-path", str(MODEL)] if model == "constant" else [str(MODEL)]
+        worker = start(str(Path(name).resolve()), *arguments)
+        answer = completion(address, model, worker, **options)
+        assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == expected
+        assert worker.stop() == 0, "\n".join(worker.lines)
+
+
 def test_imports_of_those_who_come_from_dynamo() -> None:
     text = (REPOSITORY / "docs/guide/coming-from-dynamo.md").read_text()
-    lines = re.findall(r"`(from genset[^`]*)`", text)
+    lines = re.findall(r"`(from genset[^`\n]*)`", text)
     assert len(lines) == 21
     for line in lines:
         exec(line, {})

@@ -1,7 +1,8 @@
 """Programs that others wrote for Dynamo, taken out of their documents and run with their import lines changed.
 
-The documents are not part of this repository. They lie beside its checkout, or in the folder that GENSET_SEEDS names; without
-them there is nothing to run, and the tests are skipped. What a document leaves to its reader (`engine = ...`, a comment in place of a
+The documents are not part of this repository, nor of what CI tests: programs of our own with the same names are, which the guide
+"Coming from Dynamo" shows and `test_guides.py` runs. These run beside them where the documents lie beside the checkout, or in the folder that
+GENSET_SEEDS names; the end of the report says whether. What a document leaves to its reader (`engine = ...`, a comment in place of a
 body) is filled in here, and nothing else is changed.
 """
 
@@ -20,20 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LONG_S, Program, run
+from conftest import LONG_S, SEEDS, Program, run
 from pydantic import BaseModel
 from test_llm import MODEL, ask, frontend
 
 from genset import sdk
 from genset.runtime import Runtime
 
-REPOSITORY = Path(__file__).parents[2]
-NAMED = os.environ.get("GENSET_SEEDS")
-SEEDS = Path(NAMED) if NAMED else REPOSITORY.parent / "shared/seeds"
 HUB_ID = "Qwen/Qwen3-0.6B"
-
-pytestmark = pytest.mark.skipif(not NAMED and not SEEDS.is_dir(), reason=f"{SEEDS} is not there; GENSET_SEEDS names the documents")
-
 
 class Document:
     """One of the documents."""
