@@ -114,7 +114,9 @@ def choose(logits: torch.Tensor, options: SamplingOptions, random: torch.Generat
     temperature = options.get("temperature") or 0.0
     if temperature <= 0.0:
         return int(logits.argmax())
-    probabilities, tokens = torch.softmax(logits / temperature, -1).sort(descending=True, stable=True)
+    # The likeliest at 0: a temperature of almost nothing then makes no infinity.
+    logits = (logits.double() - logits.max()) / temperature
+    probabilities, tokens = torch.softmax(logits, -1).sort(descending=True, stable=True)
     kept = torch.ones_like(probabilities, dtype=torch.bool)
     top_k = options.get("top_k") or 0
     if top_k > 0:
