@@ -89,10 +89,10 @@ pub(crate) struct Reader {
 }
 
 /// Tokens that may come sooner than the pace of a plain answer explains: a step of a few, or some that a draft foresaw.
-const AHEAD_TOKENS: u32 = 64;
+pub(crate) const AHEAD_TOKENS: u32 = 64;
 
 /// How many times as fast as a plain answer another may be.
-const FASTER: u32 = 4;
+pub(crate) const FASTER: u32 = 4;
 
 impl Reader {
     /// `token` is what a token of a plain answer takes, if that is known.

@@ -7,6 +7,7 @@
     reason = "a test fails by panicking"
 )]
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,19 +18,78 @@ use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, OutputStream,
     RequestContext, StartContext, async_trait,
 };
-use genset_conformance::{Factory, Level, Options, Scenario, run_conformance_with};
+use genset_conformance::{Factory, Level, Options, Scenario, Subject, run_conformance_with};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 
-/// The highest level has the checks of all others.
+const LEVELS: [Level; 3] = [Level::Core, Level::Strict, Level::Soak];
+const SEEDS: RangeInclusive<u64> = 0..=5;
+
+/// With this variable, engines in real time are tried at every level and with every seed, too, which takes most of an hour.
+const ALL_VARIABLE: &str = "GENSET_TEST_ALL_IN_REAL_TIME";
+
 fn is_sound<F: Factory>(factory: impl Fn() -> F) {
-    for seed in 0..=5 {
-        let options = Options {
-            level: Level::Soak,
-            seed,
-            is_measuring: false,
-            ..Options::default()
-        };
-        run_conformance_with(factory(), &options).assert_conformant();
+    for level in LEVELS {
+        for seed in SEEDS {
+            is_sound_at(level, seed, factory());
+        }
+    }
+}
+
+fn is_sound_at(level: Level, seed: u64, factory: impl Factory) {
+    let options = Options {
+        level,
+        seed,
+        is_measuring: false,
+        ..Options::default()
+    };
+    run_conformance_with(factory, &options).assert_conformant();
+}
+
+/// As [`is_sound`], of the same engine on a clock that goes.
+fn is_sound_in_real_time<E: LLMEngine>(engine: impl Fn() -> E + Clone + Send + Sync + 'static) {
+    let factory = || {
+        let engine = engine.clone();
+        move |_: &Scenario| in_real_time(Subject::new(engine()))
+    };
+    if std::env::var_os(ALL_VARIABLE).is_some() {
+        is_sound(factory);
+    } else {
+        is_sound_at(Level::Strict, 0, factory());
+    }
+}
+
+/// The same engine, which does not declare that its waits follow tokio's clock.
+fn in_real_time(subject: Subject) -> Subject {
+    Subject {
+        engine: Arc::new(InRealTime(subject.engine)),
+        ..subject
+    }
+}
+
+struct InRealTime(Arc<dyn LLMEngine>);
+
+#[async_trait]
+impl LLMEngine for InRealTime {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let mut config = self.0.start(ctx).await?;
+        config.capabilities.virtual_time = false;
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.0.generate(request, ctx).await
+    }
+
+    async fn abort(&self, ctx: &RequestContext) {
+        self.0.abort(ctx).await;
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.0.cleanup().await
     }
 }
 
@@ -188,4 +248,57 @@ impl LLMEngine for Blocks {
 #[test]
 fn answers_in_blocks_of_32_tokens() {
     is_sound(|| |_: &Scenario| Blocks(sample(1000, 0)));
+}
+
+mod real_time {
+    use std::sync::Arc;
+
+    use genset_conformance::mutants::capable::capable;
+    use genset_conformance::mutants::{Clean, corpus};
+    use genset_conformance::{Factory, Scenario, Verdict, find, run_check};
+
+    use super::{Blocks, Full, Seats, in_real_time, is_sound_in_real_time, sample};
+
+    #[test]
+    fn an_engine_that_keeps_its_pace_is_told_from_one_that_rushes() {
+        let pace = find("RD06").unwrap();
+        let sound = run_check(pace, |scenario: &Scenario| in_real_time(capable(scenario)));
+        assert_eq!(sound.verdict, Verdict::Pass);
+        let clean: Clean = Arc::new(capable);
+        let rushes = corpus().find(|mutant| mutant.name == "rushes-after-a-stall");
+        let rushes = rushes.unwrap().factory(clean);
+        let broken = run_check(pace, move |scenario: &Scenario| {
+            in_real_time(rushes.build(scenario))
+        });
+        let is_seen = matches!(
+            &broken.verdict,
+            Verdict::Fail { reason } if reason.starts_with("after a stall")
+        );
+        assert!(is_seen, "{:?}", broken.verdict);
+    }
+
+    #[test]
+    fn a_token_a_millisecond_of_ten() {
+        is_sound_in_real_time(|| sample(10, 1));
+    }
+
+    #[test]
+    fn thirty_milliseconds_for_a_token() {
+        is_sound_in_real_time(|| sample(1000, 30));
+    }
+
+    #[test]
+    fn one_seat_and_the_others_are_refused() {
+        is_sound_in_real_time(|| Seats::new(1, Full::AtOnce));
+    }
+
+    #[test]
+    fn two_seats_and_the_others_are_refused_in_their_streams() {
+        is_sound_in_real_time(|| Seats::new(2, Full::InTheStream));
+    }
+
+    #[test]
+    fn answers_in_blocks_of_32_tokens() {
+        is_sound_in_real_time(|| Blocks(sample(1000, 0)));
+    }
 }

@@ -3,6 +3,8 @@
 //! [`Reader`](crate::rules) looks at every item of every check, so a rule may also be seen broken by another check; its row in
 //! the report then names that one. What these checks do themselves is to ask for what the others do not.
 
+mod stalled;
+
 use std::num::NonZeroU32;
 
 use genset_backend_common::{CancelReason, Deviation, GenerateRequest, SamplingOption};
@@ -58,23 +60,8 @@ async fn ask_for_all_sorts(trial: Trial) -> CheckResult {
     clear_meanwhile(&live).await
 }
 
-/// Tokens that a reader stays away for, and of the answer that it then reads.
-const STALL_TOKENS: u32 = 50;
-const STALLED_ANSWER_TOKENS: u32 = 600;
-
 async fn stalled(trial: Trial) -> CheckResult {
-    let Some(token) = trial.limits().token else {
-        skip!(
-            NotMeasured,
-            "how soon tokens can come is known on a paused clock only"
-        );
-    };
-    let live = trial.start().await?;
-    let wanted = live.affordable_answer(4, STALLED_ANSWER_TOKENS);
-    let mut running = live.generate(live.request(4, wanted)).await?;
-    running.read_tokens(1).await?;
-    tokio::time::sleep(token * STALL_TOKENS).await;
-    running.finish().await?;
+    stalled::come_soon_enough(&trial).await?;
     ask_for_all_sorts(trial).await
 }
 

@@ -126,10 +126,14 @@ mod unusual {
     }
 
     fn is_conformant_by(options: &Options, args: &MockerArgs, vocab_size: u32, context: u32) {
-        for seed in 0..=5 {
+        let levels = [Level::Core, Level::Strict, Level::Soak];
+        for (level, seed) in levels
+            .iter()
+            .flat_map(|level| (0..=5).map(move |seed| (*level, seed)))
+        {
             let args = args.clone();
             let options = Options {
-                level: Level::Soak,
+                level,
                 seed,
                 is_measuring: false,
                 ..options.clone()
