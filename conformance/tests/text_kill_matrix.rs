@@ -39,6 +39,11 @@ const UNSEEN: &[(&str, &[&str], &str)] = &[
     ),
     ("min-tokens-ignored", &[], "it takes a stop token"),
     (
+        "own-end-before-min-tokens",
+        &[],
+        "what the engine of text is built on is never asked to end by itself",
+    ),
+    (
         "token-after-terminal",
         &[],
         "what the engine of text is built on mends the stream",

@@ -28,6 +28,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| with_fault(clean, scenario, Asked(two_for_one)),
     },
     Mutant {
+        name: "own-end-before-min-tokens",
+        stands_for: "min_tokens held against the stop tokens of the request, while the model's own end is looked for elsewhere",
+        killed_by: &["FN10"],
+        build: |clean, scenario| with_fault(clean, scenario, OwnEnd),
+    },
+    Mutant {
         name: "zero-is-unlimited",
         stands_for: "a server that takes max_tokens = 0 for no limit and fills the context",
         killed_by: &["FN03"],
@@ -228,6 +234,35 @@ impl Fault for ContextSlides {
             tokens.drain(..surplus);
         }
         inner.generate(request, ctx).await
+    }
+}
+
+/// Tokens after which an answer ends by itself.
+const OWN_END_TOKENS: u32 = 24;
+
+struct OwnEnd;
+
+#[async_trait]
+impl Fault for OwnEnd {
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let stop = &mut request.stop;
+        let is_later = stop.max_tokens.is_some_and(|most| most <= OWN_END_TOKENS);
+        if stop.ignore_eos || is_later {
+            return inner.generate(request, ctx).await;
+        }
+        stop.max_tokens = Some(OWN_END_TOKENS);
+        stop.min_tokens = stop.min_tokens.min(OWN_END_TOKENS);
+        let end = Ended(|finished| {
+            if finished.reason == FinishReason::Length {
+                finished.reason = FinishReason::Stop;
+            }
+        });
+        end.generate(inner, request, ctx).await
     }
 }
 
