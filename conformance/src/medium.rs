@@ -18,15 +18,14 @@ impl Medium {
     /// What an engine is spoken with that declares `can`.
     #[must_use]
     pub fn of(can: &Capabilities) -> Self {
-        if can.inputs.contains(&InputKind::Tokens) {
-            Self::Tokens
-        } else if can.inputs.contains(&InputKind::Text) {
-            Self::Text
-        } else if can.inputs.contains(&InputKind::Chat) {
-            Self::Chat
-        } else {
-            Self::Tokens
-        }
+        Self::declared(can).next().unwrap_or_default()
+    }
+
+    /// All that an engine can be spoken with that declares `can`, tokens first.
+    pub(crate) fn declared(can: &Capabilities) -> impl Iterator<Item = Self> {
+        let all = [Self::Tokens, Self::Text, Self::Chat];
+        all.into_iter()
+            .filter(|medium| can.inputs.contains(&medium.kind()))
     }
 
     /// Whether prompts and answers are tokens.

@@ -8,6 +8,7 @@ use genset_backend_common::{CancelReason, GenerateRequest, TokenId};
 use super::foretold::Foretold;
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::medium::Medium;
 use crate::trial::{Live, Trial};
 
 mod long;
@@ -74,11 +75,21 @@ fn usage_of(answer: &Answer) -> Result<Usage, Stop> {
 
 async fn prompt_tokens_are_the_prompts(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    for medium in Medium::declared(&live.config.capabilities) {
+        prompt_tokens_in(&live, medium).await?;
+    }
+    Ok(())
+}
+
+/// In each medium that the engine declares, not only in that of the other checks: what it does not read, it cannot count.
+async fn prompt_tokens_in(live: &Live, medium: Medium) -> CheckResult {
     let mut longest = 0;
     for prompt_len in [1, 2, 17, 33] {
-        let counted = usage_of(&live.answer(live.request(prompt_len, 2)).await?)?.prompt_tokens;
+        let mut request = live.request(1, 2);
+        request.input = medium.input(live.prompt(prompt_len, 0));
+        let counted = usage_of(&live.answer(request).await?)?.prompt_tokens;
         ensure!(
-            !live.medium().is_tokens() || usize::try_from(counted) == Ok(prompt_len),
+            !medium.is_tokens() || usize::try_from(counted) == Ok(prompt_len),
             "a prompt of {prompt_len} tokens is counted as {counted}"
         );
         // How many tokens a text is, only its engine knows; but more words are not fewer tokens, and many are more.
@@ -89,7 +100,7 @@ async fn prompt_tokens_are_the_prompts(trial: Trial) -> CheckResult {
         };
         ensure!(
             counted >= least,
-            "a prompt of {prompt_len} words is counted as {counted} tokens, a shorter one as {longest}"
+            "a prompt of {prompt_len} words, sent as {medium:?}, is counted as {counted} tokens, a shorter one as {longest}"
         );
         longest = counted;
     }

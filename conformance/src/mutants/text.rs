@@ -70,6 +70,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| with_fault(clean, scenario, Fault::CutsPrompts),
     },
     Mutant {
+        name: "text-of-chats-is-lost",
+        stands_for: "a chat template that renders without its messages, in an engine that tests ask for completions only",
+        killed_by: &["US02"],
+        build: |clean, scenario| with_fault(clean, scenario, Fault::LosesChats),
+    },
+    Mutant {
         name: "text-differs-in-its-spaces",
         stands_for: "a detokenizer whose state is shared: whether a word gets its space depends on who else was there",
         killed_by: &[
@@ -90,6 +96,7 @@ enum Fault {
     CountsNoPrompt,
     CountsNoCancelledPrompt,
     CutsPrompts,
+    LosesChats,
     LosesSpaces,
 }
 
@@ -148,7 +155,12 @@ impl LLMEngine for Spelled {
         mut request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let mut prompt = read(&request.input);
+        let is_chat = matches!(&request.input, Input::Chat(_));
+        let mut prompt = if is_chat && self.fault == Fault::LosesChats {
+            vec![0]
+        } else {
+            read(&request.input)
+        };
         let config = self.config.lock().clone();
         if let Some(config) = &config {
             self.fit(&mut prompt, config);
@@ -233,6 +245,7 @@ impl Spelled {
             | Fault::CountsNoPrompt
             | Fault::CountsNoCancelledPrompt
             | Fault::CutsPrompts
+            | Fault::LosesChats
             | Fault::LosesSpaces => stop.min_tokens,
         };
         let own_end = OWN_END_WORDS.max(least);
@@ -314,6 +327,7 @@ impl Writer {
             | Fault::CountsNoPrompt
             | Fault::CountsNoCancelledPrompt
             | Fault::CutsPrompts
+            | Fault::LosesChats
             | Fault::LosesSpaces => count(tokens.len()),
         };
         Output::Text(TextChunk { text, token_count })
