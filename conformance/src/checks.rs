@@ -28,6 +28,7 @@ mod shutdown;
 mod stream;
 mod transfer;
 mod usage;
+mod words;
 
 use crate::check::Check;
 

@@ -25,6 +25,9 @@ use crate::bench::serve::client::Lines;
 /// The context of a server that does not tell: what the kit asks of it fits.
 const DEFAULT_CONTEXT: u32 = 2048;
 
+/// Checks that fill the context. Where a server does not tell its length, it is one that nobody fills, so they are left out.
+const FILLING: [&str; 2] = ["FN04", "FN05"];
+
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -32,9 +35,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const GROUPS: [&str; 8] = ["ST", "FN", "US", "CN", "CC", "DT", "ER", "RD"];
 
 /// Checks of those groups that no URL can be asked, and why.
-const UNSEEN: [(&str, &str); 4] = [
-    ("FN05", "how many tokens a text is, only the server knows"),
-    ("CN04", "how many tokens a text is, only the server knows"),
+const UNSEEN: [(&str, &str); 2] = [
     (
         "US06",
         "the usage of a cancelled request, whose connection is closed",
@@ -90,11 +91,16 @@ pub(super) fn factory(subject: &SubjectArgs, url: &str) -> Result<BoxFactory, En
             EngineError::internal("the async runtime cannot be started").with_source(error)
         })?;
     let (model, context) = runtime.block_on(server.meet())?;
-    let known = Known { model, context };
-    Ok(Box::new(move |_| {
+    Ok(Box::new(move |scenario| {
+        let is_filled = FILLING.contains(&scenario.check);
+        let untold = if is_filled { u32::MAX } else { DEFAULT_CONTEXT };
+        let known = Known {
+            model: model.clone(),
+            context: context.unwrap_or(untold),
+        };
         let engine = UrlEngine {
             server: Arc::clone(&server),
-            known: known.clone(),
+            known,
             http: EngineState::new(),
         };
         Subject::new(engine).checking_itself()
@@ -151,8 +157,8 @@ impl Server {
         }
     }
 
-    /// The model and its context, of a server that gives answers of a length that is asked for.
-    async fn meet(&self) -> Result<(String, u32), EngineError> {
+    /// The model and, if it is told, its context, of a server that gives answers of a length that is asked for.
+    async fn meet(&self) -> Result<(String, Option<u32>), EngineError> {
         let http = self.client()?;
         let asked = self.with_key(http.get(format!("{}/v1/models", self.base)));
         let answer = asked.send().await.map_err(|error| self.unusable(&error))?;
@@ -166,7 +172,6 @@ impl Server {
         let models: Models =
             serde_json::from_slice(&body).map_err(|error| self.unusable(&error))?;
         let model = self.choose(models.data)?;
-        let context = model.max_model_len.unwrap_or(DEFAULT_CONTEXT);
         let probe = json!({
             "model": model.id,
             "messages": [{"role": "user", "content": "7 42 3"}],
@@ -180,7 +185,7 @@ impl Server {
             );
             self.unusable(&problem)
         })?;
-        Ok((model.id, context))
+        Ok((model.id, model.max_model_len))
     }
 
     fn choose(&self, models: Vec<Model>) -> Result<Model, EngineError> {
@@ -364,6 +369,12 @@ struct Usage {
     prompt_tokens: u32,
     #[serde(default)]
     completion_tokens: u32,
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct PromptDetails {
+    cached_tokens: Option<u32>,
 }
 
 /// An answer as it comes.
@@ -460,7 +471,12 @@ impl Reading {
             },
             _ => Finish::stop(),
         };
-        Ok(finish.with_prompt_tokens(usage.prompt_tokens))
+        let details = usage.prompt_tokens_details;
+        let finish = finish.with_prompt_tokens(usage.prompt_tokens);
+        Ok(match details.and_then(|details| details.cached_tokens) {
+            Some(cached) => finish.with_cached_tokens(cached),
+            None => finish,
+        })
     }
 }
 
@@ -476,7 +492,7 @@ mod tests {
                 "{group}"
             );
         }
-        for (id, _) in UNSEEN {
+        for id in UNSEEN.iter().map(|(id, _)| *id).chain(FILLING) {
             assert!(catalogue().any(|check| check.id == id), "{id}");
         }
         assert!(askable(&["SP01".into()]).is_err());

@@ -17,6 +17,7 @@ use super::pressure::{
     Begun, end_of_cancelled, ensure_cancelled, ensure_complete, ensure_room_for, long_request,
     request,
 };
+use super::words::words_of;
 use crate::check::{Check, CheckResult, check, ensure, fail};
 use crate::trial::Trial;
 
@@ -120,7 +121,7 @@ const LONG_PROMPT: u32 = 8192;
 async fn during_prefill(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let prompt_len = (live.config.context_length_tokens / 2).clamp(1, LONG_PROMPT);
-    let prompt_len = usize::try_from(prompt_len).unwrap_or(1);
+    let prompt_len = words_of(&live, prompt_len).await?;
     let mut running = live.generate(request(&live, prompt_len, 1, 64)).await?;
     // The prefill begins; an engine that is done with it so soon needs no interrupting.
     let moment = trial.limits().cancel / 20;

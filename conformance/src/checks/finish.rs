@@ -9,6 +9,7 @@ use genset_backend_common::{
 };
 
 use super::foretold::Foretold;
+use super::words::words_of;
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
@@ -184,27 +185,43 @@ async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
             "it takes too long to fill a context of {context} tokens"
         );
     }
-    let room = ROOM_TOKENS.min(context.saturating_sub(1));
-    let prompt_len = usize::try_from(context - room).unwrap_or(usize::MAX);
-    for max_tokens in [None, Some(16)] {
+    let mut is_tried = false;
+    let mut room = ROOM_TOKENS.min(context.saturating_sub(1));
+    let prompt_len = words_of(&live, context - room).await?;
+    for is_limited in [false, true] {
         let mut request = live.request(prompt_len, 1);
-        request.stop.max_tokens = max_tokens;
+        request.stop.max_tokens = is_limited.then_some(room.saturating_add(11));
+        let max_tokens = request.stop.max_tokens;
         let ctx = live.context(&request);
-        let running = match live.try_generate(request, ctx).await? {
-            Ok(running) => running,
-            Err(error) if is_too_long(&live, &error) => skip!(
-                NeedsTokens,
-                "a text of {prompt_len} words is more tokens than the context holds"
-            ),
+        let answer = match live.try_generate(request, ctx).await? {
+            Ok(running) => running.finish_within(trial.limits().start).await?,
+            Err(error) if is_too_long(&live, &error) => break,
             Err(error) => fail!("a prompt that fits was refused: {error} ({})", error.kind()),
         };
-        let answer = running.finish_within(trial.limits().start).await?;
+        if answer
+            .error()
+            .is_some_and(|error| is_too_long(&live, error))
+        {
+            break;
+        }
+        // How many tokens a text is, its engine says.
+        let counted = answer.usage().map(|usage| usage.prompt_tokens);
+        if let Some(counted) = counted.filter(|_| !live.medium().is_tokens()) {
+            room = room.max(context.saturating_sub(counted));
+        }
         let tokens = answer.generated().len();
         ensure!(
             tokens > 0 && u32::try_from(tokens).is_ok_and(|tokens| tokens <= room),
             "a prompt that leaves room for {room} tokens got {tokens} with max_tokens = {max_tokens:?}"
         );
         ends_with(&answer, FinishReason::Length)?;
+        is_tried = true;
+    }
+    if !is_tried {
+        skip!(
+            NeedsTokens,
+            "a text of {prompt_len} words is more tokens than the context holds"
+        );
     }
     Ok(())
 }
