@@ -307,7 +307,8 @@ fn on_own_thread(
         Level::Info | Level::Core | Level::Strict if !is_of_sequences => limits.wall,
         Level::Info | Level::Core | Level::Strict | Level::Soak => limits.wall * SOAK_WALL,
     };
-    let result = watch(wall, move || {
+    let items = || watched.items_read();
+    let result = watch(wall, items, move || {
         let runtime = runtime(check.is_multi_thread, is_paused)?;
         try_out(runtime, &trial, (check.run)(trial.clone()))
     });
@@ -332,7 +333,9 @@ where
 {
     let is_paused = known.is_virtual_time;
     let _beside = BESIDE.read();
-    watch(wall, move || {
+    let watched = trial.clone();
+    let items = move || watched.items_read();
+    watch(wall, items, move || {
         let runtime = runtime(false, is_paused)?;
         try_out(runtime, &trial, run(trial.clone()))
     })
@@ -368,8 +371,19 @@ fn runtime(is_multi_thread: bool, is_paused: bool) -> Result<Runtime, Stop> {
         .map_err(|error| Stop::Fail(format!("the kit cannot start an async runtime: {error}")))
 }
 
-/// Runs `work` on a thread of its own, for at most `limit`.
-fn watch(limit: Duration, work: impl FnOnce() -> CheckResult + Send + 'static) -> CheckResult {
+/// How many times the wall clock's limit a check may take whose answers go on: on a machine with too much to do.
+const BUSY_WALL: u32 = 8;
+
+/// How often in that limit the kit looks whether they do.
+const LOOKS: u32 = 4;
+
+/// Runs `work` on a thread of its own. It is given up when no item was read for `limit`, or when `BUSY_WALL` such times have
+/// passed: how long it took says nothing of an engine whose answers go on.
+fn watch(
+    limit: Duration,
+    items_read: impl Fn() -> u64,
+    work: impl FnOnce() -> CheckResult + Send + 'static,
+) -> CheckResult {
     let (done, result): (SyncSender<CheckResult>, _) = sync_channel(1);
     let thread = std::thread::Builder::new()
         .name("conformance-check".into())
@@ -378,14 +392,27 @@ fn watch(limit: Duration, work: impl FnOnce() -> CheckResult + Send + 'static) -
         });
     let thread =
         thread.map_err(|error| Stop::Fail(format!("the kit cannot start a thread: {error}")))?;
-    match result.recv_timeout(limit) {
-        Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => {
-            let seconds = limit.as_secs_f64();
-            Err(Stop::Fail(format!(
-                "the engine blocks its thread: nothing moved for {seconds} s of real time"
-            )))
+    let (mut read, mut idle_looks, mut looks) = (0, 0, 0);
+    let ended = loop {
+        let ended = result.recv_timeout(limit / LOOKS);
+        let before = std::mem::replace(&mut read, items_read());
+        looks += 1;
+        idle_looks = if read > before { 0 } else { idle_looks + 1 };
+        let goes_on = idle_looks < LOOKS && looks < LOOKS * BUSY_WALL;
+        if !(goes_on && matches!(ended, Err(RecvTimeoutError::Timeout))) {
+            break ended;
         }
+    };
+    let seconds = limit.as_secs_f64();
+    match ended {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Timeout) if idle_looks >= LOOKS => Err(Stop::Fail(format!(
+            "the engine blocks its thread: nothing moved for {seconds} s of real time"
+        ))),
+        Err(RecvTimeoutError::Timeout) => Err(Stop::Fail(format!(
+            "the check was not over within {} s of real time, though answers went on",
+            seconds * f64::from(BUSY_WALL)
+        ))),
         Err(RecvTimeoutError::Disconnected) => {
             let panic = thread.join().err();
             Err(Stop::Fail(format!(
@@ -455,20 +482,24 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
     let (sender, receiver) = sync_channel(1);
     let factory = Arc::clone(factory);
     let _beside = BESIDE.read();
-    let _ = watch(Limits::default().start, move || {
-        let runtime = runtime(false, false)?;
-        let limits = Limits {
-            call: WARM_UP_CALL,
-            ..Limits::default()
-        };
-        let trial = Trial::new(factory, "warm-up", limits, Variation::default());
-        let known = runtime.block_on(meet(&trial, may_be_virtual));
-        if let Ok(known) = known {
-            let _ = sender.send(known);
-        }
-        runtime.shutdown_timeout(Duration::from_millis(100));
-        Ok(())
-    });
+    let _ = watch(
+        Limits::default().start,
+        || 0,
+        move || {
+            let runtime = runtime(false, false)?;
+            let limits = Limits {
+                call: WARM_UP_CALL,
+                ..Limits::default()
+            };
+            let trial = Trial::new(factory, "warm-up", limits, Variation::default());
+            let known = runtime.block_on(meet(&trial, may_be_virtual));
+            if let Ok(known) = known {
+                let _ = sender.send(known);
+            }
+            runtime.shutdown_timeout(Duration::from_millis(100));
+            Ok(())
+        },
+    );
     receiver.try_recv().unwrap_or(plain)
 }
 
@@ -488,15 +519,19 @@ fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Pace, Stop> {
         Variation::default(),
     );
     let (sender, receiver) = sync_channel(1);
-    watch(limits.wall, move || {
-        let runtime = runtime(false, true)?;
-        let tried = async {
-            let took = answers_on_a_paused_clock(&trial).await?;
-            let _ = sender.send(took);
-            Ok(())
-        };
-        try_out(runtime, &trial, tried)
-    })?;
+    watch(
+        limits.wall,
+        || 0,
+        move || {
+            let runtime = runtime(false, true)?;
+            let tried = async {
+                let took = answers_on_a_paused_clock(&trial).await?;
+                let _ = sender.send(took);
+                Ok(())
+            };
+            try_out(runtime, &trial, tried)
+        },
+    )?;
     Ok(receiver.try_recv().unwrap_or_default())
 }
 

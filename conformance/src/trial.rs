@@ -44,8 +44,8 @@ struct Shared {
     requests: AtomicU64,
     /// Whether an engine has started.
     has_started: AtomicBool,
-    /// Whether a request was given anything but an error.
-    has_served: AtomicBool,
+    /// Items of streams that were read and are no errors.
+    items_read: AtomicU64,
     /// How engines of one check fetch KV blocks from each other.
     kv_carrier: LocalKvCarrier,
     seed: u64,
@@ -85,7 +85,7 @@ impl Trial {
             breaches: Breaches::default(),
             requests: AtomicU64::new(0),
             has_started: AtomicBool::new(false),
-            has_served: AtomicBool::new(false),
+            items_read: AtomicU64::new(0),
             kv_carrier: LocalKvCarrier::default(),
             seed: variation.seed,
             sequences: variation.sequences,
@@ -150,7 +150,12 @@ impl Trial {
 
     /// Notes that a request was given anything but an error.
     pub(crate) fn note_served(&self) {
-        self.shared.has_served.store(true, Ordering::Relaxed);
+        self.shared.items_read.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Items of streams that were read and are no errors.
+    pub(crate) fn items_read(&self) -> u64 {
+        self.shared.items_read.load(Ordering::Relaxed)
     }
 
     /// Where a breach of a rule of the reader is noted.
@@ -557,7 +562,7 @@ impl Live {
     /// What the failure of a request means: of the first one that a check sends, where it is a plain one, that nothing is
     /// known of what the check is about.
     fn failed(&self, request: &GenerateRequest, what: String) -> Stop {
-        let has_served = self.trial.shared.has_served.load(Ordering::Relaxed);
+        let has_served = self.trial.items_read() > 0;
         if has_served || !self.is_plain(request) {
             return Stop::Fail(what);
         }
