@@ -1,16 +1,18 @@
 //! `cargo xtask deny`: licences, banned crates and sources, as `deny.toml` has them.
 //!
-//! cargo-deny comes from the registry in one exact version and lives under `target/tools`, so nothing is installed for the
-//! whole machine. It runs offline once every crate is there, since only the advisory database needs GitHub; that check is asked for by name.
+//! It runs offline once every crate is there, since only the advisory database needs GitHub; that check is asked for by name.
 
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
+use crate::tools::{self, Tool};
 
-/// The version of cargo-deny that reads our `deny.toml`.
-const VERSION: &str = "0.20.2";
+/// The one that reads our `deny.toml`.
+const CARGO_DENY: Tool = Tool {
+    name: "cargo-deny",
+    version: "0.20.2",
+};
 
 /// Whether the advisory database is fetched and checked too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +34,7 @@ impl Advisories {
 /// # Errors
 /// When the installation or a check fails.
 pub(crate) fn run(repo: &Repo, advisories: Advisories) -> anyhow::Result<()> {
-    let program = installed(repo)?;
+    let program = tools::installed(repo, &CARGO_DENY)?;
     // Crates for other platforms count as well, and no build here downloads them.
     run_command(cargo(repo.root()).arg("fetch"))?;
     let mut offline = Command::new(&program);
@@ -46,43 +48,4 @@ pub(crate) fn run(repo: &Repo, advisories: Advisories) -> anyhow::Result<()> {
                 .current_dir(repo.root()),
         ),
     }
-}
-
-/// The path of a cargo-deny of the right version: the machine's own, ours, or one built now.
-fn installed(repo: &Repo) -> anyhow::Result<PathBuf> {
-    let tools = repo.target().join("tools");
-    let ours = tools.join("bin").join("cargo-deny");
-    for candidate in [PathBuf::from("cargo-deny"), ours.clone()] {
-        if version(&candidate).as_deref() == Some(VERSION) {
-            return Ok(candidate);
-        }
-    }
-    eprintln!(
-        "installing cargo-deny {VERSION} into target/tools; once, about two minutes on two cores"
-    );
-    let mut install = cargo(repo.root());
-    install
-        .args([
-            "install",
-            "cargo-deny",
-            "--quiet",
-            "--locked",
-            "--version",
-            VERSION,
-            "--root",
-        ])
-        .arg(&tools);
-    run_command(&mut install)?;
-    Ok(ours)
-}
-
-/// What `PROGRAM --version` says after its name, or nothing if it does not run.
-fn version(program: &PathBuf) -> Option<String> {
-    let output = Command::new(program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output()
-        .ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    text.split_whitespace().nth(1).map(str::to_owned)
 }

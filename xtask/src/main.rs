@@ -23,6 +23,7 @@ mod gpu_test;
 mod http;
 mod llamacpp_bench;
 mod llamacpp_check;
+mod mutants;
 mod openai_client;
 mod package;
 mod process;
@@ -42,6 +43,7 @@ mod stopwatch;
 mod system_packages;
 mod test_command;
 mod tiny_chat;
+mod tools;
 mod train_tiny_chat;
 mod wheel;
 mod wire_client;
@@ -230,6 +232,18 @@ enum Task {
         /// Targets, such as chat; all without one
         targets: Vec<String>,
     },
+    /// Change an engine's code in one place after another, and say which changes the conformance kit does not see
+    ///
+    /// cargo-mutants makes the changes, in a copy of the tree, and the kit is the only test. Whole, it takes many hours;
+    /// `-- --list` counts the changes, and `-- --shard 0/80 --sharding round-robin` takes every 80th.
+    Mutants {
+        /// Packages to change; all four without one
+        #[arg(value_name = "PACKAGE", value_parser = mutants::names())]
+        packages: Vec<String>,
+        /// Arguments of cargo-mutants
+        #[arg(last = true)]
+        args: Vec<OsString>,
+    },
     /// Send a built genset binary many mixed requests, leave a third of them in the middle, and see whether its memory
     /// stays flat after the first tenth
     Soak {
@@ -406,6 +420,7 @@ fn run(task: &Task) -> anyhow::Result<()> {
             };
             fuzz::run(&repo, &options)
         }
+        Task::Mutants { packages, args } => mutants::run(&repo, packages, args),
         Task::Soak {
             binary,
             requests,

@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use genset_backend_common::TokenId;
-use genset_backend_common::kv::{
-    BlockHash, BlockHasher, KvEventData, StoredBlock, Xxh3BlockHasher,
-};
+#[cfg(test)]
+use genset_backend_common::kv::StoredBlock;
+use genset_backend_common::kv::{BlockHash, BlockHasher, KvEventData, Xxh3BlockHasher};
 
 use crate::error::LimitsError;
 
@@ -324,7 +324,8 @@ impl KvBlockPool {
     }
 
     /// Every reusable block, in no particular order: what the events add up to.
-    pub fn reusable(&self) -> impl Iterator<Item = StoredBlock> {
+    #[cfg(test)]
+    pub(crate) fn reusable(&self) -> impl Iterator<Item = StoredBlock> {
         let contents = self
             .blocks
             .iter()

@@ -1,0 +1,130 @@
+//! `cargo xtask mutants`: changes an engine's code in one place after another, and says which changes no check of the
+//! conformance kit sees.
+//!
+//! The kit is the only test. The crates that make no engine are tried through an engine that uses them. What survives, and why it may,
+//! is listed in `docs/guide/conformance-survivors.md`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::bail;
+use clap::builder::PossibleValuesParser;
+
+use crate::process::{cargo, run as run_command};
+use crate::repo::Repo;
+use crate::tools::{self, Tool};
+
+const CARGO_MUTANTS: Tool = Tool {
+    name: "cargo-mutants",
+    version: "27.1.0",
+};
+
+/// A crate that is changed.
+struct Subject {
+    name: &'static str,
+    /// The package whose `tests/conformance.rs` runs the kit.
+    engine: &'static str,
+    /// Which of its tests are the kit's: libtest's filters, none for all.
+    tests: &'static [&'static str],
+    /// A trial of one change takes no longer, unless the change makes it hang.
+    seconds: u32,
+}
+
+const SUBJECTS: [Subject; 4] = [
+    Subject {
+        name: "genset-engine-sample",
+        engine: "genset-engine-sample",
+        tests: &[],
+        seconds: 60,
+    },
+    Subject {
+        name: "genset-engine-echo",
+        engine: "genset-engine-echo",
+        tests: &["tokens::", "text::"],
+        seconds: 60,
+    },
+    Subject {
+        name: "genset-scheduler",
+        engine: "genset-engine-mocker",
+        tests: &["each_check::"],
+        seconds: 100,
+    },
+    Subject {
+        name: "genset-sampling",
+        engine: "genset-engine-candle",
+        tests: &[],
+        seconds: 300,
+    },
+];
+
+/// The packages that can be named.
+pub(crate) fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(SUBJECTS.iter().map(|subject| subject.name))
+}
+
+/// Runs cargo-mutants over each package, with `args` for it.
+///
+/// # Errors
+/// Where cargo-mutants cannot be installed, the kit fails an engine that is not changed, or changes survive.
+pub(crate) fn run(repo: &Repo, packages: &[String], args: &[OsString]) -> anyhow::Result<()> {
+    let program = tools::installed(repo, &CARGO_MUTANTS)?;
+    let is_wanted = |subject: &&Subject| {
+        packages.is_empty() || packages.iter().any(|name| name == subject.name)
+    };
+    let is_list = args.iter().any(|arg| arg == "--list");
+    let mut seen = Vec::new();
+    for subject in SUBJECTS.iter().filter(is_wanted) {
+        if !is_list {
+            run_command(&mut subject.kit(repo))?;
+        }
+        if run_command(&mut subject.changes(repo, &program, args)).is_err() {
+            seen.push(subject.name);
+        }
+    }
+    if !seen.is_empty() {
+        bail!(
+            "changes of {} survive, or cargo-mutants failed; {}/PACKAGE/mutants.out says which",
+            seen.join(", "),
+            folder(repo).display()
+        );
+    }
+    Ok(())
+}
+
+fn folder(repo: &Repo) -> PathBuf {
+    repo.target().join("mutants")
+}
+
+/// Kept from run to run, so that only the first builds what does not change.
+fn build(repo: &Repo) -> PathBuf {
+    folder(repo).join("build")
+}
+
+impl Subject {
+    /// The kit on the engine as it is; it also builds what no change touches.
+    fn kit(&self, repo: &Repo) -> Command {
+        let mut command = cargo(repo.root());
+        command
+            .args(["test", "--package", self.engine])
+            .args(["--test", "conformance", "--"])
+            .args(self.tests)
+            .env("CARGO_TARGET_DIR", build(repo));
+        command
+    }
+
+    fn changes(&self, repo: &Repo, program: &Path, args: &[OsString]) -> Command {
+        let mut command = Command::new(program);
+        command
+            .args(["mutants", "--package", self.name, "--no-shuffle"])
+            .args(["--test-package", self.engine, "--baseline", "skip"])
+            .args(["--timeout", &self.seconds.to_string(), "--output"])
+            .arg(folder(repo).join(self.name))
+            .args(args)
+            .args(["--", "--test", "conformance", "--"])
+            .args(self.tests)
+            .env("CARGO_TARGET_DIR", build(repo))
+            .current_dir(repo.root());
+        command
+    }
+}
