@@ -241,6 +241,7 @@ fn refusal(status: Option<StatusCode>, body: &Value) -> EngineError {
     let code = error.get("code").and_then(Value::as_str);
     let kind = match (status.map(|status| status.as_u16()), code) {
         (_, Some("context_length_exceeded")) => ErrorKind::ContextLengthExceeded,
+        (_, Some("unsupported_parameter")) => ErrorKind::Unsupported,
         (Some(400 | 401 | 403 | 413 | 415 | 422), _) => ErrorKind::InvalidArgument,
         (Some(404), _) => ErrorKind::NotFound,
         (Some(429), _) => ErrorKind::Overloaded,
@@ -510,6 +511,7 @@ mod tests {
             kind(400, "context_length_exceeded"),
             ErrorKind::ContextLengthExceeded
         );
+        assert_eq!(kind(400, "unsupported_parameter"), ErrorKind::Unsupported);
         assert_eq!(kind(429, ""), ErrorKind::Overloaded);
         assert_eq!(kind(500, ""), ErrorKind::Internal);
     }
