@@ -226,8 +226,8 @@ impl Completions {
 /// Whether a TensorRT-LLM with these settings reuses the KV blocks of other requests.
 ///
 /// # Source
-/// TensorRT-LLM, "KV Cache System" (`enable_block_reuse`, on unless it is said). Its `CompletionRequest` has no `cache_salt`, of 1.1
-/// and of the main branch of 2026; its chats have one, and take no token ids.
+/// TensorRT-LLM, "KV Cache System" (`enable_block_reuse`, on unless it is said). The `CompletionRequest` of its main branch of 2026 has no
+/// `cache_salt`.
 pub(crate) fn trtllm_reuses_blocks(extra: Option<&ExtraArgs>) -> bool {
     let kv_cache = extra.and_then(|extra| extra.get("kv-cache-config"));
     let reuse = kv_cache.and_then(|config| config.get("enable_block_reuse"));
