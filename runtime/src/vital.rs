@@ -1,9 +1,9 @@
 //! [`VitalRuntime`]: a thread with an async runtime of its own, for what others take as this process's signs of life.
 //!
-//! Links and their pings, keep-alives of leases, the following of discovery and the status server run there, and nothing
-//! that a request can make long: handlers and engines, tokenizers and encoders are on the process's main runtime. So a
-//! request that keeps every main thread busy delays answers, and no peer takes the process for dead. It is made by
-//! [`NetworkArgs`](crate::NetworkArgs), or by a plane that is given none.
+//! Links are dialled, accepted and watched there. Keep-alives of leases, the following of discovery and the status server run
+//! there, and nothing that a request can make long: handlers and engines, tokenizers and encoders, and the frames of links are on
+//! the process's main runtime. So a request that keeps every main thread busy delays answers, and no peer takes the process for
+//! dead. It is made by [`NetworkArgs`](crate::NetworkArgs), or by a plane that is given none.
 
 use std::sync::Arc;
 use std::thread;

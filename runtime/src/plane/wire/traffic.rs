@@ -46,7 +46,8 @@ pub(super) struct Signs {
     pub(super) is_writing: AtomicBool,
 }
 
-/// Reads and writes a connection to its end. Any thread may poll it, one at a time; whoever does wakes the task that carries it.
+/// Reads and writes a connection to its end. One task [carries](Self::carry) it and is woken when there is more to do. Another thread
+/// may [nudge](Self::nudge) it.
 pub(super) struct Traffic {
     signs: Arc<Signs>,
     /// The task that carries it has run since [`Self::nudge`].
@@ -63,7 +64,7 @@ struct Flow {
 }
 
 impl Flow {
-    /// Whether it is at its end.
+    /// Reads and writes what can be, on behalf of the task that carries it; ready at the end.
     fn poll(&mut self) -> Poll<Ended> {
         if let Some(ended) = self.ended.take() {
             return Poll::Ready(ended);
@@ -74,6 +75,7 @@ impl Flow {
 }
 
 impl Traffic {
+    /// The traffic of a greeted connection; `decoder` has what the peer sent already.
     pub(super) fn new(
         link: &Arc<Link>,
         io: Io,
@@ -126,6 +128,7 @@ impl Traffic {
         }
     }
 
+    /// What it saw of the peer.
     pub(super) fn signs(&self) -> &Signs {
         &self.signs
     }
