@@ -8,19 +8,19 @@
     reason = "tests may; clippy knows only the functions marked as tests"
 )]
 
+mod in_real_time;
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
-    StartContext, async_trait,
-};
 use genset_conformance::mutants::{Clean, controls, corpus, slotted::slotted};
 use genset_conformance::{
     Factory, Scenario, SequenceFailure, SequenceOptions, Violated, replay_sequence, run_sequences,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
+
+use self::in_real_time::InRealTime;
 
 fn sample() -> impl Factory {
     let args = SampleArgs {
@@ -80,37 +80,13 @@ fn the_other_clean_engines_pass() {
     .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// The sample engine, which does not say that it knows virtual time.
-struct RealTime(SampleEngine);
-
-#[async_trait]
-impl LLMEngine for RealTime {
-    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let mut config = self.0.start(ctx).await?;
-        config.capabilities.virtual_time = false;
-        Ok(config)
-    }
-
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        self.0.generate(request, ctx).await
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        self.0.cleanup().await
-    }
-}
-
 #[test]
 fn an_engine_in_real_time_passes() {
     let args = SampleArgs {
         vocab_size: 1000,
         token_delay_ms: 1,
     };
-    let factory = move |_: &Scenario| RealTime(SampleEngine::from_args(&args));
+    let factory = move |_: &Scenario| InRealTime(Arc::new(SampleEngine::from_args(&args)));
     let options = SequenceOptions {
         cases: 8,
         ..options()

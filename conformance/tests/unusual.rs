@@ -7,6 +7,8 @@
     reason = "a test fails by panicking"
 )]
 
+mod in_real_time;
+
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +22,8 @@ use genset_backend_common::{
 };
 use genset_conformance::{Factory, Level, Options, Scenario, Subject, run_conformance_with};
 use genset_engine_sample::{SampleArgs, SampleEngine};
+
+use self::in_real_time::InRealTime;
 
 const LEVELS: [Level; 3] = [Level::Core, Level::Strict, Level::Soak];
 const SEEDS: RangeInclusive<u64> = 0..=5;
@@ -63,33 +67,6 @@ fn in_real_time(subject: Subject) -> Subject {
     Subject {
         engine: Arc::new(InRealTime(subject.engine)),
         ..subject
-    }
-}
-
-struct InRealTime(Arc<dyn LLMEngine>);
-
-#[async_trait]
-impl LLMEngine for InRealTime {
-    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let mut config = self.0.start(ctx).await?;
-        config.capabilities.virtual_time = false;
-        Ok(config)
-    }
-
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        self.0.generate(request, ctx).await
-    }
-
-    async fn abort(&self, ctx: &RequestContext) {
-        self.0.abort(ctx).await;
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        self.0.cleanup().await
     }
 }
 
