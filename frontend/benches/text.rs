@@ -286,7 +286,7 @@ fn prefix(c: &mut Criterion) {
     let json = chat_json();
     let plain = load(&json);
     let cached = TextTokenizer::from_bytes(json.to_string().as_bytes()).unwrap();
-    let cached = cached.with_prefix_cache(16 << 20);
+    let cached = cached.with_cache(16 << 20);
     let mut conversations = Conversations::new(&plain);
     let known = conversations.known();
     let tokens = plain.encode(&known, false).unwrap();

@@ -133,7 +133,7 @@ impl TextFiles {
         };
         let tokenizer = TextTokenizer::from_bytes(&required("tokenizer.json")?)
             .map_err(|error| bad_file("tokenizer.json", error))?
-            .with_prefix_cache(tokenizer_cache_bytes);
+            .with_cache(tokenizer_cache_bytes);
         let tokenizer_config = required("tokenizer_config.json")?;
         let mut template_file = "tokenizer_config.json";
         let source = match file("chat_template.jinja").map(String::from_utf8) {

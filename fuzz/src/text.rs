@@ -23,7 +23,7 @@ pub fn tokenizer(input: &[u8]) {
     let Ok(tokenizer) = TextTokenizer::from_bytes(file) else {
         return;
     };
-    let tokenizer = tokenizer.with_prefix_cache(CACHE_BYTES);
+    let tokenizer = tokenizer.with_cache(CACHE_BYTES);
     let Ok(ids) = tokenizer.encode(text, false) else {
         return;
     };

@@ -1,20 +1,21 @@
-//! [`BoundedEncoder`]: the tokens of a long text in memory that does not grow with it, but for the text's normalized copy and
-//! four bytes a token.
+//! [`BoundedEncoder`]: the tokens of a text in memory that does not grow with it, but for the text's normalized copy and
+//! four bytes a token, and in a tenth of the library's time.
 //!
 //! The `tokenizers` library keeps every step of a text side by side: 150 to 300 bytes for each of the text's. This module does
 //! the same steps with the library's own parts, one piece of the text at a time, and gives *exactly* the same tokens:
 //!
 //! - [`added`] finds the added tokens, from left to right;
 //! - [`normalizer`] normalizes what is between them in chunks, cut where the normalizer cannot see over the cut;
-//! - [`splitter`] takes words off the front, with the tokenizer's own expressions on the whole text;
-//! - [`words`] gives a word's tokens, and cuts words that are long themselves, such as whole texts of models that know no
-//!   words, where it can prove that the tokens stay the same.
+//! - [`splitter`] takes words off the front, with the tokenizer's own [expressions](expression) on the whole text;
+//! - [`words`] gives a word's tokens, which are mostly [known], and cuts words that are long themselves, such as whole texts of
+//!   models that know no words, where it can prove that the tokens stay the same.
 //!
 //! What it knows of a tokenizer it decides once. Where it is certain of nothing, there is no encoder, and [`WHOLE_BYTES`]
-//! bounds what the library is given. It is not for short texts, for which the library is as good:
-//! [`TextTokenizer`](super::TextTokenizer) chooses.
+//! bounds what the library is given: [`TextTokenizer`](super::TextTokenizer) chooses.
 
 mod added;
+mod expression;
+mod known;
 mod normalizer;
 mod splitter;
 mod words;
@@ -25,10 +26,11 @@ use self::added::{AddedTokens, Part};
 use self::normalizer::ChunkNormalizer;
 use self::splitter::Splitter;
 use self::words::WordEncoder;
+pub(super) use self::words::is_random;
 use super::tokenizer::{EncodeLimits, TokenizerError};
 
-/// Texts up to so many bytes are given to the library whole, and longer ones looked at in parts of about as many.
-pub(super) const WINDOW_BYTES: usize = 16 << 10;
+/// Texts are looked at in parts of about so many bytes.
+const WINDOW_BYTES: usize = 16 << 10;
 
 /// The most bytes that are tokenized in one piece where nothing is known to cut it.
 pub(super) const WHOLE_BYTES: usize = 256 << 10;
@@ -73,21 +75,25 @@ impl BoundedEncoder {
     /// The encoder of a tokenizer's long texts; `None` where some step of it cannot be done in parts for certain.
     pub(super) fn try_new(tokenizer: &Tokenizer) -> Option<Self> {
         let normalizer = ChunkNormalizer::try_new(tokenizer.get_normalizer())?;
-        let splitter = Splitter::try_new(tokenizer.get_pre_tokenizer(), normalizer.is_none())?;
+        let mut splitter = Splitter::try_new(tokenizer.get_pre_tokenizer(), normalizer.is_none())?;
         let (before, after) = added_by_post_processor(tokenizer)?;
+        let is_byte_level = splitter.maps_bytes() || normalizer.maps_bytes();
+        let letters = splitter.take_letters();
         let encoder = Self {
             added: AddedTokens::try_new(tokenizer, false)?,
             normalized_added: AddedTokens::try_new(tokenizer, true)?,
-            words: WordEncoder::new(
-                tokenizer.get_model(),
-                splitter.maps_bytes() || normalizer.maps_bytes(),
-            ),
+            words: WordEncoder::new(tokenizer.get_model(), is_byte_level, letters),
             normalizer,
             splitter,
             before,
             after,
         };
         encoder.agrees_with(tokenizer).then_some(encoder)
+    }
+
+    /// Keeps the tokens of words in so many bytes.
+    pub(super) fn remember_words(&mut self, tokenizer: &Tokenizer, max_bytes: usize) {
+        self.words.remember(tokenizer.get_model(), max_bytes);
     }
 
     /// The tokens of `text`, as the tokenizer that this was made of gives them.

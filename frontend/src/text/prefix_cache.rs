@@ -11,10 +11,10 @@ mod borders;
 mod kept;
 
 use tokenizers::Tokenizer;
-use tokenizers::models::ModelWrapper;
 
 use self::borders::Borders;
 use self::kept::KeptWindows;
+use super::bounded::is_random;
 use super::tokenizer::EncodedPrompt;
 
 /// No window adds fewer bytes than this: a shorter one costs more to keep and to find than to tokenize.
@@ -38,7 +38,7 @@ impl PrefixCache {
         max_bytes: usize,
         min_window_bytes: usize,
     ) -> Option<Self> {
-        if max_bytes == 0 || is_random(tokenizer) {
+        if max_bytes == 0 || is_random(tokenizer.get_model()) {
             return None;
         }
         let borders = Borders::try_new(tokenizer, min_window_bytes)?;
@@ -88,12 +88,6 @@ impl PrefixCache {
         }
         Ok(all)
     }
-}
-
-/// Whether the same text has other tokens each time: a setting for training.
-fn is_random(tokenizer: &Tokenizer) -> bool {
-    // Unigram models know such a setting too, but no file can turn it on.
-    matches!(tokenizer.get_model(), ModelWrapper::BPE(bpe) if bpe.dropout.is_some_and(|share| share > 0.0))
 }
 
 #[cfg(test)]

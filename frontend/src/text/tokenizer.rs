@@ -3,7 +3,7 @@
 //! [`TextTokenizer`] wraps a `tokenizer.json` of the `tokenizers` crate. It is shared by
 //! [`Arc`](std::sync::Arc): the preprocessor encodes prompts with it, every
 //! [`Detokenizer`](super::Detokenizer) reads its table of decoded pieces, and log-probabilities ask it
-//! for the text of single tokens. With a [cache](TextTokenizer::with_prefix_cache) a conversation's
+//! for the text of single tokens. With a [cache](TextTokenizer::with_cache) a conversation's
 //! history is not tokenized again with every turn; nothing else in it changes. It is not the place for chat formatting (see
 //! [`template`](super::template)) or for limits on the prompt's length, which belong to validation.
 
@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokenizers::Tokenizer;
 
-use super::bounded::{BoundedEncoder, WHOLE_BYTES, WINDOW_BYTES};
+use super::bounded::{BoundedEncoder, WHOLE_BYTES};
 use super::detokenize::pieces::{PieceTable, Position};
 use super::longest;
 use super::prefix_cache::PrefixCache;
@@ -122,7 +122,7 @@ pub struct TextTokenizer {
     pieces: PieceTable,
     vocab_size: usize,
     longest_token_bytes: Option<usize>,
-    /// For long texts; `None` where they are given to the library whole.
+    /// `None` where texts are given to the library whole.
     bounded: Option<BoundedEncoder>,
     prefixes: Option<PrefixCache>,
 }
@@ -219,12 +219,17 @@ impl TextTokenizer {
         })
     }
 
-    /// With a cache of at most so many bytes for [`encode_prompt`](Self::encode_prompt); 0 for none. There is none either
-    /// where it could not be exact, such as for a tokenizer without special tokens.
+    /// With a cache of at most so many bytes for [`encode_prompt`](Self::encode_prompt); 0 for none. An eighth of them is for
+    /// words, the rest for prompts that begin as others did. The latter are not kept where that could not be exact, such as for
+    /// a tokenizer without special tokens.
     #[must_use]
-    pub fn with_prefix_cache(mut self, max_bytes: usize) -> Self {
+    pub fn with_cache(mut self, max_bytes: usize) -> Self {
+        let of_words = max_bytes / 8;
+        if let Some(bounded) = &mut self.bounded {
+            bounded.remember_words(&self.inner, of_words);
+        }
         let cache = guarded("encode", || {
-            Ok(PrefixCache::try_new(&self.inner, max_bytes))
+            Ok(PrefixCache::try_new(&self.inner, max_bytes - of_words))
         });
         self.prefixes = cache.unwrap_or_else(|error| {
             let error = &error as &dyn std::error::Error;
@@ -301,14 +306,14 @@ impl TextTokenizer {
         limits: &EncodeLimits<'_>,
     ) -> Result<Vec<u32>, TokenizerError> {
         match &self.bounded {
-            Some(bounded) if text.len() > WINDOW_BYTES => guarded("encode", || {
+            Some(bounded) => guarded("encode", || {
                 bounded.encode(&self.inner, text, add_special_tokens, limits)
             }),
             None if text.len() > WHOLE_BYTES => Err(TokenizerError::TooLong {
                 bytes: text.len(),
                 max_bytes: WHOLE_BYTES,
             }),
-            Some(_) | None => self.encode(text, add_special_tokens),
+            None => self.encode(text, add_special_tokens),
         }
     }
 

@@ -17,6 +17,8 @@ pub(super) struct ChunkNormalizer {
     /// For a chunk that is the first (1) and the last (2) of its text, or neither; `None` where it does nothing.
     variants: [Option<NormalizerWrapper>; 4],
     rule: Rule,
+    /// Whether a text of ASCII stays as it is.
+    keeps_ascii: bool,
 }
 
 /// What must hold of the characters on both sides of a cut.
@@ -37,6 +39,7 @@ impl ChunkNormalizer {
     pub(super) fn try_new(normalizer: Option<&NormalizerWrapper>) -> Option<Self> {
         let mut rule = Rule::default();
         let parts = normalizer.map_or_else(Vec::new, flat);
+        let keeps_ascii = parts.iter().all(|part| composes(part));
         let prepends = |part: &NormalizerWrapper| matches!(part, NormalizerWrapper::Prepend(_));
         if parts.iter().any(|part| removes(part)) && parts.iter().any(|part| prepends(part)) {
             // What is put before a text depends on whether anything is left of it.
@@ -50,6 +53,7 @@ impl ChunkNormalizer {
         Some(Self {
             variants: [0, 1, 2, 3].map(variant),
             rule,
+            keeps_ascii,
         })
     }
 
@@ -74,7 +78,7 @@ impl ChunkNormalizer {
         sizes: Sizes,
         limits: &EncodeLimits<'_>,
     ) -> Result<Cow<'t, str>, TokenizerError> {
-        if self.is_none() {
+        if self.is_none() || (self.keeps_ascii && text.is_ascii()) {
             return Ok(Cow::Borrowed(text));
         }
         let mut normalized = String::with_capacity(text.len());
@@ -184,6 +188,17 @@ fn flat(normalizer: &NormalizerWrapper) -> Vec<&NormalizerWrapper> {
     } else {
         vec![normalizer]
     }
+}
+
+/// Whether it is one of Unicode's forms.
+fn composes(normalizer: &NormalizerWrapper) -> bool {
+    matches!(
+        normalizer,
+        NormalizerWrapper::NFC(_)
+            | NormalizerWrapper::NFD(_)
+            | NormalizerWrapper::NFKC(_)
+            | NormalizerWrapper::NFKD(_)
+    )
 }
 
 /// Whether it may leave nothing of a character.

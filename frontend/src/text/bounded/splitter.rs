@@ -13,6 +13,7 @@ use tokenizers::{
     OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
 };
 
+use super::expression::Expression;
 use super::{Sizes, boundary_before};
 use crate::text::detokenize::pieces::byte_letters;
 use crate::text::tokenizer::TokenizerError;
@@ -30,18 +31,38 @@ type Each<'a> = &'a mut dyn FnMut(&str) -> Result<(), TokenizerError>;
 /// A pre-tokenizer, step by step.
 pub(super) struct Splitter {
     steps: Vec<Step>,
+    /// What is done with each byte of a word in the end.
+    letters: Option<ByteLetters>,
+}
+
+/// The letters that stand for bytes.
+pub(super) struct ByteLetters(Box<[char; 256]>);
+
+impl ByteLetters {
+    /// A text with a letter for each byte.
+    pub(super) fn of(&self, text: &str) -> String {
+        let mut mapped = String::with_capacity(text.len() * 2);
+        mapped.extend(text.bytes().map(|byte| self.0[usize::from(byte)]));
+        mapped
+    }
 }
 
 enum Step {
     /// Splits by an expression.
-    Expression(Split),
+    Expression(Box<Expression>),
     /// Begins with a space.
     PrefixSpace,
     /// Makes a letter of each byte.
-    Bytes(Box<[char; 256]>),
+    Bytes(ByteLetters),
     Metaspace(Metaspace),
     /// Splits between two characters, whatever is beside them.
     Pairs(PreTokenizerWrapper),
+}
+
+impl Step {
+    fn is_bytes(&self) -> bool {
+        matches!(self, Self::Bytes(_))
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -70,13 +91,24 @@ impl Splitter {
                 return None;
             }
         }
-        Some(Self { steps })
+        let mut splitter = Self {
+            steps,
+            letters: None,
+        };
+        if let Some(Step::Bytes(letters)) = splitter.steps.pop_if(|step| step.is_bytes()) {
+            splitter.letters = Some(letters);
+        }
+        Some(splitter)
     }
 
     /// Whether the words are made of letters that stand for bytes.
     pub(super) fn maps_bytes(&self) -> bool {
-        let maps = |step: &Step| matches!(step, Step::Bytes(_));
-        self.steps.iter().any(maps)
+        self.letters.is_some() || self.steps.iter().any(Step::is_bytes)
+    }
+
+    /// What is left to do with each word that [`split`](Self::split) gives: a word that was seen before needs none.
+    pub(super) fn take_letters(&mut self) -> Option<ByteLetters> {
+        self.letters.take()
     }
 
     /// Calls `each` with every word of `text`. `is_first` says that it is the beginning of a whole text, `sizes` how much
@@ -110,11 +142,13 @@ fn add_steps(pre_tokenizer: &PreTokenizerWrapper, steps: &mut Vec<Step>) -> Opti
             if bytes.use_regex {
                 let pattern = SplitPattern::Regex(GPT_2_WORDS.to_owned());
                 let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false);
-                steps.push(Step::Expression(split.ok()?));
+                steps.push(Step::Expression(Box::new(Expression::new(split.ok()?))));
             }
-            steps.push(Step::Bytes(Box::new(byte_letters())));
+            steps.push(Step::Bytes(ByteLetters(Box::new(byte_letters()))));
         }
-        PreTokenizerWrapper::Split(split) => steps.push(Step::Expression(split.clone())),
+        PreTokenizerWrapper::Split(split) => {
+            steps.push(Step::Expression(Box::new(Expression::new(split.clone()))));
+        }
         PreTokenizerWrapper::Metaspace(space) => steps.push(Step::Metaspace(Metaspace {
             mark: space.get_replacement(),
             scheme: space.get_prepend_scheme(),
@@ -152,16 +186,12 @@ fn run(
     };
     let mut part = |part: &str, is_first| run(steps, part, is_first, sizes, each);
     match step {
-        Step::Expression(split) => by_expression(split, text, sizes.whole, |range| {
+        Step::Expression(expression) => expression.split(text, sizes.whole, |range| {
             part(&text[range.clone()], is_first && range.start == 0)
         }),
         Step::PrefixSpace if text.starts_with(' ') => part(text, is_first),
         Step::PrefixSpace => part(&format!(" {text}"), is_first),
-        Step::Bytes(letters) => {
-            let mut mapped = String::with_capacity(text.len());
-            mapped.extend(text.bytes().map(|byte| letters[usize::from(byte)]));
-            part(&mapped, is_first)
-        }
+        Step::Bytes(letters) => part(&letters.of(text), is_first),
         Step::Metaspace(space) => space.split(text, is_first, part),
         Step::Pairs(pre_tokenizer) => by_pairs(pre_tokenizer, text, sizes.window, |range| {
             part(&text[range.clone()], is_first && range.start == 0)
@@ -202,75 +232,6 @@ impl Metaspace {
             rest = next;
         }
         Ok(())
-    }
-}
-
-/// Calls `each` with the parts that an expression makes of a text; some may be empty.
-fn by_expression(
-    split: &Split,
-    text: &str,
-    max_space: usize,
-    mut each: impl FnMut(Range<usize>) -> Result<(), TokenizerError>,
-) -> Result<(), TokenizerError> {
-    // Expressions look back from the end of white space, for which the library keeps 24 bytes a character.
-    let runs = text.split(|c: char| !c.is_whitespace());
-    if let Some(bytes) = runs.map(str::len).find(|bytes| *bytes > max_space) {
-        let max_bytes = max_space;
-        return Err(TokenizerError::TooLong { bytes, max_bytes });
-    }
-    let mut parts = Parts::new(split.behavior);
-    let mut end = 0;
-    let mut add = |range: Range<usize>, is_match: bool| {
-        let part = parts.add(range, is_match != split.invert);
-        part.map_or(Ok(()), &mut each)
-    };
-    for (start, stop) in split.regex.find_iter(text) {
-        if end != start {
-            add(end..start, false)?;
-        }
-        add(start..stop, true)?;
-        end = stop;
-    }
-    if end != text.len() {
-        add(end..text.len(), false)?;
-    }
-    parts.open.map_or(Ok(()), each)
-}
-
-/// Matches and what is between them become parts, as a delimiter's behavior says.
-struct Parts {
-    behavior: SplitDelimiterBehavior,
-    /// A part that may grow.
-    open: Option<Range<usize>>,
-    after_match: bool,
-}
-
-impl Parts {
-    fn new(behavior: SplitDelimiterBehavior) -> Self {
-        Self {
-            behavior,
-            open: None,
-            after_match: false,
-        }
-    }
-
-    /// Takes what comes next. Gives the part that is complete with it.
-    fn add(&mut self, range: Range<usize>, is_match: bool) -> Option<Range<usize>> {
-        let after_match = std::mem::replace(&mut self.after_match, is_match);
-        let joins = match self.behavior {
-            SplitDelimiterBehavior::Isolated => return Some(range),
-            SplitDelimiterBehavior::Removed => return (!is_match).then_some(range),
-            SplitDelimiterBehavior::Contiguous => is_match == after_match,
-            SplitDelimiterBehavior::MergedWithPrevious => is_match && !after_match,
-            SplitDelimiterBehavior::MergedWithNext => after_match && !is_match,
-        };
-        match &mut self.open {
-            Some(open) if joins => {
-                open.end = range.end;
-                None
-            }
-            open => open.replace(range),
-        }
     }
 }
 

@@ -21,6 +21,8 @@ struct Subject {
     name: String,
     tokenizer: Tokenizer,
     encoder: BoundedEncoder,
+    /// The same with words that it keeps, of any text before.
+    remembering: BoundedEncoder,
     added: Vec<String>,
 }
 
@@ -227,9 +229,12 @@ fn subjects() -> Vec<Result<Subject, String>> {
     };
     let subject = |(name, json): (String, Value)| {
         let tokenizer = tokenizer(&json);
-        let Some(encoder) = BoundedEncoder::try_new(&tokenizer) else {
+        let encoder = BoundedEncoder::try_new(&tokenizer);
+        let remembering = BoundedEncoder::try_new(&tokenizer);
+        let (Some(encoder), Some(mut remembering)) = (encoder, remembering) else {
             return Err(name);
         };
+        remembering.remember_words(&tokenizer, 64 << 10);
         let added = tokenizer.get_added_tokens_decoder().into_values();
         let mut added: Vec<_> = added.map(|token| token.content).collect();
         added.sort();
@@ -237,6 +242,7 @@ fn subjects() -> Vec<Result<Subject, String>> {
             name,
             tokenizer,
             encoder,
+            remembering,
             added,
         })
     };
@@ -323,20 +329,16 @@ fn check(subject: &Subject, text: &str, window: usize) {
     };
     for special in [false, true] {
         let expected = subject.tokenizer.encode_fast(text, special).unwrap();
-        let ids = subject.encoder.encode_in(
-            sizes,
-            &subject.tokenizer,
-            text,
-            special,
-            &EncodeLimits::NONE,
-        );
-        let ids = ids.unwrap();
-        assert_eq!(
-            ids,
-            expected.get_ids(),
-            "{}, {window}: {text:?}",
-            subject.name
-        );
+        for encoder in [&subject.encoder, &subject.remembering] {
+            let limits = &EncodeLimits::NONE;
+            let ids = encoder.encode_in(sizes, &subject.tokenizer, text, special, limits);
+            assert_eq!(
+                ids.unwrap(),
+                expected.get_ids(),
+                "{}, {window}: {text:?}",
+                subject.name
+            );
+        }
     }
 }
 
@@ -418,9 +420,14 @@ fn what_cannot_be_cut_is_limited() {
         "{error}"
     );
 
+    // An expression that looks around, as most do, at its end alone needs no limit.
     let tiny_chat = fixtures::tiny_chat_json();
-    assert!(encode(&tiny_chat, &" ".repeat(WHOLE_BYTES)).is_ok());
-    let error = encode(&tiny_chat, &" ".repeat(WHOLE_BYTES + 1)).unwrap_err();
+    assert!(encode(&tiny_chat, &" ".repeat(WHOLE_BYTES + 1)).is_ok());
+    let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    let looks = sequence(&[regex(r"\s+(?!\S)|\S+|\s", "Isolated", false), bytes]);
+    let looks = with(tiny_chat, "pre_tokenizer", looks);
+    assert!(encode(&looks, &" ".repeat(WHOLE_BYTES)).is_ok());
+    let error = encode(&looks, &" ".repeat(WHOLE_BYTES + 1)).unwrap_err();
     assert!(matches!(error, TokenizerError::TooLong { .. }), "{error}");
 
     let unigram = fixtures::unigram_json();
@@ -472,7 +479,7 @@ fn limits_count_the_tokens_of_all_parts() {
     let json = fixtures::tiny_chat_json().to_string();
     let tokenizer = TextTokenizer::from_bytes(json.as_bytes())
         .unwrap()
-        .with_prefix_cache(1 << 20);
+        .with_cache(1 << 20);
     let text = format!("{}<|im_end|>", "one two three ".repeat(20)).repeat(4);
     let tokens = tokenizer.encode(&text, false).unwrap().len();
     for _ in 0..2 {

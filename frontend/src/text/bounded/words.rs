@@ -1,5 +1,7 @@
 //! [`WordEncoder`]: the tokens of one word, however long.
 //!
+//! The tokens of short words are [known](super::known) from other texts, mostly.
+//!
 //! A word is whatever the pre-tokenizer does not split: for some models a whole text, for others a run of a million letters.
 //! Of a model that merges pairs, a long one is encoded in windows, each of which begins with a token that the window before
 //! had as well. Why that gives the tokens of the whole word:
@@ -18,13 +20,18 @@ use tokenizers::Model;
 use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::BPE;
 
+use super::known::{KnownWords, MAX_WORD_BYTES};
+use super::splitter::ByteLetters;
 use super::{Tokens, boundary_before};
 use crate::text::longest::{has_token_for_all, is_alike_everywhere};
 use crate::text::tokenizer::TokenizerError;
 
-/// How a model's long words are encoded.
+/// How a model's words are encoded.
 pub(super) struct WordEncoder {
     kind: Kind,
+    /// What a word's bytes become before the model sees them.
+    letters: Option<ByteLetters>,
+    known: Option<KnownWords>,
 }
 
 enum Kind {
@@ -44,8 +51,13 @@ struct Placed {
 }
 
 impl WordEncoder {
-    /// `is_byte_level` says that words are made of letters that stand for bytes.
-    pub(super) fn new(model: &ModelWrapper, is_byte_level: bool) -> Self {
+    /// Of words that are made of `letters` before the model sees them. `is_byte_level` says that these, or what comes in their
+    /// place, stand for bytes.
+    pub(super) fn new(
+        model: &ModelWrapper,
+        is_byte_level: bool,
+        letters: Option<ByteLetters>,
+    ) -> Self {
         let kind = match model {
             ModelWrapper::BPE(bpe) if merges_locally(bpe, is_byte_level) => Kind::Merges {
                 without_look_up: OnceLock::new(),
@@ -58,7 +70,16 @@ impl WordEncoder {
                 Kind::Whole
             }
         };
-        Self { kind }
+        Self {
+            kind,
+            letters,
+            known: None,
+        }
+    }
+
+    /// Keeps the tokens of words in so many bytes, where a word always has the same.
+    pub(super) fn remember(&mut self, model: &ModelWrapper, max_bytes: usize) {
+        self.known = (max_bytes > 0 && !is_random(model)).then(|| KnownWords::new(max_bytes));
     }
 
     /// Adds the tokens of `word`, which `model`, the one that this was made for, gives.
@@ -66,6 +87,28 @@ impl WordEncoder {
     /// # Errors
     /// As [`BoundedEncoder::encode`](super::BoundedEncoder::encode).
     pub(super) fn encode(
+        &self,
+        model: &ModelWrapper,
+        word: &str,
+        tokens: &mut Tokens<'_>,
+    ) -> Result<(), TokenizerError> {
+        let known = self.known.as_ref();
+        let known = known.filter(|_| word.len() <= MAX_WORD_BYTES);
+        if let Some(added) = known.and_then(|known| known.with(word, |ids| tokens.extend(ids))) {
+            return added;
+        }
+        let before = tokens.ids.len();
+        match &self.letters {
+            Some(letters) => self.encode_new(model, &letters.of(word), tokens)?,
+            None => self.encode_new(model, word, tokens)?,
+        }
+        if let Some(known) = known {
+            known.insert(word, &tokens.ids[before..]);
+        }
+        Ok(())
+    }
+
+    fn encode_new(
         &self,
         model: &ModelWrapper,
         word: &str,
@@ -106,11 +149,20 @@ fn check_length(bytes: usize, tokens: &Tokens<'_>) -> Result<(), TokenizerError>
 
 /// Whether what a model makes of a part of a word depends on nothing beside it, until something is merged.
 fn merges_locally(bpe: &BPE, is_byte_level: bool) -> bool {
-    let is_random = bpe.dropout.is_some_and(|share| share > 0.0);
     // Beside characters that have bytes, the library puts unknown ones in the wrong place.
     let has_unknown = bpe.unk_token.is_some() && !bpe.byte_fallback;
     let is_known = has_unknown || has_token_for_all(bpe, is_byte_level);
-    !is_random && is_known && is_alike_everywhere(bpe)
+    !drops_merges(bpe) && is_known && is_alike_everywhere(bpe)
+}
+
+/// Whether the same word has other tokens each time: a setting for training.
+pub(in crate::text) fn is_random(model: &ModelWrapper) -> bool {
+    // Unigram models know such a setting too, but no file can turn it on.
+    matches!(model, ModelWrapper::BPE(bpe) if drops_merges(bpe))
+}
+
+fn drops_merges(bpe: &BPE) -> bool {
+    bpe.dropout.is_some_and(|share| share > 0.0)
 }
 
 struct LongWord<'a> {

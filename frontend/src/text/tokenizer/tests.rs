@@ -69,7 +69,7 @@ fn known_prefixes_are_not_tokenized_again() {
     let json = fixtures::byte_level_json().to_string();
     let plain = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
     let cached = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
-    let cached = cached.with_prefix_cache(1 << 20);
+    let cached = cached.with_cache(1 << 20);
     let known = format!("<|bos|>{}<|eos|>", "the quick brown fox ".repeat(20));
     for (rest, cached_tokens) in [
         ("one", 0),
@@ -84,7 +84,7 @@ fn known_prefixes_are_not_tokenized_again() {
     }
     for max_bytes in [0, 1 << 20] {
         let tokenizer = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
-        let tokenizer = tokenizer.with_prefix_cache(max_bytes);
+        let tokenizer = tokenizer.with_cache(max_bytes);
         for _ in 0..2 {
             let prompt = tokenizer
                 .encode_prompt(&known, true, &EncodeLimits::NONE)
@@ -130,7 +130,7 @@ fn a_panic_of_the_library_is_an_error_of_the_one_text() {
     let json = with_greedy_tokens().to_string();
     for max_bytes in [0, 1 << 20] {
         let tokenizer = TextTokenizer::from_bytes(json.as_bytes()).unwrap();
-        let tokenizer = tokenizer.with_prefix_cache(max_bytes);
+        let tokenizer = tokenizer.with_cache(max_bytes);
         let error = tokenizer.encode_prompt("a<|greedy|> \n  b", false, &EncodeLimits::NONE);
         let error = error.unwrap_err();
         assert!(
