@@ -70,7 +70,7 @@ pub struct FrontendConfig {
     pub max_stored_bytes: usize,
     /// What is kept of `/v1/files` and `/v1/batches`; `None` for neither.
     pub batches: Option<BatchConfig>,
-    /// The most memory that the tokens of known prompts may take, for each model, in bytes; 0 keeps none.
+    /// The most memory that the tokens of known prompts and words may take, for each model, in bytes; 0 keeps none.
     pub tokenizer_cache_bytes: usize,
     /// Bodies, templates and prompts that are worked on at once off the async threads, where they are long; more wait.
     pub work_threads: NonZeroUsize,

@@ -115,7 +115,7 @@ enum OneOrMany {
 }
 
 impl TextFiles {
-    /// Reads a model's files; `file` gives them by name. The tokenizer keeps at most so many bytes of known prompts.
+    /// Reads a model's files; `file` gives them by name. The tokenizer keeps at most so many bytes of known prompts and words.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the file at fault.

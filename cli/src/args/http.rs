@@ -179,7 +179,7 @@ pub(super) struct HttpArgs {
     /// How long files are kept unless their upload says otherwise, and batches after their end, in seconds
     #[arg(long, env = "GENSET_FILE_LIFETIME", default_value = "2592000", value_parser = seconds)]
     file_lifetime: Seconds,
-    /// Most memory of a model's known prompts and their tokens, in bytes; 0 keeps none
+    /// Most memory of a model's known prompts and words and their tokens, in bytes; 0 keeps none
     #[arg(long, env = "GENSET_TOKENIZER_CACHE_BYTES", default_value_t = FrontendConfig::default().tokenizer_cache_bytes)]
     tokenizer_cache_bytes: usize,
     /// Long bodies, templates and prompts that are worked on at once; more wait. By default as many as there are cores
