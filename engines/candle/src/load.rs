@@ -4,11 +4,13 @@
 //! [`OpenModel::open`] reads headers only, and checks everything that can be wrong before a byte of weights is read;
 //! [`OpenModel::weights`] then reads, converts and places tensor after tensor. Nothing here computes with a model.
 
+mod checkout;
 mod config;
 mod gguf;
 mod kv;
 mod map;
 mod memory;
+mod place;
 mod plan;
 mod quantize;
 mod safetensors;
@@ -29,7 +31,9 @@ pub(crate) use self::plan::{PlannedTensor, Role, plan};
 pub use self::quantize::Quantization;
 pub use self::weights::{LoadProgress, ModelWeights, WeightOptions};
 
+use self::checkout::Naming;
 use self::gguf::GgufFile;
+use self::place::Place;
 use self::safetensors::SafetensorsFolder;
 use self::tensors::RawTensor;
 use crate::error::LoadError;
@@ -70,7 +74,7 @@ pub struct OpenModel {
 
 #[derive(Debug)]
 enum Source {
-    Folder(SafetensorsFolder),
+    Folder(SafetensorsFolder, Naming),
     Gguf(GgufFile),
 }
 
@@ -98,7 +102,8 @@ impl OpenModel {
             return Err(LoadError::incomplete(path, problem));
         }
         let text = read_file(&config_path)?;
-        let (config, architecture) = config::read(&config_path, &text)?;
+        let checkout = config::read(&config_path, &text)?;
+        let config = checkout.config;
         let tokenizer = path.join("tokenizer.json");
         if tokenizer.exists() {
             tokenizer::check(&tokenizer, &read_file(&tokenizer)?, config.vocab_size)?;
@@ -110,8 +115,8 @@ impl OpenModel {
                 .map_or_else(default_name, |name| name.to_string_lossy().into_owned()),
             config,
             path: path.to_owned(),
-            architecture: architecture.to_owned(),
-            source: Source::Folder(SafetensorsFolder::open(path)?),
+            architecture: checkout.gguf_name.to_owned(),
+            source: Source::Folder(SafetensorsFolder::open(path)?, checkout.naming),
         })
     }
 
@@ -156,7 +161,7 @@ impl OpenModel {
                 files.extend(tokenizer_files(folder)?);
                 files
             }
-            (Source::Folder(_), folder) => {
+            (Source::Folder(..), folder) => {
                 let mut files = vec![ModelFile {
                     name: CONFIG,
                     content: read_file(&self.path.join(CONFIG))?,
@@ -198,35 +203,55 @@ impl OpenModel {
         MemoryEstimate::new(self, options)
     }
 
+    /// Where the files have the tensor of that name; `None` if they have nothing like it.
+    fn place(&self, name: &str) -> Option<Place> {
+        match &self.source {
+            Source::Folder(_, naming) => Some(naming.place(name)),
+            Source::Gguf(_) => gguf::place(&self.architecture, name, &self.config),
+        }
+    }
+
     /// The tensor of that name, as it lies in the file, if it is there.
     fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
-        match &self.source {
-            Source::Folder(folder) => folder.tensor(name),
-            Source::Gguf(file) => file.tensor(name),
+        let Some(place) = self.place(name) else {
+            return Ok(None);
+        };
+        let found = match &self.source {
+            Source::Folder(folder, _) => folder.tensor(&place.name)?,
+            Source::Gguf(file) => file.tensor(&place.name)?,
+        };
+        let Some(raw) = found else {
+            return Ok(None);
+        };
+        let shape = raw.shape.clone();
+        match place.cut(raw) {
+            Ok(raw) => Ok(Some(raw)),
+            Err(expected) => Err(self.wrong_shape(&place.name, shape, expected)),
         }
     }
 
     /// The tensor of that name, which must be there in that shape.
     fn required(&self, name: &str, shape: &[usize]) -> Result<RawTensor<'_>, LoadError> {
         let Some(raw) = self.tensor(name)? else {
-            let own = match &self.source {
-                Source::Folder(_) => None,
-                Source::Gguf(file) => file.name(name),
-            };
+            let own = self.place(name).map(|place| place.name);
             return Err(LoadError::MissingTensor {
                 path: self.path.clone(),
                 name: own.unwrap_or_else(|| name.to_owned()),
             });
         };
         if raw.shape != shape {
-            return Err(LoadError::WrongShape {
-                path: self.path.clone(),
-                name: raw.name.to_owned(),
-                found: raw.shape.to_vec(),
-                expected: shape.to_vec(),
-            });
+            return Err(self.wrong_shape(raw.name, raw.shape.clone(), shape.to_vec()));
         }
         Ok(raw)
+    }
+
+    fn wrong_shape(&self, name: &str, found: Vec<usize>, expected: Vec<usize>) -> LoadError {
+        LoadError::WrongShape {
+            path: self.path.clone(),
+            name: name.to_owned(),
+            found,
+            expected,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The decoder-only language model: from packed tokens to logits.
 //!
-//! One block covers Llama 2 and 3, Mistral, TinyLlama, SmolLM, Qwen2, Qwen3, Gemma 2 and 3; [`ModelConfig`] says which.
+//! One block covers Llama 2 and 3, Mistral, TinyLlama, SmolLM, Qwen2, Qwen3, Gemma 2 and 3, and with experts Mixtral and
+//! Qwen3-MoE; [`ModelConfig`] says which.
 //! A step's rows belong to many sequences, prefill chunks and decode rows mixed, without padding; keys and values are in
 //! KV blocks. It knows no requests, no sampling and no files: `engine` calls [`Model::forward`], `load` implements
 //! [`Weights`].
@@ -13,7 +14,7 @@
 //! | `decoder` | embedding, layers, logits |
 //! | `linear` | products with weights, quantized or not |
 //! | `attention` | attention over KV blocks |
-//! | `norm`, `rope`, `feed_forward` | the other parts of a layer |
+//! | `norm`, `rope`, `feed_forward`, `experts` | the other parts of a layer |
 //! | `host`, `parallel`, `simd`, `memory` | what kernels on the CPU stand on |
 //! | `kernels` | what kernels on a GPU stand on |
 //!
@@ -25,6 +26,7 @@ mod attention;
 mod batch;
 pub(crate) mod config;
 mod decoder;
+mod experts;
 mod feed_forward;
 pub(crate) mod host;
 pub(crate) mod kernels;
@@ -40,7 +42,7 @@ mod tests;
 pub(crate) mod weights;
 
 pub use batch::{BatchError, SequenceRows, StepBatch};
-pub use config::{Activation, ModelConfig, Rope, RopeScaling, SlidingWindow};
+pub use config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 pub use decoder::{ForwardError, Model, SlowMatrix};
 pub use kv_cache::{KvCache, KvCacheSpec, KvLayout};
 pub use linear::{Matrix, WeightType};

@@ -1,19 +1,24 @@
 //! [`ModelConfig`] from the `config.json` of a checkout, as `transformers` 4 and 5 write it.
 
+mod experts;
+
 use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::checkout::Naming;
 use crate::error::LoadError;
 use crate::model::config::{Activation, ModelConfig, Rope, RopeScaling, SlidingWindow};
 
 /// Architectures of checkouts that are read.
-pub(crate) const ARCHITECTURES: [&str; 6] = [
+pub(crate) const ARCHITECTURES: [&str; 8] = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
+    "MixtralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
 ];
@@ -32,17 +37,21 @@ const REQUIRED: [&str; 6] = [
 enum Family {
     Llama,
     Mistral,
+    Mixtral,
     Qwen2,
     Qwen3,
+    Qwen3Moe,
     Gemma2,
     Gemma3,
 }
 
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 8] = [
     Family::Llama,
     Family::Mistral,
+    Family::Mixtral,
     Family::Qwen2,
     Family::Qwen3,
+    Family::Qwen3Moe,
     Family::Gemma2,
     Family::Gemma3,
 ];
@@ -54,11 +63,25 @@ impl Family {
 
     const fn gguf_name(self) -> &'static str {
         match self {
-            Self::Llama | Self::Mistral => "llama",
+            Self::Llama | Self::Mistral | Self::Mixtral => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Qwen3Moe => "qwen3moe",
             Self::Gemma2 => "gemma2",
             Self::Gemma3 => "gemma3",
+        }
+    }
+
+    const fn naming(self) -> Naming {
+        match self {
+            Self::Mixtral => Naming::Mixtral,
+            Self::Llama
+            | Self::Mistral
+            | Self::Qwen2
+            | Self::Qwen3
+            | Self::Qwen3Moe
+            | Self::Gemma2
+            | Self::Gemma3 => Naming::Usual,
         }
     }
 }
@@ -95,13 +118,29 @@ struct Raw {
     tie_word_embeddings: Option<bool>,
     quantization_config: Option<Value>,
     use_bidirectional_attention: Option<bool>,
+    num_experts: Option<usize>,
+    num_local_experts: Option<usize>,
+    num_experts_per_tok: Option<usize>,
+    moe_intermediate_size: Option<usize>,
+    norm_topk_prob: Option<bool>,
+    decoder_sparse_step: Option<usize>,
+    mlp_only_layers: Option<Vec<usize>>,
 }
 
-/// Reads a `config.json`; `path` is named in errors. Also says what GGUF files call the architecture.
+/// What a `config.json` says.
+#[derive(Debug)]
+pub(crate) struct Checkout {
+    pub(crate) config: ModelConfig,
+    /// What GGUF files call the architecture.
+    pub(crate) gguf_name: &'static str,
+    pub(crate) naming: Naming,
+}
+
+/// Reads a `config.json`; `path` is named in errors.
 ///
 /// # Errors
 /// A key is missing, out of its range, or asks for something the decoder does not compute.
-pub(crate) fn read(path: &Path, text: &[u8]) -> Result<(ModelConfig, &'static str), LoadError> {
+pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
     let value: Value =
         serde_json::from_slice(text).map_err(|error| LoadError::broken(path, error))?;
     let family = family(path, &value)?;
@@ -120,7 +159,11 @@ pub(crate) fn read(path: &Path, text: &[u8]) -> Result<(ModelConfig, &'static st
     let source = Source { path, family, raw };
     let config = source.config()?;
     check(path, &config)?;
-    Ok((config, family.gguf_name()))
+    Ok(Checkout {
+        config,
+        gguf_name: family.gguf_name(),
+        naming: family.naming(),
+    })
 }
 
 fn family(path: &Path, value: &Value) -> Result<Family, LoadError> {
@@ -158,19 +201,23 @@ impl Source<'_> {
         Ok(ModelConfig {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
-            intermediate_size: raw.intermediate_size,
+            intermediate_size: self.intermediate_size(),
             num_layers: raw.num_hidden_layers,
             num_heads: raw.num_attention_heads,
             num_kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             head_dim,
             context_length: raw.max_position_embeddings,
-            rms_norm_eps: raw.rms_norm_eps.unwrap_or(1e-6),
+            rms_norm_eps: raw.rms_norm_eps.unwrap_or(match family {
+                Family::Mixtral => 1e-5,
+                _ => 1e-6,
+            }),
             norm_weight_offset: if family.is_gemma() { 1.0 } else { 0.0 },
-            has_qk_norm: matches!(family, Family::Qwen3 | Family::Gemma3),
+            has_qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3),
             has_post_norms: family.is_gemma(),
             has_qkv_bias: has_bias || family == Family::Qwen2,
             has_output_bias: has_bias && family != Family::Qwen2,
             has_mlp_bias: raw.mlp_bias.unwrap_or(false) && family == Family::Llama,
+            experts: self.experts()?,
             activation: self.activation()?,
             rope: self.rope()?,
             window: self.window()?,
@@ -221,12 +268,31 @@ impl Source<'_> {
         let by_default = match self.family {
             Family::Qwen3 => 128,
             Family::Gemma2 | Family::Gemma3 => 256,
-            Family::Llama | Family::Mistral | Family::Qwen2 => {
+            Family::Llama
+            | Family::Mistral
+            | Family::Mixtral
+            | Family::Qwen2
+            | Family::Qwen3Moe => {
                 let heads = self.raw.num_attention_heads;
                 self.raw.hidden_size.checked_div(heads).unwrap_or(0)
             }
         };
         self.raw.head_dim.unwrap_or(by_default)
+    }
+
+    /// Inside the feed-forward block, or inside one expert.
+    fn intermediate_size(&self) -> usize {
+        let raw = &self.raw;
+        match self.family {
+            Family::Qwen3Moe => raw.moe_intermediate_size.unwrap_or(768),
+            Family::Llama
+            | Family::Mistral
+            | Family::Mixtral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Gemma2
+            | Family::Gemma3 => raw.intermediate_size,
+        }
     }
 
     fn activation(&self) -> Result<Activation, LoadError> {
@@ -263,7 +329,8 @@ impl Source<'_> {
                 .and_then(Value::as_f64)
         };
         let is_gemma3 = self.family == Family::Gemma3;
-        let by_default = if is_gemma3 { 1_000_000.0 } else { 10_000.0 };
+        let is_large = is_gemma3 || self.family == Family::Mixtral;
+        let by_default = if is_large { 1_000_000.0 } else { 10_000.0 };
         let theta = theta_of(full).or(raw.rope_theta).unwrap_or(by_default);
         let window_theta = theta_of(of_kind("sliding_attention"))
             .or(raw.rope_local_base_freq)
@@ -322,12 +389,19 @@ impl Source<'_> {
         let raw = &self.raw;
         let by_default = match self.family {
             Family::Gemma2 | Family::Gemma3 => Some(4096),
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => None,
+            Family::Llama
+            | Family::Mistral
+            | Family::Mixtral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Qwen3Moe => None,
         };
         let is_used = match self.family {
             Family::Llama => false,
-            Family::Qwen2 | Family::Qwen3 => raw.use_sliding_window == Some(true),
-            Family::Mistral | Family::Gemma2 | Family::Gemma3 => true,
+            Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => {
+                raw.use_sliding_window == Some(true)
+            }
+            Family::Mistral | Family::Mixtral | Family::Gemma2 | Family::Gemma3 => true,
         };
         let size = raw.sliding_window.or(by_default).filter(|size| *size > 0);
         let Some(size_tokens) = size.filter(|_| is_used) else {
@@ -354,7 +428,9 @@ impl Source<'_> {
         match self.family {
             Family::Gemma2 => window(Some(2)),
             Family::Gemma3 => window(Some(raw.sliding_window_pattern.unwrap_or(6).max(1))),
-            Family::Mistral | Family::Llama => window(None),
+            Family::Mistral | Family::Mixtral | Family::Llama => window(None),
+            // All layers of Qwen3-MoE have the window.
+            Family::Qwen3Moe => window(None),
             Family::Qwen2 | Family::Qwen3 => match raw.max_window_layers.unwrap_or(28) {
                 0 => window(None),
                 layers if layers >= raw.num_hidden_layers => Ok(None),
@@ -427,6 +503,12 @@ pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> 
             config.num_kv_heads, config.num_heads
         );
         return bad("number of key and value heads", problem);
+    }
+    if let Some((field, problem)) = config
+        .experts
+        .and_then(|experts| experts::problem(experts, config.num_layers))
+    {
+        return bad(field, problem);
     }
     if !config.head_dim.is_multiple_of(2) {
         return bad(

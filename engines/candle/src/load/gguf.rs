@@ -9,10 +9,11 @@ pub(crate) mod write;
 use std::path::Path;
 
 use super::map::MappedFile;
+use super::place::{ExpertName, PartOf, Place};
 use super::quantize::floats;
 use super::tensors::{RawTensor, RowOrder};
 use crate::error::LoadError;
-use crate::model::config::ModelConfig;
+use crate::model::config::{Experts, ModelConfig};
 use config::Metadata;
 use header::{Header, Kind, SUPPORTED};
 
@@ -22,9 +23,6 @@ pub(crate) struct GgufFile {
     file: MappedFile,
     header: Header,
     architecture: String,
-    /// Of its model; says how its norms are called.
-    has_post_norms: bool,
-    head_dim: usize,
 }
 
 impl GgufFile {
@@ -33,20 +31,16 @@ impl GgufFile {
         let file = MappedFile::open(path)?;
         let header = Header::parse(&file).map_err(|problem| LoadError::broken(path, problem))?;
         let architecture = Metadata::new(path, &header)?.architecture.to_owned();
-        let mut opened = Self {
+        let opened = Self {
             file,
             header,
             architecture,
-            has_post_norms: false,
-            head_dim: 2,
         };
         let frequencies = opened
-            .by_own_name(config::frequencies_tensor())?
+            .tensor(config::frequencies_tensor())?
             .filter(|raw| raw.dtype.is_float())
             .map(|raw| floats(&raw));
         let config = config::read(opened.metadata(), frequencies)?;
-        opened.has_post_norms = config.has_post_norms;
-        opened.head_dim = config.head_dim;
         Ok((opened, config))
     }
 
@@ -58,33 +52,8 @@ impl GgufFile {
         }
     }
 
-    /// What the file calls a tensor.
-    pub(crate) fn name(&self, name: &str) -> Option<String> {
-        names::gguf_name(name, self.has_post_norms)
-    }
-
-    /// The tensor that `transformers` calls `name`, if the file has it.
+    /// The tensor that the file calls `name`, if it has it.
     pub(crate) fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
-        let Some(own) = self.name(name) else {
-            return Ok(None);
-        };
-        let Some(mut raw) = self.by_own_name(&own)? else {
-            return Ok(None);
-        };
-        raw.rows = row_order(&self.architecture, name, self.head_dim);
-        // A tensor whose rows are no whole heads has the wrong shape, which is told when it is compared.
-        if let RowOrder::Pairs { head_dim } = raw.rows
-            && !raw
-                .shape
-                .first()
-                .is_some_and(|rows| rows.is_multiple_of(head_dim))
-        {
-            raw.rows = RowOrder::Halves;
-        }
-        Ok(Some(raw))
-    }
-
-    fn by_own_name(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
         let Some((name, info)) = self.header.tensors.get_key_value(name) else {
             return Ok(None);
         };
@@ -102,15 +71,44 @@ impl GgufFile {
         Ok(self.file.get(info.start..info.end).map(|data| RawTensor {
             name,
             dtype,
-            shape: &info.shape,
+            shape: info.shape.clone(),
             data,
             rows: RowOrder::Halves,
         }))
     }
 }
 
+/// Where files of an architecture have the tensor that `transformers` calls `name`; `None` if they have nothing like it.
+pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Option<Place> {
+    if let (Some(expert), Some(experts)) = (ExpertName::parse(name), config.experts) {
+        return expert_place(expert, experts, config);
+    }
+    Some(Place {
+        rows: row_order(architecture, name, config.head_dim),
+        ..Place::whole(names::gguf_name(name, config.has_post_norms)?)
+    })
+}
+
+/// An expert's matrix in that of all experts of the layer.
+fn expert_place(name: ExpertName<'_>, experts: Experts, config: &ModelConfig) -> Option<Place> {
+    let (hidden, wide) = (config.hidden_size, config.intermediate_size);
+    let (rows, columns) = match name.projection {
+        "down_proj" => (hidden, wide),
+        _ => (wide, hidden),
+    };
+    let own = names::experts_name(name)?;
+    Some(Place {
+        part: Some(PartOf {
+            whole: vec![experts.count, rows, columns],
+            first: name.expert.checked_mul(rows)?,
+            shape: vec![rows, columns],
+        }),
+        ..Place::whole(own)
+    })
+}
+
 /// How files of an architecture have the rows of a tensor: llama's have those of queries and keys in pairs.
-pub(crate) fn row_order(architecture: &str, name: &str, head_dim: usize) -> RowOrder {
+fn row_order(architecture: &str, name: &str, head_dim: usize) -> RowOrder {
     let is_rotated = [".q_proj.", ".k_proj."]
         .iter()
         .any(|part| name.contains(part));

@@ -37,6 +37,17 @@ pub(crate) fn plan(config: &ModelConfig) -> Vec<PlannedTensor> {
     all.0
 }
 
+/// Where in the model the matrix of that name is used; a token embedding is the loader's own to know.
+pub(crate) fn part_of(name: &str) -> Part {
+    if name == "lm_head.weight" {
+        Part::Vocabulary
+    } else if name.ends_with(".mlp.gate.weight") {
+        Part::Router
+    } else {
+        Part::Layer
+    }
+}
+
 #[derive(Default)]
 struct Plan(Vec<PlannedTensor>);
 
@@ -45,7 +56,6 @@ impl Plan {
         let hidden = config.hidden_size;
         let queries = config.num_heads * config.head_dim;
         let keys = config.num_kv_heads * config.head_dim;
-        let wide = config.intermediate_size;
         self.norm(&format!("{prefix}.input_layernorm"), hidden);
         for (name, rows) in [("q", queries), ("k", keys), ("v", keys)] {
             let name = format!("{prefix}.self_attn.{name}_proj");
@@ -62,12 +72,26 @@ impl Plan {
             self.norm(&format!("{prefix}.pre_feedforward_layernorm"), hidden);
             self.norm(&format!("{prefix}.post_feedforward_layernorm"), hidden);
         }
+        let prefix = format!("{prefix}.mlp");
+        let Some(experts) = config.experts else {
+            self.feed_forward(&prefix, config);
+            return;
+        };
+        let router = format!("{prefix}.gate.weight");
+        self.matrix(&router, experts.count, hidden, Part::Router);
+        for expert in 0..experts.count {
+            self.feed_forward(&format!("{prefix}.experts.{expert}"), config);
+        }
+    }
+
+    fn feed_forward(&mut self, prefix: &str, config: &ModelConfig) {
+        let (hidden, wide) = (config.hidden_size, config.intermediate_size);
         for (name, rows, columns) in [
             ("gate", wide, hidden),
             ("up", wide, hidden),
             ("down", hidden, wide),
         ] {
-            let name = format!("{prefix}.mlp.{name}_proj");
+            let name = format!("{prefix}.{name}_proj");
             self.linear(&name, rows, columns, config.has_mlp_bias);
         }
     }

@@ -57,7 +57,7 @@ impl Quantization {
     /// The type for a matrix with rows of `row_len`: the one asked for, or the next that whole blocks fit.
     pub(crate) fn dtype_for(self, row_len: usize, part: Part) -> GgmlDType {
         let wanted = match (self, part) {
-            (Self::None, _) => GgmlDType::F32,
+            (Self::None, _) | (_, Part::Router) => GgmlDType::F32,
             (Self::Q8_0, _) => GgmlDType::Q8_0,
             (Self::Q6K, _) | (Self::Q5K | Self::Q4K, Part::Vocabulary) => GgmlDType::Q6K,
             (Self::Q5K, Part::Layer) => GgmlDType::Q5K,
@@ -96,6 +96,8 @@ pub(crate) enum Part {
     Layer,
     /// Token embedding or output matrix, whose errors show most.
     Vocabulary,
+    /// What chooses experts: small, and a rounded one would choose others.
+    Router,
 }
 
 /// Converts a matrix of floats, `[rows, row_len]`, to `dtype`, whose blocks must fit into a row.
@@ -119,7 +121,7 @@ pub(crate) fn quantize(raw: &RawTensor<'_>, dtype: GgmlDType) -> Result<QTensor,
         let problem = candle_core::Error::Msg(format!("weights are not converted to {dtype:?}"));
         return Err(LoadError::candle(raw.name, problem));
     };
-    QTensor::new(storage, raw.shape).map_err(|error| LoadError::candle(raw.name, error))
+    QTensor::new(storage, raw.shape.as_slice()).map_err(|error| LoadError::candle(raw.name, error))
 }
 
 fn blocks<B: GgmlType + 'static>(raw: &RawTensor<'_>) -> QStorage {

@@ -88,7 +88,7 @@ impl SafetensorsFolder {
         Ok(data.map(|data| RawTensor {
             name,
             dtype,
-            shape: &entry.shape,
+            shape: entry.shape.clone(),
             data,
             rows: RowOrder::Halves,
         }))

@@ -5,11 +5,11 @@ use crate::model::WeightType;
 /// A tensor's bytes and what they mean.
 #[derive(Debug, Clone)]
 pub(crate) struct RawTensor<'a> {
-    /// What the file calls it.
+    /// What the file calls it, or what it is a part of.
     pub(crate) name: &'a str,
     pub(crate) dtype: WeightType,
     /// Rows first.
-    pub(crate) shape: &'a [usize],
+    pub(crate) shape: Vec<usize>,
     /// Exactly as many as `dtype` and `shape` say.
     pub(crate) data: &'a [u8],
     /// How the rows lie.
@@ -54,6 +54,24 @@ impl RowOrder {
 }
 
 impl RawTensor<'_> {
+    /// Those of its rows of numbers from `first` on that are a tensor of `shape`; what is beyond the end is left out, and
+    /// shows in the shape.
+    pub(crate) fn part(self, first: usize, shape: &[usize]) -> Self {
+        let row_bytes = bytes_of(self.dtype, self.row_len()).unwrap_or(0);
+        let is_of_rows = shape.last() == self.shape.last();
+        let rows: usize = shape.iter().rev().skip(1).product();
+        let start = first.saturating_mul(row_bytes);
+        let end = start.saturating_add(rows.saturating_mul(row_bytes));
+        match self.data.get(start..end) {
+            Some(data) if is_of_rows => Self {
+                shape: shape.to_vec(),
+                data,
+                ..self
+            },
+            Some(_) | None => self,
+        }
+    }
+
     /// Elements in all.
     pub(crate) fn elements(&self) -> usize {
         self.shape.iter().product()

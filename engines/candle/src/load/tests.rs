@@ -24,7 +24,7 @@ fn reference(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-const REFERENCES: [&str; 9] = [
+const REFERENCES: [&str; 11] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -32,6 +32,8 @@ const REFERENCES: [&str; 9] = [
     "mistral",
     "qwen2",
     "qwen3",
+    "qwen3-moe",
+    "mixtral",
     "gemma2",
     "gemma3",
 ];

@@ -6,9 +6,10 @@ use std::fmt;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 
+use super::OpenModel;
+use super::plan::{part_of, plan};
 use super::quantize::{Part, Quantization, floats, quantize};
 use super::tensors::{RawTensor, RowOrder};
-use super::{OpenModel, plan};
 use crate::error::LoadError;
 use crate::model::linear::{Matrix, WeightType};
 use crate::model::weights::Weights;
@@ -176,12 +177,7 @@ impl Weights for ModelWeights<'_> {
         out_features: usize,
         in_features: usize,
     ) -> Result<Matrix, LoadError> {
-        let part = if name == "lm_head.weight" {
-            Part::Vocabulary
-        } else {
-            Part::Layer
-        };
-        self.load(name, [out_features, in_features], part)
+        self.load(name, [out_features, in_features], part_of(name))
     }
 
     fn embedding(
@@ -196,7 +192,7 @@ impl Weights for ModelWeights<'_> {
 
 /// A tensor of floats in f32 on the CPU.
 fn dense(raw: &RawTensor<'_>) -> Result<Tensor, LoadError> {
-    Tensor::from_vec(floats(raw), raw.shape, &Device::Cpu)
+    Tensor::from_vec(floats(raw), raw.shape.as_slice(), &Device::Cpu)
         .map_err(|error| LoadError::candle(raw.name, error))
 }
 
@@ -210,7 +206,7 @@ fn on_device(raw: &RawTensor<'_>, device: &Device, dtype: DType) -> Result<Tenso
         DType::BF16
     };
     let bytes = in_order(raw);
-    Tensor::from_raw_buffer(bytes.bytes(), from, raw.shape, device)
+    Tensor::from_raw_buffer(bytes.bytes(), from, &raw.shape, device)
         .and_then(|tensor| tensor.to_dtype(dtype))
         .map_err(|error| LoadError::candle(raw.name, error))
 }
@@ -243,7 +239,7 @@ fn own_blocks(
 fn as_it_is(raw: &RawTensor<'_>, dtype: GgmlDType, device: &Device) -> Result<QTensor, LoadError> {
     let bytes = in_order(raw);
     QStorage::from_data(Cow::Borrowed(bytes.bytes()), device, dtype)
-        .and_then(|storage| QTensor::new(storage, raw.shape))
+        .and_then(|storage| QTensor::new(storage, raw.shape.as_slice()))
         .map_err(|error| LoadError::candle(raw.name, error))
 }
 

@@ -9,7 +9,7 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the feed-forward block.
+    /// Width inside the feed-forward block, or inside one expert.
     pub intermediate_size: usize,
     /// Decoder blocks.
     pub num_layers: usize,
@@ -35,6 +35,8 @@ pub struct ModelConfig {
     pub has_output_bias: bool,
     /// Whether the feed-forward projections have biases (Llama with `mlp_bias`).
     pub has_mlp_bias: bool,
+    /// Feed-forward blocks that a router chooses among in each layer; `None` where each layer has one.
+    pub experts: Option<Experts>,
     /// The feed-forward block's activation.
     pub activation: Activation,
     /// Positions.
@@ -60,6 +62,17 @@ pub enum Activation {
     Silu,
     /// GELU by its tanh approximation.
     GeluTanh,
+}
+
+/// Experts of a layer, and how its router chooses among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of each layer.
+    pub count: usize,
+    /// Experts that a token goes to: those of the largest router logits; at most `count`.
+    pub per_token: usize,
+    /// Whether the chosen experts' probabilities are divided by their sum.
+    pub is_normalized: bool,
 }
 
 /// Rotary position embedding, over halves of a head (the layout of `transformers`; `load` reorders rows of GGUF files

@@ -8,6 +8,7 @@ use self::build::Builder;
 use super::attention::{Attention, Step};
 use super::batch::{BatchError, BatchLimits, StepBatch};
 use super::config::ModelConfig;
+use super::experts::ExpertMixture;
 use super::feed_forward::FeedForward;
 use super::kv_cache::KvCache;
 use super::linear::{Linear, Matrix, WeightType};
@@ -207,8 +208,24 @@ struct Layer {
     output: Linear,
     attention_post_norm: Option<Norm>,
     feed_forward_norm: Norm,
-    feed_forward: FeedForward,
+    feed_forward: Block,
     feed_forward_post_norm: Option<Norm>,
+}
+
+/// What a layer does after attention.
+#[derive(Debug)]
+enum Block {
+    Dense(FeedForward),
+    Experts(ExpertMixture),
+}
+
+impl Block {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        match self {
+            Self::Dense(block) => block.forward(x),
+            Self::Experts(experts) => experts.forward(x),
+        }
+    }
 }
 
 impl Layer {

@@ -11,7 +11,7 @@ use super::*;
 use crate::load::{OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
-const MODELS: [&str; 9] = [
+const MODELS: [&str; 11] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -19,6 +19,8 @@ const MODELS: [&str; 9] = [
     "mistral",
     "qwen2",
     "qwen3",
+    "qwen3-moe",
+    "mixtral",
     "gemma2",
     "gemma3",
 ];

@@ -1,15 +1,16 @@
 """Makes the reference models and what `transformers` computes with them.
 
     python -m venv venv && venv/bin/pip install torch transformers safetensors
-    venv/bin/python make.py
+    venv/bin/python make.py [NAME...]
 
-Writes a folder for each architecture beside this file: config.json, model.safetensors (random weights, bf16) and
+Writes a folder for each model, or each that is named, beside this file: config.json, model.safetensors (random weights, bf16) and
 expected.json: prompts, and the logits of every position in f32, computed on the CPU.
 """
 
 import json
 import pathlib
 import shutil
+import sys
 
 import torch
 import transformers
@@ -44,6 +45,17 @@ MODELS = {
     "mistral": ("mistral", dict(sliding_window=8)),
     "qwen2": ("qwen2", dict(tie_word_embeddings=True)),
     "qwen3": ("qwen3", dict(num_attention_heads=6)),
+    "qwen3-moe": (
+        "qwen3_moe",
+        dict(
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=64,
+            norm_topk_prob=True,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "mixtral": ("mixtral", dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=64)),
     "gemma2": (
         "gemma2",
         dict(
@@ -114,5 +126,6 @@ def make(name, kind, changes):
 
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
-    for name, (kind, changes) in MODELS.items():
+    for name in sys.argv[1:] or MODELS:
+        kind, changes = MODELS[name]
         make(name, kind, changes)

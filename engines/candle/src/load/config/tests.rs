@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::*;
+use crate::model::config::Experts;
 
 fn reference(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
@@ -12,7 +13,8 @@ fn reference(name: &str) -> PathBuf {
 
 fn read_reference(name: &str) -> (ModelConfig, &'static str) {
     let path = reference(name);
-    read(&path, &fs::read(&path).unwrap()).unwrap()
+    let checkout = read(&path, &fs::read(&path).unwrap()).unwrap();
+    (checkout.config, checkout.gguf_name)
 }
 
 /// A Llama configuration as `transformers` 4 wrote it, with `changes`.
@@ -26,7 +28,7 @@ fn llama(changes: &Value) -> Result<ModelConfig, LoadError> {
     for (key, value) in changes.as_object().unwrap() {
         object.insert(key.clone(), value.clone());
     }
-    read(Path::new("config.json"), config.to_string().as_bytes()).map(|(config, _)| config)
+    read(Path::new("config.json"), config.to_string().as_bytes()).map(|checkout| checkout.config)
 }
 
 fn refused(changes: &Value) -> String {
@@ -43,6 +45,8 @@ fn every_architecture_is_read() {
         ("mistral", "llama"),
         ("qwen2", "qwen2"),
         ("qwen3", "qwen3"),
+        ("qwen3-moe", "qwen3moe"),
+        ("mixtral", "llama"),
         ("gemma2", "gemma2"),
         ("gemma3", "gemma3"),
     ] {
@@ -74,6 +78,37 @@ fn what_families_differ_in_is_told_apart() {
         full_every: None,
     };
     assert_eq!(mistral.window, Some(window));
+}
+
+#[test]
+fn experts_are_read() {
+    let (qwen3, _) = read_reference("qwen3-moe");
+    let experts = |count, per_token, is_normalized| Experts {
+        count,
+        per_token,
+        is_normalized,
+    };
+    assert_eq!(qwen3.experts, Some(experts(8, 3, true)));
+    assert_eq!(qwen3.intermediate_size, 64);
+    let (mixtral, _) = read_reference("mixtral");
+    assert_eq!(mixtral.experts, Some(experts(4, 2, true)));
+    let older = llama(&json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 32,
+    }));
+    assert_eq!(older.unwrap().experts, Some(experts(16, 4, false)));
+    for (key, value, expected) in [
+        ("num_experts", json!(0), "number of experts: is 0"),
+        ("num_experts", json!(4000), "it must be 1 to 1024"),
+        ("num_experts_per_tok", json!(200), "it must be 1 to 128"),
+        ("num_hidden_layers", json!(2000), "in each of 2000 layers"),
+        ("decoder_sparse_step", json!(2), "decoder_sparse_step = 2"),
+        ("mlp_only_layers", json!([3]), "mlp_only_layers = [3, ...]"),
+        ("moe_intermediate_size", json!(0), "feed-forward size"),
+    ] {
+        let error = refused(&json!({"architectures": ["Qwen3MoeForCausalLM"], key: value}));
+        assert!(error.contains(expected), "{key}: {error}");
+    }
 }
 
 #[test]
@@ -158,8 +193,8 @@ fn windows_of_qwen_are_used_when_it_says_so() {
 fn what_cannot_be_computed_is_refused_by_name() {
     for (changes, expected) in [
         (
-            json!({"architectures": ["MixtralForCausalLM"]}),
-            "MixtralForCausalLM is not supported; supported are LlamaForCausalLM",
+            json!({"architectures": ["DeepseekV3ForCausalLM"]}),
+            "DeepseekV3ForCausalLM is not supported; supported are LlamaForCausalLM",
         ),
         (
             json!({"architectures": null, "model_type": "bert"}),

@@ -9,10 +9,11 @@ use std::path::Path;
 use super::header::{Header, Value};
 use crate::error::LoadError;
 use crate::load::config::{self, attention_scale};
-use crate::model::config::{Activation, ModelConfig, Rope, RopeScaling, SlidingWindow};
+use crate::model::config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 
-/// Architectures of GGUF files that are read; Mistral's files say llama.
-pub(crate) const ARCHITECTURES: [&str; 5] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3"];
+/// Architectures of GGUF files that are read; Mistral's and Mixtral's files say llama.
+pub(crate) const ARCHITECTURES: [&str; 6] =
+    ["llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"];
 
 /// Base of rotary frequencies where the file names none.
 const DEFAULT_THETA: f32 = 10_000.0;
@@ -138,6 +139,7 @@ pub(crate) fn read(
     frequencies: Option<Vec<f32>>,
 ) -> Result<ModelConfig, LoadError> {
     refuse_variants(metadata)?;
+    let experts = experts(metadata)?;
     let hidden_size = metadata.required_size("embedding_length")?;
     let num_heads = metadata.required_size("attention.head_count")?;
     let head_dim = head_dim(metadata, hidden_size, num_heads)?;
@@ -147,7 +149,7 @@ pub(crate) fn read(
     let config = ModelConfig {
         vocab_size: vocab_size(metadata)?,
         hidden_size,
-        intermediate_size: metadata.required_size("feed_forward_length")?,
+        intermediate_size: intermediate_size(metadata, experts.is_some())?,
         num_layers,
         num_heads,
         num_kv_heads: metadata
@@ -165,6 +167,7 @@ pub(crate) fn read(
         has_qkv_bias: metadata.has("blk.0.attn_q.bias"),
         has_output_bias: metadata.has("blk.0.attn_output.bias"),
         has_mlp_bias: metadata.has("blk.0.ffn_gate.bias"),
+        experts,
         activation: if is_gemma {
             Activation::GeluTanh
         } else {
@@ -194,16 +197,53 @@ fn refuse_variants(metadata: Metadata<'_>) -> Result<(), LoadError> {
     let refuse = |key: String, value: usize, fix| {
         Err(LoadError::unsupported(metadata.path, &key, value, fix))
     };
-    if let Some(experts @ 1..) = metadata.size("expert_count")? {
-        let fix = "mixture-of-experts models are not supported; take a dense one";
-        return refuse(metadata.key("expert_count"), experts, fix);
-    }
     if let Some(Value::Integer(parts @ 2..)) = metadata.header.metadata.get("split.count") {
         let parts = usize::try_from(*parts).unwrap_or(usize::MAX);
         let fix = "join the parts first, with llama-gguf-split --merge";
         return refuse("split.count".into(), parts, fix);
     }
     Ok(())
+}
+
+/// What layers choose among; `None` where there are no experts.
+fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadError> {
+    let is_always = metadata.architecture == "qwen3moe";
+    let count = match metadata.size("expert_count")? {
+        Some(count @ 1..) => count,
+        Some(0) | None if is_always => return metadata.bad("expert_count", "missing"),
+        Some(_) | None => return Ok(None),
+    };
+    let refuse = |key: &str, value: usize, fix| {
+        let key = metadata.key(key);
+        Err(LoadError::unsupported(metadata.path, &key, value, fix))
+    };
+    if !is_always && metadata.architecture != "llama" {
+        let fix = "files of llama and qwen3moe may have experts";
+        return refuse("expert_count", count, fix);
+    }
+    for key in ["expert_shared_count", "leading_dense_block_count"] {
+        if let Some(value @ 1..) = metadata.size(key)? {
+            return refuse(key, value, "it must be 0");
+        }
+    }
+    Ok(Some(Experts {
+        count,
+        per_token: metadata.required_size("expert_used_count")?,
+        is_normalized: true,
+    }))
+}
+
+/// Inside the feed-forward block, or inside one expert.
+fn intermediate_size(metadata: Metadata<'_>, has_experts: bool) -> Result<usize, LoadError> {
+    let of_experts = if has_experts {
+        metadata.size("expert_feed_forward_length")?
+    } else {
+        None
+    };
+    match of_experts {
+        Some(size) => Ok(size),
+        None => metadata.required_size("feed_forward_length"),
+    }
 }
 
 fn vocab_size(metadata: Metadata<'_>) -> Result<usize, LoadError> {

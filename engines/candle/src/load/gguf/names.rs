@@ -1,5 +1,7 @@
 //! What GGUF files call the tensors that `transformers` calls something else.
 
+use crate::load::place::ExpertName;
+
 /// Tensors outside decoder blocks.
 const GLOBAL: [(&str, &str); 3] = [
     ("model.embed_tokens.weight", "token_embd.weight"),
@@ -8,7 +10,7 @@ const GLOBAL: [(&str, &str); 3] = [
 ];
 
 /// Modules of a decoder block.
-const MODULES: [(&str, &str); 10] = [
+const MODULES: [(&str, &str); 11] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -16,9 +18,17 @@ const MODULES: [(&str, &str); 10] = [
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
+    ("mlp.gate", "ffn_gate_inp"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+];
+
+/// Matrices of a layer's experts, all experts' in one tensor.
+const EXPERTS: [(&str, &str); 3] = [
+    ("gate_proj", "ffn_gate_exps"),
+    ("up_proj", "ffn_up_exps"),
+    ("down_proj", "ffn_down_exps"),
 ];
 
 /// The norm before the feed-forward block.
@@ -50,9 +60,30 @@ pub(crate) fn gguf_name(name: &str, has_post_norms: bool) -> Option<String> {
     Some(format!("blk.{layer}.{found}.{kind}"))
 }
 
+/// The name of the tensor that has an expert's matrix beside those of all others.
+pub(crate) fn experts_name(name: ExpertName<'_>) -> Option<String> {
+    let mut known = EXPERTS.iter();
+    let (_, found) = known.find(|(ours, _)| *ours == name.projection)?;
+    Some(format!("blk.{}.{found}.{}", name.layer, name.kind))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn experts_share_a_tensor() {
+        let of = |name| experts_name(ExpertName::parse(name)?);
+        assert_eq!(
+            of("model.layers.2.mlp.experts.9.up_proj.weight").unwrap(),
+            "blk.2.ffn_up_exps.weight"
+        );
+        assert_eq!(of("model.layers.2.mlp.experts.9.x.weight"), None);
+        assert_eq!(
+            gguf_name("model.layers.2.mlp.gate.weight", false).unwrap(),
+            "blk.2.ffn_gate_inp.weight"
+        );
+    }
 
     #[test]
     fn norms_are_told_apart() {

@@ -17,8 +17,9 @@ use candle_core::quantized::GgmlDType;
 
 use super::config::usual_full_every;
 use super::header::{MAGIC, number_of};
-use super::{names, row_order};
+use super::place;
 use crate::error::LoadError;
+use crate::load::place::Place;
 use crate::load::quantize::{Part, Quantization, floats, quantize};
 use crate::load::tensors::{RawTensor, RowOrder, bytes_of};
 use crate::load::weights::to_u64;
@@ -137,8 +138,8 @@ struct Output {
 enum Content {
     /// Of the model, `offset` added to each number.
     Planned {
-        name: String,
-        rows: RowOrder,
+        /// More than one where the file has them in one tensor, one after the other; each with its own order of rows.
+        parts: Vec<(PlannedTensor, RowOrder)>,
         offset: f32,
     },
     Made(Vec<f32>),
@@ -146,7 +147,8 @@ enum Content {
 
 impl Output {
     fn all(model: &OpenModel, kind: GgufType) -> Result<Vec<Self>, LoadError> {
-        let mut all = Vec::new();
+        refuse_variants(model)?;
+        let mut all: Vec<Self> = Vec::new();
         if let Some(factors) = frequency_factors(&model.config) {
             all.push(Self {
                 name: super::config::frequencies_tensor().to_owned(),
@@ -157,7 +159,12 @@ impl Output {
             });
         }
         for planned in plan(&model.config) {
-            all.push(Self::planned(model, kind, &planned)?);
+            let output = Self::planned(model, kind, planned)?;
+            let known = all.iter_mut().rev().find(|known| known.name == output.name);
+            match known {
+                Some(known) => known.add(output),
+                None => all.push(output),
+            }
         }
         Ok(all)
     }
@@ -165,7 +172,7 @@ impl Output {
     fn planned(
         model: &OpenModel,
         kind: GgufType,
-        planned: &PlannedTensor,
+        planned: PlannedTensor,
     ) -> Result<Self, LoadError> {
         let config = &model.config;
         let raw = model.required(&planned.name, &planned.shape)?;
@@ -181,51 +188,90 @@ impl Output {
             Role::Matrix(part) => kind.dtype_for(raw.row_len(), part),
             Role::Norm | Role::Bias => GgmlDType::F32,
         };
-        let name = names::gguf_name(&planned.name, config.has_post_norms);
+        let place = place(&model.architecture, &planned.name, config)
+            .unwrap_or_else(|| Place::whole(planned.name.clone()));
+        let shape = place.part.map(|part| part.whole);
         Ok(Self {
-            name: name.unwrap_or_else(|| planned.name.clone()),
+            name: place.name,
             dtype,
             bytes: bytes_of(dtype.into(), raw.elements()).unwrap_or(0),
-            shape: planned.shape.clone(),
+            shape: shape.unwrap_or_else(|| planned.shape.clone()),
             content: Content::Planned {
-                name: planned.name.clone(),
-                rows: row_order(&model.architecture, &planned.name, config.head_dim),
                 offset: match planned.role {
                     Role::Norm => config.norm_weight_offset,
                     Role::Matrix(_) | Role::Bias => 0.0,
                 },
+                parts: vec![(planned, place.rows)],
             },
         })
     }
 
+    /// Takes what follows in the same tensor of the file.
+    fn add(&mut self, next: Self) {
+        if let (Content::Planned { parts, .. }, Content::Planned { parts: more, .. }) =
+            (&mut self.content, next.content)
+        {
+            parts.extend(more);
+            self.bytes += next.bytes;
+        }
+    }
+
     /// The outer error is the model's, the inner one the file's.
     fn write(&self, model: &OpenModel, file: &mut impl Write) -> Result<io::Result<()>, LoadError> {
-        let written = match &self.content {
-            Content::Made(values) => write_floats(file, values.iter().copied(), self.dtype),
-            Content::Planned { name, rows, offset } => {
-                let raw = model.required(name, &self.shape)?;
-                let values = reordered(&raw, *rows);
-                if WeightType::from(self.dtype).is_float() {
-                    let values = values.iter().map(|value| value + offset);
-                    write_floats(file, values, self.dtype)
-                } else {
-                    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-                    let bytes: Vec<u8> = bytes.collect();
-                    let raw = RawTensor {
-                        dtype: WeightType::F32,
-                        data: &bytes,
-                        rows: RowOrder::Halves,
-                        ..raw
-                    };
-                    let blocks = quantize(&raw, self.dtype)?;
-                    let data = blocks.data();
-                    let data = data.map_err(|error| LoadError::candle(name, error))?;
-                    file.write_all(&data)
+        let mut written = Ok(());
+        match &self.content {
+            Content::Made(values) => {
+                written = write_floats(file, values.iter().copied(), self.dtype);
+            }
+            Content::Planned { parts, offset } => {
+                for (part, rows) in parts {
+                    let raw = model.required(&part.name, &part.shape)?;
+                    let part = self.write_part(raw, *rows, *offset, file)?;
+                    written = written.and(part);
                 }
             }
-        };
+        }
         let padding = padded(self.bytes) - self.bytes;
         Ok(written.and_then(|()| file.write_all(&[0; ALIGNMENT][..padding.min(ALIGNMENT)])))
+    }
+
+    fn write_part(
+        &self,
+        raw: RawTensor<'_>,
+        rows: RowOrder,
+        offset: f32,
+        file: &mut impl Write,
+    ) -> Result<io::Result<()>, LoadError> {
+        let name = raw.name;
+        let values = reordered(&raw, rows);
+        if WeightType::from(self.dtype).is_float() {
+            let values = values.iter().map(|value| value + offset);
+            return Ok(write_floats(file, values, self.dtype));
+        }
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+        let bytes: Vec<u8> = bytes.collect();
+        let raw = RawTensor {
+            dtype: WeightType::F32,
+            data: &bytes,
+            rows: RowOrder::Halves,
+            ..raw
+        };
+        let blocks = quantize(&raw, self.dtype)?;
+        let data = blocks.data();
+        let data = data.map_err(|error| LoadError::candle(name, error))?;
+        Ok(file.write_all(&data))
+    }
+}
+
+/// Refuses what files cannot say.
+fn refuse_variants(model: &OpenModel) -> Result<(), LoadError> {
+    match model.config.experts {
+        Some(experts) if !experts.is_normalized => {
+            let fix = "readers of GGUF files take it for granted";
+            let field = "norm_topk_prob";
+            Err(LoadError::unsupported(&model.path, field, false, fix))
+        }
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -433,6 +479,11 @@ fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)> {
         ),
         ("vocab_size", size(config.vocab_size)),
     ];
+    if let Some(experts) = config.experts {
+        own.push(("expert_count", size(experts.count)));
+        own.push(("expert_used_count", size(experts.per_token)));
+        own.push(("expert_feed_forward_length", size(config.intermediate_size)));
+    }
     if let Some(theta) = config.rope.window_theta {
         own.push(("rope.freq_base_swa", Entry::F32(theta)));
     }

@@ -122,9 +122,16 @@ fn tensors_must_lie_in_the_file() {
 fn variants_that_would_be_computed_wrongly_are_refused() {
     let of =
         |name: &str, key: &str, value| refused(&only(vec![architecture(name), entry(key, value)]));
+    let error = of("qwen2", "qwen2.expert_count", Entry::U32(8));
+    assert!(
+        error.contains("qwen2.expert_count = 8 is not supported; files of llama and qwen3moe"),
+        "{error}"
+    );
+    let error = of("qwen3moe", "a", Entry::Bool(true));
+    assert!(error.contains("qwen3moe.expert_count: missing"), "{error}");
     let error = of("llama", "llama.expert_count", Entry::U32(8));
     assert!(
-        error.contains("llama.expert_count = 8 is not supported; mixture-of-experts"),
+        error.contains("llama.expert_used_count: missing"),
         "{error}"
     );
     let error = of("qwen2", "split.count", Entry::U32(3));

@@ -2,10 +2,11 @@
 
 use candle_core::Tensor;
 
-use super::{Layer, Model, SlowMatrix};
+use super::{Block, Layer, Model, SlowMatrix};
 use crate::error::LoadError;
 use crate::model::attention::Attention;
-use crate::model::config::ModelConfig;
+use crate::model::config::{Experts, ModelConfig};
+use crate::model::experts::ExpertMixture;
 use crate::model::feed_forward::FeedForward;
 use crate::model::linear::{Linear, Matrix};
 use crate::model::memory::WeightMemory;
@@ -23,6 +24,8 @@ pub(super) struct Builder<'a> {
     slow: Vec<SlowMatrix>,
     /// Weights of all products.
     all_weights: f64,
+    /// In how many of a matrix's products a row takes part: less than 1 of experts.
+    use_of_weights: f64,
 }
 
 impl<'a> Builder<'a> {
@@ -33,6 +36,7 @@ impl<'a> Builder<'a> {
             memory: WeightMemory::default(),
             slow: Vec::new(),
             all_weights: 0.0,
+            use_of_weights: 1.0,
         }
     }
 
@@ -79,7 +83,7 @@ impl<'a> Builder<'a> {
     /// Notes a matrix whose products are slow.
     fn look_at(&mut self, name: &str, matrix: &Matrix) {
         #[expect(clippy::cast_precision_loss, reason = "a share for people")]
-        let weights = (matrix.out_features() * matrix.in_features()) as f64;
+        let weights = (matrix.out_features() * matrix.in_features()) as f64 * self.use_of_weights;
         self.all_weights += weights;
         if let Some(dtype) = matrix.slow_type() {
             self.slow.push(SlowMatrix {
@@ -110,7 +114,7 @@ impl<'a> Builder<'a> {
             } else {
                 (None, after_attention, None)
             };
-        let feed_forward = self.feed_forward(index)?;
+        let feed_forward = self.block(index)?;
         Ok(Layer {
             input_norm,
             qkv,
@@ -164,9 +168,37 @@ impl<'a> Builder<'a> {
         })
     }
 
-    fn feed_forward(&mut self, index: usize) -> Result<FeedForward> {
+    fn block(&mut self, index: usize) -> Result<Block> {
+        let prefix = format!("model.layers.{index}.mlp");
+        match self.config.experts {
+            None => Ok(Block::Dense(self.feed_forward(&prefix)?)),
+            Some(experts) => Ok(Block::Experts(self.mixture(&prefix, experts)?)),
+        }
+    }
+
+    fn mixture(&mut self, prefix: &str, config: Experts) -> Result<ExpertMixture> {
+        let name = format!("{prefix}.gate.weight");
+        let hidden = self.config.hidden_size;
+        // Not looked at: it is in f32 on purpose, and small.
+        let router = self.weights.matrix(&name, config.count, hidden)?;
+        let router = self.linear(&name, vec![router], None)?;
+        #[expect(clippy::cast_precision_loss, reason = "a share for people")]
+        let used = config.per_token as f64 / config.count as f64;
+        self.use_of_weights = used;
+        let experts = (0..config.count)
+            .map(|expert| self.feed_forward(&format!("{prefix}.experts.{expert}")))
+            .collect::<Result<_>>();
+        self.use_of_weights = 1.0;
+        Ok(ExpertMixture {
+            router,
+            experts: experts?,
+            config,
+        })
+    }
+
+    fn feed_forward(&mut self, prefix: &str) -> Result<FeedForward> {
         let config = self.config;
-        let name = |tail: &str| format!("model.layers.{index}.mlp.{tail}");
+        let name = |tail: &str| format!("{prefix}.{tail}");
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let gate_up = [
             (name("gate_proj"), inner, hidden),

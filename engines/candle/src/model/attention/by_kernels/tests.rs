@@ -77,6 +77,7 @@ impl Shape {
             has_qkv_bias: false,
             has_output_bias: false,
             has_mlp_bias: false,
+            experts: None,
             activation: Activation::Silu,
             rope: rope(),
             window: None,

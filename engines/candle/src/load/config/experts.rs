@@ -1,0 +1,69 @@
+//! [`Experts`] from the keys of a `config.json`.
+
+use super::{Family, Source};
+use crate::error::LoadError;
+use crate::model::config::Experts;
+
+/// More experts of a layer than any model has.
+const MAX_EXPERTS: usize = 1 << 10;
+/// More experts of all layers than any model has; each has three matrices.
+const MAX_IN_ALL: usize = 1 << 17;
+
+impl Source<'_> {
+    /// What the family's layers choose among; `None` for families without experts.
+    pub(super) fn experts(&self) -> Result<Option<Experts>, LoadError> {
+        let raw = &self.raw;
+        let (count, per_token, is_normalized) = match self.family {
+            Family::Mixtral => (8, 2, true),
+            Family::Qwen3Moe => (128, 8, raw.norm_topk_prob.unwrap_or(false)),
+            Family::Llama
+            | Family::Mistral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Gemma2
+            | Family::Gemma3 => return Ok(None),
+        };
+        self.refuse_mixed_layers()?;
+        Ok(Some(Experts {
+            count: raw.num_experts.or(raw.num_local_experts).unwrap_or(count),
+            per_token: raw.num_experts_per_tok.unwrap_or(per_token),
+            is_normalized,
+        }))
+    }
+
+    /// Refuses models of which some layers have no experts.
+    fn refuse_mixed_layers(&self) -> Result<(), LoadError> {
+        let raw = &self.raw;
+        if let Some(step) = raw.decoder_sparse_step.filter(|step| *step != 1) {
+            return self.unsupported(
+                "decoder_sparse_step",
+                step,
+                "it must be 1: experts in every layer",
+            );
+        }
+        if let Some([first, ..]) = raw.mlp_only_layers.as_deref() {
+            let fix = "it must be empty: experts in every layer";
+            return self.unsupported("mlp_only_layers", format!("[{first}, ...]"), fix);
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with the numbers of experts, and of which one: `None` if a decoder can have them.
+pub(super) fn problem(experts: Experts, num_layers: usize) -> Option<(&'static str, String)> {
+    let Experts {
+        count, per_token, ..
+    } = experts;
+    if count == 0 || count > MAX_EXPERTS {
+        let problem = format!("is {count}; it must be 1 to {MAX_EXPERTS}");
+        return Some(("number of experts", problem));
+    }
+    if count.saturating_mul(num_layers) > MAX_IN_ALL {
+        let problem = format!("is {count} in each of {num_layers} layers, which no model has");
+        return Some(("number of experts", problem));
+    }
+    (per_token == 0 || per_token > count).then(|| {
+        let problem = format!("is {per_token}; it must be 1 to {count}, the number of experts");
+        ("number of experts of a token", problem)
+    })
+}

@@ -1,0 +1,148 @@
+//! [`Place`]: where a model's files have what the decoder asks for. A tensor may have another name there, lie beside others
+//! in a larger one, and have its rows in another order.
+
+use super::tensors::RawTensor;
+use super::tensors::RowOrder;
+
+/// Where a tensor lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// What the files call it, or the larger tensor.
+    pub(crate) name: String,
+    pub(crate) rows: RowOrder,
+    /// `None` where the tensor is a whole one.
+    pub(crate) part: Option<PartOf>,
+}
+
+/// A tensor that is some of the rows of a larger one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PartOf {
+    /// The larger one's shape.
+    pub(crate) whole: Vec<usize>,
+    /// Which of its rows is the first, over all dimensions but the last.
+    pub(crate) first: usize,
+    /// The part's shape.
+    pub(crate) shape: Vec<usize>,
+}
+
+impl Place {
+    /// A whole tensor with rows in the model's order.
+    pub(crate) fn whole(name: String) -> Self {
+        Self {
+            name,
+            rows: RowOrder::Halves,
+            part: None,
+        }
+    }
+
+    /// The tensor, cut out of what the file has under the place's name.
+    ///
+    /// # Errors
+    /// The shape that the larger tensor should have.
+    pub(crate) fn cut<'a>(&self, raw: RawTensor<'a>) -> Result<RawTensor<'a>, Vec<usize>> {
+        let mut raw = match &self.part {
+            None => raw,
+            Some(part) if raw.shape == part.whole => raw.part(part.first, &part.shape),
+            Some(part) => return Err(part.whole.clone()),
+        };
+        // A tensor whose rows are no whole heads has the wrong shape, which is told when it is compared.
+        raw.rows = match self.rows {
+            RowOrder::Pairs { head_dim }
+                if !raw
+                    .shape
+                    .first()
+                    .is_some_and(|rows| rows.is_multiple_of(head_dim)) =>
+            {
+                RowOrder::Halves
+            }
+            rows => rows,
+        };
+        Ok(raw)
+    }
+}
+
+/// What [`Place`] needs to know of an expert's matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExpertName<'a> {
+    /// The layer's number.
+    pub(crate) layer: &'a str,
+    /// The expert's number.
+    pub(crate) expert: usize,
+    /// `gate_proj`, `up_proj` or `down_proj`.
+    pub(crate) projection: &'a str,
+    /// `weight` or `bias`.
+    pub(crate) kind: &'a str,
+}
+
+impl<'a> ExpertName<'a> {
+    /// `model.layers.LAYER.mlp.experts.EXPERT.PROJECTION.KIND`; `None` for other names.
+    pub(crate) fn parse(name: &'a str) -> Option<Self> {
+        let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+        let (expert, rest) = rest.strip_prefix("mlp.experts.")?.split_once('.')?;
+        let (projection, kind) = rest.split_once('.')?;
+        Some(Self {
+            layer,
+            expert: expert.parse().ok()?,
+            projection,
+            kind,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::WeightType;
+
+    fn raw(data: &[u8]) -> RawTensor<'_> {
+        RawTensor {
+            name: "all",
+            dtype: WeightType::F32,
+            shape: vec![3, 2, 2],
+            data,
+            rows: RowOrder::Halves,
+        }
+    }
+
+    fn part(whole: [usize; 3]) -> Place {
+        Place {
+            part: Some(PartOf {
+                whole: whole.to_vec(),
+                first: 2,
+                shape: vec![2, 2],
+            }),
+            ..Place::whole("all".into())
+        }
+    }
+
+    #[test]
+    fn a_part_has_its_own_rows() {
+        let numbers: Vec<u8> = (0u8..12).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+        let cut = part([3, 2, 2]).cut(raw(&numbers)).unwrap();
+        assert_eq!(cut.shape, [2, 2]);
+        let mut row = [0.0; 2];
+        cut.read_row(1, &mut row);
+        assert_eq!(row, [6.0, 7.0]);
+    }
+
+    #[test]
+    fn a_larger_tensor_of_another_shape_is_refused() {
+        let numbers = [0; 48];
+        assert_eq!(part([4, 2, 2]).cut(raw(&numbers)).unwrap_err(), [4, 2, 2]);
+        // As large, and nevertheless another one.
+        assert_eq!(part([2, 3, 2]).cut(raw(&numbers)).unwrap_err(), [2, 3, 2]);
+    }
+
+    #[test]
+    fn experts_are_found_in_names() {
+        let name = ExpertName::parse("model.layers.7.mlp.experts.11.up_proj.weight").unwrap();
+        assert_eq!((name.layer, name.expert), ("7", 11));
+        assert_eq!((name.projection, name.kind), ("up_proj", "weight"));
+        for name in [
+            "model.layers.7.mlp.gate.weight",
+            "model.layers.7.mlp.experts.x.up_proj.weight",
+        ] {
+            assert_eq!(ExpertName::parse(name), None);
+        }
+    }
+}
