@@ -62,7 +62,8 @@ pub struct ModelFile {
 /// A model whose headers are read and checked, and whose weights are still on disk.
 #[derive(Debug)]
 pub struct OpenModel {
-    /// The name that clients use unless told otherwise: the folder's, or the file's without its ending.
+    /// The name that clients use unless told otherwise: the folder's, or the file's without its ending
+    /// (of parts what their names have in common).
     pub name: String,
     /// What the decoder has to be.
     pub config: ModelConfig,
@@ -79,7 +80,7 @@ enum Source {
 }
 
 impl OpenModel {
-    /// Opens a checkout folder or a `.gguf` file, and checks that all tensors are there, in the right shapes.
+    /// Opens a checkout folder or a `.gguf` file (of one in parts the first), and checks that all tensors are there, in the right shapes.
     ///
     /// # Errors
     /// [`LoadError`]: everything that is wrong with the files.
@@ -131,9 +132,7 @@ impl OpenModel {
         }
         let (file, config) = GgufFile::open(path)?;
         Ok(Self {
-            name: path
-                .file_stem()
-                .map_or_else(default_name, |name| name.to_string_lossy().into_owned()),
+            name: name_of_file(path),
             config,
             path: path.to_owned(),
             architecture: file.metadata().architecture.to_owned(),
@@ -277,6 +276,15 @@ fn files_of(
     let shown = path.join(tokenizer.name);
     tokenizer::check(&shown, &tokenizer.content, config.vocab_size)?;
     Ok(files)
+}
+
+/// A file's name without its ending; of parts what they have in common.
+fn name_of_file(path: &Path) -> String {
+    if let Some((name, ..)) = gguf::parts::parse_name(path) {
+        return name.to_owned();
+    }
+    path.file_stem()
+        .map_or_else(default_name, |name| name.to_string_lossy().into_owned())
 }
 
 fn default_name() -> String {

@@ -3,10 +3,11 @@
 pub(crate) mod config;
 pub(crate) mod header;
 mod names;
+pub(crate) mod parts;
 pub(crate) mod tokenizer;
 pub(crate) mod write;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::map::MappedFile;
 use super::place::{ExpertName, PartOf, Place};
@@ -17,22 +18,24 @@ use crate::model::config::{Experts, ModelConfig};
 use config::Metadata;
 use header::{Header, Kind, SUPPORTED};
 
-/// A mapped GGUF file.
+/// A mapped GGUF file, or all its parts.
 #[derive(Debug)]
 pub(crate) struct GgufFile {
-    file: MappedFile,
+    path: PathBuf,
+    /// One, or the parts in their order.
+    files: Vec<MappedFile>,
     header: Header,
     architecture: String,
 }
 
 impl GgufFile {
-    /// Maps the file and reads its header; no tensor is read.
+    /// Maps the file and the parts that follow it, and reads their headers; no tensor is read.
     pub(crate) fn open(path: &Path) -> Result<(Self, ModelConfig), LoadError> {
-        let file = MappedFile::open(path)?;
-        let header = Header::parse(&file).map_err(|problem| LoadError::broken(path, problem))?;
+        let (files, header) = parts::open(path)?;
         let architecture = Metadata::new(path, &header)?.architecture.to_owned();
         let opened = Self {
-            file,
+            path: path.to_owned(),
+            files,
             header,
             architecture,
         };
@@ -46,7 +49,7 @@ impl GgufFile {
 
     pub(crate) fn metadata(&self) -> Metadata<'_> {
         Metadata {
-            path: self.file.path(),
+            path: &self.path,
             header: &self.header,
             architecture: &self.architecture,
         }
@@ -61,14 +64,16 @@ impl GgufFile {
             Kind::Known(dtype) => dtype,
             Kind::Unknown(_) => {
                 return Err(LoadError::UnsupportedDtype {
-                    path: self.file.path().to_owned(),
+                    path: self.path.clone(),
                     name: name.clone(),
                     found: info.kind.name(),
                     supported: SUPPORTED,
                 });
             }
         };
-        Ok(self.file.get(info.start..info.end).map(|data| RawTensor {
+        let file = self.files.get(info.file);
+        let data = file.and_then(|file| file.get(info.start..info.end));
+        Ok(data.map(|data| RawTensor {
             name,
             dtype,
             shape: info.shape.clone(),

@@ -3,6 +3,7 @@
 mod folder;
 mod gguf;
 mod memory;
+mod parts;
 mod reference;
 mod tokenizer;
 

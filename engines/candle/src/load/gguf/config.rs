@@ -138,7 +138,6 @@ pub(crate) fn read(
     metadata: Metadata<'_>,
     frequencies: Option<Vec<f32>>,
 ) -> Result<ModelConfig, LoadError> {
-    refuse_variants(metadata)?;
     let experts = experts(metadata)?;
     let hidden_size = metadata.required_size("embedding_length")?;
     let num_heads = metadata.required_size("attention.head_count")?;
@@ -190,19 +189,6 @@ pub(crate) fn read(
     };
     config::check(metadata.path, &config)?;
     Ok(config)
-}
-
-/// Refuses what would be computed wrongly.
-fn refuse_variants(metadata: Metadata<'_>) -> Result<(), LoadError> {
-    let refuse = |key: String, value: usize, fix| {
-        Err(LoadError::unsupported(metadata.path, &key, value, fix))
-    };
-    if let Some(Value::Integer(parts @ 2..)) = metadata.header.metadata.get("split.count") {
-        let parts = usize::try_from(*parts).unwrap_or(usize::MAX);
-        let fix = "join the parts first, with llama-gguf-split --merge";
-        return refuse("split.count".into(), parts, fix);
-    }
-    Ok(())
 }
 
 /// What layers choose among; `None` where there are no experts.

@@ -49,6 +49,8 @@ pub(crate) struct TensorInfo {
     pub(crate) kind: Kind,
     /// Rows first, as everywhere but in the file.
     pub(crate) shape: Vec<usize>,
+    /// Which of a model's parts it lies in, from 0.
+    pub(crate) file: usize,
     /// Offset of the first byte in the file.
     pub(crate) start: usize,
     /// Offset behind the last byte; `start` if the type is not known.
@@ -174,6 +176,7 @@ impl Declared {
         Some(TensorInfo {
             kind: self.kind,
             shape: self.shape.clone(),
+            file: 0,
             start,
             end: start.checked_add(bytes)?,
         })

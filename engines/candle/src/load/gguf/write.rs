@@ -458,7 +458,7 @@ pub(crate) fn encode(entries: &[(String, Entry)], tensors: &[Info<'_>]) -> Vec<u
 }
 
 /// The model's metadata, without its vocabulary.
-fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)> {
+pub(crate) fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)> {
     let config = &model.config;
     let architecture = model.architecture.as_str();
     let size = |value: usize| Entry::U32(u32::try_from(value).unwrap_or(u32::MAX));

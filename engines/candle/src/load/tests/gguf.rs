@@ -134,11 +134,6 @@ fn variants_that_would_be_computed_wrongly_are_refused() {
         error.contains("llama.expert_used_count: missing"),
         "{error}"
     );
-    let error = of("qwen2", "split.count", Entry::U32(3));
-    assert!(
-        error.contains("split.count = 3") && error.contains("--merge"),
-        "{error}"
-    );
     let error = of("mamba", "a", Entry::Bool(true));
     assert!(
         error.contains("mamba is not supported; supported are llama, qwen2"),
