@@ -19,7 +19,7 @@ template <typename T> struct HeadArguments {
   const unsigned *plan;
   unsigned positions;   // where in the plan: a word for each row
   unsigned slots;       // likewise
-  unsigned frequencies; // where in the plan: head_dim / 2 floats
+  unsigned frequencies; // where in the plan: head_dim / 2 floats, then the amplitude
   unsigned num_heads, num_kv_heads, head_dim;
   float query_eps, key_eps;
 };
@@ -36,14 +36,17 @@ __device__ void turn_head(const HeadArguments<T> &a, const T *from, T *to, const
     scale = 1.0f / sqrtf(sum_over<WARP>(squares) / static_cast<float>(a.head_dim) + eps);
   }
   const float position = static_cast<float>(a.plan[a.positions + blockIdx.x]);
+  const float amplitude = __uint_as_float(a.plan[a.frequencies + half]);
   for (unsigned i = lane; i < half; i += WARP) {
     float x = to_float(from[i]), y = to_float(from[i + half]);
     if (norm != nullptr) {
       x *= scale * to_float(norm[i]);
       y *= scale * to_float(norm[i + half]);
     }
-    const float angle = __uint_as_float(a.plan[a.frequencies + i]) * position;
-    const float cosine = cosf(angle), sine = sinf(angle);
+    const float frequency = __uint_as_float(a.plan[a.frequencies + i]), angle = frequency * position;
+    // What does not turn keeps its size.
+    const float size = frequency == 0.0f ? 1.0f : amplitude;
+    const float cosine = size * cosf(angle), sine = size * sinf(angle);
     put(&to[i], x * cosine - y * sine);
     put(&to[i + half], y * cosine + x * sine);
   }

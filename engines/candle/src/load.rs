@@ -205,7 +205,7 @@ impl OpenModel {
     /// Where the files have the tensor of that name; `None` if they have nothing like it.
     fn place(&self, name: &str) -> Option<Place> {
         match &self.source {
-            Source::Folder(_, naming) => Some(naming.place(name)),
+            Source::Folder(_, naming) => Some(naming.place(name, &self.config)),
             Source::Gguf(_) => gguf::place(&self.architecture, name, &self.config),
         }
     }

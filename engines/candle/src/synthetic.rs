@@ -137,6 +137,8 @@ impl Shape {
                 theta: 10_000.0,
                 window_theta: None,
                 scaling: RopeScaling::None,
+                rotary_dim: HEAD_DIM,
+                amplitude: 1.0,
             },
             window: None,
             attention_scale: 0.125,

@@ -1,6 +1,7 @@
 //! [`ModelConfig`] from the `config.json` of a checkout, as `transformers` 4 and 5 write it.
 
 mod experts;
+mod rope;
 
 use std::path::Path;
 
@@ -9,10 +10,10 @@ use serde_json::Value;
 
 use super::checkout::Naming;
 use crate::error::LoadError;
-use crate::model::config::{Activation, ModelConfig, Rope, RopeScaling, SlidingWindow};
+use crate::model::config::{Activation, ModelConfig, RopeScaling, SlidingWindow};
 
 /// Architectures of checkouts that are read.
-pub(crate) const ARCHITECTURES: [&str; 8] = [
+pub(crate) const ARCHITECTURES: [&str; 9] = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
@@ -21,6 +22,7 @@ pub(crate) const ARCHITECTURES: [&str; 8] = [
     "Qwen3MoeForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
+    "Phi3ForCausalLM",
 ];
 
 /// Keys that have no default.
@@ -43,9 +45,10 @@ enum Family {
     Qwen3Moe,
     Gemma2,
     Gemma3,
+    Phi3,
 }
 
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 9] = [
     Family::Llama,
     Family::Mistral,
     Family::Mixtral,
@@ -54,6 +57,7 @@ const FAMILIES: [Family; 8] = [
     Family::Qwen3Moe,
     Family::Gemma2,
     Family::Gemma3,
+    Family::Phi3,
 ];
 
 impl Family {
@@ -69,12 +73,14 @@ impl Family {
             Self::Qwen3Moe => "qwen3moe",
             Self::Gemma2 => "gemma2",
             Self::Gemma3 => "gemma3",
+            Self::Phi3 => "phi3",
         }
     }
 
     const fn naming(self) -> Naming {
         match self {
             Self::Mixtral => Naming::Mixtral,
+            Self::Phi3 => Naming::Phi3,
             Self::Llama
             | Self::Mistral
             | Self::Qwen2
@@ -107,6 +113,7 @@ struct Raw {
     rope_scaling: Option<Value>,
     rope_parameters: Option<Value>,
     partial_rotary_factor: Option<f64>,
+    original_max_position_embeddings: Option<usize>,
     sliding_window: Option<usize>,
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
@@ -197,7 +204,7 @@ impl Source<'_> {
         self.refuse_variants()?;
         let (raw, family) = (&self.raw, self.family);
         let head_dim = self.head_dim();
-        let has_bias = raw.attention_bias.unwrap_or(false);
+        let has_bias = raw.attention_bias.unwrap_or(false) && family != Family::Phi3;
         Ok(ModelConfig {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
@@ -208,7 +215,7 @@ impl Source<'_> {
             head_dim,
             context_length: raw.max_position_embeddings,
             rms_norm_eps: raw.rms_norm_eps.unwrap_or(match family {
-                Family::Mixtral => 1e-5,
+                Family::Mixtral | Family::Phi3 => 1e-5,
                 _ => 1e-6,
             }),
             norm_weight_offset: if family.is_gemma() { 1.0 } else { 0.0 },
@@ -252,12 +259,6 @@ impl Source<'_> {
             let field = "quantization_config.quant_method";
             return self.unsupported(field, method.unwrap_or("(not given)"), fix);
         }
-        match self.raw.partial_rotary_factor {
-            Some(factor) if (factor - 1.0).abs() > f64::EPSILON => {
-                return self.unsupported("partial_rotary_factor", factor, "it must be 1");
-            }
-            Some(_) | None => {}
-        }
         if self.raw.use_bidirectional_attention == Some(true) {
             return self.unsupported("use_bidirectional_attention", true, "it must be false");
         }
@@ -272,7 +273,8 @@ impl Source<'_> {
             | Family::Mistral
             | Family::Mixtral
             | Family::Qwen2
-            | Family::Qwen3Moe => {
+            | Family::Qwen3Moe
+            | Family::Phi3 => {
                 let heads = self.raw.num_attention_heads;
                 self.raw.hidden_size.checked_div(heads).unwrap_or(0)
             }
@@ -291,7 +293,8 @@ impl Source<'_> {
             | Family::Qwen2
             | Family::Qwen3
             | Family::Gemma2
-            | Family::Gemma3 => raw.intermediate_size,
+            | Family::Gemma3
+            | Family::Phi3 => raw.intermediate_size,
         }
     }
 
@@ -317,74 +320,6 @@ impl Source<'_> {
             .map(single)
     }
 
-    fn rope(&self) -> Result<Rope, LoadError> {
-        let raw = &self.raw;
-        // `transformers` 5 has one object, in Gemma 3 one for each kind of layer; 4 had keys beside each other.
-        let parameters = raw.rope_parameters.as_ref();
-        let of_kind = |kind: &str| parameters.and_then(|parameters| parameters.get(kind));
-        let full = of_kind("full_attention").or(parameters);
-        let theta_of = |object: Option<&Value>| {
-            object
-                .and_then(|object| object.get("rope_theta"))
-                .and_then(Value::as_f64)
-        };
-        let is_gemma3 = self.family == Family::Gemma3;
-        let is_large = is_gemma3 || self.family == Family::Mixtral;
-        let by_default = if is_large { 1_000_000.0 } else { 10_000.0 };
-        let theta = theta_of(full).or(raw.rope_theta).unwrap_or(by_default);
-        let window_theta = theta_of(of_kind("sliding_attention"))
-            .or(raw.rope_local_base_freq)
-            .unwrap_or(10_000.0);
-        Ok(Rope {
-            theta: single(theta),
-            window_theta: is_gemma3.then(|| single(window_theta)),
-            scaling: match full.or(raw.rope_scaling.as_ref()) {
-                Some(object) => self.scaling(object)?,
-                None => RopeScaling::None,
-            },
-        })
-    }
-
-    fn scaling(&self, object: &Value) -> Result<RopeScaling, LoadError> {
-        let kind = object
-            .get("rope_type")
-            .or_else(|| object.get("type"))
-            .and_then(Value::as_str);
-        let number = |key: &str| {
-            let found = object.get(key).and_then(Value::as_f64);
-            let found = found.filter(|value| value.is_finite() && *value > 0.0);
-            found.map(single).ok_or_else(|| {
-                let field = format!("rope_scaling.{key}");
-                LoadError::bad_config(self.path, &field, "is no positive number")
-            })
-        };
-        match kind {
-            None | Some("default") => Ok(RopeScaling::None),
-            Some("linear") => Ok(RopeScaling::Linear {
-                factor: number("factor")?,
-            }),
-            Some("llama3") => {
-                let original = "original_max_position_embeddings";
-                let context = object.get(original).and_then(Value::as_u64);
-                let context = context.and_then(|context| usize::try_from(context).ok());
-                Ok(RopeScaling::Llama3 {
-                    factor: number("factor")?,
-                    low_freq_factor: number("low_freq_factor")?,
-                    high_freq_factor: number("high_freq_factor")?,
-                    original_context_length: context.ok_or_else(|| {
-                        let field = format!("rope_scaling.{original}");
-                        LoadError::bad_config(self.path, &field, "is no size")
-                    })?,
-                })
-            }
-            Some(other) => {
-                let fix =
-                    "default, linear and llama3 are; without it the model has its shorter context";
-                self.unsupported("rope_scaling.rope_type", other, fix)
-            }
-        }
-    }
-
     fn window(&self) -> Result<Option<SlidingWindow>, LoadError> {
         let raw = &self.raw;
         let by_default = match self.family {
@@ -394,14 +329,17 @@ impl Source<'_> {
             | Family::Mixtral
             | Family::Qwen2
             | Family::Qwen3
-            | Family::Qwen3Moe => None,
+            | Family::Qwen3Moe
+            | Family::Phi3 => None,
         };
         let is_used = match self.family {
             Family::Llama => false,
             Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => {
                 raw.use_sliding_window == Some(true)
             }
-            Family::Mistral | Family::Mixtral | Family::Gemma2 | Family::Gemma3 => true,
+            Family::Mistral | Family::Mixtral | Family::Gemma2 | Family::Gemma3 | Family::Phi3 => {
+                true
+            }
         };
         let size = raw.sliding_window.or(by_default).filter(|size| *size > 0);
         let Some(size_tokens) = size.filter(|_| is_used) else {
@@ -428,7 +366,7 @@ impl Source<'_> {
         match self.family {
             Family::Gemma2 => window(Some(2)),
             Family::Gemma3 => window(Some(raw.sliding_window_pattern.unwrap_or(6).max(1))),
-            Family::Mistral | Family::Mixtral | Family::Llama => window(None),
+            Family::Mistral | Family::Mixtral | Family::Llama | Family::Phi3 => window(None),
             // All layers of Qwen3-MoE have the window.
             Family::Qwen3Moe => window(None),
             Family::Qwen2 | Family::Qwen3 => match raw.max_window_layers.unwrap_or(28) {
@@ -528,7 +466,7 @@ pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> 
         return bad("rope_theta", "is less than 1".into());
     }
     if let RopeScaling::Factors(factors) = &config.rope.scaling
-        && (factors.len() != config.head_dim / 2
+        && (factors.len() != config.rope.rotary_dim / 2
             || factors
                 .iter()
                 .any(|factor| factor.is_nan() || *factor <= 0.0))
@@ -536,7 +474,7 @@ pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> 
         let problem = format!(
             "has {} factors; a head needs {}, all positive",
             factors.len(),
-            config.head_dim / 2
+            config.rope.rotary_dim / 2
         );
         return bad("rope_freqs.weight", problem);
     }

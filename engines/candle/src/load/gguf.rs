@@ -10,7 +10,7 @@ pub(crate) mod write;
 use std::path::{Path, PathBuf};
 
 use super::map::MappedFile;
-use super::place::{ExpertName, PartOf, Place};
+use super::place::{ExpertName, PartOf, Place, of_layer, row_order};
 use super::quantize::floats;
 use super::tensors::{RawTensor, RowOrder};
 use crate::error::LoadError;
@@ -40,7 +40,7 @@ impl GgufFile {
             architecture,
         };
         let frequencies = opened
-            .tensor(config::frequencies_tensor())?
+            .tensor(config::frequencies_tensor(opened.metadata())?)?
             .filter(|raw| raw.dtype.is_float())
             .map(|raw| floats(&raw));
         let config = config::read(opened.metadata(), frequencies)?;
@@ -88,8 +88,19 @@ pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Opt
     if let (Some(expert), Some(experts)) = (ExpertName::parse(name), config.experts) {
         return expert_place(expert, experts, config);
     }
+    let rows = row_order(name, config, architecture == "llama");
+    if architecture == "phi3"
+        && let Some((layer, module, kind)) = of_layer(name)
+        && let Some((own, part)) = names::FUSED.part(module, config)
+    {
+        return Some(Place {
+            rows,
+            part: Some(part),
+            ..Place::whole(format!("blk.{layer}.{own}.{kind}"))
+        });
+    }
     Some(Place {
-        rows: row_order(architecture, name, config.head_dim),
+        rows,
         ..Place::whole(names::gguf_name(name, config.has_post_norms)?)
     })
 }
@@ -110,16 +121,4 @@ fn expert_place(name: ExpertName<'_>, experts: Experts, config: &ModelConfig) ->
         }),
         ..Place::whole(own)
     })
-}
-
-/// How files of an architecture have the rows of a tensor: llama's have those of queries and keys in pairs.
-fn row_order(architecture: &str, name: &str, head_dim: usize) -> RowOrder {
-    let is_rotated = [".q_proj.", ".k_proj."]
-        .iter()
-        .any(|part| name.contains(part));
-    if architecture == "llama" && is_rotated {
-        RowOrder::Pairs { head_dim }
-    } else {
-        RowOrder::Halves
-    }
 }

@@ -1,8 +1,8 @@
 //! [`Place`]: where a model's files have what the decoder asks for. A tensor may have another name there, lie beside others
 //! in a larger one, and have its rows in another order.
 
-use super::tensors::RawTensor;
-use super::tensors::RowOrder;
+use super::tensors::{HeadRows, RawTensor, RowOrder};
+use crate::model::config::ModelConfig;
 
 /// Where a tensor lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Place {
         };
         // A tensor whose rows are no whole heads has the wrong shape, which is told when it is compared.
         raw.rows = match self.rows {
-            RowOrder::Pairs { head_dim }
+            RowOrder::Heads(HeadRows { head_dim, .. })
                 if !raw
                     .shape
                     .first()
@@ -55,10 +55,65 @@ impl Place {
             {
                 RowOrder::Halves
             }
-            rows => rows,
+            rows @ (RowOrder::Halves | RowOrder::Heads(_)) => rows,
         };
         Ok(raw)
     }
+}
+
+/// How files have the rows of a tensor: those of queries and keys in heads, of which `is_paired` says how they turn.
+pub(crate) fn row_order(name: &str, config: &ModelConfig, is_paired: bool) -> RowOrder {
+    let is_rotated = [".q_proj.", ".k_proj."]
+        .iter()
+        .any(|part| name.contains(part));
+    if !is_rotated {
+        return RowOrder::Halves;
+    }
+    let rows = HeadRows {
+        head_dim: config.head_dim,
+        rotary_dim: config.rope.rotary_dim,
+        is_paired,
+    };
+    rows.order()
+}
+
+/// Names of the matrices that some files have of several projections of one input, one below the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fused {
+    /// Of queries, keys and values.
+    pub(crate) qkv: &'static str,
+    /// Of both products of the feed-forward block's input.
+    pub(crate) gate_up: &'static str,
+}
+
+impl Fused {
+    /// The module that has the one of that name, and which of its rows; `None` of what is not fused.
+    pub(crate) fn part(self, module: &str, config: &ModelConfig) -> Option<(&'static str, PartOf)> {
+        let queries = config.num_heads * config.head_dim;
+        let keys = config.num_kv_heads * config.head_dim;
+        let wide = config.intermediate_size;
+        let (own, first, rows, all) = match module {
+            "self_attn.q_proj" => (self.qkv, 0, queries, queries + 2 * keys),
+            "self_attn.k_proj" => (self.qkv, queries, keys, queries + 2 * keys),
+            "self_attn.v_proj" => (self.qkv, queries + keys, keys, queries + 2 * keys),
+            "mlp.gate_proj" => (self.gate_up, 0, wide, 2 * wide),
+            "mlp.up_proj" => (self.gate_up, wide, wide, 2 * wide),
+            _ => return None,
+        };
+        let part = PartOf {
+            whole: vec![all, config.hidden_size],
+            first,
+            shape: vec![rows, config.hidden_size],
+        };
+        Some((own, part))
+    }
+}
+
+/// The number of a layer, its module and what of it, of `model.layers.LAYER.MODULE.KIND`.
+pub(crate) fn of_layer(name: &str) -> Option<(&str, &str, &str)> {
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    Some((layer, module, kind))
 }
 
 /// What [`Place`] needs to know of an expert's matrix.

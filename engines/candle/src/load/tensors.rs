@@ -19,13 +19,60 @@ pub(crate) struct RawTensor<'a> {
 /// How the rows of a query or key projection lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowOrder {
-    /// As in `transformers`: a head's first half, then its second.
+    /// As the model has them: a row that turns is half a head from the one it turns with.
     Halves,
-    /// As in GGUF files of Llama models: row `2j` of a head is its first half's row `j`, row `2j + 1` its second half's.
-    Pairs {
-        /// Rows of a head.
-        head_dim: usize,
-    },
+    /// Otherwise.
+    Heads(HeadRows),
+}
+
+/// How a file has the rows of a head. Those that turn come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HeadRows {
+    /// Rows of a head.
+    pub(crate) head_dim: usize,
+    /// Rows that turn, at most `head_dim`.
+    pub(crate) rotary_dim: usize,
+    /// Whether rows `2j` and `2j + 1` turn together (GGUF files of Llama models), and not `j` and `j + rotary_dim / 2`.
+    pub(crate) is_paired: bool,
+}
+
+impl HeadRows {
+    /// The order in which the model finds them.
+    pub(crate) fn order(self) -> RowOrder {
+        if self.is_paired || self.rotary_dim < self.head_dim {
+            RowOrder::Heads(self)
+        } else {
+            RowOrder::Halves
+        }
+    }
+
+    /// Which row of a file's head is row `within` of the model's.
+    fn source(self, within: usize) -> usize {
+        let (half, turning) = (self.head_dim / 2, self.rotary_dim / 2);
+        let (second, pair) = (within / half, within % half);
+        if pair >= turning {
+            self.rotary_dim + second * (half - turning) + pair - turning
+        } else if self.is_paired {
+            2 * pair + second
+        } else {
+            second * turning + pair
+        }
+    }
+
+    /// The way back.
+    fn target(self, within: usize) -> usize {
+        let (half, turning) = (self.head_dim / 2, self.rotary_dim / 2);
+        let (second, pair) = if within >= self.rotary_dim {
+            let still = within - self.rotary_dim;
+            let width = (half - turning).max(1);
+            (still / width, turning + still % width)
+        } else if self.is_paired {
+            (within % 2, within / 2)
+        } else {
+            (within / turning, within % turning)
+        };
+        second * half + pair
+    }
 }
 
 impl RowOrder {
@@ -33,10 +80,8 @@ impl RowOrder {
     pub(crate) fn source(self, row: usize) -> usize {
         match self {
             Self::Halves => row,
-            Self::Pairs { head_dim } => {
-                let (head, within) = (row / head_dim, row % head_dim);
-                let half = head_dim / 2;
-                head * head_dim + (within % half) * 2 + within / half
+            Self::Heads(rows) => {
+                row / rows.head_dim * rows.head_dim + rows.source(row % rows.head_dim)
             }
         }
     }
@@ -45,9 +90,8 @@ impl RowOrder {
     pub(crate) fn target(self, row: usize) -> usize {
         match self {
             Self::Halves => row,
-            Self::Pairs { head_dim } => {
-                let (head, within) = (row / head_dim, row % head_dim);
-                head * head_dim + (within % 2) * (head_dim / 2) + within / 2
+            Self::Heads(rows) => {
+                row / rows.head_dim * rows.head_dim + rows.target(row % rows.head_dim)
             }
         }
     }
@@ -132,12 +176,24 @@ mod tests {
 
     #[test]
     fn the_orders_of_rows_undo_each_other() {
-        let order = RowOrder::Pairs { head_dim: 6 };
-        let sources: Vec<usize> = (0..12).map(|row| order.source(row)).collect();
-        assert_eq!(sources, [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
-        for row in 0..12 {
-            assert_eq!(order.target(order.source(row)), row);
-            assert_eq!(RowOrder::Halves.source(row), row);
+        let order = |rotary_dim, is_paired| HeadRows {
+            head_dim: 6,
+            rotary_dim,
+            is_paired,
+        };
+        let sources =
+            |order: RowOrder| -> Vec<usize> { (0..12).map(|row| order.source(row)).collect() };
+        let paired = order(6, true).order();
+        assert_eq!(sources(paired), [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
+        let partial = order(4, false).order();
+        assert_eq!(sources(partial), [0, 1, 4, 2, 3, 5, 6, 7, 10, 8, 9, 11]);
+        let both = order(4, true).order();
+        assert_eq!(sources(both), [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
+        assert_eq!(order(6, false).order(), RowOrder::Halves);
+        for order in [paired, partial, both, RowOrder::Halves] {
+            for row in 0..12 {
+                assert_eq!(order.target(order.source(row)), row, "{order:?}");
+            }
         }
     }
 

@@ -25,7 +25,7 @@ fn reference(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-const REFERENCES: [&str; 11] = [
+const REFERENCES: [&str; 13] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -37,6 +37,8 @@ const REFERENCES: [&str; 11] = [
     "mixtral",
     "gemma2",
     "gemma3",
+    "phi3",
+    "phi4-mini",
 ];
 
 /// A copy of a reference model that a test may break.

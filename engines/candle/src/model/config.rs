@@ -75,8 +75,8 @@ pub struct Experts {
     pub is_normalized: bool,
 }
 
-/// Rotary position embedding, over halves of a head (the layout of `transformers`; `load` reorders rows of GGUF files
-/// that have the other one).
+/// Rotary position embedding, over halves of a head (the layout of `transformers`; `load` reorders rows of files that
+/// have another one).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// The base of the frequencies.
@@ -85,6 +85,10 @@ pub struct Rope {
     pub window_theta: Option<f32>,
     /// How frequencies are stretched for longer contexts; not applied where `window_theta` is.
     pub scaling: RopeScaling,
+    /// Dimensions of a head that turn, the first ones; the others keep their values. Even, and at most the head's width.
+    pub rotary_dim: usize,
+    /// What turned dimensions of queries and keys are multiplied by (LongRoPE's attention factor), else 1.
+    pub amplitude: f32,
 }
 
 /// How rotary frequencies are stretched.
@@ -108,7 +112,7 @@ pub enum RopeScaling {
         /// The context the model was first trained with, in tokens.
         original_context_length: usize,
     },
-    /// Every pair's frequency is divided by a factor of its own (`rope_freqs.weight` of GGUF files).
+    /// Every pair's frequency is divided by a factor of its own (LongRoPE, and `rope_freqs.weight` of GGUF files).
     Factors(Vec<f32>),
 }
 

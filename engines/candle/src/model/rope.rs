@@ -3,30 +3,51 @@
 //! # Source
 //! RoFormer (Su et al. 2021) in the layout of `transformers`: dimension `i` turns with `i + head_dim / 2`. Llama 3's
 //! scaling as in its reference code.
+//!
+//! Where only some dimensions turn, `load` orders a head's rows so that pairs still are half a head apart; those that do
+//! not turn have the frequency 0.
 
 use super::config::{Rope, RopeScaling};
 
 /// The frequencies of one kind of layer.
-#[derive(Debug, Clone)]
-pub(super) struct Frequencies(Vec<f32>);
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Frequencies {
+    per_pair: Vec<f32>,
+    /// What pairs that turn are multiplied by.
+    amplitude: f32,
+}
 
 impl Frequencies {
     /// Of layers that see everything.
     pub(super) fn full(rope: &Rope, head_dim: usize) -> Self {
-        Self(scale(base(rope.theta, head_dim), &rope.scaling))
+        let turning = scale(base(rope.theta, rope.rotary_dim), &rope.scaling);
+        Self::new(turning, rope.amplitude, head_dim)
     }
 
     /// Of layers with a sliding window.
     pub(super) fn windowed(rope: &Rope, head_dim: usize) -> Self {
         match rope.window_theta {
-            Some(theta) => Self(base(theta, head_dim)),
+            Some(theta) => Self::new(base(theta, rope.rotary_dim), 1.0, head_dim),
             None => Self::full(rope, head_dim),
         }
     }
 
+    fn new(mut turning: Vec<f32>, amplitude: f32, head_dim: usize) -> Self {
+        turning.resize(head_dim / 2, 0.0);
+        Self {
+            per_pair: turning,
+            amplitude,
+        }
+    }
+
+    /// What pairs that turn are multiplied by.
+    pub(super) fn amplitude(&self) -> f32 {
+        self.amplitude
+    }
+
     /// The angle of one position, for each pair of dimensions.
     pub(super) fn per_pair(&self) -> &[f32] {
-        &self.0
+        &self.per_pair
     }
 
     /// Cosines and sines for rows at `positions`.
@@ -37,12 +58,28 @@ impl Frequencies {
     pub(super) fn turns(&self, positions: &[u32]) -> Turns {
         let angles = positions
             .iter()
-            .flat_map(|&position| self.0.iter().map(move |f| f * position as f32));
-        let (cos, sin) = angles.map(|angle| (angle.cos(), angle.sin())).unzip();
+            .flat_map(|&position| self.per_pair.iter().map(move |f| f * position as f32));
+        let (mut cos, mut sin): (Vec<f32>, Vec<f32>) =
+            angles.map(|angle| (angle.cos(), angle.sin())).unzip();
+        if self.amplitude != 1.0 {
+            self.amplify(&mut cos);
+            self.amplify(&mut sin);
+        }
         Turns {
             cos,
             sin,
-            width: self.0.len(),
+            width: self.per_pair.len(),
+        }
+    }
+
+    /// Multiplies what is there of pairs that turn.
+    fn amplify(&self, rows: &mut [f32]) {
+        for row in rows.chunks_exact_mut(self.per_pair.len()) {
+            for (value, frequency) in row.iter_mut().zip(&self.per_pair) {
+                if *frequency != 0.0 {
+                    *value *= self.amplitude;
+                }
+            }
         }
     }
 }
@@ -66,9 +103,9 @@ impl Turns {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a head's width")]
-fn base(theta: f32, head_dim: usize) -> Vec<f32> {
-    (0..head_dim / 2)
-        .map(|pair| 1.0 / theta.powf((2 * pair) as f32 / head_dim as f32))
+fn base(theta: f32, rotary_dim: usize) -> Vec<f32> {
+    (0..rotary_dim / 2)
+        .map(|pair| 1.0 / theta.powf((2 * pair) as f32 / rotary_dim as f32))
         .collect()
 }
 
@@ -142,10 +179,26 @@ mod tests {
         let mut head = [1.0, 2.0, 3.0, 4.0];
         turn(&mut head, &[1.0, 1.0], &[0.0, 0.0]);
         assert_eq!(head, [1.0, 2.0, 3.0, 4.0]);
-        let turns = Frequencies(vec![1.0, 0.1]).turns(&[7]);
+        let turns = Frequencies::new(vec![1.0, 0.1], 1.0, 4).turns(&[7]);
         let (cos, sin) = turns.row(0);
         turn(&mut head, cos, sin);
         let length: f32 = head.iter().map(|v| v * v).sum();
         assert!((length - 30.0).abs() < 1e-4 && head[0] != 1.0);
+    }
+
+    #[test]
+    fn what_does_not_turn_keeps_its_value_and_its_size() {
+        let rope = Rope {
+            theta: 10.0,
+            window_theta: None,
+            scaling: RopeScaling::None,
+            rotary_dim: 4,
+            amplitude: 2.0,
+        };
+        let turns = Frequencies::full(&rope, 8).turns(&[0, 5]);
+        let (cos, sin) = turns.row(1);
+        let lengths: Vec<f32> = cos.iter().zip(sin).map(|(c, s)| c * c + s * s).collect();
+        assert!((lengths[0] - 4.0).abs() < 1e-5 && (lengths[1] - 4.0).abs() < 1e-5);
+        assert_eq!((&cos[2..], &sin[2..]), (&[1.0, 1.0][..], &[0.0, 0.0][..]));
     }
 }

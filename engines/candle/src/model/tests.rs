@@ -11,7 +11,7 @@ use super::*;
 use crate::load::{OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
-const MODELS: [&str; 11] = [
+const MODELS: [&str; 13] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -23,6 +23,8 @@ const MODELS: [&str; 11] = [
     "mixtral",
     "gemma2",
     "gemma3",
+    "phi3",
+    "phi4-mini",
 ];
 
 /// How far logits may be from the reference, absolutely; they are of order 1 to 10.

@@ -76,6 +76,24 @@ MODELS = {
             num_key_value_heads=1,
         ),
     ),
+    "phi3": ("phi3", dict(sliding_window=8)),
+    "phi4-mini": (
+        "phi3",
+        dict(
+            hidden_size=64,
+            tie_word_embeddings=True,
+            partial_rotary_factor=0.5,
+            original_max_position_embeddings=64,
+            rope=dict(
+                rope_type="longrope",
+                rope_theta=10000.0,
+                partial_rotary_factor=0.5,
+                original_max_position_embeddings=64,
+                short_factor=[1.0, 1.0, 1.0, 1.0],
+                long_factor=[1.0, 1.5, 2.5, 4.0],
+            ),
+        ),
+    ),
 }
 # Lengths around the block size, the windows and the scaled context.
 LENGTHS = [1, 7, 19, 45]
@@ -99,8 +117,13 @@ def make(name, kind, changes):
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     # Loaded again, so that nothing computed from the configuration has been through bf16.
+    config = AutoConfig.from_pretrained(folder)
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "longrope":
+        # Where keys are cached the factors are chosen once, by the model's context, which is long.
+        rope["short_factor"] = rope["long_factor"]
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, config=config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     cases = []
     for length in LENGTHS:

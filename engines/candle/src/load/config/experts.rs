@@ -21,7 +21,8 @@ impl Source<'_> {
             | Family::Qwen2
             | Family::Qwen3
             | Family::Gemma2
-            | Family::Gemma3 => return Ok(None),
+            | Family::Gemma3
+            | Family::Phi3 => return Ok(None),
         };
         self.refuse_mixed_layers()?;
         Ok(Some(Experts {

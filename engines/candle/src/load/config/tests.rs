@@ -49,12 +49,14 @@ fn every_architecture_is_read() {
         ("mixtral", "llama"),
         ("gemma2", "gemma2"),
         ("gemma3", "gemma3"),
+        ("phi3", "phi3"),
+        ("phi4-mini", "phi3"),
     ] {
         let (config, architecture) = read_reference(name);
         assert_eq!(architecture, expected, "{name}");
         assert_eq!(
-            (config.vocab_size, config.hidden_size, config.head_dim),
-            (96, 48, 16),
+            (config.vocab_size, config.head_dim, config.num_heads % 2),
+            (96, 16, 0),
             "{name}"
         );
         assert_eq!(
@@ -149,6 +151,53 @@ fn rotary_scaling_is_read_in_the_ways_of_both_versions() {
     assert_eq!(linear.rope.scaling, RopeScaling::Linear { factor: 4.0 });
     let oldest = llama(&json!({"rope_scaling": {"type": "linear", "factor": 4.0}})).unwrap();
     assert_eq!(oldest.rope.scaling, linear.rope.scaling);
+}
+
+#[test]
+fn longrope_is_chosen_by_the_context() {
+    let phi = |changes: &Value| {
+        let mut config = json!({
+            "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.25,
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "su", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]},
+        });
+        let object = config.as_object_mut().unwrap();
+        object.extend(changes.as_object().unwrap().clone());
+        llama(&config)
+    };
+    let long = phi(&json!({})).unwrap().rope;
+    assert_eq!(long.rotary_dim, 4);
+    assert_eq!(long.scaling, RopeScaling::Factors(vec![2.0, 3.0]));
+    // The root of 1 + ln 4 / ln 64.
+    assert!((long.amplitude - (4.0f32 / 3.0).sqrt()).abs() < 1e-6);
+    let short = phi(&json!({"max_position_embeddings": 64})).unwrap().rope;
+    assert_eq!(short.scaling, RopeScaling::Factors(vec![1.0, 1.5]));
+    assert!((short.amplitude - 1.0).abs() < 1e-6);
+    for (changes, expected) in [
+        (
+            json!({"partial_rotary_factor": 0.2}),
+            "partial_rotary_factor: is 0.2; of a head's 16",
+        ),
+        (
+            json!({"partial_rotary_factor": -1.0}),
+            "partial_rotary_factor: is -1",
+        ),
+        (
+            json!({"partial_rotary_factor": 0.5}),
+            "rope_scaling.long_factor: has 2 positive numbers; it needs 4",
+        ),
+        (
+            json!({"original_max_position_embeddings": 1}),
+            "original_max_position_embeddings: is no size above 1",
+        ),
+        (
+            json!({"rope_scaling": {"type": "longrope", "long_factor": [1.0, 0.0]}}),
+            "long_factor: has 1 positive numbers",
+        ),
+    ] {
+        let error = phi(&changes).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]

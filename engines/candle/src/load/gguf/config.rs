@@ -12,12 +12,15 @@ use crate::load::config::{self, attention_scale};
 use crate::model::config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 
 /// Architectures of GGUF files that are read; Mistral's and Mixtral's files say llama.
-pub(crate) const ARCHITECTURES: [&str; 6] =
-    ["llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"];
+pub(crate) const ARCHITECTURES: [&str; 7] = [
+    "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3",
+];
 
 /// Base of rotary frequencies where the file names none.
 const DEFAULT_THETA: f32 = 10_000.0;
-const FREQUENCIES: &str = "rope_freqs.weight";
+pub(crate) const FREQUENCIES: &str = "rope_freqs.weight";
+const LONG_FREQUENCIES: &str = "rope_factors_long.weight";
+pub(crate) const SHORT_FREQUENCIES: &str = "rope_factors_short.weight";
 
 /// A file's metadata, read by key with errors that name the key.
 #[derive(Debug, Clone, Copy)]
@@ -172,7 +175,7 @@ pub(crate) fn read(
         } else {
             Activation::Silu
         },
-        rope: rope(metadata, frequencies)?,
+        rope: rope(metadata, frequencies, head_dim)?,
         window: window(metadata)?,
         attention_scale: match metadata.single("attention.scale")? {
             Some(scale) if scale > 0.0 => scale,
@@ -266,13 +269,11 @@ fn head_dim(
             fix,
         ))
     };
-    for key in ["attention.value_length", "rope.dimension_count"] {
-        match metadata.size(key)? {
-            Some(value) if value != head_dim => return refuse(key, value),
-            Some(_) | None => {}
-        }
+    let key = "attention.value_length";
+    match metadata.size(key)? {
+        Some(value) if value != head_dim => refuse(key, value),
+        Some(_) | None => Ok(head_dim),
     }
-    Ok(head_dim)
 }
 
 /// What attention scores are divided by the root of. The largest Gemmas differ from their head's width, and their files do
@@ -295,7 +296,29 @@ fn query_scale(
     }
 }
 
-fn rope(metadata: Metadata<'_>, frequencies: Option<Vec<f32>>) -> Result<Rope, LoadError> {
+/// How many dimensions of a head turn.
+fn rotary_dim(metadata: Metadata<'_>, head_dim: usize) -> Result<usize, LoadError> {
+    let key = "rope.dimension_count";
+    match metadata.size(key)? {
+        Some(value) if value != head_dim && metadata.architecture != "phi3" => {
+            let fix = "it must be as wide as a head";
+            let key = metadata.key(key);
+            Err(LoadError::unsupported(metadata.path, &key, value, fix))
+        }
+        Some(value) if value == 0 || value > head_dim || !value.is_multiple_of(2) => {
+            let problem = format!("is {value}; it must be even, and at most {head_dim}");
+            metadata.bad(key, &problem)
+        }
+        Some(value) => Ok(value),
+        None => Ok(head_dim),
+    }
+}
+
+fn rope(
+    metadata: Metadata<'_>,
+    frequencies: Option<Vec<f32>>,
+    head_dim: usize,
+) -> Result<Rope, LoadError> {
     let is_gemma3 = metadata.architecture == "gemma3";
     Ok(Rope {
         theta: metadata.single("rope.freq_base")?.unwrap_or(DEFAULT_THETA),
@@ -308,6 +331,12 @@ fn rope(metadata: Metadata<'_>, frequencies: Option<Vec<f32>>) -> Result<Rope, L
         scaling: match frequencies {
             Some(factors) => RopeScaling::Factors(factors),
             None => scaling(metadata)?,
+        },
+        rotary_dim: rotary_dim(metadata, head_dim)?,
+        amplitude: match metadata.single("rope.scaling.attn_factor")? {
+            Some(factor) if factor > 0.0 => factor,
+            Some(_) => return metadata.bad("rope.scaling.attn_factor", "is no positive number"),
+            None => 1.0,
         },
     })
 }
@@ -366,7 +395,17 @@ fn softcap(metadata: Metadata<'_>, key: &str, by_default: f32) -> Result<Option<
     Ok(given.or(by_default).filter(|cap| *cap > 0.0))
 }
 
-/// The tensor with a factor for each pair's frequency.
-pub(crate) const fn frequencies_tensor() -> &'static str {
-    FREQUENCIES
+/// The tensor with a factor for each pair's frequency; of those for a short and for a long context the one that fits the
+/// model's.
+pub(crate) fn frequencies_tensor(metadata: Metadata<'_>) -> Result<&'static str, LoadError> {
+    if metadata.has(FREQUENCIES) {
+        return Ok(FREQUENCIES);
+    }
+    let context = metadata.size("context_length")?;
+    let original = metadata.size("rope.scaling.original_context_length")?;
+    Ok(if original.or(context) < context {
+        LONG_FREQUENCIES
+    } else {
+        SHORT_FREQUENCIES
+    })
 }

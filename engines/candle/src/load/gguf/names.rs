@@ -1,6 +1,6 @@
 //! What GGUF files call the tensors that `transformers` calls something else.
 
-use crate::load::place::ExpertName;
+use crate::load::place::{ExpertName, Fused};
 
 /// Tensors outside decoder blocks.
 const GLOBAL: [(&str, &str); 3] = [
@@ -23,6 +23,12 @@ const MODULES: [(&str, &str); 11] = [
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
+
+/// Matrices of several projections, in files of phi3: the second has both products of the feed-forward block.
+pub(crate) const FUSED: Fused = Fused {
+    qkv: "attn_qkv",
+    gate_up: "ffn_up",
+};
 
 /// Matrices of a layer's experts, all experts' in one tensor.
 const EXPERTS: [(&str, &str); 3] = [

@@ -151,7 +151,7 @@ impl Output {
         let mut all: Vec<Self> = Vec::new();
         if let Some(factors) = frequency_factors(&model.config) {
             all.push(Self {
-                name: super::config::frequencies_tensor().to_owned(),
+                name: frequencies_tensor(&model.architecture).to_owned(),
                 dtype: GgmlDType::F32,
                 shape: vec![factors.len()],
                 bytes: factors.len() * 4,
@@ -310,6 +310,14 @@ fn padded(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
+/// Where readers look for frequency factors; the model's are those of the one context that it has.
+fn frequencies_tensor(architecture: &str) -> &'static str {
+    match architecture {
+        "phi3" => super::config::SHORT_FREQUENCIES,
+        _ => super::config::FREQUENCIES,
+    }
+}
+
 /// What each pair's frequency is divided by, where a key cannot say it.
 fn frequency_factors(config: &ModelConfig) -> Option<Vec<f32>> {
     match &config.rope.scaling {
@@ -323,7 +331,7 @@ fn frequency_factors(config: &ModelConfig) -> Option<Vec<f32>> {
         } => {
             let context = single(*original_context_length);
             let of_pair = |pair: usize| {
-                let exponent = single(2 * pair) / single(config.head_dim);
+                let exponent = single(2 * pair) / single(config.rope.rotary_dim);
                 let wavelength = std::f32::consts::TAU * config.rope.theta.powf(exponent);
                 if wavelength < context / high_freq_factor {
                     1.0
@@ -335,7 +343,7 @@ fn frequency_factors(config: &ModelConfig) -> Option<Vec<f32>> {
                     1.0 / ((1.0 - smooth) / factor + smooth)
                 }
             };
-            Some((0..config.head_dim / 2).map(of_pair).collect())
+            Some((0..config.rope.rotary_dim / 2).map(of_pair).collect())
         }
     }
 }
@@ -471,7 +479,7 @@ pub(crate) fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)>
         ("attention.head_count_kv", size(config.num_kv_heads)),
         ("attention.key_length", size(config.head_dim)),
         ("attention.value_length", size(config.head_dim)),
-        ("rope.dimension_count", size(config.head_dim)),
+        ("rope.dimension_count", size(config.rope.rotary_dim)),
         ("rope.freq_base", Entry::F32(config.rope.theta)),
         (
             "attention.layer_norm_rms_epsilon",
@@ -479,6 +487,10 @@ pub(crate) fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)>
         ),
         ("vocab_size", size(config.vocab_size)),
     ];
+    if config.rope.amplitude != 1.0 {
+        let factor = Entry::F32(config.rope.amplitude);
+        own.push(("rope.scaling.attn_factor", factor));
+    }
     if let Some(experts) = config.experts {
         own.push(("expert_count", size(experts.count)));
         own.push(("expert_used_count", size(experts.per_token)));

@@ -19,7 +19,7 @@ pub(in crate::model) struct Plan {
     /// Where in the words, of each row.
     pub(super) positions: u32,
     pub(super) slots: u32,
-    /// Where in the words, of layers without and with a window.
+    /// Where in the words, of layers without and with a window: one for each pair, then the amplitude.
     pub(super) full_frequencies: u32,
     pub(super) windowed_frequencies: u32,
     /// Where in the words: `Sequence` in `attention.cuh`.
@@ -91,7 +91,9 @@ impl Plan {
 }
 
 fn bits(frequencies: &Frequencies) -> Vec<u32> {
-    frequencies.per_pair().iter().map(|f| f.to_bits()).collect()
+    let amplitude = [frequencies.amplitude()];
+    let all = frequencies.per_pair().iter().chain(&amplitude);
+    all.map(|number| number.to_bits()).collect()
 }
 
 #[derive(Debug, Default)]
@@ -152,6 +154,8 @@ mod tests {
             theta: 10_000.0,
             window_theta: None,
             scaling: RopeScaling::None,
+            rotary_dim: 4,
+            amplitude: 1.0,
         };
         let frequencies = Frequencies::full(&rope, 4);
         let of = PlanFor {

@@ -79,7 +79,7 @@ impl Shape {
             has_mlp_bias: false,
             experts: None,
             activation: Activation::Silu,
-            rope: rope(),
+            rope: rope(self.head_dim),
             window: None,
             attention_scale: 1.0,
             attention_softcap: None,
@@ -102,11 +102,13 @@ impl Shape {
     }
 }
 
-fn rope() -> Rope {
+fn rope(head_dim: usize) -> Rope {
     Rope {
         theta: 10_000.0,
         window_theta: None,
         scaling: RopeScaling::None,
+        rotary_dim: head_dim / 4 * 2,
+        amplitude: 1.5,
     }
 }
 
@@ -210,7 +212,7 @@ fn compare(shape: Shape, lens: &[(usize, usize)], random: &mut StdRng) {
         let nan = Tensor::full(f32::NAN, tensor.shape(), tensor.device()).unwrap();
         *tensor = nan.to_dtype(shape.dtype).unwrap();
     }
-    let frequencies = Frequencies::full(&rope(), shape.head_dim);
+    let frequencies = Frequencies::full(&rope(shape.head_dim), shape.head_dim);
     for is_first in [true, false] {
         let batch = batch(&sequences, shape.block_size, is_first);
         let rows = batch.tokens.len();

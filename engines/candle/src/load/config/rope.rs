@@ -1,0 +1,185 @@
+//! [`Rope`] from the keys of a `config.json`.
+
+use serde_json::Value;
+
+use super::{Family, Source, single};
+use crate::error::LoadError;
+use crate::model::config::{Rope, RopeScaling};
+
+/// How frequencies are stretched, and what turned dimensions are multiplied by.
+type Scaling = (RopeScaling, f32);
+
+impl Source<'_> {
+    pub(super) fn rope(&self) -> Result<Rope, LoadError> {
+        let raw = &self.raw;
+        // `transformers` 5 has one object, in Gemma 3 one for each kind of layer; 4 had keys beside each other.
+        let parameters = raw.rope_parameters.as_ref();
+        let of_kind = |kind: &str| parameters.and_then(|parameters| parameters.get(kind));
+        let full = of_kind("full_attention").or(parameters);
+        let theta_of = |object: Option<&Value>| {
+            object
+                .and_then(|object| object.get("rope_theta"))
+                .and_then(Value::as_f64)
+        };
+        let is_gemma3 = self.family == Family::Gemma3;
+        let is_large = is_gemma3 || self.family == Family::Mixtral;
+        let by_default = if is_large { 1_000_000.0 } else { 10_000.0 };
+        let theta = theta_of(full).or(raw.rope_theta).unwrap_or(by_default);
+        let window_theta = theta_of(of_kind("sliding_attention"))
+            .or(raw.rope_local_base_freq)
+            .unwrap_or(10_000.0);
+        let rotary_dim = self.rotary_dim(full)?;
+        let (scaling, amplitude) = match full.or(raw.rope_scaling.as_ref()) {
+            Some(object) => self.scaling(object, rotary_dim)?,
+            None => (RopeScaling::None, 1.0),
+        };
+        Ok(Rope {
+            theta: single(theta),
+            window_theta: is_gemma3.then(|| single(window_theta)),
+            scaling,
+            rotary_dim,
+            amplitude,
+        })
+    }
+
+    /// How many dimensions of a head turn.
+    fn rotary_dim(&self, parameters: Option<&Value>) -> Result<usize, LoadError> {
+        const KEY: &str = "partial_rotary_factor";
+        let in_parameters = parameters.and_then(|object| object.get(KEY)?.as_f64());
+        let factor = self.raw.partial_rotary_factor.or(in_parameters);
+        let head_dim = self.head_dim();
+        let factor = factor.filter(|factor| (factor - 1.0).abs() > f64::EPSILON);
+        let Some(factor) = factor else {
+            return Ok(head_dim);
+        };
+        if self.family != Family::Phi3 {
+            return self.unsupported(KEY, factor, "it must be 1");
+        }
+        // Rounded down, as `transformers` does.
+        let turning = |dim: &usize| turns(*dim, head_dim, factor);
+        match (1..=head_dim).rev().find(turning) {
+            Some(dim) if dim.is_multiple_of(2) => Ok(dim),
+            Some(_) | None => {
+                let problem =
+                    format!("is {factor}; of a head's {head_dim} dimensions an even number turns");
+                Err(LoadError::bad_config(self.path, KEY, problem))
+            }
+        }
+    }
+
+    fn scaling(&self, object: &Value, rotary_dim: usize) -> Result<Scaling, LoadError> {
+        let kind = object
+            .get("rope_type")
+            .or_else(|| object.get("type"))
+            .and_then(Value::as_str);
+        let number = |key: &str| self.positive(object, key);
+        match kind {
+            None | Some("default") => Ok((RopeScaling::None, 1.0)),
+            Some("linear") => {
+                let factor = number("factor")?;
+                Ok((RopeScaling::Linear { factor }, 1.0))
+            }
+            Some("llama3") => {
+                let scaling = RopeScaling::Llama3 {
+                    factor: number("factor")?,
+                    low_freq_factor: number("low_freq_factor")?,
+                    high_freq_factor: number("high_freq_factor")?,
+                    original_context_length: self.original_context(object)?,
+                };
+                Ok((scaling, 1.0))
+            }
+            Some("longrope" | "su") => self.longrope(object, rotary_dim),
+            // What Phi-3's first checkouts called it.
+            Some("yarn") if self.family == Family::Phi3 => self.longrope(object, rotary_dim),
+            Some(other) => {
+                let fix = "default, linear, llama3 and longrope are; without it the model has its shorter context";
+                self.unsupported("rope_scaling.rope_type", other, fix)
+            }
+        }
+    }
+
+    /// LongRoPE has factors for contexts up to the one first trained with, and others for longer ones. Keys stay in the
+    /// cache as they were turned, so which they are is decided once, by the longest context that the model can have.
+    fn longrope(&self, object: &Value, rotary_dim: usize) -> Result<Scaling, LoadError> {
+        let original = self.original_context(object)?;
+        let longest = self.raw.max_position_embeddings;
+        let key = if longest > original {
+            "long_factor"
+        } else {
+            "short_factor"
+        };
+        let factors = self.factors(object, key, rotary_dim / 2)?;
+        let factor = match object.get("factor") {
+            Some(Value::Null) | None => ratio(longest, original),
+            Some(_) => self.positive(object, "factor")?,
+        };
+        let amplitude = match object.get("attention_factor") {
+            Some(Value::Null) | None => longrope_amplitude(factor, original),
+            Some(_) => self.positive(object, "attention_factor")?,
+        };
+        Ok((RopeScaling::Factors(factors), amplitude))
+    }
+
+    fn factors(&self, object: &Value, key: &str, pairs: usize) -> Result<Vec<f32>, LoadError> {
+        let given = object.get(key).and_then(Value::as_array);
+        let numbers = given.map_or(&[][..], Vec::as_slice).iter();
+        let factors: Vec<f32> = numbers
+            .filter_map(Value::as_f64)
+            .filter(|factor| factor.is_finite() && *factor > 0.0)
+            .map(single)
+            .collect();
+        if factors.len() == pairs && given.is_some_and(|given| given.len() == pairs) {
+            return Ok(factors);
+        }
+        let problem = format!(
+            "has {} positive numbers; it needs {pairs}, one for each pair of dimensions that turns",
+            factors.len()
+        );
+        Err(LoadError::bad_config(
+            self.path,
+            &format!("rope_scaling.{key}"),
+            problem,
+        ))
+    }
+
+    /// The context that the model was first trained with, in tokens.
+    fn original_context(&self, object: &Value) -> Result<usize, LoadError> {
+        let original = "original_max_position_embeddings";
+        let given = object.get(original).and_then(Value::as_u64);
+        let given = given.and_then(|given| usize::try_from(given).ok());
+        let given = given.or(self.raw.original_max_position_embeddings);
+        given.filter(|given| *given > 1).ok_or_else(|| {
+            let field = format!("rope_scaling.{original}");
+            LoadError::bad_config(self.path, &field, "is no size above 1")
+        })
+    }
+
+    fn positive(&self, object: &Value, key: &str) -> Result<f32, LoadError> {
+        let found = object.get(key).and_then(Value::as_f64);
+        let found = found.filter(|value| value.is_finite() && *value > 0.0);
+        found.map(single).ok_or_else(|| {
+            let field = format!("rope_scaling.{key}");
+            LoadError::bad_config(self.path, &field, "is no positive number")
+        })
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a head's width")]
+fn turns(dim: usize, head_dim: usize, factor: f64) -> bool {
+    dim as f64 <= head_dim as f64 * factor
+}
+
+#[expect(clippy::cast_precision_loss, reason = "contexts of models")]
+fn ratio(longest: usize, original: usize) -> f32 {
+    longest as f32 / original as f32
+}
+
+/// LongRoPE's attention factor for a context `factor` times as long as the first.
+#[expect(clippy::cast_precision_loss, reason = "contexts of models")]
+fn longrope_amplitude(factor: f32, original: usize) -> f32 {
+    if factor <= 1.0 {
+        1.0
+    } else {
+        (1.0 + factor.ln() / (original as f32).ln()).sqrt()
+    }
+}
