@@ -1,6 +1,6 @@
 //! The decoder-only language model: from packed tokens to logits.
 //!
-//! One block covers Llama 2 and 3, Mistral, TinyLlama, SmolLM, Qwen2, Qwen3, Gemma 2 and 3, Phi-3 and 4, and with experts
+//! One block covers Llama 2 and 3, Mistral, TinyLlama, SmolLM 1 to 3, Qwen2, Qwen3, Gemma 2 and 3, Phi-3 and 4, and with experts
 //! Mixtral and Qwen3-MoE; [`ModelConfig`] says which.
 //! A step's rows belong to many sequences, prefill chunks and decode rows mixed, without padding; keys and values are in
 //! KV blocks. It knows no requests, no sampling and no files: `engine` calls [`Model::forward`], `load` implements

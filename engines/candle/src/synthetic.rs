@@ -139,6 +139,7 @@ impl Shape {
                 scaling: RopeScaling::None,
                 rotary_dim: HEAD_DIM,
                 amplitude: 1.0,
+                still_every: None,
             },
             window: None,
             attention_scale: 0.125,

@@ -13,7 +13,7 @@ use crate::error::LoadError;
 use crate::model::config::{Activation, ModelConfig, RopeScaling, SlidingWindow};
 
 /// Architectures of checkouts that are read.
-pub(crate) const ARCHITECTURES: [&str; 9] = [
+pub(crate) const ARCHITECTURES: [&str; 10] = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
@@ -23,6 +23,7 @@ pub(crate) const ARCHITECTURES: [&str; 9] = [
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM",
 ];
 
 /// Keys that have no default.
@@ -46,9 +47,10 @@ enum Family {
     Gemma2,
     Gemma3,
     Phi3,
+    SmolLm3,
 }
 
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 10] = [
     Family::Llama,
     Family::Mistral,
     Family::Mixtral,
@@ -58,6 +60,7 @@ const FAMILIES: [Family; 9] = [
     Family::Gemma2,
     Family::Gemma3,
     Family::Phi3,
+    Family::SmolLm3,
 ];
 
 impl Family {
@@ -74,6 +77,7 @@ impl Family {
             Self::Gemma2 => "gemma2",
             Self::Gemma3 => "gemma3",
             Self::Phi3 => "phi3",
+            Self::SmolLm3 => "smollm3",
         }
     }
 
@@ -87,7 +91,8 @@ impl Family {
             | Self::Qwen3
             | Self::Qwen3Moe
             | Self::Gemma2
-            | Self::Gemma3 => Naming::Usual,
+            | Self::Gemma3
+            | Self::SmolLm3 => Naming::Usual,
         }
     }
 }
@@ -132,6 +137,8 @@ struct Raw {
     norm_topk_prob: Option<bool>,
     decoder_sparse_step: Option<usize>,
     mlp_only_layers: Option<Vec<usize>>,
+    no_rope_layers: Option<Vec<u8>>,
+    no_rope_layer_interval: Option<usize>,
 }
 
 /// What a `config.json` says.
@@ -223,7 +230,8 @@ impl Source<'_> {
             has_post_norms: family.is_gemma(),
             has_qkv_bias: has_bias || family == Family::Qwen2,
             has_output_bias: has_bias && family != Family::Qwen2,
-            has_mlp_bias: raw.mlp_bias.unwrap_or(false) && family == Family::Llama,
+            has_mlp_bias: raw.mlp_bias.unwrap_or(false)
+                && matches!(family, Family::Llama | Family::SmolLm3),
             experts: self.experts()?,
             activation: self.activation()?,
             rope: self.rope()?,
@@ -239,7 +247,9 @@ impl Source<'_> {
             } else {
                 1.0
             },
-            is_tied: raw.tie_word_embeddings.unwrap_or(family.is_gemma()),
+            is_tied: raw
+                .tie_word_embeddings
+                .unwrap_or(family.is_gemma() || family == Family::SmolLm3),
         })
     }
 
@@ -274,7 +284,8 @@ impl Source<'_> {
             | Family::Mixtral
             | Family::Qwen2
             | Family::Qwen3Moe
-            | Family::Phi3 => {
+            | Family::Phi3
+            | Family::SmolLm3 => {
                 let heads = self.raw.num_attention_heads;
                 self.raw.hidden_size.checked_div(heads).unwrap_or(0)
             }
@@ -294,7 +305,8 @@ impl Source<'_> {
             | Family::Qwen3
             | Family::Gemma2
             | Family::Gemma3
-            | Family::Phi3 => raw.intermediate_size,
+            | Family::Phi3
+            | Family::SmolLm3 => raw.intermediate_size,
         }
     }
 
@@ -330,10 +342,15 @@ impl Source<'_> {
             | Family::Qwen2
             | Family::Qwen3
             | Family::Qwen3Moe
-            | Family::Phi3 => None,
+            | Family::Phi3
+            | Family::SmolLm3 => None,
         };
         let is_used = match self.family {
             Family::Llama => false,
+            Family::SmolLm3 if raw.use_sliding_window == Some(true) => {
+                return self.unsupported("use_sliding_window", true, "it must be false");
+            }
+            Family::SmolLm3 => false,
             Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => {
                 raw.use_sliding_window == Some(true)
             }
@@ -366,7 +383,9 @@ impl Source<'_> {
         match self.family {
             Family::Gemma2 => window(Some(2)),
             Family::Gemma3 => window(Some(raw.sliding_window_pattern.unwrap_or(6).max(1))),
-            Family::Mistral | Family::Mixtral | Family::Llama | Family::Phi3 => window(None),
+            Family::Mistral | Family::Mixtral | Family::Llama | Family::Phi3 | Family::SmolLm3 => {
+                window(None)
+            }
             // All layers of Qwen3-MoE have the window.
             Family::Qwen3Moe => window(None),
             Family::Qwen2 | Family::Qwen3 => match raw.max_window_layers.unwrap_or(28) {

@@ -88,7 +88,7 @@ pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Opt
     if let (Some(expert), Some(experts)) = (ExpertName::parse(name), config.experts) {
         return expert_place(expert, experts, config);
     }
-    let rows = row_order(name, config, architecture == "llama");
+    let rows = row_order(name, config, matches!(architecture, "llama" | "smollm3"));
     if architecture == "phi3"
         && let Some((layer, module, kind)) = of_layer(name)
         && let Some((own, part)) = names::FUSED.part(module, config)

@@ -25,7 +25,7 @@ fn reference(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-const REFERENCES: [&str; 13] = [
+const REFERENCES: [&str; 14] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -39,6 +39,7 @@ const REFERENCES: [&str; 13] = [
     "gemma3",
     "phi3",
     "phi4-mini",
+    "smollm3",
 ];
 
 /// A copy of a reference model that a test may break.

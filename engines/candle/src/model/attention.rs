@@ -34,44 +34,39 @@ pub(super) struct Attention {
     pub(super) query_norm: Option<Norm>,
     /// Normalizes each head of the keys.
     pub(super) key_norm: Option<Norm>,
+    /// Which of the step's frequencies turn the heads.
+    pub(super) rotation: usize,
 }
 
 /// What the layers of a step share.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// How far heads turn in layers without and with a window.
-    Turns {
-        full: Turns,
-        /// `None` where it is the same.
-        windowed: Option<Turns>,
-    },
+    /// How far heads turn, by each of the frequencies.
+    Turns(Vec<Turns>),
     /// What the kernels read.
     Plan(Plan),
 }
 
 impl Step {
-    /// For layers like `attention`, with windows in some of them if `has_windows`.
+    /// For layers like `attention`, each of which turns its heads by one of `frequencies`.
     pub(super) fn try_new(
         batch: &StepBatch,
         attention: &Attention,
-        frequencies: [&Frequencies; 2],
-        has_windows: bool,
+        frequencies: &[Frequencies],
         kv: &KvCache,
     ) -> Result<Self> {
-        let [full, windowed] = frequencies;
         if let Some(device) = kv.device_with_kernels() {
             let of = PlanFor {
-                full,
-                windowed,
+                frequencies,
                 group: attention.group(),
                 has_many: by_kernels::has_many(kv.spec().dtype),
             };
             return Ok(Self::Plan(Plan::try_new(batch, of, device)?));
         }
-        Ok(Self::Turns {
-            full: full.turns(&batch.positions),
-            windowed: has_windows.then(|| windowed.turns(&batch.positions)),
-        })
+        let turns = frequencies
+            .iter()
+            .map(|frequencies| frequencies.turns(&batch.positions));
+        Ok(Self::Turns(turns.collect()))
     }
 }
 
@@ -86,11 +81,7 @@ impl Attention {
         batch: &StepBatch,
     ) -> Result<Tensor> {
         let turns = match step {
-            Step::Turns {
-                windowed: Some(windowed),
-                ..
-            } if self.window.is_some() => windowed,
-            Step::Turns { full, .. } => full,
+            Step::Turns(turns) => &turns[self.rotation],
             Step::Plan(plan) => return self.forward_by_kernels(qkv, plan, kv),
         };
         match kv {

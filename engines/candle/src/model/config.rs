@@ -89,6 +89,8 @@ pub struct Rope {
     pub rotary_dim: usize,
     /// What turned dimensions of queries and keys are multiplied by (LongRoPE's attention factor), else 1.
     pub amplitude: f32,
+    /// Every how many layers one does not turn its heads at all (SmolLM3): layer `i` where `(i + 1) % n == 0`.
+    pub still_every: Option<usize>,
 }
 
 /// How rotary frequencies are stretched.

@@ -27,8 +27,8 @@ pub struct Model {
     /// The output matrix.
     output: Linear,
     logit_softcap: Option<f32>,
-    full_frequencies: Frequencies,
-    windowed_frequencies: Frequencies,
+    /// Those of all kinds of layers.
+    frequencies: Vec<Frequencies>,
     vocab_size: usize,
     device: Device,
     slow: Vec<SlowMatrix>,
@@ -119,12 +119,7 @@ impl Model {
         let Some(first) = self.layers.first() else {
             return stream.into_sum();
         };
-        let has_windows = self
-            .layers
-            .iter()
-            .any(|layer| layer.attention.window.is_some());
-        let frequencies = [&self.full_frequencies, &self.windowed_frequencies];
-        let step = Step::try_new(batch, &first.attention, frequencies, has_windows, kv)?;
+        let step = Step::try_new(batch, &first.attention, &self.frequencies, kv)?;
         for (index, layer) in self.layers.iter().enumerate() {
             layer.forward(&mut stream, &step, kv, index, batch)?;
         }

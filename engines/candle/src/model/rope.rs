@@ -32,6 +32,11 @@ impl Frequencies {
         }
     }
 
+    /// Of layers that do not turn their heads.
+    pub(super) fn still(head_dim: usize) -> Self {
+        Self::new(Vec::new(), 1.0, head_dim)
+    }
+
     fn new(mut turning: Vec<f32>, amplitude: f32, head_dim: usize) -> Self {
         turning.resize(head_dim / 2, 0.0);
         Self {
@@ -194,11 +199,14 @@ mod tests {
             scaling: RopeScaling::None,
             rotary_dim: 4,
             amplitude: 2.0,
+            still_every: None,
         };
         let turns = Frequencies::full(&rope, 8).turns(&[0, 5]);
         let (cos, sin) = turns.row(1);
         let lengths: Vec<f32> = cos.iter().zip(sin).map(|(c, s)| c * c + s * s).collect();
         assert!((lengths[0] - 4.0).abs() < 1e-5 && (lengths[1] - 4.0).abs() < 1e-5);
         assert_eq!((&cos[2..], &sin[2..]), (&[1.0, 1.0][..], &[0.0, 0.0][..]));
+        let still = Frequencies::still(4).turns(&[9]);
+        assert_eq!(still.row(0), (&[1.0, 1.0][..], &[0.0, 0.0][..]));
     }
 }

@@ -11,7 +11,7 @@ use super::*;
 use crate::load::{OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
-const MODELS: [&str; 13] = [
+const MODELS: [&str; 14] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -25,6 +25,7 @@ const MODELS: [&str; 13] = [
     "gemma3",
     "phi3",
     "phi4-mini",
+    "smollm3",
 ];
 
 /// How far logits may be from the reference, absolutely; they are of order 1 to 10.

@@ -94,6 +94,7 @@ MODELS = {
             ),
         ),
     ),
+    "smollm3": ("smollm3", dict(num_hidden_layers=4, tie_word_embeddings=True)),
 }
 # Lengths around the block size, the windows and the scaled context.
 LENGTHS = [1, 7, 19, 45]

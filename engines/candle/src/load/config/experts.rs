@@ -22,7 +22,8 @@ impl Source<'_> {
             | Family::Qwen3
             | Family::Gemma2
             | Family::Gemma3
-            | Family::Phi3 => return Ok(None),
+            | Family::Phi3
+            | Family::SmolLm3 => return Ok(None),
         };
         self.refuse_mixed_layers()?;
         Ok(Some(Experts {

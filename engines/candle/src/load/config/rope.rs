@@ -23,7 +23,11 @@ impl Source<'_> {
         };
         let is_gemma3 = self.family == Family::Gemma3;
         let is_large = is_gemma3 || self.family == Family::Mixtral;
-        let by_default = if is_large { 1_000_000.0 } else { 10_000.0 };
+        let by_default = match self.family {
+            Family::SmolLm3 => 2_000_000.0,
+            _ if is_large => 1_000_000.0,
+            _ => 10_000.0,
+        };
         let theta = theta_of(full).or(raw.rope_theta).unwrap_or(by_default);
         let window_theta = theta_of(of_kind("sliding_attention"))
             .or(raw.rope_local_base_freq)
@@ -39,7 +43,37 @@ impl Source<'_> {
             scaling,
             rotary_dim,
             amplitude,
+            still_every: self.still_every()?,
         })
+    }
+
+    /// Every how many layers one does not turn its heads.
+    fn still_every(&self) -> Result<Option<usize>, LoadError> {
+        let raw = &self.raw;
+        if self.family != Family::SmolLm3 {
+            return Ok(None);
+        }
+        let Some(layers) = &raw.no_rope_layers else {
+            let interval = raw.no_rope_layer_interval.unwrap_or(4);
+            return Ok(Some(interval.max(1)));
+        };
+        let field = "no_rope_layers";
+        let Some(layers) = layers.get(..raw.num_hidden_layers) else {
+            let problem = format!("has {} numbers, fewer than layers", layers.len());
+            return Err(LoadError::bad_config(self.path, field, problem));
+        };
+        let Some(first) = layers.iter().position(|turns| *turns == 0) else {
+            return Ok(None);
+        };
+        let every = first + 1;
+        let repeats = layers.iter().enumerate();
+        let mut repeats =
+            repeats.map(|(layer, turns)| (*turns == 0) == (layer + 1).is_multiple_of(every));
+        if repeats.all(|repeats| repeats) {
+            return Ok(Some(every));
+        }
+        let value = format!("{layers:?}");
+        self.unsupported(field, value, "every nth layer must be 0 and all others 1")
     }
 
     /// How many dimensions of a head turn.

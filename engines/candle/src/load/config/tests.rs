@@ -51,6 +51,7 @@ fn every_architecture_is_read() {
         ("gemma3", "gemma3"),
         ("phi3", "phi3"),
         ("phi4-mini", "phi3"),
+        ("smollm3", "smollm3"),
     ] {
         let (config, architecture) = read_reference(name);
         assert_eq!(architecture, expected, "{name}");
@@ -196,6 +197,39 @@ fn longrope_is_chosen_by_the_context() {
         ),
     ] {
         let error = phi(&changes).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn layers_that_do_not_turn_are_read() {
+    let smollm3 = |changes: &Value| {
+        let mut config = json!({"architectures": ["SmolLM3ForCausalLM"]});
+        let object = config.as_object_mut().unwrap();
+        object.extend(changes.as_object().unwrap().clone());
+        llama(&config)
+    };
+    let still = |changes| smollm3(&changes).unwrap().rope.still_every;
+    assert_eq!(still(json!({})), Some(4));
+    assert_eq!(still(json!({"no_rope_layer_interval": 3})), Some(3));
+    assert_eq!(still(json!({"no_rope_layers": [1, 0, 1, 0, 7]})), Some(2));
+    assert_eq!(still(json!({"no_rope_layers": [1, 1, 1, 1]})), None);
+    assert_eq!(llama(&json!({})).unwrap().rope.still_every, None);
+    for (changes, expected) in [
+        (
+            json!({"no_rope_layers": [1, 0, 1, 1]}),
+            "no_rope_layers = [1, 0, 1, 1] is not supported; every nth",
+        ),
+        (
+            json!({"no_rope_layers": [1]}),
+            "no_rope_layers: has 1 numbers, fewer than layers",
+        ),
+        (
+            json!({"use_sliding_window": true, "sliding_window": 4}),
+            "use_sliding_window = true",
+        ),
+    ] {
+        let error = smollm3(&changes).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
 }

@@ -12,8 +12,8 @@ use crate::load::config::{self, attention_scale};
 use crate::model::config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 
 /// Architectures of GGUF files that are read; Mistral's and Mixtral's files say llama.
-pub(crate) const ARCHITECTURES: [&str; 7] = [
-    "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3",
+pub(crate) const ARCHITECTURES: [&str; 8] = [
+    "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3",
 ];
 
 /// Base of rotary frequencies where the file names none.
@@ -338,6 +338,7 @@ fn rope(
             Some(_) => return metadata.bad("rope.scaling.attn_factor", "is no positive number"),
             None => 1.0,
         },
+        still_every: usual_still_every(metadata.architecture),
     })
 }
 
@@ -386,6 +387,11 @@ pub(crate) fn usual_full_every(architecture: &str) -> Option<usize> {
         "gemma3" => Some(6),
         _ => None,
     }
+}
+
+/// Every how many layers of an architecture one does not turn its heads; its files do not say so.
+pub(crate) fn usual_still_every(architecture: &str) -> Option<usize> {
+    (architecture == "smollm3").then_some(4)
 }
 
 /// Gemma 2's softcaps are `by_default` where its files name none.

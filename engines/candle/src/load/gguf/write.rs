@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use candle_core::quantized::GgmlDType;
 
-use super::config::usual_full_every;
+use super::config::{usual_full_every, usual_still_every};
 use super::header::{MAGIC, number_of};
 use super::place;
 use crate::error::LoadError;
@@ -265,14 +265,20 @@ impl Output {
 
 /// Refuses what files cannot say.
 fn refuse_variants(model: &OpenModel) -> Result<(), LoadError> {
-    match model.config.experts {
-        Some(experts) if !experts.is_normalized => {
-            let fix = "readers of GGUF files take it for granted";
-            let field = "norm_topk_prob";
-            Err(LoadError::unsupported(&model.path, field, false, fix))
-        }
-        Some(_) | None => Ok(()),
+    let config = &model.config;
+    if config.experts.is_some_and(|experts| !experts.is_normalized) {
+        let fix = "readers of GGUF files take true for granted";
+        let field = "norm_topk_prob";
+        return Err(LoadError::unsupported(&model.path, field, false, fix));
     }
+    let usual = usual_still_every(&model.architecture);
+    if config.rope.still_every != usual {
+        let fix = "readers of GGUF files take every fourth layer for granted";
+        let found = format!("{:?}", config.rope.still_every);
+        let field = "no_rope_layers";
+        return Err(LoadError::unsupported(&model.path, field, found, fix));
+    }
+    Ok(())
 }
 
 /// A tensor's numbers with rows as the file has them.

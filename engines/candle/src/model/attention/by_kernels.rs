@@ -122,11 +122,7 @@ fn make_heads(
             plan: address(&plan.words)?,
             positions: plan.positions,
             slots: plan.slots,
-            frequencies: if attention.window.is_some() {
-                plan.windowed_frequencies
-            } else {
-                plan.full_frequencies
-            },
+            frequencies: plan.frequencies[attention.rotation],
             num_heads: narrow(attention.num_heads)?,
             num_kv_heads: narrow(attention.num_kv_heads)?,
             head_dim: narrow(attention.head_dim)?,

@@ -19,9 +19,8 @@ pub(in crate::model) struct Plan {
     /// Where in the words, of each row.
     pub(super) positions: u32,
     pub(super) slots: u32,
-    /// Where in the words, of layers without and with a window: one for each pair, then the amplitude.
-    pub(super) full_frequencies: u32,
-    pub(super) windowed_frequencies: u32,
+    /// Where in the words, each of the frequencies: one for each pair, then the amplitude.
+    pub(super) frequencies: Vec<u32>,
     /// Where in the words: `Sequence` in `attention.cuh`.
     pub(super) sequences: u32,
     /// Above all decode rows.
@@ -45,8 +44,7 @@ pub(super) struct Tiles {
 /// What a plan depends on beside the batch.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::model) struct PlanFor<'a> {
-    pub(in crate::model) full: &'a Frequencies,
-    pub(in crate::model) windowed: &'a Frequencies,
+    pub(in crate::model) frequencies: &'a [Frequencies],
     /// Query heads of a key and value head.
     pub(in crate::model) group: usize,
     /// Whether there is a kernel for many queries.
@@ -62,8 +60,11 @@ impl Plan {
         let mut words = Words::default();
         let positions = words.add(&batch.positions)?;
         let slots = words.add(&batch.slots)?;
-        let full_frequencies = words.add(&bits(of.full))?;
-        let windowed_frequencies = words.add(&bits(of.windowed))?;
+        let frequencies = of
+            .frequencies
+            .iter()
+            .map(|frequencies| words.add(&bits(frequencies)))
+            .collect::<Result<_>>()?;
         let mut sequences = Vec::with_capacity(4 * batch.sequences.len());
         for sequence in &batch.sequences {
             sequences.push(words.add(&sequence.blocks)?);
@@ -81,8 +82,7 @@ impl Plan {
             words: Tensor::from_vec(words.0, len, device)?,
             positions,
             slots,
-            full_frequencies,
-            windowed_frequencies,
+            frequencies,
             sequences,
             few,
             many,
@@ -156,11 +156,10 @@ mod tests {
             scaling: RopeScaling::None,
             rotary_dim: 4,
             amplitude: 1.0,
+            still_every: None,
         };
-        let frequencies = Frequencies::full(&rope, 4);
         let of = PlanFor {
-            full: &frequencies,
-            windowed: &frequencies,
+            frequencies: &[Frequencies::full(&rope, 4), Frequencies::still(4)],
             group,
             has_many,
         };
@@ -194,7 +193,8 @@ mod tests {
         let at = |start: u32, len: usize| &words[start as usize..start as usize + len];
         assert_eq!(at(plan.positions, 10), batch().positions);
         assert_eq!(at(plan.slots, 10), batch().slots);
-        assert_eq!(f32::from_bits(at(plan.full_frequencies, 2)[1]), 0.01);
+        assert_eq!(f32::from_bits(at(plan.frequencies[0], 2)[1]), 0.01);
+        assert_eq!(at(plan.frequencies[1], 2), [0, 0]);
         let sequences = at(plan.sequences, 8);
         assert_eq!(sequences[1..4], [0, 9, 4]);
         assert_eq!(sequences[5..8], [9, 1, 6]);

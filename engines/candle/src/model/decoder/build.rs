@@ -26,6 +26,8 @@ pub(super) struct Builder<'a> {
     all_weights: f64,
     /// In how many of a matrix's products a row takes part: less than 1 of experts.
     use_of_weights: f64,
+    /// Those of the layers so far.
+    frequencies: Vec<Frequencies>,
 }
 
 impl<'a> Builder<'a> {
@@ -37,6 +39,7 @@ impl<'a> Builder<'a> {
             slow: Vec::new(),
             all_weights: 0.0,
             use_of_weights: 1.0,
+            frequencies: Vec::new(),
         }
     }
 
@@ -72,8 +75,7 @@ impl<'a> Builder<'a> {
             norm,
             output,
             logit_softcap: config.logit_softcap,
-            full_frequencies: Frequencies::full(&config.rope, config.head_dim),
-            windowed_frequencies: Frequencies::windowed(&config.rope, config.head_dim),
+            frequencies: self.frequencies,
             vocab_size,
             device: self.weights.device().clone(),
             slow: self.slow,
@@ -165,6 +167,27 @@ impl<'a> Builder<'a> {
             scale: config.attention_scale,
             query_norm,
             key_norm,
+            rotation: self.rotation(index, window.is_some()),
+        })
+    }
+
+    /// Which of the frequencies turn a layer's heads; new ones are added.
+    fn rotation(&mut self, index: usize, has_window: bool) -> usize {
+        let (rope, head_dim) = (&self.config.rope, self.config.head_dim);
+        let is_still = rope
+            .still_every
+            .is_some_and(|every| (index + 1).is_multiple_of(every));
+        let wanted = if is_still {
+            Frequencies::still(head_dim)
+        } else if has_window {
+            Frequencies::windowed(rope, head_dim)
+        } else {
+            Frequencies::full(rope, head_dim)
+        };
+        let known = self.frequencies.iter().position(|known| *known == wanted);
+        known.unwrap_or_else(|| {
+            self.frequencies.push(wanted);
+            self.frequencies.len() - 1
         })
     }
 

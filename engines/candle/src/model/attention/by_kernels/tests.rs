@@ -57,6 +57,7 @@ impl Shape {
             scale: 1.0 / (self.head_dim as f32).sqrt(),
             query_norm: norm(),
             key_norm: norm(),
+            rotation: 0,
         }
     }
 
@@ -109,6 +110,7 @@ fn rope(head_dim: usize) -> Rope {
         scaling: RopeScaling::None,
         rotary_dim: head_dim / 4 * 2,
         amplitude: 1.5,
+        still_every: None,
     }
 }
 
@@ -212,7 +214,7 @@ fn compare(shape: Shape, lens: &[(usize, usize)], random: &mut StdRng) {
         let nan = Tensor::full(f32::NAN, tensor.shape(), tensor.device()).unwrap();
         *tensor = nan.to_dtype(shape.dtype).unwrap();
     }
-    let frequencies = Frequencies::full(&rope(shape.head_dim), shape.head_dim);
+    let frequencies = [Frequencies::full(&rope(shape.head_dim), shape.head_dim)];
     for is_first in [true, false] {
         let batch = batch(&sequences, shape.block_size, is_first);
         let rows = batch.tokens.len();
@@ -221,9 +223,7 @@ fn compare(shape: Shape, lens: &[(usize, usize)], random: &mut StdRng) {
         }
         let width = attention.qkv_width();
         let qkv = rounded(numbers(rows * width, random), &[rows, width], shape.dtype);
-        let step = |kv: &KvCache| {
-            Step::try_new(&batch, &attention, [&frequencies, &frequencies], true, kv).unwrap()
-        };
+        let step = |kv: &KvCache| Step::try_new(&batch, &attention, &frequencies, kv).unwrap();
         let want = {
             let step = step(&host);
             let qkv = in_main_memory(&qkv);
