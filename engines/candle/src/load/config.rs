@@ -1,7 +1,7 @@
 //! [`ModelConfig`] from the `config.json` of a checkout, as `transformers` 4 and 5 write it.
 
 mod experts;
-mod rope;
+pub(crate) mod rope;
 
 use std::path::Path;
 
@@ -223,7 +223,14 @@ impl Source<'_> {
             context_length: raw.max_position_embeddings,
             rms_norm_eps: raw.rms_norm_eps.unwrap_or(match family {
                 Family::Mixtral | Family::Phi3 => 1e-5,
-                _ => 1e-6,
+                Family::Llama
+                | Family::Mistral
+                | Family::Qwen2
+                | Family::Qwen3
+                | Family::Qwen3Moe
+                | Family::Gemma2
+                | Family::Gemma3
+                | Family::SmolLm3 => 1e-6,
             }),
             norm_weight_offset: if family.is_gemma() { 1.0 } else { 0.0 },
             has_qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3),
@@ -483,6 +490,17 @@ pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> 
         .any(|theta| theta.is_nan() || *theta < 1.0)
     {
         return bad("rope_theta", "is less than 1".into());
+    }
+    if let RopeScaling::Yarn {
+        original_context_length,
+        ..
+    } = &config.rope.scaling
+        && (config.rope.theta <= 1.0 || *original_context_length == 0)
+    {
+        return bad(
+            "rope_theta",
+            format!("is {}; with YaRN it must be above 1", config.rope.theta),
+        );
     }
     if let RopeScaling::Factors(factors) = &config.rope.scaling
         && (factors.len() != config.rope.rotary_dim / 2

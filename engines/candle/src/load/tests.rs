@@ -25,7 +25,7 @@ fn reference(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-const REFERENCES: [&str; 14] = [
+const REFERENCES: [&str; 15] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -33,6 +33,7 @@ const REFERENCES: [&str; 14] = [
     "mistral",
     "qwen2",
     "qwen3",
+    "qwen3-yarn",
     "qwen3-moe",
     "mixtral",
     "gemma2",

@@ -87,7 +87,8 @@ pub struct Rope {
     pub scaling: RopeScaling,
     /// Dimensions of a head that turn, the first ones; the others keep their values. Even, and at most the head's width.
     pub rotary_dim: usize,
-    /// What turned dimensions of queries and keys are multiplied by (LongRoPE's attention factor), else 1.
+    /// What turned dimensions of queries and keys are multiplied by (YaRN's and LongRoPE's attention
+    /// factor), else 1.
     pub amplitude: f32,
     /// Every how many layers one does not turn its heads at all (SmolLM3): layer `i` where `(i + 1) % n == 0`.
     pub still_every: Option<usize>,
@@ -116,6 +117,20 @@ pub enum RopeScaling {
     },
     /// Every pair's frequency is divided by a factor of its own (LongRoPE, and `rope_freqs.weight` of GGUF files).
     Factors(Vec<f32>),
+    /// YaRN's: pairs that turn less than `slow_turns` times in the first context are divided, those that turn more than
+    /// `fast_turns` times kept, those between blended by their place.
+    Yarn {
+        /// What slow frequencies are divided by, at least 1.
+        factor: f32,
+        /// `beta_fast`.
+        fast_turns: f32,
+        /// `beta_slow`.
+        slow_turns: f32,
+        /// The context the model was first trained with, in tokens.
+        original_context_length: usize,
+        /// Whether the bounds are rounded to whole pairs.
+        is_rounded: bool,
+    },
 }
 
 /// Which layers see only the last tokens.

@@ -2,7 +2,7 @@
 //!
 //! # Source
 //! RoFormer (Su et al. 2021) in the layout of `transformers`: dimension `i` turns with `i + head_dim / 2`. Llama 3's
-//! scaling as in its reference code.
+//! scaling as in its reference code; YaRN (Peng et al. 2023) as in `transformers`.
 //!
 //! Where only some dimensions turn, `load` orders a head's rows so that pairs still are half a head apart; those that do
 //! not turn have the frequency 0.
@@ -20,7 +20,7 @@ pub(super) struct Frequencies {
 impl Frequencies {
     /// Of layers that see everything.
     pub(super) fn full(rope: &Rope, head_dim: usize) -> Self {
-        let turning = scale(base(rope.theta, rope.rotary_dim), &rope.scaling);
+        let turning = scale(base(rope.theta, rope.rotary_dim), rope.theta, &rope.scaling);
         Self::new(turning, rope.amplitude, head_dim)
     }
 
@@ -114,7 +114,7 @@ fn base(theta: f32, rotary_dim: usize) -> Vec<f32> {
         .collect()
 }
 
-fn scale(mut frequencies: Vec<f32>, scaling: &RopeScaling) -> Vec<f32> {
+fn scale(mut frequencies: Vec<f32>, theta: f32, scaling: &RopeScaling) -> Vec<f32> {
     match scaling {
         RopeScaling::None => {}
         RopeScaling::Linear { factor } => frequencies.iter_mut().for_each(|f| *f /= factor),
@@ -140,8 +140,44 @@ fn scale(mut frequencies: Vec<f32>, scaling: &RopeScaling) -> Vec<f32> {
                 *frequency = (1.0 - keep) * *frequency / factor + keep * *frequency;
             }
         }
+        &RopeScaling::Yarn {
+            factor,
+            fast_turns,
+            slow_turns,
+            original_context_length,
+            is_rounded,
+        } => {
+            let pairs = frequencies.len();
+            let pair_of = |turns| pair_that_turns(turns, pairs, theta, original_context_length);
+            let (first, last) = (pair_of(fast_turns), pair_of(slow_turns));
+            let (first, last) = if is_rounded {
+                (first.floor(), last.ceil())
+            } else {
+                (first, last)
+            };
+            blend(&mut frequencies, factor, first, last);
+        }
     }
     frequencies
+}
+
+/// Which pair turns so often in a context, as a number between pairs.
+#[expect(clippy::cast_precision_loss, reason = "sizes of a model")]
+fn pair_that_turns(turns: f32, pairs: usize, theta: f32, context_length: usize) -> f32 {
+    let wavelength = context_length as f32 / (turns * std::f32::consts::TAU);
+    pairs as f32 * wavelength.ln() / theta.ln()
+}
+
+/// Divides frequencies from pair `last` on, keeps those up to `first`, and blends those between.
+#[expect(clippy::cast_precision_loss, reason = "the number of a pair")]
+fn blend(frequencies: &mut [f32], factor: f32, first: f32, last: f32) {
+    let highest = (2 * frequencies.len()) as f32 - 1.0;
+    let (first, last) = (first.max(0.0), last.min(highest));
+    let width = if first == last { 0.001 } else { last - first };
+    for (pair, frequency) in frequencies.iter_mut().enumerate() {
+        let divided = ((pair as f32 - first) / width).clamp(0.0, 1.0);
+        *frequency = *frequency / factor * divided + *frequency * (1.0 - divided);
+    }
 }
 
 /// Turns one head in place.
@@ -168,7 +204,7 @@ mod tests {
             original_context_length: 8192,
         };
         let plain = base(500_000.0, 128);
-        let scaled = scale(plain.clone(), &scaling);
+        let scaled = scale(plain.clone(), 500_000.0, &scaling);
         assert_eq!(scaled[0], plain[0]);
         assert!((scaled[63] * 8.0 / plain[63] - 1.0).abs() < 1e-6);
         assert!(
@@ -189,6 +225,23 @@ mod tests {
         turn(&mut head, cos, sin);
         let length: f32 = head.iter().map(|v| v * v).sum();
         assert!((length - 30.0).abs() < 1e-4 && head[0] != 1.0);
+    }
+
+    #[test]
+    fn yarn_keeps_fast_and_divides_slow_frequencies() {
+        let scaling = RopeScaling::Yarn {
+            factor: 4.0,
+            fast_turns: 32.0,
+            slow_turns: 1.0,
+            original_context_length: 32_768,
+            is_rounded: true,
+        };
+        let plain = base(1e6, 128);
+        let scaled = scale(plain.clone(), 1e6, &scaling);
+        assert_eq!(scaled[0], plain[0]);
+        assert_eq!(scaled[63], plain[63] / 4.0);
+        let is_between = |(s, p): (&f32, &f32)| *s <= p * 1.0001 && *s * 4.0001 >= *p;
+        assert!(scaled.iter().zip(&plain).all(is_between));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::*;
 use crate::load::{OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
-const MODELS: [&str; 14] = [
+const MODELS: [&str; 15] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -19,6 +19,7 @@ const MODELS: [&str; 14] = [
     "mistral",
     "qwen2",
     "qwen3",
+    "qwen3-yarn",
     "qwen3-moe",
     "mixtral",
     "gemma2",

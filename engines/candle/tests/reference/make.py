@@ -37,6 +37,12 @@ LLAMA3 = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
 )
+YARN = dict(
+    rope_type="yarn",
+    factor=4.0,
+    original_max_position_embeddings=64,
+    rope_theta=10000.0,
+)
 MODELS = {
     "llama": ("llama", dict()),
     "llama3": ("llama", dict(rope=dict(LLAMA3, rope_theta=500000.0), tie_word_embeddings=True)),
@@ -45,6 +51,7 @@ MODELS = {
     "mistral": ("mistral", dict(sliding_window=8)),
     "qwen2": ("qwen2", dict(tie_word_embeddings=True)),
     "qwen3": ("qwen3", dict(num_attention_heads=6)),
+    "qwen3-yarn": ("qwen3", dict(rope=YARN)),
     "qwen3-moe": (
         "qwen3_moe",
         dict(

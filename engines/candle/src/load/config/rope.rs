@@ -22,11 +22,16 @@ impl Source<'_> {
                 .and_then(Value::as_f64)
         };
         let is_gemma3 = self.family == Family::Gemma3;
-        let is_large = is_gemma3 || self.family == Family::Mixtral;
         let by_default = match self.family {
             Family::SmolLm3 => 2_000_000.0,
-            _ if is_large => 1_000_000.0,
-            _ => 10_000.0,
+            Family::Gemma3 | Family::Mixtral => 1_000_000.0,
+            Family::Llama
+            | Family::Mistral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Qwen3Moe
+            | Family::Gemma2
+            | Family::Phi3 => 10_000.0,
         };
         let theta = theta_of(full).or(raw.rope_theta).unwrap_or(by_default);
         let window_theta = theta_of(of_kind("sliding_attention"))
@@ -125,8 +130,9 @@ impl Source<'_> {
             Some("longrope" | "su") => self.longrope(object, rotary_dim),
             // What Phi-3's first checkouts called it.
             Some("yarn") if self.family == Family::Phi3 => self.longrope(object, rotary_dim),
+            Some("yarn") => self.yarn(object),
             Some(other) => {
-                let fix = "default, linear, llama3 and longrope are; without it the model has its shorter context";
+                let fix = "default, linear, llama3, longrope and yarn are; without it the model has its shorter context";
                 self.unsupported("rope_scaling.rope_type", other, fix)
             }
         }
@@ -152,6 +158,38 @@ impl Source<'_> {
             Some(_) => self.positive(object, "attention_factor")?,
         };
         Ok((RopeScaling::Factors(factors), amplitude))
+    }
+
+    fn yarn(&self, object: &Value) -> Result<Scaling, LoadError> {
+        let is_given = |key: &str| object.get(key).is_some_and(|value| !value.is_null());
+        let optional = |key: &str| {
+            let number = is_given(key).then(|| self.positive(object, key));
+            number.transpose()
+        };
+        let original = "original_max_position_embeddings";
+        let is_named = is_given(original) || self.raw.original_max_position_embeddings.is_some();
+        let original_context_length = if is_named {
+            self.original_context(object)?
+        } else {
+            self.raw.max_position_embeddings
+        };
+        let by_contexts = ratio(self.raw.max_position_embeddings, original_context_length);
+        let factor = optional("factor")?.unwrap_or(by_contexts);
+        let amplitude = match optional("attention_factor")? {
+            Some(amplitude) => amplitude,
+            None => match (optional("mscale")?, optional("mscale_all_dim")?) {
+                (Some(one), Some(all)) => yarn_amplitude(factor, one) / yarn_amplitude(factor, all),
+                (Some(_) | None, Some(_) | None) => yarn_amplitude(factor, 1.0),
+            },
+        };
+        let scaling = RopeScaling::Yarn {
+            factor,
+            fast_turns: optional("beta_fast")?.unwrap_or(32.0),
+            slow_turns: optional("beta_slow")?.unwrap_or(1.0),
+            original_context_length,
+            is_rounded: object.get("truncate").and_then(Value::as_bool) != Some(false),
+        };
+        Ok((scaling, amplitude))
     }
 
     fn factors(&self, object: &Value, key: &str, pairs: usize) -> Result<Vec<f32>, LoadError> {
@@ -206,6 +244,15 @@ fn turns(dim: usize, head_dim: usize, factor: f64) -> bool {
 #[expect(clippy::cast_precision_loss, reason = "contexts of models")]
 fn ratio(longest: usize, original: usize) -> f32 {
     longest as f32 / original as f32
+}
+
+/// YaRN's attention factor for a context `factor` times as long as the first.
+pub(crate) fn yarn_amplitude(factor: f32, scale: f32) -> f32 {
+    if factor <= 1.0 {
+        1.0
+    } else {
+        0.1 * scale * factor.ln() + 1.0
+    }
 }
 
 /// LongRoPE's attention factor for a context `factor` times as long as the first.

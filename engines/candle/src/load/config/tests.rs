@@ -52,6 +52,7 @@ fn every_architecture_is_read() {
         ("phi3", "phi3"),
         ("phi4-mini", "phi3"),
         ("smollm3", "smollm3"),
+        ("qwen3-yarn", "qwen3"),
     ] {
         let (config, architecture) = read_reference(name);
         assert_eq!(architecture, expected, "{name}");
@@ -202,6 +203,50 @@ fn longrope_is_chosen_by_the_context() {
 }
 
 #[test]
+fn yarn_is_read() {
+    let rope = |changes: &Value| {
+        let mut scaling = json!({"type": "yarn", "factor": 4.0});
+        let object = scaling.as_object_mut().unwrap();
+        object.extend(changes.as_object().unwrap().clone());
+        llama(&json!({"rope_scaling": scaling})).map(|config| config.rope)
+    };
+    let yarn = |fast_turns, original_context_length, is_rounded| RopeScaling::Yarn {
+        factor: 4.0,
+        fast_turns,
+        slow_turns: 1.0,
+        original_context_length,
+        is_rounded,
+    };
+    let usual = rope(&json!({})).unwrap();
+    assert_eq!(usual.scaling, yarn(32.0, 256, true));
+    assert!((usual.amplitude - (1.0 + 0.1 * 4f32.ln())).abs() < 1e-6);
+    let all = rope(&json!({
+        "beta_fast": 16.0, "original_max_position_embeddings": 64, "truncate": false,
+        "attention_factor": 1.5,
+    }));
+    let all = all.unwrap();
+    assert_eq!((all.scaling, all.amplitude), (yarn(16.0, 64, false), 1.5));
+    let equal = rope(&json!({"mscale": 1.0, "mscale_all_dim": 1.0})).unwrap();
+    assert!((equal.amplitude - 1.0).abs() < 1e-6);
+    for (changes, expected) in [
+        (
+            json!({"factor": -1.0}),
+            "rope_scaling.factor: is no positive",
+        ),
+        (json!({"beta_slow": "x"}), "rope_scaling.beta_slow"),
+        (
+            json!({"original_max_position_embeddings": 0}),
+            "original_max_position_embeddings: is no size above 1",
+        ),
+    ] {
+        let error = rope(&changes).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = refused(&json!({"rope_theta": 1.0, "rope_scaling": {"type": "yarn"}}));
+    assert!(error.contains("with YaRN it must be above 1"), "{error}");
+}
+
+#[test]
 fn layers_that_do_not_turn_are_read() {
     let smollm3 = |changes: &Value| {
         let mut config = json!({"architectures": ["SmolLM3ForCausalLM"]});
@@ -284,8 +329,8 @@ fn what_cannot_be_computed_is_refused_by_name() {
             "of model_type bert",
         ),
         (
-            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
-            "rope_scaling.rope_type = yarn",
+            json!({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
+            "rope_scaling.rope_type = dynamic",
         ),
         (
             json!({"quantization_config": {"quant_method": "awq"}}),

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use super::header::{Header, Value};
 use crate::error::LoadError;
+use crate::load::config::rope::yarn_amplitude;
 use crate::load::config::{self, attention_scale};
 use crate::model::config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 
@@ -333,32 +334,71 @@ fn rope(
             None => scaling(metadata)?,
         },
         rotary_dim: rotary_dim(metadata, head_dim)?,
-        amplitude: match metadata.single("rope.scaling.attn_factor")? {
-            Some(factor) if factor > 0.0 => factor,
-            Some(_) => return metadata.bad("rope.scaling.attn_factor", "is no positive number"),
-            None => 1.0,
-        },
+        amplitude: amplitude(metadata)?,
         still_every: usual_still_every(metadata.architecture),
     })
 }
 
-fn scaling(metadata: Metadata<'_>) -> Result<RopeScaling, LoadError> {
-    let factor = match metadata.single("rope.scaling.factor")? {
-        Some(factor) => Some(factor),
-        // As older files wrote it.
-        None => metadata.single("rope.scale_linear")?,
+/// What turned dimensions are multiplied by: YaRN's own factor times the file's.
+fn amplitude(metadata: Metadata<'_>) -> Result<f32, LoadError> {
+    let key = "rope.scaling.attn_factor";
+    let own = match metadata.single(key)? {
+        Some(own) if own > 0.0 => own,
+        Some(_) => return metadata.bad(key, "is no positive number"),
+        None => 1.0,
     };
-    match (metadata.text("rope.scaling.type"), factor) {
-        (Some("none"), _) | (None | Some("linear"), None) => Ok(RopeScaling::None),
+    match (
+        metadata.text("rope.scaling.type"),
+        scaling_factor(metadata)?,
+    ) {
+        (Some("yarn"), Some(factor)) => Ok(own * yarn_amplitude(factor, 1.0)),
+        (Some(_) | None, _) => Ok(own),
+    }
+}
+
+fn scaling_factor(metadata: Metadata<'_>) -> Result<Option<f32>, LoadError> {
+    match metadata.single("rope.scaling.factor")? {
+        Some(factor) => Ok(Some(factor)),
+        // As older files wrote it.
+        None => metadata.single("rope.scale_linear"),
+    }
+}
+
+fn yarn(metadata: Metadata<'_>, factor: f32) -> Result<RopeScaling, LoadError> {
+    let turns = |key: &str, by_default| match metadata.single(key)? {
+        Some(turns) if turns > 0.0 => Ok(turns),
+        Some(_) => metadata.bad(key, "is no positive number"),
+        None => Ok(by_default),
+    };
+    let original = metadata.size("rope.scaling.original_context_length")?;
+    Ok(RopeScaling::Yarn {
+        factor,
+        fast_turns: turns("rope.scaling.yarn_beta_fast", 32.0)?,
+        slow_turns: turns("rope.scaling.yarn_beta_slow", 1.0)?,
+        original_context_length: match original {
+            Some(original) => original,
+            None => metadata.required_size("context_length")?,
+        },
+        is_rounded: true,
+    })
+}
+
+fn scaling(metadata: Metadata<'_>) -> Result<RopeScaling, LoadError> {
+    let kind = metadata.text("rope.scaling.type");
+    match (kind, scaling_factor(metadata)?) {
+        (Some("none"), _) | (None | Some("linear" | "yarn"), None) => Ok(RopeScaling::None),
         (None | Some("linear"), Some(factor)) if factor >= 1.0 => {
             Ok(RopeScaling::Linear { factor })
         }
-        (None | Some("linear"), Some(_)) => metadata.bad("rope.scaling.factor", "is less than 1"),
+        (Some("yarn"), Some(factor)) if factor >= 1.0 => yarn(metadata, factor),
+        (None | Some("linear" | "yarn"), Some(_)) => {
+            metadata.bad("rope.scaling.factor", "is less than 1")
+        }
         (Some(other), _) => Err(LoadError::unsupported(
             metadata.path,
             &metadata.key("rope.scaling.type"),
             other,
-            "none and linear are, and Llama 3's in rope_freqs.weight",
+            "none, linear and yarn are, and factors in rope_freqs.weight",
         )),
     }
 }

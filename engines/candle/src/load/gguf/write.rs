@@ -19,13 +19,14 @@ use super::config::{usual_full_every, usual_still_every};
 use super::header::{MAGIC, number_of};
 use super::place;
 use crate::error::LoadError;
+use crate::load::config::rope::yarn_amplitude;
 use crate::load::place::Place;
 use crate::load::quantize::{Part, Quantization, floats, quantize};
 use crate::load::tensors::{RawTensor, RowOrder, bytes_of};
 use crate::load::weights::to_u64;
 use crate::load::{LoadProgress, OpenModel, PlannedTensor, Role, plan};
 use crate::model::WeightType;
-use crate::model::config::{ModelConfig, RopeScaling};
+use crate::model::config::{ModelConfig, Rope, RopeScaling};
 
 const VERSION: u32 = 3;
 const ALIGNMENT: usize = 32;
@@ -271,6 +272,14 @@ fn refuse_variants(model: &OpenModel) -> Result<(), LoadError> {
         let field = "norm_topk_prob";
         return Err(LoadError::unsupported(&model.path, field, false, fix));
     }
+    if let RopeScaling::Yarn {
+        is_rounded: false, ..
+    } = config.rope.scaling
+    {
+        let fix = "readers of GGUF files take true for granted";
+        let field = "rope_scaling.truncate";
+        return Err(LoadError::unsupported(&model.path, field, false, fix));
+    }
     let usual = usual_still_every(&model.architecture);
     if config.rope.still_every != usual {
         let fix = "readers of GGUF files take every fourth layer for granted";
@@ -327,7 +336,7 @@ fn frequencies_tensor(architecture: &str) -> &'static str {
 /// What each pair's frequency is divided by, where a key cannot say it.
 fn frequency_factors(config: &ModelConfig) -> Option<Vec<f32>> {
     match &config.rope.scaling {
-        RopeScaling::None | RopeScaling::Linear { .. } => None,
+        RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Yarn { .. } => None,
         RopeScaling::Factors(factors) => Some(factors.clone()),
         RopeScaling::Llama3 {
             factor,
@@ -471,6 +480,40 @@ pub(crate) fn encode(entries: &[(String, Entry)], tensors: &[Info<'_>]) -> Vec<u
     out
 }
 
+/// What the metadata says of how frequencies are stretched.
+fn rotary(rope: &Rope) -> Vec<(&'static str, Entry)> {
+    let size = |value: usize| Entry::U32(u32::try_from(value).unwrap_or(u32::MAX));
+    let mut own = Vec::new();
+    let mut usual = 1.0;
+    match rope.scaling {
+        RopeScaling::Linear { factor } => {
+            own.push(("rope.scaling.type", Entry::Text("linear".into())));
+            own.push(("rope.scaling.factor", Entry::F32(factor)));
+        }
+        RopeScaling::Yarn {
+            factor,
+            fast_turns,
+            slow_turns,
+            original_context_length,
+            ..
+        } => {
+            usual = yarn_amplitude(factor, 1.0);
+            let original = size(original_context_length);
+            own.push(("rope.scaling.type", Entry::Text("yarn".into())));
+            own.push(("rope.scaling.factor", Entry::F32(factor)));
+            own.push(("rope.scaling.original_context_length", original));
+            own.push(("rope.scaling.yarn_beta_fast", Entry::F32(fast_turns)));
+            own.push(("rope.scaling.yarn_beta_slow", Entry::F32(slow_turns)));
+        }
+        RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => {}
+    }
+    if rope.amplitude != usual {
+        let factor = Entry::F32(rope.amplitude / usual);
+        own.push(("rope.scaling.attn_factor", factor));
+    }
+    own
+}
+
 /// The model's metadata, without its vocabulary.
 pub(crate) fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)> {
     let config = &model.config;
@@ -493,10 +536,7 @@ pub(crate) fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)>
         ),
         ("vocab_size", size(config.vocab_size)),
     ];
-    if config.rope.amplitude != 1.0 {
-        let factor = Entry::F32(config.rope.amplitude);
-        own.push(("rope.scaling.attn_factor", factor));
-    }
+    own.extend(rotary(&config.rope));
     if let Some(experts) = config.experts {
         own.push(("expert_count", size(experts.count)));
         own.push(("expert_used_count", size(experts.per_token)));
@@ -504,10 +544,6 @@ pub(crate) fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)>
     }
     if let Some(theta) = config.rope.window_theta {
         own.push(("rope.freq_base_swa", Entry::F32(theta)));
-    }
-    if let RopeScaling::Linear { factor } = config.rope.scaling {
-        own.push(("rope.scaling.type", Entry::Text("linear".into())));
-        own.push(("rope.scaling.factor", Entry::F32(factor)));
     }
     if let Some(cap) = config.attention_softcap {
         own.push(("attn_logit_softcapping", Entry::F32(cap)));
