@@ -68,7 +68,7 @@ pub(crate) fn choose<'a>(
         return Ok(Choice { files, file });
     }
     let files: Vec<String> = { names.clone() }
-        .filter(|name| is_config(name) || (needs != Needs::Config && is_weights(name)))
+        .filter(|name| is_config(name) || (needs != Needs::Config && is_read_beside(name)))
         .map(Into::into)
         .collect();
     if !files.iter().any(|name| name == "config.json") {
@@ -84,10 +84,27 @@ pub(crate) fn choose<'a>(
     Ok(Choice { files, file: None })
 }
 
+/// Whether it holds weights, of the model or of a module behind it.
+fn is_read_beside(name: &str) -> bool {
+    is_weights(name) || in_module(name) == Some("model.safetensors")
+}
+
+/// A file's name, where it lies in the folder of a module of `sentence-transformers`, such as `1_Pooling`.
+fn in_module(name: &str) -> Option<&str> {
+    let (folder, file) = name.split_once('/')?;
+    let (number, kind) = folder.split_once('_')?;
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    let is_kind = !kind.is_empty() && kind.bytes().all(|byte| byte.is_ascii_alphabetic());
+    (is_number && is_kind).then_some(file)
+}
+
 /// Whether it is a file of configuration, tokenizer or template, for the model as it is published: those of other formats lie
 /// in folders.
 fn is_config(name: &str) -> bool {
     let ends = [".json", ".jinja", ".txt", ".model", ".tiktoken"];
+    if in_module(name) == Some("config.json") {
+        return true;
+    }
     !name.contains('/')
         && ends.iter().any(|end| name.ends_with(end))
         && !name.ends_with(".bin.index.json")
@@ -283,6 +300,25 @@ mod tests {
             assert_eq!(files.len(), config.len() + 2);
             assert!(files.contains(&"model-00002-of-00002.safetensors".into()) && file.is_none());
         }
+    }
+
+    #[test]
+    fn an_embedders_modules_are_chosen_with_it() {
+        let names = [
+            "config.json",
+            "modules.json",
+            "model.safetensors",
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "2_Dense/pytorch_model.bin",
+            "onnx/model.safetensors",
+            "1_Pooling/a/config.json",
+        ];
+        let (files, _) = chosen("a/b", Needs::WeightsOrGguf, &names).unwrap();
+        assert_eq!(files, names[..6]);
+        let (config, _) = chosen("a/b", Needs::Config, &names).unwrap();
+        assert_eq!(config.len(), 4, "no weights");
     }
 
     #[test]
