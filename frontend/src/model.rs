@@ -2,6 +2,7 @@
 
 mod admission;
 mod chosen;
+mod embed_prompt;
 mod infill;
 mod lingering;
 mod matryoshka;
@@ -80,6 +81,8 @@ pub struct TextFiles {
     pub eos_token_ids: Shared<Vec<TokenId>>,
     /// The lengths its embeddings may be cut to.
     pub matryoshka: Matryoshka,
+    /// What stands before every text to embed; empty for most models.
+    pub embed_prompt: String,
     /// How it is asked for what stands between two texts; `None` when it cannot be.
     pub infill: Option<&'static Infill>,
 }
@@ -168,7 +171,12 @@ impl TextFiles {
         let matryoshka = file("config.json").map(|json| Matryoshka::from_config(&json));
         let matryoshka = matryoshka.transpose();
         let matryoshka = matryoshka.map_err(|error| bad_file("config.json", error))?;
+        let prompts = "config_sentence_transformers.json";
+        let embed_prompt = file(prompts).map(|json| embed_prompt::from_config(&json));
+        let embed_prompt = embed_prompt.transpose();
+        let embed_prompt = embed_prompt.map_err(|error| bad_file(prompts, error))?;
         Ok(Self {
+            embed_prompt: embed_prompt.unwrap_or_default(),
             infill: Infill::of(&tokenizer),
             tokenizer: Arc::new(tokenizer),
             quick_template: template

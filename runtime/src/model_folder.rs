@@ -8,12 +8,13 @@ use genset_backend_common::{Artifact, MAX_ARTIFACT_BYTES};
 use serde::Deserialize;
 
 /// Files a frontend needs, and whether a model can do without.
-const FILES: [(&str, bool); 5] = [
+const FILES: [(&str, bool); 6] = [
     ("config.json", true),
     ("tokenizer.json", true),
     ("tokenizer_config.json", true),
     ("generation_config.json", false),
     ("chat_template.jinja", false),
+    ("config_sentence_transformers.json", false),
 ];
 
 /// A model's files and the few facts about it that a worker needs.

@@ -216,6 +216,10 @@ fn tokens_of(
     let tokens = match (input, &model.text) {
         (Prompt::Tokens(tokens), _) => tokens,
         (Prompt::Text(text), Some(files)) => {
+            let text = match files.embed_prompt.as_str() {
+                "" => text,
+                prompt => format!("{prompt}{text}"),
+            };
             let plain = Plain {
                 text: &text,
                 add_special: true,

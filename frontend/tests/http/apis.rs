@@ -161,6 +161,26 @@ async fn text_and_its_tokens_have_one_embedding() {
 }
 
 #[tokio::test]
+async fn the_models_default_prompt_stands_before_texts_and_not_before_tokens() {
+    let mut worker = worker_config();
+    let prompts = json!({"prompts": {"query": "two "}, "default_prompt_name": "query"});
+    let name = "config_sentence_transformers.json";
+    let prompts = Artifact::new(name, prompts.to_string().into_bytes());
+    worker.artifacts.push(prompts);
+    let engine = Embedder::new([InputKind::Embed]);
+    let site = Site::with_worker(config(), worker, engine.clone()).await;
+    let encode = |text: &str| tokenizer().encode(text, true).expect("tokens");
+    let (prompted, plain) = (encode("two one"), encode("one"));
+    assert_ne!(prompted, plain);
+    for (input, tokens) in [(json!("one"), prompted), (json!(plain), plain.clone())] {
+        let response = site.post(EMBEDDINGS, &embed(input, &json!({}))).await;
+        assert_eq!(vectors(&response), [embedding(&tokens)]);
+        assert_eq!(response.json()["usage"]["prompt_tokens"], tokens.len());
+    }
+    site.close().await;
+}
+
+#[tokio::test]
 async fn a_large_batch_goes_to_the_engine_in_parts_and_keeps_its_order() {
     let engine = Embedder::new([InputKind::Embed]);
     let site = Site::start(engine.clone()).await;
