@@ -6,14 +6,14 @@
 
 mod batch;
 mod blocks;
-mod core;
-mod forward;
+pub(crate) mod core;
+pub(crate) mod forward;
 mod mailbox;
-mod metrics;
+pub(crate) mod metrics;
 mod readers;
-mod real;
+pub(crate) mod real;
 mod sequence;
-mod thread;
+pub(crate) mod thread;
 mod transfer;
 
 use std::collections::BTreeSet;

@@ -2,12 +2,13 @@
 //!
 //! [`CandleEngine`] serves one decoder-only model (Llama, Mistral, Qwen, Gemma and their kin) from a checkout folder or a GGUF
 //! file, without Python. Requests run together from step to step: prompts in chunks beside the tokens of others, in KV
-//! blocks that equal prefixes share.
+//! blocks that equal prefixes share. [`EmbeddingEngine`] makes vectors of texts with an encoder or a decoder.
 //!
 //! | module | what |
 //! | --- | --- |
 //! | [`engine`](CandleEngine) | the thread that joins scheduler, model and sampler |
-//! | [`model`] | the decoder: packed tokens to logits, on KV blocks |
+//! | [`embedding`](EmbeddingEngine) | the thread that packs inputs and has them embedded |
+//! | [`model`] | the decoder: packed tokens to logits, on KV blocks; encoders: packed tokens to vectors |
 //! | [`load`] | files to weights |
 //! | [`synthetic`] | models with random weights, for benchmarks and tests |
 //!
@@ -29,6 +30,7 @@
 //! ```
 
 mod args;
+mod embedding;
 mod engine;
 pub mod error;
 #[cfg(feature = "fuzzing")]
@@ -38,4 +40,5 @@ pub mod model;
 pub mod synthetic;
 
 pub use args::{ByteSize, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice};
+pub use embedding::EmbeddingEngine;
 pub use engine::CandleEngine;

@@ -6,6 +6,7 @@
 
 mod checkout;
 mod config;
+mod embedder;
 mod gguf;
 mod kv;
 mod map;
@@ -24,6 +25,7 @@ mod tests;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+pub use self::embedder::OpenEmbedder;
 pub use self::gguf::write::{GgufType, write_gguf};
 pub use self::kv::{KvCacheOptions, KvCacheSize, kv_bytes_per_block, kv_cache_size};
 pub use self::memory::{MemoryEstimate, available_memory};
@@ -49,6 +51,47 @@ const TOKENIZER_FILES: [&str; 4] = [
     "generation_config.json",
     "chat_template.jinja",
 ];
+
+/// Files with a model's tensors.
+trait TensorFiles: std::fmt::Debug {
+    /// The folder or file.
+    fn path(&self) -> &Path;
+
+    /// Every tensor that the model has to have.
+    fn planned(&self) -> Vec<PlannedTensor>;
+
+    /// The tensor of that name, as it lies in the file, if it is there.
+    fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError>;
+
+    /// What the files call the tensor of that name, where they have names of their own.
+    fn own_name(&self, _name: &str) -> Option<String> {
+        None
+    }
+
+    /// The tensor of that name, which must be there in that shape.
+    fn required(&self, name: &str, shape: &[usize]) -> Result<RawTensor<'_>, LoadError> {
+        let Some(raw) = self.tensor(name)? else {
+            return Err(LoadError::MissingTensor {
+                path: self.path().to_owned(),
+                name: self.own_name(name).unwrap_or_else(|| name.to_owned()),
+            });
+        };
+        if raw.shape != shape {
+            return Err(self.wrong_shape(raw.name, raw.shape.clone(), shape.to_vec()));
+        }
+        Ok(raw)
+    }
+
+    /// The error of a tensor in another shape.
+    fn wrong_shape(&self, name: &str, found: Vec<usize>, expected: Vec<usize>) -> LoadError {
+        LoadError::WrongShape {
+            path: self.path().to_owned(),
+            name: name.to_owned(),
+            found,
+            expected,
+        }
+    }
+}
 
 /// A file that a worker publishes with its model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -209,8 +252,17 @@ impl OpenModel {
             Source::Gguf(_) => gguf::place(&self.architecture, name, &self.config),
         }
     }
+}
 
-    /// The tensor of that name, as it lies in the file, if it is there.
+impl TensorFiles for OpenModel {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn planned(&self) -> Vec<PlannedTensor> {
+        plan(&self.config)
+    }
+
     fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
         let Some(place) = self.place(name) else {
             return Ok(None);
@@ -229,28 +281,8 @@ impl OpenModel {
         }
     }
 
-    /// The tensor of that name, which must be there in that shape.
-    fn required(&self, name: &str, shape: &[usize]) -> Result<RawTensor<'_>, LoadError> {
-        let Some(raw) = self.tensor(name)? else {
-            let own = self.place(name).map(|place| place.name);
-            return Err(LoadError::MissingTensor {
-                path: self.path.clone(),
-                name: own.unwrap_or_else(|| name.to_owned()),
-            });
-        };
-        if raw.shape != shape {
-            return Err(self.wrong_shape(raw.name, raw.shape.clone(), shape.to_vec()));
-        }
-        Ok(raw)
-    }
-
-    fn wrong_shape(&self, name: &str, found: Vec<usize>, expected: Vec<usize>) -> LoadError {
-        LoadError::WrongShape {
-            path: self.path.clone(),
-            name: name.to_owned(),
-            found,
-            expected,
-        }
+    fn own_name(&self, name: &str) -> Option<String> {
+        self.place(name).map(|place| place.name)
     }
 }
 

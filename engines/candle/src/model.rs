@@ -12,6 +12,8 @@
 //! | `batch` | what one step computes |
 //! | `kv_cache` | keys and values in KV blocks |
 //! | `decoder` | embedding, layers, logits |
+//! | `encoder` | the other kind of model: a vector for each token, which sees all others |
+//! | `embedder` | one vector of a sequence's many, by an encoder or a decoder |
 //! | `linear` | products with weights, quantized or not |
 //! | `attention` | attention over KV blocks |
 //! | `norm`, `rope`, `feed_forward`, `experts` | the other parts of a layer |
@@ -26,6 +28,8 @@ mod attention;
 mod batch;
 pub(crate) mod config;
 mod decoder;
+pub(crate) mod embedder;
+pub(crate) mod encoder;
 mod experts;
 mod feed_forward;
 pub(crate) mod host;
@@ -44,6 +48,10 @@ pub(crate) mod weights;
 pub use batch::{BatchError, SequenceRows, StepBatch};
 pub use config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 pub use decoder::{ForwardError, Model, SlowMatrix};
+pub use embedder::BackboneConfig;
+pub use embedder::head::{HeadConfig, HeadStep};
+pub use embedder::pooling::Pooling;
+pub use encoder::config::{EncoderConfig, EncoderFamily, Nonlinearity, Positions};
 pub use kv_cache::{KvCache, KvCacheSpec, KvLayout};
 pub use linear::{Matrix, WeightType};
 pub use weights::Weights;

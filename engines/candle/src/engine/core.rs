@@ -536,7 +536,8 @@ fn compute(
     Ok(fetch(&logits, &is_best)?)
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("it panicked: {}", text.unwrap_or("(no message)"))

@@ -80,33 +80,34 @@ impl RealLoader {
             max_waiting: wide(self.args.max_waiting),
         }
     }
+}
 
-    fn set_threads(&self) -> Result<(), EngineError> {
-        let Some(threads) = self.args.threads else {
-            return Ok(());
-        };
-        if threads == 0 {
-            return Err(EngineError::invalid_argument(
-                "--threads",
-                "must be at least 1",
-            ));
-        }
-        if rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build_global()
-            .is_err()
-        {
-            tracing::warn!(
-                threads,
-                "this process has its threads already; --threads has no effect"
-            );
-        }
-        Ok(())
+/// Bounds the threads of this process; the first engine's choice holds for all.
+pub(crate) fn set_threads(threads: Option<usize>) -> Result<(), EngineError> {
+    let Some(threads) = threads else {
+        return Ok(());
+    };
+    if threads == 0 {
+        return Err(EngineError::invalid_argument(
+            "--threads",
+            "must be at least 1",
+        ));
     }
+    if rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build_global()
+        .is_err()
+    {
+        tracing::warn!(
+            threads,
+            "this process has its threads already; --threads has no effect"
+        );
+    }
+    Ok(())
 }
 
 /// Bounds the instructions of this process; the first engine's choice holds for all.
-fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
+pub(crate) fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
     let chosen =
         simd::choose(choice).map_err(|problem| EngineError::invalid_argument("--isa", problem))?;
     if !chosen {
@@ -121,7 +122,7 @@ impl Loader for RealLoader {
         start: &StartContext,
         was_given_up: &dyn Fn() -> bool,
     ) -> Result<Loaded, EngineError> {
-        self.set_threads()?;
+        set_threads(self.args.threads)?;
         set_isa(self.args.isa)?;
         if self.args.block_size == 0 {
             return Err(EngineError::invalid_argument(
@@ -307,14 +308,14 @@ fn tell_slow(model: &Model) {
     clippy::cast_possible_truncation,
     reason = "a bar on a screen"
 )]
-fn fraction(done: LoadProgress) -> f32 {
+pub(crate) fn fraction(done: LoadProgress) -> f32 {
     (done.bytes as f64 / done.all_bytes.max(1) as f64) as f32
 }
 
 /// Weights that end early when nobody waits for them any more.
-struct Abandonable<'a, W> {
-    weights: W,
-    was_given_up: &'a dyn Fn() -> bool,
+pub(crate) struct Abandonable<'a, W> {
+    pub(crate) weights: W,
+    pub(crate) was_given_up: &'a dyn Fn() -> bool,
 }
 
 impl<W: Weights> Abandonable<'_, W> {
@@ -360,7 +361,7 @@ impl<W: Weights> Weights for Abandonable<'_, W> {
     }
 }
 
-fn device(choice: DeviceChoice) -> Result<Device, EngineError> {
+pub(crate) fn device(choice: DeviceChoice) -> Result<Device, EngineError> {
     match choice {
         DeviceChoice::Cpu => Ok(Device::Cpu),
         DeviceChoice::Auto => Ok(Device::cuda_if_available(0).unwrap_or_else(|error| {
@@ -380,7 +381,7 @@ fn device(choice: DeviceChoice) -> Result<Device, EngineError> {
     }
 }
 
-fn dtype(choice: DtypeChoice, device: &Device) -> Result<DType, EngineError> {
+pub(crate) fn dtype(choice: DtypeChoice, device: &Device) -> Result<DType, EngineError> {
     match (choice, device.is_cpu()) {
         (DtypeChoice::Auto | DtypeChoice::F32, true) => Ok(DType::F32),
         (DtypeChoice::F16 | DtypeChoice::Bf16, true) => {
@@ -440,11 +441,11 @@ fn engine_config(
     config
 }
 
-fn wide(value: u32) -> usize {
+pub(crate) fn wide(value: u32) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-fn narrow(value: usize) -> u32 {
+pub(crate) fn narrow(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 

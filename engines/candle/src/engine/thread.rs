@@ -75,10 +75,22 @@ impl EngineThread {
         readers: Arc<Readers>,
     ) -> Result<(Self, oneshot::Receiver<Result<Serving, EngineError>>), EngineError> {
         let (ready, is_ready) = oneshot::channel();
+        let health = start.health.clone();
+        let body = move || serve(&*loader, &start, readers, ready);
+        Ok((Self::spawn_body(health, body)?, is_ready))
+    }
+
+    /// A thread with this body, whose panic is reported.
+    ///
+    /// # Errors
+    /// The system has no thread to give.
+    pub(crate) fn spawn_body(
+        health: HealthReporter,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, EngineError> {
         let (over, is_over) = mpsc::channel(1);
         let body = move || {
-            let health = start.health.clone();
-            let ended = catch_unwind(AssertUnwindSafe(|| serve(&*loader, &start, readers, ready)));
+            let ended = catch_unwind(AssertUnwindSafe(body));
             report_panic(ended, &health);
             drop(over);
         };
@@ -86,7 +98,7 @@ impl EngineThread {
         let handle = spawned.map_err(|error| {
             EngineError::internal("no thread for the engine").with_source(error)
         })?;
-        Ok((Self { handle, is_over }, is_ready))
+        Ok(Self { handle, is_over })
     }
 
     /// Waits until the thread has ended.

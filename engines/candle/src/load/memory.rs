@@ -5,8 +5,8 @@ use std::path::Path;
 
 use candle_core::Device;
 
-use super::OpenModel;
-use super::plan::{PlannedTensor, Role, plan};
+use super::TensorFiles;
+use super::plan::{PlannedTensor, Role};
 use super::tensors::bytes_of;
 use super::weights::{WeightOptions, to_u64};
 use crate::error::{Bytes, LoadError};
@@ -26,10 +26,10 @@ pub struct MemoryEstimate {
 }
 
 impl MemoryEstimate {
-    pub(super) fn new(model: &OpenModel, options: &WeightOptions) -> Self {
+    pub(super) fn new(model: &dyn TensorFiles, options: &WeightOptions) -> Self {
         let mut weights = 0u64;
         let mut largest = 0u64;
-        for tensor in plan(&model.config) {
+        for tensor in model.planned() {
             let kept = kept_bytes(model, options, &tensor);
             weights = weights.saturating_add(kept);
             largest = largest.max(kept);
@@ -81,7 +81,7 @@ impl MemoryEstimate {
 }
 
 /// Bytes that a tensor takes once it is loaded.
-fn kept_bytes(model: &OpenModel, options: &WeightOptions, tensor: &PlannedTensor) -> u64 {
+fn kept_bytes(model: &dyn TensorFiles, options: &WeightOptions, tensor: &PlannedTensor) -> u64 {
     let elements = to_u64(tensor.shape.iter().product());
     let Role::Matrix(part) = tensor.role else {
         return elements * 4;

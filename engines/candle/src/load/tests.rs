@@ -1,5 +1,6 @@
 //! Real files, small and made for the test: folders, GGUF files, and everything that can be wrong with them.
 
+mod embedder;
 mod folder;
 mod gguf;
 mod memory;

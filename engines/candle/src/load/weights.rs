@@ -6,8 +6,8 @@ use std::fmt;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 
-use super::OpenModel;
-use super::plan::{part_of, plan};
+use super::TensorFiles;
+use super::plan::part_of;
 use super::quantize::{Part, Quantization, floats, quantize};
 use super::tensors::{RawTensor, RowOrder};
 use crate::error::LoadError;
@@ -25,6 +25,17 @@ pub struct WeightOptions {
     pub quantization: Quantization,
 }
 
+impl WeightOptions {
+    /// As the file has them, in f32 on the CPU.
+    pub(crate) fn exact() -> Self {
+        Self {
+            device: Device::Cpu,
+            dtype: DType::F32,
+            quantization: Quantization::None,
+        }
+    }
+}
+
 /// How far loading is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadProgress {
@@ -38,9 +49,9 @@ pub struct LoadProgress {
     pub all_bytes: u64,
 }
 
-/// Reads a model's weights. Made by [`OpenModel::weights`].
+/// Reads a model's weights. Made by [`OpenModel::weights`](super::OpenModel::weights).
 pub struct ModelWeights<'a> {
-    model: &'a OpenModel,
+    model: &'a dyn TensorFiles,
     options: WeightOptions,
     progress: LoadProgress,
     report: Box<dyn FnMut(LoadProgress) + 'a>,
@@ -51,7 +62,7 @@ pub struct ModelWeights<'a> {
 impl fmt::Debug for ModelWeights<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ModelWeights")
-            .field("model", &self.model.name)
+            .field("model", &self.model.path())
             .field("options", &self.options)
             .field("progress", &self.progress)
             .finish_non_exhaustive()
@@ -60,11 +71,11 @@ impl fmt::Debug for ModelWeights<'_> {
 
 impl<'a> ModelWeights<'a> {
     pub(super) fn new(
-        model: &'a OpenModel,
+        model: &'a dyn TensorFiles,
         options: WeightOptions,
         report: Box<dyn FnMut(LoadProgress) + 'a>,
     ) -> Self {
-        let planned = plan(&model.config);
+        let planned = model.planned();
         let bytes_of = |name: &str| match model.tensor(name) {
             Ok(Some(raw)) => to_u64(raw.data.len()),
             Ok(None) | Err(_) => 0,
@@ -151,7 +162,7 @@ impl Weights for ModelWeights<'_> {
             values.map_err(|error| LoadError::candle(raw.name, error))?
         } else {
             return Err(LoadError::UnsupportedDtype {
-                path: self.model.path.clone(),
+                path: self.model.path().to_owned(),
                 name: raw.name.to_owned(),
                 found: raw.dtype.to_string(),
                 supported: "F32, F16 or BF16 where they are no matrix",

@@ -18,6 +18,15 @@ use super::norm::Norm;
 use super::rope::{Frequencies, Turns};
 use crate::model::host;
 
+/// Which tokens of its sequence a row sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// Its own and those before it, in a window the last of them.
+    Causal,
+    /// Those on both sides, in a window as many on each.
+    Both,
+}
+
 /// One layer's attention, without its projections.
 #[derive(Debug)]
 pub(super) struct Attention {
@@ -25,7 +34,8 @@ pub(super) struct Attention {
     /// Divides `num_heads`.
     pub(super) num_kv_heads: usize,
     pub(super) head_dim: usize,
-    /// Tokens a row sees, its own included; `None` for all.
+    pub(super) direction: Direction,
+    /// Tokens a row sees, its own included, or, where it sees both sides, those on one; `None` for all.
     pub(super) window: Option<usize>,
     pub(super) softcap: Option<f32>,
     /// Scores are multiplied by this.
@@ -135,9 +145,15 @@ impl Attention {
         (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
     }
 
-    /// The positions that a row at `position` sees.
-    fn visible(&self, position: usize) -> std::ops::Range<usize> {
+    /// The positions that a row at `position` sees, in a context of `context_len` tokens.
+    fn visible(&self, position: usize, context_len: usize) -> std::ops::Range<usize> {
         let end = position + 1;
-        end.saturating_sub(self.window.unwrap_or(end))..end
+        match (self.direction, self.window) {
+            (Direction::Causal, window) => end.saturating_sub(window.unwrap_or(end))..end,
+            (Direction::Both, None) => 0..context_len,
+            (Direction::Both, Some(window)) => {
+                position.saturating_sub(window)..context_len.min(end.saturating_add(window))
+            }
+        }
     }
 }

@@ -85,6 +85,34 @@ pub(crate) struct BatchLimits {
 }
 
 impl StepBatch {
+    /// Sequences that are computed as a whole in this one step, each in KV blocks of its own, from the first on. No logits.
+    pub(crate) fn of_whole<'a>(
+        sequences: impl IntoIterator<Item = &'a [u32]>,
+        block_size: usize,
+    ) -> Self {
+        let mut batch = Self::default();
+        let mut first_block = 0u32;
+        for tokens in sequences {
+            let first_row = batch.tokens.len();
+            batch.tokens.extend(tokens);
+            let positions = (0u32..).take(tokens.len());
+            batch.positions.extend(positions.clone());
+            let first_slot = first_block * u32::try_from(block_size).unwrap_or(u32::MAX);
+            let slots = positions.map(|position| first_slot + position);
+            batch.slots.extend(slots);
+            let blocks: Vec<u32> = (first_block..)
+                .take(tokens.len().div_ceil(block_size))
+                .collect();
+            first_block = blocks.last().map_or(first_block, |last| last + 1);
+            batch.sequences.push(SequenceRows {
+                rows: first_row..batch.tokens.len(),
+                context_len: tokens.len(),
+                blocks,
+            });
+        }
+        batch
+    }
+
     /// Checks everything that the kernels rely on, so that they need no checks of their own.
     pub(crate) fn check(&self, limits: BatchLimits) -> Result<(), BatchError> {
         let rows = self.tokens.len();

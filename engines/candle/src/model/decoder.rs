@@ -110,6 +110,21 @@ impl Model {
         Ok(self.logits(&hidden, batch)?)
     }
 
+    /// What the last norm makes of every row, `[rows, hidden_size]`, for embeddings. The rows are whole sequences, and nothing is
+    /// read of `kv` that they did not write: one layer's keys and values are enough room for those of all layers in turn.
+    pub(super) fn normed_states(
+        &self,
+        kv: &mut KvCache,
+        batch: &StepBatch,
+    ) -> candle_core::Result<Tensor> {
+        self.norm.forward(&self.hidden_states(kv, batch)?)
+    }
+
+    /// What rows are in.
+    pub(super) fn dtype(&self) -> DType {
+        self.norm.weight().dtype()
+    }
+
     /// What the last layer leaves, before the last norm; `[rows, hidden_size]`.
     fn hidden_states(&self, kv: &mut KvCache, batch: &StepBatch) -> candle_core::Result<Tensor> {
         let mut stream = Stream {
@@ -120,8 +135,9 @@ impl Model {
             return stream.into_sum();
         };
         let step = Step::try_new(batch, &first.attention, &self.frequencies, kv)?;
+        let kv_layers = kv.num_layers().max(1);
         for (index, layer) in self.layers.iter().enumerate() {
-            layer.forward(&mut stream, &step, kv, index, batch)?;
+            layer.forward(&mut stream, &step, kv, index % kv_layers, batch)?;
         }
         stream.into_sum()
     }

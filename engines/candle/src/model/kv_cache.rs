@@ -38,6 +38,25 @@ impl KvCacheSpec {
     }
 }
 
+/// What is kept of a token.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KvShape {
+    pub(super) num_layers: usize,
+    /// Heads of keys and values in a layer.
+    pub(super) num_heads: usize,
+    pub(super) head_dim: usize,
+}
+
+impl From<&ModelConfig> for KvShape {
+    fn from(config: &ModelConfig) -> Self {
+        Self {
+            num_layers: config.num_layers,
+            num_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+        }
+    }
+}
+
 /// The KV cache of a model.
 #[derive(Debug)]
 pub struct KvCache {
@@ -83,26 +102,43 @@ impl KvCache {
     /// # Errors
     /// The type is not one that the device computes with, or there is not enough memory.
     pub fn try_new(config: &ModelConfig, spec: KvCacheSpec, device: &Device) -> Result<Self> {
+        let has_kernels = by_kernels::cover(device, spec.dtype, config.head_dim);
+        Self::of_shape(config.into(), spec, device, has_kernels)
+    }
+
+    /// One for attention that sees both sides, in one layer that all layers of a model use in turn. Our kernels for GPUs do
+    /// not know such attention.
+    pub(super) fn for_both_sides(
+        shape: KvShape,
+        spec: KvCacheSpec,
+        device: &Device,
+    ) -> Result<Self> {
+        Self::of_shape(shape, spec, device, false)
+    }
+
+    fn of_shape(
+        shape: KvShape,
+        spec: KvCacheSpec,
+        device: &Device,
+        has_kernels: bool,
+    ) -> Result<Self> {
         let layers = match (device.is_cpu(), spec.dtype) {
-            (true, DType::F32) => Layers::HostF32(HostKv::try_new(config, &spec)?),
-            (true, DType::F16) => Layers::HostF16(HostKv::try_new(config, &spec)?),
+            (true, DType::F32) => Layers::HostF32(HostKv::try_new(shape, &spec)?),
+            (true, DType::F16) => Layers::HostF16(HostKv::try_new(shape, &spec)?),
             (true, other) => {
                 candle_core::bail!("a KV cache on the CPU is f32 or f16, not {other:?}")
             }
-            (false, dtype) => {
-                let has_kernels = by_kernels::cover(device, dtype, config.head_dim);
-                device_layers(config, &spec, device, has_kernels)?
-            }
+            (false, _) => device_layers(shape, &spec, device, has_kernels)?,
         };
         let layout = match &layers {
-            Layers::HostF32(_) => Some(KvLayout::of_host(config, &spec, DType::F32)),
-            Layers::HostF16(_) => Some(KvLayout::of_host(config, &spec, DType::F16)),
+            Layers::HostF32(_) => Some(KvLayout::of_host(shape, &spec, DType::F32)),
+            Layers::HostF16(_) => Some(KvLayout::of_host(shape, &spec, DType::F16)),
             Layers::Device(_) => None,
         };
         Ok(Self {
             spec,
             layers,
-            num_layers: config.num_layers,
+            num_layers: shape.num_layers,
             layout,
         })
     }
@@ -116,7 +152,7 @@ impl KvCache {
         has_kernels: bool,
     ) -> Result<Self> {
         Ok(Self {
-            layers: device_layers(config, &spec, device, has_kernels)?,
+            layers: device_layers(config.into(), &spec, device, has_kernels)?,
             spec,
             num_layers: config.num_layers,
             layout: None,
@@ -187,14 +223,14 @@ impl KvCache {
 }
 
 fn device_layers(
-    config: &ModelConfig,
+    kept: KvShape,
     spec: &KvCacheSpec,
     device: &Device,
     has_kernels: bool,
 ) -> Result<Layers> {
     let shape = (
         spec.num_blocks * spec.block_size,
-        config.num_kv_heads * config.head_dim,
+        kept.num_heads * kept.head_dim,
     );
     let layer = || {
         Ok(DeviceKv {
@@ -204,7 +240,7 @@ fn device_layers(
             has_kernels,
         })
     };
-    let layers = (0..config.num_layers)
+    let layers = (0..kept.num_layers)
         .map(|_| layer())
         .collect::<Result<_>>()?;
     Ok(Layers::Device(layers))

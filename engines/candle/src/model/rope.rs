@@ -24,6 +24,11 @@ impl Frequencies {
         Self::new(turning, rope.amplitude, head_dim)
     }
 
+    /// Of layers that see everything or a window, without scaling.
+    pub(super) fn of_theta(theta: f32, head_dim: usize) -> Self {
+        Self::new(base(theta, head_dim), 1.0, head_dim)
+    }
+
     /// Of layers with a sliding window.
     pub(super) fn windowed(rope: &Rope, head_dim: usize) -> Self {
         match rope.window_theta {
@@ -32,7 +37,7 @@ impl Frequencies {
         }
     }
 
-    /// Of layers that do not turn their heads.
+    /// Of layers that do not turn their heads, such as those of models whose positions are embeddings.
     pub(super) fn still(head_dim: usize) -> Self {
         Self::new(Vec::new(), 1.0, head_dim)
     }

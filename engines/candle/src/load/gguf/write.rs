@@ -19,6 +19,7 @@ use super::config::{usual_full_every, usual_still_every};
 use super::header::{MAGIC, number_of};
 use super::place;
 use crate::error::LoadError;
+use crate::load::TensorFiles;
 use crate::load::config::rope::yarn_amplitude;
 use crate::load::place::Place;
 use crate::load::quantize::{Part, Quantization, floats, quantize};

@@ -202,8 +202,8 @@ impl Plan {
 /// The partitions that any of `rows` sees.
 fn partitions(attention: &Attention, sequence: &SequenceRows, rows: &Range<usize>) -> Range<usize> {
     let position = |row: usize| sequence.context_len - (sequence.rows.end - row);
-    let start = attention.visible(position(rows.start)).start;
-    let end = position(rows.end - 1) + 1;
+    let visible = |row: usize| attention.visible(position(row), sequence.context_len);
+    let (start, end) = (visible(rows.start).start, visible(rows.end - 1).end);
     start / PARTITION..end.div_ceil(PARTITION)
 }
 
@@ -216,6 +216,7 @@ struct Tile<'a> {
     head: usize,
     /// The position of the first row.
     first_position: usize,
+    context_len: usize,
 }
 
 impl<'a> Tile<'a> {
@@ -227,6 +228,7 @@ impl<'a> Tile<'a> {
             rows: item.rows.clone(),
             head: item.head,
             first_position: sequence.context_len - (sequence.rows.end - item.rows.start),
+            context_len: sequence.context_len,
         }
     }
 
@@ -237,8 +239,8 @@ impl<'a> Tile<'a> {
 
     /// The positions that a query sees.
     fn visible(&self, query: usize) -> Range<usize> {
-        self.attention
-            .visible(self.first_position + query / self.attention.group())
+        let position = self.first_position + query / self.attention.group();
+        self.attention.visible(position, self.context_len)
     }
 
     /// The positions that any of the queries sees.

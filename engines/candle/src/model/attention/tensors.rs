@@ -108,7 +108,8 @@ fn attend(
         attention.head_dim,
     );
     let first_position = sequence.context_len - rows;
-    let seen = attention.visible(first_position).start..sequence.context_len;
+    let context_len = sequence.context_len;
+    let seen = attention.visible(first_position, context_len).start..context_len;
     let slots = seen
         .clone()
         .map(|position| slot(sequence, position, block_size))
@@ -160,7 +161,8 @@ fn mask(
     let first_position = sequence.context_len - rows;
     let mask: Vec<f32> = (0..rows * attention.group())
         .flat_map(|query| {
-            let visible = attention.visible(first_position + query / attention.group());
+            let position = first_position + query / attention.group();
+            let visible = attention.visible(position, sequence.context_len);
             seen.clone().map(move |position| {
                 if visible.contains(&position) {
                     0.0

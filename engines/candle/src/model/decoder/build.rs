@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use super::{Block, Layer, Model, SlowMatrix};
 use crate::error::LoadError;
-use crate::model::attention::Attention;
+use crate::model::attention::{Attention, Direction};
 use crate::model::config::{Experts, ModelConfig};
 use crate::model::experts::ExpertMixture;
 use crate::model::feed_forward::FeedForward;
@@ -162,6 +162,7 @@ impl<'a> Builder<'a> {
             num_heads: config.num_heads,
             num_kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
+            direction: Direction::Causal,
             window: window.map(|window| window.size_tokens),
             softcap: config.attention_softcap,
             scale: config.attention_scale,

@@ -7,8 +7,7 @@ use bytemuck::Pod;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use super::KvCacheSpec;
-use crate::model::config::ModelConfig;
+use super::{KvCacheSpec, KvShape};
 use crate::model::memory::Numbers;
 use crate::model::simd::{LANES, widen};
 
@@ -77,11 +76,11 @@ impl<T: KvNumber> HostKv<T> {
     ///
     /// # Errors
     /// The system gives no memory.
-    pub(super) fn try_new(config: &ModelConfig, spec: &KvCacheSpec) -> io::Result<Self> {
+    pub(super) fn try_new(kept: KvShape, spec: &KvCacheSpec) -> io::Result<Self> {
         let shape = Shape {
-            num_layers: config.num_layers,
-            num_heads: config.num_kv_heads,
-            head_dim: config.head_dim,
+            num_layers: kept.num_layers,
+            num_heads: kept.num_heads,
+            head_dim: kept.head_dim,
             block_size: spec.block_size,
         };
         let len = (shape.num_layers * shape.layer_len()).checked_mul(spec.num_blocks);

@@ -5,8 +5,7 @@ use std::fmt;
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
-use super::KvCacheSpec;
-use crate::model::config::ModelConfig;
+use super::{KvCacheSpec, KvShape};
 
 /// What the bytes of a KV block in main memory mean. Blocks of equal layouts can be exchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,13 +34,13 @@ const HOST: &str = if cfg!(target_endian = "little") {
 };
 
 impl KvLayout {
-    pub(super) fn of_host(config: &ModelConfig, spec: &KvCacheSpec, dtype: DType) -> Self {
+    pub(super) fn of_host(kept: KvShape, spec: &KvCacheSpec, dtype: DType) -> Self {
         Self {
             arrangement: HOST.to_owned(),
             dtype: dtype.as_str().to_owned(),
-            num_layers: config.num_layers,
-            num_kv_heads: config.num_kv_heads,
-            head_dim: config.head_dim,
+            num_layers: kept.num_layers,
+            num_kv_heads: kept.num_heads,
+            head_dim: kept.head_dim,
             block_size: spec.block_size,
             number_bytes: dtype.size_in_bytes(),
         }

@@ -4,7 +4,7 @@ use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, RngExt, SeedableRng};
 
-use super::super::Step;
+use super::super::{Direction, Step};
 use super::*;
 use crate::model::batch::{SequenceRows, StepBatch};
 use crate::model::config::{Activation, ModelConfig, Rope, RopeScaling};
@@ -52,6 +52,7 @@ impl Shape {
             num_heads: self.num_kv_heads * self.group,
             num_kv_heads: self.num_kv_heads,
             head_dim: self.head_dim,
+            direction: Direction::Causal,
             window: self.window,
             softcap: self.softcap,
             scale: 1.0 / (self.head_dim as f32).sqrt(),

@@ -1,0 +1,158 @@
+//! [`EmbeddingEngine`]: the [`LLMEngine`] of models that make one vector of a text.
+//!
+//! A request's inputs go to the engine thread (`thread`) together. Each step takes inputs of the waiting requests in turn
+//! (`queue`), packs them without padding and has the model compute each as a whole. `loading` gets the model ready.
+
+mod loading;
+mod queue;
+#[cfg(test)]
+mod tests;
+mod thread;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use genset_backend_common::output::{self, Finish, OutputStream};
+use genset_backend_common::{
+    EngineConfig, EngineError, EngineState, GenerateRequest, Input, LLMEngine, RequestContext,
+    RequestField, StartContext, TokenId, async_trait,
+};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+
+use self::loading::{CheckoutLoader, EmbedderLoader};
+use self::queue::Pending;
+use self::thread::{Serving, Told};
+use crate::CandleArgs;
+use crate::engine::thread::EngineThread;
+
+/// Vectors that one item of an answer has at most, so that the items of a large request stay small.
+const VECTORS_PER_ITEM: usize = 64;
+
+/// Embeds token sequences with an encoder (BERT, RoBERTa, XLM-RoBERTa, ModernBERT) or a decoder whose checkout has a
+/// `modules.json` (Qwen3-Embedding).
+///
+/// # Examples
+/// ```no_run
+/// use std::path::Path;
+///
+/// use genset_backend_common::{LLMEngine, StartContext};
+/// use genset_engine_candle::{CandleArgs, EmbeddingEngine};
+///
+/// # async fn serve() -> Result<(), genset_backend_common::EngineError> {
+/// let engine = EmbeddingEngine::from_args(&CandleArgs::default(), Path::new("bge-small-en-v1.5"));
+/// let config = engine.start(StartContext::detached(1)).await?;
+/// println!("{} takes inputs of {} tokens", config.model, config.context_length_tokens);
+/// # Ok(())
+/// # }
+/// ```
+pub struct EmbeddingEngine {
+    loader: Arc<dyn EmbedderLoader>,
+    state: EngineState<Serving>,
+    /// Beside the state, since a start that was dropped leaves a thread to wait for too.
+    thread: Mutex<Option<EngineThread>>,
+}
+
+impl fmt::Debug for EmbeddingEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddingEngine").finish_non_exhaustive()
+    }
+}
+
+impl EmbeddingEngine {
+    /// An engine for the checkout folder at `model`, not started yet; `start` loads it.
+    /// [`OpenEmbedder::is_at`](crate::load::OpenEmbedder::is_at) says whether a folder is one for this engine.
+    #[must_use]
+    pub fn from_args(args: &CandleArgs, model: &Path) -> Self {
+        Self::with_loader(Arc::new(CheckoutLoader::new(
+            args.clone(),
+            model.to_owned(),
+        )))
+    }
+
+    fn with_loader(loader: Arc<dyn EmbedderLoader>) -> Self {
+        Self {
+            loader,
+            state: EngineState::new(),
+            thread: Mutex::new(None),
+        }
+    }
+}
+
+#[async_trait]
+impl LLMEngine for EmbeddingEngine {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let start = async {
+            let (thread, ready) = thread::spawn(Arc::clone(&self.loader), ctx)?;
+            *self.thread.lock() = Some(thread);
+            let serving = ready.await.map_err(|_| has_ended())??;
+            let config = serving.config.clone();
+            Ok((serving, config))
+        };
+        self.state.start(start).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let (config, told) = {
+            let serving = self.state.get()?;
+            (serving.config.clone(), serving.told.clone())
+        };
+        config.check(&request)?;
+        let prompt_tokens = request.prompt_tokens().unwrap_or(0);
+        let vectors = ask(&told, sequences(&request)?).await?;
+        let ctx = ctx.with_prompt_tokens(prompt_tokens);
+        Ok(output::stream(ctx, |out| async move {
+            // The thread drops a request only where it ends itself.
+            let mut vectors = vectors.await.map_err(|_| has_ended())??;
+            while !vectors.is_empty() {
+                let rest = vectors.split_off(vectors.len().min(VECTORS_PER_ITEM));
+                out.embeddings(std::mem::replace(&mut vectors, rest))
+                    .await?;
+            }
+            Ok(Finish::stop())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        if let Some(serving) = self.state.take() {
+            // An engine thread that ended by itself takes no command, and needs none.
+            drop(serving.told.send(Told::Stop).await);
+        }
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            thread.ended().await;
+        }
+        Ok(())
+    }
+}
+
+/// What the model computes of a request.
+fn sequences(request: &GenerateRequest) -> Result<Vec<Vec<TokenId>>, EngineError> {
+    match &request.input {
+        Input::Embed(inputs) => Ok(inputs.to_vec()),
+        Input::Tokens(_) | Input::Text(_) | Input::Chat(_) => Err(EngineError::unsupported(
+            RequestField::Prompt,
+            "this engine takes inputs to embed only",
+        )),
+    }
+}
+
+/// Gives the sequences to the engine thread. The receiver brings a vector for each.
+async fn ask(
+    told: &mpsc::Sender<Told>,
+    sequences: Vec<Vec<TokenId>>,
+) -> Result<oneshot::Receiver<Result<Vec<Vec<f32>>, EngineError>>, EngineError> {
+    let (reply, replied) = oneshot::channel();
+    let add = Told::Add(Pending::new(sequences, reply));
+    told.send(add).await.map_err(|_| has_ended())?;
+    Ok(replied)
+}
+
+fn has_ended() -> EngineError {
+    EngineError::internal("the engine thread has ended; see the log")
+}

@@ -1,0 +1,150 @@
+//! [`CheckoutLoader`]: a checkout folder to an embedder on its device.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use genset_backend_common::{
+    Capabilities, EngineConfig, EngineError, InputKind, StartContext, TokenId,
+};
+
+use crate::args::CandleArgs;
+use crate::engine::forward::ForwardError;
+use crate::engine::real::{
+    Abandonable, device, dtype, fraction, narrow, set_isa, set_threads, wide,
+};
+use crate::load::{OpenEmbedder, WeightOptions, available_memory};
+use crate::model::embedder::{Embedder, StepRoom};
+
+/// The longest input where `--max-num-batched-tokens` does not say: an input is computed in one step, and a step's memory grows
+/// with its tokens.
+const LONGEST_INPUT: usize = 8192;
+
+/// What the engine thread needs of a model.
+pub(super) trait MakeVectors: Send {
+    /// A vector for each input, in order.
+    ///
+    /// # Errors
+    /// Any; the step's requests fail, and the engine goes on.
+    fn make_vectors(&mut self, inputs: &[&[TokenId]]) -> Result<Vec<Vec<f32>>, ForwardError>;
+}
+
+impl MakeVectors for Embedder {
+    fn make_vectors(&mut self, inputs: &[&[TokenId]]) -> Result<Vec<Vec<f32>>, ForwardError> {
+        Ok(self.forward(inputs)?)
+    }
+}
+
+/// A model, ready to compute.
+pub(super) struct LoadedEmbedder {
+    pub(super) model: Box<dyn MakeVectors>,
+    pub(super) config: EngineConfig,
+    pub(super) room: StepRoom,
+    pub(super) max_waiting: usize,
+}
+
+/// Loads the model. Called once, on the engine thread.
+pub(super) trait EmbedderLoader: Send + Sync {
+    /// `was_given_up` says whether nobody waits for the model any more.
+    fn load(
+        &self,
+        start: &StartContext,
+        was_given_up: &dyn Fn() -> bool,
+    ) -> Result<LoadedEmbedder, EngineError>;
+}
+
+/// Loads a checkout folder.
+#[derive(Debug)]
+pub(super) struct CheckoutLoader {
+    args: CandleArgs,
+    model: PathBuf,
+}
+
+impl CheckoutLoader {
+    pub(super) fn new(args: CandleArgs, model: PathBuf) -> Self {
+        Self { args, model }
+    }
+
+    /// What one step holds: any whole input of the longest that is taken.
+    fn room(&self, longest: usize, is_cpu: bool) -> StepRoom {
+        let (tokens, sequences) = if is_cpu { (512, 64) } else { (16_384, 256) };
+        let tokens = match self.args.max_num_batched_tokens {
+            Some(asked) => wide(asked).max(1),
+            None => tokens.max(longest.min(LONGEST_INPUT)),
+        };
+        StepRoom {
+            tokens,
+            sequences: self.args.max_num_seqs.map_or(sequences, wide).max(1),
+        }
+    }
+}
+
+impl EmbedderLoader for CheckoutLoader {
+    fn load(
+        &self,
+        start: &StartContext,
+        was_given_up: &dyn Fn() -> bool,
+    ) -> Result<LoadedEmbedder, EngineError> {
+        set_threads(self.args.threads)?;
+        set_isa(self.args.isa)?;
+        start.progress.report("reading the model's headers", None);
+        let open = OpenEmbedder::open(&self.model)?;
+        let device = device(self.args.device)?;
+        let dtype = dtype(self.args.dtype, &device)?;
+        let options = WeightOptions {
+            device: device.clone(),
+            dtype,
+            quantization: self.args.quantize,
+        };
+        let room = self.room(open.max_tokens, device.is_cpu());
+        if let Some(available) = available_memory(&device) {
+            open.check_memory(&options, room.tokens, available)?;
+        }
+        let progress = start.progress.clone();
+        let weights = open.weights(options, move |done| {
+            progress.report("loading weights", Some(fraction(done)));
+        });
+        let mut weights = Abandonable {
+            weights,
+            was_given_up,
+        };
+        let head = &mut |folder: &str| open.head_weights(folder);
+        let model = Embedder::try_new(&open.backbone, &open.head, &mut weights, head, room)?;
+        let config = engine_config(&open, room);
+        let max_tokens = config.context_length_tokens;
+        tracing::info!(
+            model = open.name,
+            ?device,
+            ?dtype,
+            max_tokens,
+            width = open.width(),
+            "the embedder is loaded"
+        );
+        Ok(LoadedEmbedder {
+            model: Box::new(model),
+            config,
+            room,
+            max_waiting: wide(self.args.max_waiting),
+        })
+    }
+}
+
+fn engine_config(open: &OpenEmbedder, room: StepRoom) -> EngineConfig {
+    let longest = open.max_tokens.min(room.tokens);
+    if longest < open.max_tokens {
+        tracing::warn!(
+            longest,
+            of_model = open.max_tokens,
+            "longer inputs are refused, for each is computed in one step; --max-num-batched-tokens raises it"
+        );
+    }
+    let can = Capabilities {
+        inputs: BTreeSet::from([InputKind::Embed]),
+        ..Capabilities::default()
+    };
+    let mut config = EngineConfig::new(open.name.clone(), narrow(longest))
+        .with_vocab_size(narrow(open.backbone.vocab_size()))
+        .with_capabilities(can);
+    config.max_num_seqs = Some(narrow(room.sequences));
+    config.max_num_batched_tokens = Some(narrow(room.tokens));
+    config
+}

@@ -1,0 +1,277 @@
+//! [`Queue`]: which inputs of which requests the next step computes.
+//!
+//! Each step goes round the waiting requests, oldest first, and takes an input of each that still fits, until nothing fits any more. Who
+//! was served goes to the end of the line. So a small request does not wait for a large one, and a long input is the first of
+//! its step once it has come to the front: nobody waits for ever.
+
+use std::collections::VecDeque;
+
+use genset_backend_common::{EngineError, TokenId};
+use tokio::sync::oneshot;
+
+use crate::model::embedder::StepRoom;
+
+/// Where a request's vectors go.
+pub(super) type Reply = oneshot::Sender<Result<Vec<Vec<f32>>, EngineError>>;
+
+/// A request that is not answered yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    sequences: Vec<Vec<TokenId>>,
+    /// Those of the first sequences, in their order.
+    vectors: Vec<Vec<f32>>,
+    /// How many the step under way computes, behind those.
+    in_step: usize,
+    reply: Reply,
+}
+
+impl Pending {
+    pub(super) fn new(sequences: Vec<Vec<TokenId>>, reply: Reply) -> Self {
+        Self {
+            sequences,
+            vectors: Vec::new(),
+            in_step: 0,
+            reply,
+        }
+    }
+
+    /// Ends it without vectors.
+    pub(super) fn end(self, error: EngineError) {
+        answer(self.reply, Err(error));
+    }
+
+    /// Sequences without a vector.
+    fn left(&self) -> usize {
+        self.sequences.len() - self.vectors.len()
+    }
+
+    fn in_step(&self) -> &[Vec<TokenId>] {
+        &self.sequences[self.vectors.len()..][..self.in_step]
+    }
+}
+
+/// Requests that are not answered yet.
+#[derive(Debug)]
+pub(super) struct Queue {
+    room: StepRoom,
+    /// The most sequences that may wait.
+    max_waiting: usize,
+    requests: VecDeque<Pending>,
+}
+
+impl Queue {
+    pub(super) fn new(room: StepRoom, max_waiting: usize) -> Self {
+        Self {
+            room,
+            max_waiting,
+            requests: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Requests of which the step under way computes something, and the others.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let is_running = |request: &&Pending| request.in_step > 0;
+        let running = self.requests.iter().filter(is_running).count();
+        (running, self.requests.len() - running)
+    }
+
+    /// Takes a request, or gives it back where too many sequences wait. One alone may have any number.
+    pub(super) fn add(&mut self, request: Pending) -> Result<(), Pending> {
+        let waiting: usize = self.requests.iter().map(Pending::left).sum();
+        if waiting > 0 && waiting.saturating_add(request.left()) > self.max_waiting {
+            return Err(request);
+        }
+        self.requests.push_back(request);
+        Ok(())
+    }
+
+    /// Chooses what the next step computes, and forgets requests that nobody waits for. Each sequence alone fits the room.
+    pub(super) fn plan(&mut self) {
+        self.requests.retain(|request| !request.reply.is_closed());
+        let (mut tokens, mut sequences) = (0, 0);
+        loop {
+            let mut took_one = false;
+            for request in &mut self.requests {
+                let next = request.vectors.len() + request.in_step;
+                let Some(sequence) = request.sequences.get(next) else {
+                    continue;
+                };
+                let with_it = tokens + sequence.len();
+                let is_first = sequences == 0;
+                if !is_first && (with_it > self.room.tokens || sequences == self.room.sequences) {
+                    continue;
+                }
+                (tokens, sequences) = (with_it, sequences + 1);
+                request.in_step += 1;
+                took_one = true;
+            }
+            if !took_one {
+                return;
+            }
+        }
+    }
+
+    /// What the step computes, in the order in which its vectors are expected.
+    pub(super) fn planned(&self) -> Vec<&[TokenId]> {
+        let in_step = self.requests.iter().flat_map(Pending::in_step);
+        in_step.map(Vec::as_slice).collect()
+    }
+
+    /// Takes the step's vectors, answers requests that have all of theirs, and sends those that were served to the end.
+    pub(super) fn finish(&mut self, vectors: Vec<Vec<f32>>) {
+        let mut vectors = vectors.into_iter();
+        self.turn(|mut request| {
+            request.vectors.extend(vectors.by_ref().take(request.in_step));
+            request.in_step = 0;
+            if let Some(place) = first_not_finite(&request.vectors) {
+                let problem = format!(
+                    "the model's vector of input {place} has numbers that are not finite; its weights may be broken"
+                );
+                answer(request.reply, Err(EngineError::internal(problem)));
+                return None;
+            }
+            if request.left() == 0 {
+                answer(request.reply, Ok(request.vectors));
+                return None;
+            }
+            Some(request)
+        });
+    }
+
+    /// Ends the requests of the step that failed.
+    pub(super) fn fail(&mut self, error: &EngineError) {
+        self.turn(|request| {
+            answer(request.reply, Err(error.clone()));
+            None
+        });
+    }
+
+    /// Ends every request.
+    pub(super) fn fail_all(&mut self, error: &EngineError) {
+        for request in self.requests.drain(..) {
+            answer(request.reply, Err(error.clone()));
+        }
+    }
+
+    /// Gives requests of the step to `served`, in order; those that it gives back go to the end of the line.
+    fn turn(&mut self, mut served: impl FnMut(Pending) -> Option<Pending>) {
+        let all = std::mem::take(&mut self.requests);
+        let (in_step, mut others): (VecDeque<_>, VecDeque<_>) =
+            all.into_iter().partition(|request| request.in_step > 0);
+        others.extend(in_step.into_iter().filter_map(&mut served));
+        self.requests = others;
+    }
+}
+
+fn answer(reply: Reply, answer: Result<Vec<Vec<f32>>, EngineError>) {
+    // Who asked may have left.
+    drop(reply.send(answer));
+}
+
+fn first_not_finite(vectors: &[Vec<f32>]) -> Option<usize> {
+    let is_broken = |vector: &Vec<f32>| vector.iter().any(|number| !number.is_finite());
+    vectors.iter().position(is_broken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Replied = oneshot::Receiver<Result<Vec<Vec<f32>>, EngineError>>;
+
+    fn request(lens: &[usize]) -> (Pending, Replied) {
+        let (reply, replied) = oneshot::channel();
+        let sequences = lens.iter().map(|len| vec![1; *len]);
+        (Pending::new(sequences.collect(), reply), replied)
+    }
+
+    fn queue(requests: Vec<Pending>) -> Queue {
+        let room = StepRoom {
+            tokens: 10,
+            sequences: 3,
+        };
+        let mut queue = Queue::new(room, 8);
+        for request in requests {
+            queue.add(request).unwrap();
+        }
+        queue
+    }
+
+    /// Lengths of what a step computes; each vector is its length.
+    fn step(queue: &mut Queue) -> Vec<usize> {
+        queue.plan();
+        let lens: Vec<usize> = (queue.planned().iter()).map(|input| input.len()).collect();
+        let number = |len: &usize| vec![f32::from(u16::try_from(*len).unwrap())];
+        queue.finish(lens.iter().map(number).collect());
+        lens
+    }
+
+    #[test]
+    fn a_small_request_is_answered_beside_a_large_one() {
+        let (large, mut large_replied) = request(&[4, 4, 4, 4]);
+        let (small, mut small_replied) = request(&[2]);
+        let mut queue = queue(vec![large, small]);
+        assert_eq!(step(&mut queue), [4, 4, 2]);
+        assert_eq!(small_replied.try_recv().unwrap().unwrap(), [[2.0]]);
+        assert_eq!(step(&mut queue), [4, 4]);
+        assert_eq!(large_replied.try_recv().unwrap().unwrap().len(), 4);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_long_input_that_fits_no_rest_comes_to_the_front() {
+        let (short, _short_replied) = request(&[6, 6, 6]);
+        let (long, mut long_replied) = request(&[9]);
+        let mut queue = queue(vec![short, long]);
+        assert_eq!(step(&mut queue), [6]);
+        assert_eq!(step(&mut queue), [9], "who waited goes first");
+        assert_eq!(long_replied.try_recv().unwrap().unwrap(), [[9.0]]);
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_not_computed() {
+        let (left, replied) = request(&[1]);
+        drop(replied);
+        let mut queue = queue(vec![left]);
+        assert_eq!(step(&mut queue), [0_usize; 0]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn too_many_waiting_sequences_are_refused_and_one_request_alone_is_not() {
+        let (many, _replied) = request(&[1; 20]);
+        let mut queue = queue(vec![many]);
+        let (more, _more_replied) = request(&[1]);
+        assert!(queue.add(more).is_err());
+        queue.plan();
+        assert_eq!(queue.counts(), (1, 0));
+    }
+
+    #[test]
+    fn a_failed_step_ends_its_requests_alone() {
+        let (failing, mut failing_replied) = request(&[9]);
+        let (other, mut other_replied) = request(&[9]);
+        let mut queue = queue(vec![failing, other]);
+        queue.plan();
+        queue.fail(&EngineError::internal("no"));
+        assert!(failing_replied.try_recv().unwrap().is_err());
+        assert_eq!(step(&mut queue), [9]);
+        assert!(other_replied.try_recv().unwrap().is_ok());
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_an_error_of_their_request_alone() {
+        let (broken, mut broken_replied) = request(&[1, 1]);
+        let (sound, mut sound_replied) = request(&[1]);
+        let mut queue = queue(vec![broken, sound]);
+        queue.plan();
+        queue.finish(vec![vec![1.0], vec![f32::NAN], vec![2.0]]);
+        let error = broken_replied.try_recv().unwrap().unwrap_err();
+        assert!(error.message().contains("input 1"), "{error}");
+        assert_eq!(sound_replied.try_recv().unwrap().unwrap(), [[2.0]]);
+    }
+}

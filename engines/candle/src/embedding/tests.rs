@@ -1,0 +1,148 @@
+//! The engine with checkouts that `transformers` made, and with a model that fails.
+
+use std::path::PathBuf;
+
+use futures_util::StreamExt;
+use genset_backend_common::output::Finished;
+use genset_backend_common::{ErrorKind, InputKind, Output, TokenId};
+
+use super::loading::{LoadedEmbedder, MakeVectors};
+use super::*;
+use crate::DeviceChoice;
+use crate::engine::forward::ForwardError;
+use crate::model::embedder::StepRoom;
+
+fn checkout(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/encoders")
+        .join(name)
+}
+
+fn args() -> CandleArgs {
+    CandleArgs {
+        device: DeviceChoice::Cpu,
+        ..CandleArgs::default()
+    }
+}
+
+fn inputs(inputs: &[&[TokenId]]) -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("m", Vec::new());
+    let inputs: Vec<Vec<TokenId>> = inputs.iter().map(|input| input.to_vec()).collect();
+    request.input = Input::Embed(inputs.into());
+    request
+}
+
+async fn answer(
+    engine: &EmbeddingEngine,
+    request: GenerateRequest,
+) -> Result<(Vec<Vec<f32>>, Finished), EngineError> {
+    let mut outputs = engine.generate(request, RequestContext::new("r")).await?;
+    let mut vectors = Vec::new();
+    while let Some(output) = outputs.next().await {
+        match output? {
+            Output::Embeddings(some) => vectors.extend(some),
+            Output::Finished(finished) => return Ok((vectors, *finished)),
+            Output::Tokens(_) | Output::Text(_) => panic!("embeddings only"),
+        }
+    }
+    panic!("no terminal");
+}
+
+#[tokio::test]
+async fn a_checkout_is_served_with_its_own_length_and_vocabulary() {
+    let engine = EmbeddingEngine::from_args(&args(), &checkout("bert"));
+    let config = engine.start(StartContext::detached(1)).await.unwrap();
+    assert_eq!(
+        (config.model.as_str(), config.context_length_tokens),
+        ("bert", 150)
+    );
+    assert_eq!(config.vocab_size.map(std::num::NonZeroU32::get), Some(96));
+    assert!(config.capabilities.inputs.iter().eq([&InputKind::Embed]));
+    let (vectors, finished) = answer(&engine, inputs(&[&[7, 8], &[9; 150]]))
+        .await
+        .unwrap();
+    assert_eq!((vectors.len(), vectors[0].len()), (2, 48));
+    assert_eq!(finished.usage.prompt_tokens, 152);
+    for (bad, kind) in [
+        (inputs(&[&[7; 151]]), ErrorKind::ContextLengthExceeded),
+        (inputs(&[&[96]]), ErrorKind::InvalidArgument),
+        (
+            GenerateRequest::from_tokens("m", vec![1]),
+            ErrorKind::Unsupported,
+        ),
+    ] {
+        assert_eq!(answer(&engine, bad).await.unwrap_err().kind(), kind);
+    }
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_step_bounds_inputs_where_the_operator_says_so() {
+    let few = CandleArgs {
+        max_num_batched_tokens: Some(20),
+        ..args()
+    };
+    let engine = EmbeddingEngine::from_args(&few, &checkout("bert"));
+    let config = engine.start(StartContext::detached(1)).await.unwrap();
+    assert_eq!(config.context_length_tokens, 20);
+    let longest: &[TokenId] = &[7; 20];
+    let (vectors, _) = answer(&engine, inputs(&[longest; 9])).await.unwrap();
+    assert!(vectors.iter().all(|vector| *vector == vectors[0]));
+    engine.cleanup().await.unwrap();
+}
+
+/// Fails on token 1, panics on token 2, computes nothing more after token 3.
+struct Failing {
+    is_broken: bool,
+}
+
+impl MakeVectors for Failing {
+    fn make_vectors(&mut self, inputs: &[&[TokenId]]) -> Result<Vec<Vec<f32>>, ForwardError> {
+        let has = |token: TokenId| inputs.iter().any(|input| input.contains(&token));
+        self.is_broken |= has(3);
+        if self.is_broken || has(1) {
+            return Err("no".into());
+        }
+        assert!(!has(2), "two");
+        Ok(vec![vec![1.0]; inputs.len()])
+    }
+}
+
+struct FailingLoader;
+
+impl EmbedderLoader for FailingLoader {
+    fn load(
+        &self,
+        _start: &StartContext,
+        _was_given_up: &dyn Fn() -> bool,
+    ) -> Result<LoadedEmbedder, EngineError> {
+        let mut config = EngineConfig::new("failing", 100);
+        config.capabilities.inputs = [InputKind::Embed].into();
+        Ok(LoadedEmbedder {
+            model: Box::new(Failing { is_broken: false }),
+            config,
+            room: StepRoom {
+                tokens: 100,
+                sequences: 4,
+            },
+            max_waiting: 8,
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_failed_step_ends_its_request_and_a_model_that_computes_no_more_the_engine() {
+    let engine = EmbeddingEngine::with_loader(Arc::new(FailingLoader));
+    let start = StartContext::detached(1);
+    engine.start(start.clone()).await.unwrap();
+    for failing in [1, 2] {
+        let error = answer(&engine, inputs(&[&[failing]])).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal);
+        assert!(start.health.dead_reason().is_none());
+        assert!(answer(&engine, inputs(&[&[7]])).await.is_ok());
+    }
+    assert!(answer(&engine, inputs(&[&[3]])).await.is_err());
+    assert!(answer(&engine, inputs(&[&[7]])).await.is_err());
+    assert!(start.health.dead_reason().is_some());
+    engine.cleanup().await.unwrap();
+}

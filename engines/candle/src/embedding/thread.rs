@@ -1,0 +1,236 @@
+//! The thread that loads an embedder and then serves it: plan, compute, answer; between steps, requests come and go.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::{
+    EngineConfig, EngineError, ErrorKind, HealthReporter, Load, LoadPublisher, StartContext,
+    TokenId,
+};
+use genset_scheduler::Stats;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::loading::{EmbedderLoader, LoadedEmbedder, MakeVectors};
+use super::queue::{Pending, Queue};
+use crate::engine::core::panic_text;
+use crate::engine::forward::ForwardError;
+use crate::engine::metrics::{Metrics, StepFigures};
+use crate::engine::thread::EngineThread;
+
+/// Commands that may wait while a step is computed; senders of more wait.
+const COMMANDS: usize = 256;
+
+/// How long a client refused for a full queue should wait.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What the engine thread is told.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// A request comes.
+    Add(Pending),
+    /// End every request and the thread.
+    Stop,
+}
+
+/// What the engine knows of its thread once it serves.
+#[derive(Debug)]
+pub(super) struct Serving {
+    pub(super) told: mpsc::Sender<Told>,
+    pub(super) config: EngineConfig,
+}
+
+type Ready = oneshot::Sender<Result<Serving, EngineError>>;
+
+/// Starts the thread. The receiver brings what it serves, or why it cannot; dropping it gives the start up.
+///
+/// # Errors
+/// The system has no thread to give.
+pub(super) fn spawn(
+    loader: Arc<dyn EmbedderLoader>,
+    start: StartContext,
+) -> Result<
+    (
+        EngineThread,
+        oneshot::Receiver<Result<Serving, EngineError>>,
+    ),
+    EngineError,
+> {
+    let (ready, is_ready) = oneshot::channel();
+    let health = start.health.clone();
+    let thread = EngineThread::spawn_body(health, move || serve(&*loader, &start, ready))?;
+    Ok((thread, is_ready))
+}
+
+fn serve(loader: &dyn EmbedderLoader, start: &StartContext, ready: Ready) {
+    let loaded = match loader.load(start, &|| ready.is_closed()) {
+        Ok(loaded) => loaded,
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    let LoadedEmbedder {
+        model,
+        config,
+        room,
+        max_waiting,
+    } = loaded;
+    let (told, commands) = mpsc::channel(COMMANDS);
+    let core = EmbeddingCore {
+        queue: Queue::new(room, max_waiting),
+        model,
+        metrics: Metrics::register(&start.metrics),
+        load: start.load.clone(),
+        health: start.health.clone(),
+        prompt_tokens: 0,
+    };
+    // Whoever waited may have left; then nobody can send a command, and there is nothing to do.
+    if ready.send(Ok(Serving { told, config })).is_ok() {
+        core.run(commands);
+    }
+}
+
+/// The engine thread's state.
+struct EmbeddingCore {
+    queue: Queue,
+    model: Box<dyn MakeVectors>,
+    metrics: Metrics,
+    load: LoadPublisher,
+    health: HealthReporter,
+    prompt_tokens: u64,
+}
+
+/// Whether the thread goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    GoOn,
+    End,
+}
+
+impl EmbeddingCore {
+    /// Serves until it is told to stop, nobody can tell it anything any more, or the model computes no more.
+    fn run(mut self, mut commands: mpsc::Receiver<Told>) {
+        while self.take_commands(&mut commands) == Then::GoOn && self.step() == Then::GoOn {}
+        commands.close();
+        while let Ok(command) = commands.try_recv() {
+            let _ = self.obey(command);
+        }
+        let kind = if self.health.dead_reason().is_some() {
+            ErrorKind::Disconnected
+        } else {
+            ErrorKind::EngineShutdown
+        };
+        let problem = "the engine stopped before the request ended; send it again";
+        self.queue.fail_all(&EngineError::new(kind, problem));
+        self.publish();
+    }
+
+    /// Takes what has come; waits where there is nothing to compute.
+    fn take_commands(&mut self, commands: &mut mpsc::Receiver<Told>) -> Then {
+        if self.queue.is_empty() {
+            self.publish();
+            match commands.blocking_recv() {
+                Some(command) => {
+                    if self.obey(command) == Then::End {
+                        return Then::End;
+                    }
+                }
+                None => return Then::End,
+            }
+        }
+        while let Ok(command) = commands.try_recv() {
+            if self.obey(command) == Then::End {
+                return Then::End;
+            }
+        }
+        Then::GoOn
+    }
+
+    fn obey(&mut self, command: Told) -> Then {
+        match command {
+            Told::Add(request) => {
+                if let Err(refused) = self.queue.add(request) {
+                    let problem = "too many inputs wait; try again later";
+                    let error = EngineError::new(ErrorKind::Overloaded, problem);
+                    refused.end(error.with_retry_after(RETRY_AFTER));
+                }
+                Then::GoOn
+            }
+            Told::Stop => Then::End,
+        }
+    }
+
+    fn step(&mut self) -> Then {
+        let began = Instant::now();
+        self.queue.plan();
+        self.publish();
+        let inputs = self.queue.planned();
+        if inputs.is_empty() {
+            return Then::GoOn;
+        }
+        let sequences = inputs.len();
+        let tokens: usize = inputs.iter().map(|input| input.len()).sum();
+        let computing = Instant::now();
+        let computed = compute(&mut *self.model, &inputs);
+        let forward = computing.elapsed();
+        match computed {
+            Ok(vectors) => {
+                self.prompt_tokens += u64::try_from(tokens).unwrap_or(0);
+                self.queue.finish(vectors);
+                self.metrics.step(StepFigures {
+                    step: began.elapsed(),
+                    forward,
+                    sequences,
+                    tokens,
+                    generated_tokens: 0,
+                });
+                Then::GoOn
+            }
+            Err(problem) => self.fail_step(&problem),
+        }
+    }
+
+    fn fail_step(&mut self, problem: &ForwardError) -> Then {
+        tracing::error!(%problem, "the model failed to compute a step");
+        self.metrics.failed_step();
+        self.queue.fail(&EngineError::internal(
+            "the model failed to compute a step of this request; see the worker's log",
+        ));
+        // One step may fail by a request's fault, but not one of a single token that nobody asked for.
+        match compute(&mut *self.model, &[&[0]]) {
+            Ok(_) => Then::GoOn,
+            Err(problem) => {
+                let problem = format!("the model computes no more: {problem}");
+                self.health.report_dead(problem);
+                Then::End
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        let (running, waiting) = self.queue.counts();
+        self.metrics.state(Stats {
+            running,
+            waiting,
+            prompt_tokens: self.prompt_tokens,
+            ..Stats::default()
+        });
+        self.load.publish(Load {
+            running_requests: u32::try_from(running).unwrap_or(u32::MAX),
+            waiting_requests: u32::try_from(waiting).unwrap_or(u32::MAX),
+            ..Load::default()
+        });
+    }
+}
+
+/// One vector for each input. A panic is an error like others.
+fn compute(
+    model: &mut dyn MakeVectors,
+    inputs: &[&[TokenId]],
+) -> Result<Vec<Vec<f32>>, ForwardError> {
+    let computed = catch_unwind(AssertUnwindSafe(|| model.make_vectors(inputs)));
+    let vectors = computed.unwrap_or_else(|panic| Err(panic_text(&*panic).into()))?;
+    if vectors.len() == inputs.len() {
+        return Ok(vectors);
+    }
+    Err(format!("{} vectors for {} inputs", vectors.len(), inputs.len()).into())
+}

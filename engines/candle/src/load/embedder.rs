@@ -1,0 +1,301 @@
+//! [`OpenEmbedder`]: a checkout whose model makes one vector of a text.
+//!
+//! `config` reads what the encoder is, `modules` what `sentence-transformers` says of pooling and of what follows it.
+
+mod config;
+mod modules;
+mod plan;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::checkout::Naming;
+use super::plan::{PlannedTensor, plan as decoder_plan};
+use super::safetensors::SafetensorsFolder;
+use super::tensors::RawTensor;
+use super::weights::{LoadProgress, ModelWeights, WeightOptions, to_u64};
+use super::{CONFIG, MemoryEstimate, TensorFiles, default_name, read_file, safetensors, tokenizer};
+use crate::error::{Bytes, LoadError};
+use crate::model::weights::Weights;
+use crate::model::{BackboneConfig, HeadConfig, ModelConfig};
+
+/// What lists a checkout's modules.
+const MODULES: &str = "modules.json";
+
+/// A model that makes vectors of texts, whose headers are read and checked, and whose weights are still on disk.
+#[derive(Debug)]
+pub struct OpenEmbedder {
+    /// The name that clients use unless told otherwise: the folder's.
+    pub name: String,
+    /// What makes the vectors of a sequence.
+    pub backbone: BackboneConfig,
+    /// What makes one of them.
+    pub head: HeadConfig,
+    /// The most tokens of a sequence, those that the tokenizer adds included.
+    pub max_tokens: usize,
+    path: PathBuf,
+    folder: SafetensorsFolder,
+    /// How the files call a decoder's tensors.
+    naming: Naming,
+    /// What the names of an encoder's tensors begin with in the files.
+    prefix: &'static str,
+}
+
+impl OpenEmbedder {
+    /// Whether the folder's model is one of these: an encoder, or a decoder that `modules.json` gives a pooling.
+    #[must_use]
+    pub fn is_at(path: &Path) -> bool {
+        let config = std::fs::read(path.join(CONFIG)).ok();
+        let config = config.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        config.is_some_and(|config| config::is_encoder(&config) || path.join(MODULES).is_file())
+    }
+
+    /// Opens a checkout folder, and checks that all tensors are there, in the right shapes.
+    ///
+    /// # Errors
+    /// [`LoadError`]: everything that is wrong with the files.
+    pub fn open(path: &Path) -> Result<Self, LoadError> {
+        let config_path = path.join(CONFIG);
+        if !config_path.exists() {
+            let problem = format!("it has no {CONFIG}{}", safetensors::unfinished(path));
+            return Err(LoadError::incomplete(path, problem));
+        }
+        let text = read_file(&config_path)?;
+        let described = config::read(&config_path, &text)?;
+        let hidden_size = described.backbone.hidden_size();
+        let head = modules::head(path, hidden_size)?;
+        modules::check_case(path)?;
+        let most = described.max_tokens;
+        let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let folder = SafetensorsFolder::open(path)?;
+        let prefix = match &described.backbone {
+            BackboneConfig::Encoder(config) => plan::prefix(config, &folder)?,
+            BackboneConfig::Decoder(_) => "",
+        };
+        let open = Self {
+            name: (full.file_name())
+                .map_or_else(default_name, |name| name.to_string_lossy().into_owned()),
+            max_tokens: modules::max_tokens(path)?.map_or(most, |asked| asked.min(most)),
+            naming: described.naming,
+            backbone: described.backbone,
+            head,
+            path: path.to_owned(),
+            folder,
+            prefix,
+        };
+        open.check()?;
+        Ok(open)
+    }
+
+    fn check(&self) -> Result<(), LoadError> {
+        let tokenizer = self.path.join("tokenizer.json");
+        if tokenizer.exists() {
+            let text = read_file(&tokenizer)?;
+            tokenizer::check(&tokenizer, &text, self.backbone.vocab_size())?;
+        }
+        for tensor in self.planned() {
+            self.required(&tensor.name, &tensor.shape)?;
+        }
+        for (folder, tensor) in plan::of_head(&self.head) {
+            HeadFolder::open(&self.path, folder)?.required(&tensor.name, &tensor.shape)?;
+        }
+        Ok(())
+    }
+
+    /// How many numbers a vector has.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.head.width(self.backbone.hidden_size())
+    }
+
+    /// Gets ready to read the weights of the backbone.
+    ///
+    /// `progress` is called after each tensor.
+    #[must_use]
+    pub fn weights<'a>(
+        &'a self,
+        options: WeightOptions,
+        progress: impl FnMut(LoadProgress) + 'a,
+    ) -> ModelWeights<'a> {
+        ModelWeights::new(self, options, Box::new(progress))
+    }
+
+    /// What the model will take on the device with steps of `step_tokens`, before anything is allocated.
+    #[must_use]
+    pub fn memory(&self, options: &WeightOptions, step_tokens: usize) -> MemoryEstimate {
+        let mut estimate = MemoryEstimate::new(self, options);
+        let numbers = self
+            .backbone
+            .step_numbers_per_token()
+            .saturating_mul(step_tokens);
+        let step = to_u64(numbers).saturating_mul(4);
+        estimate.workspace = estimate.workspace.saturating_add(step);
+        estimate
+    }
+
+    /// Refuses a model that does not fit with steps of `step_tokens`.
+    ///
+    /// # Errors
+    /// `NotEnoughMemory`, with the figures and the flags that help.
+    pub fn check_memory(
+        &self,
+        options: &WeightOptions,
+        step_tokens: usize,
+        available: u64,
+    ) -> Result<(), LoadError> {
+        let estimate = self.memory(options, step_tokens);
+        let needed = estimate.total();
+        if needed <= available {
+            return Ok(());
+        }
+        Err(LoadError::NotEnoughMemory {
+            estimate: format!(
+                "weights take {} and a step of {step_tokens} tokens {}: {} in all",
+                Bytes(estimate.weights),
+                Bytes(estimate.workspace),
+                Bytes(needed),
+            ),
+            needed,
+            available,
+            fix: "lower --max-num-batched-tokens, which bounds inputs too, or take a smaller model"
+                .into(),
+        })
+    }
+
+    /// Gets ready to read the weights of a head's steps, exactly and on the CPU: those of the checkout's `folder`.
+    pub(crate) fn head_weights(&self, folder: &str) -> Result<Box<dyn Weights + '_>, LoadError> {
+        let folder = HeadFolder::open(&self.path, folder)?;
+        Ok(Box::new(OwnedWeights { folder }))
+    }
+}
+
+impl TensorFiles for OpenEmbedder {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn planned(&self) -> Vec<PlannedTensor> {
+        match &self.backbone {
+            BackboneConfig::Encoder(config) => plan::of_encoder(config),
+            BackboneConfig::Decoder(config) => decoder_plan(config),
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
+        match &self.backbone {
+            BackboneConfig::Encoder(_) => self.encoder_tensor(name),
+            BackboneConfig::Decoder(config) => self.decoder_tensor(name, config),
+        }
+    }
+}
+
+impl OpenEmbedder {
+    fn encoder_tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
+        let prefixed = format!("{}{name}", self.prefix);
+        if let Some(tensor) = self.folder.tensor(&prefixed)? {
+            return Ok(Some(tensor));
+        }
+        // As checkouts called a norm's tensors that came from TensorFlow.
+        let old = [(".weight", ".gamma"), (".bias", ".beta")];
+        let old = old.into_iter().find_map(|(new, old)| {
+            let stem = prefixed.strip_suffix(new)?;
+            stem.ends_with("LayerNorm").then(|| format!("{stem}{old}"))
+        });
+        match old {
+            Some(old) => self.folder.tensor(&old),
+            None => Ok(None),
+        }
+    }
+
+    /// Names begin with `model.`, or with what follows it where the checkout is that of a model without its output matrix.
+    fn decoder_tensor(
+        &self,
+        name: &str,
+        config: &ModelConfig,
+    ) -> Result<Option<RawTensor<'_>>, LoadError> {
+        let place = self.naming.place(name, config);
+        let bare = place.name.strip_prefix("model.").unwrap_or(&place.name);
+        for name in [place.name.as_str(), bare] {
+            if let Some(raw) = self.folder.tensor(name)? {
+                let found = raw.shape.clone();
+                let cut = place.cut(raw);
+                return cut
+                    .map(Some)
+                    .map_err(|expected| self.wrong_shape(name, found, expected));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The tensors of a module in a folder of its own.
+#[derive(Debug)]
+struct HeadFolder {
+    path: PathBuf,
+    folder: SafetensorsFolder,
+}
+
+impl HeadFolder {
+    fn open(checkout: &Path, folder: &str) -> Result<Self, LoadError> {
+        let path = checkout.join(folder);
+        Ok(Self {
+            folder: SafetensorsFolder::open(&path)?,
+            path,
+        })
+    }
+}
+
+impl TensorFiles for HeadFolder {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn planned(&self) -> Vec<PlannedTensor> {
+        Vec::new()
+    }
+
+    fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
+        self.folder.tensor(name)
+    }
+}
+
+/// [`ModelWeights`] of a folder that goes with them.
+#[derive(Debug)]
+struct OwnedWeights {
+    folder: HeadFolder,
+}
+
+impl OwnedWeights {
+    fn weights(&self) -> ModelWeights<'_> {
+        ModelWeights::new(&self.folder, WeightOptions::exact(), Box::new(|_| {}))
+    }
+}
+
+impl Weights for OwnedWeights {
+    fn device(&self) -> &candle_core::Device {
+        &candle_core::Device::Cpu
+    }
+
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<candle_core::Tensor, LoadError> {
+        self.weights().tensor(name, shape)
+    }
+
+    fn matrix(
+        &mut self,
+        name: &str,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<crate::model::Matrix, LoadError> {
+        self.weights().matrix(name, out_features, in_features)
+    }
+
+    fn embedding(
+        &mut self,
+        name: &str,
+        vocab_size: usize,
+        hidden_size: usize,
+    ) -> Result<crate::model::Matrix, LoadError> {
+        self.weights().embedding(name, vocab_size, hidden_size)
+    }
+}

@@ -1,0 +1,216 @@
+//! Checkouts of embedders: what they are read as, and everything that can be wrong with them.
+
+mod refusals;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::{BackboneConfig, HeadConfig, HeadStep, Pooling, Positions};
+
+fn encoder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/encoders");
+    folder.join(name)
+}
+
+/// A copy of a checkout that a test may break.
+fn copy_of_encoder(name: &str) -> TempDir {
+    fn copy(from: &Path, to: &Path) {
+        for entry in fs::read_dir(from).unwrap() {
+            let from = entry.unwrap().path();
+            let to = to.join(from.file_name().unwrap());
+            if from.is_dir() {
+                fs::create_dir(&to).unwrap();
+                copy(&from, &to);
+            } else {
+                fs::copy(&from, to).unwrap();
+            }
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    copy(&encoder(name), folder.path());
+    folder
+}
+
+/// Changes one key of a JSON file; `null` takes it out.
+fn set(folder: &TempDir, file: &str, pointer: &str, to: Value) {
+    let path = folder.path().join(file);
+    let mut value: Value = match fs::read(&path) {
+        Ok(text) => serde_json::from_slice(&text).unwrap(),
+        Err(_) => json!({}),
+    };
+    match pointer.rsplit_once('/') {
+        Some(("", key)) if value.is_object() => {
+            let object = value.as_object_mut().unwrap();
+            if to.is_null() {
+                object.remove(key);
+            } else {
+                object.insert(key.to_owned(), to);
+            }
+        }
+        _ => *value.pointer_mut(pointer).unwrap() = to,
+    }
+    fs::write(path, value.to_string()).unwrap();
+}
+
+#[test]
+fn encoders_and_decoders_with_a_pooling_are_embedders_and_others_are_not() {
+    for name in ["bert", "xlm-roberta", "modernbert", "qwen3"] {
+        assert!(OpenEmbedder::is_at(&encoder(name)), "{name}");
+    }
+    for name in REFERENCES {
+        assert!(!OpenEmbedder::is_at(&reference(name)), "{name}");
+    }
+    assert!(!OpenEmbedder::is_at(Path::new("/nowhere")));
+}
+
+#[test]
+fn pooling_and_what_follows_are_the_checkouts() {
+    let head = |name: &str| OpenEmbedder::open(&encoder(name)).unwrap().head;
+    assert_eq!(
+        head("bert"),
+        HeadConfig {
+            pooling: vec![Pooling::Mean],
+            steps: vec![HeadStep::Normalize],
+        }
+    );
+    assert_eq!(head("qwen3").pooling, [Pooling::LastToken]);
+    let many = head("xlm-roberta");
+    assert_eq!(
+        many.pooling,
+        [Pooling::Cls, Pooling::Max, Pooling::MeanSqrtLen]
+    );
+    assert_eq!((many.steps.len(), many.width(48)), (0, 3 * 48));
+    assert_eq!(head("bert-dense").width(48), 24);
+}
+
+#[test]
+fn without_modules_it_is_the_mean() {
+    let folder = copy_of_encoder("bert");
+    fs::remove_file(folder.path().join("modules.json")).unwrap();
+    let head = OpenEmbedder::open(folder.path()).unwrap().head;
+    assert_eq!((head.pooling, head.steps.len()), (vec![Pooling::Mean], 0));
+}
+
+#[test]
+fn inputs_are_as_long_as_files_and_positions_say() {
+    let most = |folder: &TempDir| OpenEmbedder::open(folder.path()).unwrap().max_tokens;
+    let folder = copy_of_encoder("xlm-roberta");
+    assert_eq!(most(&folder), 150, "of sentence_bert_config.json");
+    set(
+        &folder,
+        "sentence_bert_config.json",
+        "/max_seq_length",
+        json!(500),
+    );
+    assert_eq!(most(&folder), 158, "positions behind the padding's");
+    set(
+        &folder,
+        "sentence_bert_config.json",
+        "/max_seq_length",
+        Value::Null,
+    );
+    set(
+        &folder,
+        "tokenizer_config.json",
+        "/model_max_length",
+        json!(64),
+    );
+    assert_eq!(most(&folder), 64);
+    let open = OpenEmbedder::open(folder.path()).unwrap();
+    let BackboneConfig::Encoder(config) = open.backbone else {
+        panic!("an encoder");
+    };
+    assert!(matches!(
+        config.positions,
+        Positions::Absolute { first: 2, .. }
+    ));
+}
+
+/// Puts `prefix` before the name of each tensor of a checkout.
+fn rename_tensors(folder: &TempDir, prefix: &str) {
+    let path = folder.path().join("model.safetensors");
+    let file = fs::read(&path).unwrap();
+    let (len, rest) = file.split_first_chunk::<8>().unwrap();
+    let (header, tensors) = rest.split_at(usize::try_from(u64::from_le_bytes(*len)).unwrap());
+    let header: serde_json::Map<String, Value> = serde_json::from_slice(header).unwrap();
+    let renamed = header
+        .into_iter()
+        .map(|(name, tensor)| match name.as_str() {
+            "__metadata__" => (name, tensor),
+            _ => (format!("{prefix}{name}"), tensor),
+        });
+    let renamed = serde_json::to_vec(&renamed.collect::<serde_json::Map<_, _>>()).unwrap();
+    let len = u64::try_from(renamed.len()).unwrap().to_le_bytes();
+    fs::write(&path, [&len, renamed.as_slice(), tensors].concat()).unwrap();
+}
+
+#[test]
+fn tensors_may_have_the_prefix_of_a_model_with_a_head() {
+    for (name, architecture, prefix) in [
+        ("bert", "BertForMaskedLM", "bert."),
+        ("xlm-roberta", "XLMRobertaForMaskedLM", "roberta."),
+        ("modernbert", "ModernBertForMaskedLM", "model."),
+    ] {
+        let folder = copy_of_encoder(name);
+        set(
+            &folder,
+            "config.json",
+            "/architectures/0",
+            json!(architecture),
+        );
+        rename_tensors(&folder, prefix);
+        OpenEmbedder::open(folder.path()).unwrap();
+        rename_tensors(&folder, "another.");
+        assert!(OpenEmbedder::open(folder.path()).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn texts_are_lowered_by_the_tokenizer_or_not_at_all() {
+    let folder = copy_of_encoder("bert");
+    let file = "sentence_bert_config.json";
+    set(&folder, file, "/do_lower_case", json!(true));
+    for (normalizer, is_taken) in [
+        (json!({"type": "Lowercase"}), true),
+        (json!({"type": "BertNormalizer", "lowercase": true}), true),
+        (
+            json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}),
+            true,
+        ),
+        (json!({"type": "NFC"}), false),
+        (json!({"type": "BertNormalizer", "lowercase": false}), false),
+        (json!({"type": "Sequence", "normalizers": []}), false),
+        (Value::Null, false),
+    ] {
+        set(&folder, "tokenizer.json", "/normalizer", normalizer.clone());
+        let opened = OpenEmbedder::open(folder.path()).map_err(|error| error.to_string());
+        assert_eq!(opened.is_ok(), is_taken, "{normalizer}: {opened:?}");
+        if let Err(error) = opened {
+            assert!(error.contains("do_lower_case"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_or_misshapen_tensor_is_named() {
+    let folder = copy_of_encoder("bert");
+    set(&folder, "config.json", "/num_hidden_layers", json!(4));
+    let error = OpenEmbedder::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("encoder.layer.3."), "{error}");
+    let folder = copy_of_encoder("bert-dense");
+    fs::remove_file(folder.path().join("2_Dense/model.safetensors")).unwrap();
+    let error = OpenEmbedder::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("2_Dense"), "{error}");
+}
+
+#[test]
+fn a_step_that_would_not_fit_in_memory_is_refused_with_the_flag() {
+    let open = OpenEmbedder::open(&encoder("bert")).unwrap();
+    let options = options(Quantization::None);
+    assert!(open.check_memory(&options, 512, 1 << 30).is_ok());
+    let error = open.check_memory(&options, 1 << 30, 1 << 30).unwrap_err();
+    assert!(
+        error.to_string().contains("--max-num-batched-tokens"),
+        "{error}"
+    );
+}

@@ -1,0 +1,199 @@
+//! [`Embedder`]: from token sequences to one vector each, by an encoder or a decoder and a head.
+//!
+//! It knows no requests and no files: the engine calls [`Embedder::forward`] with as many sequences as a step may hold.
+
+pub(crate) mod head;
+pub(crate) mod pooling;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Device, Tensor};
+
+use self::head::{Head, HeadConfig, HeadWeights};
+use super::batch::{BatchLimits, StepBatch};
+use super::config::ModelConfig;
+use super::decoder::{ForwardError, Model};
+use super::encoder::Encoder;
+use super::encoder::config::EncoderConfig;
+use super::host;
+use super::kv_cache::{KvCache, KvCacheSpec, KvShape};
+use super::weights::Weights;
+use crate::error::LoadError;
+
+/// Tokens per KV block. A step's keys and values are its own, so nobody else asks for a size.
+const BLOCK_SIZE: usize = 16;
+
+/// What makes a sequence's vectors.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BackboneConfig {
+    /// An encoder.
+    Encoder(EncoderConfig),
+    /// A decoder without its output matrix.
+    Decoder(Box<ModelConfig>),
+}
+
+impl BackboneConfig {
+    /// Width of a vector.
+    #[must_use]
+    pub fn hidden_size(&self) -> usize {
+        match self {
+            Self::Encoder(config) => config.hidden_size,
+            Self::Decoder(config) => config.hidden_size,
+        }
+    }
+
+    /// Numbers that a step holds at once for each of its tokens: activations of a layer, keys and values of one.
+    pub(crate) fn step_numbers_per_token(&self) -> usize {
+        let (hidden, inner, kv) = match self {
+            Self::Encoder(config) => (
+                config.hidden_size,
+                config.intermediate_size,
+                2 * config.hidden_size,
+            ),
+            Self::Decoder(config) => (
+                config.hidden_size.max(config.num_heads * config.head_dim),
+                config.intermediate_size,
+                2 * config.num_kv_heads * config.head_dim,
+            ),
+        };
+        8 * hidden + 3 * inner + kv
+    }
+
+    /// Entries of the vocabulary.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            Self::Encoder(config) => config.vocab_size,
+            Self::Decoder(config) => config.vocab_size,
+        }
+    }
+}
+
+/// A model that makes one vector of a token sequence.
+#[derive(Debug)]
+pub(crate) struct Embedder {
+    backbone: Backbone,
+    head: Head,
+    kv: KvCache,
+    vocab_size: usize,
+}
+
+#[derive(Debug)]
+enum Backbone {
+    Encoder(Encoder),
+    Decoder(Model),
+}
+
+/// What one step may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StepRoom {
+    /// Tokens of all its sequences.
+    pub(crate) tokens: usize,
+    pub(crate) sequences: usize,
+}
+
+impl StepRoom {
+    /// KV blocks that always suffice: each sequence may leave most of its last one empty.
+    fn blocks(self) -> usize {
+        self.tokens / BLOCK_SIZE + self.sequences + 1
+    }
+}
+
+impl Embedder {
+    /// Takes the weights that the configurations call for.
+    pub(crate) fn try_new(
+        config: &BackboneConfig,
+        head: &HeadConfig,
+        weights: &mut dyn Weights,
+        head_weights: &mut HeadWeights<'_>,
+        room: StepRoom,
+    ) -> Result<Self, LoadError> {
+        let device = weights.device().clone();
+        let backbone = match config {
+            BackboneConfig::Encoder(config) => {
+                Backbone::Encoder(Encoder::try_new(config, weights)?)
+            }
+            BackboneConfig::Decoder(config) => Backbone::Decoder(Model::try_new(config, weights)?),
+        };
+        let head = Head::try_new(head, head_weights)?;
+        let kv = kv_for(config, &backbone, room, &device)
+            .map_err(|error| LoadError::candle("keys and values of a step", error))?;
+        Ok(Self {
+            backbone,
+            head,
+            kv,
+            vocab_size: config.vocab_size(),
+        })
+    }
+
+    /// A vector for each input, in order.
+    ///
+    /// # Errors
+    /// The inputs do not fit the model or the room, or a tensor operation fails.
+    pub(crate) fn forward(&mut self, inputs: &[&[u32]]) -> Result<Vec<Vec<f32>>, ForwardError> {
+        let batch = StepBatch::of_whole(inputs.iter().copied(), BLOCK_SIZE);
+        batch.check(BatchLimits {
+            vocab_size: self.vocab_size,
+            num_blocks: self.kv.spec().num_blocks,
+            block_size: BLOCK_SIZE,
+        })?;
+        let hidden = match &self.backbone {
+            Backbone::Encoder(encoder) => encoder.forward(&mut self.kv, &batch)?,
+            Backbone::Decoder(model) => model.normed_states(&mut self.kv, &batch)?,
+        };
+        Ok(self.pooled(&hidden, &batch)?)
+    }
+
+    fn pooled(&self, hidden: &Tensor, batch: &StepBatch) -> candle_core::Result<Vec<Vec<f32>>> {
+        let (_, width) = hidden.dims2()?;
+        let hidden = hidden
+            .to_device(&Device::Cpu)?
+            .to_dtype(DType::F32)?
+            .contiguous()?;
+        host::read(&hidden, |numbers| {
+            let vector = |rows: std::ops::Range<usize>| {
+                let rows = &numbers[rows.start * width..rows.end * width];
+                self.head.forward(rows, width)
+            };
+            let sequences = batch.sequences.iter();
+            sequences
+                .map(|sequence| vector(sequence.rows.clone()))
+                .collect()
+        })?
+    }
+}
+
+/// Room for one layer's keys and values of a step: layers use it in turn, for no later step reads them.
+fn kv_for(
+    config: &BackboneConfig,
+    backbone: &Backbone,
+    room: StepRoom,
+    device: &Device,
+) -> candle_core::Result<KvCache> {
+    let spec = KvCacheSpec {
+        num_blocks: room.blocks(),
+        block_size: BLOCK_SIZE,
+        dtype: match backbone {
+            _ if device.is_cpu() => DType::F32,
+            Backbone::Encoder(encoder) => encoder.dtype(),
+            Backbone::Decoder(model) => model.dtype(),
+        },
+    };
+    match config {
+        BackboneConfig::Encoder(encoder) => {
+            let one_layer = KvShape {
+                num_layers: 1,
+                num_heads: encoder.num_heads,
+                head_dim: encoder.head_dim(),
+            };
+            KvCache::for_both_sides(one_layer, spec, device)
+        }
+        BackboneConfig::Decoder(model) => {
+            let one_layer = ModelConfig {
+                num_layers: 1,
+                ..(**model).clone()
+            };
+            KvCache::try_new(&one_layer, spec, device)
+        }
+    }
+}

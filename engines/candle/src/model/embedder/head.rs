@@ -1,0 +1,163 @@
+//! [`Head`]: from a sequence's vectors to its embedding, in f32 on the CPU.
+
+use candle_core::{Device, Tensor};
+
+use super::pooling::Pooling;
+use crate::error::LoadError;
+use crate::model::encoder::config::Nonlinearity;
+use crate::model::encoder::feed_forward::activated;
+use crate::model::weights::Weights;
+
+/// What is done with a sequence's vectors.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HeadConfig {
+    /// How they become one; several are put side by side.
+    pub pooling: Vec<Pooling>,
+    /// What is done with the one, in order.
+    pub steps: Vec<HeadStep>,
+}
+
+/// What is done with a pooled vector.
+#[derive(Debug, Clone, PartialEq)]
+pub enum HeadStep {
+    /// `activation(x times weights + bias)`.
+    Dense {
+        /// The tensors' names without `.weight` and `.bias`.
+        name: String,
+        /// The folder of the checkout that has them.
+        folder: String,
+        /// Width of the input.
+        in_features: usize,
+        /// Width of the output.
+        out_features: usize,
+        /// Whether there is a bias.
+        has_bias: bool,
+        /// The activation.
+        activation: Nonlinearity,
+    },
+    /// Length 1.
+    Normalize,
+}
+
+impl HeadConfig {
+    /// How long what comes out is, for vectors of `hidden_size`.
+    #[must_use]
+    pub fn width(&self, hidden_size: usize) -> usize {
+        let pooled = self.pooling.len() * hidden_size;
+        let dense = self.steps.iter().rev().find_map(|step| match step {
+            HeadStep::Dense { out_features, .. } => Some(*out_features),
+            HeadStep::Normalize => None,
+        });
+        dense.unwrap_or(pooled)
+    }
+}
+
+/// A head with its weights.
+#[derive(Debug)]
+pub(super) struct Head {
+    pooling: Vec<Pooling>,
+    steps: Vec<Step>,
+}
+
+#[derive(Debug)]
+enum Step {
+    Dense {
+        /// `[in_features, out_features]`.
+        weight: Tensor,
+        bias: Option<Tensor>,
+        activation: Nonlinearity,
+    },
+    Normalize,
+}
+
+/// Where the weights of a head's steps come from: those of a folder of the checkout, by its name.
+pub(crate) type HeadWeights<'a> = dyn FnMut(&str) -> Result<Box<dyn Weights + 'a>, LoadError> + 'a;
+
+impl Head {
+    pub(super) fn try_new(
+        config: &HeadConfig,
+        weights_of: &mut HeadWeights<'_>,
+    ) -> Result<Self, LoadError> {
+        let steps = (config.steps.iter())
+            .map(|step| Step::try_new(step, weights_of))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            pooling: config.pooling.clone(),
+            steps,
+        })
+    }
+
+    /// What becomes of one sequence's `rows`, each `width` wide.
+    pub(super) fn forward(&self, rows: &[f32], width: usize) -> candle_core::Result<Vec<f32>> {
+        if width == 0 || rows.len() < width || !rows.len().is_multiple_of(width) {
+            candle_core::bail!("{} numbers in rows of {width}", rows.len());
+        }
+        let mut pooled = Vec::with_capacity(self.pooling.len() * width);
+        for mode in &self.pooling {
+            mode.pool(rows, width, &mut pooled);
+        }
+        for step in &self.steps {
+            pooled = step.forward(pooled)?;
+        }
+        Ok(pooled)
+    }
+}
+
+impl Step {
+    fn try_new(step: &HeadStep, weights_of: &mut HeadWeights<'_>) -> Result<Self, LoadError> {
+        match step {
+            HeadStep::Dense {
+                name,
+                folder,
+                in_features,
+                out_features,
+                has_bias,
+                activation,
+            } => {
+                let mut weights = weights_of(folder)?;
+                let weight = format!("{name}.weight");
+                let weight = weights.tensor(&weight, &[*out_features, *in_features])?;
+                let bias = if *has_bias {
+                    Some(weights.tensor(&format!("{name}.bias"), &[*out_features])?)
+                } else {
+                    None
+                };
+                let weight = weight.t().and_then(|weight| weight.contiguous());
+                Ok(Self::Dense {
+                    weight: weight.map_err(|error| LoadError::candle(name, error))?,
+                    bias,
+                    activation: *activation,
+                })
+            }
+            HeadStep::Normalize => Ok(Self::Normalize),
+        }
+    }
+
+    fn forward(&self, mut x: Vec<f32>) -> candle_core::Result<Vec<f32>> {
+        let row = |x: Vec<f32>| {
+            let width = x.len();
+            Tensor::from_vec(x, (1, width), &Device::Cpu)
+        };
+        match self {
+            Self::Dense {
+                weight,
+                bias,
+                activation,
+            } => {
+                let product = row(x)?.matmul(weight)?;
+                let sum = match bias {
+                    Some(bias) => product.broadcast_add(bias)?,
+                    None => product,
+                };
+                activated(&sum, *activation)?.flatten_all()?.to_vec1()
+            }
+            Self::Normalize => {
+                let length = x.iter().map(|number| number * number).sum::<f32>().sqrt();
+                if length > 0.0 {
+                    x.iter_mut().for_each(|number| *number /= length);
+                }
+                Ok(x)
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Embedders against `transformers` and `sentence-transformers`, and against themselves: what stands beside a
+//! sequence in a step changes no bit of its vector.
+//!
+//! The reference models and what they compute are made by `tests/encoders/make.py`.
+
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device};
+use serde::Deserialize;
+
+use super::*;
+use crate::load::{OpenEmbedder, Quantization, WeightOptions};
+
+const EMBEDDERS: [&str; 5] = ["bert", "bert-dense", "xlm-roberta", "modernbert", "qwen3"];
+
+/// How far numbers may be from the reference, relative to the largest of their vector.
+const TOLERANCE: f32 = 2e-5;
+
+const ROOM: StepRoom = StepRoom {
+    tokens: 512,
+    sequences: 16,
+};
+
+#[derive(Deserialize)]
+struct Expected {
+    cases: Vec<Case>,
+    texts: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    tokens: Vec<u32>,
+    embedding: Vec<f32>,
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/encoders")
+        .join(name)
+}
+
+fn expected(name: &str) -> Expected {
+    let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn load(name: &str, quantization: Quantization) -> (Embedder, OpenEmbedder) {
+    let open = OpenEmbedder::open(&folder(name)).unwrap();
+    let options = WeightOptions {
+        device: Device::Cpu,
+        dtype: DType::F32,
+        quantization,
+    };
+    let mut weights = open.weights(options, |_| {});
+    let mut head = |folder: &str| open.head_weights(folder);
+    let model = Embedder::try_new(&open.backbone, &open.head, &mut weights, &mut head, ROOM);
+    let model = model.unwrap();
+    drop(weights);
+    (model, open)
+}
+
+/// The largest difference, relative to the largest number of `want`.
+fn distance(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    let largest = want
+        .iter()
+        .fold(0.0_f32, |most, number| most.max(number.abs()));
+    let differences = got.iter().zip(want).map(|(got, want)| (got - want).abs());
+    differences.fold(0.0, f32::max) / largest
+}
+
+#[test]
+fn embeddings_are_those_of_the_reference() {
+    for name in EMBEDDERS {
+        let (mut model, open) = load(name, Quantization::None);
+        let Expected { cases, texts } = expected(name);
+        assert!(cases.len() > 3 && texts.len() > 3, "{name}");
+        for case in cases.iter().chain(&texts) {
+            let got = model.forward(&[&case.tokens]).unwrap().remove(0);
+            assert_eq!(got.len(), open.width(), "{name}");
+            let far = distance(&got, &case.embedding);
+            let len = case.tokens.len();
+            assert!(far < TOLERANCE, "{name}: {len} tokens are {far} off");
+        }
+    }
+}
+
+#[test]
+fn a_batch_is_its_parts_bit_for_bit() {
+    for name in EMBEDDERS {
+        let Expected { cases, texts } = expected(name);
+        let all = cases.iter().chain(&texts);
+        let inputs: Vec<&[u32]> = all.map(|case| case.tokens.as_slice()).collect();
+        for quantization in [Quantization::None, Quantization::Q8_0] {
+            let (mut model, _) = load(name, quantization);
+            let alone: Vec<Vec<f32>> = (inputs.iter())
+                .map(|input| model.forward(&[*input]).unwrap().remove(0))
+                .collect();
+            let together = model.forward(&inputs).unwrap();
+            assert_eq!(together, alone, "{name} {quantization:?}");
+            let mut backwards = inputs.clone();
+            backwards.reverse();
+            let mut backwards = model.forward(&backwards).unwrap();
+            backwards.reverse();
+            assert_eq!(backwards, alone, "{name} {quantization:?} backwards");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_the_model_goes_on() {
+    let (mut model, _) = load("bert", Quantization::None);
+    let long = vec![7; ROOM.tokens + 17 * BLOCK_SIZE];
+    let unknown = [7, 96];
+    for bad in [&long[..], &unknown, &[]] {
+        assert!(model.forward(&[bad]).is_err(), "{} tokens", bad.len());
+    }
+    assert!(model.forward(&[&[7]]).is_ok());
+}

@@ -1,0 +1,167 @@
+//! Encoders: every token of a sequence sees the whole of it, and each gets a vector.
+//!
+//! BERT, RoBERTa, XLM-RoBERTa and ModernBERT; [`EncoderConfig`] says which. Sequences are packed without padding, and
+//! attention, products and rotation are the decoder's. `embedder` makes one vector of a sequence's many.
+//!
+//! # Source
+//! BERT (Devlin et al. 2018), RoBERTa (Liu et al. 2019), ModernBERT (Warner et al. 2024), as `transformers` computes them.
+
+mod build;
+pub(crate) mod config;
+pub(super) mod feed_forward;
+pub(super) mod layer_norm;
+
+use candle_core::{DType, Device, Result, Tensor};
+
+use self::build::Builder;
+use self::config::EncoderConfig;
+use self::feed_forward::EncoderFeedForward;
+use self::layer_norm::LayerNorm;
+use super::attention::{Attention, Step};
+use super::batch::StepBatch;
+use super::kv_cache::KvCache;
+use super::linear::{Linear, Matrix};
+use super::rope::Frequencies;
+use super::weights::Weights;
+use crate::error::LoadError;
+
+/// An encoder with its weights.
+#[derive(Debug)]
+pub(super) struct Encoder {
+    words: Matrix,
+    positions: Option<PositionTable>,
+    /// What is added to each token, since all of one text are of the first kind.
+    token_type: Option<Tensor>,
+    embedding_norm: LayerNorm,
+    layers: Vec<Layer>,
+    last_norm: Option<LayerNorm>,
+    /// Of layers that see everything, then of those with a window.
+    frequencies: [Frequencies; 2],
+    device: Device,
+}
+
+/// Embeddings of positions.
+#[derive(Debug)]
+struct PositionTable {
+    /// `[positions, hidden_size]`.
+    rows: Tensor,
+    /// The first position's row.
+    first: u32,
+}
+
+impl Encoder {
+    /// Takes the weights that `config` calls for, asking for each once.
+    pub(super) fn try_new(
+        config: &EncoderConfig,
+        weights: &mut dyn Weights,
+    ) -> std::result::Result<Self, LoadError> {
+        Builder::new(config, weights).encoder()
+    }
+
+    /// A vector for each row of `batch`, whose sequences are whole; `[rows, hidden_size]`.
+    pub(super) fn forward(&self, kv: &mut KvCache, batch: &StepBatch) -> Result<Tensor> {
+        let mut x = self.embedding_norm.forward(&self.embed(batch)?)?;
+        let Some(first) = self.layers.first() else {
+            return Ok(x);
+        };
+        let step = Step::try_new(batch, &first.attention, &self.frequencies, kv)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, &step, kv, batch)?;
+        }
+        match &self.last_norm {
+            Some(norm) => norm.forward(&x),
+            None => Ok(x),
+        }
+    }
+
+    /// What rows are in.
+    pub(super) fn dtype(&self) -> DType {
+        self.embedding_norm.dtype()
+    }
+
+    fn embed(&self, batch: &StepBatch) -> Result<Tensor> {
+        let device = &self.device;
+        let mut x = self.words.rows(&batch.tokens, device, self.dtype())?;
+        if let Some(table) = &self.positions {
+            let places: Vec<u32> = (batch.positions.iter())
+                .map(|position| position + table.first)
+                .collect();
+            let places = Tensor::from_slice(&places, places.len(), device)?;
+            x = (x + table.rows.index_select(&places, 0)?)?;
+        }
+        if let Some(row) = &self.token_type {
+            x = x.broadcast_add(row)?;
+        }
+        Ok(x)
+    }
+}
+
+/// One layer.
+#[derive(Debug)]
+struct Layer {
+    norms: Norms,
+    qkv: Linear,
+    attention: Attention,
+    output: Linear,
+    feed_forward: EncoderFeedForward,
+}
+
+/// Where a layer normalizes.
+#[derive(Debug)]
+enum Norms {
+    /// Each block's sum with its input.
+    After {
+        attention: LayerNorm,
+        feed_forward: LayerNorm,
+    },
+    /// Each block's input; the first layer's was normalized with the embeddings.
+    Before {
+        attention: Option<LayerNorm>,
+        feed_forward: LayerNorm,
+    },
+}
+
+impl Layer {
+    fn forward(
+        &self,
+        x: &Tensor,
+        step: &Step,
+        kv: &mut KvCache,
+        batch: &StepBatch,
+    ) -> Result<Tensor> {
+        match &self.norms {
+            Norms::After {
+                attention,
+                feed_forward,
+            } => {
+                let x = attention.add_forward(x, &self.attend(x, step, kv, batch)?)?;
+                feed_forward.add_forward(&x, &self.feed_forward.forward(&x)?)
+            }
+            Norms::Before {
+                attention,
+                feed_forward,
+            } => {
+                let normed = match attention {
+                    Some(norm) => norm.forward(x)?,
+                    None => x.clone(),
+                };
+                let x = (x + self.attend(&normed, step, kv, batch)?)?;
+                let fed = self.feed_forward.forward(&feed_forward.forward(&x)?)?;
+                x + fed
+            }
+        }
+    }
+
+    /// All layers use the one place for keys and values in turn.
+    fn attend(
+        &self,
+        x: &Tensor,
+        step: &Step,
+        kv: &mut KvCache,
+        batch: &StepBatch,
+    ) -> Result<Tensor> {
+        let qkv = self.qkv.forward(x)?;
+        let attended = self.attention.forward(&qkv, step, kv.layer(0), batch)?;
+        self.output.forward(&attended)
+    }
+}

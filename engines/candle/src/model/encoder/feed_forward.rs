@@ -1,0 +1,156 @@
+//! An encoder's feed-forward block, and activations.
+
+use std::mem::MaybeUninit;
+
+use candle_core::{D, Result, Tensor};
+
+use super::config::Nonlinearity;
+use crate::model::host;
+use crate::model::linear::Linear;
+use crate::model::parallel::{SharedMut, for_each_range_if_large, written};
+use crate::model::simd::{by_simd, exp, fma, tanh};
+
+/// `down(activation(up(x)))`, or, where it is gated, `down(activation(first half of up(x)) * second half)`.
+#[derive(Debug)]
+pub(super) struct EncoderFeedForward {
+    pub(super) up: Linear,
+    pub(super) down: Linear,
+    pub(super) activation: Nonlinearity,
+    pub(super) is_gated: bool,
+}
+
+impl EncoderFeedForward {
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let inner = self.up.forward(x)?;
+        let inner = if self.is_gated {
+            let width = inner.dim(1)? / 2;
+            let gate = inner.narrow(D::Minus1, width, width)?;
+            let inner = inner.narrow(D::Minus1, 0, width)?.contiguous()?;
+            (activated(&inner, self.activation)? * gate)?
+        } else {
+            activated(&inner, self.activation)?
+        };
+        self.down.forward(&inner)
+    }
+}
+
+/// The activation of every number.
+pub(in crate::model) fn activated(x: &Tensor, activation: Nonlinearity) -> Result<Tensor> {
+    if activation == Nonlinearity::Identity {
+        return Ok(x.clone());
+    }
+    if !x.device().is_cpu() {
+        return by_tensors(x, activation);
+    }
+    let out = host::read(x, |x| activated_numbers(x, activation))?;
+    Tensor::from_vec(out, x.shape(), x.device())
+}
+
+fn by_tensors(x: &Tensor, activation: Nonlinearity) -> Result<Tensor> {
+    match activation {
+        Nonlinearity::Gelu => x.gelu_erf(),
+        Nonlinearity::GeluTanh => x.gelu(),
+        Nonlinearity::Relu => x.relu(),
+        Nonlinearity::Silu => x.silu(),
+        Nonlinearity::Tanh => x.tanh(),
+        Nonlinearity::Sigmoid => candle_nn::ops::sigmoid(x),
+        Nonlinearity::Identity => Ok(x.clone()),
+    }
+}
+
+fn activated_numbers(x: &[f32], activation: Nonlinearity) -> Vec<f32> {
+    /// Numbers that one thread takes at once.
+    const PIECE: usize = 4096;
+    let fill = |out: &SharedMut<'_, MaybeUninit<f32>>| {
+        for_each_range_if_large(x.len().div_ceil(PIECE), 2 * x.len(), |pieces| {
+            let range = pieces.start * PIECE..(pieces.end * PIECE).min(x.len());
+            #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
+            // SAFETY: ranges do not overlap.
+            let out = unsafe { out.part(range.clone()) };
+            activate(&x[range], activation, out);
+        });
+    };
+    #[expect(unsafe_code, reason = "each number is written once")]
+    // SAFETY: every piece is in a range, and writes all its numbers.
+    unsafe {
+        written(x.len(), fill)
+    }
+}
+
+by_simd! {
+    fn activate(x: &[f32], activation: Nonlinearity, out: &mut [MaybeUninit<f32>]) = activate_inner
+}
+
+#[inline(always)]
+fn activate_inner<const FMA: bool>(
+    x: &[f32],
+    activation: Nonlinearity,
+    out: &mut [MaybeUninit<f32>],
+) {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    match activation {
+        Nonlinearity::Gelu => each(x, out, |x| {
+            0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2))
+        }),
+        Nonlinearity::GeluTanh => each(x, out, |x| {
+            let inner = SQRT_2_OVER_PI * x * (1.0 + 0.044_715 * x * x);
+            0.5 * x * (1.0 + tanh::<FMA>(inner))
+        }),
+        Nonlinearity::Relu => each(x, out, |x| x.max(0.0)),
+        Nonlinearity::Silu => each(x, out, |x| x / (1.0 + exp::<FMA>(-x))),
+        Nonlinearity::Tanh => each(x, out, tanh::<FMA>),
+        Nonlinearity::Sigmoid => each(x, out, |x| 1.0 / (1.0 + exp::<FMA>(-x))),
+        Nonlinearity::Identity => each(x, out, |x| x),
+    }
+}
+
+#[inline(always)]
+fn each(x: &[f32], out: &mut [MaybeUninit<f32>], f: impl Fn(f32) -> f32) {
+    for (out, &x) in out.iter_mut().zip(x) {
+        out.write(f(x));
+    }
+}
+
+/// The error function, to about 3e-7.
+///
+/// # Source
+/// Abramowitz and Stegun, Handbook of Mathematical Functions, formula 7.1.26.
+#[inline(always)]
+fn erf<const FMA: bool>(x: f32) -> f32 {
+    let magnitude = x.abs();
+    let t = 1.0 / fma::<FMA>(0.327_591_1, magnitude, 1.0);
+    let mut p = 1.061_405_4;
+    for c in [-1.453_152, 1.421_413_8, -0.284_496_72, 0.254_829_6] {
+        p = fma::<FMA>(p, t, c);
+    }
+    let erf = 1.0 - p * t * exp::<FMA>(-magnitude * magnitude);
+    erf.copysign(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn activations_are_candles() {
+        let data: Vec<f32> = (0..9001).map(|i| (i as f32 - 4500.0) / 400.0).collect();
+        let x = Tensor::from_vec(data, 9001, &Device::Cpu).unwrap();
+        for activation in [
+            Nonlinearity::Gelu,
+            Nonlinearity::GeluTanh,
+            Nonlinearity::Relu,
+            Nonlinearity::Silu,
+            Nonlinearity::Tanh,
+            Nonlinearity::Sigmoid,
+            Nonlinearity::Identity,
+        ] {
+            let got = activated(&x, activation).unwrap();
+            let want = by_tensors(&x, activation).unwrap();
+            let error = (got - want).unwrap().abs().unwrap();
+            let worst = error.max_all().unwrap().to_scalar::<f32>().unwrap();
+            assert!(worst < 3e-6, "{activation:?}: {worst}");
+        }
+    }
+}
