@@ -1,14 +1,16 @@
-"""Embeddings through the official client, from an engine in Python that embeds."""
+"""Embeddings through the official client, from an engine in Python that embeds, and from checkouts."""
 
+import json
 import math
 import typing
+from pathlib import Path
 
 import openai
 import pytest
 from openai import OpenAI
 from openai.types.embedding_create_params import EmbeddingCreateParams
 
-from genset_server import embedding_server
+from genset_server import GensetServer, embedding_server
 
 MODEL = "counting"
 
@@ -60,3 +62,28 @@ def test_what_cannot_be_embedded_is_refused_by_name(embedder, client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model="tiny-chat", input="Hi")
     assert caught.value.param == "model"
+
+
+CHECKOUTS = Path(__file__).parent.parent / "engines" / "candle" / "tests" / "encoders"
+FAMILIES = ["bert", "bert-dense", "xlm-roberta", "modernbert", "qwen3"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkout_gives_the_embeddings_of_its_reference(family):
+    texts = json.loads((CHECKOUTS / family / "expected.json").read_text())["texts"]
+    with GensetServer(str(CHECKOUTS / family), "--quantize", "none", out="candle") as server:
+        with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=30) as client:
+            answer = client.embeddings.create(model=family, input=[text["text"] for text in texts])
+            for part, text in zip(answer.data, texts, strict=True):
+                largest = max(map(abs, text["embedding"]))
+                assert part.embedding == pytest.approx(text["embedding"], abs=1e-4 * largest)
+            assert answer.usage.total_tokens == sum(len(text["tokens"]) for text in texts)
+            alone = client.embeddings.create(model=family, input=texts[1]["text"])
+            assert alone.data[0].embedding == answer.data[1].embedding
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.embeddings.create(model=family, input=["a", [7] * 159])
+            assert (caught.value.param, caught.value.code) == ("input[1]", "context_length_exceeded")
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.chat.completions.create(model=family, messages=[{"role": "user", "content": "Hi"}])
+            assert caught.value.param == "model"
+        assert server.stop() == 0, server.output

@@ -1,4 +1,5 @@
-//! `out=candle`: a language model in this process, from a checkout folder, a GGUF file, or the build itself.
+//! `out=candle`: a language model in this process, from a checkout folder, a GGUF file, or the build itself; or an embedder, from
+//! a checkout folder.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +11,8 @@ use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
     RequestContext, StartContext, async_trait,
 };
-use genset_engine_candle::load::OpenModel;
-use genset_engine_candle::{CandleArgs, CandleEngine};
+use genset_engine_candle::load::{OpenEmbedder, OpenModel};
+use genset_engine_candle::{CandleArgs, CandleEngine, EmbeddingEngine};
 use genset_runtime::ModelFolder;
 use tempfile::TempDir;
 
@@ -30,6 +31,11 @@ const TINY_CHAT_WEIGHTS: (&str, &[u8]) = (
 /// `InvalidArgument` or `Unsupported`, naming the flag or the file.
 pub(super) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
     let args = &config.engine_args;
+    if let Some(path) = &config.worker.model_path
+        && OpenEmbedder::is_at(path)
+    {
+        return embedder(path, config);
+    }
     let (mut folder, engine): (_, Arc<dyn LLMEngine>) = match &config.worker.model_path {
         None => {
             let engine = BuiltInFiles::unpack()?.engine(&args.candle);
@@ -44,6 +50,16 @@ pub(super) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerCon
     let mut worker = config.worker.worker_config(Some(folder))?;
     worker.context_length_tokens.get_or_insert(context);
     Ok((engine, worker))
+}
+
+/// How long its inputs may be, the engine knows: positions, the checkout's own limit and a step bound them.
+fn embedder(
+    path: &Path,
+    config: &RunConfig,
+) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
+    let folder = config.worker.model_folder()?;
+    let engine = EmbeddingEngine::from_args(&config.engine_args.candle, path);
+    Ok((Arc::new(engine), config.worker.worker_config(folder)?))
 }
 
 fn of_path(
