@@ -181,14 +181,28 @@ pub(super) async fn crowd(live: &Live, count: u32) -> Result<Crowd, Stop> {
             Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
         }
     }
-    let looked = accepted.into_iter().map(|mut running| async move {
+    let mut crowd = Crowd {
+        running: Vec::new(),
+        waiting: accepted,
+    };
+    // A moment decides who waits beside those that run. Where none runs yet the machine may be busy: the first has the time of a call.
+    let give_up = Instant::now() + live.trial.limits().call;
+    while crowd.running.is_empty() && !crowd.waiting.is_empty() && Instant::now() < give_up {
+        look(&mut crowd, moment).await?;
+    }
+    ensure!(
+        !crowd.running.is_empty(),
+        "of {count} requests not one got its first token"
+    );
+    Ok(crowd)
+}
+
+/// Gives each of those that wait a moment to begin. Those refused as `Overloaded` are left out.
+async fn look(crowd: &mut Crowd, moment: Duration) -> Result<(), Stop> {
+    let looked = crowd.waiting.drain(..).map(|mut running| async move {
         let first = timeout(moment, running.next()).await;
         (running, first)
     });
-    let mut crowd = Crowd {
-        running: Vec::new(),
-        waiting: Vec::new(),
-    };
     for (running, first) in join_all(looked).await {
         match first {
             Err(_) => crowd.waiting.push(running),
@@ -199,11 +213,7 @@ pub(super) async fn crowd(live: &Live, count: u32) -> Result<Crowd, Stop> {
             },
         }
     }
-    ensure!(
-        !crowd.running.is_empty(),
-        "of {count} requests not one got its first token"
-    );
-    Ok(crowd)
+    Ok(())
 }
 
 /// Reads a cancelled request to its end, which must come soon.
