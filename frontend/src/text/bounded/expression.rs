@@ -6,9 +6,10 @@
 
 use std::ops::Range;
 
-use regex_automata::Input;
-use regex_automata::meta::Regex;
+use regex_automata::meta::{Cache, Regex};
+use regex_automata::util::pool::Pool;
 use regex_automata::util::syntax;
+use regex_automata::{Anchored, Input};
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 
@@ -110,7 +111,12 @@ fn is_class(pattern: &str) -> bool {
 struct OnePass {
     /// What comes before that, as the first pattern, and white space as the second.
     regex: Regex,
+    /// What a search writes to, taken once for a text with all its words.
+    caches: Caches,
 }
+
+/// Caches of one expression, as many as there were searches at a time.
+type Caches = Pool<Cache, Box<dyn Fn() -> Cache + Send + Sync>>;
 
 impl OnePass {
     fn try_new(pattern: &str) -> Option<Self> {
@@ -130,7 +136,9 @@ impl OnePass {
             return None;
         }
         let regex = Regex::new_many(&[words, r"\s+"]).ok()?;
-        Some(Self { regex })
+        let of = regex.clone();
+        let caches = Pool::new(Box::new(move || of.create_cache()) as Box<_>);
+        Some(Self { regex, caches })
     }
 
     /// Calls `found` with every match.
@@ -139,8 +147,19 @@ impl OnePass {
         text: &str,
         mut found: impl FnMut(Range<usize>) -> Result<(), TokenizerError>,
     ) -> Result<(), TokenizerError> {
+        let mut cache = self.caches.get();
         let mut input = Input::new(text);
-        while let Some(matched) = self.regex.search(&input) {
+        loop {
+            // Nearly always a match begins where the last one ended. Sought there alone, its beginning is known, and not
+            // sought again from its end.
+            let here = input.clone().anchored(Anchored::Yes);
+            let matched = self
+                .regex
+                .search_with(&mut cache, &here)
+                .or_else(|| self.regex.search_with(&mut cache, &input));
+            let Some(matched) = matched else {
+                return Ok(());
+            };
             let mut range = matched.range();
             if matched.pattern().as_usize() == 1 && range.end < text.len() {
                 let last = text[range.clone()].char_indices().next_back();
@@ -152,7 +171,6 @@ impl OnePass {
             input.set_start(range.end);
             found(range)?;
         }
-        Ok(())
     }
 }
 
