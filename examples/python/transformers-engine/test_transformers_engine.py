@@ -12,11 +12,12 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from genset import GenerateRequest
-from genset.testing import collect, conformance_tests
-from transformers_engine import TransformersEngine, choose
+from genset.testing import StubContext, collect, conformance_tests
+from transformers_engine import CHUNK_TOKENS, TransformersEngine, choose
 
 HERE = Path(__file__).parent
 MODEL = HERE / "../../../models/tiny-chat"
@@ -26,7 +27,7 @@ test_conformance = conformance_tests(["python", str(HERE / "transformers_engine.
 
 def with_engine(test: Callable[[TransformersEngine], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        engine = TransformersEngine(str(MODEL), None, "cpu")
+        engine = TransformersEngine(str(MODEL))
         await engine.start(worker_id=0)
         try:
             await test(engine)
@@ -37,9 +38,11 @@ def with_engine(test: Callable[[TransformersEngine], Coroutine[Any, Any, None]])
     asyncio.run(run())
 
 
-def test_greedy_tokens_are_those_of_the_library() -> None:
+# A prompt that is read at once, and one that is read in three chunks.
+@pytest.mark.parametrize(("length", "reason"), [(20, "stop"), (2 * CHUNK_TOKENS + 40, "length")])
+def test_greedy_tokens_are_those_of_the_library(length: int, reason: str) -> None:
     async def test(engine: TransformersEngine) -> None:
-        prompt = list(range(40, 60))
+        prompt = list(range(40, 40 + length))
         eos = json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"]
         request: GenerateRequest = {"token_ids": prompt, "stop_conditions": {"max_tokens": 12, "eos_token_ids": eos}}
         chunks = await collect(engine, request)
@@ -47,7 +50,33 @@ def test_greedy_tokens_are_those_of_the_library() -> None:
         made = engine._model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
         # The library gives the token that ended it too.
         assert tokens == [token for token in made[0, len(prompt) :].tolist() if token not in eos]
-        assert chunks[-1]["finish_reason"] == "stop" and len(tokens) > 3
+        assert chunks[-1]["finish_reason"] == reason and len(tokens) > 3
+
+    with_engine(test)
+
+
+def test_a_request_without_a_place_waits_for_one() -> None:
+    async def test(engine: TransformersEngine) -> None:
+        engine.max_num_seqs = 1
+        one, two = (engine.begin({"token_ids": [5, 6]}, StubContext()) for _ in range(2))
+        assert [output is None for output in engine.step([one, two])] == [False, True]
+        # The first has no reader for now. It keeps its place, with the keys and values that are there.
+        assert engine.step([two]) == [None]
+        engine.end(one)
+        assert engine.step([two]) != [None]
+
+    with_engine(test)
+
+
+def test_a_step_reads_about_one_chunk_of_prompts() -> None:
+    async def test(engine: TransformersEngine) -> None:
+        sequences = [engine.begin({"token_ids": [7] * length}, StubContext()) for length in (2, CHUNK_TOKENS + 9, 300, 3)]
+        left = []
+        for _ in range(4):
+            engine.step(sequences)
+            left.append([len(sequence.pending) for sequence in sequences])
+        # One token is left of those that generate.
+        assert left == [[1, 9, 300, 3], [1, 1, 44, 3], [1, 1, 1, 1], [1, 1, 1, 1]]
 
     with_engine(test)
 

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import time
 from typing import Any
+
+# Read when torch is loaded: its threads sleep while they wait for each other. Spinning, as they do without it, each takes a
+# processor from the one that is waited for, wherever there is other work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -16,17 +22,21 @@ from genset import BatchEngine, Context, EngineConfig, GenerateChunk, GenerateRe
 from genset.backend import run
 from genset.exceptions import EngineShutdown, InvalidArgument
 
+CHUNK_TOKENS = 256
+"""Tokens of a prompt that one forward pass reads: a request that is cancelled, or comes, meanwhile waits for no more."""
+PAUSE_S = 0.005
+
 
 class Sequence:
     """One request: what it has been told, the keys and values of that, and how its tokens are chosen."""
 
-    def __init__(self, request: GenerateRequest, context_length: int, device: str) -> None:
+    def __init__(self, request: GenerateRequest, cache: DynamicCache, context_length: int, device: str) -> None:
         prompt = request["token_ids"]
         stop = request.get("stop_conditions", {})
         room = context_length - len(prompt)
         self.pending = prompt
         """Tokens that the model has not read yet."""
-        self.cache = DynamicCache()
+        self.cache = cache
         self.tokens_left = min(stop.get("max_tokens") or room, room)
         self.generated = 0
         self.min_tokens = stop.get("min_tokens", 0)
@@ -44,14 +54,29 @@ class Sequence:
 
 
 class TransformersEngine(BatchEngine[Sequence]):
-    """Serves one model. Each sequence has a forward pass of its own in a step, so what is asked of one changes no other."""
+    """Serves one model. In a step each sequence has a forward pass of its own, so what is asked of one changes no other. At most
+    `max_num_seqs` hold keys and values at a time; the others wait for their place."""
 
-    def __init__(self, model: str, context_length: int | None, device: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        context_length: int | None = None,
+        max_num_seqs: int = 8,
+        device: str = "cpu",
+        dtype: str | None = None,
+        threads: int | None = None,
+    ) -> None:
         self.path = model
         self.context_length = context_length
+        self.max_num_seqs = max_num_seqs
         self.device = device
+        # Few processors compute with half the bits as fast.
+        self.dtype = dtype or ("float32" if device == "cpu" else "auto")
+        # The event loop and the worker need some of it, too.
+        self.threads = threads or max(1, (os.cpu_count() or 1) // 2)
         self._model: Any = None
         self._vocab_size = 0
+        self._running: set[Sequence] = set()
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[TransformersEngine, WorkerConfig]:
@@ -60,23 +85,29 @@ class TransformersEngine(BatchEngine[Sequence]):
         parser.add_argument("--model-name", help="what clients call the model")
         parser.add_argument("--namespace", default="genset")
         parser.add_argument("--context-length", type=int, help="tokens of prompt and answer together; the model's without it")
+        parser.add_argument("--max-num-seqs", type=int, default=8, help="requests that run at a time")
         parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
+        parser.add_argument("--dtype", help="float32, bfloat16; without it float32 on a CPU, elsewhere that of the files")
+        parser.add_argument("--threads", type=int, help="that compute on a CPU; without it half as many as it has")
         args = parser.parse_args(argv)
-        engine = cls(args.model, args.context_length, args.device)
+        engine = cls(args.model, args.context_length, args.max_num_seqs, args.device, args.dtype, args.threads)
         config = WorkerConfig(namespace=args.namespace, model_name=args.model_name or "", model_path=args.model)
         return engine, config
 
     async def start(self, worker_id: int) -> EngineConfig:
+        torch.set_num_threads(self.threads)
         self.worker.report_progress("loading weights")
-        model = await asyncio.to_thread(AutoModelForCausalLM.from_pretrained, self.path, dtype="auto")
+        model = await asyncio.to_thread(AutoModelForCausalLM.from_pretrained, self.path, dtype=self.dtype)
         self._model = model.to(self.device).eval()
-        self._vocab_size = model.config.vocab_size
-        most = model.config.max_position_embeddings
+        config = model.config.get_text_config()
+        self._vocab_size = config.vocab_size
+        most = config.max_position_embeddings
         self.context_length = min(self.context_length or most, most)
         return EngineConfig(
             model=self.path.rstrip("/").rpartition("/")[2],
             context_length=self.context_length,
             vocab_size=self._vocab_size,
+            max_num_seqs=self.max_num_seqs,
             sampling=("temperature", "top_p", "top_k", "min_p", "seed"),
         )
 
@@ -85,17 +116,39 @@ class TransformersEngine(BatchEngine[Sequence]):
             raise EngineShutdown("the engine does not run")
         if max(request["token_ids"]) >= self._vocab_size:
             raise InvalidArgument("a token is not in the vocabulary", field="prompt")
-        return Sequence(request, self.context_length, self.device)
+        return Sequence(request, DynamicCache(config=self._model.config), self.context_length, self.device)
 
     def step(self, batch: list[Sequence]) -> list[StepOutput]:
         if self._model is None:
             raise EngineShutdown("the engine does not run")
-        return [self._next(sequence) for sequence in batch]
+        room, outputs, is_idle = CHUNK_TOKENS, list[StepOutput](), True
+        for sequence in batch:
+            length = min(len(sequence.pending), CHUNK_TOKENS)
+            # Of prompts, a step reads about one chunk. Who generates already gets a token in each.
+            if not self._has_place(sequence) or (length > 1 and room <= 0):
+                outputs.append(None)
+                continue
+            room, is_idle = room - length, False
+            outputs.append(self._advance(sequence, length))
+        if is_idle:
+            # All places are of requests whose readers are behind: one of them, or a place, has to come free first.
+            time.sleep(PAUSE_S)
+        return outputs
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        """Whether it may hold keys and values. A place once given is kept, also while the sequence is in no batch."""
+        if len(self._running) < self.max_num_seqs:
+            self._running.add(sequence)
+        return sequence in self._running
 
     @torch.inference_mode()
-    def _next(self, sequence: Sequence) -> StepOutput:
-        read = torch.tensor([sequence.pending], device=self.device)
+    def _advance(self, sequence: Sequence, length: int) -> StepOutput:
+        # Where a prompt is cut depends on nobody else, so neither do the sums.
+        read = torch.tensor([sequence.pending[:length]], device=self.device)
         output = self._model(input_ids=read, cache=sequence.cache, use_cache=True, logits_to_keep=1)
+        sequence.pending = sequence.pending[length:]
+        if sequence.pending:
+            return None
         token = choose(output.logits[0, -1].float(), sequence.options, sequence.random)
         if token in sequence.ends and sequence.generated >= sequence.min_tokens:
             return GenerateChunk(token_ids=[], finish_reason="stop", stop_token=token)
@@ -104,6 +157,9 @@ class TransformersEngine(BatchEngine[Sequence]):
         if sequence.generated == sequence.tokens_left:
             return GenerateChunk(token_ids=[token], finish_reason="length")
         return token
+
+    def end(self, sequence: Sequence) -> None:
+        self._running.discard(sequence)
 
     async def cleanup(self) -> None:
         self._model = None
