@@ -22,7 +22,9 @@ from transformers_engine import CHUNK_TOKENS, TransformersEngine, choose
 HERE = Path(__file__).parent
 MODEL = HERE / "../../../models/tiny-chat"
 
-test_conformance = conformance_tests(["python", str(HERE / "transformers_engine.py"), "--model", str(MODEL.resolve())])
+COMMAND = ["python", str(HERE / "transformers_engine.py"), "--model", str(MODEL.resolve())]
+# The kit starts more than a hundred processes, each of which imports torch: half an hour on a busy machine of two cores.
+test_conformance = conformance_tests(COMMAND, timeout=7200.0)
 
 
 def with_engine(test: Callable[[TransformersEngine], Coroutine[Any, Any, None]]) -> None:
