@@ -19,7 +19,7 @@ use crate::report::{CheckReport, EngineReport, Evidence, Report, Verdict};
 use crate::rules::Rule;
 use crate::subject::Factory;
 use crate::transcript::Transcript;
-use crate::trial::{Live, Trial, Variation};
+use crate::trial::{Live, Progress, Trial, Variation};
 
 /// What to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -307,8 +307,8 @@ fn on_own_thread(
         Level::Info | Level::Core | Level::Strict if !is_of_sequences => limits.wall,
         Level::Info | Level::Core | Level::Strict | Level::Soak => limits.wall * SOAK_WALL,
     };
-    let items = || watched.items_read();
-    let result = watch(wall, items, move || {
+    let progress = || watched.progress();
+    let result = watch(wall, progress, move || {
         let runtime = runtime(check.is_multi_thread, is_paused)?;
         try_out(runtime, &trial, (check.run)(trial.clone()))
     });
@@ -334,8 +334,8 @@ where
     let is_paused = known.is_virtual_time;
     let _beside = BESIDE.read();
     let watched = trial.clone();
-    let items = move || watched.items_read();
-    watch(wall, items, move || {
+    let progress = || watched.progress();
+    watch(wall, progress, move || {
         let runtime = runtime(false, is_paused)?;
         try_out(runtime, &trial, run(trial.clone()))
     })
@@ -378,10 +378,11 @@ const BUSY_WALL: u32 = 8;
 const LOOKS: u32 = 4;
 
 /// Runs `work` on a thread of its own. It is given up when no item was read for `limit`, or when `BUSY_WALL` such times have
-/// passed: how long it took says nothing of an engine whose answers go on.
+/// passed: how long it took says nothing of an engine whose answers go on. The time of a start does not count, which has a limit of
+/// its own, unless it blocks the thread.
 fn watch(
     limit: Duration,
-    items_read: impl Fn() -> u64,
+    progress: impl Fn() -> Progress,
     work: impl FnOnce() -> CheckResult + Send + 'static,
 ) -> CheckResult {
     let (done, result): (SyncSender<CheckResult>, _) = sync_channel(1);
@@ -392,12 +393,16 @@ fn watch(
         });
     let thread =
         thread.map_err(|error| Stop::Fail(format!("the kit cannot start a thread: {error}")))?;
-    let (mut read, mut idle_looks, mut looks) = (0, 0, 0);
+    let (mut seen, mut idle_looks, mut looks) = (Progress::default(), 0, 0);
     let ended = loop {
         let ended = result.recv_timeout(limit / LOOKS);
-        let before = std::mem::replace(&mut read, items_read());
-        looks += 1;
-        idle_looks = if read > before { 0 } else { idle_looks + 1 };
+        let before = std::mem::replace(&mut seen, progress());
+        let is_waiting = seen.waits > before.waits;
+        looks += u32::from(!is_waiting);
+        idle_looks = match seen.items > before.items || is_waiting {
+            true => 0,
+            false => idle_looks + 1,
+        };
         let goes_on = idle_looks < LOOKS && looks < LOOKS * BUSY_WALL;
         if !(goes_on && matches!(ended, Err(RecvTimeoutError::Timeout))) {
             break ended;
@@ -482,24 +487,20 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
     let (sender, receiver) = sync_channel(1);
     let factory = Arc::clone(factory);
     let _beside = BESIDE.read();
-    let _ = watch(
-        Limits::default().start,
-        || 0,
-        move || {
-            let runtime = runtime(false, false)?;
-            let limits = Limits {
-                call: WARM_UP_CALL,
-                ..Limits::default()
-            };
-            let trial = Trial::new(factory, "warm-up", limits, Variation::default());
-            let known = runtime.block_on(meet(&trial, may_be_virtual));
-            if let Ok(known) = known {
-                let _ = sender.send(known);
-            }
-            runtime.shutdown_timeout(Duration::from_millis(100));
-            Ok(())
-        },
-    );
+    let _ = watch(Limits::default().start, Progress::default, move || {
+        let runtime = runtime(false, false)?;
+        let limits = Limits {
+            call: WARM_UP_CALL,
+            ..Limits::default()
+        };
+        let trial = Trial::new(factory, "warm-up", limits, Variation::default());
+        let known = runtime.block_on(meet(&trial, may_be_virtual));
+        if let Ok(known) = known {
+            let _ = sender.send(known);
+        }
+        runtime.shutdown_timeout(Duration::from_millis(100));
+        Ok(())
+    });
     receiver.try_recv().unwrap_or(plain)
 }
 
@@ -519,19 +520,15 @@ fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Pace, Stop> {
         Variation::default(),
     );
     let (sender, receiver) = sync_channel(1);
-    watch(
-        limits.wall,
-        || 0,
-        move || {
-            let runtime = runtime(false, true)?;
-            let tried = async {
-                let took = answers_on_a_paused_clock(&trial).await?;
-                let _ = sender.send(took);
-                Ok(())
-            };
-            try_out(runtime, &trial, tried)
-        },
-    )?;
+    watch(limits.wall, Progress::default, move || {
+        let runtime = runtime(false, true)?;
+        let tried = async {
+            let took = answers_on_a_paused_clock(&trial).await?;
+            let _ = sender.send(took);
+            Ok(())
+        };
+        try_out(runtime, &trial, tried)
+    })?;
     Ok(receiver.try_recv().unwrap_or_default())
 }
 
@@ -638,3 +635,6 @@ async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop>
         engine,
     })
 }
+
+#[cfg(test)]
+mod tests;

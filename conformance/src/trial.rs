@@ -2,6 +2,7 @@
 //! [`Answer`] is what was read. Every wait has a limit; whoever passes it fails the check by name.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,6 +47,8 @@ struct Shared {
     has_started: AtomicBool,
     /// Items of streams that were read and are no errors.
     items_read: AtomicU64,
+    /// Times that a wait for a start, or for the process itself, was seen to go on.
+    waits_seen: AtomicU64,
     /// How engines of one check fetch KV blocks from each other.
     kv_carrier: LocalKvCarrier,
     seed: u64,
@@ -53,6 +56,15 @@ struct Shared {
     medium: Medium,
     measurements: Mutex<BTreeMap<String, u64>>,
     recorder: Arc<Recorder>,
+}
+
+/// How far a check has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Items of streams that were read and are no errors.
+    pub(crate) items: u64,
+    /// Times that a wait with a limit of its own was seen to go on.
+    pub(crate) waits: u64,
 }
 
 /// What varies from run to run.
@@ -86,6 +98,7 @@ impl Trial {
             requests: AtomicU64::new(0),
             has_started: AtomicBool::new(false),
             items_read: AtomicU64::new(0),
+            waits_seen: AtomicU64::new(0),
             kv_carrier: LocalKvCarrier::default(),
             seed: variation.seed,
             sequences: variation.sequences,
@@ -156,6 +169,24 @@ impl Trial {
     /// Items of streams that were read and are no errors.
     pub(crate) fn items_read(&self) -> u64 {
         self.shared.items_read.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the check waits for what has a limit of its own, and that its thread is not blocked.
+    pub(crate) fn note_wait(&self) {
+        self.shared.waits_seen.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How far the check has come, for the watch on the wall clock.
+    pub(crate) fn progress(&self) -> Progress {
+        Progress {
+            items: self.items_read(),
+            waits: self.shared.waits_seen.load(Ordering::Relaxed),
+        }
+    }
+
+    /// How often at least a wait that goes on is noted: several times in what the wall clock allows for silence.
+    pub(crate) fn wait_interval(&self) -> Duration {
+        self.limits().wall / 8
     }
 
     /// Where a breach of a rule of the reader is noted.
@@ -229,11 +260,7 @@ impl Trial {
             false => Stop::Fail(what),
         };
         let started = self
-            .within(
-                "start",
-                self.limits().start,
-                subject.engine.start(ctx.clone()),
-            )
+            .starting("start", subject.engine.start(ctx.clone()))
             .await
             .map_err(|late| failed(late.to_string()))?;
         match started {
@@ -269,6 +296,30 @@ impl Trial {
                 self.shared.recorder.note(None, || late.clone());
                 Err(Stop::Fail(late))
             }
+        }
+    }
+
+    /// Waits for a start, at most as long as one may take. Nothing can be read meanwhile: that is no silence, unless the start
+    /// blocks the check's thread.
+    ///
+    /// # Errors
+    /// A failure that names `what` when the limit passes.
+    pub(crate) async fn starting<T>(
+        &self,
+        what: &str,
+        start: impl Future<Output = T>,
+    ) -> Result<T, Stop> {
+        tokio::select! {
+            biased;
+            started = self.within(what, self.limits().start, start) => started,
+            never = self.note_waits() => match never {},
+        }
+    }
+
+    async fn note_waits(&self) -> Infallible {
+        loop {
+            tokio::time::sleep(self.wait_interval()).await;
+            self.note_wait();
         }
     }
 

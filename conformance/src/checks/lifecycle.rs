@@ -89,9 +89,7 @@ async fn second_start(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let before = leaks::tasks();
     let again = live.subject.engine.start(StartContext::detached(2));
-    let again = trial
-        .within("a second start", trial.limits().start, again)
-        .await?;
+    let again = trial.starting("a second start", again).await?;
     if let Ok(config) = again {
         ensure!(
             config == live.config,
@@ -249,9 +247,7 @@ async fn impossible_role(trial: Trial) -> CheckResult {
             role,
             ..StartContext::detached(1)
         };
-        let started = trial
-            .within("start", trial.limits().start, subject.engine.start(ctx))
-            .await?;
+        let started = trial.starting("start", subject.engine.start(ctx)).await?;
         if let Err(error) = started {
             is_refused = true;
             let is_users = matches!(
@@ -281,7 +277,7 @@ async fn impossible_role(trial: Trial) -> CheckResult {
 async fn start_yields(trial: Trial) -> CheckResult {
     let (first, second) = (trial.build(), trial.build());
     let start = watched_start(&trial, &first, "start");
-    trial.within("start", trial.limits().start, start).await??;
+    trial.starting("start", start).await??;
     let beside = watched_start(&trial, &second, "start beside a running engine");
     match tokio::time::timeout(trial.limits().call, beside).await {
         Ok(watched) => watched,

@@ -85,7 +85,7 @@ impl Driver {
     async fn start(&mut self) -> CheckResult {
         let trial = self.trial();
         let start = self.live.subject.engine.start(self.live.start.clone());
-        let started = trial.within("start", trial.limits().start, start).await?;
+        let started = trial.starting("start", start).await?;
         self.phase = judge(self.phase.started(started.as_ref().map(|_| ())))?;
         if let Ok(config) = started {
             self.live.config = config;

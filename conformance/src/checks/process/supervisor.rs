@@ -24,10 +24,7 @@ async fn started(trial: &Trial) -> Result<(Live, Tracks), Stop> {
     let engine = process.supervise(command, trial.limits().start);
     trial.adopt(&engine);
     let start = StartContext::detached(1);
-    let limit = trial.limits().start;
-    let config = trial
-        .within("start", limit, engine.start(start.clone()))
-        .await?;
+    let config = trial.starting("start", engine.start(start.clone())).await?;
     let config = match config {
         Ok(config) => config,
         Err(error) => fail!("start failed: {error} ({})", error.kind()),

@@ -277,14 +277,16 @@ impl Worker {
         }
     }
 
-    /// Whether anything was read before the deadline.
+    /// Whether anything may still come before the deadline.
     fn read(&mut self, deadline: Instant) -> Result<bool, Stop> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(false);
         }
         let mut buffer = [0; 1 << 16];
-        let read = self.socket.set_read_timeout(Some(left));
+        // In parts: this blocks the check's thread, which is the kit's doing.
+        let part = left.min(self.trial.wait_interval());
+        let read = self.socket.set_read_timeout(Some(part));
         match read.and_then(|()| self.socket.read(&mut buffer)) {
             Ok(0) if self.decoder.buffered() > 0 => {
                 fail!("the process broke off in the middle of a frame")
@@ -293,7 +295,7 @@ impl Worker {
             Ok(count) => self.decoder.extend(buffer.get(..count).unwrap_or_default()),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Ok(false);
+                self.trial.note_wait();
             }
             Err(_) => self.arrived.push_back(Arrival::Closed),
         }
