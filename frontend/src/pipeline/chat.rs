@@ -154,6 +154,7 @@ impl Chat {
             splitting.see_prompt(&prompt);
         }
         let plain = Plain {
+            for_answer: true,
             text: &prompt,
             add_special: false,
             param: &RequestField::Prompt.into(),

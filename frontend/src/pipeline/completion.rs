@@ -129,6 +129,7 @@ fn tokens(
     owner: &Owner,
 ) -> Result<Input, ApiError> {
     let plain = Plain {
+        for_answer: true,
         text,
         add_special: true,
         param: &RequestField::Prompt.into(),

@@ -221,6 +221,7 @@ fn tokens_of(
                 prompt => format!("{prompt}{text}"),
             };
             let plain = Plain {
+                for_answer: false,
                 text: &text,
                 add_special: true,
                 param: &Param::Path(name.clone()),

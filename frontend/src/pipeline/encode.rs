@@ -13,6 +13,8 @@ pub(super) struct Plain<'a> {
     pub(super) text: &'a str,
     /// Whether the tokenizer adds what the model expects around a plain prompt.
     pub(super) add_special: bool,
+    /// Whether an answer is to follow it in the model's context.
+    pub(super) for_answer: bool,
     /// Where the client's request has it.
     pub(super) param: &'a Param,
 }
@@ -65,8 +67,13 @@ impl Plain<'_> {
             Param::Request(field) => ("the prompt", At::Request(*field)),
             Param::Chat(path) | Param::Path(path) => (path.as_str(), At::other(path)),
         };
+        let with = if self.for_answer {
+            " with the answer"
+        } else {
+            ""
+        };
         let message = format!(
-            "{name} has at least {at_least} tokens, but the model's context holds {context} with the answer; shorten it"
+            "{name} has at least {at_least} tokens, but the model's context holds {context}{with}; shorten it"
         );
         EngineError::new(ErrorKind::ContextLengthExceeded, message)
             .with_at(at)

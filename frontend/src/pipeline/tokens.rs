@@ -43,6 +43,7 @@ pub async fn tokenize_prompt(
     let work = move |owner: &Owner| {
         let _room = room.memory;
         let plain = Plain {
+            for_answer: true,
             text: &prompt,
             add_special: add_special_tokens,
             param: &RequestField::Prompt.into(),

@@ -251,6 +251,7 @@ async fn bad_embeddings_requests_name_the_field() {
     };
     let site = Site::with(config, Embedder::new([InputKind::Embed])).await;
     let too_long = vec![1; CONTEXT as usize + 1];
+    let too_long_text = "one ".repeat(CONTEXT as usize + 1);
     let cases = [
         ("model", json!({"model": null})),
         ("model", json!({"model": 1})),
@@ -266,6 +267,7 @@ async fn bad_embeddings_requests_name_the_field() {
         ("input[0]", json!({"input": [[-1]]})),
         ("input[0]", json!({"input": [2048]})),
         ("input[1]", json!({"input": [[1], too_long]})),
+        ("input[1]", json!({"input": ["a", too_long_text]})),
         ("encoding_format", json!({"encoding_format": "int8"})),
         ("encoding_format", json!({"encoding_format": 8})),
         ("dimensions", json!({"dimensions": 0})),
@@ -277,6 +279,10 @@ async fn bad_embeddings_requests_name_the_field() {
         let (status, param, _, message) = response.refusal();
         assert_eq!((status, param.as_deref()), (400, Some(field)), "{message}");
         assert!(message.contains(field), "{message}");
+        assert!(
+            !message.contains("answer"),
+            "nothing is generated: {message}"
+        );
     }
     let filled = vec![1; CONTEXT as usize];
     let response = site
