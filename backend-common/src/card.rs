@@ -39,11 +39,18 @@ pub enum EndpointType {
     Completions,
     /// `/v1/embeddings`.
     Embeddings,
+    /// `/v1/rerank` and `/v1/score`.
+    Scores,
 }
 
 impl EndpointType {
     /// Every type.
-    pub const ALL: [Self; 3] = [Self::Chat, Self::Completions, Self::Embeddings];
+    pub const ALL: [Self; 4] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Embeddings,
+        Self::Scores,
+    ];
 
     /// The name in flags and on the wire.
     #[must_use]
@@ -52,6 +59,7 @@ impl EndpointType {
             Self::Chat => "chat",
             Self::Completions => "completions",
             Self::Embeddings => "embeddings",
+            Self::Scores => "scores",
         }
     }
 }
@@ -72,7 +80,7 @@ impl FromStr for EndpointType {
             .ok_or_else(|| {
                 EngineError::invalid_argument(
                     "endpoint_types",
-                    format!("{text:?} is none of chat, completions, embeddings"),
+                    format!("{text:?} is none of chat, completions, embeddings, scores"),
                 )
             })
     }
@@ -192,11 +200,14 @@ impl ModelCard {
     pub fn from_config(config: &EngineConfig) -> Self {
         let inputs = &config.capabilities.inputs;
         let mut endpoint_types = BTreeSet::new();
-        if inputs.iter().any(|kind| *kind != InputKind::Embed) {
+        if inputs.iter().any(|kind| kind.is_prompt()) {
             endpoint_types.extend([EndpointType::Chat, EndpointType::Completions]);
         }
         if inputs.contains(&InputKind::Embed) {
             endpoint_types.insert(EndpointType::Embeddings);
+        }
+        if inputs.contains(&InputKind::Score) {
+            endpoint_types.insert(EndpointType::Scores);
         }
         Self {
             name: config.model.clone(),

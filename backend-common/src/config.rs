@@ -149,14 +149,34 @@ impl Bounds<'_> {
         self.capabilities.check(request)?;
         self.check_vocabulary(RequestField::StopTokenIds, &request.stop.stop_token_ids)?;
         self.check_vocabulary(RequestField::LogitBias, request.sampling.logit_bias.keys())?;
-        let prompts: &[Vec<TokenId>] = match &request.input {
-            Input::Tokens(tokens) => std::slice::from_ref(&**tokens),
-            Input::Embed(inputs) => inputs,
-            Input::Text(_) | Input::Chat(_) => &[],
-        };
-        for prompt in prompts {
-            self.check_vocabulary(RequestField::Prompt, prompt)?;
-            self.check_context(prompt.len(), matches!(request.input, Input::Embed(_)))?;
+        match &request.input {
+            Input::Tokens(tokens) => {
+                self.check_vocabulary(RequestField::Prompt, tokens.iter())?;
+                self.check_prompt_len(tokens.len())
+            }
+            Input::Embed(inputs) => self.check_inputs("input", inputs.iter().map(Vec::as_slice)),
+            Input::Score(pairs) => {
+                self.check_inputs("pair", pairs.iter().map(|pair| pair.token_ids.as_slice()))
+            }
+            Input::Text(_) | Input::Chat(_) => Ok(()),
+        }
+    }
+
+    /// Nothing is generated from inputs to embed or to score: each may fill the context.
+    fn check_inputs<'t>(
+        &self,
+        word: &str,
+        inputs: impl Iterator<Item = &'t [TokenId]>,
+    ) -> Result<(), EngineError> {
+        for (place, input) in inputs.enumerate() {
+            self.check_vocabulary(RequestField::Prompt, input)?;
+            let (tokens, context) = (input.len(), self.context());
+            if tokens > context {
+                let message = format!(
+                    "{word} {place} has {tokens} tokens, but the model's context holds {context}; shorten it"
+                );
+                return Err(too_long(message));
+            }
         }
         Ok(())
     }
@@ -183,19 +203,26 @@ impl Bounds<'_> {
         }
     }
 
-    /// A prompt to generate from must leave room for one token; one to embed may fill the context.
-    fn check_context(&self, prompt_tokens: usize, may_fill: bool) -> Result<(), EngineError> {
-        let context = usize::try_from(self.context_length_tokens).unwrap_or(usize::MAX);
-        if prompt_tokens < context || (may_fill && prompt_tokens == context) {
+    fn context(&self) -> usize {
+        usize::try_from(self.context_length_tokens).unwrap_or(usize::MAX)
+    }
+
+    /// A prompt to generate from must leave room for one token.
+    fn check_prompt_len(&self, prompt_tokens: usize) -> Result<(), EngineError> {
+        let context = self.context();
+        if prompt_tokens < context {
             return Ok(());
         }
         let message = format!(
             "the prompt has {prompt_tokens} tokens, but the model's context holds {context} with the answer; \
              shorten the prompt"
         );
-        Err(EngineError::new(ErrorKind::ContextLengthExceeded, message)
-            .with_at(RequestField::Prompt))
+        Err(too_long(message))
     }
+}
+
+fn too_long(message: String) -> EngineError {
+    EngineError::new(ErrorKind::ContextLengthExceeded, message).with_at(RequestField::Prompt)
 }
 
 /// A kind of input an engine may take.
@@ -210,6 +237,19 @@ pub enum InputKind {
     Chat,
     /// Token sequences to embed.
     Embed,
+    /// Pairs of texts to score.
+    Score,
+}
+
+impl InputKind {
+    /// Whether it is a prompt: what the engine goes on from.
+    #[must_use]
+    pub const fn is_prompt(self) -> bool {
+        match self {
+            Self::Tokens | Self::Text | Self::Chat => true,
+            Self::Embed | Self::Score => false,
+        }
+    }
 }
 
 /// A sampling option an engine may honour.
@@ -392,6 +432,7 @@ impl Capabilities {
             Input::Text(_) => InputKind::Text,
             Input::Chat(_) => InputKind::Chat,
             Input::Embed(_) => InputKind::Embed,
+            Input::Score(_) => InputKind::Score,
         };
         if !self.inputs.contains(&input) {
             return Err(undeclared(RequestField::Prompt, "this kind of input"));
@@ -515,6 +556,7 @@ fn undeclared(field: RequestField, what: &str) -> EngineError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::ScorePair;
 
     fn request() -> GenerateRequest {
         GenerateRequest::from_tokens("m", vec![1, 2])
@@ -552,6 +594,14 @@ mod tests {
             ("adapter", |r| r.adapter = Some("a".into())),
             ("resumed_tokens", |r| r.resumed_tokens = 1),
             ("prompt", |r| r.input = Input::Text("x".into())),
+            ("prompt", |r| r.input = Input::Embed([vec![1]].into())),
+            ("prompt", |r| {
+                let pair = ScorePair {
+                    token_ids: vec![1],
+                    first_tokens: 1,
+                };
+                r.input = Input::Score([pair].into());
+            }),
         ];
         config.check(&request()).unwrap();
         for (field, ask) in cases {
@@ -587,6 +637,42 @@ mod tests {
         assert_eq!(kind(vec![1, 2, 9]), Ok(()));
         assert_eq!(kind(vec![10]), Err(ErrorKind::InvalidArgument));
         assert_eq!(kind(vec![1; 4]), Err(ErrorKind::ContextLengthExceeded));
+    }
+
+    #[test]
+    fn inputs_and_pairs_may_fill_the_context_and_no_more() {
+        let can = Capabilities {
+            inputs: [InputKind::Embed, InputKind::Score].into(),
+            ..Capabilities::default()
+        };
+        let config = EngineConfig::new("m", 4)
+            .with_vocab_size(10)
+            .with_capabilities(can);
+        let pair = |tokens| ScorePair {
+            token_ids: tokens,
+            first_tokens: 1,
+        };
+        let embed = |tokens| Input::Embed([vec![1], tokens].into());
+        let score = |tokens| Input::Score([pair(vec![1]), pair(tokens)].into());
+        let asks: [(&str, &dyn Fn(Vec<TokenId>) -> Input); 2] =
+            [("input 1", &embed), ("pair 1", &score)];
+        for (word, input) in asks {
+            let check = |tokens| {
+                let mut request = request();
+                request.input = input(tokens);
+                config.check(&request)
+            };
+            check(vec![9; 4]).unwrap();
+            let unknown = check(vec![10]).unwrap_err();
+            assert_eq!(unknown.kind(), ErrorKind::InvalidArgument);
+            let long = check(vec![1; 5]).unwrap_err();
+            assert_eq!(long.kind(), ErrorKind::ContextLengthExceeded);
+            let message = long.message();
+            assert!(
+                message.contains(word) && !message.contains("answer"),
+                "{message}"
+            );
+        }
     }
 
     #[test]

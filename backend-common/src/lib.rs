@@ -48,7 +48,7 @@ pub use output::{Finish, FinishReason, Output, OutputStream};
 pub use recent::RecentRequests;
 pub use request::{
     ChatInput, GenerateRequest, GuidedDecoding, Input, MAX_CACHE_SALT_BYTES, OutputOptions,
-    SamplingOptions, Shared, StopConditions, TokenId,
+    SamplingOptions, ScorePair, Shared, StopConditions, TokenId,
 };
 pub use state::EngineState;
 pub use transfer::{

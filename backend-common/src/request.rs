@@ -21,7 +21,7 @@ pub type TokenId = u32;
 /// The longest [`GenerateRequest::cache_salt`], in bytes.
 pub const MAX_CACHE_SALT_BYTES: usize = 256;
 
-/// One sequence to generate, or one batch of inputs to embed.
+/// One sequence to generate, or one batch of inputs to embed or of pairs to score.
 ///
 /// Build it with [`GenerateRequest::from_tokens`] (or `from_text`, `from_chat`) and set the fields that differ. A clone
 /// costs the same however long the prompt is: what may be large is [`Shared`].
@@ -91,6 +91,18 @@ pub enum Input {
     Chat(Shared<ChatInput>),
     /// Token sequences to embed, one embedding each.
     Embed(Shared<Vec<Vec<TokenId>>>),
+    /// Pairs of texts to score by a cross-encoder, one score each.
+    Score(Shared<Vec<ScorePair>>),
+}
+
+/// Two texts as one token sequence, put together as the model's tokenizer does it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScorePair {
+    /// The tokens of both, with those that stand around and between them; at least one.
+    pub token_ids: Vec<TokenId>,
+    /// How many of them, from the first on, are of the first kind (BERT's token type 0); the rest is of the second. At most all.
+    /// Models that tell no kinds apart have no use for it.
+    pub first_tokens: u32,
 }
 
 /// A conversation in the OpenAI shape, for engines that apply their own template.
@@ -224,17 +236,19 @@ impl GenerateRequest {
         }
     }
 
-    /// The prompt's token ids; an error for requests that carry text, chat or embeddings.
+    /// The prompt's token ids; an error for requests that carry text, chat, or what to embed or to score.
     ///
     /// # Errors
     /// `Unsupported` when the input is not tokens.
     pub fn tokens(&self) -> Result<&[TokenId], EngineError> {
         match &self.input {
             Input::Tokens(tokens) => Ok(tokens),
-            Input::Text(_) | Input::Chat(_) | Input::Embed(_) => Err(EngineError::unsupported(
-                RequestField::Prompt,
-                "this engine takes prompt token ids only",
-            )),
+            Input::Text(_) | Input::Chat(_) | Input::Embed(_) | Input::Score(_) => {
+                Err(EngineError::unsupported(
+                    RequestField::Prompt,
+                    "this engine takes prompt token ids only",
+                ))
+            }
         }
     }
 
@@ -244,6 +258,7 @@ impl GenerateRequest {
         let len = match &self.input {
             Input::Tokens(tokens) => tokens.len(),
             Input::Embed(inputs) => inputs.iter().map(Vec::len).sum(),
+            Input::Score(pairs) => pairs.iter().map(|pair| pair.token_ids.len()).sum(),
             Input::Text(_) | Input::Chat(_) => return None,
         };
         Some(u32::try_from(len).unwrap_or(u32::MAX))
@@ -316,6 +331,7 @@ impl GenerateRequest {
                     "must hold at least one message",
                 ));
             }
+            Input::Score(pairs) => check_pairs(pairs)?,
             Input::Tokens(_) | Input::Text(_) | Input::Chat(_) | Input::Embed(_) => {}
         }
         self.sampling.validate()
@@ -375,6 +391,20 @@ impl SamplingOptions {
     }
 }
 
+fn check_pairs(pairs: &[ScorePair]) -> Result<(), EngineError> {
+    let is_wrong = |pair: &ScorePair| {
+        let first = usize::try_from(pair.first_tokens).unwrap_or(usize::MAX);
+        pair.token_ids.is_empty() || first > pair.token_ids.len()
+    };
+    if pairs.is_empty() || pairs.iter().any(is_wrong) {
+        return Err(EngineError::invalid_argument(
+            RequestField::Prompt,
+            "must hold pairs of at least one token each, of which first_tokens counts no more than there are",
+        ));
+    }
+    Ok(())
+}
+
 fn has_no_entries<K, V>(map: &Shared<BTreeMap<K, V>>) -> bool {
     map.is_empty()
 }
@@ -419,6 +449,17 @@ mod tests {
             ("prompt", |r| r.input = Input::Tokens([].into())),
             ("prompt", |r| r.input = Input::Chat(Shared::default())),
             ("prompt", |r| r.input = Input::Embed([vec![]].into())),
+            ("prompt", |r| r.input = Input::Score([].into())),
+            ("prompt", |r| {
+                r.input = Input::Score([ScorePair::default()].into());
+            }),
+            ("prompt", |r| {
+                let pair = ScorePair {
+                    token_ids: vec![1, 2],
+                    first_tokens: 3,
+                };
+                r.input = Input::Score([pair].into());
+            }),
             ("temperature", |r| r.sampling.temperature = Some(-0.1)),
             ("temperature", |r| r.sampling.temperature = Some(f32::NAN)),
             ("top_p", |r| r.sampling.top_p = Some(0.0)),

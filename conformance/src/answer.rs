@@ -35,7 +35,7 @@ impl Answer {
             match output {
                 Output::Tokens(chunk) => tokens.extend_from_slice(&chunk.token_ids),
                 Output::Finished(finished) => tokens.extend_from_slice(&finished.last.token_ids),
-                Output::Text(_) | Output::Embeddings(_) => {}
+                Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {}
             }
         }
         tokens
@@ -46,7 +46,9 @@ impl Answer {
     pub fn text(&self) -> String {
         let text_of = |output: &Output| match output {
             Output::Text(chunk) => Some(chunk.text.clone()),
-            Output::Tokens(_) | Output::Finished(_) | Output::Embeddings(_) => None,
+            Output::Tokens(_) | Output::Finished(_) | Output::Embeddings(_) | Output::Scores(_) => {
+                None
+            }
         };
         self.items.iter().flatten().filter_map(text_of).collect()
     }
@@ -59,7 +61,7 @@ impl Answer {
             match output {
                 Output::Tokens(chunk) => logprobs.extend_from_slice(&chunk.logprobs),
                 Output::Finished(finished) => logprobs.extend_from_slice(&finished.last.logprobs),
-                Output::Text(_) | Output::Embeddings(_) => {}
+                Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {}
             }
         }
         logprobs
@@ -133,7 +135,7 @@ impl Generated {
                 self.is_text = true;
                 self.units.extend(chunk.text.chars().map(u32::from));
             }
-            Output::Embeddings(_) => {}
+            Output::Embeddings(_) | Output::Scores(_) => {}
         }
     }
 

@@ -122,7 +122,7 @@ impl Reader {
                 self.judge_chunk(&finished.last, place, breaches);
                 self.judge_end(finished, breaches);
             }
-            Output::Text(_) | Output::Embeddings(_) => {}
+            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {}
         }
     }
 

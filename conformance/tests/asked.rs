@@ -156,7 +156,11 @@ fn prompts_of_several_blocks_are_sent_again() {
         .iter()
         .filter_map(|request| match &request.input {
             Input::Tokens(prompt) if prompt.len() >= 3 * 16 => Some(&***prompt),
-            Input::Tokens(_) | Input::Text(_) | Input::Chat(_) | Input::Embed(_) => None,
+            Input::Tokens(_)
+            | Input::Text(_)
+            | Input::Chat(_)
+            | Input::Embed(_)
+            | Input::Score(_) => None,
         })
         .collect();
     let mut whole = 0;

@@ -430,8 +430,8 @@ impl Answer {
                 self.note_tokens(chunk.token_count);
                 Ok(end)
             }
-            Output::Embeddings(_) => Err(EngineError::internal(
-                "the engine sent embeddings for a text request",
+            Output::Embeddings(_) | Output::Scores(_) => Err(EngineError::internal(
+                "the engine sent embeddings or scores for a text request",
             )),
             Output::Finished(finished) => self.take_end(*finished, out).map(Some),
         }

@@ -14,9 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use genset_backend_common::ports::Generate;
-use genset_backend_common::{
-    At, CancelReason, EngineError, ErrorKind, InputKind, ModelCard, Shared, TokenId,
-};
+use genset_backend_common::{At, CancelReason, EngineError, ErrorKind, ModelCard, Shared, TokenId};
 use genset_router::Layers;
 use genset_runtime::{EndpointName, LiveModel, ModelDirectory, Runtime};
 use prometheus_client::metrics::family::Family;
@@ -189,10 +187,10 @@ impl TextFiles {
     }
 }
 
-/// Engines that tokenize prompts by themselves get text; those that only embed never do.
+/// Engines that tokenize prompts by themselves get text; those that only embed or score never do.
 fn needs_tokenizer(card: &ModelCard) -> bool {
     let mut inputs = card.capabilities.inputs.iter();
-    card.takes_tokens() || inputs.all(|kind| *kind == InputKind::Embed)
+    card.takes_tokens() || inputs.all(|kind| !kind.is_prompt())
 }
 
 fn bad_file(name: &str, error: impl std::error::Error + Send + Sync + 'static) -> EngineError {

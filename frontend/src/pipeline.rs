@@ -13,7 +13,7 @@ mod tokens;
 
 use std::sync::Arc;
 
-use genset_backend_common::{GuidedDecoding, Input, Shared, TokenId};
+use genset_backend_common::{GuidedDecoding, Input, ScorePair, Shared, TokenId};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -147,7 +147,13 @@ fn input_bytes(input: &Input) -> usize {
             .iter()
             .map(|tokens| size_of_val(tokens.as_slice()))
             .sum(),
+        Input::Score(pairs) => pairs.iter().map(pair_bytes).sum(),
     }
+}
+
+/// About how much memory a pair takes.
+fn pair_bytes(pair: &ScorePair) -> usize {
+    size_of::<ScorePair>() + size_of_val(pair.token_ids.as_slice())
 }
 
 /// About the bytes of text in a message or a tool that are to be worked on, or any number from `enough` on: so that counting

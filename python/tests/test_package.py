@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions
-from genset._convert import Answer, request_from_wire
+from genset._convert import Answer, request_from_wire, request_to_wire
 from genset._declared import completed
 from genset._model_files import UNBOUNDED_TOKENS, context_length
 from genset._frames import Decoder, Kind, ProtocolError, encode, encode_batch, pack, unpack_request
@@ -49,6 +49,16 @@ def test_a_request_is_two_values() -> None:
 def answer(request: GenerateRequest, *chunks: Any) -> list[Any]:
     made = Answer(request)
     return [msgpack.unpackb(item) for chunk in chunks for item in made.items(chunk)]
+
+
+def test_pairs_to_score_are_counted_and_their_scores_pass() -> None:
+    wire: dict[str, Any] = {"model": "m", "input": {"score": [{"token_ids": [1, 2, 3], "first_tokens": 2}, {"token_ids": [4], "first_tokens": 1}]}}
+    request = request_from_wire(wire)
+    assert request["score"] == wire["input"]["score"]
+    assert request_to_wire(request)["input"] == wire["input"]
+    scores, finished = answer(request, {"scores": [0.5, -1.0], "finish_reason": "stop"})
+    assert scores == {"scores": [0.5, -1.0]}
+    assert finished["finished"]["usage"]["prompt_tokens"] == 4
 
 
 def test_usage_is_counted_where_the_engine_gives_none() -> None:
@@ -150,6 +160,7 @@ def test_what_an_engine_leaves_open_is_filled_in_with_warnings(caplog: pytest.Lo
     for declared in (("seed",), ()):
         assert completed(EngineConfig(model="m", context_length=8, sampling=declared), "").sampling == declared
     completed(EngineConfig(model="m", context_length=8, inputs=("embed",)), "")
+    completed(EngineConfig(model="m", context_length=8, inputs=("score",)), "")
     assert not caplog.records
 
 

@@ -50,7 +50,7 @@ pub struct WorkerArgs {
     /// The part the worker plays: aggregated (or agg) for prefill and decode together, prefill or decode for one of them
     #[arg(long, env = "GENSET_ROLE", default_value_t = Role::default())]
     pub role: Role,
-    /// APIs to offer, of chat, completions, embeddings [default: all the engine can]
+    /// APIs to offer, of chat, completions, embeddings, scores [default: all the engine can]
     #[arg(long, value_delimiter = ',', value_name = "TYPES")]
     pub endpoint_types: Option<Vec<EndpointType>>,
     /// Parser of the model's tool calls, such as hermes, published with the model for frontends to use

@@ -248,7 +248,7 @@ impl Driver {
             let (chunk, finished) = match item.transpose()? {
                 Some(Output::Tokens(chunk)) => (chunk, None),
                 Some(Output::Finished(finished)) => (finished.last.clone(), Some(finished)),
-                Some(Output::Text(_) | Output::Embeddings(_)) | None => {
+                Some(Output::Text(_) | Output::Embeddings(_) | Output::Scores(_)) | None => {
                     let problem = "an answer of the mocker had no tokens, or no end";
                     return Err(EngineError::internal(problem));
                 }

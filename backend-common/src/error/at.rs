@@ -86,7 +86,7 @@ macro_rules! request_fields {
 request_fields! {
     /// The model's name.
     Model = "model",
-    /// What to work on: tokens, text, messages, or inputs to embed.
+    /// What to work on: tokens, text, messages, inputs to embed, or pairs to score.
     Prompt = "prompt",
     /// The tools of a chat.
     Tools = "tools",

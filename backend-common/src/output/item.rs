@@ -19,6 +19,9 @@ pub enum Output {
     Text(TextChunk),
     /// One embedding for each input of an `Embed` request, in order.
     Embeddings(Vec<Vec<f32>>),
+    /// One score for each pair of a `Score` request, in order: finite, and the larger the more the texts have to do with each
+    /// other.
+    Scores(Vec<f32>),
     /// The terminal item.
     Finished(Box<Finished>),
 }
@@ -36,7 +39,7 @@ impl Output {
         match self {
             Self::Tokens(chunk) => chunk.len(),
             Self::Text(chunk) => chunk.token_count,
-            Self::Embeddings(_) => 0,
+            Self::Embeddings(_) | Self::Scores(_) => 0,
             Self::Finished(finished) => finished.last.len(),
         }
     }

@@ -137,6 +137,17 @@ impl OutputWriter {
         self.send(Output::Embeddings(embeddings)).await
     }
 
+    /// Streams the scores of a `Score` request, one for each pair.
+    ///
+    /// # Errors
+    /// As [`Self::token`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::token`].
+    pub async fn scores(&self, scores: Vec<f32>) -> Result<(), EngineError> {
+        self.send(Output::Scores(scores)).await
+    }
+
     async fn send(&self, output: Output) -> Result<(), EngineError> {
         let mut output = Some(output);
         // The body is polled by the stream itself, right after an item was taken, so no waker has to be kept.

@@ -293,7 +293,7 @@ mod tests {
     use super::*;
     use crate::error::RequestField;
     use crate::output::{Finish, Output, TextChunk, TokenChunk};
-    use crate::request::{GenerateRequest, GuidedDecoding, Input};
+    use crate::request::{GenerateRequest, GuidedDecoding, Input, ScorePair};
 
     fn round_trip<T: Serialize + DeserializeOwned>(value: &T) -> T {
         decode_payload(&encode_payload(value).unwrap()).unwrap()
@@ -328,6 +328,17 @@ mod tests {
     }
 
     #[test]
+    fn pairs_to_score_survive() {
+        let pair = ScorePair {
+            token_ids: vec![1, 70_000, 3],
+            first_tokens: 2,
+        };
+        let mut request = GenerateRequest::from_tokens("m", vec![]);
+        request.input = Input::Score([pair].into());
+        assert_eq!(round_trip(&request), request);
+    }
+
+    #[test]
     fn outputs_survive() {
         let chunk: TokenChunk = [1, 2, 3, 4, 5].into_iter().collect();
         let finished = Finish::stop_token(2)
@@ -341,6 +352,7 @@ mod tests {
                 token_count: 1,
             }),
             Output::Embeddings(vec![vec![0.5, -1.0]]),
+            Output::Scores(vec![0.25, -3.5]),
             Output::Finished(Box::new(finished)),
         ] {
             assert_eq!(round_trip(&output), output);

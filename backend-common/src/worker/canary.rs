@@ -17,7 +17,7 @@ use crate::engine::Role;
 use crate::error::{EngineError, ErrorKind};
 use crate::output::Output;
 use crate::ports::Registration;
-use crate::request::{ChatInput, GenerateRequest, Input};
+use crate::request::{ChatInput, GenerateRequest, Input, ScorePair};
 use crate::transfer::TransferParams;
 
 /// The header that marks a canary: it passes admission, so that clients who fill a worker and read nothing cannot make its
@@ -54,8 +54,16 @@ fn request_of(config: &EngineConfig) -> GenerateRequest {
     }
     if inputs.contains(&InputKind::Tokens) {
         request.input = Input::Tokens(vec![0].into());
-    } else if inputs.iter().all(|kind| *kind == InputKind::Embed) {
-        request.input = Input::Embed(vec![vec![0]].into());
+    } else if !inputs.iter().any(|kind| kind.is_prompt()) {
+        request.input = if inputs.contains(&InputKind::Embed) {
+            Input::Embed(vec![vec![0]].into())
+        } else {
+            let pair = ScorePair {
+                token_ids: vec![0],
+                first_tokens: 1,
+            };
+            Input::Score([pair].into())
+        };
     }
     request.stop.max_tokens = Some(1);
     request.stop.ignore_eos = true;

@@ -148,7 +148,7 @@ impl WorkerConfig {
         } else if self.endpoint_types.as_ref().is_some_and(BTreeSet::is_empty) {
             (
                 "endpoint_types",
-                "name at least one of chat, completions, embeddings",
+                "name at least one of chat, completions, embeddings, scores",
             )
         } else {
             return Ok(());
@@ -183,12 +183,21 @@ impl WorkerConfig {
         }
         let mut card = ModelCard::from_config(&engine);
         if let Some(types) = &self.endpoint_types {
-            let can_embed = engine.capabilities.inputs.contains(&InputKind::Embed);
-            if types.contains(&EndpointType::Embeddings) && !can_embed {
-                return Err(EngineError::invalid_argument(
-                    "endpoint_types",
+            for (endpoint, kind, problem) in [
+                (
+                    EndpointType::Embeddings,
+                    InputKind::Embed,
                     "the engine does not embed",
-                ));
+                ),
+                (
+                    EndpointType::Scores,
+                    InputKind::Score,
+                    "the engine does not score",
+                ),
+            ] {
+                if types.contains(&endpoint) && !engine.capabilities.inputs.contains(&kind) {
+                    return Err(EngineError::invalid_argument("endpoint_types", problem));
+                }
             }
             card.endpoint_types.clone_from(types);
         }

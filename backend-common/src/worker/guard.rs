@@ -31,6 +31,7 @@ enum OutputKinds {
     Tokens,
     TokensOrText,
     Embeddings,
+    Scores,
 }
 
 impl OutputKinds {
@@ -39,14 +40,16 @@ impl OutputKinds {
             Input::Tokens(_) => Self::Tokens,
             Input::Text(_) | Input::Chat(_) => Self::TokensOrText,
             Input::Embed(_) => Self::Embeddings,
+            Input::Score(_) => Self::Scores,
         }
     }
 
     fn contain(self, output: &Output) -> bool {
         match output {
-            Output::Tokens(_) => self != Self::Embeddings,
+            Output::Tokens(_) => matches!(self, Self::Tokens | Self::TokensOrText),
             Output::Text(_) => self == Self::TokensOrText,
             Output::Embeddings(_) => self == Self::Embeddings,
+            Output::Scores(_) => self == Self::Scores,
             Output::Finished(_) => true,
         }
     }
@@ -120,7 +123,7 @@ impl Guard {
                 self.streamed_tokens = self.streamed_tokens.saturating_add(chunk.token_count);
                 (!chunk.text.is_empty() || chunk.token_count > 0).then_some(Ok(Output::Text(chunk)))
             }
-            Output::Embeddings(embeddings) => Some(Ok(Output::Embeddings(embeddings))),
+            output @ (Output::Embeddings(_) | Output::Scores(_)) => Some(Ok(output)),
             Output::Finished(finished) => Some(self.judge_finished(*finished)),
         }
     }
@@ -341,7 +344,8 @@ impl GuardedStream {
                 self.end(RequestEnd::Finished(finished.reason));
             }
             Err(error) => self.end(RequestEnd::Failed(error.kind())),
-            Ok(Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_)) => {}
+            Ok(Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_) | Output::Scores(_)) => {
+            }
         }
     }
 

@@ -320,7 +320,7 @@ impl LLMEngine for UrlEngine {
 fn body_of(request: &GenerateRequest, model: &str) -> Value {
     let messages = match &request.input {
         Input::Chat(chat) => chat.messages.clone(),
-        Input::Tokens(_) | Input::Text(_) | Input::Embed(_) => Vec::new(),
+        Input::Tokens(_) | Input::Text(_) | Input::Embed(_) | Input::Score(_) => Vec::new(),
     };
     let mut body = json!({
         "model": model,

@@ -74,7 +74,7 @@ async fn objects(live: &Live, is_stream: bool) -> Result<Vec<Value>, Stop> {
                 ),
             },
             Output::Finished(_) => {}
-            Output::Tokens(_) | Output::Embeddings(_) => {
+            Output::Tokens(_) | Output::Embeddings(_) | Output::Scores(_) => {
                 fail!("a body is answered by something else than text")
             }
         }

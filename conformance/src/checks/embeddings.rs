@@ -42,7 +42,9 @@ async fn embed(live: &Live, inputs: Vec<Vec<TokenId>>) -> Result<Vec<Vec<f32>>, 
         match output {
             Output::Embeddings(some) => embeddings.extend(some),
             Output::Finished(_) => {}
-            Output::Tokens(_) | Output::Text(_) => fail!("inputs to embed were answered in text"),
+            Output::Tokens(_) | Output::Text(_) | Output::Scores(_) => {
+                fail!("inputs to embed were answered with something else")
+            }
         }
     }
     ensure!(

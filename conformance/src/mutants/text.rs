@@ -268,7 +268,7 @@ fn read(input: &Input) -> Vec<TokenId> {
             .iter()
             .filter_map(|message| message["content"].as_str())
             .collect(),
-        Input::Tokens(_) | Input::Embed(_) => String::new(),
+        Input::Tokens(_) | Input::Embed(_) | Input::Score(_) => String::new(),
     };
     let word = |word: &str| word.parse().unwrap_or_else(|_| sum(word));
     let tokens: Vec<TokenId> = text.split_whitespace().map(word).collect();
@@ -308,7 +308,9 @@ impl Writer {
                     .chain([Ok(Output::Finished(finished))])
                     .collect()
             }
-            other @ (Output::Text(_) | Output::Embeddings(_)) => vec![Ok(other)],
+            other @ (Output::Text(_) | Output::Embeddings(_) | Output::Scores(_)) => {
+                vec![Ok(other)]
+            }
         }
     }
 

@@ -171,11 +171,13 @@ impl StreamModel {
                 Ok(())
             }
             Ok(Output::Text(chunk)) if !self.medium.is_tokens() => self.count(chunk.token_count),
-            Ok(other @ (Output::Text(_) | Output::Embeddings(_))) => Err(format!(
-                "{} was asked for {:?} and gave {other:?}",
-                self.name(),
-                self.medium
-            )),
+            Ok(other @ (Output::Text(_) | Output::Embeddings(_) | Output::Scores(_))) => {
+                Err(format!(
+                    "{} was asked for {:?} and gave {other:?}",
+                    self.name(),
+                    self.medium
+                ))
+            }
             Err(error) => {
                 self.observe_error(error, phase, is_first)?;
                 self.standing = Standing::Ended;

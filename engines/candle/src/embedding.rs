@@ -135,7 +135,7 @@ impl LLMEngine for EmbeddingEngine {
 fn sequences(request: &GenerateRequest) -> Result<Vec<Vec<TokenId>>, EngineError> {
     match &request.input {
         Input::Embed(inputs) => Ok(inputs.to_vec()),
-        Input::Tokens(_) | Input::Text(_) | Input::Chat(_) => Err(EngineError::unsupported(
+        Input::Tokens(_) | Input::Text(_) | Input::Chat(_) | Input::Score(_) => Err(EngineError::unsupported(
             RequestField::Prompt,
             "this engine takes inputs to embed only",
         )),

@@ -56,7 +56,7 @@ impl Live {
                     answer.take(&finished.last.token_ids, finished.last.logprobs.clone());
                     answer.finished = Some(*finished);
                 }
-                Output::Text(_) | Output::Embeddings(_) => {}
+                Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {}
             }
         }
         Ok(answer)

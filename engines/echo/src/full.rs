@@ -51,7 +51,7 @@ impl LLMEngine for EchoFull {
         let text = match &request.input {
             Input::Text(text) => text.to_string(),
             Input::Chat(chat) => last_user_message(chat)?,
-            Input::Tokens(_) | Input::Embed(_) => {
+            Input::Tokens(_) | Input::Embed(_) | Input::Score(_) => {
                 return Err(EngineError::unsupported(
                     RequestField::Prompt,
                     "this engine takes text and chat messages",
@@ -163,7 +163,9 @@ mod tests {
             match item.unwrap() {
                 Output::Text(chunk) => text += &chunk.text,
                 Output::Finished(finished) => return (text, finished.usage.total_tokens()),
-                Output::Tokens(_) | Output::Embeddings(_) => panic!("text only"),
+                Output::Tokens(_) | Output::Embeddings(_) | Output::Scores(_) => {
+                    panic!("text only")
+                }
             }
         }
         panic!("no terminal");

@@ -72,7 +72,7 @@ async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> Answer {
             Ok(Output::Tokens(chunk)) => answer.tokens.extend(chunk.token_ids),
             Ok(Output::Text(chunk)) => answer.text += &chunk.text,
             Ok(Output::Finished(finished)) => answer.end = Some(Ok(*finished)),
-            Ok(Output::Embeddings(_)) => panic!("no embeddings were asked for"),
+            Ok(Output::Embeddings(_) | Output::Scores(_)) => panic!("no embeddings were asked for"),
             Err(error) => answer.end = Some(Err(error)),
         }
     }

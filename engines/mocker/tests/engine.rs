@@ -67,7 +67,9 @@ async fn answer(engine: &MockerEngine, request: GenerateRequest) -> Answer {
                     finished: *finished,
                 };
             }
-            Output::Text(_) | Output::Embeddings(_) => panic!("an answer without tokens"),
+            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {
+                panic!("an answer without tokens")
+            }
         };
         tokens.extend(chunk.token_ids);
         at_ms.resize(tokens.len(), began.elapsed().as_millis());

@@ -33,7 +33,7 @@ async fn answer(engine: &SampleEngine, request: GenerateRequest) -> (Vec<u32>, F
         match item.unwrap() {
             Output::Tokens(chunk) => tokens.extend(chunk.token_ids),
             Output::Finished(finished) => return (tokens, finished.reason),
-            Output::Text(_) | Output::Embeddings(_) => panic!("tokens only"),
+            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => panic!("tokens only"),
         }
     }
     panic!("no terminal");

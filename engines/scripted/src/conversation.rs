@@ -28,7 +28,7 @@ impl Conversation {
         match &request.input {
             Input::Text(text) => Ok(Self::of_prompt(text.to_string())),
             Input::Chat(chat) => Ok(Self::of_chat(chat)),
-            Input::Tokens(_) | Input::Embed(_) => Err(EngineError::unsupported(
+            Input::Tokens(_) | Input::Embed(_) | Input::Score(_) => Err(EngineError::unsupported(
                 RequestField::Prompt,
                 "this engine takes text and chat messages",
             )),

@@ -101,7 +101,9 @@ async fn logprobs(engine: &ScriptedEngine, top: u32) -> Vec<TokenLogprob> {
     let logprobs = outputs.map(|item| match item.unwrap() {
         Output::Tokens(chunk) => chunk.logprobs,
         Output::Finished(_) => Vec::new(),
-        other @ (Output::Text(_) | Output::Embeddings(_)) => panic!("{other:?}"),
+        other @ (Output::Text(_) | Output::Embeddings(_) | Output::Scores(_)) => {
+            panic!("{other:?}")
+        }
     });
     logprobs.concat().await
 }

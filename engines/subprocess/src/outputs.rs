@@ -80,7 +80,7 @@ impl Outputs {
                 self.finished = Some(finished);
                 None
             }
-            Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_) => {
+            Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {
                 self.streamed_tokens = self.streamed_tokens.saturating_add(output.token_count());
                 Some(Some(Ok(output)))
             }
@@ -95,7 +95,7 @@ impl Outputs {
             }
             Output::Tokens(chunk) => chunk,
             Output::Finished(finished) => &finished.last,
-            Output::Text(_) | Output::Embeddings(_) => return None,
+            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => return None,
         };
         self.outside_vocabulary(chunk)
     }

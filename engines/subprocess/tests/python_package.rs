@@ -16,7 +16,7 @@ use futures_util::{FutureExt, StreamExt};
 use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::{
     CancelReason, ChatInput, DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest,
-    GuidedDecoding, Input, LLMEngine, Output, OutputStream, RequestContext, SleepLevel,
+    GuidedDecoding, Input, LLMEngine, Output, OutputStream, RequestContext, ScorePair, SleepLevel,
     StartContext, TraceContext,
 };
 use genset_engine_subprocess::SubprocessEngine;
@@ -162,6 +162,18 @@ async fn every_kind_of_input_and_guided_decoding_arrives() {
     embed.input = Input::Embed(vec![vec![1], vec![2, 3]].into());
     let embedded = items(&engine, embed).await;
     assert_eq!(embedded[0], Output::Embeddings(vec![vec![0.5, 1.0]; 2]));
+    let mut score = request("score");
+    let pair = |first_tokens| ScorePair {
+        token_ids: vec![1, 2, 3, 4],
+        first_tokens,
+    };
+    score.input = Input::Score([pair(1), pair(3)].into());
+    let scored = items(&engine, score).await;
+    assert_eq!(scored[0], Output::Scores(vec![0.25, 0.75]));
+    let Some(Output::Finished(finished)) = scored.last() else {
+        panic!("a terminal comes last: {scored:?}")
+    };
+    assert_eq!(finished.usage.prompt_tokens, 8);
     engine.cleanup().await.unwrap();
 }
 

@@ -108,7 +108,9 @@ pub(super) async fn answer(call: &mut Call, api: Api, asked: Whole) -> Result<Re
                 }
             }
             Output::Finished(finished) => spend(guard, &finished.usage),
-            Output::Tokens(_) | Output::Embeddings(_) => return Err(no_object()),
+            Output::Tokens(_) | Output::Embeddings(_) | Output::Scores(_) => {
+                return Err(no_object());
+            }
         }
     }
     guard.text();
@@ -175,7 +177,7 @@ impl WholeBody {
                     self.event(b"[DONE]");
                     self.outputs = None;
                 }
-                Some(Ok(Output::Tokens(_) | Output::Embeddings(_))) | None => {
+                Some(Ok(Output::Tokens(_) | Output::Embeddings(_) | Output::Scores(_))) | None => {
                     self.fail(&no_object());
                 }
                 Some(Err(error)) => self.fail(&error.into()),

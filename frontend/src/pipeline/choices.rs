@@ -71,7 +71,7 @@ impl Job {
         let options = self.params.stop.stop_token_ids.len() + self.params.sampling.logit_bias.len();
         let tokens = |input: &Input| match input {
             Input::Tokens(tokens) => tokens.len() + options,
-            Input::Text(_) | Input::Chat(_) | Input::Embed(_) => options,
+            Input::Text(_) | Input::Chat(_) | Input::Embed(_) | Input::Score(_) => options,
         };
         self.inputs.iter().map(tokens).sum::<usize>() / CHECKED_TOKENS_A_BYTE
     }
@@ -228,7 +228,7 @@ impl Choice {
         let (number, prompt) = (self.number, self.prompt);
         let prompt_tokens = match job.inputs.get(prompt) {
             Some(Input::Tokens(tokens)) => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
-            Some(Input::Text(_) | Input::Chat(_) | Input::Embed(_)) | None => 0,
+            Some(Input::Text(_) | Input::Chat(_) | Input::Embed(_) | Input::Score(_)) | None => 0,
         };
         let tokenizer = job.model.text.as_ref();
         let tokenizer = tokenizer.map(|text| Arc::clone(&text.tokenizer));

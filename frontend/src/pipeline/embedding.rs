@@ -158,8 +158,8 @@ async fn call(
         match output? {
             Output::Embeddings(embeddings) => embedded.embeddings.extend(embeddings),
             Output::Finished(finished) => embedded.prompt_tokens = finished.usage.prompt_tokens,
-            Output::Tokens(_) | Output::Text(_) => {
-                let problem = "the engine generated where it was to embed";
+            Output::Tokens(_) | Output::Text(_) | Output::Scores(_) => {
+                let problem = "the engine answered inputs to embed with something else";
                 return Err(EngineError::internal(problem));
             }
         }

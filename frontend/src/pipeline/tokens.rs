@@ -20,7 +20,9 @@ impl Job {
     pub fn prompt(&self) -> Option<&[TokenId]> {
         match self.inputs.first() {
             Some(Input::Tokens(tokens)) => Some(tokens),
-            Some(Input::Text(_) | Input::Chat(_) | Input::Embed(_)) | None => None,
+            Some(Input::Text(_) | Input::Chat(_) | Input::Embed(_) | Input::Score(_)) | None => {
+                None
+            }
         }
     }
 }

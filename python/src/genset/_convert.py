@@ -62,6 +62,8 @@ def request_from_wire(wire: dict[str, Any]) -> GenerateRequest:
         request["messages"], request["tools"] = value.get("messages", []), value.get("tools", [])
     elif kind == "embed":
         request["embed"] = value
+    elif kind == "score":
+        request["score"] = value
     else:
         raise Internal(f"an input of the kind {kind!r}, which this version of the package does not know")
     return request
@@ -75,6 +77,8 @@ def request_to_wire(request: GenerateRequest) -> dict[str, Any]:
         inputs = {"chat": {"messages": request["messages"], "tools": request.get("tools", [])}}
     elif "embed" in request:
         inputs = {"embed": request["embed"]}
+    elif "score" in request:
+        inputs = {"score": request["score"]}
     else:
         inputs = {"tokens": request["token_ids"]}
     wire: dict[str, Any] = {"model": request.get("model", ""), "input": inputs}
@@ -100,6 +104,7 @@ class Answer:
 
     def __init__(self, request: GenerateRequest) -> None:
         self._prompt_tokens = len(request.get("token_ids") or ()) + sum(map(len, request.get("embed") or ()))
+        self._prompt_tokens += sum(len(pair["token_ids"]) for pair in request.get("score") or ())
         self.completion_tokens = 0
         self.is_finished = False
 
@@ -132,6 +137,8 @@ class Answer:
                 items.append({"text": {"text": chunk["text"], "token_count": count}})
         if "embeddings" in chunk:
             items.append({"embeddings": chunk["embeddings"]})
+        if "scores" in chunk:
+            items.append({"scores": chunk["scores"]})
         token_ids = chunk.get("token_ids")
         tokens: dict[str, Any] = {}
         if token_ids:

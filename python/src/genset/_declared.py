@@ -23,7 +23,7 @@ def completed(config: EngineConfig, model_path: str) -> EngineConfig:
             logger.warning("neither the engine nor the model's files give a context_length; requests of any length are let through")
         config = dataclasses.replace(config, context_length=length or _model_files.UNBOUNDED_TOKENS)
     if config.sampling is None:
-        if config.inputs != ("embed",):
+        if set(config.inputs) - {"embed", "score"}:
             warn_of_sampling("EngineConfig", config.model)
         config = dataclasses.replace(config, sampling=USUAL_SAMPLING)
     return config

@@ -90,7 +90,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     data_parallel_size: int = 1
     inputs: tuple[str, ...] = ("tokens",)
-    """Of `tokens`, `text`, `chat`, `embed`."""
+    """Of `tokens`, `text`, `chat`, `embed`, `score`."""
     sampling: tuple[str, ...] | None = None
     """The names of the sampling options that are honoured: a request with another is refused; `()` for none. None where the
     engine does not say: then the usual ones (`USUAL_SAMPLING`) reach it, and the log warns."""
@@ -162,7 +162,7 @@ class WorkerConfig:
     role: str = "aggregated"
     """The part the instance plays: `aggregated`, `prefill` or `decode`; the engine declares those it can (`EngineConfig.roles`)."""
     endpoint_types: str | None = None
-    """Of `chat`, `completions`, `embeddings`, with commas; None for all that the engine can."""
+    """Of `chat`, `completions`, `embeddings`, `scores`, with commas; None for all that the engine can."""
     discovery_backend: str | None = None
     request_plane: str | None = None
     event_plane: str | None = None

@@ -45,10 +45,18 @@ class TransferParams(TypedDict):
     data: Any
 
 
-class GenerateRequest(TypedDict, total=False):
-    """One sequence to generate, or one batch of inputs to embed.
+class ScorePair(TypedDict):
+    """Two texts as one token sequence, put together as the model's tokenizer does it."""
 
-    One of `token_ids`, `text`, `messages` and `embed` is there: the kinds of input that the engine's config declares.
+    token_ids: list[int]
+    first_tokens: int
+    """How many of them, from the first on, are of the first kind (BERT's token type 0); the rest is of the second."""
+
+
+class GenerateRequest(TypedDict, total=False):
+    """One sequence to generate, or one batch of inputs to embed or of pairs to score.
+
+    One of `token_ids`, `text`, `messages`, `embed` and `score` is there: the kinds of input that the engine's config declares.
     """
 
     model: str
@@ -57,6 +65,7 @@ class GenerateRequest(TypedDict, total=False):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
     embed: list[list[int]]
+    score: list[ScorePair]
     stop_conditions: StopConditions
     sampling_options: SamplingOptions
     output_options: OutputOptions
@@ -108,6 +117,8 @@ class GenerateChunk(TypedDict, total=False):
     """From engines that detokenize; with `token_count`."""
     token_count: int
     embeddings: list[list[float]]
+    scores: list[float]
+    """One for each pair of `score`, in order; the larger the more the texts have to do with each other."""
     finish_reason: str | None
     """`stop`, `length`, `cancelled` or `content_filter`; `eos` and `abort` are understood."""
     completion_usage: CompletionUsage

@@ -203,7 +203,9 @@ impl TwoLegs {
                 usage.cached_tokens = self.cached_tokens;
                 Some(self.end(Ok(Output::Finished(finished))))
             }
-            other @ (Output::Text(_) | Output::Embeddings(_)) => Some(Ok(other)),
+            other @ (Output::Text(_) | Output::Embeddings(_) | Output::Scores(_)) => {
+                Some(Ok(other))
+            }
         }
     }
 

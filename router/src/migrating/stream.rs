@@ -92,7 +92,10 @@ impl MigratingStream {
     fn pass(&mut self, mut output: Output) -> Output {
         match &mut output {
             Output::Finished(finished) => without_seam(finished, self.resumed),
-            given @ (Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_)) => {
+            given @ (Output::Tokens(_)
+            | Output::Text(_)
+            | Output::Embeddings(_)
+            | Output::Scores(_)) => {
                 self.kept.push(given);
             }
         }

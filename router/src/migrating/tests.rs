@@ -93,7 +93,7 @@ impl Fleet {
     fn play(request: &GenerateRequest, leg: Leg) -> Result<OutputStream, EngineError> {
         let (tokens, finished) = match request.input {
             Input::Tokens(_) => answer(request),
-            Input::Text(_) | Input::Chat(_) | Input::Embed(_) => {
+            Input::Text(_) | Input::Chat(_) | Input::Embed(_) | Input::Score(_) => {
                 (Vec::new(), Finish::stop().into_finished(0, 0))
             }
         };

@@ -14,7 +14,7 @@ use crate::error::{EngineError, ErrorKind};
 use crate::output::{
     Finish, FinishReason, Output, OutputStream, TextChunk, TokenChunk, TokenLogprob, Violation,
 };
-use crate::request::{GenerateRequest, Input, TokenId};
+use crate::request::{GenerateRequest, Input, ScorePair, TokenId};
 
 type Item = Result<Output, EngineError>;
 
@@ -265,33 +265,62 @@ async fn an_engine_that_tokenizes_counts_the_prompt_itself() {
 
 #[tokio::test(start_paused = true)]
 async fn only_embeddings_answer_a_request_to_embed() {
+    let (right, wrong) = (
+        Output::Embeddings(vec![vec![1.0, 2.0]]),
+        Output::Scores(vec![1.0]),
+    );
+    let input = Input::Embed(vec![vec![1], vec![2, 3]].into());
+    one_kind_answers(InputKind::Embed, input, right, wrong).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_scores_answer_a_request_to_score() {
+    let (right, wrong) = (
+        Output::Scores(vec![1.0]),
+        Output::Embeddings(vec![vec![1.0, 2.0]]),
+    );
+    let pair = ScorePair {
+        token_ids: vec![1, 2, 3],
+        first_tokens: 2,
+    };
+    one_kind_answers(InputKind::Score, Input::Score([pair].into()), right, wrong).await;
+}
+
+/// Requests with this kind of input, the canary too, are answered with `right`; others are dropped and told.
+async fn one_kind_answers(kind: InputKind, input: Input, right: Output, wrong: Output) {
     let world = World::new();
     let capabilities = Capabilities {
-        inputs: [InputKind::Embed].into(),
+        inputs: [kind].into(),
         ..Capabilities::default()
     };
     world.declare(EngineConfig::new("m", 16).with_capabilities(capabilities));
-    let embeddings = || Ok(Output::Embeddings(vec![vec![1.0, 2.0]]));
+    let good = right.clone();
     world.answer_with(move |_, ctx| {
         let end = finished(Finish::stop(), ctx.prompt_tokens(), 0);
-        Ok(raw(vec![embeddings(), end]))
+        Ok(raw(vec![Ok(good.clone()), end]))
     });
     let handle = serving(&world, config()).await;
-    assert_eq!(violations(&world), [], "the canary embeds too");
+    assert_eq!(violations(&world), [], "the canary is of that kind too");
 
+    let good = right.clone();
     world.answer_with(move |_, _| {
         let end = finished(Finish::stop(), 3, 0);
-        Ok(raw(vec![token(1), embeddings(), end]))
+        Ok(raw(vec![
+            token(1),
+            Ok(wrong.clone()),
+            Ok(good.clone()),
+            end,
+        ]))
     });
     let request = GenerateRequest {
-        input: Input::Embed(vec![vec![1], vec![2, 3]].into()),
+        input,
         ..GenerateRequest::from_tokens("m", vec![])
     };
     let outputs = world.generate(request, RequestContext::new("r"));
     let items: Vec<_> = outputs.await.unwrap().collect().await;
-    assert!(matches!(items[0], Ok(Output::Embeddings(_))), "{items:?}");
+    assert_eq!(items[0].as_ref().ok(), Some(&right), "{items:?}");
     assert_eq!(items.len(), 2);
-    assert_eq!(violations(&world), [(Violation::WrongOutputKind, 1)]);
+    assert_eq!(violations(&world), [(Violation::WrongOutputKind, 2)]);
     stop_cleanly(&handle).await;
 }
 

@@ -57,7 +57,7 @@ pub(super) async fn read(mut outputs: OutputStream) -> Transcript {
                 assert!(!chunk.is_empty());
                 tokens.extend(chunk.token_ids);
             }
-            Ok(output @ (Output::Text(_) | Output::Embeddings(_))) => {
+            Ok(output @ (Output::Text(_) | Output::Embeddings(_) | Output::Scores(_))) => {
                 panic!("nobody asked for {output:?}")
             }
             Ok(Output::Finished(finished)) => {

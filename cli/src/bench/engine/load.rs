@@ -158,7 +158,7 @@ async fn arrivals(
         let tokens = match output? {
             Output::Tokens(chunk) => chunk.token_ids.len(),
             Output::Finished(finished) => finished.last.token_ids.len(),
-            Output::Text(_) | Output::Embeddings(_) => 0,
+            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => 0,
         };
         if tokens > 0 {
             came.push((Instant::now(), tokens));

@@ -360,7 +360,7 @@ fn ensure_in_vocabulary(config: &EngineConfig, output: &Output) -> CheckResult {
     let tokens = match output {
         Output::Tokens(chunk) => &chunk.token_ids,
         Output::Finished(finished) => &finished.last.token_ids,
-        Output::Text(_) | Output::Embeddings(_) => return Ok(()),
+        Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => return Ok(()),
     };
     if let Some(token) = tokens.iter().find(|token| **token >= vocab_size) {
         fail!("token {token} is not in the vocabulary of {vocab_size}");

@@ -42,7 +42,7 @@ async fn answer(
         match output? {
             Output::Embeddings(some) => vectors.extend(some),
             Output::Finished(finished) => return Ok((vectors, *finished)),
-            Output::Tokens(_) | Output::Text(_) => panic!("embeddings only"),
+            Output::Tokens(_) | Output::Text(_) | Output::Scores(_) => panic!("embeddings only"),
         }
     }
     panic!("no terminal");

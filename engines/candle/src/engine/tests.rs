@@ -69,7 +69,7 @@ async fn read(mut outputs: OutputStream) -> Result<(Vec<TokenId>, Finished), Eng
                 tokens.extend(finished.last.token_ids.iter());
                 return Ok((tokens, *finished));
             }
-            Output::Text(_) | Output::Embeddings(_) => panic!("tokens only"),
+            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => panic!("tokens only"),
         }
     }
     panic!("no terminal");

@@ -144,7 +144,7 @@ impl Api for Text {
                 body.insert("messages".into(), chat.messages.clone().into());
                 "/v1/chat/completions"
             }
-            Input::Tokens(_) | Input::Embed(_) => {
+            Input::Tokens(_) | Input::Embed(_) | Input::Score(_) => {
                 let problem = "this engine takes text and chat messages";
                 return Err(EngineError::unsupported(RequestField::Prompt, problem));
             }
@@ -185,7 +185,7 @@ impl Api for Text {
         request: &GenerateRequest,
     ) -> Result<Option<u32>, HttpError> {
         let count = match (self.flavor, &request.input) {
-            (_, Input::Tokens(_) | Input::Embed(_)) => return Ok(None),
+            (_, Input::Tokens(_) | Input::Embed(_) | Input::Score(_)) => return Ok(None),
             (Flavor::LlamaServer, input) => {
                 return match llama_tokens(client, input).await {
                     // What is wrong with it the server says when it is to answer it.
@@ -197,7 +197,7 @@ impl Api for Text {
                 let text = match input {
                     Input::Chat(chat) => text_of(chat),
                     Input::Text(text) => text.to_string(),
-                    Input::Tokens(_) | Input::Embed(_) => String::new(),
+                    Input::Tokens(_) | Input::Embed(_) | Input::Score(_) => String::new(),
                 };
                 let body = json!({"input": text});
                 let counted: Count = asked(client, "/extras/tokenize/count", &body).await?;
@@ -233,7 +233,7 @@ async fn llama_tokens(client: &Client, input: &Input) -> Result<u32, HttpError> 
             let templated: Templated = asked(client, "/apply-template", &body).await?;
             templated.prompt
         }
-        Input::Tokens(_) | Input::Embed(_) => String::new(),
+        Input::Tokens(_) | Input::Embed(_) | Input::Score(_) => String::new(),
     };
     let body = json!({"content": text, "add_special": true, "parse_special": true});
     let tokenized: Tokenized = asked(client, "/tokenize", &body).await?;

@@ -72,7 +72,7 @@ pub(crate) async fn read(mut outputs: OutputStream) -> Answer {
                 let end = Ok(*finished);
                 return Answer { chunks, end };
             }
-            Ok(Output::Embeddings(_)) => panic!("embeddings"),
+            Ok(Output::Embeddings(_) | Output::Scores(_)) => panic!("embeddings"),
             Err(error) => {
                 let end = Err(error);
                 return Answer { chunks, end };

@@ -36,7 +36,7 @@ class FullEngine(LLMEngine):
             model=f"full-{worker_id}",
             context_length=4096,
             vocab_size=1000,
-            inputs=("tokens", "text", "chat", "embed"),
+            inputs=("tokens", "text", "chat", "embed", "score"),
             max_logprobs=2,
             guided=("json_schema", "json_object", "regex", "choice", "grammar"),
             kv_events=True,
@@ -78,6 +78,10 @@ class FullEngine(LLMEngine):
 
     async def embed(self, request, context):
         yield {"embeddings": [[0.5, 1.0] for _ in request["embed"]]}
+        yield {"finish_reason": "stop"}
+
+    async def score(self, request, context):
+        yield {"scores": [float(pair["first_tokens"]) / len(pair["token_ids"]) for pair in request["score"]]}
         yield {"finish_reason": "stop"}
 
     async def overloaded(self, request, context):

@@ -61,7 +61,7 @@ class Worker:
             logger.info("engine started: %s", declared.model)
             wire = declared.to_wire()
             wire["model"] = config.served_model_name or config.model_name or wire["model"]
-            needs_files = bool({"tokens", "embed"} & set(declared.inputs))
+            needs_files = bool({"tokens", "embed", "score"} & set(declared.inputs))
             spec = model_spec(
                 endpoint,
                 wire,
