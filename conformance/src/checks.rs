@@ -22,6 +22,7 @@ mod ranks;
 mod resume;
 mod rules;
 mod sampling;
+mod scores;
 mod seam;
 mod sequences;
 mod shutdown;
@@ -61,6 +62,7 @@ const GROUPS: &[&[Check]] = &[
     resume::CHECKS,
     seam::CHECKS,
     embeddings::CHECKS,
+    scores::CHECKS,
     controls::CHECKS,
     ranks::CHECKS,
     bodies::CHECKS,

@@ -20,6 +20,7 @@ mod ranks;
 mod resume;
 mod rules;
 mod sampling;
+mod scores;
 mod seam;
 mod shutdown;
 pub mod slotted;
@@ -82,6 +83,7 @@ pub fn controls() -> impl Iterator<Item = &'static Mutant> {
         errors::CONTROLS,
         metrics::CONTROLS,
         embeddings::CONTROLS,
+        scores::CONTROLS,
         controls::CONTROLS,
         ranks::CONTROLS,
         bodies::CONTROLS,
@@ -110,6 +112,7 @@ const GROUPS: &[(&str, &[Mutant])] = &[
     ("seam", seam::MUTANTS),
     ("rules", rules::MUTANTS),
     ("embeddings", embeddings::MUTANTS),
+    ("scores", scores::MUTANTS),
     ("controls", controls::MUTANTS),
     ("ranks", ranks::MUTANTS),
     ("bodies", bodies::MUTANTS),

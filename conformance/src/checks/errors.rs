@@ -15,6 +15,7 @@ mod refused;
 use futures_util::future::join_all;
 use genset_backend_common::{
     ChatInput, EngineError, ErrorKind, GenerateRequest, Input, InputKind, Output, SamplingOption,
+    ScorePair,
 };
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
@@ -370,6 +371,10 @@ async fn kinds_of_input(trial: Trial) -> CheckResult {
         messages: vec![message],
         tools: Vec::new(),
     };
+    let pair = ScorePair {
+        token_ids: vec![0],
+        first_tokens: 1,
+    };
     let inputs = [
         (InputKind::Tokens, Input::Tokens(live.prompt(1, 0).into())),
         (InputKind::Text, Input::Text("ping".into())),
@@ -378,6 +383,7 @@ async fn kinds_of_input(trial: Trial) -> CheckResult {
             InputKind::Embed,
             Input::Embed(vec![vec![0], vec![0]].into()),
         ),
+        (InputKind::Score, Input::Score([pair.clone(), pair].into())),
     ];
     for (kind, input) in inputs {
         let mut request = live.request(1, 4);

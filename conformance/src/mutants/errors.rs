@@ -221,6 +221,10 @@ fn takes_inputs(
     if let Input::Embed(inputs) = &request.input {
         request.input = Input::Tokens(inputs.concat().into());
     }
+    if let Input::Score(pairs) = &request.input {
+        let tokens = pairs.iter().flat_map(|pair| &pair.token_ids);
+        request.input = Input::Tokens(tokens.copied().collect());
+    }
     config.check(request)
 }
 

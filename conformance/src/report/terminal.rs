@@ -23,6 +23,7 @@ const GROUPS: &[(&str, &str)] = &[
     ("DG", "prefill and decode"),
     ("MG", "resume and migration"),
     ("EM", "embeddings"),
+    ("SC", "scores"),
     ("CT", "controls"),
     ("LR", "adapters"),
     ("RK", "data-parallel ranks"),

@@ -3,7 +3,9 @@
 use std::panic::AssertUnwindSafe;
 
 use futures_util::{FutureExt, StreamExt};
-use genset_backend_common::{CancelReason, GenerateRequest, Input, InputKind, RequestContext};
+use genset_backend_common::{
+    CancelReason, GenerateRequest, Input, InputKind, RequestContext, ScorePair,
+};
 use tokio::time::{Instant, timeout};
 
 use crate::answer::{Answer, Generated};
@@ -138,6 +140,12 @@ fn untaken_input(live: &Live) -> Option<GenerateRequest> {
         Input::Tokens(vec![0].into())
     } else if !inputs.contains(&InputKind::Embed) {
         Input::Embed(vec![vec![0]].into())
+    } else if !inputs.contains(&InputKind::Score) {
+        let pair = ScorePair {
+            token_ids: vec![0],
+            first_tokens: 1,
+        };
+        Input::Score([pair].into())
     } else {
         return None;
     };

@@ -1,0 +1,111 @@
+//! SC: scores, of engines that declare that they score pairs of texts.
+
+use genset_backend_common::{
+    Deviation, GenerateRequest, Input, InputKind, Output, ScorePair, TokenId,
+};
+
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::trial::{Live, Trial};
+
+pub(super) const CHECKS: &[Check] = &[
+    check!(tokens "SC01", Core, Tokens, "each pair has one score, in the order of the pairs, and the same alone as among others",
+        clause: "Output::Scores",
+        breaks: "rankings that give one document's score to another, or change with what else is ranked", one_each_in_order),
+    check!(tokens "SC02", Core, Tokens, "scores are finite, and not the same for every second text",
+        clause: "Output::Scores",
+        breaks: "rankings in which nothing comes before anything else", sane_scores),
+];
+
+/// How far apart a pair's scores may be, alone and in a batch, where the engine says that its answers depend on the batch.
+const TOLERANCE: f32 = 0.02;
+
+/// Tokens of the text that all pairs begin with.
+const FIRST_TOKENS: usize = 6;
+
+/// A pair of the one first text and a second of `len` tokens, as far as the context goes.
+fn pair(live: &Live, len: usize, seed: u64) -> ScorePair {
+    let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
+    let first = FIRST_TOKENS.min(context / 2);
+    let second = len.min(context - first);
+    let tokens: Vec<TokenId> = (live.prompt(first, 1).into_iter())
+        .chain(live.prompt(second, seed))
+        .collect();
+    ScorePair {
+        token_ids: tokens,
+        first_tokens: u32::try_from(first).unwrap_or(u32::MAX),
+    }
+}
+
+/// Pairs of different lengths, the first and the last alike.
+fn pairs(live: &Live) -> Vec<ScorePair> {
+    [(7, 2), (1, 3), (90, 4), (33, 5), (7, 2)]
+        .map(|(len, seed)| pair(live, len, seed))
+        .to_vec()
+}
+
+async fn score(live: &Live, pairs: Vec<ScorePair>) -> Result<Vec<f32>, Stop> {
+    let count = pairs.len();
+    let mut request = GenerateRequest::from_tokens(live.config.model.clone(), Vec::new());
+    request.input = Input::Score(pairs.into());
+    let answer = live.answer(request).await?;
+    if answer.finished().is_none() {
+        fail!("{count} pairs to score ended with {:?}", answer.error());
+    }
+    let mut scores = Vec::new();
+    for output in answer.items.into_iter().flatten() {
+        match output {
+            Output::Scores(some) => scores.extend(some),
+            Output::Finished(_) => {}
+            Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_) => {
+                fail!("pairs to score were answered with something else")
+            }
+        }
+    }
+    ensure!(
+        scores.len() == count,
+        "{count} pairs have {} scores",
+        scores.len()
+    );
+    Ok(scores)
+}
+
+async fn started(trial: &Trial) -> Result<Live, Stop> {
+    let live = trial.start().await?;
+    if !live.config.capabilities.inputs.contains(&InputKind::Score) {
+        skip!(NotDeclared, "the engine does not declare that it scores");
+    }
+    Ok(live)
+}
+
+async fn one_each_in_order(trial: Trial) -> CheckResult {
+    let live = started(&trial).await?;
+    let may_vary = (live.config.capabilities).deviates(Deviation::BatchVariant);
+    let pairs = pairs(&live);
+    let together = score(&live, pairs.clone()).await?;
+    for (place, (pair, among_others)) in pairs.into_iter().zip(together).enumerate() {
+        let alone = score(&live, vec![pair]).await?.remove(0);
+        let is_same = alone.to_bits() == among_others.to_bits()
+            || (may_vary && (alone - among_others).abs() <= TOLERANCE * alone.abs().max(1.0));
+        ensure!(
+            is_same,
+            "pair {place} of a batch has the score {among_others}, and {alone} alone"
+        );
+    }
+    Ok(())
+}
+
+async fn sane_scores(trial: Trial) -> CheckResult {
+    let live = started(&trial).await?;
+    let scores = score(&live, pairs(&live)).await?;
+    for (place, score) in scores.iter().enumerate() {
+        ensure!(score.is_finite(), "pair {place} has the score {score}");
+    }
+    let first = scores[0];
+    ensure!(
+        scores
+            .iter()
+            .any(|score| score.to_bits() != first.to_bits()),
+        "pairs with the same first text and other second ones all have the score {first}"
+    );
+    Ok(())
+}
