@@ -62,6 +62,8 @@ pub struct FrontendConfig {
     pub max_prompts: usize,
     /// The most inputs in one embeddings request.
     pub max_embedding_inputs: usize,
+    /// The most documents in one request to rank them again, and the most pairs in one request for scores.
+    pub max_score_pairs: usize,
     /// The most tools in one chat request.
     pub max_tools: usize,
     /// The most responses of `/v1/responses` that are kept for later ones to go on from; 0 keeps none.
@@ -127,6 +129,7 @@ impl Default for FrontendConfig {
             max_annotation_bytes: 16 << 10,
             max_prompts: 256,
             max_embedding_inputs: 2048,
+            max_score_pairs: 1024,
             max_tools: 128,
             max_stored_responses: 1024,
             max_stored_bytes: 64 << 20,

@@ -375,6 +375,8 @@ mod tests {
             (openai::chat_name as ParamName, "messages"),
             (openai::completion_name, "prompt"),
             (openai::embedding_name, "input"),
+            (openai::rerank_name, "documents"),
+            (openai::score_name, "text_2"),
             (responses::param_name, "input"),
             (anthropic::param_name, "messages"),
         ] {

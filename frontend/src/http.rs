@@ -24,6 +24,7 @@ mod replies;
 mod request_body;
 mod request_id;
 mod responses;
+mod scores;
 mod server;
 mod stall;
 mod stream;

@@ -15,7 +15,10 @@ mod hints;
 mod logprobs;
 mod names;
 mod prompts;
+mod rerank;
 mod response;
+mod score;
+mod text_pairs;
 mod tokenize;
 mod tools;
 
@@ -27,11 +30,14 @@ pub use fields::Fields;
 pub use guided::GuidedOptions;
 pub use hints::Hints;
 pub use logprobs::{LogprobOptions, logprobs_json};
-pub use names::{chat_name, completion_name, embedding_name};
+pub use names::{chat_name, completion_name, embedding_name, rerank_name, score_name};
+pub use rerank::{RerankRequest, RerankedDocuments};
 pub(crate) use response::explanation_json;
 pub use response::{
     Api, ChoiceEnd, ChunkEncoder, CompletionHead, completed_choice, response_json, usage_json,
 };
+pub use score::{ScoreRequest, scores_json};
+pub use text_pairs::{TextList, TextPairs};
 pub use tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest, tokenize_json};
 pub(crate) use tools::arguments_as_text;
 pub use tools::{ToolChoice, ToolOptions};

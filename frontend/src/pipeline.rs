@@ -8,6 +8,7 @@ mod choices;
 mod completion;
 mod embedding;
 mod encode;
+mod score;
 mod timings;
 mod tokens;
 
@@ -20,6 +21,7 @@ use tokio::time::Instant;
 pub(crate) use chat::REASONING_EFFORT;
 pub use choices::Answers;
 pub use embedding::{EmbedJob, Embedded};
+pub use score::{ScoreJob, Scored};
 pub use timings::PromptTimings;
 pub(crate) use tokens::no_tokenizer;
 pub use tokens::{detokenize, token_strings, tokenize_prompt};

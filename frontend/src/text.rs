@@ -14,12 +14,14 @@
 mod bounded;
 pub mod detokenize;
 mod longest;
+mod pair_template;
 mod prefix_cache;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
 
 pub use detokenize::Detokenizer;
+pub use pair_template::{EncodedPair, PairTemplate};
 pub use stop::{StopMatcher, StopOutcome};
 pub use template::{
     ChatTemplate, TemplateError, TemplateInput, TemplateSource, TemplateSourceError,

@@ -49,6 +49,7 @@ pub const TARGETS: &[Target] = &[
     target("reasoning_parser", markup::reasoning_parser),
     target("responses", requests::responses),
     target("safetensors", models::safetensors),
+    target("scores", requests::scores),
     target("script", files::script),
     target("sse", launcher::sse),
     target("stop_strings", text::stop_strings),

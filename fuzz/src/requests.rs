@@ -3,7 +3,7 @@
 use genset_frontend::anthropic::MessagesRequest;
 use genset_frontend::openai::{
     ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, ParamLimits,
-    TokenizeRequest,
+    RerankRequest, RerankedDocuments, ScoreRequest, TokenizeRequest,
 };
 use genset_frontend::responses::ResponsesRequest;
 use genset_frontend::{ApiError, FrontendConfig};
@@ -37,6 +37,17 @@ pub fn embeddings(body: &[u8]) {
         body,
         FrontendConfig::default().max_embedding_inputs,
     ));
+}
+
+/// `/v1/rerank` and `/v1/score`. What a good request is answered with has no more bytes than it is said to have.
+pub fn scores(body: &[u8]) {
+    let most = FrontendConfig::default().max_score_pairs;
+    judged(ScoreRequest::parse(body, most));
+    if let Some(request) = judged(RerankRequest::parse(body, most)) {
+        let scores = vec![-1.0e-30; request.pairs.second().texts().len()];
+        let ranked = RerankedDocuments::of(&request, &scores, u32::MAX);
+        assert!(ranked.json("", "").len() <= ranked.json_bytes());
+    }
 }
 
 /// `/v1/messages` and `/v1/messages/count_tokens`.

@@ -137,6 +137,9 @@ pub(super) struct HttpArgs {
     /// Most inputs of an embeddings request
     #[arg(long, env = "GENSET_MAX_EMBEDDING_INPUTS", default_value_t = FrontendConfig::default().max_embedding_inputs)]
     max_embedding_inputs: usize,
+    /// Most documents of a request to /v1/rerank, and most pairs of one to /v1/score
+    #[arg(long, env = "GENSET_MAX_SCORE_PAIRS", default_value_t = FrontendConfig::default().max_score_pairs)]
+    max_score_pairs: usize,
     /// Most responses that are kept for later ones to go on from; 0 keeps none
     #[arg(long, env = "GENSET_MAX_STORED_RESPONSES", default_value_t = FrontendConfig::default().max_stored_responses)]
     max_stored_responses: usize,
@@ -285,6 +288,7 @@ impl HttpArgs {
             max_tools: self.max_tools,
             max_prompts: self.max_prompts,
             max_embedding_inputs: self.max_embedding_inputs,
+            max_score_pairs: self.max_score_pairs,
             max_stored_responses: self.max_stored_responses,
             max_stored_bytes: self.max_stored_bytes,
             batches,

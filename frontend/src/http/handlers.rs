@@ -29,6 +29,7 @@ use super::pages;
 use super::replies::json_response;
 use super::request_id;
 use super::responses;
+use super::scores;
 use super::ui;
 use crate::batch::run::Batches;
 use crate::budget::MemoryBudget;
@@ -103,6 +104,8 @@ fn routes_to_models() -> Router<App> {
     use apis::{chat_error, completions_error, embeddings_error, openai_error, responses_error};
     use messages::anthropic_error;
     let embeddings = api("embeddings", apis::embeddings, embeddings_error);
+    let rerank = || api("rerank", scores::rerank, scores::rerank_error);
+    let score = || api("score", scores::score, scores::score_error);
     let chat = api("chat_completions", completions::chat, chat_error);
     let completions = api("completions", completions::completions, completions_error);
     let create = api("responses", responses::create, responses_error);
@@ -117,6 +120,12 @@ fn routes_to_models() -> Router<App> {
         .route("/v1/chat/completions", chat)
         .route("/v1/completions", completions)
         .route("/v1/embeddings", embeddings)
+        .route("/v1/rerank", rerank())
+        // As Jina's and Cohere's clients call it, whatever address they are given.
+        .route("/v2/rerank", rerank())
+        .route("/rerank", rerank())
+        .route("/v1/score", score())
+        .route("/score", score())
         .route("/v1/responses", create)
         .route("/v1/responses/{id}", kept)
         .route("/v1/responses/input_tokens", input_tokens)

@@ -54,6 +54,7 @@ fn known(name: &str, config: &FrontendConfig) -> Option<Value> {
         "max_logit_bias" => config.max_logit_bias.into(),
         "max_prompts" => config.max_prompts.into(),
         "max_embedding_inputs" => config.max_embedding_inputs.into(),
+        "max_score_pairs" => config.max_score_pairs.into(),
         "max_tools" => config.max_tools.into(),
         "verbosity" => hint(config, &["medium"]),
         "service_tier" => hint(config, &["auto", "default"]),

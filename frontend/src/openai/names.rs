@@ -24,6 +24,18 @@ pub fn embedding_name(param: &Param) -> Cow<'_, str> {
     named(param, "input")
 }
 
+/// The name in a request to rank documents again.
+#[must_use]
+pub fn rerank_name(param: &Param) -> Cow<'_, str> {
+    named(param, "documents")
+}
+
+/// The name in a request for scores.
+#[must_use]
+pub fn score_name(param: &Param) -> Cow<'_, str> {
+    named(param, "text_2")
+}
+
 fn named<'a>(param: &'a Param, prompt: &'static str) -> Cow<'a, str> {
     match param {
         Param::Request(RequestField::Prompt) => prompt.into(),

@@ -16,6 +16,7 @@ use tokenizers::Tokenizer;
 use super::bounded::{BoundedEncoder, WHOLE_BYTES};
 use super::detokenize::pieces::{PieceTable, Position};
 use super::longest;
+use super::pair_template::PairTemplate;
 use super::prefix_cache::PrefixCache;
 
 /// Why a tokenizer could not be loaded, or could not do what was asked.
@@ -125,6 +126,8 @@ pub struct TextTokenizer {
     /// `None` where texts are given to the library whole.
     bounded: Option<BoundedEncoder>,
     prefixes: Option<PrefixCache>,
+    /// `None` where two texts cannot be put together.
+    pairs: Option<PairTemplate>,
 }
 
 /// What encoding one text may cost.
@@ -202,6 +205,7 @@ impl TextTokenizer {
         let vocab_size = inner.get_vocab_size(true);
         let longest_token_bytes = longest::longest_token_bytes(&inner);
         let bounded = BoundedEncoder::try_new(&inner);
+        let pairs = guarded("encode", || Ok(PairTemplate::try_new(&inner)));
         if bounded.is_none() {
             let max_bytes = WHOLE_BYTES;
             tracing::info!(
@@ -216,6 +220,7 @@ impl TextTokenizer {
             longest_token_bytes,
             bounded,
             prefixes: None,
+            pairs: pairs.ok().flatten(),
         })
     }
 
@@ -323,6 +328,13 @@ impl TextTokenizer {
     #[must_use]
     pub fn longest_token_bytes(&self) -> Option<usize> {
         self.longest_token_bytes
+    }
+
+    /// How two texts are put together for a model that reads both at once; `None` where the tokenizer's post-processor does not
+    /// say, or puts nothing between them.
+    #[must_use]
+    pub fn pair_template(&self) -> Option<&PairTemplate> {
+        self.pairs.as_ref()
     }
 
     /// Decodes a whole sequence at once: the reference that a [`Detokenizer`](super::Detokenizer)'s

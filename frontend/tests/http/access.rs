@@ -10,7 +10,7 @@ use http::HeaderValue;
 use serde_json::json;
 
 use crate::client::request;
-use crate::support::{CHAT, MODEL, Site, chat, config, echo};
+use crate::support::{CHAT, MODEL, Site, chat, config, echo, pairs_worker_config};
 
 /// A site with keys, and the folder that the file is in.
 pub(crate) async fn site_with_keys(
@@ -39,7 +39,8 @@ pub(crate) async fn site_with_keys_and(
         api_keys: Some(path),
         ..config
     };
-    (Site::with(config, engine).await, folder)
+    let site = Site::with_worker(config, pairs_worker_config(), engine);
+    (site.await, folder)
 }
 
 pub(crate) fn bearer(key: &str) -> String {
@@ -65,6 +66,9 @@ async fn without_a_key_only_the_servers_state_is_shown() {
         ("POST", "/v1/completions"),
         ("POST", "/v1/responses"),
         ("POST", "/v1/embeddings"),
+        ("POST", "/v1/rerank"),
+        ("POST", "/rerank"),
+        ("POST", "/v1/score"),
         ("POST", "/tokenize"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/tiny"),

@@ -446,6 +446,8 @@ async fn a_body_in_an_encoding_is_refused_unread() {
         CHAT,
         COMPLETIONS,
         "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
         "/v1/responses",
         "/v1/messages",
         "/tokenize",

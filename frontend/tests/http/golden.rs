@@ -23,6 +23,8 @@ fn redact(text: &str, mark: &str, is_part: impl Fn(char) -> bool) -> String {
 fn redact_all(text: &str) -> String {
     let text = redact(text, "\"created\":", |c| c == ' ' || c.is_ascii_digit());
     let text = redact(&text, "cmpl-", |c| c.is_ascii_hexdigit());
+    let text = redact(&text, "rerank-", |c| c.is_ascii_hexdigit());
+    let text = redact(&text, "score-", |c| c.is_ascii_hexdigit());
     let text = redact(&text, "req-", |c| c.is_ascii_hexdigit());
     let text = redact(&text, "\"call_", |c| c.is_ascii_hexdigit());
     redact(&text, "genset-0.1.", |c| c.is_ascii_digit())

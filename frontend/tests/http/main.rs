@@ -35,6 +35,7 @@ mod quotas;
 mod responses;
 mod routing;
 mod salts;
+mod scores;
 mod script;
 mod slow_clients;
 mod stop_strings;

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Response, request};
 use crate::script::Script;
-use crate::support::{MODEL, Site, config, encode, worker_config};
+use crate::support::{MODEL, Site, config, encode, pairs_worker_config};
 use document::{Document, Judge, Operation};
 
 /// Takes every message, in any order, with tools and effort.
@@ -39,6 +39,10 @@ fn able() -> Arc<Script> {
     let engine = Script::new(|request, out| async move {
         if let Input::Embed(inputs) = &request.input {
             out.embeddings(vec![vec![0.5, -0.25]; inputs.len()]).await?;
+            return Ok(Finish::stop());
+        }
+        if let Input::Score(pairs) = &request.input {
+            out.scores(vec![0.25; pairs.len()]).await?;
             return Ok(Finish::stop());
         }
         let most = request.stop.max_tokens.unwrap_or(u32::MAX);
@@ -67,7 +71,7 @@ fn able() -> Arc<Script> {
     });
     engine.widen();
     engine.declaring(|can| {
-        can.inputs.insert(InputKind::Embed);
+        can.inputs.extend([InputKind::Embed, InputKind::Score]);
         can.max_logprobs = Some(20);
         can.guided
             .extend([Choice, Grammar, JsonObject, JsonSchema, Regex]);
@@ -112,7 +116,7 @@ impl Server {
             .expect("a runtime");
         let mut worker = WorkerConfig {
             tool_parser: Some("hermes".into()),
-            ..worker_config()
+            ..pairs_worker_config()
         };
         let template = Artifact::new("chat_template.jinja", TEMPLATE.as_bytes().to_vec());
         worker.artifacts.push(template);
@@ -335,6 +339,12 @@ fn least(path: &str) -> Value {
             json!({"model": MODEL, "input": "Hi"})
         }
         "/detokenize" => json!({"model": MODEL, "tokens": [5]}),
+        path if path.ends_with("/rerank") => {
+            json!({"model": MODEL, "query": "Hi", "documents": ["Ho"]})
+        }
+        path if path.ends_with("/score") => {
+            json!({"model": MODEL, "text_1": "Hi", "text_2": "Ho"})
+        }
         "/v1/batches" => json!({
             "input_file_id": prose::INPUT_FILE,
             "endpoint": "/v1/chat/completions",

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::access::{bearer, site_with_keys};
 use crate::apis::Embedder;
 use crate::client::request;
+use crate::scores::Scorer;
 use crate::script::Script;
 use crate::support::{CHAT, MODEL, Site, chat, encode, eventually};
 
@@ -147,6 +148,34 @@ async fn embeddings_cost_their_inputs() {
     assert_eq!(send().await.status, 200);
     assert_eq!(of_key(&site, "a"), 5);
     assert_eq!(site.metric("genset_http_prompt_tokens_total"), 5.0);
+    assert_eq!(send().await.status, 429);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn scores_cost_their_pairs() {
+    let entries = [("a", "sk-a", "tokens_per_minute = 1")];
+    let (site, _folder) = site_with_keys(&entries, Scorer::any()).await;
+    let body = json!({"model": MODEL, "query": "one", "documents": ["two", "three four"]});
+    let send = async || {
+        site.send(request(
+            "POST",
+            "/v1/rerank",
+            &bearer("sk-a"),
+            body.to_string(),
+        ))
+        .await
+    };
+    let response = send().await;
+    let paid = response.json()["usage"]["total_tokens"]
+        .as_u64()
+        .expect("tokens");
+    let tokens: usize = ["one", "two", "one", "three four"]
+        .map(|text| encode(text).len())
+        .iter()
+        .sum();
+    assert_eq!(paid, u64::try_from(tokens + 2).expect("few"));
+    assert_eq!(of_key(&site, "a"), paid);
     assert_eq!(send().await.status, 429);
     site.close().await;
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
-use genset_backend_common::{LLMEngine, MetricsRegistry};
+use genset_backend_common::{Artifact, LLMEngine, MetricsRegistry};
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
 use genset_frontend::text::TextTokenizer;
 use genset_frontend::{FrontendConfig, FrontendServer};
@@ -86,6 +86,30 @@ pub(crate) fn worker_config() -> WorkerConfig {
         },
         ..WorkerConfig::default()
     }
+}
+
+/// A Worker whose tokenizer puts `<|im_end|>` between two texts; the second's tokens are of the second kind.
+pub(crate) fn pairs_worker_config() -> WorkerConfig {
+    let mut worker = worker_config();
+    for artifact in &mut worker.artifacts {
+        if artifact.reference.name == "tokenizer.json" {
+            let mut json: Value = serde_json::from_slice(&artifact.content).expect("JSON");
+            let between = "<|im_end|>";
+            let id = tokenizer().token_id(between).expect("it is there");
+            json["post_processor"] = json!({
+                "type": "TemplateProcessing",
+                "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                    {"SpecialToken": {"id": between, "type_id": 0}},
+                    {"Sequence": {"id": "B", "type_id": 1}},
+                ],
+                "special_tokens": {between: {"id": between, "ids": [id], "tokens": [between]}},
+            });
+            *artifact = Artifact::new("tokenizer.json", json.to_string().into_bytes());
+        }
+    }
+    worker
 }
 
 /// Starts a Worker of `runtime` and waits until it serves.

@@ -8,10 +8,12 @@ use crate::{Site, TURN, bound};
 
 const MAX_BYTES: usize = 64 << 10;
 
-const ROUTES: [&str; 10] = [
+const ROUTES: [&str; 12] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/responses",
@@ -21,7 +23,11 @@ const ROUTES: [&str; 10] = [
     "/v1/responses/resp_1/cancel",
 ];
 
-const FIELDS: [&str; 30] = [
+const FIELDS: [&str; 34] = [
+    "query",
+    "documents",
+    "text_1",
+    "text_2",
     "messages",
     "prompt",
     "input",

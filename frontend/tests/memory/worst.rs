@@ -60,7 +60,7 @@ fn shapes() -> Vec<String> {
 }
 
 /// Where they are sent: fields that no API knows, fields that are ignored, and those of every kind that are read.
-const FIELDS: [(&str, &str); 34] = [
+const FIELDS: [(&str, &str); 36] = [
     (CHAT, "x"),
     (CHAT, "metadata"),
     (CHAT, "messages"),
@@ -80,6 +80,8 @@ const FIELDS: [(&str, &str); 34] = [
     (COMPLETIONS, "prompt"),
     (COMPLETIONS, "suffix"),
     (EMBEDDINGS, "input"),
+    ("/v1/rerank", "documents"),
+    ("/v1/score", "text_2"),
     ("/tokenize", "prompt"),
     ("/tokenize", "messages"),
     ("/detokenize", "tokens"),

@@ -1,0 +1,98 @@
+//! The APIs of cross-encoders: documents ranked again, and scores of pairs.
+
+use axum::response::Response;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use genset_backend_common::output::Usage;
+use genset_backend_common::{EndpointType, RequestContext};
+
+use super::apis::{Call, Reply, created_now, new_id};
+use crate::error::ApiError;
+use crate::json::JsonBody;
+use crate::openai::{
+    ParamLimits, RerankRequest, RerankedDocuments, ScoreRequest, TextPairs, rerank_name,
+    score_name, scores_json,
+};
+use crate::pipeline::{ScoreJob, Scored};
+
+/// What a score takes, and its text, which may have room to grow.
+const WRITTEN_SCORE_BYTES: usize = 128;
+
+/// Errors of `/v1/rerank`, as OpenAI's API has them.
+pub(super) fn rerank_error(error: &ApiError, _request_id: &str) -> Response {
+    error.response(rerank_name)
+}
+
+/// Errors of `/v1/score`, as OpenAI's API has them.
+pub(super) fn score_error(error: &ApiError, _request_id: &str) -> Response {
+    error.response(score_name)
+}
+
+pub(super) fn rerank(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
+    async move {
+        let most = call.app.config.max_score_pairs;
+        let parse = move |body: JsonBody<'_>, _: &ParamLimits| RerankRequest::parse(body, most);
+        let request = call.parse(parse).await?;
+        let (ctx, scored) = scored(call, &request.model, request.pairs.clone()).await?;
+        let work = call.app.models.work();
+        let bytes = if request.return_documents {
+            request.pairs.second().bytes()
+        } else {
+            0
+        };
+        let rank = move |_: &_| {
+            let ranked = RerankedDocuments::of(&request, &scored.scores, scored.prompt_tokens);
+            Ok((ranked.json_bytes(), ranked, request.model))
+        };
+        let (json_bytes, ranked, model) = work.run(bytes, ctx.deadline(), rank).await?;
+        // A text that grows has room for as much again.
+        (call.guard.memory()).grow(json_bytes.saturating_mul(2))?;
+        let id = new_id("rerank-");
+        let write = move |_: &_| Ok(ranked.json(&id, &model));
+        let json = work.run(json_bytes, ctx.deadline(), write);
+        Ok(Reply::Json(json.await?))
+    }
+    .boxed()
+}
+
+pub(super) fn score(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
+    async move {
+        let most = call.app.config.max_score_pairs;
+        let parse = move |body: JsonBody<'_>, _: &ParamLimits| ScoreRequest::parse(body, most);
+        let ScoreRequest { model, pairs } = call.parse(parse).await?;
+        let (
+            ctx,
+            Scored {
+                scores,
+                prompt_tokens,
+            },
+        ) = scored(call, &model, pairs).await?;
+        let bytes = scores.len().saturating_mul(WRITTEN_SCORE_BYTES);
+        call.guard.memory().grow(bytes)?;
+        let (id, created) = (new_id("score-"), created_now());
+        let write = move |_: &_| Ok(scores_json(&id, created, &model, &scores, prompt_tokens));
+        let work = call.app.models.work();
+        let json = work.run(bytes, ctx.deadline(), write);
+        Ok(Reply::Json(json.await?))
+    }
+    .boxed()
+}
+
+/// The scores of `pairs` by the model of this name, and what its engine was told of the request.
+async fn scored(
+    call: &mut Call,
+    model: &str,
+    pairs: TextPairs,
+) -> Result<(RequestContext, Scored), ApiError> {
+    call.guard.model(model);
+    let model = call.model(model, EndpointType::Scores).await?;
+    let ctx = call.admit(&model).await?;
+    let prepared = (call.guard).prepare(&ctx, |room| ScoreJob::prepare(model, pairs, room));
+    let job = prepared.await?;
+    let scored = job.run(&ctx, call.guard.account()).await?;
+    call.guard.usage(&Usage {
+        prompt_tokens: scored.prompt_tokens,
+        ..Usage::default()
+    });
+    Ok((ctx, scored))
+}

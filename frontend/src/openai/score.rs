@@ -1,0 +1,119 @@
+//! `/v1/score`: its request read, its response written.
+
+use serde::Serialize;
+
+use super::fields::Fields;
+use super::text_pairs::{TextList, TextPairs};
+use crate::error::ApiError;
+use crate::json::JsonBody;
+
+/// A request for the scores of pairs of texts.
+///
+/// # Source
+/// vLLM's Score API, <https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#score-api>
+///
+/// # Examples
+/// ```
+/// use genset_frontend::openai::ScoreRequest;
+///
+/// let body = br#"{"model": "m", "text_1": "what is a cat?", "text_2": ["an animal", "a car"]}"#;
+/// let request = ScoreRequest::parse(body, 1024)?;
+/// assert_eq!(request.pairs.second().texts().len(), 2);
+/// let error = ScoreRequest::parse(body, 1).unwrap_err();
+/// assert_eq!(error.param, Some("text_2".into()));
+/// # Ok::<(), genset_frontend::ApiError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScoreRequest {
+    /// The model's name or alias.
+    pub model: String,
+    /// The texts.
+    pub pairs: TextPairs,
+}
+
+impl ScoreRequest {
+    /// Reads a request body with at most `max_pairs` pairs.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn parse<'a>(body: impl Into<JsonBody<'a>>, max_pairs: usize) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let model = fields.string("model")?;
+        let model = model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))?;
+        let first = TextList::read(&mut fields, "text_1", max_pairs)?;
+        let second = TextList::read(&mut fields, "text_2", max_pairs)?;
+        fields.finish(&["user"])?;
+        Ok(Self {
+            model,
+            pairs: TextPairs::try_new(first, second)?,
+        })
+    }
+}
+
+/// The response's body.
+///
+/// # Examples
+/// ```
+/// use genset_frontend::openai::scores_json;
+///
+/// let body = scores_json("score-1", 7, "m", &[0.5, -1.25], 9);
+/// assert!(body.contains(r#"{"index":1,"object":"score","score":-1.25}"#));
+/// ```
+#[must_use]
+pub fn scores_json(
+    id: &str,
+    created: u64,
+    model: &str,
+    scores: &[f32],
+    prompt_tokens: u32,
+) -> String {
+    let item = |(index, score): (usize, &f32)| Item {
+        index,
+        object: "score",
+        score: *score,
+    };
+    let body = Body {
+        id,
+        object: "list",
+        created,
+        model,
+        data: scores.iter().enumerate().map(item).collect(),
+        usage: ScoreUsage::of(prompt_tokens),
+    };
+    let written = serde_json::to_string(&body);
+    debug_assert!(written.is_ok(), "strings and numbers are JSON");
+    written.unwrap_or_default()
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    data: Vec<Item>,
+    usage: ScoreUsage,
+}
+
+#[derive(Serialize)]
+struct Item {
+    index: usize,
+    object: &'static str,
+    score: f32,
+}
+
+/// Tokens of all pairs. Nothing is generated.
+#[derive(Serialize)]
+pub(super) struct ScoreUsage {
+    prompt_tokens: u32,
+    total_tokens: u32,
+}
+
+impl ScoreUsage {
+    pub(super) fn of(prompt_tokens: u32) -> Self {
+        Self {
+            prompt_tokens,
+            total_tokens: prompt_tokens,
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! [`TextPairs`]: the texts of a request that are scored two by two, with the names that the client has for them.
+
+use std::sync::Arc;
+
+use super::fields::Fields;
+use crate::error::ApiError;
+use crate::json::{Meter, fields_of, is_list, is_object, items};
+
+/// One text or several of a field. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextList {
+    field: &'static str,
+    texts: Arc<Vec<String>>,
+    /// Whether the client wrote a list.
+    is_list: bool,
+}
+
+impl TextList {
+    /// One text.
+    ///
+    /// # Errors
+    /// A 400 that names the field, where the text is empty.
+    pub fn of_one(field: &'static str, text: String) -> Result<Self, ApiError> {
+        Self::try_new(field, vec![text], false)
+    }
+
+    fn try_new(field: &'static str, texts: Vec<String>, is_list: bool) -> Result<Self, ApiError> {
+        let list = Self {
+            field,
+            texts: Arc::new(texts),
+            is_list,
+        };
+        match list.texts.iter().position(String::is_empty) {
+            None => Ok(list),
+            Some(empty) => Err(ApiError::invalid(list.name(empty), "must not be empty")),
+        }
+    }
+
+    /// Takes a field with a text or a list of at most `max`. A text may be an object with the one field `text`.
+    ///
+    /// # Errors
+    /// A 400 that names the text.
+    pub(super) fn read(
+        fields: &mut Fields<'_>,
+        field: &'static str,
+        max: usize,
+    ) -> Result<Self, ApiError> {
+        let Some(json) = fields.text(field)? else {
+            let problem = format!("you must provide {field}");
+            return Err(ApiError::invalid(field, problem));
+        };
+        let meter = fields.meter();
+        if json.starts_with('"') {
+            return Self::of_one(field, meter.text(field, json)?);
+        }
+        if !is_list(json) || items(json).next().is_none() {
+            let problem = "expected a text or a list of at least one";
+            return Err(ApiError::invalid(field, problem));
+        }
+        let count = items(json).count();
+        if count > max {
+            let problem = format!("at most {max} {}, got {count}", plural(field));
+            return Err(ApiError::invalid(field, problem));
+        }
+        let texts = items(json)
+            .enumerate()
+            .map(|(index, item)| read_text(&format!("{field}[{index}]"), item, meter));
+        Self::try_new(field, texts.collect::<Result<_, _>>()?, true)
+    }
+
+    /// The texts, at least one, none of them empty.
+    #[must_use]
+    pub fn texts(&self) -> &[String] {
+        &self.texts
+    }
+
+    /// What the client calls the text at `index`.
+    #[must_use]
+    pub fn name(&self, index: usize) -> String {
+        if self.is_list {
+            format!("{}[{index}]", self.field)
+        } else {
+            self.field.to_owned()
+        }
+    }
+
+    /// Bytes of all texts.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let text = |text: &String| size_of::<String>() + text.len();
+        self.texts.iter().map(text).sum()
+    }
+}
+
+fn plural(field: &str) -> &str {
+    if field.ends_with('s') { field } else { "texts" }
+}
+
+/// A string, or an object with the one field `text`.
+fn read_text(name: &str, json: &str, meter: &Meter) -> Result<String, ApiError> {
+    if json.starts_with('"') {
+        return meter.text(name, json);
+    }
+    if !is_object(json) {
+        let problem = "expected a text or an object with a text, such as {\"text\": \"...\"}";
+        return Err(ApiError::invalid(name, problem));
+    }
+    let mut text = None;
+    for (key, value) in fields_of(name, json)? {
+        let full = format!("{name}.{key}");
+        if key != "text" {
+            return Err(ApiError::unsupported(
+                full,
+                "documents have a text alone; put what is to be read into it",
+            ));
+        }
+        text = Some(meter.text(&full, value)?);
+    }
+    text.ok_or_else(|| ApiError::invalid(format!("{name}.text"), "you must provide a text"))
+}
+
+/// Texts to score two by two: one with each of several, or each with the one at its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextPairs {
+    first: TextList,
+    second: TextList,
+}
+
+impl TextPairs {
+    /// The pairs of `first` with `second`.
+    ///
+    /// # Errors
+    /// A 400 that names the second field, where there is neither one first text nor as many as second ones.
+    pub fn try_new(first: TextList, second: TextList) -> Result<Self, ApiError> {
+        let (ones, others) = (first.texts.len(), second.texts.len());
+        if ones != 1 && ones != others {
+            let problem = format!(
+                "expected {ones} texts, as {} has, or one text there for all of these; got {others}",
+                first.field
+            );
+            return Err(ApiError::invalid(second.field, problem));
+        }
+        Ok(Self { first, second })
+    }
+
+    /// What stands first in the pairs: one text for all of them, or one for each.
+    #[must_use]
+    pub fn first(&self) -> &TextList {
+        &self.first
+    }
+
+    /// What stands second, one text for each pair.
+    #[must_use]
+    pub fn second(&self) -> &TextList {
+        &self.second
+    }
+}

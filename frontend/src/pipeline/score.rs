@@ -1,0 +1,286 @@
+//! [`ScoreJob`]: from pairs of texts to their scores.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use genset_backend_common::{
+    EngineError, GenerateRequest, Input, InputKind, Output, RequestContext, ScorePair, TokenId,
+};
+use http::StatusCode;
+
+use super::encode::{Plain, context_tokens};
+use super::{Prepared, Room};
+use crate::answer::{Account, Meter};
+use crate::error::{ApiError, Param};
+use crate::model::{ServedModel, TextFiles};
+use crate::openai::{TextList, TextPairs};
+use crate::text::PairTemplate;
+use crate::work::Owner;
+
+/// The most pairs that go to the engine together: several instances may share a large request.
+const PAIRS_PER_CALL: usize = 64;
+
+/// Calls of one request that run at once.
+const CALLS_AT_ONCE: usize = 4;
+
+/// The work of one request for scores.
+#[derive(Debug)]
+pub struct ScoreJob {
+    model: Arc<ServedModel>,
+    /// Until the scores are there, since answers may have the texts.
+    texts: TextPairs,
+    tokens: Arc<PairTokens>,
+}
+
+/// The tokens of both sides, each text's once.
+#[derive(Debug)]
+struct PairTokens {
+    /// One for all pairs, or one for each.
+    first: Vec<Vec<TokenId>>,
+    second: Vec<Vec<TokenId>>,
+    template: PairTemplate,
+}
+
+impl PairTokens {
+    fn first(&self, pair: usize) -> &[TokenId] {
+        let own = self.first.get(pair).filter(|_| self.first.len() > 1);
+        own.or(self.first.first()).map_or(&[], Vec::as_slice)
+    }
+
+    fn second(&self, pair: usize) -> &[TokenId] {
+        self.second.get(pair).map_or(&[], Vec::as_slice)
+    }
+
+    /// How many tokens a pair has with what the tokenizer adds.
+    fn len(&self, pair: usize) -> usize {
+        self.first(pair).len() + self.second(pair).len() + self.template.added_tokens()
+    }
+
+    fn pair(&self, pair: usize) -> ScorePair {
+        let joined = self.template.join(self.first(pair), self.second(pair));
+        ScorePair {
+            token_ids: joined.ids,
+            first_tokens: u32::try_from(joined.first_tokens).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+impl Prepared for ScoreJob {
+    /// Pairs are put together for the calls that run, and no sooner.
+    fn held_bytes(&self) -> usize {
+        let tokens = &self.tokens;
+        let alone = |tokens: &Vec<TokenId>| size_of_val(tokens) + size_of_val(tokens.as_slice());
+        let alone: usize = tokens.first.iter().chain(&tokens.second).map(alone).sum();
+        let count = tokens.second.len();
+        let longest = (0..count).map(|pair| tokens.len(pair)).max().unwrap_or(0);
+        let a_pair = size_of::<ScorePair>() + longest * size_of::<TokenId>();
+        let together = count.min(PAIRS_PER_CALL * CALLS_AT_ONCE) * a_pair;
+        self.texts.first().bytes() + self.texts.second().bytes() + alone + together
+    }
+}
+
+/// What a [`ScoreJob`] gives.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Scored {
+    /// One score for each pair, in order.
+    pub scores: Vec<f32>,
+    /// Tokens of all pairs.
+    pub prompt_tokens: u32,
+}
+
+impl ScoreJob {
+    /// Tokenizes the texts.
+    ///
+    /// # Errors
+    /// A 400 that names the field: a model that does not score or has no tokenizer, a pair over the context.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
+    pub async fn prepare(
+        model: Arc<ServedModel>,
+        texts: TextPairs,
+        room: Room,
+    ) -> Result<Self, ApiError> {
+        let name = &model.card.name;
+        if !model.card.capabilities.inputs.contains(&InputKind::Score) {
+            let problem = format!("the model '{name}' does not score pairs of texts");
+            return Err(ApiError::invalid("model", problem));
+        }
+        let bytes = texts.first().bytes() + texts.second().bytes();
+        let (with_model, with_texts) = (Arc::clone(&model), texts.clone());
+        let work = move |owner: &Owner| {
+            let _room = room.memory;
+            tokens_of(&with_model, &with_texts, owner)
+        };
+        let tokens = Arc::new(model.work.run(bytes, room.deadline, work).await?);
+        Ok(Self {
+            model,
+            texts,
+            tokens,
+        })
+    }
+
+    /// Scores the pairs, which `account` pays for as the engine takes them.
+    ///
+    /// # Errors
+    /// What the model's card or an engine refuses; `Internal` when an engine gives other than one finite score for each pair.
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels what runs.
+    pub async fn run(
+        &self,
+        ctx: &RequestContext,
+        account: &Arc<Account>,
+    ) -> Result<Scored, ApiError> {
+        let count = self.tokens.second.len();
+        let mut calls = Vec::with_capacity(count.div_ceil(PAIRS_PER_CALL));
+        for start in (0..count).step_by(PAIRS_PER_CALL) {
+            let pairs = start..count.min(start + PAIRS_PER_CALL);
+            let (ctx, meter) = (ctx.sibling(calls.len()), Meter::new(Arc::clone(account)));
+            calls.push(call(&self.model, &self.tokens, pairs, ctx, meter));
+        }
+        let parts: Vec<Scored> = stream::iter(calls)
+            .buffered(CALLS_AT_ONCE)
+            .try_collect()
+            .await?;
+        let mut all = Scored::default();
+        for part in parts {
+            all.scores.extend(part.scores);
+            all.prompt_tokens = all.prompt_tokens.saturating_add(part.prompt_tokens);
+        }
+        Ok(all)
+    }
+}
+
+async fn call(
+    model: &ServedModel,
+    tokens: &PairTokens,
+    pairs: std::ops::Range<usize>,
+    ctx: RequestContext,
+    mut meter: Meter,
+) -> Result<Scored, EngineError> {
+    let expected = pairs.len();
+    let pairs: Vec<ScorePair> = pairs.map(|pair| tokens.pair(pair)).collect();
+    let mut request = GenerateRequest::from_tokens(model.card.name.clone(), Vec::new());
+    request.input = Input::Score(pairs.into());
+    model.card.check(&request)?;
+    let prompt_tokens = request.prompt_tokens().unwrap_or(u32::MAX);
+    let mut outputs = model.engine.generate(request, ctx).await;
+    let outputs = outputs.as_mut().map_err(|error| error.clone())?;
+    meter.reach(prompt_tokens, 0);
+    let mut scored = Scored::default();
+    while let Some(output) = outputs.next().await {
+        match output? {
+            Output::Scores(scores) => scored.scores.extend(scores),
+            Output::Finished(finished) => scored.prompt_tokens = finished.usage.prompt_tokens,
+            Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_) => {
+                let problem = "the engine answered pairs to score with something else";
+                return Err(EngineError::internal(problem));
+            }
+        }
+    }
+    meter.reach(scored.prompt_tokens, 0);
+    check_scores(&scored.scores, expected)?;
+    Ok(scored)
+}
+
+fn check_scores(scores: &[f32], expected: usize) -> Result<(), EngineError> {
+    if scores.len() != expected {
+        let got = scores.len();
+        let problem = format!("the engine gave {got} scores for {expected} pairs");
+        return Err(EngineError::internal(problem));
+    }
+    if scores.iter().all(|score| score.is_finite()) {
+        return Ok(());
+    }
+    let problem = "the engine gave scores that are not finite";
+    Err(EngineError::internal(problem))
+}
+
+fn tokens_of(
+    model: &ServedModel,
+    texts: &TextPairs,
+    owner: &Owner,
+) -> Result<PairTokens, ApiError> {
+    let Some(files) = &model.text else {
+        let why = "this server has no tokenizer for the model, and pairs are put together by one";
+        return Err(ApiError::unsupported("model", why));
+    };
+    let Some(template) = files.tokenizer.pair_template() else {
+        let why = "the post_processor of its tokenizer.json does not say what stands between two texts, so there are no pairs to score";
+        return Err(ApiError::unsupported("model", why));
+    };
+    let tokens = PairTokens {
+        first: list_tokens(model, files, texts.first(), owner)?,
+        second: list_tokens(model, files, texts.second(), owner)?,
+        template: template.clone(),
+    };
+    let context = context_tokens(model);
+    match (0..tokens.second.len()).find(|pair| tokens.len(*pair) > context) {
+        None => Ok(tokens),
+        Some(pair) => Err(too_long(&tokens, texts, pair, context)),
+    }
+}
+
+fn list_tokens(
+    model: &ServedModel,
+    files: &TextFiles,
+    list: &TextList,
+    owner: &Owner,
+) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    let mut all = Vec::with_capacity(list.texts().len());
+    for (index, text) in list.texts().iter().enumerate() {
+        owner.check()?;
+        let plain = Plain {
+            for_answer: false,
+            text,
+            add_special: false,
+            param: &Param::Path(list.name(index)),
+        };
+        let encode = || plain.encode(model, files, owner);
+        all.push(model.timings.tokenize(encode)?);
+    }
+    Ok(all)
+}
+
+/// Names the second text, or the first where no second one has room beside it.
+fn too_long(tokens: &PairTokens, texts: &TextPairs, pair: usize, context: usize) -> ApiError {
+    let (first, second) = (tokens.first(pair).len(), tokens.second(pair).len());
+    let added = tokens.template.added_tokens();
+    let of_first = texts.first().name(if texts.first().texts().len() > 1 {
+        pair
+    } else {
+        0
+    });
+    let of_second = texts.second().name(pair);
+    let name = if first + added >= context {
+        &of_first
+    } else {
+        &of_second
+    };
+    let message = format!(
+        "{of_first} has {first} tokens, {of_second} has {second}, and the tokenizer adds {added}; \
+         the model's context holds {context}; shorten {name}"
+    );
+    ApiError {
+        param: Some(name.clone().into()),
+        code: Some("context_length_exceeded"),
+        ..ApiError::new(StatusCode::BAD_REQUEST, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_one_finite_score_each_is_the_engines_fault() {
+        assert!(check_scores(&[1.0, -2.0], 2).is_ok());
+        for bad in [vec![1.0], vec![1.0; 3], vec![1.0, f32::NAN]] {
+            let error = check_scores(&bad, 2).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Internal, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! The APIs of cross-encoders: documents ranked again, scores of pairs.
+
+use std::sync::Arc;
+
+use genset_backend_common::output::{self, Finish, OutputStream};
+use genset_backend_common::{
+    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, InputKind,
+    LLMEngine, RequestContext, ScorePair, StartContext, async_trait,
+};
+use genset_frontend::FrontendConfig;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::client::{Response, post};
+use crate::golden::check;
+use crate::support::{
+    CHAT, COMPLETIONS, CONTEXT, MODEL, Site, chat, completion, config, echo, encode,
+    pairs_worker_config, tokenizer,
+};
+
+const RERANK: &str = "/v1/rerank";
+const SCORE: &str = "/v1/score";
+
+/// An engine that scores pairs and does nothing else, or does what a test tells it.
+pub(crate) struct Scorer {
+    /// The pairs of every call so far, but for the canary.
+    calls: Mutex<Vec<Vec<ScorePair>>>,
+    fault: Mutex<Option<Fault>>,
+}
+
+/// What goes wrong in the next call.
+enum Fault {
+    Refusal(EngineError),
+    OneTooFew,
+    NotFinite,
+}
+
+/// Tells pairs apart: by their second text's length, and its last token beside.
+fn score_of(pair: &ScorePair) -> f32 {
+    let second = u32::try_from(pair.token_ids.len()).expect("short") - pair.first_tokens;
+    let last = pair.token_ids.last().copied().unwrap_or(0);
+    let small = |number: u32| f32::from(u16::try_from(number).expect("small"));
+    small(second) + small(last) / 4096.0
+}
+
+impl Scorer {
+    pub(crate) fn any() -> Arc<Self> {
+        Arc::new(Self {
+            calls: Mutex::default(),
+            fault: Mutex::default(),
+        })
+    }
+
+    fn calls(&self) -> Vec<Vec<ScorePair>> {
+        std::mem::take(&mut *self.calls.lock())
+    }
+}
+
+#[async_trait]
+impl LLMEngine for Scorer {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let can = Capabilities {
+            inputs: [InputKind::Score].into(),
+            ..Capabilities::default()
+        };
+        let config = EngineConfig::new("scorer", CONTEXT).with_vocab_size(2048);
+        Ok(config.with_capabilities(can))
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let Input::Score(pairs) = request.input else {
+            return Ok(output::stream(ctx, |_| async move { Ok(Finish::length()) }));
+        };
+        let mut scores: Vec<f32> = pairs.iter().map(score_of).collect();
+        match self.fault.lock().take() {
+            Some(Fault::Refusal(error)) => return Err(error),
+            Some(Fault::OneTooFew) => drop(scores.pop()),
+            Some(Fault::NotFinite) => scores[0] = f32::NAN,
+            None => {}
+        }
+        if pairs[0].token_ids != [0] {
+            self.calls.lock().push(pairs.into_inner());
+        }
+        Ok(output::stream(ctx, |out| async move {
+            out.scores(scores).await?;
+            Ok(Finish::stop())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+async fn site(engine: Arc<Scorer>) -> Site {
+    Site::with_worker(config(), pairs_worker_config(), engine).await
+}
+
+fn with(mut body: Value, further: &Value) -> Value {
+    for (name, value) in further.as_object().into_iter().flatten() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// A request with further fields.
+fn rerank(documents: impl Into<Value>, further: &Value) -> Value {
+    let documents = documents.into();
+    let body = json!({"model": MODEL, "query": "one two", "documents": documents});
+    with(body, further)
+}
+
+fn score(text_1: impl Into<Value>, text_2: impl Into<Value>) -> Value {
+    json!({"model": MODEL, "text_1": text_1.into(), "text_2": text_2.into()})
+}
+
+/// The pair of two texts, as the tests' tokenizer makes it.
+fn pair(first: &str, second: &str) -> ScorePair {
+    let between = tokenizer().token_id("<|im_end|>").expect("it is there");
+    let mut token_ids = encode(first);
+    token_ids.push(between);
+    let first_tokens = u32::try_from(token_ids.len()).expect("short");
+    token_ids.extend(encode(second));
+    ScorePair {
+        token_ids,
+        first_tokens,
+    }
+}
+
+/// Place and score of each result of a good answer, in its order.
+fn results(response: &Response) -> Vec<(usize, f32)> {
+    assert_eq!(response.status, 200, "{}", response.text());
+    let body = response.json();
+    let result = |result: &Value| {
+        let index = serde_json::from_value(result["index"].clone()).expect("a place");
+        let score = serde_json::from_value(result["relevance_score"].clone()).expect("a number");
+        (index, score)
+    };
+    let results = body["results"].as_array().expect("a list");
+    results.iter().map(result).collect()
+}
+
+/// The scores of a good answer, by index.
+fn scores(response: &Response) -> Vec<f32> {
+    assert_eq!(response.status, 200, "{}", response.text());
+    let body = response.json();
+    let data = body["data"].as_array().expect("a list");
+    let score = |(index, item): (usize, &Value)| {
+        assert_eq!(item["index"], index);
+        serde_json::from_value(item["score"].clone()).expect("a number")
+    };
+    data.iter().enumerate().map(score).collect()
+}
+
+#[tokio::test]
+async fn documents_are_ranked() {
+    let engine = Scorer::any();
+    let site = site(engine.clone()).await;
+    let documents = json!(["three", {"text": "three four five"}, "six seven"]);
+    let further = json!({"top_n": 2, "user": "u"});
+    let response = site
+        .post(RERANK, &rerank(documents.clone(), &further))
+        .await;
+    check("rerank", &response);
+    let pairs = ["three", "three four five", "six seven"].map(|text| pair("one two", text));
+    assert_eq!(engine.calls(), [pairs.to_vec()]);
+    let expected = [1, 2, 0].map(|index| (index, score_of(&pairs[index])));
+    let bare = json!({"return_documents": false});
+    for path in [RERANK, "/v2/rerank", "/rerank"] {
+        let response = site.post(path, &rerank(documents.clone(), &bare)).await;
+        assert_eq!(results(&response), expected, "{path}");
+        let tokens: usize = pairs.iter().map(|pair| pair.token_ids.len()).sum();
+        let body = response.json();
+        assert_eq!(body["usage"]["total_tokens"], tokens);
+        assert_eq!(body["meta"]["tokens"]["input_tokens"], tokens);
+        assert!(!response.text().contains("document"), "{}", response.text());
+    }
+    site.idle().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn pairs_are_scored() {
+    let engine = Scorer::any();
+    let site = site(engine.clone()).await;
+    let response = site
+        .post(SCORE, &score("one", json!(["two", "three four"])))
+        .await;
+    check("score", &response);
+    engine.calls();
+    for (text_1, text_2, expected) in [
+        (json!("one"), json!("two"), vec![pair("one", "two")]),
+        (json!(["one"]), json!("two"), vec![pair("one", "two")]),
+        (
+            json!(["one"]),
+            json!(["two", "three"]),
+            vec![pair("one", "two"), pair("one", "three")],
+        ),
+        (
+            json!(["one", "two"]),
+            json!(["three", {"text": "four five"}]),
+            vec![pair("one", "three"), pair("two", "four five")],
+        ),
+    ] {
+        for path in [SCORE, "/score"] {
+            let response = site
+                .post(path, &score(text_1.clone(), text_2.clone()))
+                .await;
+            let wanted: Vec<f32> = expected.iter().map(score_of).collect();
+            assert_eq!(scores(&response), wanted, "{text_1} {text_2}");
+            assert_eq!(engine.calls(), [expected.clone()], "{text_1} {text_2}");
+        }
+    }
+    site.idle().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn many_documents_go_to_the_engine_in_parts_and_have_the_scores_they_have_alone() {
+    let engine = Scorer::any();
+    let site = site(engine.clone()).await;
+    let documents: Vec<String> = (1..=300)
+        .map(|count| "two ".repeat(count % 41 + 1))
+        .collect();
+    let response = site.post(SCORE, &score("one", json!(documents))).await;
+    let together = scores(&response);
+    let calls = engine.calls();
+    assert!(calls.len() > 1 && calls.iter().all(|call| call.len() <= 64));
+    assert_eq!(calls.iter().map(Vec::len).sum::<usize>(), 300);
+    let expected: Vec<f32> = (documents.iter())
+        .map(|document| score_of(&pair("one", document)))
+        .collect();
+    assert_eq!(together, expected);
+    let ranked = results(
+        &site
+            .post(RERANK, &rerank(json!(documents), &json!({})))
+            .await,
+    );
+    assert!(ranked.is_sorted_by(|(_, one), (_, other)| one >= other));
+    assert_eq!(ranked.len(), 300);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn bad_requests_name_the_field() {
+    let config = FrontendConfig {
+        max_score_pairs: 3,
+        ..config()
+    };
+    let site = Site::with_worker(config, pairs_worker_config(), Scorer::any()).await;
+    let long = "one ".repeat(CONTEXT as usize);
+    let half = "one ".repeat(CONTEXT as usize / 2);
+    let cases = [
+        ("model", json!({"model": null})),
+        ("model", json!({"model": 1})),
+        ("query", json!({"query": null})),
+        ("query", json!({"query": ""})),
+        ("query", json!({"query": ["a"]})),
+        ("query", json!({"query": long})),
+        ("documents", json!({"documents": null})),
+        ("documents", json!({"documents": []})),
+        ("documents", json!({"documents": {}})),
+        ("documents", json!({"documents": 1})),
+        ("documents", json!({"documents": ""})),
+        ("documents", json!({"documents": ["a", "b", "c", "d"]})),
+        ("documents[1]", json!({"documents": ["a", ""]})),
+        ("documents[1]", json!({"documents": ["a", {"text": ""}]})),
+        ("documents[1].text", json!({"documents": ["a", {}]})),
+        (
+            "documents[1].text",
+            json!({"documents": ["a", {"text": 1}]}),
+        ),
+        (
+            "documents[0].title",
+            json!({"documents": [{"title": "t", "text": "a"}]}),
+        ),
+        ("documents[1]", json!({"documents": ["a", 1]})),
+        ("documents[1]", json!({"documents": ["a", [1, 2]]})),
+        ("documents[1]", json!({"documents": ["a", null]})),
+        ("documents[1]", json!({"documents": ["a", long]})),
+        (
+            "documents[1]",
+            json!({"query": half, "documents": ["a", half]}),
+        ),
+        ("top_n", json!({"top_n": 0})),
+        ("top_n", json!({"top_n": -1})),
+        ("top_n", json!({"top_n": "2"})),
+        ("return_documents", json!({"return_documents": 1})),
+        ("rank_fields", json!({"rank_fields": ["title"]})),
+        ("max_chunks_per_doc", json!({"max_chunks_per_doc": 2})),
+        ("max_tokens_per_doc", json!({"max_tokens_per_doc": 100})),
+        ("truncate", json!({"truncate": true})),
+    ];
+    for (field, further) in cases {
+        let response = site.post(RERANK, &rerank(json!(["a"]), &further)).await;
+        let (status, param, _, message) = response.refusal();
+        assert_eq!((status, param.as_deref()), (400, Some(field)), "{message}");
+        assert!(message.contains(field) && message.len() < 1000, "{message}");
+        assert!(!message.contains("answer"), "{message}");
+    }
+    let cases = [
+        ("model", json!({"model": null})),
+        ("text_1", json!({"text_1": null})),
+        ("text_2", json!({"text_2": null})),
+        ("text_1", json!({"text_1": ["a", "b", "c", "d"]})),
+        ("text_2", json!({"text_2": ["a", "b", "c", "d"]})),
+        (
+            "text_2",
+            json!({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}),
+        ),
+        ("text_2", json!({"text_1": ["a", "b"]})),
+        (
+            "text_1[1]",
+            json!({"text_1": ["a", ""], "text_2": ["a", "b"]}),
+        ),
+        (
+            "text_1[1]",
+            json!({"text_1": ["a", long], "text_2": ["a", "b"]}),
+        ),
+        ("text_2", json!({"text_1": half, "text_2": half})),
+        ("activation", json!({"activation": false})),
+    ];
+    for (field, further) in cases {
+        let response = site.post(SCORE, &with(score("a", "b"), &further)).await;
+        let (status, param, _, message) = response.refusal();
+        assert_eq!((status, param.as_deref()), (400, Some(field)), "{message}");
+        assert!(message.contains(field) && message.len() < 1000, "{message}");
+    }
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_pair_may_fill_the_context_and_one_token_more_is_too_long() {
+    let site = site(Scorer::any()).await;
+    let (query, added) = (encode("one two").len(), 1);
+    let room = CONTEXT as usize - query - added;
+    // A word of these is a token.
+    let words = |count: usize| " one".repeat(count);
+    assert_eq!(encode(&words(room)).len(), room);
+    let response = site
+        .post(RERANK, &rerank(json!([words(room)]), &json!({})))
+        .await;
+    assert_eq!(response.json()["usage"]["prompt_tokens"], CONTEXT);
+    let documents = json!(["a", words(room + 1)]);
+    let response = site.post(RERANK, &rerank(documents, &json!({}))).await;
+    let (status, param, code, message) = response.refusal();
+    assert_eq!((status, param.as_deref()), (400, Some("documents[1]")));
+    assert_eq!(code.as_deref(), Some("context_length_exceeded"));
+    assert!(
+        message.contains("query") && message.contains("2048"),
+        "{message}"
+    );
+    site.close().await;
+}
+
+#[tokio::test]
+async fn an_engines_faults_are_told_as_what_they_are() {
+    let engine = Scorer::any();
+    let site = site(engine.clone()).await;
+    let full = EngineError::new(ErrorKind::Overloaded, "the queue is full");
+    *engine.fault.lock() = Some(Fault::Refusal(full));
+    let response = site.post(RERANK, &rerank(json!(["a"]), &json!({}))).await;
+    assert!(response.header("retry-after").is_some());
+    assert_eq!(response.status, 429, "{}", response.text());
+    for fault in [Fault::OneTooFew, Fault::NotFinite] {
+        *engine.fault.lock() = Some(fault);
+        let response = site.post(RERANK, &rerank(json!(["a"]), &json!({}))).await;
+        assert_eq!(response.status, 500);
+        let text = response.text();
+        assert!(text.contains("The server failed on this request"), "{text}");
+    }
+    site.idle().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn models_do_what_they_declare_and_no_more() {
+    let site_of_echo = Site::start(echo()).await;
+    for (path, body) in [
+        (RERANK, rerank(json!(["a"]), &json!({}))),
+        (SCORE, score("a", "b")),
+    ] {
+        let (status, param, _, message) = site_of_echo.post(path, &body).await.refusal();
+        assert_eq!((status, param.as_deref()), (400, Some("model")));
+        assert!(
+            message.contains(MODEL) && message.contains("scores"),
+            "{message}"
+        );
+        let other = with(body, &json!({"model": "other"}));
+        assert_eq!(site_of_echo.post(path, &other).await.status, 404);
+    }
+    site_of_echo.close().await;
+    let site = site(Scorer::any()).await;
+    let embeddings = json!({"model": MODEL, "input": "a"});
+    for (path, body) in [
+        (CHAT, chat("Hello", json!({}))),
+        (COMPLETIONS, completion("a", json!({}))),
+        ("/v1/embeddings", embeddings),
+    ] {
+        let (status, param, ..) = site.post(path, &body).await.refusal();
+        assert_eq!((status, param.as_deref()), (400, Some("model")), "{path}");
+    }
+    site.close().await;
+}
+
+/// The tokenizer of a model that reads one text puts nothing between two.
+#[tokio::test]
+async fn a_tokenizer_without_pairs_is_refused_with_the_file() {
+    let site = Site::start(Scorer::any()).await;
+    let response = site.post(RERANK, &rerank(json!(["a"]), &json!({}))).await;
+    let (status, param, _, message) = response.refusal();
+    assert_eq!(
+        (status, param.as_deref()),
+        (400, Some("model")),
+        "{message}"
+    );
+    assert!(
+        message.contains("post_processor") && message.contains("tokenizer.json"),
+        "{message}"
+    );
+    site.close().await;
+}
+
+#[tokio::test]
+async fn bodies_that_are_no_requests_are_refused() {
+    let config = FrontendConfig {
+        max_body_bytes: 1000,
+        ..config()
+    };
+    let site = Site::with_worker(config, pairs_worker_config(), Scorer::any()).await;
+    let deep = "[".repeat(900);
+    let large = "x".repeat(1001);
+    for path in [RERANK, SCORE] {
+        for (status, body) in [
+            (400, ""),
+            (400, "{"),
+            (400, "[]"),
+            (400, "\u{0}"),
+            (400, deep.as_str()),
+            (413, large.as_str()),
+        ] {
+            let response = site.send(post(path, body)).await;
+            assert_eq!(response.status, status, "{path} {}", response.text());
+            let message = &response.json()["error"]["message"];
+            assert!(message.is_string(), "{path} {}", response.text());
+        }
+    }
+    site.idle().await;
+    site.close().await;
+}
