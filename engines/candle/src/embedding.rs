@@ -1,4 +1,4 @@
-//! [`EmbeddingEngine`]: the [`LLMEngine`] of models that make one vector of a text.
+//! [`EmbeddingEngine`]: the [`LLMEngine`] of models that make one vector of a text, or one score of a pair.
 //!
 //! A request's inputs go to the engine thread (`thread`) together. Each step takes inputs of the waiting requests in turn
 //! (`queue`), packs them without padding and has the model compute each as a whole. `loading` gets the model ready.
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
     EngineConfig, EngineError, EngineState, GenerateRequest, Input, LLMEngine, RequestContext,
-    RequestField, StartContext, TokenId, async_trait,
+    RequestField, ScorePair, StartContext, async_trait,
 };
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
@@ -26,12 +26,14 @@ use self::queue::Pending;
 use self::thread::{Serving, Told};
 use crate::CandleArgs;
 use crate::engine::thread::EngineThread;
+use crate::model::embedder::WholeSequence;
 
 /// Vectors that one item of an answer has at most, so that the items of a large request stay small.
 const VECTORS_PER_ITEM: usize = 64;
 
 /// Embeds token sequences with an encoder (BERT, RoBERTa, XLM-RoBERTa, ModernBERT) or a decoder whose checkout has a
-/// `modules.json` (Qwen3-Embedding).
+/// `modules.json` (Qwen3-Embedding). An encoder with a classifier on it (a cross-encoder) scores pairs of texts instead: its
+/// vectors have one number.
 ///
 /// # Examples
 /// ```no_run
@@ -104,11 +106,16 @@ impl LLMEngine for EmbeddingEngine {
         };
         config.check(&request)?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(0);
+        let is_scored = matches!(request.input, Input::Score(_));
         let vectors = ask(&told, sequences(&request)?).await?;
         let ctx = ctx.with_prompt_tokens(prompt_tokens);
         Ok(output::stream(ctx, |out| async move {
             // The thread drops a request only where it ends itself.
             let mut vectors = vectors.await.map_err(|_| has_ended())??;
+            if is_scored {
+                out.scores(vectors.into_iter().flatten().collect()).await?;
+                return Ok(Finish::stop());
+            }
             while !vectors.is_empty() {
                 let rest = vectors.split_off(vectors.len().min(VECTORS_PER_ITEM));
                 out.embeddings(std::mem::replace(&mut vectors, rest))
@@ -132,20 +139,31 @@ impl LLMEngine for EmbeddingEngine {
 }
 
 /// What the model computes of a request.
-fn sequences(request: &GenerateRequest) -> Result<Vec<Vec<TokenId>>, EngineError> {
+fn sequences(request: &GenerateRequest) -> Result<Vec<WholeSequence>, EngineError> {
     match &request.input {
-        Input::Embed(inputs) => Ok(inputs.to_vec()),
-        Input::Tokens(_) | Input::Text(_) | Input::Chat(_) | Input::Score(_) => Err(EngineError::unsupported(
+        Input::Embed(inputs) => {
+            let inputs = inputs.iter().cloned();
+            Ok(inputs.map(WholeSequence::of_one_text).collect())
+        }
+        Input::Score(pairs) => Ok(pairs.iter().map(of_pair).collect()),
+        Input::Tokens(_) | Input::Text(_) | Input::Chat(_) => Err(EngineError::unsupported(
             RequestField::Prompt,
-            "this engine takes inputs to embed only",
+            "this engine takes inputs to embed or pairs to score only",
         )),
+    }
+}
+
+fn of_pair(pair: &ScorePair) -> WholeSequence {
+    WholeSequence {
+        tokens: pair.token_ids.clone(),
+        first_tokens: usize::try_from(pair.first_tokens).unwrap_or(usize::MAX),
     }
 }
 
 /// Gives the sequences to the engine thread. The receiver brings a vector for each.
 async fn ask(
     told: &mpsc::Sender<Told>,
-    sequences: Vec<Vec<TokenId>>,
+    sequences: Vec<WholeSequence>,
 ) -> Result<oneshot::Receiver<Result<Vec<Vec<f32>>, EngineError>>, EngineError> {
     let (reply, replied) = oneshot::channel();
     let add = Told::Add(Pending::new(sequences, reply));

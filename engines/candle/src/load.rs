@@ -25,7 +25,7 @@ mod tests;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub use self::embedder::OpenEmbedder;
+pub use self::embedder::{OpenEmbedder, Purpose};
 pub use self::gguf::write::{GgufType, write_gguf};
 pub use self::kv::{KvCacheOptions, KvCacheSize, kv_bytes_per_block, kv_cache_size};
 pub use self::memory::{MemoryEstimate, available_memory};

@@ -1,4 +1,5 @@
-//! Embedders keep what the contract says of embeddings. The kit's other checks ask engines that generate.
+//! Embedders and cross-encoders keep what the contract says of embeddings and scores. The kit's other checks ask engines that
+//! generate.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,22 +8,36 @@ use std::path::Path;
 use genset_conformance::{Scenario, Subject, Verdict, find, run_check};
 use genset_engine_candle::{CandleArgs, DeviceChoice, EmbeddingEngine};
 
-const BERT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/encoders/bert");
+const ENCODERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/encoders");
 
-fn subject() -> Subject {
+fn subject(checkout: &str) -> Subject {
     let args = CandleArgs {
         device: DeviceChoice::Cpu,
         max_num_seqs: Some(16),
         ..CandleArgs::default()
     };
-    Subject::new(EmbeddingEngine::from_args(&args, Path::new(BERT)))
+    Subject::new(EmbeddingEngine::from_args(
+        &args,
+        &Path::new(ENCODERS).join(checkout),
+    ))
 }
 
 /// A check that does not apply passes too, so verdicts are compared.
+fn check(checkout: &'static str, ids: &[&str]) {
+    for id in ids {
+        let report = run_check(find(id).unwrap(), |_: &Scenario| subject(checkout));
+        assert_eq!(report.verdict, Verdict::Pass, "{id} {checkout}");
+    }
+}
+
 #[test]
 fn the_checks_of_embeddings_apply_and_pass() {
-    for id in ["EM01", "EM02", "EM03"] {
-        let report = run_check(find(id).unwrap(), |_: &Scenario| subject());
-        assert_eq!(report.verdict, Verdict::Pass, "{id}");
+    check("bert", &["EM01", "EM02", "EM03"]);
+}
+
+#[test]
+fn the_checks_of_scores_apply_and_pass() {
+    for checkout in ["bert-scores", "xlm-roberta-scores", "modernbert-scores"] {
+        check(checkout, &["SC01", "SC02"]);
     }
 }

@@ -3,17 +3,15 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, InputKind, StartContext, TokenId,
-};
+use genset_backend_common::{Capabilities, EngineConfig, EngineError, InputKind, StartContext};
 
 use crate::args::CandleArgs;
 use crate::engine::forward::ForwardError;
 use crate::engine::real::{
     Abandonable, device, dtype, fraction, narrow, set_isa, set_threads, wide,
 };
-use crate::load::{OpenEmbedder, WeightOptions, available_memory};
-use crate::model::embedder::{Embedder, StepRoom};
+use crate::load::{OpenEmbedder, Purpose, WeightOptions, available_memory};
+use crate::model::embedder::{Embedder, StepRoom, WholeSequence};
 
 /// The longest input where `--max-num-batched-tokens` does not say: an input is computed in one step, and a step's memory grows
 /// with its tokens.
@@ -25,11 +23,11 @@ pub(super) trait MakeVectors: Send {
     ///
     /// # Errors
     /// Any; the step's requests fail, and the engine goes on.
-    fn make_vectors(&mut self, inputs: &[&[TokenId]]) -> Result<Vec<Vec<f32>>, ForwardError>;
+    fn make_vectors(&mut self, inputs: &[&WholeSequence]) -> Result<Vec<Vec<f32>>, ForwardError>;
 }
 
 impl MakeVectors for Embedder {
-    fn make_vectors(&mut self, inputs: &[&[TokenId]]) -> Result<Vec<Vec<f32>>, ForwardError> {
+    fn make_vectors(&mut self, inputs: &[&WholeSequence]) -> Result<Vec<Vec<f32>>, ForwardError> {
         Ok(self.forward(inputs)?)
     }
 }
@@ -117,6 +115,7 @@ impl EmbedderLoader for CheckoutLoader {
             ?dtype,
             max_tokens,
             width = open.width(),
+            purpose = ?open.purpose,
             "the embedder is loaded"
         );
         Ok(LoadedEmbedder {
@@ -138,7 +137,10 @@ fn engine_config(open: &OpenEmbedder, room: StepRoom) -> EngineConfig {
         );
     }
     let can = Capabilities {
-        inputs: BTreeSet::from([InputKind::Embed]),
+        inputs: BTreeSet::from([match open.purpose {
+            Purpose::Embed => InputKind::Embed,
+            Purpose::Score => InputKind::Score,
+        }]),
         ..Capabilities::default()
     };
     let mut config = EngineConfig::new(open.name.clone(), narrow(longest))

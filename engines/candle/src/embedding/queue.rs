@@ -6,10 +6,10 @@
 
 use std::collections::VecDeque;
 
-use genset_backend_common::{EngineError, TokenId};
+use genset_backend_common::EngineError;
 use tokio::sync::oneshot;
 
-use crate::model::embedder::StepRoom;
+use crate::model::embedder::{StepRoom, WholeSequence};
 
 /// Where a request's vectors go.
 pub(super) type Reply = oneshot::Sender<Result<Vec<Vec<f32>>, EngineError>>;
@@ -17,7 +17,7 @@ pub(super) type Reply = oneshot::Sender<Result<Vec<Vec<f32>>, EngineError>>;
 /// A request that is not answered yet.
 #[derive(Debug)]
 pub(super) struct Pending {
-    sequences: Vec<Vec<TokenId>>,
+    sequences: Vec<WholeSequence>,
     /// Those of the first sequences, in their order.
     vectors: Vec<Vec<f32>>,
     /// How many the step under way computes, behind those.
@@ -26,7 +26,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    pub(super) fn new(sequences: Vec<Vec<TokenId>>, reply: Reply) -> Self {
+    pub(super) fn new(sequences: Vec<WholeSequence>, reply: Reply) -> Self {
         Self {
             sequences,
             vectors: Vec::new(),
@@ -45,7 +45,7 @@ impl Pending {
         self.sequences.len() - self.vectors.len()
     }
 
-    fn in_step(&self) -> &[Vec<TokenId>] {
+    fn in_step(&self) -> &[WholeSequence] {
         &self.sequences[self.vectors.len()..][..self.in_step]
     }
 }
@@ -100,7 +100,7 @@ impl Queue {
                 let Some(sequence) = request.sequences.get(next) else {
                     continue;
                 };
-                let with_it = tokens + sequence.len();
+                let with_it = tokens + sequence.tokens.len();
                 let is_first = sequences == 0;
                 if !is_first && (with_it > self.room.tokens || sequences == self.room.sequences) {
                     continue;
@@ -116,9 +116,8 @@ impl Queue {
     }
 
     /// What the step computes, in the order in which its vectors are expected.
-    pub(super) fn planned(&self) -> Vec<&[TokenId]> {
-        let in_step = self.requests.iter().flat_map(Pending::in_step);
-        in_step.map(Vec::as_slice).collect()
+    pub(super) fn planned(&self) -> Vec<&WholeSequence> {
+        self.requests.iter().flat_map(Pending::in_step).collect()
     }
 
     /// Takes the step's vectors, answers requests that have all of theirs, and sends those that were served to the end.
@@ -186,6 +185,7 @@ mod tests {
     fn request(lens: &[usize]) -> (Pending, Replied) {
         let (reply, replied) = oneshot::channel();
         let sequences = lens.iter().map(|len| vec![1; *len]);
+        let sequences = sequences.map(WholeSequence::of_one_text);
         (Pending::new(sequences.collect(), reply), replied)
     }
 
@@ -204,7 +204,8 @@ mod tests {
     /// Lengths of what a step computes; each vector is its length.
     fn step(queue: &mut Queue) -> Vec<usize> {
         queue.plan();
-        let lens: Vec<usize> = (queue.planned().iter()).map(|input| input.len()).collect();
+        let planned = queue.planned();
+        let lens: Vec<usize> = (planned.iter()).map(|input| input.tokens.len()).collect();
         let number = |len: &usize| vec![f32::from(u16::try_from(*len).unwrap())];
         queue.finish(lens.iter().map(number).collect());
         lens

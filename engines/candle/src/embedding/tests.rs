@@ -77,6 +77,51 @@ async fn a_checkout_is_served_with_its_own_length_and_vocabulary() {
 }
 
 #[tokio::test]
+async fn a_cross_encoder_scores_pairs_and_does_nothing_else() {
+    let engine = EmbeddingEngine::from_args(&args(), &checkout("bert-scores"));
+    let config = engine.start(StartContext::detached(1)).await.unwrap();
+    assert!(config.capabilities.inputs.iter().eq([&InputKind::Score]));
+    let pair = |tokens: usize, first_tokens| ScorePair {
+        token_ids: vec![7; tokens],
+        first_tokens,
+    };
+    let score = async |pairs: &[ScorePair]| -> Result<(Vec<f32>, u32), EngineError> {
+        let mut request = GenerateRequest::from_tokens("m", Vec::new());
+        request.input = Input::Score(pairs.to_vec().into());
+        let mut outputs = engine.generate(request, RequestContext::new("r")).await?;
+        let mut scores = Vec::new();
+        while let Some(output) = outputs.next().await {
+            match output? {
+                Output::Scores(some) => scores.extend(some),
+                Output::Finished(finished) => return Ok((scores, finished.usage.prompt_tokens)),
+                other @ (Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_)) => {
+                    panic!("{other:?}")
+                }
+            }
+        }
+        panic!("no terminal");
+    };
+    let pairs = [pair(3, 2), pair(150, 20), pair(3, 1), pair(1, 1)];
+    let (together, tokens) = score(&pairs).await.unwrap();
+    assert_eq!((together.len(), tokens), (4, 157));
+    for (pair, among_others) in pairs.into_iter().zip(together) {
+        let (alone, _) = score(&[pair]).await.unwrap();
+        assert_eq!(alone, [among_others]);
+    }
+    for (bad, kind) in [
+        (pair(151, 1), ErrorKind::ContextLengthExceeded),
+        (pair(0, 0), ErrorKind::InvalidArgument),
+        (pair(2, 3), ErrorKind::InvalidArgument),
+    ] {
+        let refused = score(&[bad]).await.unwrap_err();
+        assert_eq!(refused.kind(), kind);
+    }
+    let refused = answer(&engine, inputs(&[&[7]])).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_step_bounds_inputs_where_the_operator_says_so() {
     let few = CandleArgs {
         max_num_batched_tokens: Some(20),
@@ -97,8 +142,8 @@ struct Failing {
 }
 
 impl MakeVectors for Failing {
-    fn make_vectors(&mut self, inputs: &[&[TokenId]]) -> Result<Vec<Vec<f32>>, ForwardError> {
-        let has = |token: TokenId| inputs.iter().any(|input| input.contains(&token));
+    fn make_vectors(&mut self, inputs: &[&WholeSequence]) -> Result<Vec<Vec<f32>>, ForwardError> {
+        let has = |token: TokenId| inputs.iter().any(|input| input.tokens.contains(&token));
         self.is_broken |= has(3);
         if self.is_broken || has(1) {
             return Err("no".into());

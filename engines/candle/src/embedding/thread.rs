@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, HealthReporter, Load, LoadPublisher, StartContext,
-    TokenId,
 };
 use genset_scheduler::Stats;
 use tokio::sync::{mpsc, oneshot};
@@ -18,6 +17,7 @@ use crate::engine::core::panic_text;
 use crate::engine::forward::ForwardError;
 use crate::engine::metrics::{Metrics, StepFigures};
 use crate::engine::thread::EngineThread;
+use crate::model::embedder::WholeSequence;
 
 /// Commands that may wait while a step is computed; senders of more wait.
 const COMMANDS: usize = 256;
@@ -168,7 +168,7 @@ impl EmbeddingCore {
             return Then::GoOn;
         }
         let sequences = inputs.len();
-        let tokens: usize = inputs.iter().map(|input| input.len()).sum();
+        let tokens: usize = inputs.iter().map(|input| input.tokens.len()).sum();
         let computing = Instant::now();
         let computed = compute(&mut *self.model, &inputs);
         let forward = computing.elapsed();
@@ -196,7 +196,7 @@ impl EmbeddingCore {
             "the model failed to compute a step of this request; see the worker's log",
         ));
         // One step may fail by a request's fault, but not one of a single token that nobody asked for.
-        match compute(&mut *self.model, &[&[0]]) {
+        match compute(&mut *self.model, &[&WholeSequence::of_one_text(vec![0])]) {
             Ok(_) => Then::GoOn,
             Err(problem) => {
                 let problem = format!("the model computes no more: {problem}");
@@ -225,7 +225,7 @@ impl EmbeddingCore {
 /// One vector for each input. A panic is an error like others.
 fn compute(
     model: &mut dyn MakeVectors,
-    inputs: &[&[TokenId]],
+    inputs: &[&WholeSequence],
 ) -> Result<Vec<Vec<f32>>, ForwardError> {
     let computed = catch_unwind(AssertUnwindSafe(|| model.make_vectors(inputs)));
     let vectors = computed.unwrap_or_else(|panic| Err(panic_text(&*panic).into()))?;

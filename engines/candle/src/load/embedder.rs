@@ -1,7 +1,9 @@
-//! [`OpenEmbedder`]: a checkout whose model makes one vector of a text.
+//! [`OpenEmbedder`]: a checkout whose model makes one vector of a text, or one score of a pair of texts.
 //!
-//! `config` reads what the encoder is, `modules` what `sentence-transformers` says of pooling and of what follows it.
+//! `config` reads what the encoder is, `modules` what `sentence-transformers` says of pooling and of what follows it,
+//! `classifier` what a cross-encoder has instead.
 
+mod classifier;
 mod config;
 mod modules;
 mod plan;
@@ -10,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use self::classifier::Classifier;
 use super::checkout::Naming;
 use super::plan::{PlannedTensor, plan as decoder_plan};
 use super::safetensors::SafetensorsFolder;
@@ -23,11 +26,22 @@ use crate::model::{BackboneConfig, HeadConfig, ModelConfig};
 /// What lists a checkout's modules.
 const MODULES: &str = "modules.json";
 
+/// What a checkout's model is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// It makes a vector of a text.
+    Embed,
+    /// It is a cross-encoder: its vector is the one score of a pair of texts.
+    Score,
+}
+
 /// A model that makes vectors of texts, whose headers are read and checked, and whose weights are still on disk.
 #[derive(Debug)]
 pub struct OpenEmbedder {
     /// The name that clients use unless told otherwise: the folder's.
     pub name: String,
+    /// What it is for.
+    pub purpose: Purpose,
     /// What makes the vectors of a sequence.
     pub backbone: BackboneConfig,
     /// What makes one of them.
@@ -63,8 +77,7 @@ impl OpenEmbedder {
         }
         let text = read_file(&config_path)?;
         let described = config::read(&config_path, &text)?;
-        let hidden_size = described.backbone.hidden_size();
-        let head = modules::head(path, hidden_size)?;
+        let head = head_of(path, &config_path, &text, &described)?;
         modules::check_case(path)?;
         let most = described.max_tokens;
         let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -78,6 +91,7 @@ impl OpenEmbedder {
                 .map_or_else(default_name, |name| name.to_string_lossy().into_owned()),
             max_tokens: modules::max_tokens(path)?.map_or(most, |asked| asked.min(most)),
             naming: described.naming,
+            purpose: described.purpose,
             backbone: described.backbone,
             head,
             path: path.to_owned(),
@@ -167,6 +181,30 @@ impl OpenEmbedder {
     pub(crate) fn head_weights(&self, folder: &str) -> Result<Box<dyn Weights + '_>, LoadError> {
         let folder = HeadFolder::open(&self.path, folder)?;
         Ok(Box::new(OwnedWeights { folder }))
+    }
+}
+
+/// What is done with the vectors of what was `described` by the `config.json` with this text.
+fn head_of(
+    folder: &Path,
+    path: &Path,
+    text: &[u8],
+    described: &config::Described,
+) -> Result<HeadConfig, LoadError> {
+    match (&described.backbone, described.kind, described.purpose) {
+        (BackboneConfig::Encoder(encoder), Some(kind), Purpose::Score) => {
+            let config = serde_json::from_slice(text);
+            let config: Value = config.map_err(|error| LoadError::broken(path, error))?;
+            let classifier = Classifier {
+                folder,
+                path,
+                config: &config,
+                kind,
+                encoder,
+            };
+            classifier.head()
+        }
+        (backbone, _, _) => modules::head(folder, backbone.hidden_size()),
     }
 }
 

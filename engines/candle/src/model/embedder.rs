@@ -1,4 +1,4 @@
-//! [`Embedder`]: from token sequences to one vector each, by an encoder or a decoder and a head.
+//! [`Embedder`]: from token sequences to one vector each, by an encoder or a decoder and a head. A cross-encoder's has one number.
 //!
 //! It knows no requests and no files: the engine calls [`Embedder::forward`] with as many sequences as a step may hold.
 
@@ -69,6 +69,31 @@ impl BackboneConfig {
     }
 }
 
+/// A token sequence that is computed as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WholeSequence {
+    pub(crate) tokens: Vec<u32>,
+    /// How many of them are of the first kind; the rest is of the second.
+    pub(crate) first_tokens: usize,
+}
+
+impl WholeSequence {
+    /// One text alone: all of the first kind.
+    pub(crate) fn of_one_text(tokens: Vec<u32>) -> Self {
+        let first_tokens = tokens.len();
+        Self {
+            tokens,
+            first_tokens,
+        }
+    }
+
+    /// Each token's kind.
+    fn kinds(&self) -> impl Iterator<Item = u32> {
+        let first_tokens = self.first_tokens;
+        (0..self.tokens.len()).map(move |place| u32::from(place >= first_tokens))
+    }
+}
+
 /// A model that makes one vector of a token sequence.
 #[derive(Debug)]
 pub(crate) struct Embedder {
@@ -130,15 +155,22 @@ impl Embedder {
     ///
     /// # Errors
     /// The inputs do not fit the model or the room, or a tensor operation fails.
-    pub(crate) fn forward(&mut self, inputs: &[&[u32]]) -> Result<Vec<Vec<f32>>, ForwardError> {
-        let batch = StepBatch::of_whole(inputs.iter().copied(), BLOCK_SIZE);
+    pub(crate) fn forward(
+        &mut self,
+        inputs: &[&WholeSequence],
+    ) -> Result<Vec<Vec<f32>>, ForwardError> {
+        let tokens = inputs.iter().map(|input| input.tokens.as_slice());
+        let batch = StepBatch::of_whole(tokens, BLOCK_SIZE);
         batch.check(BatchLimits {
             vocab_size: self.vocab_size,
             num_blocks: self.kv.spec().num_blocks,
             block_size: BLOCK_SIZE,
         })?;
         let hidden = match &self.backbone {
-            Backbone::Encoder(encoder) => encoder.forward(&mut self.kv, &batch)?,
+            Backbone::Encoder(encoder) => {
+                let kinds: Vec<u32> = inputs.iter().flat_map(|input| input.kinds()).collect();
+                encoder.forward(&mut self.kv, &batch, &kinds)?
+            }
             Backbone::Decoder(model) => model.normed_states(&mut self.kv, &batch)?,
         };
         Ok(self.pooled(&hidden, &batch)?)

@@ -30,8 +30,7 @@ use crate::error::LoadError;
 pub(super) struct Encoder {
     words: Matrix,
     positions: Option<PositionTable>,
-    /// What is added to each token, since all of one text are of the first kind.
-    token_type: Option<Tensor>,
+    token_types: Option<TokenTypes>,
     embedding_norm: LayerNorm,
     layers: Vec<Layer>,
     last_norm: Option<LayerNorm>,
@@ -49,6 +48,28 @@ struct PositionTable {
     first: u32,
 }
 
+/// Embeddings of kinds of token.
+#[derive(Debug)]
+struct TokenTypes {
+    /// What is added to a token of the first kind, `[hidden_size]`.
+    first: Tensor,
+    /// Both kinds' rows, `[2, hidden_size]`; `None` where the model knows one kind.
+    both: Option<Tensor>,
+}
+
+impl TokenTypes {
+    /// `kinds` has a row's kind, 0 or 1; where it is empty all are of the first.
+    fn add_to(&self, x: &Tensor, kinds: &[u32]) -> Result<Tensor> {
+        match &self.both {
+            Some(both) if kinds.contains(&1) => {
+                let kinds = Tensor::from_slice(kinds, kinds.len(), x.device())?;
+                x + both.index_select(&kinds, 0)?
+            }
+            Some(_) | None => x.broadcast_add(&self.first),
+        }
+    }
+}
+
 impl Encoder {
     /// Takes the weights that `config` calls for, asking for each once.
     pub(super) fn try_new(
@@ -58,9 +79,15 @@ impl Encoder {
         Builder::new(config, weights).encoder()
     }
 
-    /// A vector for each row of `batch`, whose sequences are whole; `[rows, hidden_size]`.
-    pub(super) fn forward(&self, kv: &mut KvCache, batch: &StepBatch) -> Result<Tensor> {
-        let mut x = self.embedding_norm.forward(&self.embed(batch)?)?;
+    /// A vector for each row of `batch`, whose sequences are whole; `[rows, hidden_size]`. `kinds` has each row's kind of token,
+    /// 0 or 1; where it is empty all are 0.
+    pub(super) fn forward(
+        &self,
+        kv: &mut KvCache,
+        batch: &StepBatch,
+        kinds: &[u32],
+    ) -> Result<Tensor> {
+        let mut x = self.embedding_norm.forward(&self.embed(batch, kinds)?)?;
         let Some(first) = self.layers.first() else {
             return Ok(x);
         };
@@ -79,7 +106,7 @@ impl Encoder {
         self.embedding_norm.dtype()
     }
 
-    fn embed(&self, batch: &StepBatch) -> Result<Tensor> {
+    fn embed(&self, batch: &StepBatch, kinds: &[u32]) -> Result<Tensor> {
         let device = &self.device;
         let mut x = self.words.rows(&batch.tokens, device, self.dtype())?;
         if let Some(table) = &self.positions {
@@ -89,8 +116,8 @@ impl Encoder {
             let places = Tensor::from_slice(&places, places.len(), device)?;
             x = (x + table.rows.index_select(&places, 0)?)?;
         }
-        if let Some(row) = &self.token_type {
-            x = x.broadcast_add(row)?;
+        if let Some(types) = &self.token_types {
+            x = types.add_to(&x, kinds)?;
         }
         Ok(x)
     }

@@ -5,6 +5,8 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::Purpose;
+use super::modules::hidden_activation;
 use crate::error::LoadError;
 use crate::load::checkout::Naming;
 use crate::load::config::{self as decoder, single};
@@ -18,8 +20,12 @@ const ENCODERS: [(&str, Kind); 4] = [
     ("ModernBert", Kind::ModernBert),
 ];
 
-/// What may be on an encoder. What others have on it would be left out in silence.
-const BARE: [&str; 2] = ["Model", "ForMaskedLM"];
+/// What may be on an encoder, and what it is there for. What others have on it would be left out in silence.
+const ON_IT: [(&str, Purpose); 3] = [
+    ("Model", Purpose::Embed),
+    ("ForMaskedLM", Purpose::Embed),
+    ("ForSequenceClassification", Purpose::Score),
+];
 
 /// What errors list.
 const KNOWN: [&str; 5] = [
@@ -40,8 +46,9 @@ const REQUIRED: [&str; 6] = [
     "max_position_embeddings",
 ];
 
+/// Whose encoder it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Bert,
     Roberta,
     ModernBert,
@@ -54,6 +61,9 @@ pub(super) struct Described {
     pub(super) naming: Naming,
     /// The most tokens that the backbone has positions for.
     pub(super) max_tokens: usize,
+    /// The encoder's kind; `None` for a decoder.
+    pub(super) kind: Option<Kind>,
+    pub(super) purpose: Purpose,
 }
 
 fn architecture(config: &Value) -> &str {
@@ -61,13 +71,13 @@ fn architecture(config: &Value) -> &str {
     named.unwrap_or_default()
 }
 
-/// The encoder of an architecture.
-fn encoder_of(architecture: &str) -> Option<Kind> {
-    let is_it =
-        |name: &str| (architecture.strip_prefix(name)).is_some_and(|on_it| BARE.contains(&on_it));
-    (ENCODERS.iter())
-        .find(|(name, _)| is_it(name))
-        .map(|(_, kind)| *kind)
+/// The encoder of an architecture, and what is on it.
+fn encoder_of(architecture: &str) -> Option<(Kind, Purpose)> {
+    ENCODERS.iter().find_map(|(name, kind)| {
+        let rest = architecture.strip_prefix(name)?;
+        let (_, purpose) = ON_IT.iter().find(|(on_it, _)| *on_it == rest)?;
+        Some((*kind, *purpose))
+    })
 }
 
 /// Whether a `config.json` is that of an encoder.
@@ -83,7 +93,7 @@ pub(super) fn read(path: &Path, text: &[u8]) -> Result<Described, LoadError> {
     let value: Value =
         serde_json::from_slice(text).map_err(|error| LoadError::broken(path, error))?;
     let named = architecture(&value).to_owned();
-    let Some(kind) = encoder_of(&named) else {
+    let Some((kind, purpose)) = encoder_of(&named) else {
         return of_decoder(path, value, &named);
     };
     for key in REQUIRED {
@@ -104,6 +114,8 @@ pub(super) fn read(path: &Path, text: &[u8]) -> Result<Described, LoadError> {
         max_tokens: positions.unwrap_or(source.raw.max_position_embeddings),
         naming: Naming::Usual,
         backbone: BackboneConfig::Encoder(encoder),
+        kind: Some(kind),
+        purpose,
     })
 }
 
@@ -139,6 +151,8 @@ fn of_decoder(path: &Path, mut value: Value, named: &str) -> Result<Described, L
         max_tokens: checkout.config.context_length,
         naming: checkout.naming,
         backbone: BackboneConfig::Decoder(Box::new(checkout.config)),
+        kind: None,
+        purpose: Purpose::Embed,
     })
 }
 
@@ -244,17 +258,7 @@ impl Source<'_> {
     }
 
     fn activation(&self, field: &str, named: &str) -> Result<Nonlinearity, LoadError> {
-        match named {
-            "gelu" => Ok(Nonlinearity::Gelu),
-            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Nonlinearity::GeluTanh),
-            "relu" => Ok(Nonlinearity::Relu),
-            "silu" | "swish" => Ok(Nonlinearity::Silu),
-            "tanh" => Ok(Nonlinearity::Tanh),
-            other => {
-                let fix = "gelu, gelu_new, gelu_pytorch_tanh, relu, silu and tanh are";
-                self.unsupported(field, other, fix)
-            }
-        }
+        hidden_activation(self.path, field, named)
     }
 
     fn positions(&self) -> Result<Positions, LoadError> {

@@ -17,11 +17,23 @@ use crate::model::{HeadConfig, HeadStep, Nonlinearity, Pooling};
 const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
 
 #[derive(Deserialize)]
-struct Module {
+pub(super) struct Module {
     #[serde(default)]
-    path: String,
+    pub(super) path: String,
     #[serde(rename = "type")]
     kind: String,
+}
+
+impl Module {
+    /// The module's class, without where it is from.
+    pub(super) fn name(&self) -> &str {
+        self.kind.rsplit('.').next().unwrap_or_default()
+    }
+}
+
+/// The modules that the file at `path` lists, if it is there.
+pub(super) fn listed_modules(path: &Path) -> Result<Option<Vec<Module>>, LoadError> {
+    read_json(path)
 }
 
 /// The head that the checkout at `path` describes; without `modules.json` the mean, as `sentence-transformers` has it.
@@ -30,7 +42,7 @@ struct Module {
 /// A module is not one of those that are computed, or a file is broken.
 pub(super) fn head(path: &Path, hidden_size: usize) -> Result<HeadConfig, LoadError> {
     let listed = path.join(MODULES);
-    let Some(modules) = read_json::<Vec<Module>>(&listed)? else {
+    let Some(modules) = listed_modules(&listed)? else {
         tracing::warn!("there is no {MODULES}: embeddings are the mean of the tokens' vectors");
         return Ok(HeadConfig {
             pooling: vec![Pooling::Mean],
@@ -50,7 +62,7 @@ pub(super) fn head(path: &Path, hidden_size: usize) -> Result<HeadConfig, LoadEr
             );
             return Err(LoadError::broken(&listed, problem));
         }
-        let kind = module.kind.rsplit('.').next().unwrap_or_default();
+        let kind = module.name();
         match kind {
             "Transformer" if index == 0 && module.path.is_empty() => {}
             "Pooling" if head.pooling.is_empty() => {
@@ -161,7 +173,11 @@ fn dense(checkout: &Path, folder: &str, width: usize) -> Result<HeadStep, LoadEr
 }
 
 /// An activation by its class in PyTorch, with or without the module's name before it.
-fn torch_activation(path: &Path, field: &str, named: &str) -> Result<Nonlinearity, LoadError> {
+pub(super) fn torch_activation(
+    path: &Path,
+    field: &str,
+    named: &str,
+) -> Result<Nonlinearity, LoadError> {
     match named.rsplit('.').next().unwrap_or_default() {
         "Identity" => Ok(Nonlinearity::Identity),
         "Tanh" => Ok(Nonlinearity::Tanh),
@@ -172,6 +188,25 @@ fn torch_activation(path: &Path, field: &str, named: &str) -> Result<Nonlinearit
         _ => {
             let fix = "Identity, Tanh, ReLU, GELU, SiLU and Sigmoid are";
             Err(LoadError::unsupported(path, field, named, fix))
+        }
+    }
+}
+
+/// An activation as `transformers` names it.
+pub(super) fn hidden_activation(
+    path: &Path,
+    field: &str,
+    named: &str,
+) -> Result<Nonlinearity, LoadError> {
+    match named {
+        "gelu" => Ok(Nonlinearity::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Nonlinearity::GeluTanh),
+        "relu" => Ok(Nonlinearity::Relu),
+        "silu" | "swish" => Ok(Nonlinearity::Silu),
+        "tanh" => Ok(Nonlinearity::Tanh),
+        other => {
+            let fix = "gelu, gelu_new, gelu_pytorch_tanh, relu, silu and tanh are";
+            Err(LoadError::unsupported(path, field, other, fix))
         }
     }
 }
@@ -233,7 +268,9 @@ pub(super) fn max_tokens(path: &Path) -> Result<Option<usize>, LoadError> {
 }
 
 /// A JSON file, if it is there.
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, LoadError> {
+pub(super) fn read_json<T: serde::de::DeserializeOwned>(
+    path: &Path,
+) -> Result<Option<T>, LoadError> {
     if !path.exists() {
         return Ok(None);
     }

@@ -133,26 +133,35 @@ impl Plan<'_> {
 pub(super) fn of_head(head: &HeadConfig) -> Vec<(&str, PlannedTensor)> {
     let mut all = Vec::new();
     for step in &head.steps {
-        let HeadStep::Dense {
-            name,
-            folder,
-            in_features,
-            out_features,
-            has_bias,
-            ..
-        } = step
-        else {
-            continue;
+        let (name, folder, weight, bias) = match step {
+            HeadStep::Dense {
+                name,
+                folder,
+                in_features,
+                out_features,
+                has_bias,
+                ..
+            } => {
+                let weight = vec![*out_features, *in_features];
+                (name, folder, weight, has_bias.then_some(*out_features))
+            }
+            HeadStep::LayerNorm {
+                name,
+                folder,
+                width,
+                has_bias,
+                ..
+            } => (name, folder, vec![*width], has_bias.then_some(*width)),
+            HeadStep::Normalize => continue,
         };
         let tensor = |tail: &str, shape| PlannedTensor {
             name: format!("{name}.{tail}"),
             shape,
             role: Role::Norm,
         };
-        let weight = tensor("weight", vec![*out_features, *in_features]);
-        all.push((folder.as_str(), weight));
-        if *has_bias {
-            all.push((folder.as_str(), tensor("bias", vec![*out_features])));
+        all.push((folder.as_str(), tensor("weight", weight)));
+        if let Some(width) = bias {
+            all.push((folder.as_str(), tensor("bias", vec![width])));
         }
     }
     all

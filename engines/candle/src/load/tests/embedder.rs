@@ -1,5 +1,6 @@
 //! Checkouts of embedders: what they are read as, and everything that can be wrong with them.
 
+mod cross_encoders;
 mod refusals;
 
 use serde_json::{Value, json};

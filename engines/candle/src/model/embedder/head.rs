@@ -6,6 +6,7 @@ use super::pooling::Pooling;
 use crate::error::LoadError;
 use crate::model::encoder::config::Nonlinearity;
 use crate::model::encoder::feed_forward::activated;
+use crate::model::encoder::layer_norm::LayerNorm;
 use crate::model::weights::Weights;
 
 /// What is done with a sequence's vectors.
@@ -35,6 +36,19 @@ pub enum HeadStep {
         /// The activation.
         activation: Nonlinearity,
     },
+    /// Layer normalization.
+    LayerNorm {
+        /// The tensors' names without `.weight` and `.bias`.
+        name: String,
+        /// The folder of the checkout that has them.
+        folder: String,
+        /// Width of input and output.
+        width: usize,
+        /// Whether there is a bias.
+        has_bias: bool,
+        /// Added to the variance before the root.
+        eps: f64,
+    },
     /// Length 1.
     Normalize,
 }
@@ -46,7 +60,7 @@ impl HeadConfig {
         let pooled = self.pooling.len() * hidden_size;
         let dense = self.steps.iter().rev().find_map(|step| match step {
             HeadStep::Dense { out_features, .. } => Some(*out_features),
-            HeadStep::Normalize => None,
+            HeadStep::LayerNorm { .. } | HeadStep::Normalize => None,
         });
         dense.unwrap_or(pooled)
     }
@@ -67,6 +81,7 @@ enum Step {
         bias: Option<Tensor>,
         activation: Nonlinearity,
     },
+    LayerNorm(LayerNorm),
     Normalize,
 }
 
@@ -129,6 +144,24 @@ impl Step {
                     activation: *activation,
                 })
             }
+            HeadStep::LayerNorm {
+                name,
+                folder,
+                width,
+                has_bias,
+                eps,
+            } => {
+                let mut weights = weights_of(folder)?;
+                let weight = weights.tensor(&format!("{name}.weight"), &[*width])?;
+                let bias = if *has_bias {
+                    Some(weights.tensor(&format!("{name}.bias"), &[*width])?)
+                } else {
+                    None
+                };
+                let norm = LayerNorm::try_new(&weight, bias, *eps);
+                let norm = norm.map_err(|error| LoadError::candle(name, error))?;
+                Ok(Self::LayerNorm(norm))
+            }
             HeadStep::Normalize => Ok(Self::Normalize),
         }
     }
@@ -151,6 +184,7 @@ impl Step {
                 };
                 activated(&sum, *activation)?.flatten_all()?.to_vec1()
             }
+            Self::LayerNorm(norm) => norm.forward(&row(x)?)?.flatten_all()?.to_vec1(),
             Self::Normalize => {
                 let length = x.iter().map(|number| number * number).sum::<f32>().sqrt();
                 if length > 0.0 {

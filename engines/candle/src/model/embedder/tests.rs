@@ -3,6 +3,8 @@
 //!
 //! The reference models and what they compute are made by `tests/encoders/make.py`.
 
+mod scores;
+
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
@@ -44,6 +46,10 @@ fn expected(name: &str) -> Expected {
     serde_json::from_str(&text).unwrap()
 }
 
+fn one_text(tokens: &[u32]) -> WholeSequence {
+    WholeSequence::of_one_text(tokens.to_vec())
+}
+
 fn load(name: &str, quantization: Quantization) -> (Embedder, OpenEmbedder) {
     let open = OpenEmbedder::open(&folder(name)).unwrap();
     let options = WeightOptions {
@@ -76,7 +82,7 @@ fn embeddings_are_those_of_the_reference() {
         let Expected { cases, texts } = expected(name);
         assert!(cases.len() > 3 && texts.len() > 3, "{name}");
         for case in cases.iter().chain(&texts) {
-            let got = model.forward(&[&case.tokens]).unwrap().remove(0);
+            let got = model.forward(&[&one_text(&case.tokens)]).unwrap().remove(0);
             assert_eq!(got.len(), open.width(), "{name}");
             let far = distance(&got, &case.embedding);
             let len = case.tokens.len();
@@ -90,17 +96,17 @@ fn a_batch_is_its_parts_bit_for_bit() {
     for name in EMBEDDERS {
         let Expected { cases, texts } = expected(name);
         let all = cases.iter().chain(&texts);
-        let inputs: Vec<&[u32]> = all.map(|case| case.tokens.as_slice()).collect();
+        let inputs: Vec<WholeSequence> = all.map(|case| one_text(&case.tokens)).collect();
         for quantization in [Quantization::None, Quantization::Q8_0] {
             let (mut model, _) = load(name, quantization);
             let alone: Vec<Vec<f32>> = (inputs.iter())
-                .map(|input| model.forward(&[*input]).unwrap().remove(0))
+                .map(|input| model.forward(&[input]).unwrap().remove(0))
                 .collect();
+            let mut inputs: Vec<&WholeSequence> = inputs.iter().collect();
             let together = model.forward(&inputs).unwrap();
             assert_eq!(together, alone, "{name} {quantization:?}");
-            let mut backwards = inputs.clone();
-            backwards.reverse();
-            let mut backwards = model.forward(&backwards).unwrap();
+            inputs.reverse();
+            let mut backwards = model.forward(&inputs).unwrap();
             backwards.reverse();
             assert_eq!(backwards, alone, "{name} {quantization:?} backwards");
         }
@@ -111,9 +117,13 @@ fn a_batch_is_its_parts_bit_for_bit() {
 fn what_does_not_fit_is_refused_and_the_model_goes_on() {
     let (mut model, _) = load("bert", Quantization::None);
     let long = vec![7; ROOM.tokens + 17 * BLOCK_SIZE];
-    let unknown = [7, 96];
-    for bad in [&long[..], &unknown, &[]] {
-        assert!(model.forward(&[bad]).is_err(), "{} tokens", bad.len());
+    for bad in [&long[..], &[7, 96], &[]] {
+        let bad = one_text(bad);
+        assert!(
+            model.forward(&[&bad]).is_err(),
+            "{} tokens",
+            bad.tokens.len()
+        );
     }
-    assert!(model.forward(&[&[7]]).is_ok());
+    assert!(model.forward(&[&one_text(&[7])]).is_ok());
 }

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::config::{EncoderConfig, EncoderFamily, Positions};
-use super::{Encoder, EncoderFeedForward, Layer, LayerNorm, Norms, PositionTable};
+use super::{Encoder, EncoderFeedForward, Layer, LayerNorm, Norms, PositionTable, TokenTypes};
 use crate::error::LoadError;
 use crate::model::attention::{Attention, Direction};
 use crate::model::linear::Linear;
@@ -52,7 +52,7 @@ impl<'a> Builder<'a> {
         };
         let words = (self.weights).embedding(words_name, config.vocab_size, config.hidden_size)?;
         let positions = self.positions()?;
-        let token_type = self.token_type()?;
+        let token_types = self.token_types()?;
         let embedding_norm = self.norm(norm_name)?;
         let layers = (0..config.num_layers)
             .map(|index| match config.family {
@@ -67,7 +67,7 @@ impl<'a> Builder<'a> {
         Ok(Encoder {
             words,
             positions,
-            token_type,
+            token_types,
             embedding_norm,
             layers,
             last_norm,
@@ -88,16 +88,21 @@ impl<'a> Builder<'a> {
         }))
     }
 
-    /// The first kind's row, `[hidden_size]`.
-    fn token_type(&mut self) -> Result<Option<Tensor>> {
+    fn token_types(&mut self) -> Result<Option<TokenTypes>> {
         if self.config.num_token_types == 0 {
             return Ok(None);
         }
         let shape = [self.config.num_token_types, self.config.hidden_size];
         let name = "embeddings.token_type_embeddings.weight";
-        let first = self.weights.tensor(name, &shape)?.get(0);
-        let first = first.map_err(|error| LoadError::candle(name, error))?;
-        Ok(Some(first))
+        let rows = self.weights.tensor(name, &shape)?;
+        let candle = |error| LoadError::candle(name, error);
+        let both = if self.config.num_token_types > 1 {
+            Some(rows.narrow(0, 0, 2).map_err(candle)?)
+        } else {
+            None
+        };
+        let first = rows.get(0).map_err(candle)?;
+        Ok(Some(TokenTypes { first, both }))
     }
 
     fn bert_layer(&mut self, index: usize) -> Result<Layer> {

@@ -52,8 +52,8 @@ fn what_cannot_be_computed_is_named_with_what_would_do() {
             "bert",
             config,
             "/architectures/0",
-            json!("BertForSequenceClassification"),
-            ["BertForSequenceClassification", "BertModel"],
+            json!("BertForTokenClassification"),
+            ["BertForTokenClassification", "BertModel"],
         ),
         (
             "bert",

@@ -1,0 +1,156 @@
+//! Checkouts of cross-encoders: what they are read as, and what is refused.
+
+use super::*;
+use crate::load::Purpose;
+use crate::model::Nonlinearity;
+
+const CONFIG: &str = "config.json";
+const BERT: &str = "bert-scores";
+const MODERN: &str = "modernbert-scores";
+
+fn score_of(folder: &Path) -> Nonlinearity {
+    let open = OpenEmbedder::open(folder).unwrap();
+    assert_eq!(open.purpose, Purpose::Score);
+    let Some(HeadStep::Dense {
+        out_features: 1,
+        activation,
+        ..
+    }) = open.head.steps.last()
+    else {
+        panic!("{:?}", open.head.steps);
+    };
+    *activation
+}
+
+#[test]
+fn checkouts_with_a_classifier_score_and_others_embed() {
+    for (name, purpose) in [
+        ("bert", Purpose::Embed),
+        ("qwen3", Purpose::Embed),
+        (BERT, Purpose::Score),
+        (MODERN, Purpose::Score),
+        ("xlm-roberta-scores", Purpose::Score),
+    ] {
+        assert!(OpenEmbedder::is_at(&encoder(name)), "{name}");
+        let open = OpenEmbedder::open(&encoder(name)).unwrap();
+        assert_eq!(open.purpose, purpose, "{name}");
+    }
+    let open = OpenEmbedder::open(&encoder(BERT)).unwrap();
+    assert_eq!(open.max_tokens, 150, "of tokenizer_config.json");
+}
+
+#[test]
+fn the_checkout_says_what_becomes_of_the_number_and_else_it_is_the_sigmoid() {
+    for (name, activation) in [
+        (BERT, Nonlinearity::Identity),
+        (MODERN, Nonlinearity::Sigmoid),
+        ("xlm-roberta-scores", Nonlinearity::Sigmoid),
+    ] {
+        assert_eq!(score_of(&encoder(name)), activation, "{name}");
+    }
+    let folder = copy_of_encoder(BERT);
+    let old = "/sbert_ce_default_activation_function";
+    set(&folder, CONFIG, old, Value::Null);
+    assert_eq!(score_of(folder.path()), Nonlinearity::Sigmoid);
+    let beside = "config_sentence_transformers.json";
+    let named = json!("torch.nn.modules.linear.Identity");
+    set(&folder, beside, "/activation_fn", named);
+    assert_eq!(score_of(folder.path()), Nonlinearity::Identity);
+    let named = json!({"activation_fn": "torch.nn.modules.activation.Sigmoid"});
+    set(&folder, CONFIG, "/sentence_transformers", named);
+    assert_eq!(score_of(folder.path()), Nonlinearity::Sigmoid);
+}
+
+#[test]
+fn a_list_of_modules_with_the_model_alone_changes_nothing() {
+    let folder = copy_of_encoder(BERT);
+    let path = folder.path().join("modules.json");
+    let model = json!({"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"});
+    fs::write(&path, json!([model]).to_string()).unwrap();
+    assert_eq!(score_of(folder.path()), Nonlinearity::Identity);
+    let pooling = json!({"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"});
+    fs::write(&path, json!([model, pooling]).to_string()).unwrap();
+    let error = OpenEmbedder::open(folder.path()).unwrap_err().to_string();
+    assert!(
+        error.contains("module 1") && error.contains("Pooling"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_cannot_be_scored_is_named_with_what_would_do() {
+    for (name, pointer, value, expected) in [
+        (
+            BERT,
+            "/id2label",
+            json!({"0": "no", "1": "maybe", "2": "yes"}),
+            ["id2label", "(3 labels)", "one label"],
+        ),
+        (
+            BERT,
+            "/id2label",
+            Value::Null,
+            ["id2label", "(2 labels)", "one label"],
+        ),
+        (
+            BERT,
+            "/sbert_ce_default_activation_function",
+            json!("torch.nn.modules.activation.Softmax"),
+            ["sbert_ce_default_activation_function", "Softmax", "Sigmoid"],
+        ),
+        (
+            BERT,
+            "/sbert_ce_default_activation_function",
+            json!(1),
+            ["sbert_ce_default_activation_function", "no name", CONFIG],
+        ),
+        (
+            MODERN,
+            "/classifier_pooling",
+            json!("max"),
+            ["classifier_pooling", "max", "cls and mean"],
+        ),
+        (
+            MODERN,
+            "/classifier_activation",
+            json!("laplace"),
+            ["classifier_activation", "laplace", "gelu"],
+        ),
+        (
+            MODERN,
+            "/classifier_bias",
+            json!("yes"),
+            ["classifier_bias", "no true or false", CONFIG],
+        ),
+        // Its tensors are not there.
+        (
+            MODERN,
+            "/classifier_bias",
+            json!(true),
+            ["head.dense.bias", "", ""],
+        ),
+        (
+            BERT,
+            "/architectures/0",
+            json!("RobertaForSequenceClassification"),
+            ["classifier.dense.weight", "", ""],
+        ),
+        (
+            BERT,
+            "/architectures/0",
+            json!("BertForTokenClassification"),
+            ["BertForTokenClassification", "", ""],
+        ),
+    ] {
+        let folder = copy_of_encoder(name);
+        set(&folder, CONFIG, pointer, value.clone());
+        let error = OpenEmbedder::open(folder.path()).unwrap_err().to_string();
+        for part in expected {
+            assert!(error.contains(part), "{pointer} {value}: {error}");
+        }
+    }
+    let folder = copy_of_encoder(BERT);
+    set(&folder, CONFIG, "/id2label", Value::Null);
+    set(&folder, CONFIG, "/num_labels", json!(1));
+    assert_eq!(score_of(folder.path()), Nonlinearity::Identity);
+}
