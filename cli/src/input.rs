@@ -14,11 +14,11 @@ use std::fmt::Display;
 use std::io::Write;
 use std::sync::Arc;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EndpointType, EngineError};
 use genset_frontend::model::{Models, ServedModel};
 use genset_frontend::{FrontendServer, LocalFrontend};
 use genset_runtime::{Runtime, Signals};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::chat::Chat;
 use self::question::{Asker, CONTINUATION_TOKENS};
@@ -44,21 +44,41 @@ pub(crate) fn complain(error: impl Display) {
 /// What is shown once the server answers: the model, the address, and a command that works.
 pub(crate) fn banner(config: &RunConfig, server: &FrontendServer, model: &ServedModel) -> String {
     let url = url_of(config, server);
-    let mut body = json!({
-        "model": model.card.name,
-        "stream": true,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    });
-    if config.output.is(EngineKind::Sample) {
-        body["max_tokens"] = json!(16);
-    }
+    let (path, body) = request_shown(config, model);
     format!(
-        "model {} (out={})\nlistening on {url}\n{}\nTry:\n  curl -N {url}/v1/chat/completions \\\n    \
+        "model {} (out={})\nlistening on {url}\n{}\nTry:\n  curl -N {url}{path} \\\n    \
          -H 'Content-Type: application/json' \\\n    -d '{body}'\n",
         model.card.name,
         config.output.word(),
         pages(config, &url),
     )
+}
+
+/// A request that the model answers.
+fn request_shown(config: &RunConfig, model: &ServedModel) -> (&'static str, Value) {
+    let name = &model.card.name;
+    let offered = &model.card.endpoint_types;
+    if offered.contains(&EndpointType::Chat) || offered.contains(&EndpointType::Completions) {
+        let mut body = json!({
+            "model": name,
+            "stream": true,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        });
+        if config.output.is(EngineKind::Sample) {
+            body["max_tokens"] = json!(16);
+        }
+        ("/v1/chat/completions", body)
+    } else if offered.contains(&EndpointType::Embeddings) {
+        let body = json!({"model": name, "input": ["The cat sat on the mat."]});
+        ("/v1/embeddings", body)
+    } else {
+        let body = json!({
+            "model": name,
+            "query": "What is the capital of France?",
+            "documents": ["Paris is a city in France.", "The cat sat on the mat."],
+        });
+        ("/v1/rerank", body)
+    }
 }
 
 fn url_of(config: &RunConfig, server: &FrontendServer) -> String {
@@ -102,6 +122,24 @@ pub(crate) enum Ending {
     Signalled,
 }
 
+/// Refuses to ask a model that embeds or scores. Requests of a batch may be of any API.
+fn refuse_without_answers(config: &RunConfig, model: &ServedModel) -> Result<(), EngineError> {
+    let offered = &model.card.endpoint_types;
+    let answers = [EndpointType::Chat, EndpointType::Completions];
+    if matches!(config.input, InputKind::Batch(_))
+        || answers.iter().any(|endpoint| offered.contains(endpoint))
+    {
+        return Ok(());
+    }
+    let offered: Vec<_> = offered.iter().map(|endpoint| endpoint.name()).collect();
+    let problem = format!(
+        "{} gives {} and no answers, so there is nobody to talk to; serve it with in=http",
+        model.card.name,
+        offered.join(" and ")
+    );
+    Err(EngineError::invalid_argument("in", problem))
+}
+
 /// Runs a terminal input to its end.
 ///
 /// # Errors
@@ -113,6 +151,7 @@ pub(crate) async fn run_terminal(
     model: Arc<ServedModel>,
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
+    refuse_without_answers(config, &model)?;
     let asker = Asker::new(model, config.output.is(EngineKind::EchoCore));
     if asker.goes_on() {
         note(format_args!(

@@ -1,5 +1,5 @@
-//! `out=candle`: a language model in this process, from a checkout folder, a GGUF file, or the build itself; or an embedder, from
-//! a checkout folder.
+//! `out=candle`: a language model in this process, from a checkout folder, a GGUF file, or the build itself; or an embedder or a
+//! cross-encoder, from a checkout folder.
 
 use std::fs;
 use std::path::Path;
@@ -57,6 +57,10 @@ fn embedder(
     path: &Path,
     config: &RunConfig,
 ) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
+    if config.engine_args.chat_template.is_some() {
+        let problem = "the model embeds or scores texts and answers no chats, so it has no use for one; leave the flag out";
+        return Err(EngineError::invalid_argument("--chat-template", problem));
+    }
     let folder = config.worker.model_folder()?;
     let engine = EmbeddingEngine::from_args(&config.engine_args.candle, path);
     Ok((Arc::new(engine), config.worker.worker_config(folder)?))

@@ -108,7 +108,7 @@ impl Asker {
     /// Whether the model goes on from the text in place of answering it: a base model, which has no chat template.
     pub(super) fn goes_on(&self) -> bool {
         let text = self.model.text.as_ref();
-        text.is_some_and(|text| text.template.is_none())
+        self.model.card.takes_tokens() && text.is_some_and(|text| text.template.is_none())
     }
 
     async fn job(&self, messages: &[Value], fields: &Map<String, Value>) -> Result<Job, ApiError> {

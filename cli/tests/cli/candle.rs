@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::fleet::Fleet;
 use crate::support::{Server, genset, run, run_with, tiny_chat};
 
 #[derive(Deserialize)]
@@ -254,4 +255,152 @@ async fn a_model_without_a_chat_template_goes_on_from_the_text() {
         assert!(!said.contains("/v1/"), "{said}");
         assert!(ended.stdout.contains(text.trim()), "{text:?}, {ended:?}");
     }
+}
+
+fn encoder(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engines/candle/tests/encoders");
+    let folder = folder.join(name).canonicalize().expect("it is there");
+    folder.into_os_string().into_string().expect("UTF-8")
+}
+
+async fn ask(server: &Server, path: &str, body: &Value) -> (u16, Value) {
+    let exchange = server.post(path, &body.to_string()).await;
+    let answer = exchange.response().await;
+    let body = serde_json::from_str(&answer.body).expect("JSON");
+    (answer.status, body)
+}
+
+#[derive(Deserialize)]
+struct Scored {
+    texts: Vec<ScoredPair>,
+}
+
+#[derive(Deserialize)]
+struct ScoredPair {
+    first: String,
+    second: String,
+    tokens: Vec<u32>,
+    score: f64,
+}
+
+/// From the texts on: the tokenizer's pairs, the kinds of token, the model, the function that the checkout names.
+#[tokio::test]
+async fn a_cross_encoder_gives_the_scores_of_its_reference() {
+    for name in [
+        "bert-scores",
+        "xlm-roberta-scores",
+        "modernbert-scores",
+        "modernbert-mean-scores",
+    ] {
+        let folder = encoder(name);
+        let expected = fs::read(Path::new(&folder).join("expected.json")).expect("it is there");
+        let Scored { texts } = serde_json::from_slice(&expected).expect("JSON");
+        let server = Server::start(&["out=candle", &folder, "--quantize", "none"]).await;
+        let side = |of: fn(&ScoredPair) -> &String| texts.iter().map(of).collect::<Vec<_>>();
+        let (first, second) = (side(|pair| &pair.first), side(|pair| &pair.second));
+        let body = json!({"model": name, "text_1": first, "text_2": second});
+        let (status, together) = ask(&server, "/v1/score", &body).await;
+        assert_eq!(status, 200, "{together}");
+        let tokens: usize = texts.iter().map(|pair| pair.tokens.len()).sum();
+        assert_eq!(together["usage"]["total_tokens"], tokens, "{name}");
+        for (place, pair) in texts.iter().enumerate() {
+            let score = &together["data"][place]["score"];
+            let far = (score.as_f64().expect("a number") - pair.score).abs();
+            assert!(far < 1e-4, "{name}: {:?} is {far} off", pair.second);
+            let body = json!({"model": name, "query": pair.first, "documents": [pair.second]});
+            let (status, alone) = ask(&server, "/v1/rerank", &body).await;
+            assert_eq!(status, 200, "{alone}");
+            assert_eq!(&alone["results"][0]["relevance_score"], score, "{name}");
+        }
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_cross_encoder_ranks_and_refuses_what_it_cannot_read() {
+    let name = "bert-scores";
+    let mut server = Server::start(&["out=candle", &encoder(name)]).await;
+    server.line_with("/v1/rerank").await;
+    let documents = ["the cat sat", "a", "what is a cat?", "paris"];
+    let body = json!({"model": name, "query": "what is a cat?", "documents": documents,
+        "top_n": 3});
+    let (status, ranked) = ask(&server, "/v1/rerank", &body).await;
+    assert_eq!(status, 200, "{ranked}");
+    let results = ranked["results"].as_array().expect("a list");
+    assert_eq!(results.len(), 3);
+    let scores = results
+        .iter()
+        .map(|result| result["relevance_score"].as_f64());
+    assert!(scores.is_sorted_by(|one, other| one >= other), "{ranked}");
+    for result in results {
+        let index = result["index"].as_u64().expect("a place");
+        let text = documents[usize::try_from(index).expect("small")];
+        assert_eq!(result["document"]["text"], text);
+    }
+    let long = "cat ".repeat(150);
+    for (path, body, param) in [
+        (
+            "/v1/rerank",
+            json!({"model": name, "query": "a", "documents": ["b", long]}),
+            "documents[1]",
+        ),
+        (
+            "/v1/embeddings",
+            json!({"model": name, "input": "a"}),
+            "model",
+        ),
+        (
+            "/v1/completions",
+            json!({"model": name, "prompt": "a"}),
+            "model",
+        ),
+    ] {
+        let (status, refused) = ask(&server, path, &body).await;
+        assert_eq!(
+            (status, &refused["error"]["param"]),
+            (400, &json!(param)),
+            "{refused}"
+        );
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_embedder_has_no_use_for_a_chat_template_and_nobody_talks_to_it() {
+    let template = tempfile::NamedTempFile::new().expect("a file");
+    let template = template.path().to_str().expect("UTF-8");
+    for name in ["bert", "bert-scores"] {
+        let folder = encoder(name);
+        let ended = run(&["run", "in=http", &folder, "--chat-template", template]).await;
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(ended.stderr.contains("--chat-template"), "{}", ended.stderr);
+        let ended = run_with(genset(&["run", "in=stdin", &folder]), b"Hello").await;
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(ended.stderr.contains("in=http"), "{}", ended.stderr);
+    }
+}
+
+/// Pairs and scores go over the wire as they are.
+#[tokio::test]
+async fn a_cross_encoder_in_another_process_gives_the_same_scores() {
+    let name = "bert-scores";
+    let body =
+        json!({"model": name, "text_1": "what is a cat?", "text_2": ["the cat sat", "paris"]});
+    let here = Server::start(&["out=candle", &encoder(name)]).await;
+    let (status, expected) = ask(&here, "/v1/score", &body).await;
+    assert_eq!(status, 200, "{expected}");
+    here.stop().await;
+    let fleet = Fleet::new();
+    let folder = encoder(name);
+    let worker = fleet
+        .worker_of(&["in=dyn", "out=candle", &folder], &[])
+        .await;
+    let frontend = fleet.frontend(&[]).await;
+    let (status, scored) = ask(&frontend, "/v1/score", &body).await;
+    assert_eq!(status, 200, "{scored}");
+    assert_eq!(scored["data"], expected["data"]);
+    assert_eq!(scored["usage"], expected["usage"]);
+    frontend.stop().await;
+    let log = worker.stop().await;
+    assert!(!log.contains("ERROR"), "{log}");
 }
