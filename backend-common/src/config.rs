@@ -297,11 +297,12 @@ pub enum GuidedKind {
 #[serde(rename_all = "snake_case")]
 pub enum Deviation {
     /// An answer may depend on what else is in its batch: the engine adds the same numbers up in another order then. Greedy and
-    /// seeded answers are repeatable on an idle engine only.
+    /// seeded answers are repeatable on an idle engine only. Beside others a greedy one goes another way only where two tokens
+    /// are all but equally likely.
     BatchVariant,
     /// `min_tokens` cannot be kept: a request with it is refused.
     NoMinTokens,
-    /// `presence_penalty` and `frequency_penalty` count the prompt's tokens, too.
+    /// `presence_penalty` and `frequency_penalty` count the prompt's tokens, too, of the last 64 tokens at least.
     PenaltiesCountPrompt,
 }
 
@@ -338,7 +339,7 @@ pub struct Capabilities {
     pub virtual_time: bool,
     /// Roles the engine can play; empty means aggregated only.
     pub roles: BTreeSet<Role>,
-    /// Where the engine deviates from the contract. The conformance kit judges it by what is left.
+    /// Where the engine deviates from the contract. The conformance kit judges it by what is left, and by how far it may deviate.
     pub deviations: BTreeSet<Deviation>,
 }
 

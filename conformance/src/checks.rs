@@ -15,6 +15,7 @@ mod kv_events;
 mod leaks;
 mod lifecycle;
 mod metrics;
+mod near;
 mod performance;
 mod pressure;
 mod process;

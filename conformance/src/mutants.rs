@@ -6,6 +6,7 @@ pub mod capable;
 mod concurrency;
 mod controls;
 mod cut;
+mod deviations;
 mod disaggregated;
 mod embeddings;
 mod errors;
@@ -87,6 +88,7 @@ pub fn controls() -> impl Iterator<Item = &'static Mutant> {
         controls::CONTROLS,
         ranks::CONTROLS,
         bodies::CONTROLS,
+        deviations::CONTROLS,
     ]
     .into_iter()
     .flatten()
@@ -101,6 +103,7 @@ const GROUPS: &[(&str, &[Mutant])] = &[
     ("cancellation", cancellation::MUTANTS),
     ("concurrency", concurrency::MUTANTS),
     ("sampling", sampling::MUTANTS),
+    ("deviations", deviations::MUTANTS),
     ("guided", guided::MUTANTS),
     ("errors", errors::MUTANTS),
     ("shutdown", shutdown::MUTANTS),

@@ -511,15 +511,16 @@ impl Live {
         self.config.capabilities.sampling.contains(&option)
     }
 
-    /// Skips a check that compares an answer with the same one in another batch, for an engine that declares them to differ.
+    /// Skips a check of `min_tokens`, for an engine that declares that it cannot keep them. That it refuses them is DT09's.
     ///
     /// # Errors
     /// The skip.
-    pub(crate) fn needs_batch_invariance(&self) -> Result<(), Stop> {
-        if self.varies_with_batch() {
+    pub(crate) fn needs_min_tokens(&self) -> Result<(), Stop> {
+        let can = &self.config.capabilities;
+        if can.deviates(Deviation::NoMinTokens) {
             skip!(
                 NotDeclared,
-                "the engine declares that answers depend on their batch"
+                "the engine declares that it cannot keep min_tokens"
             );
         }
         Ok(())

@@ -79,6 +79,11 @@ const UNSEEN: &[(&str, &[&str], &str)] = &[
         "without log probabilities nobody knows that there was a choice",
     ),
     ("poisoned-by-a-failure", &[], "the failure is a text"),
+    (
+        "variance-hides-other-rows",
+        &["CC04", "DT15", "DT16"],
+        "without log probabilities only the beginnings of many answers tell",
+    ),
 ];
 
 /// The checks that must catch a mutant as an engine of text: those of tokens that do not speak in token ids. What the reader
@@ -148,7 +153,7 @@ macro_rules! each_group {
 
 each_group! {
     lifecycle stream finish usage lengths cancellation concurrency
-    sampling guided errors shutdown metrics kv_events
+    sampling deviations guided errors shutdown metrics kv_events
     disaggregated transfer resume seam rules embeddings scores controls ranks bodies text
 }
 

@@ -4,8 +4,8 @@
 //! the engine: `EngineConfig::check` for one in this process, the far side's own checks for one that checks itself.
 
 use genset_backend_common::{
-    CancelReason, ChatInput, Deviation, EngineError, ErrorKind, FinishReason, GenerateRequest,
-    Input, InputKind, RequestContext,
+    CancelReason, ChatInput, EngineError, ErrorKind, FinishReason, GenerateRequest, Input,
+    InputKind, RequestContext,
 };
 
 use super::foretold::Foretold;
@@ -334,13 +334,7 @@ fn not_cancelled(what: &str, answer: &Answer) -> CheckResult {
 
 async fn min_tokens_hold(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let can = &live.config.capabilities;
-    if can.deviates(Deviation::NoMinTokens) {
-        skip!(
-            NotDeclared,
-            "the engine declares that it cannot keep min_tokens"
-        );
-    }
+    live.needs_min_tokens()?;
     min_tokens_outlast_the_end(&live).await?;
     if !live.medium().is_tokens() {
         return Ok(());

@@ -4,7 +4,7 @@ use genset_backend_common::{
     Deviation, ErrorKind, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
 };
 
-use crate::answer::Generated;
+use crate::answer::{Answer, Generated};
 use crate::check::{Check, CheckResult, Stop, check, ensure, skip};
 use crate::trial::{Live, Trial};
 
@@ -68,6 +68,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("DT17", Strict, Logprobs, "log probabilities are the model's own, whatever biases and penalties a request has",
         clause: "TokenLogprob",
         breaks: "scores that say how a request was set up, and not what the model thinks", rated::before_bias),
+    check!(tokens "DT18", Strict, Sampling, "a frequency penalty counts the prompt's tokens where the engine declares that it does, and only there",
+        clause: "SamplingOptions::frequency_penalty; Deviation::PenaltiesCountPrompt",
+        breaks: "answers that may not use the words of their question", counted::prompt_counts_where_declared),
 ];
 
 /// A request long enough for a wrong choice to show.
@@ -84,14 +87,18 @@ fn free(live: &Live, seed: u64) -> GenerateRequest {
     request
 }
 
-async fn generated(live: &Live, request: GenerateRequest) -> Result<Generated, Stop> {
+async fn answered(live: &Live, request: GenerateRequest) -> Result<Answer, Stop> {
     let answer = live.answer(request).await?;
     ensure!(
         !answer.generated().is_empty(),
         "the answer holds no token: {:?}",
         answer.items
     );
-    Ok(answer.generated())
+    Ok(answer)
+}
+
+async fn generated(live: &Live, request: GenerateRequest) -> Result<Generated, Stop> {
+    Ok(answered(live, request).await?.generated())
 }
 
 async fn greedy_repeats(trial: Trial) -> CheckResult {

@@ -205,6 +205,7 @@ const STOP_AT: usize = 10;
 
 async fn least(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    live.needs_min_tokens()?;
     let plain = Whole::of(&live, 3, |_| ()).await?.answer.tokens();
     let Some(stop) = plain.get(STOP_AT).copied() else {
         fail!("a request for {WHOLE} tokens gave {}", plain.len());

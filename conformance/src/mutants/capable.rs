@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use genset_backend_common::output::{self, OutputStream};
 use genset_backend_common::{
-    Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState,
+    Capabilities, Deviation, DrainContext, EngineConfig, EngineControls, EngineError, EngineState,
     GenerateRequest, GuidedKind, KvTransfers, LLMEngine, RequestContext, Role, SamplingOption,
     StartContext, TokenId, async_trait,
 };
@@ -130,6 +130,10 @@ pub(super) enum Flaw {
     SampledWithoutLogprobs,
     StoresAfterClear,
     RushesAfterStall,
+    // What engines declare that deviate, and what they may not.
+    RoundsInCompany,
+    NoiseInCompany,
+    PenaltiesCountPrompt,
 }
 
 /// The clean engine, for a factory.
@@ -149,11 +153,21 @@ pub(super) fn with_flaw(flaw: Flaw) -> Subject {
     of(flaw, CONTEXT_LENGTH)
 }
 
+/// The engine with a flaw, and with deviations that it declares.
+pub(super) fn deviating(flaw: Flaw, deviations: &'static [Deviation]) -> Subject {
+    built(flaw, CONTEXT_LENGTH, deviations)
+}
+
 fn of(flaw: Flaw, context_length_tokens: u32) -> Subject {
+    built(flaw, context_length_tokens, &[])
+}
+
+fn built(flaw: Flaw, context_length_tokens: u32, deviations: &'static [Deviation]) -> Subject {
     let counters = Arc::new(Counters::new(flaw));
     let engine = CapableEngine {
         flaw,
         context_length_tokens,
+        deviations,
         counters: Arc::clone(&counters),
         running: EngineState::new(),
     };
@@ -173,6 +187,7 @@ fn text(tokens: &[TokenId]) -> String {
 struct CapableEngine {
     flaw: Flaw,
     context_length_tokens: u32,
+    deviations: &'static [Deviation],
     counters: Arc<Counters>,
     running: EngineState<Running>,
 }
@@ -241,7 +256,7 @@ impl LLMEngine for CapableEngine {
         self.running.start(started).await?;
         let mut config = EngineConfig::new("capable", self.context_length_tokens)
             .with_vocab_size(model::VOCAB_SIZE)
-            .with_capabilities(capabilities());
+            .with_capabilities(capabilities().with_deviations(self.deviations.iter().copied()));
         let scale = if self.flaw == Flaw::OtherBlockSize {
             2
         } else {

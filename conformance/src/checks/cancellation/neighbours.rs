@@ -1,10 +1,11 @@
 //! What a cancel does to others: nothing.
 
 use genset_backend_common::output::Violation;
-use genset_backend_common::{CancelReason, RequestContext};
+use genset_backend_common::{CancelReason, GenerateRequest, RequestContext};
 
-use crate::answer::Generated;
+use crate::answer::{Answer, Generated};
 use crate::check::{CheckResult, Stop, ensure};
+use crate::checks::near::{self, Choice};
 use crate::checks::pressure::{Begun, ensure_complete, ensure_room_for, long_request, request};
 use crate::trial::{Live, Trial};
 
@@ -55,12 +56,17 @@ pub(super) async fn untouched(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// The survivors' tokens, with a neighbour that is cancelled on the way or not.
-async fn beside(live: &Live, is_cancelled: bool) -> Result<Vec<Generated>, Stop> {
+/// The answer of a survivor.
+fn survivor(live: &Live, seed: u64) -> GenerateRequest {
+    near::rated(live, request(live, 4, seed, SURVIVOR_TOKENS))
+}
+
+/// The survivors' answers, with a neighbour that is cancelled on the way or not.
+async fn beside(live: &Live, is_cancelled: bool) -> Result<Vec<Answer>, Stop> {
     let mut neighbour = live.generate(long_request(live, 9)).await?;
     let mut survivors = Vec::new();
     for seed in [1, 2] {
-        survivors.push(Begun::new(live, request(live, 4, seed, SURVIVOR_TOKENS)).await?);
+        survivors.push(Begun::new(live, survivor(live, seed)).await?);
     }
     neighbour.read_tokens(2).await?;
     if is_cancelled {
@@ -70,25 +76,31 @@ async fn beside(live: &Live, is_cancelled: bool) -> Result<Vec<Generated>, Stop>
     }
     let mut answers = Vec::new();
     for survivor in survivors {
-        answers.push(survivor.finish().await?.generated());
+        answers.push(survivor.finish().await?);
     }
     Ok(answers)
 }
 
-/// An engine whose greedy answers depend on their batch, as those of some devices do, is compared by length only: whether
-/// they may is CC04's question.
+/// An engine whose greedy answers depend on their batch, as those of some devices do, is compared by length, and by log
+/// probabilities where it declares that: whether they may is CC04's question.
 pub(super) async fn unchanged(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     ensure_room_for(&live, 3)?;
     let mut alone = Vec::new();
     for seed in [1, 2] {
-        let answer = live
-            .answer(request(&live, 4, seed, SURVIVOR_TOKENS))
-            .await?;
-        alone.push(answer.generated());
+        alone.push(live.answer(survivor(&live, seed)).await?);
     }
     let without = beside(&live, false).await?;
     let with = beside(&live, true).await?;
+    if live.varies_with_batch() {
+        for (alone, with) in alone.iter().zip(&with) {
+            near::ensure_near(Choice::Greedy, alone, with, "beside one that is cancelled")?;
+        }
+    }
+    let generated = |answers: Vec<Answer>| -> Vec<Generated> {
+        answers.iter().map(Answer::generated).collect()
+    };
+    let (alone, without, with) = (generated(alone), generated(without), generated(with));
     if alone == without && !live.varies_with_batch() {
         ensure!(
             without == with,

@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::answer::{Answer, Generated};
 use crate::check::{CheckResult, Stop, ensure, fail, skip};
+use crate::checks::near::{self, Choice, Pair};
 use crate::checks::pressure::{Begun, ensure_complete, ensure_room_for, long_request, request};
 use crate::trial::{Live, Trial};
 
@@ -75,27 +76,22 @@ fn shared_len(left: &Generated, right: &Generated) -> usize {
 
 pub(super) async fn batch_invariant(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    live.needs_batch_invariance()?;
+    let requests = (0..PROMPTS).map(|index| near::rated(&live, distinct(&live, index)));
+    let requests: Vec<GenerateRequest> = requests.collect();
     let mut alone = Vec::new();
-    for index in 0..PROMPTS {
-        alone.push(live.answer(distinct(&live, index)).await?.generated());
+    for request in &requests {
+        alone.push(live.answer(request.clone()).await?);
     }
-    if live.answer(distinct(&live, 0)).await?.generated() != alone[0] {
+    let again = live.answer(requests[0].clone()).await?;
+    if again.generated() != alone[0].generated() {
         skip!(
             NotDeclared,
             "the engine's answers vary by themselves; DT01 judges that"
         );
     }
-    let requests = (0..PROMPTS).map(|index| distinct(&live, index));
-    let together = live.answers(requests.collect()).await?;
-    for (answer, own) in together.iter().zip(&alone) {
-        ensure!(
-            answer.generated() == *own,
-            "alone the answer is {own:?}, in a batch {:?}",
-            answer.generated()
-        );
-    }
-    Ok(())
+    let together = live.answers(requests).await?;
+    let pairs: Vec<Pair> = alone.into_iter().zip(together).collect();
+    near::ensure_as_alone(&live, Choice::Greedy, &pairs, "in a batch")
 }
 
 /// Tokens of each survivor.

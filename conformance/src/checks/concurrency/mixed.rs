@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::capacity::{Served, send};
 use crate::answer::{Answer, Generated};
 use crate::check::{CheckResult, Stop, ensure, fail, skip};
+use crate::checks::near::{self, Choice};
 use crate::checks::pressure::{ensure_complete, pace, request, slots};
 use crate::trial::{Live, Trial};
 
@@ -23,34 +24,53 @@ fn short_tokens(index: u32) -> u32 {
 }
 
 /// The short requests, and their answers when nobody else was there.
-struct Known {
+pub(super) struct Known {
     short: Vec<GenerateRequest>,
-    alone: Vec<Generated>,
-    /// Whether answers are the same in a batch. Where they are not, for which there is CC04, only their lengths are judged.
-    is_exact: bool,
+    alone: Vec<Answer>,
+    likeness: Likeness,
+}
+
+/// How an answer beside others is like the one alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Likeness {
+    /// It is the same.
+    Same,
+    /// It goes another way only where two tokens are all but equally likely: the engine declares that batches matter.
+    Near,
+    /// It is as long. The engine's answers are others in a batch, which CC04 judges.
+    Length,
 }
 
 impl Known {
-    async fn of(live: &Live) -> Result<Self, Stop> {
+    pub(super) async fn of(live: &Live) -> Result<Self, Stop> {
         let short = (0..SHORT).zip([5, 4, 6, 3, 7]).map(|(index, prompt_len)| {
             let max_tokens = short_tokens(index);
-            request(live, prompt_len, 20 + u64::from(index), max_tokens)
+            let short = request(live, prompt_len, 20 + u64::from(index), max_tokens);
+            near::rated(live, short)
         });
         let short: Vec<GenerateRequest> = short.collect();
         let mut alone = Vec::new();
         for request in &short {
-            alone.push(live.answer(request.clone()).await?.generated());
+            alone.push(live.answer(request.clone()).await?);
         }
         let together = live.answers(short.clone()).await?;
-        let is_exact =
-            !live.varies_with_batch() && together.iter().map(Answer::generated).eq(alone.clone());
-        if !is_exact {
+        let generated = |answers: &[Answer]| -> Vec<Generated> {
+            answers.iter().map(Answer::generated).collect()
+        };
+        let likeness = if live.varies_with_batch() {
+            Likeness::Near
+        } else if generated(&together) == generated(&alone) {
+            Likeness::Same
+        } else {
+            Likeness::Length
+        };
+        if likeness != Likeness::Same {
             live.trial.note_indirect();
         }
         Ok(Self {
             short,
             alone,
-            is_exact,
+            likeness,
         })
     }
 
@@ -61,20 +81,27 @@ impl Known {
         self.ensure_same(answer, max_tokens, &self.alone[place], when)
     }
 
-    fn ensure_same(
+    /// As [`Self::ensure_right`], of an answer to any request of `max_tokens` tokens.
+    pub(super) fn ensure_same(
         &self,
         answer: &Answer,
         max_tokens: u32,
-        alone: &Generated,
+        alone: &Answer,
         when: &str,
     ) -> CheckResult {
         ensure_complete(answer, max_tokens, &format!("an answer {when}"))?;
-        ensure!(
-            !self.is_exact || answer.generated() == *alone,
-            "alone the answer is {alone:?}, {when} it is {:?}",
-            answer.generated()
-        );
-        Ok(())
+        match self.likeness {
+            Likeness::Length => Ok(()),
+            Likeness::Near => near::ensure_near(Choice::Greedy, alone, answer, when),
+            Likeness::Same => {
+                let (alone, answer) = (alone.generated(), answer.generated());
+                ensure!(
+                    answer == alone,
+                    "alone the answer is {alone:?}, {when} it is {answer:?}"
+                );
+                Ok(())
+            }
+        }
     }
 }
 
@@ -113,7 +140,7 @@ fn long(live: &Live, seed: u64) -> GenerateRequest {
         .min(live.config.context_length_tokens / 2)
         .max(1);
     let len = usize::try_from(len).unwrap_or(1);
-    request(live, len, seed, LONG_TOKENS)
+    near::rated(live, request(live, len, seed, LONG_TOKENS))
 }
 
 /// Times that a long prompt may be kept waiting before an engine is unfair to it: a machine may stop for a while.
@@ -127,7 +154,7 @@ pub(super) async fn long_among_short(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let known = Known::of(&live).await?;
     let begun = Instant::now();
-    let alone = live.answer(long(&live, 1)).await?.generated();
+    let alone = live.answer(long(&live, 1)).await?;
     let took = begun.elapsed();
     let mut batch = known.short.clone();
     batch.insert(batch.len() / 2, long(&live, 1));

@@ -4,7 +4,7 @@
 use std::iter;
 
 use genset_backend_common::output::FinishReason;
-use genset_backend_common::{GenerateRequest, StopConditions, TokenId};
+use genset_backend_common::{Deviation, GenerateRequest, StopConditions, TokenId};
 
 use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, ensure, fail, skip};
@@ -63,7 +63,11 @@ impl Known {
     }
 
     /// Asks under other conditions, and compares the answer with what they make of this one.
-    async fn expect(&self, live: &Live, what: &str, stop: StopConditions) -> CheckResult {
+    async fn expect(&self, live: &Live, what: &str, mut stop: StopConditions) -> CheckResult {
+        if live.config.capabilities.deviates(Deviation::NoMinTokens) {
+            // The token stops it where it first comes.
+            stop.min_tokens = 0;
+        }
         let stopped = self.tokens.iter().zip(0..);
         let end = stopped
             .clone()
@@ -254,6 +258,7 @@ pub(super) async fn stops_at_every_place(trial: Trial) -> CheckResult {
 
 pub(super) async fn min_tokens_to_the_token(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    live.needs_min_tokens()?;
     let known = short(&live, 0).await?;
     for place in [1, PLACE] {
         for (min_tokens, what) in [

@@ -1,9 +1,9 @@
 //! What tells the penalties apart: one counts how often a token came, the other whether it did.
 
-use genset_backend_common::SamplingOption;
+use genset_backend_common::{Deviation, SamplingOption};
 
 use super::generated;
-use crate::check::{CheckResult, ensure, skip};
+use crate::check::{CheckResult, ensure, fail, skip};
 use crate::trial::Trial;
 
 /// A bias that no model's logits outweigh.
@@ -48,4 +48,45 @@ pub(super) async fn frequency_adds_up(trial: Trial) -> CheckResult {
         );
     }
     Ok(())
+}
+
+/// Times that the prompt has the token: so many that a penalty of 2 for each outweighs the bias, and no more than the 64 tokens
+/// that some engines look back.
+const PROMPT_TIMES: u32 = 62;
+
+pub(super) async fn prompt_counts_where_declared(trial: Trial) -> CheckResult {
+    use SamplingOption::{FrequencyPenalty, LogitBias};
+    let live = trial.start().await?;
+    if !live.can(LogitBias) || !live.can(FrequencyPenalty) {
+        skip!(
+            NotDeclared,
+            "the engine does not declare logit_bias and frequency_penalty"
+        );
+    }
+    if live.config.context_length_tokens <= PROMPT_TIMES {
+        skip!(Level, "a prompt of {PROMPT_TIMES} tokens is too long");
+    }
+    let token = live.token(1);
+    let mut request = live.greedy((0..PROMPT_TIMES).map(|_| token).collect(), 1);
+    request.sampling.logit_bias = [(token, FORCED)].into();
+    if generated(&live, request.clone()).await?.units() != [token] {
+        skip!(
+            NotDeclared,
+            "a bias of {FORCED} does not force a token, for which there is DT06"
+        );
+    }
+    request.sampling.frequency_penalty = Some(2.0);
+    let is_counted = generated(&live, request).await?.units() != [token];
+    let can = &live.config.capabilities;
+    match (is_counted, can.deviates(Deviation::PenaltiesCountPrompt)) {
+        (true, false) => fail!(
+            "a frequency penalty of 2 took a bias of {FORCED} from a token that was not generated yet, but stands \
+             {PROMPT_TIMES} times in the prompt"
+        ),
+        (false, true) => fail!(
+            "the engine declares that penalties count the prompt's tokens, but a token that stands there {PROMPT_TIMES} times \
+             kept a bias of {FORCED} under a frequency penalty of 2: take the deviation off the declaration"
+        ),
+        (true, true) | (false, false) => Ok(()),
+    }
 }

@@ -77,6 +77,15 @@ impl Sequence {
     }
 }
 
+impl Sequence {
+    /// `logits` with up to half of `by` more or less, as sums in another order give them. It is the same for the same sequence.
+    pub(super) fn add_noise(&self, logits: &mut [f32], by: f32) {
+        for (token, logit) in (0..).zip(logits) {
+            *logit += by * (unit(mix(!self.hash, token)) - 0.5);
+        }
+    }
+}
+
 /// Every token with its probability, best first. Masked tokens have the logit minus infinity.
 fn ranked(logits: &[f32], temperature: f32) -> Vec<(TokenId, f32)> {
     let mut ranked: Vec<(TokenId, f32)> = (0..).zip(logits.iter().copied()).collect();

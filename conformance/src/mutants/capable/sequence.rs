@@ -17,6 +17,10 @@ use super::model::{self, END, Sequence};
 use super::transfer::Counters;
 use super::{BLOCK_SIZE, Flaw, Running};
 
+/// What another order of sums changes a logit by, and what a matrix read at a wrong place does.
+const ROUNDING: f32 = 0.002;
+const NOISE: f32 = 8.0;
+
 /// A place among the running requests and the KV blocks that come with it; dropped, both are free.
 struct Seat {
     counters: Arc<Counters>,
@@ -93,6 +97,7 @@ impl Decoder {
         )?;
         let counted = match running.flaw {
             Flaw::PenaltiesForgottenOnResume => 0,
+            Flaw::PenaltiesCountPrompt => tokens.len(),
             Flaw::PenaltiesForgottenByDraws if request.sampling.temperature > Some(0.0) => 0,
             _ => resumed,
         };
@@ -223,9 +228,23 @@ impl Decoder {
         Box::new(finish.with_cached_tokens(self.cached_tokens))
     }
 
+    /// The model's logits, which a batch may change.
+    fn logits(&self, running: &Running, sampling: &SamplingOptions) -> Vec<f32> {
+        let mut logits = self.sequence.logits(sampling);
+        let noise = match running.flaw {
+            Flaw::RoundsInCompany => ROUNDING,
+            Flaw::NoiseInCompany => NOISE,
+            _ => 0.0,
+        };
+        if noise > 0.0 && running.has_company() {
+            self.sequence.add_noise(&mut logits, noise);
+        }
+        logits
+    }
+
     fn choose(&mut self, running: &Running, generated: u32) -> (TokenId, TokenChunk) {
         let sampling = effective(running, &self.request.sampling);
-        let mut logits = self.sequence.logits(&sampling);
+        let mut logits = self.logits(running, &sampling);
         if let Some(guide) = &self.guide {
             let ignores_end = running.flaw == Flaw::GuideEndIgnored && self.request.stop.ignore_eos;
             let is_one_of_several = matches!(self.request.guided.as_deref(), Some(GuidedDecoding::Choice(texts)) if texts.len() > 1);
@@ -254,7 +273,7 @@ impl Decoder {
             token = (token + 1) % model::VOCAB_SIZE;
         }
         if running.flaw != Flaw::LogprobsAfterBias {
-            logits = self.sequence.logits(&SamplingOptions::default());
+            logits = self.logits(running, &SamplingOptions::default());
         }
         let mut logprobs = self.request.output.logprobs;
         if running.flaw == Flaw::LogprobsForAll && running.has_company() {

@@ -1,0 +1,199 @@
+//! An answer beside others, held against the one alone: the same, or as near as an engine may be that declares
+//! [`Deviation::BatchVariant`](genset_backend_common::Deviation::BatchVariant). For the groups CC, CN and DT.
+//!
+//! Sums in another order are other in their last bits. So a choice changes only where two tokens are all but equally likely,
+//! which log probabilities show where there are any, and few answers change at their beginning.
+
+use genset_backend_common::output::TokenLogprob;
+use genset_backend_common::{GenerateRequest, TokenId};
+
+use crate::answer::Answer;
+use crate::check::{CheckResult, ensure};
+use crate::trial::Live;
+
+/// How far apart the log probabilities of two tokens may be of which another order of sums chooses the other.
+const NEAR: f32 = 0.5;
+
+/// Tokens, or characters, at which few answers have changed yet.
+const BEGINNING: usize = 4;
+
+/// Answers that tell a fault from rounding where nothing but their beginnings is known.
+pub(super) const ENOUGH: u64 = 6;
+
+/// The request; of an engine whose answers depend on their batch, with the log probabilities that say how near two tokens are.
+pub(super) fn rated(live: &Live, mut request: GenerateRequest) -> GenerateRequest {
+    if live.varies_with_batch() && live.medium().is_tokens() {
+        request.output.logprobs = live.config.capabilities.max_logprobs;
+    }
+    request
+}
+
+/// How the tokens of answers are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// The likeliest.
+    Greedy,
+    /// Drawn with a seed, which may take any token.
+    Seeded,
+}
+
+/// An answer alone, and one to the same request beside others.
+pub(super) type Pair = (Answer, Answer);
+
+/// The answers of several requests are what they are alone, as exactly as the engine declares. `when` says beside whom.
+pub(super) fn ensure_as_alone(
+    live: &Live,
+    choice: Choice,
+    pairs: &[Pair],
+    when: &str,
+) -> CheckResult {
+    for (alone, beside) in pairs {
+        if live.varies_with_batch() {
+            ensure_near(choice, alone, beside, when)?;
+            continue;
+        }
+        let (alone, beside) = (alone.generated(), beside.generated());
+        ensure!(
+            beside == alone,
+            "a request was answered by {alone:?} alone, and by {beside:?} {when}"
+        );
+    }
+    match live.varies_with_batch() {
+        true => ensure_most_begin_alike(pairs, when),
+        false => Ok(()),
+    }
+}
+
+/// An answer has the log probabilities that it has alone, and goes another way only where both are all but equally likely.
+pub(super) fn ensure_near(
+    choice: Choice,
+    alone: &Answer,
+    beside: &Answer,
+    when: &str,
+) -> CheckResult {
+    let (own, seen) = (alone.tokens(), beside.tokens());
+    let way = own.iter().zip(&seen).take_while(|(own, seen)| own == seen);
+    let parting = way.count();
+    let rated = alone.logprobs().into_iter().zip(beside.logprobs());
+    for (place, (alone, beside)) in rated.enumerate().take(parting + 1) {
+        let (Some(own), Some(seen)) = (own.get(place), seen.get(place)) else {
+            break;
+        };
+        let differ = (alone.logprob - beside.logprob).abs();
+        let apart = if place < parting {
+            vec![differ]
+        } else if choice == Choice::Greedy {
+            vec![differ, behind(&alone, *seen), behind(&beside, *own)]
+        } else {
+            break;
+        };
+        // What is not a number is in no range.
+        let far = apart.iter().find(|by| !(..=NEAR).contains(*by));
+        ensure!(
+            far.is_none(),
+            "the engine declares that its sums depend on the batch, which changes their last bits; but token {place} is {own} \
+             alone and {seen} {when}, and their log probabilities are {far:?} apart"
+        );
+    }
+    Ok(())
+}
+
+/// By how much a token is less likely than the one that was chosen, as far as the candidates tell.
+fn behind(chosen: &TokenLogprob, other: TokenId) -> f32 {
+    let listed = chosen.top.iter().find(|top| top.token_id == other);
+    let at_most = listed.or(chosen.top.last());
+    at_most.map_or(0.0, |other| chosen.logprob - other.logprob)
+}
+
+/// More than half of the answers begin as they do alone.
+pub(super) fn ensure_most_begin_alike(pairs: &[Pair], when: &str) -> CheckResult {
+    let is_astray = |(alone, beside): &&Pair| {
+        let (alone, beside) = (alone.generated(), beside.generated());
+        let mut beginnings = alone.units().iter().zip(beside.units()).take(BEGINNING);
+        beginnings.any(|(alone, beside)| alone != beside)
+    };
+    let astray = pairs.iter().filter(is_astray).count();
+    ensure!(
+        astray * 2 < pairs.len().max(1),
+        "the engine declares that its sums depend on the batch, which changes few tokens; but of {} answers {when}, {astray} \
+         begin otherwise than alone",
+        pairs.len()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::Output;
+    use genset_backend_common::output::{TokenChunk, TopLogprob};
+
+    use super::*;
+
+    /// An answer of tokens with the log probability of each and that of one other candidate.
+    fn answer(tokens: &[(TokenId, f32, (TokenId, f32))]) -> Answer {
+        let item = |(token, logprob, (token_id, other)): &(TokenId, f32, (TokenId, f32))| {
+            let mut chunk = TokenChunk::from(*token);
+            let top = vec![TopLogprob {
+                token_id: *token_id,
+                logprob: *other,
+            }];
+            chunk.logprobs = vec![TokenLogprob {
+                logprob: *logprob,
+                top,
+            }];
+            Ok(Output::Tokens(chunk))
+        };
+        Answer {
+            items: tokens.iter().map(item).collect(),
+            violation: None,
+            is_fused: true,
+        }
+    }
+
+    fn is_near(choice: Choice, alone: &Answer, beside: &Answer) -> bool {
+        ensure_near(choice, alone, beside, "beside others").is_ok()
+    }
+
+    #[test]
+    fn a_greedy_answer_parts_only_where_two_tokens_are_all_but_equal() {
+        let alone = answer(&[(1, -0.1, (9, -3.0)), (2, -0.70, (3, -0.71))]);
+        let tie = answer(&[
+            (1, -0.1, (9, -3.0)),
+            (3, -0.70, (2, -0.71)),
+            (8, -9.0, (7, -1.0)),
+        ]);
+        let far = answer(&[(1, -0.1, (9, -3.0)), (4, -0.70, (2, -0.71))]);
+        let unlikely = answer(&[(1, -0.1, (9, -3.0)), (3, -2.0, (2, -0.1))]);
+        let moved = answer(&[(1, -1.1, (9, -1.2)), (2, -0.70, (3, -0.71))]);
+        assert!(is_near(Choice::Greedy, &alone, &alone));
+        assert!(is_near(Choice::Greedy, &alone, &tie));
+        assert!(
+            is_near(Choice::Greedy, &alone, &far),
+            "the only candidate is as near"
+        );
+        assert!(!is_near(Choice::Greedy, &alone, &unlikely));
+        assert!(!is_near(Choice::Greedy, &alone, &moved));
+        assert!(
+            is_near(Choice::Seeded, &alone, &unlikely),
+            "a draw takes any token"
+        );
+        assert!(!is_near(Choice::Seeded, &alone, &moved));
+    }
+
+    #[test]
+    fn no_number_is_far() {
+        let alone = answer(&[(1, -0.1, (9, -3.0))]);
+        let broken = answer(&[(1, f32::NAN, (9, -3.0))]);
+        assert!(!is_near(Choice::Greedy, &alone, &broken));
+    }
+
+    #[test]
+    fn half_of_the_answers_may_not_begin_otherwise() {
+        let of = |token| answer(&[(token, 0.0, (0, -1.0))]);
+        let (same, other) = ((of(1), of(1)), (of(1), of(2)));
+        let most = [same.clone(), same.clone(), other.clone()];
+        assert!(ensure_most_begin_alike(&most, "beside others").is_ok());
+        assert!(ensure_most_begin_alike(&[same, other], "beside others").is_err());
+        assert!(ensure_most_begin_alike(&[], "beside others").is_ok());
+    }
+}

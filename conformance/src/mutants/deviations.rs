@@ -1,0 +1,129 @@
+//! Faults of engines that declare where they deviate from the contract: a declaration that is not true, and one that a fault
+//! hides behind. Each is excused from what it declares, and from nothing else.
+
+use std::sync::Arc;
+
+use genset_backend_common::{
+    Deviation, EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
+    StartContext, async_trait,
+};
+use parking_lot::Mutex;
+
+use super::Mutant;
+use super::capable::{Flaw, deviating, with_flaw};
+use super::fault::{Fault, with_fault};
+
+const BATCH_VARIANT: &[Deviation] = &[Deviation::BatchVariant];
+const ALL: &[Deviation] = &[Deviation::BatchVariant, Deviation::NoMinTokens];
+const COUNTING: &[Deviation] = &[Deviation::PenaltiesCountPrompt];
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "variance-hides-other-rows",
+        stands_for: "an attention mask that lets a row see its neighbours, taken for the rounding that the engine declares",
+        killed_by: &[
+            "CC04", "CC13", "CC14", "CC15", "CC16", "CN09", "DT15", "DT16",
+        ],
+        build: |_, _| deviating(Flaw::NoiseInCompany, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "variance-hides-the-hottest",
+        stands_for: "one temperature a batch, in an engine whose answers may be others in a batch",
+        killed_by: &["DT16"],
+        build: |_, _| deviating(Flaw::HottestForAll, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "variance-hides-a-shared-generator",
+        stands_for: "a generator a batch, in an engine whose answers may be others in a batch",
+        killed_by: &["DT15"],
+        build: |_, _| deviating(Flaw::SeedsShareAGenerator, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "variance-hides-biases-for-all",
+        stands_for: "biases written at a row of the step before, in an engine whose answers may be others in a batch",
+        killed_by: &["CC16"],
+        build: |_, _| deviating(Flaw::BiasesForAll, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "variance-hides-draws",
+        stands_for: "a temperature of 0 that is a small number, so that answers vary on an idle engine, too",
+        killed_by: &[
+            "CC16", "DT01", "DT04", "DT05", "DT08", "DT10", "DT11", "DT16", "MG01", "MG05", "MG07",
+            "MG08", "MG09", "MG10",
+        ],
+        build: |_, _| deviating(Flaw::GreedyDraws, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "min-tokens-dropped-though-declared",
+        stands_for: "a worker that says that it cannot keep min_tokens, takes them and drops them",
+        killed_by: &["DT09", "ER01"],
+        build: |clean, scenario| {
+            with_fault(clean, scenario, MinTokensDropped::default()).checking_itself()
+        },
+    },
+    Mutant {
+        name: "penalties-count-the-prompt",
+        stands_for: "penalties over the whole context, as some engines have them, and not a word of it",
+        killed_by: &["DT08", "DT18"],
+        build: |_, _| with_flaw(Flaw::PenaltiesCountPrompt),
+    },
+    Mutant {
+        name: "penalties-said-to-count-the-prompt",
+        stands_for: "a deviation that was copied with the rest of another engine's declaration",
+        killed_by: &["DT18"],
+        build: |_, _| deviating(Flaw::None, COUNTING),
+    },
+];
+
+/// Engines that deviate as they declare.
+pub(super) const CONTROLS: &[Mutant] = &[
+    Mutant {
+        name: "batch-variant",
+        stands_for: "sums whose order depends on the size of a batch",
+        killed_by: &[],
+        build: |_, _| deviating(Flaw::RoundsInCompany, ALL),
+    },
+    Mutant {
+        name: "penalties-count-prompt",
+        stands_for: "penalties over the last tokens, wherever they came from",
+        killed_by: &[],
+        build: |_, _| deviating(Flaw::PenaltiesCountPrompt, COUNTING),
+    },
+];
+
+/// Checks requests on its own side, after it has forgotten the least length.
+#[derive(Default)]
+struct MinTokensDropped {
+    config: Mutex<Option<EngineConfig>>,
+}
+
+#[async_trait]
+impl Fault for MinTokensDropped {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let mut config = inner.start(ctx).await?;
+        config
+            .capabilities
+            .deviations
+            .insert(Deviation::NoMinTokens);
+        *self.config.lock() = Some(config.clone());
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        request.stop.min_tokens = 0;
+        let config = self.config.lock().clone();
+        if let Some(config) = config {
+            config.check(&request)?;
+        }
+        inner.generate(request, ctx).await
+    }
+}
