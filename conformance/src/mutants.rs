@@ -16,6 +16,7 @@ mod guided;
 mod kv_events;
 mod lengths;
 mod lifecycle;
+mod memory;
 mod metrics;
 mod ranks;
 mod resume;
@@ -89,6 +90,7 @@ pub fn controls() -> impl Iterator<Item = &'static Mutant> {
         ranks::CONTROLS,
         bodies::CONTROLS,
         deviations::CONTROLS,
+        memory::CONTROLS,
     ]
     .into_iter()
     .flatten()
@@ -104,6 +106,7 @@ const GROUPS: &[(&str, &[Mutant])] = &[
     ("concurrency", concurrency::MUTANTS),
     ("sampling", sampling::MUTANTS),
     ("deviations", deviations::MUTANTS),
+    ("memory", memory::MUTANTS),
     ("guided", guided::MUTANTS),
     ("errors", errors::MUTANTS),
     ("shutdown", shutdown::MUTANTS),

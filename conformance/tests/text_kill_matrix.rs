@@ -153,7 +153,7 @@ macro_rules! each_group {
 
 each_group! {
     lifecycle stream finish usage lengths cancellation concurrency
-    sampling deviations guided errors shutdown metrics kv_events
+    sampling deviations memory guided errors shutdown metrics kv_events
     disaggregated transfer resume seam rules embeddings scores controls ranks bodies text
 }
 

@@ -47,7 +47,7 @@ const SUBJECTS: [Subject; 4] = [
     Subject {
         name: "genset-scheduler",
         engine: "genset-engine-mocker",
-        tests: &["each_check::"],
+        tests: &["each_check::", "with_little_memory::"],
         seconds: 100,
     },
     Subject {

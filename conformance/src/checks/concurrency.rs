@@ -6,6 +6,7 @@
 mod capacity;
 mod heartbeat;
 mod isolation;
+mod memory;
 mod mixed;
 mod own_options;
 mod priority;
@@ -67,6 +68,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!(tokens "CC16", Strict, Tokens, "requests at once each keep their own stop tokens, limits and biases",
         clause: "LLMEngine::generate",
         breaks: "one client's stop words end another client's answer", own_options::beside_others),
+    check!(tokens "CC17", Strict, Tokens, "requests that need more KV blocks than there are are all answered rightly, or refused as overloaded",
+        clause: "LLMEngine::generate, Errors",
+        breaks: "long conversations at the same time: answers are lost, cut or mixed up, or nobody goes on", memory::more_than_there_is),
 ];
 
 /// Requests at once; a serial engine is done with them before the limits pass.

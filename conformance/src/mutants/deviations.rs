@@ -22,7 +22,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "variance-hides-other-rows",
         stands_for: "an attention mask that lets a row see its neighbours, taken for the rounding that the engine declares",
         killed_by: &[
-            "CC04", "CC13", "CC14", "CC15", "CC16", "CN09", "DT15", "DT16",
+            "CC04", "CC13", "CC14", "CC15", "CC16", "CC17", "CN09", "DT15", "DT16",
         ],
         build: |_, _| deviating(Flaw::NoiseInCompany, BATCH_VARIANT),
     },

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use genset_backend_common::output::Finished;
+use genset_backend_common::output::{Finish, Finished};
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, Output,
     OutputStream, RequestContext, StartContext, async_trait,
@@ -137,5 +137,17 @@ impl Fault for Ended {
             item
         });
         Ok(OutputStream::from_raw(Box::pin(outputs)))
+    }
+}
+
+/// The end of an answer that is passed on.
+pub(super) fn finish_of(finished: Finished) -> Finish {
+    Finish {
+        reason: finished.reason,
+        last: finished.last,
+        stop_token: finished.stop_token,
+        cached_tokens: finished.usage.cached_tokens,
+        prompt_tokens: Some(finished.usage.prompt_tokens),
+        transfer: finished.transfer,
     }
 }

@@ -77,6 +77,30 @@ mod each_check {
     genset_conformance::suite!(|_: &genset_conformance::Scenario| super::subject(super::args()));
 }
 
+/// As many KV blocks as one sequence of the whole context needs, and prompts that are computed in one step.
+mod with_little_memory {
+    use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel};
+
+    use super::{Arc, Shared, Subject};
+
+    const BLOCK_TOKENS: u32 = 16;
+    const BLOCKS: u32 = 32;
+
+    fn subject() -> Subject {
+        let args = MockerArgs {
+            block_size: BLOCK_TOKENS,
+            num_gpu_blocks: BLOCKS,
+            enable_chunked_prefill: false,
+            ..super::args()
+        };
+        let model = MockerModel::new(1000, BLOCK_TOKENS * BLOCKS);
+        let shared = Shared(Arc::new(MockerEngine::try_new(args, model).unwrap()));
+        Subject::new(shared.clone()).with_probe(Arc::new(shared))
+    }
+
+    genset_conformance::suite!(|_: &genset_conformance::Scenario| { subject() });
+}
+
 /// A check that does not apply passes in the suite, so a declaration that is lost would go unseen.
 #[test]
 fn only_what_it_does_not_declare_is_left_out() {

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::StreamExt;
 use genset_backend_common::output::{Finished, TokenSink};
-use genset_backend_common::{EngineError, Finish, Output, OutputStream};
+use genset_backend_common::{EngineError, Output, OutputStream};
 use tokio::sync::{oneshot, watch};
 
 use super::slots::Slot;
 use super::{Counters, SlotFault};
+use crate::mutants::fault::finish_of;
 
 pub(super) struct Job {
     pub outputs: OutputStream,
@@ -149,17 +150,6 @@ async fn stopped(mut stop: watch::Receiver<bool>) {
 
 fn shutdown() -> EngineError {
     EngineError::engine_shutdown("the engine was stopped while it served the request")
-}
-
-fn finish_of(finished: Finished) -> Finish {
-    Finish {
-        reason: finished.reason,
-        last: finished.last,
-        stop_token: finished.stop_token,
-        cached_tokens: finished.usage.cached_tokens,
-        prompt_tokens: Some(finished.usage.prompt_tokens),
-        transfer: finished.transfer,
-    }
 }
 
 /// One more of something while it lives.
