@@ -28,10 +28,12 @@ mod limits;
 mod medium;
 #[cfg(feature = "mutants")]
 pub mod mutants;
+mod patience;
 mod report;
 mod rules;
 mod runner;
 mod running;
+mod starvation;
 mod state_machine;
 mod subject;
 mod suite;

@@ -15,11 +15,13 @@ use crate::check::{Check, CheckResult, Level, Profile, SkipReason, Stop};
 use crate::checks::catalogue;
 use crate::limits::Limits;
 use crate::medium::Medium;
+use crate::patience::{GivenUp, Patience};
 use crate::report::{CheckReport, EngineReport, Evidence, Report, Verdict};
 use crate::rules::Rule;
+use crate::starvation::{CHECK_THREAD, CheckThread, Starvation};
 use crate::subject::Factory;
 use crate::transcript::Transcript;
-use crate::trial::{Live, Progress, Trial, Variation};
+use crate::trial::{Live, Trial, Variation};
 
 /// What to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -307,8 +309,7 @@ fn on_own_thread(
         Level::Info | Level::Core | Level::Strict if !is_of_sequences => limits.wall,
         Level::Info | Level::Core | Level::Strict | Level::Soak => limits.wall * SOAK_WALL,
     };
-    let progress = || watched.progress();
-    let result = watch(wall, progress, move || {
+    let result = watch(wall, Clock::paused(is_paused), &watched, move || {
         let runtime = runtime(check.is_multi_thread, is_paused)?;
         try_out(runtime, &trial, (check.run)(trial.clone()))
     });
@@ -334,8 +335,7 @@ where
     let is_paused = known.is_virtual_time;
     let _beside = BESIDE.read();
     let watched = trial.clone();
-    let progress = || watched.progress();
-    watch(wall, progress, move || {
+    watch(wall, Clock::paused(is_paused), &watched, move || {
         let runtime = runtime(false, is_paused)?;
         try_out(runtime, &trial, run(trial.clone()))
     })
@@ -371,60 +371,77 @@ fn runtime(is_multi_thread: bool, is_paused: bool) -> Result<Runtime, Stop> {
         .map_err(|error| Stop::Fail(format!("the kit cannot start an async runtime: {error}")))
 }
 
-/// How many times the wall clock's limit a check may take whose answers go on: on a machine with too much to do.
-const BUSY_WALL: u32 = 8;
+/// The clock that a check's waits follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Clock {
+    /// tokio's, which goes on as soon as everybody waits for it.
+    Paused,
+    /// The machine's.
+    Real,
+}
 
-/// How often in that limit the kit looks whether they do.
-const LOOKS: u32 = 4;
+impl Clock {
+    fn paused(is_paused: bool) -> Self {
+        match is_paused {
+            true => Self::Paused,
+            false => Self::Real,
+        }
+    }
+}
 
-/// Runs `work` on a thread of its own. It is given up when no item was read for `limit`, or when `BUSY_WALL` such times have
-/// passed: how long it took says nothing of an engine whose answers go on. The time of a start does not count, which has a limit of
-/// its own, unless it blocks the thread.
+/// How often the kit looks how a check goes on.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(250);
+
+/// Runs `work` on a thread of its own, and gives it up when its [`Patience`] ends. Where its waits follow the machine's clock, the
+/// trial learns for how long the machine did not let it run.
 fn watch(
     limit: Duration,
-    progress: impl Fn() -> Progress,
+    clock: Clock,
+    trial: &Trial,
     work: impl FnOnce() -> CheckResult + Send + 'static,
 ) -> CheckResult {
     let (done, result): (SyncSender<CheckResult>, _) = sync_channel(1);
+    let check = CheckThread::default();
+    let own = check.clone();
     let thread = std::thread::Builder::new()
-        .name("conformance-check".into())
+        .name(CHECK_THREAD.into())
         .spawn(move || {
+            own.is_this();
             let _ = done.send(work());
         });
     let thread =
         thread.map_err(|error| Stop::Fail(format!("the kit cannot start a thread: {error}")))?;
-    let (mut seen, mut idle_looks, mut looks) = (Progress::default(), 0, 0);
+    let (mut patience, mut starvation) = (Patience::new(limit), Starvation::of(check));
     let ended = loop {
-        let ended = result.recv_timeout(limit / LOOKS);
-        let before = std::mem::replace(&mut seen, progress());
-        let is_waiting = seen.waits > before.waits;
-        looks += u32::from(!is_waiting);
-        idle_looks = match seen.items > before.items || is_waiting {
-            true => 0,
-            false => idle_looks + 1,
-        };
-        let goes_on = idle_looks < LOOKS && looks < LOOKS * BUSY_WALL;
-        if !(goes_on && matches!(ended, Err(RecvTimeoutError::Timeout))) {
-            break ended;
+        let ended = result.recv_timeout(BETWEEN_LOOKS);
+        if !matches!(ended, Err(RecvTimeoutError::Timeout)) {
+            break Ok(ended);
+        }
+        let starved = starvation.since_last_look();
+        if clock == Clock::Real {
+            trial.note_starved(starved);
+        }
+        if let Some(why) = patience.look(trial.progress(), BETWEEN_LOOKS, starved) {
+            break Err(why);
         }
     };
-    let seconds = limit.as_secs_f64();
     match ended {
-        Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) if idle_looks >= LOOKS => Err(Stop::Fail(format!(
-            "the engine blocks its thread: nothing moved for {seconds} s of real time"
-        ))),
-        Err(RecvTimeoutError::Timeout) => Err(Stop::Fail(format!(
-            "the check was not over within {} s of real time, though answers went on",
-            seconds * f64::from(BUSY_WALL)
-        ))),
-        Err(RecvTimeoutError::Disconnected) => {
+        Ok(Ok(result)) => result,
+        Ok(Err(_gone)) => {
             let panic = thread.join().err();
             Err(Stop::Fail(format!(
                 "the engine panicked: {}",
                 panic.as_deref().map_or("no message", text_of)
             )))
         }
+        Err(GivenUp::Blocked) => Err(Stop::Fail(format!(
+            "the engine blocks its thread: nothing moved for {} s of real time",
+            limit.as_secs_f64()
+        ))),
+        Err(GivenUp::Slow) => Err(Stop::Fail(format!(
+            "the check was not over within {} s of real time, though answers went on",
+            patience.most().as_secs_f64()
+        ))),
     }
 }
 
@@ -487,13 +504,14 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
     let (sender, receiver) = sync_channel(1);
     let factory = Arc::clone(factory);
     let _beside = BESIDE.read();
-    let _ = watch(Limits::default().start, Progress::default, move || {
+    let limits = Limits {
+        call: WARM_UP_CALL,
+        ..Limits::default()
+    };
+    let trial = Trial::new(factory, "warm-up", limits, Variation::default());
+    let watched = trial.clone();
+    let _ = watch(limits.start, Clock::Real, &watched, move || {
         let runtime = runtime(false, false)?;
-        let limits = Limits {
-            call: WARM_UP_CALL,
-            ..Limits::default()
-        };
-        let trial = Trial::new(factory, "warm-up", limits, Variation::default());
         let known = runtime.block_on(meet(&trial, may_be_virtual));
         if let Ok(known) = known {
             let _ = sender.send(known);
@@ -520,7 +538,8 @@ fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Pace, Stop> {
         Variation::default(),
     );
     let (sender, receiver) = sync_channel(1);
-    watch(limits.wall, Progress::default, move || {
+    let watched = trial.clone();
+    watch(limits.wall, Clock::Paused, &watched, move || {
         let runtime = runtime(false, true)?;
         let tried = async {
             let took = answers_on_a_paused_clock(&trial).await?;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::num::NonZeroU32;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, fail, skip};
 use crate::limits::Limits;
 use crate::medium::Medium;
+use crate::patience::LEAST_SHARE;
 use crate::report::Evidence;
 use crate::rules::{Breaches, Reader, Rule, Watched};
 use crate::running::Running;
@@ -49,6 +51,8 @@ struct Shared {
     items_read: AtomicU64,
     /// Times that a wait for a start, or for the process itself, was seen to go on.
     waits_seen: AtomicU64,
+    /// Microseconds of real time in which the machine did not let the check run.
+    starved_us: AtomicU64,
     /// How engines of one check fetch KV blocks from each other.
     kv_carrier: LocalKvCarrier,
     seed: u64,
@@ -99,6 +103,7 @@ impl Trial {
             has_started: AtomicBool::new(false),
             items_read: AtomicU64::new(0),
             waits_seen: AtomicU64::new(0),
+            starved_us: AtomicU64::new(0),
             kv_carrier: LocalKvCarrier::default(),
             seed: variation.seed,
             sequences: variation.sequences,
@@ -187,6 +192,17 @@ impl Trial {
     /// How often at least a wait that goes on is noted: several times in what the wall clock allows for silence.
     pub(crate) fn wait_interval(&self) -> Duration {
         self.limits().wall / 8
+    }
+
+    /// Notes that the machine did not let the check run for a while.
+    pub(crate) fn note_starved(&self, time: Duration) {
+        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.shared.starved_us.fetch_add(us, Ordering::Relaxed);
+    }
+
+    /// How long the machine did not let the check run so far.
+    fn starved(&self) -> Duration {
+        Duration::from_micros(self.shared.starved_us.load(Ordering::Relaxed))
     }
 
     /// Where a breach of a rule of the reader is noted.
@@ -279,7 +295,7 @@ impl Trial {
         }
     }
 
-    /// Waits for `future`, at most `limit`.
+    /// Waits for `future`, at most `limit`, and as long as the machine did not let it run.
     ///
     /// # Errors
     /// A failure that names `what` when the limit passes.
@@ -289,12 +305,29 @@ impl Trial {
         limit: Duration,
         future: impl Future<Output = T>,
     ) -> Result<T, Stop> {
-        match tokio::time::timeout(limit, future).await {
-            Ok(value) => Ok(value),
-            Err(_) => {
-                let late = format!("{what} was not done within {} s", limit.as_secs_f64());
-                self.shared.recorder.note(None, || late.clone());
-                Err(Stop::Fail(late))
+        if let Some(value) = self.in_time(limit, future).await {
+            return Ok(value);
+        }
+        let late = format!("{what} was not done within {} s", limit.as_secs_f64());
+        self.shared.recorder.note(None, || late.clone());
+        Err(Stop::Fail(late))
+    }
+
+    /// What came of `future`, which is dropped when its time has passed.
+    async fn in_time<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        let (mut noted, mut waited, mut left) = (self.starved(), Duration::ZERO, limit);
+        loop {
+            if let Ok(value) = tokio::time::timeout(left, &mut future).await {
+                return Some(value);
+            }
+            waited += left;
+            let starved = self.starved();
+            let most = (limit * LEAST_SHARE).saturating_sub(waited);
+            left = starved.saturating_sub(noted).min(most);
+            noted = starved;
+            if left.is_zero() {
+                return None;
             }
         }
     }
@@ -729,5 +762,56 @@ impl std::fmt::Debug for Live {
         f.debug_struct("Live")
             .field("config", &self.config)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial() -> Trial {
+        let factory = |_: &Scenario| -> Subject { unreachable!("no engine is built") };
+        Trial::new(
+            Arc::new(factory),
+            "LC01",
+            Limits::default(),
+            Variation::default(),
+        )
+    }
+
+    /// Waits 8 s for what may take 5 s, on a machine that stops the check for so long after a second.
+    async fn eight_seconds(stopped_s: u64) -> (Result<(), Stop>, Duration) {
+        let (trial, begun) = (trial(), Instant::now());
+        let work = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            trial.note_starved(Duration::from_secs(stopped_s));
+            tokio::time::sleep(Duration::from_secs(7)).await;
+        };
+        let done = trial.within("work", Duration::from_secs(5), work).await;
+        (done, begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_the_machine_did_not_let_it_run_is_not_held_against_an_engine() {
+        let late = Stop::Fail("work was not done within 5 s".into());
+        let seconds = Duration::from_secs;
+        assert_eq!(eight_seconds(0).await, (Err(late.clone()), seconds(5)));
+        assert_eq!(eight_seconds(2).await, (Err(late), seconds(7)));
+        assert_eq!(eight_seconds(4).await, (Ok(()), seconds(8)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_wait_is_without_end() {
+        let (trial, begun) = (trial(), Instant::now());
+        let starving = async {
+            loop {
+                trial.note_starved(Duration::from_secs(10));
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let limit = Duration::from_secs(2);
+        let done: Result<(), Stop> = trial.within("it", limit, starving).await;
+        assert_eq!(done, Err(Stop::Fail("it was not done within 2 s".into())));
+        assert_eq!(begun.elapsed(), limit * LEAST_SHARE);
     }
 }

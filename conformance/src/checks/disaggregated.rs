@@ -176,7 +176,9 @@ async fn drain_waits(trial: Trial) -> CheckResult {
         decode(&second, &request, transfer, &ctx).await
     };
     let both = async { tokio::join!(shutdown, fetch) };
-    let (_, answer) = trial.call("drain and the second leg", both).await?;
+    let (_, answer) = trial
+        .call("drain and the second leg", Box::pin(both))
+        .await?;
     let answer = answer?;
     ensure!(
         answer.finished().is_some(),

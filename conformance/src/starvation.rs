@@ -1,0 +1,140 @@
+//! [`Starvation`]: how long threads of the engine and of the kit waited for a processor, while a machine had too much to do. Time
+//! limits are for engines, so that time is not held against one. Only Linux says it, in `/proc`; elsewhere nobody starves.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// What threads have waited for a processor since they began, by thread.
+type Waits = BTreeMap<PathBuf, Duration>;
+
+/// The name of every check's thread.
+pub(crate) const CHECK_THREAD: &str = "conformance-check";
+
+/// The thread of one check, once it runs.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CheckThread {
+    id: Arc<OnceLock<OsString>>,
+}
+
+impl CheckThread {
+    /// Says that the calling thread is the check's.
+    pub(crate) fn is_this(&self) {
+        let link = fs::read_link("/proc/thread-self").ok();
+        if let Some(id) = link.as_deref().and_then(Path::file_name) {
+            // It is said once.
+            let _ = self.id.set(id.to_owned());
+        }
+    }
+
+    /// Whether a thread is another check's, which runs beside this one and has time of its own.
+    fn is_of_another(&self, thread: &Path) -> bool {
+        if self.id.get().map(OsString::as_os_str) == thread.file_name() {
+            return false;
+        }
+        // The system keeps the first 15 letters of a name.
+        let name = fs::read_to_string(thread.join("comm")).unwrap_or_default();
+        CHECK_THREAD.get(..15) == Some(name.trim_end())
+    }
+}
+
+/// The waits of this process's threads but other checks', and of those of processes that it started, from look to look.
+#[derive(Debug, Default)]
+pub(crate) struct Starvation {
+    check: CheckThread,
+    before: Waits,
+}
+
+impl Starvation {
+    /// Begins to look.
+    pub(crate) fn of(check: CheckThread) -> Self {
+        let before = waits_of(&check);
+        Self { check, before }
+    }
+
+    /// How long the thread waited that waited longest since the last look. Nothing of what an engine does goes on faster.
+    pub(crate) fn since_last_look(&mut self) -> Duration {
+        let now = waits_of(&self.check);
+        let longest = longest_since(&self.before, &now);
+        self.before = now;
+        longest
+    }
+}
+
+fn waits_of(check: &CheckThread) -> Waits {
+    let mut waits = Waits::new();
+    read_process(Path::new("/proc/self"), check, &mut waits);
+    waits
+}
+
+/// A thread that is new began to wait after the last look.
+fn longest_since(before: &Waits, now: &Waits) -> Duration {
+    let grown = now.iter().map(|(thread, wait)| {
+        let until_then = before.get(thread).copied().unwrap_or_default();
+        wait.saturating_sub(until_then)
+    });
+    grown.max().unwrap_or_default()
+}
+
+fn read_process(process: &Path, check: &CheckThread, waits: &mut Waits) {
+    let threads = fs::read_dir(process.join("task"));
+    for thread in threads.into_iter().flatten().flatten() {
+        let thread = thread.path();
+        if check.is_of_another(&thread) {
+            continue;
+        }
+        let text = fs::read_to_string(thread.join("schedstat"));
+        if let Some(wait) = text.ok().as_deref().and_then(wait_of) {
+            waits.insert(thread.clone(), wait);
+        }
+        let children = fs::read_to_string(thread.join("children"));
+        for child in children.unwrap_or_default().split_whitespace() {
+            read_process(&Path::new("/proc").join(child), check, waits);
+        }
+    }
+}
+
+/// The second of the numbers in `schedstat`: nanoseconds in which the thread could run and did not.
+fn wait_of(schedstat: &str) -> Option<Duration> {
+    let wait = schedstat.split_whitespace().nth(1)?;
+    wait.parse().ok().map(Duration::from_nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(of: &[(&str, u64)]) -> Waits {
+        let wait = |(thread, ms): &(&str, u64)| (PathBuf::from(thread), Duration::from_millis(*ms));
+        of.iter().map(wait).collect()
+    }
+
+    #[test]
+    fn the_thread_that_waited_longest_since_the_last_look_counts() {
+        let before = waits(&[("1", 900), ("2", 100), ("gone", 5000)]);
+        let now = waits(&[("1", 910), ("2", 400), ("new", 50)]);
+        assert_eq!(longest_since(&before, &now), Duration::from_millis(300));
+        assert_eq!(longest_since(&now, &now), Duration::ZERO);
+        assert_eq!(longest_since(&now, &Waits::new()), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_second_number_is_the_wait() {
+        assert_eq!(
+            wait_of("168155 3631649 2\n"),
+            Some(Duration::from_nanos(3_631_649))
+        );
+        assert_eq!(wait_of(""), None);
+    }
+
+    #[test]
+    fn a_system_that_says_nothing_lets_nobody_starve() {
+        let mut waits = Waits::new();
+        let check = CheckThread::default();
+        read_process(Path::new("/no/such/process"), &check, &mut waits);
+        assert!(waits.is_empty());
+    }
+}
