@@ -27,6 +27,7 @@ use genset_backend_common::{
 use super::lifecycle::config_of_a_start;
 use super::pressure::long_request;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::running::Running;
 use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -148,14 +149,29 @@ async fn load_returns(trial: Trial) -> CheckResult {
 /// Requests that must all be counted; a flag for "busy" counts one.
 const COUNTED: u32 = 3;
 
+/// Long requests, as many as the engine takes. One that runs so many at once may still have no memory for all of them.
+async fn long_ones(live: &Live) -> Result<Vec<Running>, Stop> {
+    let mut all = vec![live.generate(long_request(live, 0)).await?];
+    for seed in 1..u64::from(COUNTED) {
+        if all.len() >= live.at_once(COUNTED) {
+            break;
+        }
+        let request = long_request(live, seed);
+        let ctx = live.context(&request);
+        match live.try_generate(request, ctx).await? {
+            Ok(running) => all.push(running),
+            Err(error) if error.kind() == ErrorKind::Overloaded => break,
+            Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
+        }
+    }
+    Ok(all)
+}
+
 async fn true_load(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut load = live.start.load.subscribe();
-    let mut all = Vec::new();
-    let counted = u32::try_from(live.at_once(COUNTED)).unwrap_or(COUNTED);
-    for seed in 0..counted {
-        all.push(live.generate(long_request(&live, u64::from(seed))).await?);
-    }
+    let all = long_ones(&live).await?;
+    let counted = u32::try_from(all.len()).unwrap_or(COUNTED);
     let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
     if !matches!(is_published, Ok(Ok(()))) {
         skip!(NotDeclared, "the engine publishes no load");

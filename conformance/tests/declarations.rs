@@ -1,0 +1,121 @@
+//! What an engine may declare, and the checks that are about it. A declaration that is new does not compile here until somebody has
+//! said which check tries whether it is true.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use genset_backend_common::{
+    Capabilities, Deviation, EngineConfig, GuidedKind, InputKind, Role, SamplingOption,
+};
+use genset_conformance::find;
+
+/// A declaration's name and its checks.
+type Row = (&'static str, &'static [&'static str]);
+
+/// The fields of a struct with their checks; it does not compile where one is missing.
+macro_rules! fields {
+    ($name:ident { $($field:ident: $checks:expr),* $(,)? }) => {{
+        fn _all(declared: $name) {
+            let $name { $($field: _),* } = declared;
+        }
+        let rows: Vec<Row> = vec![$((stringify!($field), $checks)),*];
+        rows
+    }};
+}
+
+/// As `fields`, of the variants of an enum.
+macro_rules! variants {
+    ($name:ident { $($variant:ident: $checks:expr),* $(,)? }) => {{
+        fn _all(declared: $name) {
+            match declared {
+                $($name::$variant => (),)*
+            }
+        }
+        let rows: Vec<Row> = vec![$((stringify!($variant), $checks)),*];
+        rows
+    }};
+}
+
+fn config() -> Vec<Row> {
+    fields!(EngineConfig {
+        model: &["LC01", "LC04"],
+        context_length_tokens: &["FN04", "FN05", "FN15"],
+        vocab_size: &["ER02", "RD01"],
+        kv_block_size: &["KV07", "CC17"],
+        kv_total_blocks: &["KV09", "CC17"],
+        max_num_seqs: &["CC13", "MT08"],
+        // That it is not 0. How many tokens a step has, no answer shows: the guide says so.
+        max_num_batched_tokens: &["LC01"],
+        data_parallel_size: &["MT04", "RK01"],
+        capabilities: &["DT09"],
+        canary: &["LC01", "MT06"],
+    })
+}
+
+fn capabilities() -> Vec<Row> {
+    fields!(Capabilities {
+        inputs: &["US02", "ER08"],
+        sampling: &["DT09"],
+        max_logprobs: &["DT07", "DT13", "DT17"],
+        // Nobody can declare it: a config that does is not valid.
+        prompt_logprobs: &["LC01", "DT09"],
+        guided: &["GD01", "DT09"],
+        whole_bodies: &["WB01"],
+        priority: &["CC12"],
+        adapters: &["LR01", "ER06"],
+        kv_events: &["KV01", "RD05"],
+        kv_ranks: &["RK02"],
+        resume: &["MG01"],
+        virtual_time: &["LC09"],
+        roles: &["DG03", "LC07"],
+        deviations: &["DT09", "DT18"],
+    })
+}
+
+fn values() -> Vec<Row> {
+    let sampling = variants!(SamplingOption {
+        Temperature: &["DT04", "DT12"],
+        TopP: &["DT11"],
+        TopK: &["DT05"],
+        MinP: &["DT11"],
+        PresencePenalty: &["DT08", "DT14"],
+        FrequencyPenalty: &["DT08", "DT14", "DT18"],
+        RepetitionPenalty: &["DT08"],
+        LogitBias: &["DT06"],
+        Seed: &["DT02", "DT03", "DT15"],
+    });
+    let guided = variants!(GuidedKind {
+        JsonObject: &["GD01", "DT09"],
+        JsonSchema: &["GD01"],
+        Regex: &["GD02"],
+        Choice: &["GD02"],
+        Grammar: &["GD09"],
+    });
+    let inputs = variants!(InputKind {
+        Tokens: &["US02"],
+        Text: &["US02"],
+        Chat: &["US02"],
+        Embed: &["EM01", "EM02", "EM03"],
+        Score: &["SC01", "SC02"],
+    });
+    let roles = variants!(Role {
+        Aggregated: &["DG03"],
+        Prefill: &["DG01"],
+        Decode: &["DG02"],
+    });
+    let deviations = variants!(Deviation {
+        BatchVariant: &["CC04", "CC16", "DT15", "DT16"],
+        NoMinTokens: &["DT09"],
+        PenaltiesCountPrompt: &["DT18"],
+    });
+    [sampling, guided, inputs, roles, deviations].concat()
+}
+
+#[test]
+fn every_declaration_has_its_checks() {
+    for (name, checks) in [config(), capabilities(), values()].concat() {
+        assert!(!checks.is_empty(), "no check is about {name}");
+        for id in checks {
+            assert!(find(id).is_some(), "{name}: there is no check {id}");
+        }
+    }
+}
