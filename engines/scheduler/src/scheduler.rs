@@ -139,7 +139,7 @@ pub struct Scheduler {
 }
 
 /// A step while it is planned.
-struct Draft {
+struct Planning {
     step: Step,
     budget: usize,
 }
@@ -150,7 +150,7 @@ struct Room {
     reused: usize,
 }
 
-impl Draft {
+impl Planning {
     fn schedule(&mut self, id: SequenceId, sequence: &mut Sequence, tokens: usize) {
         sequence.planned = tokens;
         self.budget -= tokens;
@@ -304,17 +304,20 @@ impl Scheduler {
 
     /// Decides what the next step computes. A plan that was not committed is void.
     pub fn plan(&mut self) -> Step {
-        let mut draft = Draft {
+        let mut planning = Planning {
             step: Step::default(),
             budget: self.limits.max_num_batched_tokens,
         };
         self.running.values_mut().for_each(|it| it.planned = 0);
-        self.remove_outgrown(&mut draft);
-        self.plan_running(&mut draft, |remaining| remaining == 1);
-        self.plan_running(&mut draft, |remaining| remaining > 1);
+        self.remove_outgrown(&mut planning);
+        self.plan_running(&mut planning, |remaining| remaining == 1);
+        self.plan_running(&mut planning, |remaining| remaining > 1);
         // What a sequence just lost is not handed to the next that waits, or the two would take turns.
-        while draft.budget > 0 && draft.step.preempted.is_empty() && self.admit_next(&mut draft) {}
-        draft.step
+        while planning.budget > 0
+            && planning.step.preempted.is_empty()
+            && self.admit_next(&mut planning)
+        {}
+        planning.step
     }
 
     /// Takes note of what the planned step brought. Sequences that were cancelled meanwhile are passed over.
@@ -386,7 +389,7 @@ impl Scheduler {
     }
 
     /// Ends the sequences that could not go on even if they had every block.
-    fn remove_outgrown(&mut self, draft: &mut Draft) {
+    fn remove_outgrown(&mut self, planning: &mut Planning) {
         let is_outgrown = |sequence: &Sequence| {
             let tokens = sequence.tokens().len();
             let is_too_long_for_a_step = !self.is_chunking
@@ -396,71 +399,76 @@ impl Scheduler {
         };
         let all = self.running.iter().chain(&self.waiting);
         let outgrown = all.filter(|(_, sequence)| is_outgrown(sequence));
-        draft.step.outgrown = outgrown.map(|(rank, _)| rank.2).collect();
-        draft.step.outgrown.sort();
-        for id in &draft.step.outgrown {
+        planning.step.outgrown = outgrown.map(|(rank, _)| rank.2).collect();
+        planning.step.outgrown.sort();
+        for id in &planning.step.outgrown {
             self.cancel(*id);
         }
     }
 
     /// Plans the running sequences whose remaining tokens are of the `wanted` number, best rank first.
-    fn plan_running(&mut self, draft: &mut Draft, wanted: fn(usize) -> bool) {
+    fn plan_running(&mut self, planning: &mut Planning, wanted: fn(usize) -> bool) {
         for rank in self.running.keys().copied().collect::<Vec<_>>() {
             let Some(sequence) = self.running.get(&rank) else {
                 // Preempted meanwhile.
                 continue;
             };
             let remaining = sequence.remaining();
-            let tokens = remaining.min(draft.budget);
+            let tokens = remaining.min(planning.budget);
             if !self.is_chunking && tokens < remaining {
                 continue;
             }
             if tokens > 0 && !sequence.cannot_go_on() && wanted(remaining) {
-                self.grow(rank, tokens, draft);
+                self.grow(rank, tokens, planning);
             }
         }
     }
 
     /// Schedules `tokens` tokens of a running sequence once its blocks suffice for them, or preempts it for want of a better
     /// one.
-    fn grow(&mut self, rank: Rank, tokens: usize, draft: &mut Draft) {
+    fn grow(&mut self, rank: Rank, tokens: usize, planning: &mut Planning) {
         while let Some(sequence) = self.running.get_mut(&rank) {
             let needed = self.pool.blocks_for(sequence.computed + tokens);
             let missing = needed.saturating_sub(sequence.blocks.len());
             if let Some(blocks) = self.pool.allocate(missing) {
                 sequence.blocks.extend(blocks);
-                return draft.schedule(rank.2, sequence, tokens);
+                return planning.schedule(rank.2, sequence, tokens);
             }
             // The sequence itself is among them, so the loop ends.
-            self.preempt(draft, |_, _| true);
+            self.preempt(planning, |_, _| true);
         }
     }
 
     /// Admits the best waiting sequence if there is room, or if there is after others gave theirs up.
-    fn admit_next(&mut self, draft: &mut Draft) -> bool {
+    fn admit_next(&mut self, planning: &mut Planning) -> bool {
         let best = self.waiting.extract_if(.., |_, it| !it.is_paused).next();
         let Some((rank, sequence)) = best else {
             return false;
         };
-        let Some(room) = self.make_room(rank, &sequence, draft) else {
+        let Some(room) = self.make_room(rank, &sequence, planning) else {
             self.waiting.insert(rank, sequence);
             return false;
         };
-        self.begin(rank, sequence, room, draft);
+        self.begin(rank, sequence, room, planning);
         true
     }
 
     /// Makes room for a sequence that waits: a place among the running ones, and blocks for all its tokens.
-    fn make_room(&mut self, rank: Rank, sequence: &Sequence, draft: &mut Draft) -> Option<Room> {
+    fn make_room(
+        &mut self,
+        rank: Rank,
+        sequence: &Sequence,
+        planning: &mut Planning,
+    ) -> Option<Room> {
         while self.running.len() >= self.limits.max_num_seqs {
-            if !self.preempt_for(rank, draft) {
+            if !self.preempt_for(rank, planning) {
                 return None;
             }
         }
         let mut blocks = sequence.find_prefix(&self.pool);
         let reused = blocks.len();
         let all_tokens = sequence.tokens().len();
-        if !self.is_chunking && all_tokens - reused * self.pool.block_size() > draft.budget {
+        if !self.is_chunking && all_tokens - reused * self.pool.block_size() > planning.budget {
             return None;
         }
         let missing = self.pool.blocks_for(all_tokens).saturating_sub(reused);
@@ -472,14 +480,14 @@ impl Scheduler {
                 blocks.extend(free);
                 return Some(Room { blocks, reused });
             }
-            if !self.preempt_for(rank, draft) {
+            if !self.preempt_for(rank, planning) {
                 self.pool.release(&blocks);
                 return None;
             }
         }
     }
 
-    fn begin(&mut self, rank: Rank, mut sequence: Sequence, room: Room, draft: &mut Draft) {
+    fn begin(&mut self, rank: Rank, mut sequence: Sequence, room: Room, planning: &mut Planning) {
         let Room { blocks, reused } = room;
         let is_first_time = sequence.begin(blocks, reused, self.pool.block_size());
         if is_first_time {
@@ -487,10 +495,10 @@ impl Scheduler {
             self.cached_tokens += count(sequence.cached_tokens());
         }
         if sequence.is_receiving() {
-            draft.step.receiving.push(rank.2);
+            planning.step.receiving.push(rank.2);
         } else {
-            let tokens = sequence.remaining().min(draft.budget);
-            draft.schedule(rank.2, &mut sequence, tokens);
+            let tokens = sequence.remaining().min(planning.budget);
+            planning.schedule(rank.2, &mut sequence, tokens);
         }
         self.running.insert(rank, sequence);
     }
@@ -508,15 +516,19 @@ impl Scheduler {
     }
 
     /// Preempts one that yields to a waiting sequence: its reader is behind, or its priority is lower.
-    fn preempt_for(&mut self, newcomer: Rank, draft: &mut Draft) -> bool {
-        self.preempt(draft, |rank, sequence| {
+    fn preempt_for(&mut self, newcomer: Rank, planning: &mut Planning) -> bool {
+        self.preempt(planning, |rank, sequence| {
             sequence.is_paused || rank.0 > newcomer.0
         })
     }
 
     /// Takes the blocks of a running sequence that may yield, and its rows out of the step: of one whose reader is behind, else
     /// of the lowest rank. Whether there was one.
-    fn preempt(&mut self, draft: &mut Draft, may_yield: impl Fn(&Rank, &Sequence) -> bool) -> bool {
+    fn preempt(
+        &mut self,
+        planning: &mut Planning,
+        may_yield: impl Fn(&Rank, &Sequence) -> bool,
+    ) -> bool {
         let running = self.running.iter();
         let yielding = running.filter(|(rank, sequence)| may_yield(rank, sequence));
         let victim = yielding.max_by_key(|(rank, sequence)| (sequence.is_paused, **rank));
@@ -525,10 +537,10 @@ impl Scheduler {
         else {
             return false;
         };
-        draft.budget += sequence.planned;
-        draft.step.rows.retain(|row| row.id != victim.2);
-        draft.step.receiving.retain(|id| *id != victim.2);
-        draft.step.preempted.push(victim.2);
+        planning.budget += sequence.planned;
+        planning.step.rows.retain(|row| row.id != victim.2);
+        planning.step.receiving.retain(|id| *id != victim.2);
+        planning.step.preempted.push(victim.2);
         self.pool.release(&sequence.give_up_blocks());
         self.waiting.insert(victim, sequence);
         self.preemptions += 1;
