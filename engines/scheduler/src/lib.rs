@@ -7,6 +7,7 @@
 //!
 //! - [`KvBlockPool`] knows who holds which block, and which full blocks can be reused by their hash.
 //! - [`Scheduler`] has the queues, and decides about admission and preemption.
+//! - [`Scheduler::set_drafts`] has a step compute guesses behind a sequence's last token.
 //! - [`HeldSequence`] and [`FreedSequences`] say when the blocks of an ended sequence, which others fetch, are needed no more.
 //!
 //! # Examples

@@ -8,6 +8,8 @@
 //! behind, then of the lowest rank. Who loses its blocks waits, at its old rank, and is computed again later. As the
 //! highest rank can take from all others, some sequence always goes on; one that no longer fits the cache even alone is
 //! reported as [`Step::outgrown`].
+//!
+//! What is left of a step and of the blocks may take [drafts](Scheduler::reserve_drafts) then.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -64,6 +66,9 @@ pub struct Scheduled {
     pub tokens: Range<usize>,
     /// Whether the last of them is the sequence's last, so that the next token is chosen from its logits.
     pub wants_token: bool,
+    /// Tokens that may follow the last one, computed behind it; the logits of each are wanted too. None but those that
+    /// [`Scheduler::set_drafts`] puts here.
+    pub drafts: Vec<TokenId>,
 }
 
 /// What came of one sequence's work.
@@ -118,6 +123,8 @@ type Rank = (Reverse<i32>, u64, SequenceId);
 
 type Queue = BTreeMap<Rank, Sequence>;
 
+type Ranks = HashMap<SequenceId, Rank>;
+
 /// The waiting and the running sequences, and their KV blocks.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -129,9 +136,11 @@ pub struct Scheduler {
     waiting: Queue,
     running: Queue,
     /// Where each sequence is in its queue.
-    ranks: HashMap<SequenceId, Rank>,
+    ranks: Ranks,
     /// The blocks of ended sequences that others may still want.
     held: HashMap<SequenceId, Vec<BlockId>>,
+    /// Tokens that the step under way has room for.
+    spare_tokens: usize,
     arrivals: u64,
     preemptions: u64,
     prompt_tokens: u64,
@@ -160,6 +169,7 @@ impl Planning {
             id,
             tokens: range,
             wants_token,
+            drafts: Vec::new(),
         });
     }
 }
@@ -198,8 +208,9 @@ impl Scheduler {
             pool: KvBlockPool::try_new(num_blocks, block_size)?,
             waiting: Queue::new(),
             running: Queue::new(),
-            ranks: HashMap::new(),
+            ranks: Ranks::new(),
             held: HashMap::new(),
+            spare_tokens: 0,
             arrivals: 0,
             preemptions: 0,
             prompt_tokens: 0,
@@ -308,7 +319,7 @@ impl Scheduler {
             step: Step::default(),
             budget: self.limits.max_num_batched_tokens,
         };
-        self.running.values_mut().for_each(|it| it.planned = 0);
+        self.running.values_mut().for_each(Sequence::unplan);
         self.remove_outgrown(&mut planning);
         self.plan_running(&mut planning, |remaining| remaining == 1);
         self.plan_running(&mut planning, |remaining| remaining > 1);
@@ -317,6 +328,7 @@ impl Scheduler {
             && planning.step.preempted.is_empty()
             && self.admit_next(&mut planning)
         {}
+        self.spare_tokens = planning.budget;
         planning.step
     }
 
@@ -552,6 +564,7 @@ fn count(tokens: usize) -> u64 {
     u64::try_from(tokens).unwrap_or(u64::MAX)
 }
 
+mod drafts;
 mod transfer;
 
 #[cfg(test)]

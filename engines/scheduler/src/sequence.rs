@@ -34,6 +34,8 @@ pub struct Sequence {
     pub(crate) computed: usize,
     /// Tokens in the step under way.
     pub(crate) planned: usize,
+    /// Tokens behind those in the step under way, which may follow them.
+    pub(crate) drafts: Vec<TokenId>,
     pub(crate) blocks: Vec<BlockId>,
     /// What its first block follows, where it has a salt.
     root: Option<BlockHash>,
@@ -66,6 +68,7 @@ impl Sequence {
             is_paused: false,
             computed: 0,
             planned: 0,
+            drafts: Vec::new(),
             blocks: Vec::new(),
             root: new.cache_salt.as_deref().map(salt_root),
             hashes: Vec::new(),
@@ -136,12 +139,46 @@ impl Sequence {
 
     /// Gives up its blocks; everything must be computed again.
     pub(crate) fn give_up_blocks(&mut self) -> Vec<BlockId> {
-        (self.computed, self.planned, self.stored_blocks) = (0, 0, 0);
+        self.unplan();
+        (self.computed, self.stored_blocks) = (0, 0);
         if self.receipt == Receipt::Running {
             // What comes has no place any more.
             self.receipt = Receipt::None;
         }
         std::mem::take(&mut self.blocks)
+    }
+
+    /// It is in no step any more.
+    pub(crate) fn unplan(&mut self) {
+        self.planned = 0;
+        self.drafts.clear();
+    }
+
+    /// Whether the step under way computes its last token, so that one is chosen.
+    pub(crate) fn chooses(&self) -> bool {
+        self.computed + self.planned == self.tokens.len()
+    }
+
+    /// Drafts that its blocks have room for.
+    pub(crate) fn room_for_drafts(&self, block_size: usize) -> usize {
+        (self.blocks.len() * block_size).saturating_sub(self.tokens.len())
+    }
+
+    /// The first `accepted` drafts are tokens of it, computed by the step under way.
+    pub(crate) fn accept_drafts(&mut self, accepted: usize, pool: &KvBlockPool) {
+        let accepted = accepted.min(self.drafts.len());
+        self.tokens.extend(self.drafts.drain(..accepted));
+        self.planned += accepted;
+        self.hash_full_blocks(pool);
+    }
+
+    /// Forgets the drafts that were not accepted, with their blocks.
+    fn drop_drafts(&mut self, pool: &mut KvBlockPool) {
+        self.drafts.clear();
+        let needed = pool.blocks_for(self.tokens.len());
+        if self.blocks.len() > needed {
+            pool.release(&self.blocks.split_off(needed));
+        }
     }
 
     /// The planned tokens were computed. Without a new token after the last one, that last one is computed again.
@@ -156,12 +193,14 @@ impl Sequence {
         self.tokens.extend(new.filter(|_| is_at_end));
         self.hash_full_blocks(pool);
         self.store_full_blocks(pool);
+        self.drop_drafts(pool);
     }
 
     /// The planned tokens were computed, and no more will come.
     pub(crate) fn end(&mut self, pool: &mut KvBlockPool) {
         self.computed += std::mem::take(&mut self.planned);
         self.store_full_blocks(pool);
+        self.drop_drafts(pool);
     }
 
     /// Whether it has blocks whose content is on its way.

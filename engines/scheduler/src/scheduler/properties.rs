@@ -17,7 +17,10 @@ enum Operation {
     Cancel(u64),
     Pause(u64, bool),
     Clear,
-    Plan,
+    /// `drafts`: so many are wanted behind each row.
+    Plan {
+        drafts: usize,
+    },
     /// `ends`: one in so many tokens ends its sequence.
     Commit {
         ends: u32,
@@ -31,7 +34,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
         1 => (0..40u64).prop_map(Operation::Cancel),
         2 => (0..40u64, any::<bool>()).prop_map(|(id, is_paused)| Operation::Pause(id, is_paused)),
         1 => Just(Operation::Clear),
-        8 => Just(Operation::Plan),
+        8 => (0..7usize).prop_map(|drafts| Operation::Plan { drafts }),
         8 => (2..12u32).prop_map(|ends| Operation::Commit { ends }),
     ];
     prop::collection::vec(operation, 1..160)
@@ -117,7 +120,7 @@ impl Driver {
                 self.scheduler.set_paused(SequenceId(*id), *is_paused)
             }
             Operation::Clear => self.scheduler.clear_prefix_cache(),
-            Operation::Plan => drop(self.plan()),
+            Operation::Plan { drafts } => drop(self.plan(*drafts)),
             Operation::Commit { ends } => self.commit(*ends),
         }
         self.check();
@@ -155,10 +158,18 @@ impl Driver {
         }
     }
 
-    fn plan(&mut self) -> Step {
+    fn plan(&mut self, drafts: usize) -> Step {
         self.fetch_held();
-        let step = self.scheduler.plan();
-        let tokens: usize = step.rows.iter().map(|row| row.tokens.len()).sum();
+        let mut step = self.scheduler.plan();
+        for row in &mut step.rows {
+            let room = self.scheduler.reserve_drafts(row.id, drafts);
+            assert!(room <= drafts && (room == 0 || row.wants_token));
+            let drafts = (0..5).cycle().take(room).collect();
+            self.scheduler.set_drafts(row, drafts);
+            assert_eq!(row.drafts.len(), room);
+        }
+        let size = |row: &Scheduled| row.tokens.len() + row.drafts.len();
+        let tokens: usize = step.rows.iter().map(size).sum();
         assert!(
             tokens <= self.limits.max_num_batched_tokens,
             "the budget is kept"
@@ -172,7 +183,8 @@ impl Driver {
         for row in &step.rows {
             let sequence = self.scheduler.sequence(row.id).unwrap();
             assert!(!row.tokens.is_empty() && row.tokens.start == sequence.computed);
-            assert!(row.tokens.end <= sequence.blocks().len() * self.scheduler.pool().block_size());
+            let slots = sequence.blocks().len() * self.scheduler.pool().block_size();
+            assert!(row.tokens.end + row.drafts.len() <= slots);
             assert!(self.rules.is_chunking || row.wants_token);
             assert!(
                 !step.preempted.contains(&row.id),
@@ -195,6 +207,12 @@ impl Driver {
         for row in std::mem::take(&mut self.planned) {
             self.next_token += 1;
             let token = self.next_token % 5;
+            let most = row.drafts.len() + 1;
+            let accepted = usize::try_from(self.next_token / 2).unwrap() % most;
+            if let Some(history) = self.histories.get_mut(&row.id) {
+                history.extend(&row.drafts[..accepted]);
+            }
+            self.scheduler.accept_drafts(row.id, accepted);
             let outcome = match (row.wants_token, self.next_token.is_multiple_of(ends)) {
                 (false, _) => Outcome::Computed,
                 (true, false) => Outcome::Sampled(token),
@@ -216,6 +234,15 @@ impl Driver {
             }
         }
         self.scheduler.commit(&reports);
+        for Report { id, .. } in &reports {
+            if let Some(sequence) = self.scheduler.sequence(*id) {
+                let needed = self.scheduler.pool().blocks_for(sequence.tokens().len());
+                assert!(
+                    sequence.blocks().len() <= needed,
+                    "blocks of drafts are given back"
+                );
+            }
+        }
     }
 
     fn check(&mut self) {
@@ -302,7 +329,7 @@ impl Driver {
                 self.fetch_held();
                 return;
             }
-            let step = self.plan();
+            let step = self.plan(2);
             assert!(!step.is_empty(), "something can go on");
             self.commit(7);
             self.check();
