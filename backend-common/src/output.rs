@@ -21,8 +21,8 @@ use futures_core::stream::FusedStream;
 
 pub use channel::{SendError, TokenSink, TrySendError, channel, channel_with_capacity};
 pub use item::{
-    Finish, FinishReason, Finished, Output, TextChunk, TokenChunk, TokenIds, TokenLogprob,
-    TopLogprob, Usage,
+    Finish, FinishReason, Finished, Output, PredictionTokens, TextChunk, TokenChunk, TokenIds,
+    TokenLogprob, TopLogprob, Usage,
 };
 pub use stream::{OutputWriter, stream};
 pub use violation::Violation;

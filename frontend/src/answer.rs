@@ -47,6 +47,9 @@ impl AnswerEnd {
         sum.completion_tokens = sum
             .completion_tokens
             .saturating_add(self.usage.completion_tokens);
+        if let Some(predictions) = self.usage.predictions {
+            sum.predictions.get_or_insert_default().add(predictions);
+        }
         if self.pays_for_prompt {
             sum.prompt_tokens = sum.prompt_tokens.saturating_add(self.usage.prompt_tokens);
             if let Some(cached) = self.usage.cached_tokens {
@@ -530,7 +533,7 @@ impl Answer {
                 let usage = Usage {
                     prompt_tokens: self.prompt_tokens,
                     completion_tokens: self.completion_tokens,
-                    cached_tokens: None,
+                    ..Usage::default()
                 };
                 Some(AnswerEnd {
                     reason: FinishReason::Stop,

@@ -161,6 +161,27 @@ pub struct Usage {
     /// Prompt tokens whose KV blocks were reused, at most `prompt_tokens`; `None` when the engine does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u32>,
+    /// What became of the tokens that the engine guessed; `None` when it does not speculate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predictions: Option<PredictionTokens>,
+}
+
+/// Tokens that an engine guessed ahead of the model, so that one pass judges several. All of them were computed; `rejected` ones are
+/// no part of the answer and not among its completion tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PredictionTokens {
+    /// Guesses that the model chose too.
+    pub accepted: u32,
+    /// Those that it did not choose.
+    pub rejected: u32,
+}
+
+impl PredictionTokens {
+    /// Counts those of another answer too.
+    pub fn add(&mut self, other: Self) {
+        self.accepted = self.accepted.saturating_add(other.accepted);
+        self.rejected = self.rejected.saturating_add(other.rejected);
+    }
 }
 
 impl Usage {
@@ -208,6 +229,8 @@ pub struct Finish {
     pub stop_token: Option<TokenId>,
     /// Prompt tokens whose KV blocks were reused.
     pub cached_tokens: Option<u32>,
+    /// What became of the tokens that were guessed.
+    pub predictions: Option<PredictionTokens>,
     /// The prompt's length, from engines that tokenize by themselves; others leave it to the context.
     pub prompt_tokens: Option<u32>,
     /// What a decode engine needs to take over.
@@ -221,6 +244,7 @@ impl Finish {
             last: TokenChunk::default(),
             stop_token: None,
             cached_tokens: None,
+            predictions: None,
             prompt_tokens: None,
             transfer: None,
         }
@@ -267,6 +291,13 @@ impl Finish {
         self
     }
 
+    /// Adds what became of the tokens that were guessed.
+    #[must_use]
+    pub fn with_predictions(mut self, predictions: PredictionTokens) -> Self {
+        self.predictions = Some(predictions);
+        self
+    }
+
     /// Sets the prompt's length, for engines that tokenize by themselves.
     #[must_use]
     pub fn with_prompt_tokens(mut self, prompt_tokens: u32) -> Self {
@@ -288,6 +319,7 @@ impl Finish {
             prompt_tokens: self.prompt_tokens.unwrap_or(prompt_tokens),
             completion_tokens: streamed_tokens.saturating_add(self.last.len()),
             cached_tokens: self.cached_tokens,
+            predictions: self.predictions,
         };
         Finished {
             reason: self.reason,

@@ -278,6 +278,7 @@ mod tests {
             prompt_tokens: 7,
             completion_tokens,
             cached_tokens: Some(4),
+            predictions: None,
         };
         let of = |tokens| {
             Figures {

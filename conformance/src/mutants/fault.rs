@@ -147,6 +147,7 @@ pub(super) fn finish_of(finished: Finished) -> Finish {
         last: finished.last,
         stop_token: finished.stop_token,
         cached_tokens: finished.usage.cached_tokens,
+        predictions: finished.usage.predictions,
         prompt_tokens: Some(finished.usage.prompt_tokens),
         transfer: finished.transfer,
     }

@@ -1,5 +1,5 @@
 use futures_util::stream;
-use genset_backend_common::output::{self, Finish, TextChunk};
+use genset_backend_common::output::{self, Finish, PredictionTokens, TextChunk};
 use genset_backend_common::{FinishReason, OutputStream, RequestContext};
 use proptest::prelude::{ProptestConfig, prop_assert_eq, proptest};
 
@@ -119,6 +119,10 @@ fn a_prompt_counts_once_however_many_answers() {
         prompt_tokens: 10,
         completion_tokens: 2,
         cached_tokens: Some(8),
+        predictions: Some(PredictionTokens {
+            accepted: 1,
+            rejected: 3,
+        }),
     };
     let end = |pays_for_prompt| AnswerEnd {
         reason: FinishReason::Stop,
@@ -134,6 +138,8 @@ fn a_prompt_counts_once_however_many_answers() {
         (sum.prompt_tokens, sum.completion_tokens, sum.cached_tokens),
         (20, 8, Some(16))
     );
+    let predictions = sum.predictions.unwrap();
+    assert_eq!((predictions.accepted, predictions.rejected), (4, 12));
 }
 
 proptest! {

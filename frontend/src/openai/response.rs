@@ -112,6 +112,7 @@ pub fn usage_json(spent: &TotalUsage) -> Value {
         usage,
         reasoning_tokens,
     } = spent;
+    let predictions = usage.predictions.unwrap_or_default();
     json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -127,8 +128,8 @@ pub fn usage_json(spent: &TotalUsage) -> Value {
             "reasoning_tokens": reasoning_tokens,
             "text_tokens": usage.completion_tokens,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": predictions.accepted,
+            "rejected_prediction_tokens": predictions.rejected,
         },
     })
 }

@@ -1,5 +1,5 @@
 use bytes::BytesMut;
-use genset_backend_common::output::Usage;
+use genset_backend_common::output::{PredictionTokens, Usage};
 use genset_backend_common::{FinishReason, GuidedDecoding};
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use serde_json::{Value, json};
@@ -269,6 +269,10 @@ fn a_whole_answer_and_a_streamed_one_say_the_same() {
             prompt_tokens: 3,
             completion_tokens: 4,
             cached_tokens: Some(2),
+            predictions: Some(PredictionTokens {
+                accepted: 3,
+                rejected: 5,
+            }),
         },
         reasoning_tokens: 1,
     };
@@ -298,6 +302,8 @@ fn a_whole_answer_and_a_streamed_one_say_the_same() {
             assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
             let details = &whole["usage"]["completion_tokens_details"];
             assert_eq!(details["reasoning_tokens"], 1);
+            assert_eq!(details["accepted_prediction_tokens"], 3);
+            assert_eq!(details["rejected_prediction_tokens"], 5);
         }
     }
 }
