@@ -6,6 +6,11 @@ use std::str::FromStr;
 
 use crate::load::Quantization;
 
+mod speculation;
+
+pub(crate) use speculation::SpeculationSettings;
+pub use speculation::{SpeculateChoice, SpeculationArgs};
+
 /// How long a prefill instance holds what nobody fetches, in seconds, where nobody says otherwise.
 pub(crate) const DEFAULT_KV_LEASE_S: NonZeroU32 = NonZeroU32::new(30).unwrap();
 
@@ -58,6 +63,9 @@ pub struct CandleArgs {
         arg(long, default_value = "30", value_name = "SECONDS")
     )]
     pub kv_lease: NonZeroU32,
+    /// Whether tokens are guessed, and how.
+    #[cfg_attr(feature = "cli", command(flatten))]
+    pub speculation: SpeculationArgs,
 }
 
 impl Default for CandleArgs {
@@ -75,6 +83,7 @@ impl Default for CandleArgs {
             isa: IsaChoice::default(),
             max_waiting: 1024,
             kv_lease: DEFAULT_KV_LEASE_S,
+            speculation: SpeculationArgs::default(),
         }
     }
 }

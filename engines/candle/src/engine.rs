@@ -1,7 +1,7 @@
 //! [`CandleEngine`]: the [`LLMEngine`] that joins scheduler, model and sampler.
 //!
 //! A request is checked and its grammar compiled on the async side (`engine`); then it goes to the engine thread (`thread`,
-//! `core`), which each step plans with the scheduler, packs the batch (`batch`), has the model compute it (`forward`), chooses
+//! `core`), which each step plans with the scheduler, guesses further tokens if it is to (`speculation`), packs the batch (`batch`), has the model compute it (`forward`), chooses
 //! tokens (`sequence`) and leaves them in mailboxes (`mailbox`), whose readers are woken together (`readers`).
 
 mod batch;
@@ -13,6 +13,7 @@ pub(crate) mod metrics;
 mod readers;
 pub(crate) mod real;
 mod sequence;
+mod speculation;
 pub(crate) mod thread;
 mod transfer;
 
@@ -22,7 +23,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use genset_backend_common::output::OutputStream;
+use genset_backend_common::output::{OutputStream, PredictionTokens};
 use genset_backend_common::{
     Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
     GenerateRequest, GuidedDecoding, GuidedKind, LLMEngine, RequestContext, RequestField, Role,
@@ -244,6 +245,7 @@ impl Running {
             max_tokens,
             prefill,
             receives,
+            predictions: PredictionTokens::default(),
         });
         let arrival = Arrival {
             prompt,

@@ -39,6 +39,8 @@ pub mod load;
 pub mod model;
 pub mod synthetic;
 
-pub use args::{ByteSize, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice};
+pub use args::{
+    ByteSize, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice, SpeculateChoice, SpeculationArgs,
+};
 pub use embedding::EmbeddingEngine;
 pub use engine::CandleEngine;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use genset_conformance::{Detokenize, Scenario, Subject, Verdict, find, run_check, suite};
-use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice};
+use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
 use tokenizers::Tokenizer;
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
@@ -41,6 +41,46 @@ fn subject() -> Subject {
 }
 
 suite!(|_: &Scenario| subject());
+
+/// The same, with what guesses tokens.
+mod with_drafts {
+    use super::*;
+
+    /// The same weights once more: nearly every guess is right.
+    fn draft_model() -> Subject {
+        let args = CandleArgs {
+            speculation: SpeculationArgs {
+                draft_model: Some(Path::new(TINY_CHAT).join("tiny-chat-q8_0.gguf")),
+                ..SpeculationArgs::default()
+            },
+            // For both models.
+            kv_cache_memory: Some(ByteSize(16 << 20)),
+            ..args()
+        };
+        Subject::new(CandleEngine::from_args(&args, Path::new(TINY_CHAT)))
+            .with_text(Arc::clone(&TEXT))
+    }
+
+    suite!(|_: &Scenario| draft_model());
+}
+
+mod with_lookups {
+    use super::*;
+
+    fn ngram() -> Subject {
+        let args = CandleArgs {
+            speculation: SpeculationArgs {
+                speculate: "ngram".parse().ok(),
+                ..SpeculationArgs::default()
+            },
+            ..args()
+        };
+        Subject::new(CandleEngine::from_args(&args, Path::new(TINY_CHAT)))
+            .with_text(Arc::clone(&TEXT))
+    }
+
+    suite!(|_: &Scenario| ngram());
+}
 
 /// A check that does not apply passes too, so a declaration that is lost would go unseen.
 #[test]

@@ -84,6 +84,7 @@ impl EmbedderLoader for CheckoutLoader {
     ) -> Result<LoadedEmbedder, EngineError> {
         set_threads(self.args.threads)?;
         set_isa(self.args.isa)?;
+        self.args.speculation.refuse_for_embedder()?;
         start.progress.report("reading the model's headers", None);
         let open = OpenEmbedder::open(&self.model)?;
         let device = device(self.args.device)?;

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 use super::loading::{EmbedderLoader, LoadedEmbedder, MakeVectors};
 use super::queue::{Pending, Queue};
-use crate::engine::core::panic_text;
 use crate::engine::forward::ForwardError;
+use crate::engine::forward::panic_text;
 use crate::engine::metrics::{Metrics, StepFigures};
 use crate::engine::thread::EngineThread;
 use crate::model::embedder::WholeSequence;

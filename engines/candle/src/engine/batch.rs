@@ -1,10 +1,23 @@
 //! From the scheduler's step to the model's [`StepBatch`].
 
-use genset_scheduler::{Scheduled, Scheduler};
+use genset_backend_common::TokenId;
+use genset_scheduler::{BlockId, Scheduled, Scheduler};
 
 use crate::model::{SequenceRows, StepBatch};
 
-/// Packs the rows of a step, in their order; the last row of each sequence that wants a token has its logits wanted.
+/// Consecutive tokens of one sequence.
+pub(super) struct Piece<'a> {
+    pub(super) tokens: &'a [TokenId],
+    /// The place of the first of them in the sequence.
+    pub(super) start: usize,
+    /// The sequence's.
+    pub(super) blocks: &'a [BlockId],
+    /// So many of the last rows have their logits wanted.
+    pub(super) wanted: usize,
+}
+
+/// Packs the rows of a step, in their order. Of each sequence that wants a token the last row has its logits wanted, and that of
+/// each draft behind it.
 pub(crate) fn pack(scheduler: &Scheduler, rows: &[Scheduled]) -> StepBatch {
     let mut batch = StepBatch::default();
     for scheduled in rows {
@@ -12,28 +25,44 @@ pub(crate) fn pack(scheduler: &Scheduler, rows: &[Scheduled]) -> StepBatch {
         let Some(sequence) = scheduler.sequence(scheduled.id) else {
             continue;
         };
-        let block_size = scheduler.pool().block_size();
-        let first = batch.tokens.len();
-        let blocks: Vec<u32> = sequence.blocks().iter().map(|block| block.0).collect();
-        batch
-            .tokens
-            .extend_from_slice(&sequence.tokens()[scheduled.tokens.clone()]);
-        batch.positions.extend(scheduled.tokens.clone().map(narrow));
-        let slot = |place: usize| {
-            blocks[place / block_size] * narrow(block_size) + narrow(place % block_size)
+        let tokens = [
+            &sequence.tokens()[scheduled.tokens.clone()],
+            &scheduled.drafts,
+        ]
+        .concat();
+        let piece = Piece {
+            tokens: &tokens,
+            start: scheduled.tokens.start,
+            blocks: sequence.blocks(),
+            wanted: if scheduled.wants_token {
+                1 + scheduled.drafts.len()
+            } else {
+                0
+            },
         };
-        batch.slots.extend(scheduled.tokens.clone().map(slot));
-        let rows = first..batch.tokens.len();
-        if scheduled.wants_token {
-            batch.logit_rows.push(narrow(rows.end - 1));
-        }
-        batch.sequences.push(SequenceRows {
-            rows,
-            context_len: scheduled.tokens.end,
-            blocks,
-        });
+        push(&mut batch, scheduler.pool().block_size(), &piece);
     }
     batch
+}
+
+/// Puts a piece of another sequence into a batch.
+pub(super) fn push(batch: &mut StepBatch, block_size: usize, piece: &Piece<'_>) {
+    let first = batch.tokens.len();
+    let places = piece.start..piece.start + piece.tokens.len();
+    let blocks: Vec<u32> = piece.blocks.iter().map(|block| block.0).collect();
+    batch.tokens.extend_from_slice(piece.tokens);
+    batch.positions.extend(places.clone().map(narrow));
+    let slot =
+        |place: usize| blocks[place / block_size] * narrow(block_size) + narrow(place % block_size);
+    batch.slots.extend(places.clone().map(slot));
+    let rows = first..batch.tokens.len();
+    let wanted = rows.end - piece.wanted.min(rows.len())..rows.end;
+    batch.logit_rows.extend(wanted.map(narrow));
+    batch.sequences.push(SequenceRows {
+        rows,
+        context_len: places.end,
+        blocks,
+    });
 }
 
 /// Places and sizes here are bounded by the number of KV slots, which the engine keeps below 2^32.
@@ -96,5 +125,32 @@ mod tests {
             ),
             (1..4, 4, [2, 3, 4].as_slice())
         );
+    }
+    #[test]
+    fn drafts_stand_behind_their_row_and_have_their_logits_wanted() {
+        let limits = Limits {
+            max_num_seqs: 4,
+            max_num_batched_tokens: 8,
+            max_waiting: 4,
+        };
+        let mut scheduler = Scheduler::try_new(limits, 8, 2).unwrap();
+        let id = SequenceId(1);
+        let prompt = vec![10, 11, 12];
+        let new = NewSequence {
+            id,
+            prompt,
+            priority: 0,
+            cache_salt: None,
+        };
+        scheduler.add(new).unwrap();
+        let mut step = scheduler.plan();
+        assert_eq!(scheduler.reserve_drafts(id, 2), 2);
+        scheduler.set_drafts(&mut step.rows[0], vec![13, 14]);
+        let batch = pack(&scheduler, &step.rows);
+        assert_eq!(batch.tokens, [10, 11, 12, 13, 14]);
+        assert_eq!(batch.positions, [0, 1, 2, 3, 4]);
+        assert_eq!(batch.slots, [0, 1, 2, 3, 4]);
+        assert_eq!(batch.logit_rows, [2, 3, 4]);
+        assert_eq!(batch.sequences[0].context_len, 5);
     }
 }

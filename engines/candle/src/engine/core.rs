@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
 use bytes::Bytes;
-use candle_core::Tensor;
 use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{EngineError, ErrorKind, HealthReporter, LoadPublisher, RequestField};
@@ -21,10 +19,11 @@ use tokio::time::Instant;
 
 use super::batch::pack;
 use super::blocks;
-use super::forward::{Fetched, Forward, ForwardError, fetch};
+use super::forward::{Fetched, Forward, ForwardError, contained, fetch};
 use super::metrics::{Metrics, StepFigures, load};
 use super::readers::Readers;
 use super::sequence::{Active, Arrival, Choosing, Next};
+use super::speculation::Speculation;
 use super::transfer::Place;
 use crate::model::{SequenceRows, StepBatch};
 
@@ -75,6 +74,7 @@ pub(crate) struct Outlets {
 pub(crate) struct Core {
     scheduler: Scheduler,
     forward: Box<dyn Forward>,
+    speculation: Option<Speculation>,
     requests: HashMap<SequenceId, Box<Active>>,
     outlets: Outlets,
     freed: FreedSequences,
@@ -106,6 +106,7 @@ impl Core {
     pub(crate) fn new(
         scheduler: Scheduler,
         forward: Box<dyn Forward>,
+        speculation: Option<Speculation>,
         outlets: Outlets,
         freed: FreedSequences,
     ) -> Self {
@@ -113,6 +114,7 @@ impl Core {
         Self {
             scheduler,
             forward,
+            speculation,
             requests: HashMap::new(),
             outlets,
             freed,
@@ -244,7 +246,7 @@ impl Core {
 
     fn step(&mut self) -> Then {
         let began = Instant::now();
-        let step = self.scheduler.plan();
+        let mut step = self.scheduler.plan();
         self.publish_events();
         self.begin_receiving(&step.receiving);
         self.end_outgrown(&step.outgrown);
@@ -255,9 +257,10 @@ impl Core {
                 Then::GoOn
             };
         }
+        let computing = Instant::now();
+        self.speculate(&mut step.rows);
         let batch = pack(&self.scheduler, &step.rows);
         let mut choosing = self.take_choosing(&step.rows);
-        let computing = Instant::now();
         let computed = compute(&mut *self.forward, &batch, &mut choosing);
         let forward = computing.elapsed();
         match computed {
@@ -298,11 +301,24 @@ impl Core {
         }
     }
 
+    /// Guesses what comes next, where that is switched on.
+    fn speculate(&mut self, rows: &mut [Scheduled]) {
+        if let Some(speculation) = &mut self.speculation {
+            let requests = &self.requests;
+            speculation.speculate(&mut self.scheduler, rows, |id| {
+                requests.get(&id).map_or(0, |active| active.most_drafts())
+            });
+        }
+    }
+
     /// The requests that choose a token in this step, in the order of their logits.
     fn take_choosing(&mut self, rows: &[Scheduled]) -> Vec<Choosing> {
         let wanting = rows.iter().filter(|row| row.wants_token);
         wanting
-            .filter_map(|row| Some(Choosing::new(row.id, self.requests.remove(&row.id)?)))
+            .filter_map(|row| {
+                let active = self.requests.remove(&row.id)?;
+                Some(Choosing::new(row.id, active, row.drafts.clone()))
+            })
             .collect()
     }
 
@@ -313,7 +329,7 @@ impl Core {
         choosing: Vec<Choosing>,
         logits: Vec<Fetched>,
     ) -> usize {
-        let choose = |(mut choosing, logits): (Choosing, Fetched)| {
+        let choose = |(mut choosing, logits): (Choosing, Vec<Fetched>)| {
             let next = choosing.choose(logits);
             (choosing, next)
         };
@@ -321,11 +337,20 @@ impl Core {
         let has_rows = logits
             .iter()
             .any(|fetched| matches!(fetched, Fetched::Logits(_)));
-        let chosen: Vec<(Choosing, Result<Next, EngineError>)> = if has_rows {
-            choosing.into_par_iter().zip(logits).map(choose).collect()
-        } else {
-            choosing.into_iter().zip(logits).map(choose).collect()
+        let mut logits = logits.into_iter();
+        let with_places = |choosing: Choosing| {
+            let logits = logits.by_ref().take(choosing.places()).collect();
+            (choosing, logits)
         };
+        let places: Vec<(Choosing, Vec<Fetched>)> = choosing.into_iter().map(with_places).collect();
+        let chosen: Vec<(Choosing, Result<Next, EngineError>)> = if has_rows {
+            places.into_par_iter().map(choose).collect()
+        } else {
+            places.into_iter().map(choose).collect()
+        };
+        for (choosing, _) in &chosen {
+            self.outlets.metrics.predictions(choosing.predictions);
+        }
         let prefilled = rows.iter().filter(|row| !row.wants_token);
         let mut reports: Vec<Report> = prefilled
             .map(|row| Report {
@@ -355,7 +380,9 @@ impl Core {
                     outcome,
                     chunk,
                     end,
+                    accepted,
                 } = choosing.end_prefill(next, &self.freed);
+                self.scheduler.accept_drafts(choosing.id, accepted);
                 reports.push(Report {
                     id: choosing.id,
                     outcome,
@@ -365,7 +392,12 @@ impl Core {
                     .sequence(choosing.id)
                     .map_or(0, |sequence| sequence.cached_tokens());
                 let cached = u32::try_from(cached).unwrap_or(u32::MAX);
-                let end = end.map(|finish| Ok(finish.with_cached_tokens(cached)));
+                let mut end = end.map(|finish| finish.with_cached_tokens(cached));
+                if self.speculation.is_some() {
+                    let predictions = choosing.active.predictions;
+                    end = end.map(|finish| finish.with_predictions(predictions));
+                }
+                let end = end.map(Ok);
                 Delivery {
                     choosing,
                     chunk,
@@ -514,12 +546,15 @@ fn compute(
     batch: &StepBatch,
     choosing: &mut [Choosing],
 ) -> Result<Vec<Fetched>, ForwardError> {
-    let is_best: Vec<bool> = choosing.iter().map(Choosing::is_best).collect();
+    let is_best: Vec<bool> = choosing
+        .iter()
+        .flat_map(|choosing| std::iter::repeat_n(choosing.is_best(), choosing.places()))
+        .collect();
     let guided: Vec<&mut Choosing> = choosing
         .iter_mut()
         .filter(|choosing| choosing.is_guided())
         .collect();
-    let computed = catch_unwind(AssertUnwindSafe(|| {
+    let logits = contained(|| {
         if guided.is_empty() {
             return forward.forward(batch);
         }
@@ -527,20 +562,11 @@ fn compute(
             scope.spawn(|_| guided.into_par_iter().for_each(Choosing::compute_mask));
             forward.forward(batch)
         })
-    }));
-    let logits: Tensor =
-        computed.unwrap_or_else(|panic| Err(ForwardError::from(panic_text(&*panic))))?;
+    })?;
     if is_best.is_empty() {
         return Ok(Vec::new());
     }
     Ok(fetch(&logits, &is_best)?)
-}
-
-/// What a panic said.
-pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("it panicked: {}", text.unwrap_or("(no message)"))
 }
 
 fn refused(refusal: AddError) -> EngineError {

@@ -1,6 +1,7 @@
 //! [`Forward`]: what the engine thread needs of a model; and [`Fetched`], the part of its logits that is looked at.
 
 use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use candle_core::{D, Result, Tensor};
 use genset_backend_common::TokenId;
@@ -33,6 +34,24 @@ pub(crate) trait Forward: Send {
     fn kv_block_mut(&mut self, _block: usize) -> Option<&mut [u8]> {
         None
     }
+}
+
+/// The logits that `work` computes; a panic is an error like any other.
+///
+/// # Errors
+/// Those of `work`.
+pub(super) fn contained(
+    work: impl FnOnce() -> std::result::Result<Tensor, ForwardError>,
+) -> std::result::Result<Tensor, ForwardError> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(ForwardError::from(panic_text(&*panic))))
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("it panicked: {}", text.unwrap_or("(no message)"))
 }
 
 /// One row of logits on its way to the sampler.

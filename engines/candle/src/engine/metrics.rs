@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use genset_backend_common::output::PredictionTokens;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::prometheus::metrics::histogram::Histogram;
@@ -22,6 +23,8 @@ pub(crate) struct Metrics {
     sequences: Histogram,
     tokens: Histogram,
     generated_tokens: Counter,
+    draft_tokens: Counter,
+    accepted_draft_tokens: Counter,
     failed_steps: Counter,
     preemptions: Counter,
     prompt_tokens: Counter,
@@ -50,6 +53,8 @@ impl Metrics {
             sequences: Histogram::new(SIZE_BUCKETS),
             tokens: Histogram::new(SIZE_BUCKETS),
             generated_tokens: Counter::default(),
+            draft_tokens: Counter::default(),
+            accepted_draft_tokens: Counter::default(),
             failed_steps: Counter::default(),
             preemptions: Counter::default(),
             prompt_tokens: Counter::default(),
@@ -90,6 +95,16 @@ impl Metrics {
             "genset_candle_generated_tokens",
             "Tokens generated",
             self.generated_tokens.clone(),
+        );
+        registry.register(
+            "genset_candle_draft_tokens",
+            "Tokens that speculation guessed",
+            self.draft_tokens.clone(),
+        );
+        registry.register(
+            "genset_candle_accepted_draft_tokens",
+            "Tokens that speculation guessed and the model chose",
+            self.accepted_draft_tokens.clone(),
         );
         registry.register(
             "genset_candle_failed_steps",
@@ -135,6 +150,13 @@ impl Metrics {
         self.tokens.observe(float(figures.tokens));
         self.generated_tokens
             .inc_by(u64::try_from(figures.generated_tokens).unwrap_or(0));
+    }
+
+    pub(crate) fn predictions(&self, predictions: PredictionTokens) {
+        let PredictionTokens { accepted, rejected } = predictions;
+        self.draft_tokens
+            .inc_by(u64::from(accepted) + u64::from(rejected));
+        self.accepted_draft_tokens.inc_by(accepted.into());
     }
 
     pub(crate) fn failed_step(&self) {

@@ -1,5 +1,7 @@
 //! [`RealLoader`]: files to a model on its device, with its KV cache and its grammars.
 
+mod speculation;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +12,7 @@ use genset_sampling::guided::GuideFactory;
 use genset_scheduler::Limits;
 use serde_json::Value;
 
+use self::speculation::OpenSpeculation;
 use super::capabilities;
 use super::forward::{Forward, ForwardError};
 use super::thread::{Loaded, Loader};
@@ -124,6 +127,7 @@ impl Loader for RealLoader {
     ) -> Result<Loaded, EngineError> {
         set_threads(self.args.threads)?;
         set_isa(self.args.isa)?;
+        let speculation = self.args.speculation.settings()?;
         if self.args.block_size == 0 {
             return Err(EngineError::invalid_argument(
                 "--block-size",
@@ -140,20 +144,28 @@ impl Loader for RealLoader {
             quantization: self.args.quantize,
         };
         let limits = self.limits(device.is_cpu());
-        let spec = self.kv_cache(&open, &options, &limits)?;
+        let model_config = self.model_config.as_deref();
+        let speculation = speculation
+            .map(|settings| OpenSpeculation::open(settings, &open, model_config, start.role))
+            .transpose()?;
+        let can_be_apart = speculation
+            .as_ref()
+            .is_none_or(OpenSpeculation::can_be_apart);
+        let spec = self.kv_cache(&open, speculation.as_ref(), &options, &limits)?;
         let guides = self.guides(&open, start)?;
-        let model = load_model(&open, options, start, was_given_up)?;
+        let model = load_model(&open, options.clone(), start, was_given_up)?;
         tell_slow(&model);
         start.progress.report("allocating the KV cache", None);
         let with_spare = KvCacheSpec {
             num_blocks: spec.num_blocks + 1,
             ..spec.clone()
         };
-        let cache = KvCache::try_new(&open.config, with_spare, &device).map_err(|error| {
-            EngineError::internal("the KV cache could not be allocated; lower --kv-cache-memory")
-                .with_source(error)
-        })?;
-        let can = capabilities(guides.as_deref(), cache.layout().is_some());
+        let cache = allocate(&open.config, &with_spare, &device)?;
+        let vocab_size = open.config.vocab_size;
+        let speculation = speculation
+            .map(|it| it.load(options, &with_spare, vocab_size, start, was_given_up))
+            .transpose()?;
+        let can = capabilities(guides.as_deref(), can_be_apart && cache.layout().is_some());
         let config = engine_config(&open, &limits, &spec, can);
         let KvCacheSpec {
             num_blocks,
@@ -170,6 +182,7 @@ impl Loader for RealLoader {
         );
         Ok(Loaded {
             forward: Box::new(RealForward { model, cache }),
+            speculation,
             config,
             limits,
             num_blocks,
@@ -185,6 +198,7 @@ impl RealLoader {
     fn kv_cache(
         &self,
         open: &OpenModel,
+        speculation: Option<&OpenSpeculation>,
         options: &WeightOptions,
         limits: &Limits,
     ) -> Result<KvCacheSpec, EngineError> {
@@ -196,9 +210,17 @@ impl RealLoader {
             max_num_seqs: limits.max_num_seqs,
             context_length: open.config.context_length,
             bytes_per_value: dtype.size_in_bytes(),
+            more_bytes_per_block: speculation.map_or(0, |it| {
+                it.kv_bytes_per_block(block_size, dtype.size_in_bytes())
+            }),
+        };
+        let memory = open.memory(options);
+        let memory = match speculation.and_then(|it| it.memory(options)) {
+            Some(other) => memory.beside(other),
+            None => memory,
         };
         let available = available_memory(&options.device);
-        let size = kv_cache_size(&open.config, &wanted, &open.memory(options), available)?;
+        let size = kv_cache_size(&open.config, &wanted, &memory, available)?;
         // Slots are numbered with 32 bits, and one block more is made than the scheduler gets.
         let most = wide(u32::MAX) / block_size - 1;
         Ok(KvCacheSpec {
@@ -278,6 +300,18 @@ fn load_model(
             was_given_up,
         },
     )?)
+}
+
+/// The KV cache of a model.
+fn allocate(
+    config: &ModelConfig,
+    spec: &KvCacheSpec,
+    device: &Device,
+) -> Result<KvCache, EngineError> {
+    KvCache::try_new(config, spec.clone(), device).map_err(|error| {
+        EngineError::internal("the KV cache could not be allocated; lower --kv-cache-memory")
+            .with_source(error)
+    })
 }
 
 /// Names what is slow, its part of a step, and what to do.

@@ -1,9 +1,9 @@
 //! [`Active`]: what the engine thread keeps of a request beside its place in the scheduler; and [`Choosing`], one that
-//! chooses its next token in this step.
+//! chooses its next tokens in this step.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use genset_backend_common::output::{Finish, TokenChunk};
+use genset_backend_common::output::{Finish, PredictionTokens, TokenChunk};
 use genset_backend_common::{EngineError, StopConditions, TokenId};
 use genset_sampling::guided::Guide;
 use genset_sampling::{Sampled, Sampler, TokenMask};
@@ -27,9 +27,21 @@ pub(crate) struct Active {
     pub(crate) prefill: Option<Box<PrefillLeg>>,
     /// On a decode instance: told once there is a place for its blocks.
     pub(crate) receives: Option<oneshot::Sender<Place>>,
+    /// What became of its drafts.
+    pub(crate) predictions: PredictionTokens,
 }
 
 impl Active {
+    /// How many drafts it has use for: each step chooses one token more than its drafts.
+    pub(crate) fn most_drafts(&self) -> usize {
+        // On a prefill instance the first token is the last.
+        let left = match &self.prefill {
+            Some(_) => 1,
+            None => self.max_tokens.saturating_sub(self.sampler.generated()),
+        };
+        usize::try_from(left.saturating_sub(1)).unwrap_or(usize::MAX)
+    }
+
     /// Takes note of the next token: what becomes of the sequence, the tokens to stream, and how it ended if it did.
     fn accept(&mut self, sampled: Sampled) -> Result<Next, EngineError> {
         let token = sampled.token;
@@ -53,16 +65,19 @@ impl Active {
             outcome: Outcome::Sampled(token),
             chunk,
             end: None,
+            accepted: 0,
         })
     }
 }
 
-/// What a chosen token leads to.
+/// What the chosen tokens lead to.
 #[derive(Debug)]
 pub(crate) struct Next {
     pub(crate) outcome: Outcome,
     pub(crate) chunk: TokenChunk,
     pub(crate) end: Option<Finish>,
+    /// So many drafts were chosen, and the token of `outcome` after them.
+    pub(crate) accepted: usize,
 }
 
 impl Next {
@@ -71,25 +86,47 @@ impl Next {
             outcome: Outcome::Finished,
             chunk: last,
             end: Some(finish),
+            accepted: 0,
+        }
+    }
+
+    /// What comes of choosing once more.
+    fn followed_by(mut self, next: Self) -> Self {
+        self.chunk.token_ids.extend(next.chunk.token_ids);
+        self.chunk.logprobs.extend(next.chunk.logprobs);
+        Self {
+            chunk: self.chunk,
+            accepted: self.accepted + 1,
+            ..next
         }
     }
 }
 
-/// A request that chooses its next token in the step under way.
+/// A request that chooses its next token in the step under way; behind each draft that it chooses, one more.
 #[derive(Debug)]
 pub(crate) struct Choosing {
     pub(crate) id: SequenceId,
     pub(crate) active: Box<Active>,
+    drafts: Vec<TokenId>,
+    /// What became of them.
+    pub(crate) predictions: PredictionTokens,
     mask: Option<Result<TokenMask, EngineError>>,
 }
 
 impl Choosing {
-    pub(crate) fn new(id: SequenceId, active: Box<Active>) -> Self {
+    pub(crate) fn new(id: SequenceId, active: Box<Active>, drafts: Vec<TokenId>) -> Self {
         Self {
             id,
             active,
+            drafts,
+            predictions: PredictionTokens::default(),
             mask: None,
         }
+    }
+
+    /// Rows of logits that it may choose from.
+    pub(crate) fn places(&self) -> usize {
+        1 + self.drafts.len()
     }
 
     pub(crate) fn is_guided(&self) -> bool {
@@ -125,17 +162,54 @@ impl Choosing {
         }
     }
 
-    /// Chooses the token. What goes wrong here, a panic included, is this request's failure alone.
-    pub(crate) fn choose(&mut self, logits: Fetched) -> Result<Next, EngineError> {
-        let chosen = catch_unwind(AssertUnwindSafe(|| {
-            let sampled = self.sample(logits)?;
-            self.active.accept(sampled)
-        }));
-        chosen.unwrap_or_else(|_| {
+    /// Chooses the token, and the one after it as long as the draft was that token. `logits` are those of each place. What goes
+    /// wrong here, a panic included, is this request's failure alone.
+    pub(crate) fn choose(&mut self, logits: Vec<Fetched>) -> Result<Next, EngineError> {
+        let chosen = catch_unwind(AssertUnwindSafe(|| self.choose_all(logits)));
+        let next = chosen.unwrap_or_else(|_| {
             Err(EngineError::internal(
                 "choosing a token panicked; please report it",
             ))
-        })
+        })?;
+        self.count_predictions(&next.chunk);
+        Ok(next)
+    }
+
+    fn choose_all(&mut self, logits: Vec<Fetched>) -> Result<Next, EngineError> {
+        let mut logits = logits.into_iter();
+        let none = || EngineError::internal("the model gave no logits for a sequence");
+        let mut next = self.choose_one(logits.next().ok_or_else(none)?)?;
+        for (place, logits) in logits.enumerate() {
+            let is_drafted =
+                matches!(next.outcome, Outcome::Sampled(token) if token == self.drafts[place]);
+            if !is_drafted {
+                break;
+            }
+            self.compute_mask();
+            match self.choose_one(logits) {
+                Ok(after) => next = next.followed_by(after),
+                // What was chosen is streamed. The next step chooses here, and fails alone.
+                Err(_) => break,
+            }
+        }
+        Ok(next)
+    }
+
+    fn choose_one(&mut self, logits: Fetched) -> Result<Next, EngineError> {
+        let sampled = self.sample(logits)?;
+        self.active.accept(sampled)
+    }
+
+    /// Drafts are accepted that stand in the answer.
+    fn count_predictions(&mut self, chosen: &TokenChunk) {
+        let pairs = self.drafts.iter().zip(&chosen.token_ids);
+        let accepted = pairs.take_while(|(draft, token)| draft == token).count();
+        let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.predictions = PredictionTokens {
+            accepted: count(accepted),
+            rejected: count(self.drafts.len() - accepted),
+        };
+        self.active.predictions.add(self.predictions);
     }
 
     fn sample(&mut self, logits: Fetched) -> Result<Sampled, EngineError> {

@@ -5,6 +5,7 @@ mod conformance;
 mod fake;
 mod faults;
 mod pressure;
+mod speculation;
 
 use futures_util::StreamExt;
 use genset_backend_common::output::Finished;

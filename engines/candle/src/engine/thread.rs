@@ -18,6 +18,7 @@ use super::core::{Command, Core, Outlets};
 use super::forward::Forward;
 use super::metrics::Metrics;
 use super::readers::Readers;
+use super::speculation::Speculation;
 use super::transfer::Transfers;
 
 /// Commands that may wait while a step is computed; senders of more wait.
@@ -26,6 +27,7 @@ const COMMANDS: usize = 256;
 /// A model, ready to compute.
 pub(crate) struct Loaded {
     pub(crate) forward: Box<dyn Forward>,
+    pub(crate) speculation: Option<Speculation>,
     pub(crate) config: EngineConfig,
     pub(crate) limits: Limits,
     /// KV blocks for sequences; `forward` has one more.
@@ -145,6 +147,7 @@ fn build(
 ) -> Result<Built, EngineError> {
     let Loaded {
         forward,
+        speculation,
         config,
         limits,
         num_blocks,
@@ -179,6 +182,6 @@ fn build(
         capacity_tokens: num_blocks * block_size,
         transfers,
     };
-    let core = Core::new(scheduler, forward, outlets, freed);
+    let core = Core::new(scheduler, forward, speculation, outlets, freed);
     Ok((core, serving, commands))
 }

@@ -18,6 +18,8 @@ pub struct KvCacheOptions {
     pub context_length: usize,
     /// Bytes of a number in the cache: 2, or 4 for f32.
     pub bytes_per_value: usize,
+    /// Bytes that another model's cache takes for each block, which is made as large: 0 without a draft model.
+    pub more_bytes_per_block: u64,
 }
 
 /// A KV cache's size.
@@ -25,7 +27,7 @@ pub struct KvCacheOptions {
 pub struct KvCacheSize {
     /// KV blocks; at least one.
     pub blocks: usize,
-    /// Bytes of a block, over all layers.
+    /// Bytes of a block, over all layers, those of a draft model too.
     pub bytes_per_block: u64,
 }
 
@@ -66,8 +68,9 @@ pub fn kv_cache_size(
     estimate: &MemoryEstimate,
     available: Option<u64>,
 ) -> Result<KvCacheSize, LoadError> {
-    let bytes_per_block =
-        kv_bytes_per_block(config, options.block_size, options.bytes_per_value).max(1);
+    let bytes_per_block = kv_bytes_per_block(config, options.block_size, options.bytes_per_value)
+        .saturating_add(options.more_bytes_per_block)
+        .max(1);
     let per_sequence = to_u64(options.context_length.div_ceil(options.block_size.max(1)));
     let wanted = per_sequence.saturating_mul(to_u64(options.max_num_seqs.max(1)));
     let blocks = match (options.memory, available) {

@@ -40,6 +40,15 @@ impl MemoryEstimate {
         }
     }
 
+    /// That of this model and another one together: their weights, and one step at a time.
+    #[must_use]
+    pub fn beside(self, other: Self) -> Self {
+        Self {
+            weights: self.weights.saturating_add(other.weights),
+            workspace: self.workspace.max(other.workspace),
+        }
+    }
+
     /// Everything but the KV cache.
     #[must_use]
     pub fn total(&self) -> u64 {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use genset_conformance::{Probe, Scenario, Subject, Verdict, find, run_check, suite};
 use tokenizers::Tokenizer;
 
-use super::fake::{Fake, Switches, TOKENIZER};
+use super::fake::{Fake, Guesser, Switches, TOKENIZER};
 
 struct Crash(Arc<Switches>);
 
@@ -18,7 +18,10 @@ impl Probe for Crash {
 }
 
 fn subject() -> Subject {
-    let fake = Fake::default();
+    subject_with(Fake::default())
+}
+
+fn subject_with(fake: Fake) -> Subject {
     let crash = Arc::new(Crash(Arc::clone(&fake.switches)));
     let tokenizer = Tokenizer::from_bytes(TOKENIZER).unwrap();
     let text = move |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap();
@@ -28,6 +31,20 @@ fn subject() -> Subject {
 }
 
 suite!(|_: &Scenario| subject());
+
+/// The same with guesses that are right at times.
+mod with_drafts {
+    use super::*;
+
+    fn guessing() -> Subject {
+        subject_with(Fake {
+            guesses: Some((Guesser::Model { wrong: 3 }, 4)),
+            ..Fake::default()
+        })
+    }
+
+    suite!(|_: &Scenario| guessing());
+}
 
 /// A check that does not apply passes too, so a declaration that is lost would go unseen.
 #[test]

@@ -11,6 +11,8 @@ use genset_scheduler::Limits;
 use parking_lot::Mutex;
 
 use super::super::forward::{Forward, ForwardError};
+use super::super::speculation::draft_model::DraftModel;
+use super::super::speculation::{Method, Speculation};
 use super::super::thread::{Loaded, Loader};
 use super::super::{CandleEngine, capabilities};
 use crate::model::StepBatch;
@@ -34,7 +36,24 @@ pub(super) struct Fake {
     pub(super) num_blocks: usize,
     pub(super) block_size: usize,
     pub(super) limits: Limits,
+    /// Answers depend on the last tokens alone, so many, and go round in circles.
+    pub(super) memory: Option<usize>,
+    /// Who guesses tokens, and how many.
+    pub(super) guesses: Option<(Guesser, usize)>,
     pub(super) switches: Arc<Switches>,
+}
+
+/// Who guesses tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Guesser {
+    /// The sequence's own tokens.
+    Ngram,
+    /// A model that is right but for one token in so many (0: always right).
+    Model { wrong: u64 },
+    /// A model that knows no more of a sequence than its first tokens, so many.
+    ShortModel(usize),
+    /// A model that fails.
+    Broken,
 }
 
 /// What a test does to the model while it runs.
@@ -61,6 +80,8 @@ impl Default for Fake {
                 max_num_batched_tokens: 64,
                 max_waiting: 256,
             },
+            memory: None,
+            guesses: None,
             switches: Arc::default(),
         }
     }
@@ -83,6 +104,37 @@ impl Fake {
     }
 }
 
+impl Fake {
+    fn forward(&self, switches: Arc<Switches>) -> FakeForward {
+        FakeForward {
+            kept: vec![None; (self.num_blocks + 1) * self.block_size],
+            block_size: self.block_size,
+            memory: self.memory,
+            wrong: 0,
+            switches,
+        }
+    }
+
+    fn speculation(&self) -> Option<Speculation> {
+        let (guesser, num_tokens) = self.guesses?;
+        let mut forward = self.forward(Arc::default());
+        let mut context_length = usize::try_from(self.context_length).unwrap();
+        match guesser {
+            Guesser::Ngram => {
+                let method = Method::Ngram;
+                return Some(Speculation { num_tokens, method });
+            }
+            Guesser::Model { wrong } => forward.wrong = wrong,
+            Guesser::ShortModel(tokens) => context_length = tokens,
+            Guesser::Broken => forward.switches.failing_steps.store(9, Ordering::Relaxed),
+        }
+        let vocab_size = VOCAB_SIZE as usize;
+        let model = DraftModel::new(Box::new(forward), vocab_size, vocab_size, context_length);
+        let method = Method::DraftModel(Box::new(model));
+        Some(Speculation { num_tokens, method })
+    }
+}
+
 impl Loader for Fake {
     fn load(
         &self,
@@ -95,14 +147,9 @@ impl Loader for Fake {
             }
             std::thread::yield_now();
         }
-        let kept = vec![None; (self.num_blocks + 1) * self.block_size];
-        let forward = FakeForward {
-            kept,
-            block_size: self.block_size,
-            switches: Arc::clone(&self.switches),
-        };
         Ok(Loaded {
-            forward: Box::new(forward),
+            forward: Box::new(self.forward(Arc::clone(&self.switches))),
+            speculation: self.speculation(),
             config: self.config(),
             limits: self.limits,
             num_blocks: self.num_blocks,
@@ -117,6 +164,9 @@ struct FakeForward {
     /// The token in each slot.
     kept: Vec<Option<TokenId>>,
     block_size: usize,
+    memory: Option<usize>,
+    /// Wrong once in so many times, as a draft model is.
+    wrong: u64,
     switches: Arc<Switches>,
 }
 
@@ -151,12 +201,15 @@ impl Forward for FakeForward {
                 sequence.blocks[place / self.block_size] as usize * self.block_size
                     + place % self.block_size
             };
-            let context: Option<Vec<TokenId>> = (0..sequence.context_len)
-                .map(|place| self.kept[slot(place)])
-                .collect();
-            logits.extend(logits_after(
-                &context.ok_or("a slot was read before it was written")?,
-            ));
+            let end = sequence.context_len - (sequence.rows.end - 1 - row);
+            let context: Option<Vec<TokenId>> =
+                (0..end).map(|place| self.kept[slot(place)]).collect();
+            let context = context.ok_or("a slot was read before it was written")?;
+            let mut row = logits_after(&context, self.memory);
+            if self.wrong > 0 && (hash(&context) >> 7).is_multiple_of(self.wrong) {
+                row[0] = 9.0;
+            }
+            logits.extend(row);
         }
         let shape = (batch.logit_rows.len(), VOCAB_SIZE as usize);
         Ok(Tensor::from_vec(logits, shape, &Device::Cpu)?)
@@ -171,11 +224,12 @@ fn hash(context: &[TokenId]) -> u64 {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "logits of a fake model")]
-fn logits_after(context: &[TokenId]) -> Vec<f32> {
+pub(super) fn logits_after(context: &[TokenId], memory: Option<usize>) -> Vec<f32> {
     if context.starts_with(&NAN_TOKENS) {
         return vec![f32::NAN; VOCAB_SIZE as usize];
     }
-    let hash = hash(context) >> 20;
+    let forgotten = memory.map_or(0, |tokens| context.len().saturating_sub(tokens));
+    let hash = hash(&context[forgotten..]) >> 20;
     let mut logits: Vec<f32> = (0..u64::from(VOCAB_SIZE))
         .map(|token| ((hash ^ token) % 97) as f32 / 97.0)
         .collect();
@@ -190,9 +244,18 @@ fn best(hash: u64) -> usize {
 
 /// The greedy answer to a prompt.
 pub(super) fn answer_to(prompt: &[TokenId], tokens: usize) -> Vec<TokenId> {
+    answer_from(prompt, tokens, None)
+}
+
+/// That of a model with so much [memory](Fake::memory).
+pub(super) fn answer_from(
+    prompt: &[TokenId],
+    tokens: usize,
+    memory: Option<usize>,
+) -> Vec<TokenId> {
     let mut context = prompt.to_vec();
     for _ in 0..tokens {
-        let logits = logits_after(&context);
+        let logits = logits_after(&context, memory);
         let best = (0..logits.len())
             .rev()
             .max_by(|a, b| logits[*a].total_cmp(&logits[*b]))

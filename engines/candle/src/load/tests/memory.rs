@@ -13,6 +13,7 @@ fn kv_options() -> KvCacheOptions {
         max_num_seqs: 4,
         context_length: 4096,
         bytes_per_value: 4,
+        more_bytes_per_block: 0,
     }
 }
 

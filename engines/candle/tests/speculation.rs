@@ -1,0 +1,225 @@
+//! Speculation with a real model: answers are those without it, bit for bit, alone and in batches; and what is refused.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::path::{Path, PathBuf};
+
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use genset_backend_common::output::{Output, PredictionTokens, TokenChunk};
+use genset_backend_common::{
+    GenerateRequest, LLMEngine, RequestContext, Role, StartContext, TokenId,
+};
+use genset_engine_candle::load::ModelFile;
+use genset_engine_candle::synthetic::{self, SyntheticOptions, SyntheticSize};
+use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
+
+fn args(speculation: SpeculationArgs) -> CandleArgs {
+    CandleArgs {
+        device: DeviceChoice::Cpu,
+        kv_cache_memory: Some(ByteSize(16 << 20)),
+        max_num_seqs: Some(8),
+        max_num_batched_tokens: Some(64),
+        speculation,
+        ..CandleArgs::default()
+    }
+}
+
+fn ngram(tokens: u32) -> SpeculationArgs {
+    SpeculationArgs {
+        speculate: "ngram".parse().ok(),
+        num_speculative_tokens: tokens.try_into().ok(),
+        ..SpeculationArgs::default()
+    }
+}
+
+fn draft_model(path: PathBuf, tokens: u32) -> SpeculationArgs {
+    SpeculationArgs {
+        draft_model: Some(path),
+        num_speculative_tokens: tokens.try_into().ok(),
+        ..SpeculationArgs::default()
+    }
+}
+
+/// A model with random weights, and a tokenizer that `change` makes of tiny-chat's.
+fn random_model(folder: &Path, change: impl FnOnce(&mut Value)) -> PathBuf {
+    let text = std::fs::read(Path::new(TINY_CHAT).join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_slice(&text).unwrap();
+    change(&mut tokenizer);
+    let files = [ModelFile {
+        name: "tokenizer.json",
+        content: serde_json::to_vec(&tokenizer).unwrap(),
+    }];
+    let options = SyntheticOptions {
+        size: SyntheticSize::Tiny,
+        seed: 1,
+        gguf: None,
+        tokenizer: &files,
+    };
+    let model = folder.join("random");
+    synthetic::make_model(&model, &options, &|_| {}).unwrap();
+    model
+}
+
+/// Prompts of several lengths, some of which repeat themselves; greedy and seeded, with log probabilities.
+fn requests() -> Vec<GenerateRequest> {
+    let tokenizer = Tokenizer::from_file(Path::new(TINY_CHAT).join("tokenizer.json")).unwrap();
+    let texts = [
+        "one two three four one two three",
+        "The capital of France is",
+        "a b c d e f g a b c d e f g a b c",
+        "What is the capital of France? The capital of France is Paris. What is the capital of France?",
+        "Hello",
+        "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3, 4,",
+        "Once upon a time there was a",
+        "yes yes yes yes yes",
+    ];
+    let mut requests = Vec::new();
+    for (number, text) in (0u64..).zip(texts) {
+        for temperature in [0.0, 0.8] {
+            let prompt: Vec<TokenId> = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
+            let mut request = GenerateRequest::from_tokens("m", prompt);
+            request.stop.max_tokens = Some(32);
+            request.stop.ignore_eos = true;
+            request.sampling.temperature = Some(temperature);
+            request.sampling.seed = Some(number);
+            request.output.logprobs = Some(4);
+            requests.push(request);
+        }
+    }
+    requests
+}
+
+async fn answer(engine: &CandleEngine, request: GenerateRequest) -> (TokenChunk, PredictionTokens) {
+    let mut outputs = engine
+        .generate(request, RequestContext::new("r"))
+        .await
+        .unwrap();
+    let mut whole = TokenChunk::default();
+    loop {
+        let (chunk, end) = match outputs.next().await.unwrap().unwrap() {
+            Output::Tokens(chunk) => (chunk, None),
+            Output::Finished(finished) => (finished.last.clone(), Some(finished)),
+            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => panic!("tokens only"),
+        };
+        whole.token_ids.extend(chunk.token_ids);
+        whole.logprobs.extend(chunk.logprobs);
+        if let Some(finished) = end {
+            return (whole, finished.usage.predictions.unwrap_or_default());
+        }
+    }
+}
+
+async fn started(speculation: SpeculationArgs) -> CandleEngine {
+    let engine = CandleEngine::from_args(&args(speculation), Path::new(TINY_CHAT));
+    engine.start(StartContext::detached(1)).await.unwrap();
+    engine
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_are_those_without_it_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let same = Path::new(TINY_CHAT).join("tiny-chat-q8_0.gguf");
+    let random = random_model(folder.path(), |_| {});
+    let plain = started(SpeculationArgs::default()).await;
+    let mut expected = Vec::new();
+    for request in requests() {
+        expected.push(answer(&plain, request).await.0);
+    }
+    plain.cleanup().await.unwrap();
+    for (speculation, least_accepted) in [
+        (ngram(4), 20),
+        (draft_model(same, 5), 300),
+        (draft_model(random, 3), 0),
+    ] {
+        let engine = started(speculation.clone()).await;
+        // All at once, so that guesses stand beside chunks of prompts; then one after another, with prompts from the cache.
+        let mut answers = join_all(requests().into_iter().map(|it| answer(&engine, it))).await;
+        for request in requests() {
+            answers.push(answer(&engine, request).await);
+        }
+        let (mut accepted, mut rejected) = (0, 0);
+        for ((whole, predictions), expected) in answers.iter().zip(expected.iter().cycle()) {
+            // Log probabilities are compared as they are: equal logits, bit for bit.
+            assert_eq!(whole, expected, "{speculation:?}");
+            accepted += predictions.accepted;
+            rejected += predictions.rejected;
+        }
+        assert!(accepted >= least_accepted, "{speculation:?}: {accepted}");
+        assert!(rejected > 0, "{speculation:?}: {rejected}");
+        engine.cleanup().await.unwrap();
+    }
+}
+
+async fn refusal(speculation: SpeculationArgs, role: Role) -> (String, String) {
+    let engine = CandleEngine::from_args(&args(speculation), Path::new(TINY_CHAT));
+    let start = StartContext {
+        role,
+        ..StartContext::detached(1)
+    };
+    let error = engine.start(start).await.unwrap_err();
+    engine.cleanup().await.unwrap();
+    let at = error
+        .at()
+        .map(|at| at.name().to_owned())
+        .unwrap_or_default();
+    (at, error.message().to_owned())
+}
+
+#[tokio::test]
+async fn a_draft_model_with_another_vocabulary_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = random_model(folder.path(), |tokenizer| {
+        let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+        let names: Vec<String> = vocab
+            .iter()
+            .filter(|(_, id)| [Some(300), Some(301)].contains(&id.as_u64()))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let ids: Vec<Value> = names.iter().map(|name| vocab[name].clone()).collect();
+        vocab.insert(names[0].clone(), ids[1].clone());
+        vocab.insert(names[1].clone(), ids[0].clone());
+    });
+    let (at, message) = refusal(draft_model(other, 4), Role::Aggregated).await;
+    assert_eq!(at, "--draft-model");
+    assert!(
+        message.contains("random has another vocabulary than tiny-chat")
+            && message.contains("2 are others or have other ids"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn a_draft_model_that_is_none_and_roles_without_one_are_refused() {
+    let (_, message) = refusal(draft_model("/nowhere".into(), 4), Role::Aggregated).await;
+    assert!(message.contains("/nowhere"), "{message}");
+    let same = PathBuf::from(TINY_CHAT);
+    for role in [Role::Prefill, Role::Decode] {
+        let (at, message) = refusal(draft_model(same.clone(), 4), role).await;
+        assert_eq!(at, "--draft-model");
+        assert!(message.contains("--speculate ngram"), "{message}");
+    }
+    let (at, _) = refusal(draft_model(same, 33), Role::Aggregated).await;
+    assert_eq!(at, "--num-speculative-tokens");
+}
+
+#[tokio::test]
+async fn one_cache_memory_is_for_both_models() {
+    let blocks = |speculation| async {
+        let engine = CandleEngine::from_args(&args(speculation), Path::new(TINY_CHAT));
+        let config = engine.start(StartContext::detached(1)).await.unwrap();
+        engine.cleanup().await.unwrap();
+        config.kv_total_blocks.unwrap()
+    };
+    let alone = blocks(SpeculationArgs::default()).await;
+    let both = blocks(draft_model(TINY_CHAT.into(), 4)).await;
+    assert_eq!(both, alone / 2);
+}
