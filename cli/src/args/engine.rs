@@ -131,6 +131,7 @@ pub(super) fn check_engine(
         required_command(engine.engine_cmd.as_deref())?;
     }
     check_server_flags(output, engine)?;
+    check_speculation(output, engine)?;
     check_model_config(output, engine, worker)?;
     if engine.chat_template.is_none() {
         return Ok(());
@@ -199,6 +200,19 @@ fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), En
     let servers = ServerKind::ALL.map(ServerKind::name).join(", ");
     let problem = format!(
         "is about a server that is launched (out={servers}); out={} has no use for it",
+        output.word()
+    );
+    Err(EngineError::invalid_argument(flag, problem))
+}
+
+/// Refuses flags about speculation where another engine would not hear of them.
+fn check_speculation(output: &OutputKind, engine: &EngineArgs) -> Result<(), EngineError> {
+    let given = engine.candle.speculation.first_given();
+    let Some(flag) = given.filter(|_| !output.is(EngineKind::Candle)) else {
+        return Ok(());
+    };
+    let problem = format!(
+        "is for out=candle; out={} has no use for it (a server's own flags go into --extra-engine-args)",
         output.word()
     );
     Err(EngineError::invalid_argument(flag, problem))

@@ -97,6 +97,8 @@ fn what_is_absent_is_refused_by_name() {
         ["out=dyn", "--server-cmd=x"],
         ["out=sample", "--extra-engine-args=x.json"],
         ["out=mocker", "--server-cmd=x"],
+        ["out=echo_core", "--speculate=ngram"],
+        ["out=dyn", "--draft-model=x"],
     ] {
         let error = parse_words(&words).unwrap_err().to_string();
         assert!(error.contains("has no use for it"), "{error}");

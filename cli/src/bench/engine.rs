@@ -71,6 +71,9 @@ pub(crate) struct Decode {
     pub(crate) tokens_per_s: f64,
     /// Part of a step's time that is not spent in the model: planning, sampling, delivering.
     pub(crate) outside_model: f64,
+    /// Part of the tokens that speculation guessed which the model chose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) accepted_drafts: Option<f64>,
 }
 
 /// Measures and prints.
@@ -149,10 +152,12 @@ async fn measure_all(
     let decode = args.sequences.iter().zip(decodes).map(|(&sequences, all)| {
         let rates = all.iter().map(|one| one.tokens_per_s).collect();
         let outside = all.iter().map(|one| one.outside_model).collect();
+        let accepted: Vec<f64> = all.iter().filter_map(|one| one.accepted_drafts).collect();
         Decode {
             sequences,
             tokens_per_s: median(rates),
             outside_model: median(outside),
+            accepted_drafts: (!accepted.is_empty()).then(|| median(accepted)),
         }
     });
     let block_size: u64 = (config.kv_block_size).map_or(0, |size| size.get().into());
@@ -187,12 +192,18 @@ fn readable(duration: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use genset_engine_candle::SpeculationArgs;
     use genset_engine_candle::synthetic::{self, SyntheticOptions, SyntheticSize};
 
     use super::*;
 
     /// Measures a small model once, its prefill with a prompt of so many tokens.
     fn measure_tiny(prefill_tokens: u32) -> Result<Measured, EngineError> {
+        measure_tiny_with(prefill_tokens, false)
+    }
+
+    /// The same, with itself as its draft model if so.
+    fn measure_tiny_with(prefill_tokens: u32, drafts: bool) -> Result<Measured, EngineError> {
         let folder = tempfile::tempdir().unwrap();
         let model = folder.path().join("m");
         let options = SyntheticOptions {
@@ -202,6 +213,10 @@ mod tests {
             tokenizer: &[],
         };
         synthetic::make_model(&model, &options, &|_| {}).unwrap();
+        let speculation = SpeculationArgs {
+            draft_model: drafts.then(|| model.clone()),
+            ..SpeculationArgs::default()
+        };
         let args = EngineBenchArgs {
             model,
             sequences: vec![1, 3],
@@ -211,7 +226,10 @@ mod tests {
             prefix_tokens: 64,
             repeats: 1,
             json: true,
-            candle: CandleArgs::default(),
+            candle: CandleArgs {
+                speculation,
+                ..CandleArgs::default()
+            },
         };
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(measure(&args))
@@ -234,6 +252,18 @@ mod tests {
         assert!(measured.prefill_tokens_per_s > 0.0 && measured.first_token_cached_s > 0.0);
         let table = report::table(&measured);
         assert!(table.contains("3 sequences"), "{table}");
+        assert!(!table.contains("guesses"), "{table}");
+    }
+
+    #[test]
+    fn accepted_guesses_are_shown() {
+        let measured = measure_tiny_with(32, true).unwrap();
+        for one in &measured.decode {
+            // Of itself it guesses everything.
+            assert_eq!(one.accepted_drafts, Some(1.0), "{measured:?}");
+        }
+        let table = report::table(&measured);
+        assert!(table.contains("100 % of guesses accepted"), "{table}");
     }
 
     #[test]

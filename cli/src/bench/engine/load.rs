@@ -15,6 +15,16 @@ use tokio::time::Instant;
 pub(super) struct DecodeFigures {
     pub(super) tokens_per_s: f64,
     pub(super) outside_model: f64,
+    /// Part of the tokens that speculation guessed which the model chose; `None` where none was guessed.
+    pub(super) accepted_drafts: Option<f64>,
+}
+
+/// The engine's counts so far.
+struct Counts {
+    step_s: f64,
+    forward_s: f64,
+    drafts: f64,
+    accepted_drafts: f64,
 }
 
 /// An engine under load.
@@ -59,7 +69,7 @@ impl<'a> Load<'a> {
             .into_iter()
             .map(|prompt| self.request(prompt, new_tokens))
             .collect();
-        let before = self.step_times();
+        let before = self.counts();
         let engine = self.engine;
         let all = try_join_all(
             requests
@@ -67,11 +77,15 @@ impl<'a> Load<'a> {
                 .map(|(request, ctx)| arrivals(engine, request, ctx)),
         );
         let all = all.await?;
-        let after = self.step_times();
-        let (step, forward) = (after.0 - before.0, after.1 - before.1);
+        let after = self.counts();
+        let step_s = after.step_s - before.step_s;
+        let forward_s = after.forward_s - before.forward_s;
+        let drafts = after.drafts - before.drafts;
+        let accepted = after.accepted_drafts - before.accepted_drafts;
         Ok(DecodeFigures {
             tokens_per_s: together(&all),
-            outside_model: ((step - forward) / step).clamp(0.0, 1.0),
+            outside_model: ((step_s - forward_s) / step_s).clamp(0.0, 1.0),
+            accepted_drafts: (drafts > 0.0).then(|| accepted / drafts),
         })
     }
 
@@ -132,18 +146,19 @@ impl<'a> Load<'a> {
             .collect()
     }
 
-    /// Seconds in steps so far, and in the model.
-    fn step_times(&self) -> (f64, f64) {
+    fn counts(&self) -> Counts {
         let text = self.metrics.encode();
-        let sum = |name: &str| {
+        let value = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|value| value.trim().parse().ok())
                 .unwrap_or(0.0)
         };
-        (
-            sum("genset_candle_step_seconds_sum "),
-            sum("genset_candle_forward_seconds_sum "),
-        )
+        Counts {
+            step_s: value("genset_candle_step_seconds_sum "),
+            forward_s: value("genset_candle_forward_seconds_sum "),
+            drafts: value("genset_candle_draft_tokens_total "),
+            accepted_drafts: value("genset_candle_accepted_draft_tokens_total "),
+        }
     }
 }
 

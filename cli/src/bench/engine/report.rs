@@ -15,10 +15,14 @@ pub(super) fn table(measured: &Measured) -> String {
             .filter(|one| one.sequences != decode.sequences)
             .map(|one| format!(", {:.1} times one", decode.tokens_per_s / one.tokens_per_s))
             .unwrap_or_default();
+        let accepted = decode
+            .accepted_drafts
+            .map(|share| format!(", {:.0} % of guesses accepted", 100.0 * share))
+            .unwrap_or_default();
         text.push_str(&line(
             &what,
             &format!(
-                "{:.0} tokens/s, {:.1} % of a step outside the model{times}",
+                "{:.0} tokens/s, {:.1} % of a step outside the model{times}{accepted}",
                 decode.tokens_per_s,
                 100.0 * decode.outside_model
             ),
