@@ -655,12 +655,14 @@ mod tests {
         };
         let embed = |tokens| Input::Embed([vec![1], tokens].into());
         let score = |tokens| Input::Score([pair(vec![1]), pair(tokens)].into());
-        let asks: [(&str, &dyn Fn(Vec<TokenId>) -> Input); 2] =
-            [("input 1", &embed), ("pair 1", &score)];
-        for (word, input) in asks {
+        let asks_of = |word: &str, tokens: Vec<TokenId>| match word {
+            "pair 1" => score(tokens),
+            _ => embed(tokens),
+        };
+        for word in ["input 1", "pair 1"] {
             let check = |tokens| {
                 let mut request = request();
-                request.input = input(tokens);
+                request.input = asks_of(word, tokens);
                 config.check(&request)
             };
             check(vec![9; 4]).unwrap();

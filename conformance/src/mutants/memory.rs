@@ -178,7 +178,7 @@ impl Fault for Paged {
                         }
                     }
                     Output::Finished(finished) => return Ok(finish_of(*finished)),
-                    other @ (Output::Text(_) | Output::Embeddings(_)) => {
+                    other @ (Output::Text(_) | Output::Embeddings(_) | Output::Scores(_)) => {
                         return Err(EngineError::internal(format!("cannot pass on {other:?}")));
                     }
                 }

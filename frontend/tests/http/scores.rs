@@ -1,5 +1,6 @@
 //! The APIs of cross-encoders: documents ranked again, scores of pairs.
 
+use std::slice;
 use std::sync::Arc;
 
 use genset_backend_common::output::{self, Finish, OutputStream};
@@ -212,7 +213,7 @@ async fn pairs_are_scored() {
                 .await;
             let wanted: Vec<f32> = expected.iter().map(score_of).collect();
             assert_eq!(scores(&response), wanted, "{text_1} {text_2}");
-            assert_eq!(engine.calls(), [expected.clone()], "{text_1} {text_2}");
+            assert_eq!(engine.calls(), slice::from_ref(&expected), "{text_1} {text_2}");
         }
     }
     site.idle().await;
