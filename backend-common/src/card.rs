@@ -111,7 +111,7 @@ impl Artifact {
     ///
     /// # Examples
     /// ```
-    /// use genset_backend_common::Artifact;
+    /// use genset_backend_common::card::Artifact;
     ///
     /// let artifact = Artifact::new("tokenizer.json", b"{}".to_vec());
     /// assert!(artifact.reference.blake3.len() == 64 && artifact.matches(b"{}") && !artifact.matches(b"[]"));

@@ -99,7 +99,7 @@ pub enum Role {
     /// Prefill only: one token, and transfer parameters in the terminal. What ends with its first token has none.
     Prefill,
     /// Decode only: takes the transfer parameters of a prefill instance, and answers all of it, the first token included.
-    /// Where they say that [nobody holds blocks](crate::TransferParams::none), it computes the prompt itself.
+    /// Where they say that [nobody holds blocks](crate::transfer::TransferParams::none), it computes the prompt itself.
     Decode,
 }
 

@@ -176,7 +176,7 @@ impl From<WireDetails> for ErrorDetails {
 ///
 /// # Examples
 /// ```
-/// use genset_backend_common::{At, EngineError, ErrorKind, RequestField};
+/// use genset_backend_common::{EngineError, ErrorKind, RequestField, error::At};
 ///
 /// let error = EngineError::invalid_argument(RequestField::Temperature, "must be between 0 and 2, got -3");
 /// assert_eq!(error.kind(), ErrorKind::InvalidArgument);

@@ -14,7 +14,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::sync::Arc;
 
-use genset_backend_common::{EndpointType, EngineError};
+use genset_backend_common::{EngineError, card::EndpointType};
 use genset_frontend::model::{Models, ServedModel};
 use genset_frontend::{FrontendServer, LocalFrontend};
 use genset_runtime::{Runtime, Signals};

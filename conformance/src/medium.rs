@@ -1,6 +1,6 @@
 //! [`Medium`]: in what the kit speaks with an engine.
 
-use genset_backend_common::{Capabilities, ChatInput, Input, InputKind, TokenId};
+use genset_backend_common::{Capabilities, Input, TokenId, config::InputKind, request::ChatInput};
 
 /// In what the kit speaks with an engine: tokens where it takes them, else text, else chat messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

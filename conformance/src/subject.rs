@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::{Adapter, LLMEngine, Role, TokenId};
+use genset_backend_common::{LLMEngine, Role, TokenId, controls::Adapter};
 
 /// What a factory is asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

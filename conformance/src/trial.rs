@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use genset_backend_common::{
-    Capabilities, Deviation, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input,
-    LLMEngine, LocalKvCarrier, RequestContext, Role, SamplingOption, StartContext, TokenId,
+    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
+    RequestContext, Role, StartContext, TokenId,
+    config::{Deviation, SamplingOption},
+    transfer::LocalKvCarrier,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;

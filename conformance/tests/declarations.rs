@@ -4,7 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use genset_backend_common::{
-    Capabilities, Deviation, EngineConfig, GuidedKind, InputKind, Role, SamplingOption,
+    Capabilities, EngineConfig, Role,
+    config::{Deviation, GuidedKind, InputKind, SamplingOption},
 };
 use genset_conformance::find;
 

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use genset_backend_common::ports::Generate;
-use genset_backend_common::{At, CancelReason, EngineError, ErrorKind, ModelCard, Shared, TokenId};
+use genset_backend_common::{
+    CancelReason, EngineError, ErrorKind, ModelCard, TokenId, error::At, request::Shared,
+};
 use genset_router::Layers;
 use genset_runtime::{EndpointName, LiveModel, ModelDirectory, Runtime};
 use prometheus_client::metrics::family::Family;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{EngineError, GuidedDecoding, GuidedKind, ModelCard, TokenId};
+use genset_backend_common::{EngineError, GuidedDecoding, ModelCard, TokenId, config::GuidedKind};
 use serde_json::Value;
 
 use crate::error::ApiError;

@@ -14,7 +14,10 @@ mod tokens;
 
 use std::sync::Arc;
 
-use genset_backend_common::{GuidedDecoding, Input, ScorePair, Shared, TokenId};
+use genset_backend_common::{
+    GuidedDecoding, Input, TokenId,
+    request::{ScorePair, Shared},
+};
 use serde_json::Value;
 use tokio::time::Instant;
 

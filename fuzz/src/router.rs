@@ -11,7 +11,7 @@ const HONEST: u32 = 9;
 pub fn kv_events(mut input: &[u8]) {
     let (mut writer, reader) = index();
     let tokens: Vec<u32> = (0..128 * 16).collect();
-    let size = genset_backend_common::DEFAULT_KV_BLOCK_SIZE;
+    let size = genset_backend_common::card::DEFAULT_KV_BLOCK_SIZE;
     let honest = hash_blocks(&Xxh3BlockHasher::new(), None, &tokens, size);
     writer.store(HONEST, None, &honest).unwrap();
     let block = |byte: u8| match byte.checked_sub(128) {

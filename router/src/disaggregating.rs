@@ -23,7 +23,7 @@ use async_trait::async_trait;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Input, ModelCard, OutputStream, RequestContext,
-    SamplingOption, TransferParams,
+    config::SamplingOption, transfer::TransferParams,
 };
 use genset_runtime::{InstanceId, KvBlocksClient};
 

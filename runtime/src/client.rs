@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use futures_core::Stream;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, Load, Output, OutputStream, RequestContext,
+    EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext, handles::Load,
 };
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use genset_backend_common::ports::Control;
 use genset_backend_common::{
-    At, ControlReply, ControlRequest, EngineError, ErrorKind, RequestContext,
+    EngineError, ErrorKind, RequestContext,
+    controls::{ControlReply, ControlRequest},
+    error::At,
 };
 use serde_json::Value;
 

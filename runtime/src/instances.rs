@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use genset_backend_common::{EngineError, Load};
+use genset_backend_common::{EngineError, handles::Load};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{
-    EngineError, ErrorKind, KvAddress, KvBytes, KvCarrier, KvSource, KvTransfers, RequestContext,
-    TransferParams,
+    EngineError, ErrorKind, RequestContext,
+    transfer::{KvAddress, KvBytes, KvCarrier, KvSource, KvTransfers, TransferParams},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

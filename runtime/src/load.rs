@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use genset_backend_common::{Load, RequestContext};
+use genset_backend_common::{RequestContext, handles::Load};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::client::Client;

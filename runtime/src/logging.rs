@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 
-use genset_backend_common::{At, EngineError};
+use genset_backend_common::{EngineError, error::At};
 use tracing::Dispatch;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, registry, reload};

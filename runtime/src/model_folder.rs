@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use genset_backend_common::{Artifact, MAX_ARTIFACT_BYTES};
+use genset_backend_common::card::{Artifact, MAX_ARTIFACT_BYTES};
 use serde::Deserialize;
 
 /// Files a frontend needs, and whether a model can do without.

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use genset_backend_common::{
-    ArtifactRef, At, EngineError, ErrorKind, GenerateRequest, MAX_ARTIFACT_BYTES, Output,
-    RequestContext, Role,
+    EngineError, ErrorKind, GenerateRequest, Output, RequestContext, Role,
+    card::{ArtifactRef, MAX_ARTIFACT_BYTES},
+    error::At,
 };
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;

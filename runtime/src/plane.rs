@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 use futures_util::StreamExt;
 use genset_backend_common::wire::{PayloadError, decode_payload, encode_payload};
-use genset_backend_common::{At, EngineError, RequestContext};
+use genset_backend_common::{EngineError, RequestContext, error::At};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

@@ -10,9 +10,13 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::kv::{KvEvent, KvEventPublisher, KvSnapshot};
 use genset_backend_common::ports::{Control, Generate, Offer, Registrar, Registration};
 use genset_backend_common::{
-    Admitted, Artifact, At, ControlReply, ControlRequest, EngineError, GenerateRequest, KvAddress,
-    KvTransfers, Load, LoadPublisher, ModelCard, Output, OutputStream, RecentRequests,
-    RequestContext,
+    EngineError, GenerateRequest, ModelCard, Output, OutputStream, RequestContext,
+    card::Artifact,
+    controls::{ControlReply, ControlRequest},
+    error::At,
+    handles::{Admitted, Load, LoadPublisher},
+    recent::RecentRequests,
+    transfer::{KvAddress, KvTransfers},
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};

@@ -16,8 +16,8 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    At, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind, GenerateRequest,
-    LLMEngine, ModelCard, OutputStream, RequestContext, StartContext,
+    EngineConfig, EngineControls, EngineError, EngineState, ErrorKind, GenerateRequest, LLMEngine,
+    ModelCard, OutputStream, RequestContext, StartContext, error::At,
 };
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;

@@ -13,7 +13,9 @@ use genset_backend_common::worker::{
     Fault, Outcome, Report, RequestLimits, StopCause, Worker, WorkerConfig, WorkerHandle,
 };
 use genset_backend_common::{
-    At, DEFAULT_MIGRATION_LIMIT, EndpointType, EngineError, ErrorKind, LLMEngine, Role,
+    EngineError, ErrorKind, LLMEngine, Role,
+    card::{DEFAULT_MIGRATION_LIMIT, EndpointType},
+    error::At,
 };
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};

@@ -47,6 +47,30 @@ fn folders_of_crates_are_those_of_the_table() {
     }
 }
 
+/// What an engine author meets first. The rest of the contract stands in its modules.
+const MOST_NAMES_AT_THE_ROOT: usize = 30;
+
+#[test]
+fn the_root_of_the_contract_has_few_names() {
+    let metadata = MetadataCommand::new().no_deps().exec().unwrap();
+    let root = metadata.workspace_root.join("backend-common/src/lib.rs");
+    let text = fs::read_to_string(root).unwrap();
+    let lists = text.split("pub use ").skip(1);
+    let names: usize = lists.map(|list| names_of(list).count()).sum();
+    assert!(
+        (20..=MOST_NAMES_AT_THE_ROOT).contains(&names),
+        "{names} names, and at most {MOST_NAMES_AT_THE_ROOT} are wanted"
+    );
+}
+
+/// The names that a `pub use` brings, which begins here.
+fn names_of(list: &str) -> impl Iterator<Item = &str> {
+    let list = list.split(';').next().unwrap_or_default();
+    let names = list.split_once('{').map_or(list, |(_, names)| names);
+    let names = names.split([',', '}']).map(str::trim);
+    names.filter(|name| !name.is_empty())
+}
+
 #[test]
 fn a_differing_edge_is_named_in_both_directions() {
     let page = format!(

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 ///
 /// # Examples
 /// ```
-/// use genset_backend_common::Shared;
+/// use genset_backend_common::request::Shared;
 ///
 /// let prompt: Shared<Vec<u32>> = vec![1, 2, 3].into();
 /// let mut longer = prompt.clone();

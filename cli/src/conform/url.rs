@@ -9,8 +9,8 @@ use std::time::Duration;
 use genset_backend_common::output::{self, Finish, FinishReason, OutputWriter};
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, EngineState, ErrorKind, GenerateRequest, Input,
-    InputKind, LLMEngine, OutputStream, RequestContext, RequestField, SamplingOption, StartContext,
-    async_trait,
+    LLMEngine, OutputStream, RequestContext, RequestField, StartContext, async_trait,
+    config::{InputKind, SamplingOption},
 };
 use genset_conformance::{Check, Subject, catalogue};
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use genset_backend_common::{Artifact, EngineError};
+use genset_backend_common::{EngineError, card::Artifact};
 use genset_frontend::text::ChatTemplate;
 use genset_runtime::ModelFolder;
 

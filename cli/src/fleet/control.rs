@@ -3,7 +3,10 @@
 use clap::{Args, Subcommand, ValueEnum};
 use futures_util::future::join_all;
 use genset_backend_common::{
-    Adapter, At, ControlReply, ControlRequest, EngineError, Load, SleepLevel,
+    EngineError,
+    controls::{Adapter, ControlReply, ControlRequest, SleepLevel},
+    error::At,
+    handles::Load,
 };
 use genset_runtime::{
     Client, ControlClient, EndpointName, InstanceId, NetworkArgs, Runtime, endpoints,

@@ -8,7 +8,7 @@ use clap::Args;
 use crossterm::{cursor, execute, queue, style, terminal};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use genset_backend_common::{EngineError, ErrorKind, Load, RequestContext, Role};
+use genset_backend_common::{EngineError, ErrorKind, RequestContext, Role, handles::Load};
 use genset_runtime::{
     Client, EndpointName, InstanceId, ModelDirectory, NetworkArgs, Runtime, endpoints,
 };

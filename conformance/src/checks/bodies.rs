@@ -1,6 +1,6 @@
 //! WB: whole bodies of OpenAI's API, of engines that declare that they read them and write the answers by themselves.
 
-use genset_backend_common::{GenerateRequest, Input, InputKind, Output};
+use genset_backend_common::{GenerateRequest, Input, Output, config::InputKind};
 use serde_json::{Value, json};
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};

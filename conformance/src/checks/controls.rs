@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use genset_backend_common::{
-    Adapter, EngineControls, EngineError, ErrorKind, GenerateRequest, SleepLevel,
+    EngineControls, EngineError, ErrorKind, GenerateRequest,
+    controls::{Adapter, SleepLevel},
 };
 use serde_json::Value;
 

@@ -6,7 +6,9 @@
 
 use std::time::Duration;
 
-use genset_backend_common::{DrainContext, GenerateRequest, RequestContext, Role, TransferParams};
+use genset_backend_common::{
+    DrainContext, GenerateRequest, RequestContext, Role, transfer::TransferParams,
+};
 
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};

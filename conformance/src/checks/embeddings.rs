@@ -1,6 +1,6 @@
 //! EM: embeddings, of engines that declare that they take token sequences to embed.
 
-use genset_backend_common::{GenerateRequest, Input, InputKind, Output, TokenId};
+use genset_backend_common::{GenerateRequest, Input, Output, TokenId, config::InputKind};
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};

@@ -14,8 +14,9 @@ mod refused;
 
 use futures_util::future::join_all;
 use genset_backend_common::{
-    ChatInput, EngineError, ErrorKind, GenerateRequest, Input, InputKind, Output, SamplingOption,
-    ScorePair,
+    EngineError, ErrorKind, GenerateRequest, Input, Output,
+    config::{InputKind, SamplingOption},
+    request::{ChatInput, ScorePair},
 };
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};

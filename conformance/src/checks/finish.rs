@@ -4,8 +4,8 @@
 //! the engine: `EngineConfig::check` for one in this process, the far side's own checks for one that checks itself.
 
 use genset_backend_common::{
-    CancelReason, ChatInput, EngineError, ErrorKind, FinishReason, GenerateRequest, Input,
-    InputKind, RequestContext,
+    CancelReason, EngineError, ErrorKind, FinishReason, GenerateRequest, Input, RequestContext,
+    config::InputKind, request::ChatInput,
 };
 
 use super::foretold::Foretold;

@@ -6,7 +6,8 @@
 mod schema;
 
 use genset_backend_common::{
-    FinishReason, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
+    FinishReason, GenerateRequest, GuidedDecoding,
+    config::{GuidedKind, SamplingOption},
 };
 use serde_json::{Value, json};
 

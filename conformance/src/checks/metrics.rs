@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use futures_util::future::{Either, join_all, select};
 use genset_backend_common::{
-    CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, Load, MetricsRegistry,
-    Output,
+    CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output,
+    handles::Load,
 };
 
 use super::lifecycle::config_of_a_start;

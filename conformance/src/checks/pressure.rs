@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use genset_backend_common::{
-    EngineError, ErrorKind, FinishReason, GenerateRequest, Output, SamplingOption,
+    EngineError, ErrorKind, FinishReason, GenerateRequest, Output, config::SamplingOption,
 };
 use tokio::time::{Instant, timeout};
 

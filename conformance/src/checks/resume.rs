@@ -1,7 +1,9 @@
 //! MG: going on from another instance's tokens, as a router does when an instance is lost in the middle of an answer.
 
 use genset_backend_common::output::Usage;
-use genset_backend_common::{FinishReason, GenerateRequest, GuidedDecoding, GuidedKind, TokenId};
+use genset_backend_common::{
+    FinishReason, GenerateRequest, GuidedDecoding, TokenId, config::GuidedKind,
+};
 
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};

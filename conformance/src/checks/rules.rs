@@ -7,7 +7,10 @@ mod stalled;
 
 use std::num::NonZeroU32;
 
-use genset_backend_common::{CancelReason, Deviation, GenerateRequest, SamplingOption};
+use genset_backend_common::{
+    CancelReason, GenerateRequest,
+    config::{Deviation, SamplingOption},
+};
 
 use crate::check::{Check, CheckResult, check, skip};
 use crate::trial::{Live, Trial};

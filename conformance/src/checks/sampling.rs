@@ -1,7 +1,8 @@
 //! DT: sampling and determinism.
 
 use genset_backend_common::{
-    Deviation, ErrorKind, GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption,
+    ErrorKind, GenerateRequest, GuidedDecoding,
+    config::{Deviation, GuidedKind, SamplingOption},
 };
 
 use crate::answer::{Answer, Generated};

@@ -1,7 +1,9 @@
 //! SC: scores, of engines that declare that they score pairs of texts.
 
 use genset_backend_common::{
-    Deviation, GenerateRequest, Input, InputKind, Output, ScorePair, TokenId,
+    GenerateRequest, Input, Output, TokenId,
+    config::{Deviation, InputKind},
+    request::ScorePair,
 };
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};

@@ -1,6 +1,9 @@
 //! MG: going on from another instance's tokens, with all that a request may ask for.
 
-use genset_backend_common::{GenerateRequest, GuidedDecoding, GuidedKind, SamplingOption, TokenId};
+use genset_backend_common::{
+    GenerateRequest, GuidedDecoding, TokenId,
+    config::{GuidedKind, SamplingOption},
+};
 use serde_json::json;
 
 use super::resume::resumed;

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use genset_backend_common::{
-    CancelReason, GenerateRequest, RequestContext, Role, SamplingOption, TokenId, TransferParams,
+    CancelReason, GenerateRequest, RequestContext, Role, TokenId, config::SamplingOption,
+    transfer::TransferParams,
 };
 use serde_json::json;
 

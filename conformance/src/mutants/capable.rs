@@ -22,9 +22,10 @@ use std::time::Duration;
 
 use genset_backend_common::output::{self, OutputStream};
 use genset_backend_common::{
-    Capabilities, Deviation, DrainContext, EngineConfig, EngineControls, EngineError, EngineState,
-    GenerateRequest, GuidedKind, KvTransfers, LLMEngine, RequestContext, Role, SamplingOption,
-    StartContext, TokenId, async_trait,
+    Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState,
+    GenerateRequest, LLMEngine, RequestContext, Role, StartContext, TokenId, async_trait,
+    config::{Deviation, GuidedKind, SamplingOption},
+    transfer::KvTransfers,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;

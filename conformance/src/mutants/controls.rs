@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, future, stream};
 use genset_backend_common::{
-    Adapter, EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, Input,
-    LLMEngine, Output, OutputStream, RequestContext, RequestField, SleepLevel, StartContext,
-    async_trait,
+    EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
+    Output, OutputStream, RequestContext, RequestField, StartContext, async_trait,
+    controls::{Adapter, SleepLevel},
 };
 use parking_lot::Mutex;
 use serde_json::Value;

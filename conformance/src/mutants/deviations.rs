@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use genset_backend_common::{
-    Deviation, EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
-    StartContext, async_trait,
+    EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
+    StartContext, async_trait, config::Deviation,
 };
 use parking_lot::Mutex;
 

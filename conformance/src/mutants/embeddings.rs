@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use genset_backend_common::{
-    EngineConfig, EngineError, Finish, GenerateRequest, Input, InputKind, LLMEngine, OutputStream,
-    RequestContext, StartContext, TokenId, async_trait, output,
+    EngineConfig, EngineError, Finish, GenerateRequest, Input, LLMEngine, OutputStream,
+    RequestContext, StartContext, TokenId, async_trait, config::InputKind, output,
 };
 
 use super::Mutant;

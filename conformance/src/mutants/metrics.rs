@@ -11,8 +11,9 @@ use genset_backend_common::prometheus::encoding::{EncodeMetric, MetricEncoder};
 use genset_backend_common::prometheus::metrics::MetricType;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, HealthReporter, LLMEngine, Load, LoadPublisher,
-    OutputStream, RequestContext, StartContext, async_trait,
+    EngineConfig, EngineError, GenerateRequest, HealthReporter, LLMEngine, OutputStream,
+    RequestContext, StartContext, async_trait,
+    handles::{Load, LoadPublisher},
 };
 use parking_lot::Mutex;
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use genset_backend_common::{
-    EngineConfig, EngineError, Finish, GenerateRequest, Input, InputKind, LLMEngine, OutputStream,
-    RequestContext, ScorePair, StartContext, TokenId, async_trait, output,
+    EngineConfig, EngineError, Finish, GenerateRequest, Input, LLMEngine, OutputStream,
+    RequestContext, StartContext, TokenId, async_trait, config::InputKind, output,
+    request::ScorePair,
 };
 
 use super::Mutant;

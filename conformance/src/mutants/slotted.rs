@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use genset_backend_common::{
-    EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, Load, LoadPublisher,
-    OutputStream, RequestContext, StartContext, async_trait, output,
+    EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, OutputStream,
+    RequestContext, StartContext, async_trait,
+    handles::{Load, LoadPublisher},
+    output,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;

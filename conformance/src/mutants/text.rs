@@ -9,7 +9,8 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::TextChunk;
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, FinishReason, GenerateRequest, Input,
-    InputKind, LLMEngine, Output, OutputStream, RequestContext, StartContext, TokenId, async_trait,
+    LLMEngine, Output, OutputStream, RequestContext, StartContext, TokenId, async_trait,
+    config::InputKind,
 };
 use parking_lot::Mutex;
 

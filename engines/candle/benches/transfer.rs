@@ -25,8 +25,8 @@ use futures_util::StreamExt;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
-    GenerateRequest, KvCarrier, LLMEngine, MetricsRegistry, Output, RequestContext, Role,
-    TransferParams,
+    GenerateRequest, LLMEngine, MetricsRegistry, Output, RequestContext, Role,
+    transfer::{KvCarrier, TransferParams},
 };
 use genset_engine_candle::synthetic::{SyntheticOptions, SyntheticSize, make_model};
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};

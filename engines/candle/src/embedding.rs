@@ -16,7 +16,7 @@ use std::sync::Arc;
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
     EngineConfig, EngineError, EngineState, GenerateRequest, Input, LLMEngine, RequestContext,
-    RequestField, ScorePair, StartContext, async_trait,
+    RequestField, StartContext, async_trait, request::ScorePair,
 };
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};

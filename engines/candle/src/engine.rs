@@ -26,8 +26,11 @@ use std::sync::Arc;
 use genset_backend_common::output::{OutputStream, PredictionTokens};
 use genset_backend_common::{
     Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
-    GenerateRequest, GuidedDecoding, GuidedKind, LLMEngine, RequestContext, RequestField, Role,
-    SamplingOption, Shared, StartContext, async_trait, receiving,
+    GenerateRequest, GuidedDecoding, LLMEngine, RequestContext, RequestField, Role, StartContext,
+    async_trait,
+    config::{GuidedKind, SamplingOption},
+    request::Shared,
+    transfer::receiving,
 };
 use genset_sampling::Sampler;
 use genset_sampling::guided::{Guide, GuideFactory};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use genset_backend_common::{At, EngineError, ErrorKind};
+use genset_backend_common::{EngineError, ErrorKind, error::At};
 
 /// Why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]

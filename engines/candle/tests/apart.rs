@@ -10,8 +10,9 @@ use futures_util::StreamExt;
 use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
     CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, GuidedDecoding, LLMEngine,
-    Load, LoadPublisher, LocalKvCarrier, Output, RequestContext, Role, StartContext, TokenId,
-    TransferParams,
+    Output, RequestContext, Role, StartContext, TokenId,
+    handles::{Load, LoadPublisher},
+    transfer::{LocalKvCarrier, TransferParams},
 };
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
 

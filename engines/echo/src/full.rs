@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
-    Capabilities, ChatInput, EngineConfig, EngineError, EngineState, ErrorKind, GenerateRequest,
-    Input, LLMEngine, RequestContext, RequestField, StartContext, async_trait,
+    Capabilities, EngineConfig, EngineError, EngineState, ErrorKind, GenerateRequest, Input,
+    LLMEngine, RequestContext, RequestField, StartContext, async_trait, request::ChatInput,
 };
 
 use crate::{EchoArgs, ends, pause};

@@ -14,8 +14,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_core::Stream;
 use genset_backend_common::{
-    EngineError, GenerateRequest, Held, KvBytes, KvHolds, KvSource, KvTransfers, RequestContext,
-    RequestField, Role, TransferParams, async_trait,
+    EngineError, GenerateRequest, RequestContext, RequestField, Role, async_trait,
+    transfer::{Held, KvBytes, KvHolds, KvSource, KvTransfers, TransferParams},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

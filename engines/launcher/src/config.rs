@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use genset_backend_common::{At, EngineError, Role};
+use genset_backend_common::{EngineError, Role, error::At};
 use genset_child::{InheritedEnv, LogLimit};
 
 use crate::api::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use genset_backend_common::output::{Finish, OutputWriter, TokenChunk};
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, Input, KvBytes, KvTransfers, RequestContext, TokenId,
+    EngineError, ErrorKind, GenerateRequest, Input, RequestContext, TokenId,
+    transfer::{KvBytes, KvTransfers},
 };
 use serde_json::Value;
 use tokio::time::{sleep, timeout};

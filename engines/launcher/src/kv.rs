@@ -18,7 +18,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use genset_backend_common::MAX_DATA_PARALLEL_SIZE;
+use genset_backend_common::config::MAX_DATA_PARALLEL_SIZE;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -14,8 +14,8 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use genset_backend_common::output::Finished;
 use genset_backend_common::{
-    CancelReason, ChatInput, EngineError, ErrorKind, FinishReason, GenerateRequest, GuidedDecoding,
-    LLMEngine, Output, RequestContext, StartContext, TraceContext,
+    CancelReason, EngineError, ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine,
+    Output, RequestContext, StartContext, context::TraceContext, request::ChatInput,
 };
 use genset_engine_launcher::LauncherEngine;
 use serde_json::json;

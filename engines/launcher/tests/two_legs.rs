@@ -16,8 +16,9 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use genset_backend_common::output::Finished;
 use genset_backend_common::{
-    DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest, LLMEngine, LocalKvCarrier,
-    Output, RequestContext, RequestField, Role, StartContext, TransferParams,
+    DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest, LLMEngine, Output,
+    RequestContext, RequestField, Role, StartContext,
+    transfer::{LocalKvCarrier, TransferParams},
 };
 use genset_engine_launcher::{ExtraArgs, LauncherConfig, LauncherEngine};
 use serde_json::{Value, json};

@@ -8,7 +8,8 @@ use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::prometheus::metrics::histogram::Histogram;
 use genset_backend_common::{
-    HealthReporter, LATENCY_BUCKETS_S, Load, LoadPublisher, MetricsRegistry, StartContext,
+    HealthReporter, MetricsRegistry, StartContext,
+    handles::{LATENCY_BUCKETS_S, Load, LoadPublisher},
 };
 use genset_scheduler::Stats;
 use parking_lot::Mutex;

@@ -7,7 +7,8 @@ use futures_util::future::try_join_all;
 use genset_backend_common::output::{self, OutputStream};
 use genset_backend_common::{
     Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
-    GenerateRequest, LLMEngine, RequestContext, Role, StartContext, async_trait, receiving,
+    GenerateRequest, LLMEngine, RequestContext, Role, StartContext, async_trait,
+    transfer::receiving,
 };
 use genset_scheduler::{FreedSequences, Limits, NewSequence, Scheduler, SequenceId};
 use parking_lot::Mutex;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, EngineState, GenerateRequest, KvTransfers, LLMEngine,
-    RequestContext, Role, StartContext, async_trait,
+    Capabilities, EngineConfig, EngineError, EngineState, GenerateRequest, LLMEngine,
+    RequestContext, Role, StartContext, async_trait, transfer::KvTransfers,
 };
 
 /// The most tokens of prompt and answer together.

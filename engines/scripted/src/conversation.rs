@@ -1,6 +1,8 @@
 //! [`Conversation`]: what of a request the script sees, whether it came as text, chat messages or tokens.
 
-use genset_backend_common::{ChatInput, EngineError, GenerateRequest, Input, RequestField};
+use genset_backend_common::{
+    EngineError, GenerateRequest, Input, RequestField, request::ChatInput,
+};
 use serde_json::Value;
 
 use crate::script::PromptMarks;

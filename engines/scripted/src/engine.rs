@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use genset_backend_common::output::OutputStream;
 use genset_backend_common::{
-    EngineConfig, EngineError, EngineState, FinishReason, GenerateRequest, InputKind, LLMEngine,
-    RequestContext, StartContext, async_trait,
+    EngineConfig, EngineError, EngineState, FinishReason, GenerateRequest, LLMEngine,
+    RequestContext, StartContext, async_trait, config::InputKind,
 };
 
 use crate::ScriptedArgs;

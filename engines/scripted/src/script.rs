@@ -17,7 +17,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use genset_backend_common::{FinishReason, GuidedKind};
+use genset_backend_common::{FinishReason, config::GuidedKind};
 
 pub(crate) use error::ReplyError;
 pub use error::ScriptError;

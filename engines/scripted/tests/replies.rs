@@ -13,8 +13,8 @@ use std::time::Duration;
 use common::{answer, say, script, text_engine};
 use futures_util::StreamExt;
 use genset_backend_common::{
-    CancelReason, ChatInput, ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, GuidedKind,
-    LLMEngine, Output, RequestContext, StartContext,
+    CancelReason, ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine, Output,
+    RequestContext, StartContext, config::GuidedKind, request::ChatInput,
 };
 use genset_engine_scripted::{ScriptedArgs, ScriptedEngine};
 use serde_json::json;

@@ -6,9 +6,9 @@ use genset_backend_common::ports::Control;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::wire::{GoAwayCode, RequestHead};
 use genset_backend_common::{
-    ControlReply, ControlRequest, DrainContext, EngineConfig, EngineControls, EngineError,
-    EngineState, GenerateRequest, LLMEngine, OutputStream, RequestContext, StartContext,
-    async_trait,
+    DrainContext, EngineConfig, EngineControls, EngineError, EngineState, GenerateRequest,
+    LLMEngine, OutputStream, RequestContext, StartContext, async_trait,
+    controls::{ControlReply, ControlRequest},
 };
 use serde::Serialize;
 use serde_json::Value;

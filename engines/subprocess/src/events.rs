@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use genset_backend_common::kv::{KvEventData, KvEventPublisher};
 use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, HealthReporter, Load, LoadPublisher, StartContext,
+    EngineConfig, EngineError, ErrorKind, HealthReporter, StartContext,
+    handles::{Load, LoadPublisher},
 };
 use parking_lot::Mutex;
 use serde::Deserialize;

@@ -8,7 +8,7 @@ use genset_backend_common::wire::{
     Cancel, Frame, FrameKind, GoAway, GoAwayCode, RequestHead, WireError, decode_payload,
     encode_payload, encode_request,
 };
-use genset_backend_common::{At, CancelReason, EngineError};
+use genset_backend_common::{CancelReason, EngineError, error::At};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::mpsc;

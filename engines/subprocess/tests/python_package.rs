@@ -15,9 +15,11 @@ use std::time::Duration;
 use futures_util::{FutureExt, StreamExt};
 use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::{
-    CancelReason, ChatInput, DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest,
-    GuidedDecoding, Input, LLMEngine, Output, OutputStream, RequestContext, ScorePair, SleepLevel,
-    StartContext, TraceContext,
+    CancelReason, DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest,
+    GuidedDecoding, Input, LLMEngine, Output, OutputStream, RequestContext, StartContext,
+    context::TraceContext,
+    controls::SleepLevel,
+    request::{ChatInput, ScorePair},
 };
 use genset_engine_subprocess::SubprocessEngine;
 use tokio::time::Instant;

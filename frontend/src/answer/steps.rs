@@ -1,6 +1,6 @@
 //! The pace of an answer, measured where its tokens arrive and not where bytes leave.
 
-use genset_backend_common::{LATENCY_BUCKETS_S, MetricsRegistry};
+use genset_backend_common::{MetricsRegistry, handles::LATENCY_BUCKETS_S};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;

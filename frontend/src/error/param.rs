@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use genset_backend_common::{At, RequestField};
+use genset_backend_common::{RequestField, error::At};
 
 /// The place in a client's request that an error is about.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,9 @@ use axum::response::Response;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use genset_backend_common::output::Usage;
-use genset_backend_common::{EndpointType, EngineError, RequestContext, TraceContext};
+use genset_backend_common::{
+    EngineError, RequestContext, card::EndpointType, context::TraceContext,
+};
 use http::{HeaderMap, StatusCode};
 use serde_json::json;
 use tokio::time::Instant;

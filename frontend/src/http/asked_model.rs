@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::EndpointType;
+use genset_backend_common::card::EndpointType;
 use http::StatusCode;
 use tokio::time::Instant;
 

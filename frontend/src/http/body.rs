@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::task::AtomicWaker;
-use genset_backend_common::Explanation;
+use genset_backend_common::context::Explanation;
 use http::StatusCode;
 use http_body::{Body, Frame};
 use tokio::task::coop::has_budget_remaining;

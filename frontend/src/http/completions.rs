@@ -2,7 +2,7 @@
 
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
-use genset_backend_common::{EndpointType, RequestContext};
+use genset_backend_common::{RequestContext, card::EndpointType};
 
 use super::apis::{Call, Reply, created_now, new_id};
 use super::body::EventBody;

@@ -6,7 +6,7 @@ use axum::response::Response;
 use bytes::BytesMut;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use genset_backend_common::EndpointType;
+use genset_backend_common::card::EndpointType;
 use serde_json::json;
 
 use super::apis::{Call, Reply, new_id};

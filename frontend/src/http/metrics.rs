@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::output::Usage;
-use genset_backend_common::{LATENCY_BUCKETS_S, MetricsRegistry, RequestContext, TraceContext};
+use genset_backend_common::{
+    MetricsRegistry, RequestContext, context::TraceContext, handles::LATENCY_BUCKETS_S,
+};
 use genset_runtime::continue_trace;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use prometheus_client::encoding::EncodeLabelSet;

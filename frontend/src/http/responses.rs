@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::BytesMut;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use genset_backend_common::{EndpointType, ErrorKind, RequestContext};
+use genset_backend_common::{ErrorKind, RequestContext, card::EndpointType};
 use http::StatusCode;
 use http::request::Parts;
 use serde_json::json;

@@ -4,7 +4,7 @@ use axum::response::Response;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use genset_backend_common::output::Usage;
-use genset_backend_common::{EndpointType, RequestContext};
+use genset_backend_common::{RequestContext, card::EndpointType};
 
 use super::apis::{Call, Reply, created_now, new_id};
 use crate::error::ApiError;

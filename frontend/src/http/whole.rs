@@ -9,7 +9,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::StreamExt;
 use genset_backend_common::output::Usage;
 use genset_backend_common::{
-    EndpointType, EngineError, ErrorKind, GenerateRequest, Output, OutputStream,
+    EngineError, ErrorKind, GenerateRequest, Output, OutputStream, card::EndpointType,
 };
 use http::StatusCode;
 use http_body::{Body, Frame};

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use genset_backend_common::{
-    MAX_CACHE_SALT_BYTES, SamplingOptions, Shared, StopConditions, TokenId,
+    SamplingOptions, StopConditions, TokenId,
+    request::{MAX_CACHE_SALT_BYTES, Shared},
 };
 use serde_json::Value;
 

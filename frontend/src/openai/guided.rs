@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use genset_backend_common::{GuidedDecoding, GuidedKind};
+use genset_backend_common::{GuidedDecoding, config::GuidedKind};
 use serde_json::{Value, json};
 
 use super::fields::Fields;

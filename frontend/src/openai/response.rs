@@ -1,7 +1,7 @@
 //! Responses: whole ones as JSON values, streamed ones as server-sent events written straight into a buffer.
 
 use bytes::{BufMut, BytesMut};
-use genset_backend_common::{Explanation, FinishReason};
+use genset_backend_common::{FinishReason, context::Explanation};
 use serde_json::{Value, json};
 
 use super::logprobs::logprobs_json;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{ChatInput, GuidedDecoding, Input, RequestField};
+use genset_backend_common::{GuidedDecoding, Input, RequestField, request::ChatInput};
 use serde_json::{Map, Value};
 
 use super::encode::Plain;

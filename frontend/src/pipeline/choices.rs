@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use genset_backend_common::{
-    At, EngineError, Explanation, GenerateRequest, Input, RequestContext, RequestField, TokenId,
+    EngineError, GenerateRequest, Input, RequestContext, RequestField, TokenId,
+    context::Explanation, error::At,
 };
 
 use tokio::time::Instant;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, Input, InputKind, Output, RequestContext, TokenId,
+    EngineError, ErrorKind, GenerateRequest, Input, Output, RequestContext, TokenId,
+    config::InputKind,
 };
 use http::StatusCode;
 

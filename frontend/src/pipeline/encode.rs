@@ -1,6 +1,6 @@
 //! A prompt's text to its tokens, within what the model's context holds and for as long as somebody waits.
 
-use genset_backend_common::{At, EngineError, ErrorKind, RequestField};
+use genset_backend_common::{EngineError, ErrorKind, RequestField, error::At};
 
 use crate::error::{ApiError, Param};
 use crate::model::{ServedModel, TextFiles};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use genset_backend_common::{
-    EngineError, GenerateRequest, Input, InputKind, Output, RequestContext, ScorePair, TokenId,
+    EngineError, GenerateRequest, Input, Output, RequestContext, TokenId, config::InputKind,
+    request::ScorePair,
 };
 use http::StatusCode;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{Explanation, FinishReason};
+use genset_backend_common::{FinishReason, context::Explanation};
 use serde_json::{Map, Value, json};
 
 use super::error::param_name;

@@ -11,7 +11,7 @@ use futures_util::Stream;
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, GenerateRequest, LLMEngine, Output, OutputStream,
-    RequestContext, SamplingOption, StartContext, async_trait,
+    RequestContext, StartContext, async_trait, config::SamplingOption,
 };
 use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::{EndpointName, Runtime, RuntimeRegistrar};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{
-    Artifact, Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input,
-    InputKind, LLMEngine, RequestContext, StartContext, async_trait,
+    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
+    RequestContext, StartContext, async_trait, card::Artifact, config::InputKind,
 };
 use genset_frontend::FrontendConfig;
 use parking_lot::Mutex;

@@ -1,6 +1,6 @@
 //! What a request's fields become on their way to the engine.
 
-use genset_backend_common::{Artifact, GenerateRequest};
+use genset_backend_common::{GenerateRequest, card::Artifact};
 use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use genset_backend_common::output::Finish;
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{GuidedDecoding, GuidedKind};
+use genset_backend_common::{GuidedDecoding, config::GuidedKind};
 use serde_json::{Value, json};
 
 use crate::script::Script;

@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, GenerateRequest, GuidedKind, LLMEngine,
-    RequestContext, StartContext, async_trait,
+    Capabilities, EngineConfig, EngineError, GenerateRequest, LLMEngine, RequestContext,
+    StartContext, async_trait, config::GuidedKind,
 };
 use genset_sampling::guided::GuideFactory;
 use serde_json::{Value, json};

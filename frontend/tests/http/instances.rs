@@ -10,8 +10,9 @@ use bytes::Bytes;
 use genset_backend_common::output::Finish;
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{
-    ArtifactRef, EndpointType, EngineConfig, EngineError, ErrorKind, GenerateRequest,
-    MetricsRegistry, ModelCard, Output, RequestContext, RequestField, async_trait,
+    EngineConfig, EngineError, ErrorKind, GenerateRequest, MetricsRegistry, ModelCard, Output,
+    RequestContext, RequestField, async_trait,
+    card::{ArtifactRef, EndpointType},
 };
 use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::discovery::MemoryDiscovery;

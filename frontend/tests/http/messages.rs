@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{Artifact, EngineError, ErrorKind, LLMEngine};
+use genset_backend_common::{EngineError, ErrorKind, LLMEngine, card::Artifact};
 use serde_json::{Value, json};
 
 use crate::client::{Response, request};

@@ -15,7 +15,11 @@ use std::sync::Arc;
 
 use genset_backend_common::output::{Finish, TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{Artifact, GuidedKind, Input, InputKind, LLMEngine};
+use genset_backend_common::{
+    Input, LLMEngine,
+    card::Artifact,
+    config::{GuidedKind, InputKind},
+};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_frontend::{BatchConfig, FrontendConfig};
 use proptest::prelude::{Just, ProptestConfig, Strategy, TestCaseError, any, prop_oneof};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use genset_backend_common::output::Finish;
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{Artifact, EngineError, ErrorKind, LLMEngine};
+use genset_backend_common::{EngineError, ErrorKind, LLMEngine, card::Artifact};
 use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
 

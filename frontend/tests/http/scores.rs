@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, InputKind,
-    LLMEngine, RequestContext, ScorePair, StartContext, async_trait,
+    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
+    RequestContext, StartContext, async_trait, config::InputKind, request::ScorePair,
 };
 use genset_frontend::FrontendConfig;
 use parking_lot::Mutex;
@@ -213,7 +213,11 @@ async fn pairs_are_scored() {
                 .await;
             let wanted: Vec<f32> = expected.iter().map(score_of).collect();
             assert_eq!(scores(&response), wanted, "{text_1} {text_2}");
-            assert_eq!(engine.calls(), slice::from_ref(&expected), "{text_1} {text_2}");
+            assert_eq!(
+                engine.calls(),
+                slice::from_ref(&expected),
+                "{text_1} {text_2}"
+            );
         }
     }
     site.idle().await;

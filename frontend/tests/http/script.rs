@@ -8,8 +8,10 @@ use genset_backend_common::output::{
     self, Finish, OutputStream, OutputWriter, TokenChunk, TokenLogprob, TopLogprob,
 };
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, GenerateRequest, GuidedKind, LLMEngine,
-    RequestContext, SamplingOption, StartContext, TraceContext, async_trait,
+    Capabilities, EngineConfig, EngineError, GenerateRequest, LLMEngine, RequestContext,
+    StartContext, async_trait,
+    config::{GuidedKind, SamplingOption},
+    context::TraceContext,
 };
 use parking_lot::Mutex;
 

@@ -1,6 +1,6 @@
 //! An error after the first byte says what it would have said before: the same type, param, code and message.
 
-use genset_backend_common::{At, EngineError, ErrorKind, RequestField};
+use genset_backend_common::{EngineError, ErrorKind, RequestField, error::At};
 use serde_json::{Value, json};
 
 use crate::client::Response;

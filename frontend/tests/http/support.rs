@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
-use genset_backend_common::{Artifact, LLMEngine, MetricsRegistry};
+use genset_backend_common::{LLMEngine, MetricsRegistry, card::Artifact};
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
 use genset_frontend::text::TextTokenizer;
 use genset_frontend::{FrontendConfig, FrontendServer};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{Artifact, GuidedDecoding, LLMEngine};
+use genset_backend_common::{GuidedDecoding, LLMEngine, card::Artifact};
 use genset_frontend::{FrontendConfig, FrontendServer, ParserNames};
 use genset_runtime::Runtime;
 use serde_json::{Value, json};

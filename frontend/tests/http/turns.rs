@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use genset_backend_common::output::Finish;
-use genset_backend_common::{Input, InputKind};
+use genset_backend_common::{Input, config::InputKind};
 use genset_frontend::FrontendConfig;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join;
-use genset_backend_common::Artifact;
+use genset_backend_common::card::Artifact;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 

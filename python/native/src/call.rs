@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use futures_core::Stream;
 use genset_backend_common::{
-    CancelReason, EngineError, ErrorKind, RequestContext, TraceContext, async_trait,
+    CancelReason, EngineError, ErrorKind, RequestContext, async_trait, context::TraceContext,
 };
 use genset_runtime::plane::{Encoded, Handler, ResponseStream};
 use parking_lot::Mutex;

@@ -12,9 +12,11 @@ use genset_backend_common::output::Finish;
 use genset_backend_common::ports::Control;
 use genset_backend_common::wire::{decode_payload, encode_payload};
 use genset_backend_common::{
-    At, ControlReply, ControlRequest, DrainContext, EngineConfig, EngineControls, EngineError,
-    GenerateRequest, LLMEngine, Load, Output, OutputStream, RequestContext, StartContext,
-    async_trait,
+    DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, Output,
+    OutputStream, RequestContext, StartContext, async_trait,
+    controls::{ControlReply, ControlRequest},
+    error::At,
+    handles::Load,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use genset_backend_common::worker::{Report, RequestLimits, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
-    Artifact, At, EndpointType, EngineConfig, EngineError, ErrorKind, Role,
+    EngineConfig, EngineError, ErrorKind, Role,
+    card::{Artifact, EndpointType},
+    error::At,
 };
 use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
 use serde::Deserialize;

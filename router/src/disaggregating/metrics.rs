@@ -5,7 +5,7 @@ use std::time::Duration;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::family::Family;
 use genset_backend_common::prometheus::metrics::histogram::Histogram;
-use genset_backend_common::{ErrorKind, LATENCY_BUCKETS_S, MetricsRegistry};
+use genset_backend_common::{ErrorKind, MetricsRegistry, handles::LATENCY_BUCKETS_S};
 
 type Label = [(&'static str, String); 1];
 type Labels = [(&'static str, String); 2];

@@ -8,8 +8,9 @@ use std::task::{Context, Poll, ready};
 use futures_core::Stream;
 use genset_backend_common::output::{Finished, TokenChunk};
 use genset_backend_common::{
-    CancelReason, EngineError, Finish, FinishReason, GenerateRequest, KvTransfers, Output,
-    OutputStream, RequestContext, RequestField, TokenId, TransferParams,
+    CancelReason, EngineError, Finish, FinishReason, GenerateRequest, Output, OutputStream,
+    RequestContext, RequestField, TokenId,
+    transfer::{KvTransfers, TransferParams},
 };
 use genset_runtime::InstanceId;
 use tokio::time::Instant;

@@ -11,7 +11,7 @@ use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, Finish, FinishReason,
     GenerateRequest, MetricsRegistry, ModelCard, Output, OutputStream, RequestContext,
-    RequestField, Role, SamplingOption, TokenId, TransferParams,
+    RequestField, Role, TokenId, config::SamplingOption, transfer::TransferParams,
 };
 use genset_runtime::InstanceId;
 use parking_lot::Mutex;

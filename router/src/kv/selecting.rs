@@ -12,7 +12,7 @@ use genset_backend_common::kv::{Xxh3BlockHasher, hash_blocks};
 use genset_backend_common::output::Output;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    EngineError, Explanation, GenerateRequest, ModelCard, OutputStream, RequestContext,
+    EngineError, GenerateRequest, ModelCard, OutputStream, RequestContext, context::Explanation,
 };
 use genset_runtime::discovery::InstanceRecord;
 use genset_runtime::selection::{Candidate, LeastLoaded, Selector};

@@ -13,8 +13,8 @@ use genset_backend_common::kv::{
 use genset_backend_common::output::{self, Finish};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    EngineConfig, EngineError, Explanation, GenerateRequest, Load, ModelCard, OutputStream,
-    RequestContext, TokenId,
+    EngineConfig, EngineError, GenerateRequest, ModelCard, OutputStream, RequestContext, TokenId,
+    context::Explanation, handles::Load,
 };
 use genset_runtime::plane::{Handler, ResponseStream};
 use genset_runtime::{
@@ -51,7 +51,7 @@ fn part<T>(fake: &Arc<Fake>) -> Arc<Part<T>> {
 
 fn blocks_of(tokens: &[TokenId]) -> Vec<BlockHash> {
     let size = EngineConfig::new("m", 1).kv_block_size;
-    let size = size.unwrap_or(genset_backend_common::DEFAULT_KV_BLOCK_SIZE);
+    let size = size.unwrap_or(genset_backend_common::card::DEFAULT_KV_BLOCK_SIZE);
     hash_blocks(&Xxh3BlockHasher::new(), None, tokens, size)
 }
 

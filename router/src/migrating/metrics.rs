@@ -6,7 +6,7 @@ use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::family::Family;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::prometheus::metrics::histogram::Histogram;
-use genset_backend_common::{ErrorKind, LATENCY_BUCKETS_S, MetricsRegistry};
+use genset_backend_common::{ErrorKind, MetricsRegistry, handles::LATENCY_BUCKETS_S};
 
 use super::resume::Stuck;
 

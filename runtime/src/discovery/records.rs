@@ -7,7 +7,9 @@ use std::fmt;
 
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::family::Family;
-use genset_backend_common::{At, EngineError, MAX_DATA_PARALLEL_SIZE, MetricsRegistry, ModelCard};
+use genset_backend_common::{
+    EngineError, MetricsRegistry, ModelCard, config::MAX_DATA_PARALLEL_SIZE, error::At,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Entry, prefix_of};
@@ -188,7 +190,7 @@ impl Records {
 
 #[cfg(test)]
 mod tests {
-    use genset_backend_common::{ArtifactRef, EngineConfig};
+    use genset_backend_common::{EngineConfig, card::ArtifactRef};
     use proptest::prelude::*;
 
     use super::*;

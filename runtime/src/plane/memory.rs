@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use genset_backend_common::{At, EngineError, ErrorKind, RequestContext};
+use genset_backend_common::{EngineError, ErrorKind, RequestContext, error::At};
 use parking_lot::RwLock;
 
 use super::{ErasedHandler, RequestPlane, ResponseStream, Served};

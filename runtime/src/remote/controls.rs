@@ -2,7 +2,10 @@
 
 use async_trait::async_trait;
 use genset_backend_common::ports::Control;
-use genset_backend_common::{ControlReply, ControlRequest, EngineError};
+use genset_backend_common::{
+    EngineError,
+    controls::{ControlReply, ControlRequest},
+};
 
 use super::RemoteEngine;
 

@@ -13,7 +13,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use genset_backend_common::ports::Control;
-use genset_backend_common::{At, EngineError};
+use genset_backend_common::{EngineError, error::At};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;

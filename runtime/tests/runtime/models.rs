@@ -9,7 +9,8 @@ use bytes::Bytes;
 use futures_util::stream;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    Artifact, ArtifactRef, EngineConfig, EngineError, ErrorKind, ModelCard, RequestContext,
+    EngineConfig, EngineError, ErrorKind, ModelCard, RequestContext,
+    card::{Artifact, ArtifactRef},
 };
 use genset_runtime::discovery::{Address, Discovery, Entry, InstanceRecord};
 use genset_runtime::plane::{Handler, ResponseStream};

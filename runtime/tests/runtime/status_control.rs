@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use genset_backend_common::ports::Control;
-use genset_backend_common::{At, ControlReply, ControlRequest, EngineError};
+use genset_backend_common::{
+    EngineError,
+    controls::{ControlReply, ControlRequest},
+    error::At,
+};
 use genset_runtime::plane::WireSecret;
 use genset_runtime::{ControlDoor, Readiness, Runtime, StatusServer};
 use parking_lot::Mutex;

@@ -8,8 +8,8 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::Usage;
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
-    Artifact, EngineError, GenerateRequest, LLMEngine, MetricsRegistry, Output, OutputStream,
-    RequestContext, async_trait,
+    EngineError, GenerateRequest, LLMEngine, MetricsRegistry, Output, OutputStream, RequestContext,
+    async_trait, card::Artifact,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_runtime::discovery::MemoryDiscovery;

@@ -9,7 +9,7 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::Finish;
 use genset_backend_common::wire::FrameKind;
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, Load, MetricsRegistry, Output, RequestContext,
+    EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output, RequestContext, handles::Load,
 };
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{

@@ -7,9 +7,10 @@ use futures_util::StreamExt;
 use genset_backend_common::kv::{BlockHash, KvEvent, KvEventData, StoredBlock};
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
-    ControlReply, ControlRequest, EngineConfig, EngineControls, EngineError, ErrorKind,
-    GenerateRequest, LLMEngine, Load, MetricsRegistry, Output, RequestContext, SleepLevel,
-    StartContext, async_trait,
+    EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine,
+    MetricsRegistry, Output, RequestContext, StartContext, async_trait,
+    controls::{ControlReply, ControlRequest, SleepLevel},
+    handles::Load,
 };
 use genset_runtime::discovery::{Change, Discovery, InstanceRecord, MemoryDiscovery};
 use genset_runtime::plane::{Payload, RequestPlane, TcpConfig, WireConfig, WirePlane};

@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 
 use futures_util::{FutureExt, StreamExt};
 use genset_backend_common::{
-    CancelReason, GenerateRequest, Input, InputKind, RequestContext, ScorePair,
+    CancelReason, GenerateRequest, Input, RequestContext, config::InputKind, request::ScorePair,
 };
 use tokio::time::{Instant, timeout};
 

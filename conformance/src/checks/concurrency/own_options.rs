@@ -1,6 +1,6 @@
 //! Requests at once that ask for different things.
 
-use genset_backend_common::{FinishReason, GenerateRequest, SamplingOption, TokenId};
+use genset_backend_common::{FinishReason, GenerateRequest, TokenId, config::SamplingOption};
 
 use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, ensure, fail, skip};

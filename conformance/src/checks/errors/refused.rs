@@ -3,7 +3,8 @@
 
 use futures_util::future::join_all;
 use genset_backend_common::{
-    CancelReason, GenerateRequest, GuidedDecoding, GuidedKind, Input, InputKind,
+    CancelReason, GenerateRequest, GuidedDecoding, Input,
+    config::{GuidedKind, InputKind},
 };
 use tokio::time::timeout;
 

@@ -4,7 +4,7 @@
 use std::iter;
 
 use genset_backend_common::output::FinishReason;
-use genset_backend_common::{Deviation, GenerateRequest, StopConditions, TokenId};
+use genset_backend_common::{GenerateRequest, StopConditions, TokenId, config::Deviation};
 
 use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, ensure, fail, skip};

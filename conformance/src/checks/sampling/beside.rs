@@ -1,6 +1,6 @@
 //! Requests of different options in one batch.
 
-use genset_backend_common::{GenerateRequest, SamplingOption};
+use genset_backend_common::{GenerateRequest, config::SamplingOption};
 
 use super::{answered, free, greedy};
 use crate::check::{CheckResult, skip};

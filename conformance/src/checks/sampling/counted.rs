@@ -1,6 +1,6 @@
 //! What tells the penalties apart: one counts how often a token came, the other whether it did.
 
-use genset_backend_common::{Deviation, SamplingOption};
+use genset_backend_common::config::{Deviation, SamplingOption};
 
 use super::generated;
 use crate::check::{CheckResult, ensure, fail, skip};

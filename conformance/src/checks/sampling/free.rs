@@ -1,6 +1,6 @@
 //! What narrows a free choice to one token, and that a free choice is one.
 
-use genset_backend_common::{GenerateRequest, SamplingOption};
+use genset_backend_common::{GenerateRequest, config::SamplingOption};
 
 use super::{free, generated, greedy, has_a_choice};
 use crate::check::{CheckResult, Stop, ensure, skip};

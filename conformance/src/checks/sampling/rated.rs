@@ -1,6 +1,6 @@
 //! Log probabilities as numbers: of one distribution over the whole vocabulary.
 
-use genset_backend_common::{GenerateRequest, SamplingOption, TokenId};
+use genset_backend_common::{GenerateRequest, TokenId, config::SamplingOption};
 
 use super::greedy;
 use crate::check::{CheckResult, Stop, ensure, skip};

@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{
-    EngineError, GenerateRequest, KvBytes, KvSource, KvTransfers, RequestContext, RequestField,
-    Role, TransferParams, async_trait,
+    EngineError, GenerateRequest, RequestContext, RequestField, Role, async_trait,
+    transfer::{KvBytes, KvSource, KvTransfers, TransferParams},
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use genset_backend_common::{Capabilities, EngineConfig, EngineError, InputKind, StartContext};
+use genset_backend_common::{
+    Capabilities, EngineConfig, EngineError, StartContext, config::InputKind,
+};
 
 use crate::args::CandleArgs;
 use crate::engine::forward::ForwardError;

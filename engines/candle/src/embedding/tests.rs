@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use futures_util::StreamExt;
 use genset_backend_common::output::Finished;
-use genset_backend_common::{ErrorKind, InputKind, Output, TokenId};
+use genset_backend_common::{ErrorKind, Output, TokenId, config::InputKind};
 
 use super::loading::{LoadedEmbedder, MakeVectors};
 use super::*;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, HealthReporter, Load, LoadPublisher, StartContext,
+    EngineConfig, EngineError, ErrorKind, HealthReporter, StartContext,
+    handles::{Load, LoadPublisher},
 };
 use genset_scheduler::Stats;
 use tokio::sync::{mpsc, oneshot};

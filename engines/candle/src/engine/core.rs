@@ -9,7 +9,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::output::{Finish, TokenChunk};
-use genset_backend_common::{EngineError, ErrorKind, HealthReporter, LoadPublisher, RequestField};
+use genset_backend_common::{
+    EngineError, ErrorKind, HealthReporter, RequestField, handles::LoadPublisher,
+};
 use genset_scheduler::{
     AddError, FreedSequences, NewSequence, Outcome, Report, Scheduled, Scheduler, SequenceId,
 };

@@ -7,7 +7,10 @@ use genset_backend_common::output::PredictionTokens;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::prometheus::metrics::histogram::Histogram;
-use genset_backend_common::{LATENCY_BUCKETS_S, Load, MetricsRegistry};
+use genset_backend_common::{
+    MetricsRegistry,
+    handles::{LATENCY_BUCKETS_S, Load},
+};
 use genset_scheduler::Stats;
 
 /// Upper bounds of sequences and tokens a step.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use genset_backend_common::{At, EngineConfig, EngineError, HealthReporter, StartContext};
+use genset_backend_common::{EngineConfig, EngineError, HealthReporter, StartContext, error::At};
 use genset_sampling::guided::GuideFactory;
 use genset_scheduler::{FreedSequences, Limits, Scheduler};
 use tokio::sync::{mpsc, oneshot};

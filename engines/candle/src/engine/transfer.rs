@@ -12,8 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{
-    EngineError, GenerateRequest, Held, KvBytes, KvHolds, KvSource, KvTransfers, RequestContext,
-    RequestField, Role, TransferParams, async_trait,
+    EngineError, GenerateRequest, RequestContext, RequestField, Role, async_trait,
+    transfer::{Held, KvBytes, KvHolds, KvSource, KvTransfers, TransferParams},
 };
 use genset_scheduler::{HeldSequence, SequenceId};
 use serde::{Deserialize, Serialize};

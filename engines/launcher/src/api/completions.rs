@@ -9,8 +9,8 @@ use std::num::NonZeroU32;
 
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
-    Capabilities, EngineError, GenerateRequest, GuidedDecoding, GuidedKind, RequestField,
-    SamplingOption, TokenId, async_trait,
+    Capabilities, EngineError, GenerateRequest, GuidedDecoding, RequestField, TokenId, async_trait,
+    config::{GuidedKind, SamplingOption},
 };
 use serde_json::{Map, Value, json};
 

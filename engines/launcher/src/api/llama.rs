@@ -12,8 +12,8 @@
 
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
-    Capabilities, Deviation, EngineError, GenerateRequest, GuidedDecoding, GuidedKind,
-    RequestField, SamplingOption, TokenId, async_trait,
+    Capabilities, EngineError, GenerateRequest, GuidedDecoding, RequestField, TokenId, async_trait,
+    config::{Deviation, GuidedKind, SamplingOption},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

@@ -1,4 +1,4 @@
-use genset_backend_common::{ChatInput, GuidedDecoding, SamplingOption};
+use genset_backend_common::{GuidedDecoding, config::SamplingOption, request::ChatInput};
 use serde_json::{Value, json};
 
 use super::*;

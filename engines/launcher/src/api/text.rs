@@ -8,8 +8,9 @@
 //! in a stream; its prompts are counted by `/extras/tokenize/count`.
 
 use genset_backend_common::{
-    Capabilities, ChatInput, Deviation, EngineError, GenerateRequest, GuidedKind, Input,
-    RequestField, async_trait,
+    Capabilities, EngineError, GenerateRequest, Input, RequestField, async_trait,
+    config::{Deviation, GuidedKind},
+    request::ChatInput,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

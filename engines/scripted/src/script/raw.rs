@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use genset_backend_common::{ErrorKind, GuidedKind};
+use genset_backend_common::{ErrorKind, config::GuidedKind};
 use serde::Deserialize;
 use toml::Spanned;
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use genset_backend_common::{At, EngineError, ErrorKind};
+use genset_backend_common::{EngineError, ErrorKind, error::At};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 

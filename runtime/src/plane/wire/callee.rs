@@ -14,7 +14,7 @@ use genset_backend_common::wire::{
     decode_payload, decode_request, encode_payload,
 };
 use genset_backend_common::{
-    At, CancelReason, EngineError, ErrorKind, RequestContext, TraceContext,
+    CancelReason, EngineError, ErrorKind, RequestContext, context::TraceContext, error::At,
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Handle;

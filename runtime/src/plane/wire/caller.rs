@@ -13,7 +13,7 @@ use genset_backend_common::wire::{
     Cancel, Credit, Frame, FrameKind, GoAway, Leaving, RequestHead, WireError, decode_payload,
     encode_payload, encode_request,
 };
-use genset_backend_common::{At, CancelReason, EngineError, ErrorKind, RequestContext};
+use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, error::At};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 

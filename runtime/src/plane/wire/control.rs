@@ -6,7 +6,7 @@
 
 use blake2b_simd::Params;
 use bytes::Bytes;
-use genset_backend_common::{At, EngineError};
+use genset_backend_common::{EngineError, error::At};
 
 use super::config::WireSecret;
 use crate::registrar::endpoints;

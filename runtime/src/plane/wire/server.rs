@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::wire::{GoAway, GoAwayCode};
-use genset_backend_common::{At, EngineError};
+use genset_backend_common::{EngineError, error::At};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
-use genset_backend_common::{EngineError, ErrorKind, RequestContext, RequestField, TraceContext};
+use genset_backend_common::{
+    EngineError, ErrorKind, RequestContext, RequestField, context::TraceContext,
+};
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{ResponseStream, Served, call};
 use serde::{Deserialize, Serialize};
