@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ import msgpack
 import pytest
 
 from batching_engine import BatchingEngine
-from genset import GenerateRequest
+from genset import BatchEngine, Context, EngineConfig, GenerateChunk, GenerateRequest, StepOutput, WorkerConfig, _stepper
 from genset._frames import Decoder, Kind, encode, encode_batches, pack
+from genset._stepper import Stepper
+from genset._stream import Stream
 from genset.exceptions import EngineShutdown
 from genset.testing import collect
 from worker_stub import WorkerStub
@@ -210,6 +214,48 @@ def test_frames_are_of_bounded_size() -> None:
 
 def request(max_tokens: int, **stop: Any) -> GenerateRequest:
     return {"token_ids": [3, 8], "stop_conditions": {"max_tokens": max_tokens, **stop}}  # type: ignore[typeddict-item]
+
+
+class WaitsTwice(BatchEngine[list[None]]):
+    """Has nothing to compute in its first two steps."""
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[WaitsTwice, WorkerConfig]:
+        return cls(), WorkerConfig()
+
+    async def cleanup(self) -> None:
+        pass
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="waits", context_length=8)
+
+    def begin(self, request: GenerateRequest, context: Context) -> list[None]:
+        return [None, None]
+
+    def step(self, batch: list[list[None]]) -> list[StepOutput]:
+        return [waits.pop() if waits else GenerateChunk(token_ids=[7], finish_reason="length") for waits in batch]
+
+
+def test_steps_that_make_nothing_leave_the_processor_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    class Wake(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                return super().wait()
+            pauses.append(timeout)
+            return False
+
+    monkeypatch.setattr("genset._stepper.threading.Event", Wake)
+    # On the slowest machine, too, a step of it takes less.
+    monkeypatch.setattr(_stepper, "_IDLE_S", 60.0)
+    written = queue.SimpleQueue[bytes]()
+    streams = {1: Stream(1, {"endpoint": "generate", "credit": 8})}
+    stepper = Stepper(WaitsTwice(), streams, written.put, 1 << 16)
+    stepper.submit(streams[1], body("m", 1))
+    assert written.get(timeout=60)
+    stepper.close()
+    assert pauses == [60.0, 60.0]
 
 
 def test_the_sample_answers_by_itself() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +20,18 @@ logger = logging.getLogger(__name__)
 
 _NIL = b"\xc0"
 _TOKENS_END = 1 << 32
+
+_IDLE_S = 0.001
+"""A step that makes nothing for anybody in less time found nothing to compute: all that it may run wait for others. The next
+comes that much later, or when something comes, so that such steps leave the processor to those they wait for."""
+
+
+class Turn(enum.Enum):
+    """What came of a turn of the thread."""
+
+    NO_STEP = enum.auto()
+    NOTHING_MADE = enum.auto()
+    MADE = enum.auto()
 
 
 class Lane:
@@ -78,8 +92,12 @@ class Stepper:
             while not self._is_over:
                 # Cleared first: what comes during the turn is seen by the next.
                 self._wake.clear()
-                if not self._turn():
+                began = time.monotonic()
+                turn = self._turn()
+                if turn is Turn.NO_STEP:
                     self._wake.wait()
+                elif turn is Turn.NOTHING_MADE and time.monotonic() - began < _IDLE_S:
+                    self._wake.wait(_IDLE_S)
             self._end_all(EngineShutdown("the engine is shut down"))
         except BaseException as error:
             self._is_over = True
@@ -87,8 +105,8 @@ class Stepper:
             self._end_all(Internal(f"the thread that takes the steps ended: {type(error).__name__}"))
             self._engine.worker.report_dead(f"the thread that takes the steps ended: {type(error).__name__}: {error}")
 
-    def _turn(self) -> bool:
-        """Takes a step, if there is one to take; whether there was."""
+    def _turn(self) -> Turn:
+        """Takes a step, if there is one to take."""
         while self._new:
             self._begin(self._new.popleft())
         ready: list[Lane] = []
@@ -101,10 +119,11 @@ class Stepper:
                 self._send_kept(lane)
             if lane.is_running and not lane.kept and stream.sent < stream.granted:
                 ready.append(lane)
-        if ready:
-            self._step(ready)
+        made = bool(ready) and self._step(ready)
         self._flush()
-        return bool(ready)
+        if made:
+            return Turn.MADE
+        return Turn.NOTHING_MADE if ready else Turn.NO_STEP
 
     def _begin(self, lane: Lane) -> None:
         self._lanes[lane.stream.id] = lane
@@ -117,7 +136,8 @@ class Stepper:
         except Exception as error:
             self._fail(lane, as_engine_error(error))
 
-    def _step(self, ready: list[Lane]) -> None:
+    def _step(self, ready: list[Lane]) -> bool:
+        """Whether anything came of it."""
         try:
             outputs = self._engine.step([lane.sequence for lane in ready])
             if len(outputs) != len(ready):
@@ -126,7 +146,8 @@ class Stepper:
             failure = as_engine_error(error)
             for lane in ready:
                 self._fail(lane, failure)
-            return
+            return True
+        made = False
         pairs = self._pairs
         for lane, output in zip(ready, outputs):
             if type(output) is int and 0 <= output < _TOKENS_END:
@@ -134,8 +155,11 @@ class Stepper:
                 lane.stream.sent += 1
                 lane.answer.completion_tokens += 1
                 pairs.append(lane.prefix + output.to_bytes(4, "big"))
+                made = True
             elif output is not None:
                 self._take(lane, output)
+                made = True
+        return made
 
     def _take(self, lane: Lane, output: StepOutput) -> None:
         try:
