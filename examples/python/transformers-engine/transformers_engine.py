@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import time
 from typing import Any
 
 # Read when torch is loaded: its threads sleep while they wait for each other. Spinning, as they do without it, each takes a
@@ -24,7 +23,6 @@ from genset.exceptions import EngineShutdown, InvalidArgument
 
 CHUNK_TOKENS = 256
 """Tokens of a prompt that one forward pass reads: a request that is cancelled, or comes, meanwhile waits for no more."""
-PAUSE_S = 0.005
 
 
 class Sequence:
@@ -121,18 +119,15 @@ class TransformersEngine(BatchEngine[Sequence]):
     def step(self, batch: list[Sequence]) -> list[StepOutput]:
         if self._model is None:
             raise EngineShutdown("the engine does not run")
-        room, outputs, is_idle = CHUNK_TOKENS, list[StepOutput](), True
+        room, outputs = CHUNK_TOKENS, list[StepOutput]()
         for sequence in batch:
             length = min(len(sequence.pending), CHUNK_TOKENS)
             # Of prompts, a step reads about one chunk. Who generates already gets a token in each.
             if not self._has_place(sequence) or (length > 1 and room <= 0):
                 outputs.append(None)
                 continue
-            room, is_idle = room - length, False
+            room -= length
             outputs.append(self._advance(sequence, length))
-        if is_idle:
-            # All places are of requests whose readers are behind: one of them, or a place, has to come free first.
-            time.sleep(PAUSE_S)
         return outputs
 
     def _has_place(self, sequence: Sequence) -> bool:
