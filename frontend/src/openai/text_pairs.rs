@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::fields::Fields;
 use crate::error::ApiError;
-use crate::json::{Meter, fields_of, is_list, is_object, items};
+use crate::json::{Meter, fields_of, is_list, is_null, is_object, items};
 
 /// One text or several of a field. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,7 +96,7 @@ fn plural(field: &str) -> &str {
     if field.ends_with('s') { field } else { "texts" }
 }
 
-/// A string, or an object with the one field `text`.
+/// A string, or an object with the one field `text`; others may be `null`, as everywhere.
 fn read_text(name: &str, json: &str, meter: &Meter) -> Result<String, ApiError> {
     if json.starts_with('"') {
         return meter.text(name, json);
@@ -108,6 +108,9 @@ fn read_text(name: &str, json: &str, meter: &Meter) -> Result<String, ApiError> 
     let mut text = None;
     for (key, value) in fields_of(name, json)? {
         let full = format!("{name}.{key}");
+        if key != "text" && is_null(value) {
+            continue;
+        }
         if key != "text" {
             return Err(ApiError::unsupported(
                 full,

@@ -113,7 +113,7 @@ async fn without_a_key_only_the_servers_state_is_shown() {
     );
     assert!(
         metrics.contains(
-            "genset_http_failures_total{endpoint=\"unauthorized\",kind=\"unauthorized\"} 25"
+            "genset_http_failures_total{endpoint=\"unauthorized\",kind=\"unauthorized\"} 34"
         ),
         "{metrics}"
     );
