@@ -45,21 +45,25 @@ impl CheckThread {
 #[derive(Debug, Default)]
 pub(crate) struct Starvation {
     check: CheckThread,
-    before: Waits,
+    before: Option<Waits>,
 }
 
 impl Starvation {
-    /// Begins to look.
+    /// Of what a check has to do with. Nothing is read yet: most checks are over before anybody looks.
     pub(crate) fn of(check: CheckThread) -> Self {
-        let before = waits_of(&check);
-        Self { check, before }
+        Self {
+            check,
+            before: None,
+        }
     }
 
-    /// How long the thread waited that waited longest since the last look. Nothing of what an engine does goes on faster.
+    /// How long the thread waited that waited longest since the last look; zero for the first. Nothing of what an engine does goes
+    /// on faster.
     pub(crate) fn since_last_look(&mut self) -> Duration {
         let now = waits_of(&self.check);
-        let longest = longest_since(&self.before, &now);
-        self.before = now;
+        let before = self.before.as_ref();
+        let longest = before.map_or(Duration::ZERO, |before| longest_since(before, &now));
+        self.before = Some(now);
         longest
     }
 }
