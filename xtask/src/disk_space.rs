@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use crate::repo::Repo;
 
 /// What the target directory comes to hold, and something to spare.
-const FROM_NOTHING: u64 = 14 * GIB;
+const FROM_NOTHING: u64 = 10 * GIB;
 
 /// What a target directory that has been built in grows by.
 const AGAIN: u64 = 4 * GIB;
