@@ -8,7 +8,7 @@ use genset_backend_common::{
 };
 
 use super::Mutant;
-use super::fault::{Fault, with_fault};
+use super::fault::{Fault, digest, with_fault};
 
 pub(super) const CONTROLS: &[Mutant] = &[Mutant {
     name: "embeds",
@@ -107,12 +107,9 @@ struct Embeds(Wrong);
 
 /// Numbers that tell inputs apart.
 fn embedding(input: &[TokenId]) -> Vec<f32> {
-    let sum = input.iter().fold(input.len(), |sum, token| {
-        (sum * 31 + usize::try_from(*token).unwrap_or(0)) % 10_007
-    });
-    let numbers = [sum, sum / 7, input.len(), 1];
-    let narrow = numbers.map(|number| u16::try_from(number).unwrap_or(u16::MAX));
-    narrow.map(f32::from).to_vec()
+    let sum = digest(input);
+    let length = u16::try_from(input.len()).unwrap_or(u16::MAX);
+    [sum, sum / 7, length, 1].map(f32::from).to_vec()
 }
 
 #[async_trait]

@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use genset_backend_common::output::{Finish, Finished};
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, Output,
-    OutputStream, RequestContext, StartContext, async_trait,
+    OutputStream, RequestContext, StartContext, TokenId, async_trait,
 };
 
 use super::Clean;
@@ -138,6 +138,14 @@ impl Fault for Ended {
         });
         Ok(OutputStream::from_raw(Box::pin(outputs)))
     }
+}
+
+/// A number below 10,007 that tells token sequences apart.
+pub(super) fn digest(tokens: &[TokenId]) -> u16 {
+    let sum = tokens.iter().fold(tokens.len(), |sum, token| {
+        (sum * 31 + usize::try_from(*token).unwrap_or(0)) % 10_007
+    });
+    u16::try_from(sum % 10_007).unwrap_or(u16::MAX)
 }
 
 /// The end of an answer that is passed on.

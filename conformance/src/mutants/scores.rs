@@ -9,7 +9,7 @@ use genset_backend_common::{
 };
 
 use super::Mutant;
-use super::fault::{Fault, with_fault};
+use super::fault::{Fault, digest, with_fault};
 
 pub(super) const CONTROLS: &[Mutant] = &[Mutant {
     name: "scores",
@@ -99,10 +99,7 @@ struct Scores(Wrong);
 
 /// A number that tells token sequences apart, above 0.
 fn score_of(tokens: &[TokenId]) -> f32 {
-    let sum = tokens.iter().fold(tokens.len(), |sum, token| {
-        (sum * 31 + usize::try_from(*token).unwrap_or(0)) % 10_007
-    });
-    f32::from(u16::try_from(sum + 1).unwrap_or(u16::MAX))
+    f32::from(digest(tokens) + 1)
 }
 
 #[async_trait]
