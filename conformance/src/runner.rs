@@ -1,9 +1,8 @@
 //! Runs checks: each on a fresh engine, a thread and an async runtime of its own, under a watch on the wall clock.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use genset_backend_common::Role;
@@ -15,13 +14,15 @@ use crate::check::{Check, CheckResult, Level, Profile, SkipReason, Stop};
 use crate::checks::catalogue;
 use crate::limits::Limits;
 use crate::medium::Medium;
-use crate::patience::{GivenUp, Patience};
 use crate::report::{CheckReport, EngineReport, Evidence, Report, Verdict};
 use crate::rules::Rule;
-use crate::starvation::{CHECK_THREAD, CheckThread, Starvation};
 use crate::subject::Factory;
 use crate::transcript::Transcript;
 use crate::trial::{Live, Trial, Variation};
+
+mod watch;
+
+use watch::{Clock, watch};
 
 /// What to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -369,86 +370,6 @@ fn runtime(is_multi_thread: bool, is_paused: bool) -> Result<Runtime, Stop> {
     builder
         .build()
         .map_err(|error| Stop::Fail(format!("the kit cannot start an async runtime: {error}")))
-}
-
-/// The clock that a check's waits follow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Clock {
-    /// tokio's, which goes on as soon as everybody waits for it.
-    Paused,
-    /// The machine's.
-    Real,
-}
-
-impl Clock {
-    fn paused(is_paused: bool) -> Self {
-        match is_paused {
-            true => Self::Paused,
-            false => Self::Real,
-        }
-    }
-}
-
-/// How often the kit looks how a check goes on.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(250);
-
-/// Runs `work` on a thread of its own, and gives it up when its [`Patience`] ends. Where its waits follow the machine's clock, the
-/// trial learns for how long the machine did not let it run.
-fn watch(
-    limit: Duration,
-    clock: Clock,
-    trial: &Trial,
-    work: impl FnOnce() -> CheckResult + Send + 'static,
-) -> CheckResult {
-    let (done, result): (SyncSender<CheckResult>, _) = sync_channel(1);
-    let check = CheckThread::default();
-    let own = check.clone();
-    let thread = std::thread::Builder::new()
-        .name(CHECK_THREAD.into())
-        .spawn(move || {
-            own.is_this();
-            let _ = done.send(work());
-        });
-    let thread =
-        thread.map_err(|error| Stop::Fail(format!("the kit cannot start a thread: {error}")))?;
-    let (mut patience, mut starvation) = (Patience::new(limit), Starvation::of(check));
-    let ended = loop {
-        let ended = result.recv_timeout(BETWEEN_LOOKS);
-        if !matches!(ended, Err(RecvTimeoutError::Timeout)) {
-            break Ok(ended);
-        }
-        let starved = starvation.since_last_look();
-        if clock == Clock::Real {
-            trial.note_starved(starved);
-        }
-        if let Some(why) = patience.look(trial.progress(), BETWEEN_LOOKS, starved) {
-            break Err(why);
-        }
-    };
-    match ended {
-        Ok(Ok(result)) => result,
-        Ok(Err(_gone)) => {
-            let panic = thread.join().err();
-            Err(Stop::Fail(format!(
-                "the engine panicked: {}",
-                panic.as_deref().map_or("no message", text_of)
-            )))
-        }
-        Err(GivenUp::Blocked) => Err(Stop::Fail(format!(
-            "the engine blocks its thread: nothing moved for {} s of real time",
-            limit.as_secs_f64()
-        ))),
-        Err(GivenUp::Slow) => Err(Stop::Fail(format!(
-            "the check was not over within {} s of real time, though answers went on",
-            patience.most().as_secs_f64()
-        ))),
-    }
-}
-
-fn text_of(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }
 
 /// What a call may take before anything is known of the engine: a slow one must get through.
