@@ -3,32 +3,26 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::num::NonZeroU32;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
-    RequestContext, Role, StartContext, TokenId,
-    config::{Deviation, SamplingOption},
-    transfer::LocalKvCarrier,
-};
+use genset_backend_common::{LLMEngine, Role, StartContext, transfer::LocalKvCarrier};
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
-use crate::answer::Answer;
-use crate::check::{CheckResult, Stop, fail, skip};
+use crate::check::Stop;
 use crate::limits::Limits;
 use crate::medium::Medium;
 use crate::patience::LEAST_SHARE;
 use crate::report::Evidence;
-use crate::rules::{Breaches, Reader, Rule, Watched};
-use crate::running::Running;
+use crate::rules::{Breaches, Rule, Watched};
 use crate::subject::{Factory, Scenario, Subject};
 use crate::transcript::{self, Recorder, Transcript};
+
+mod live;
+
+pub use live::Live;
 
 /// One check's go at an engine. Clones share.
 #[derive(Clone)]
@@ -397,360 +391,6 @@ impl Trial {
     }
 }
 
-/// The shortest pause before a request is sent again to an engine that is full.
-const PAUSE: Duration = Duration::from_millis(20);
-
-/// Tokens of the prompt of a request that is not soon over: odd, and past 64.
-const BUSY_PROMPT_TOKENS: usize = 67;
-
-/// Tokens of a KV block of an engine that does not say.
-const USUAL_BLOCK_TOKENS: u32 = 16;
-
-/// A started engine.
-#[derive(Clone)]
-pub struct Live {
-    /// The trial it belongs to.
-    pub trial: Trial,
-    /// The engine.
-    pub subject: Subject,
-    /// What it declared at start.
-    pub config: EngineConfig,
-    /// The handles it was given at start.
-    pub start: StartContext,
-}
-
-impl Live {
-    /// An engine that is not started, ready to be asked all the same: in the medium that its factory's engines declare, with
-    /// a vocabulary of two tokens.
-    pub(crate) fn unstarted(trial: Trial, context_length_tokens: u32) -> Self {
-        let can = Capabilities {
-            inputs: [trial.medium().kind()].into(),
-            ..Capabilities::default()
-        };
-        let config = EngineConfig::new("not-started", context_length_tokens)
-            .with_vocab_size(2)
-            .with_capabilities(can);
-        Self {
-            subject: trial.build(),
-            trial,
-            config,
-            start: StartContext::detached(1),
-        }
-    }
-
-    /// Cleans up and lets go of the engine before the check is over. How the cleanup goes is not judged.
-    ///
-    /// # Errors
-    /// A failure when it does not return in time.
-    pub async fn put_away(&self) -> Result<(), Stop> {
-        let cleanup = self.subject.engine.cleanup();
-        let _ = self.trial.call("cleanup", cleanup).await?;
-        self.trial.release(&self.subject);
-        Ok(())
-    }
-
-    /// A token id that the engine's vocabulary has, varying with `seed`.
-    #[must_use]
-    pub fn token(&self, seed: u64) -> TokenId {
-        let vocab_size = u64::from(self.config.vocab_size.map_or(100, NonZeroU32::get));
-        let seed = seed.wrapping_add(self.trial.shared.seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
-        u32::try_from(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % vocab_size).unwrap_or(0)
-    }
-
-    /// A prompt of `len` tokens, varying with `seed`.
-    #[must_use]
-    pub fn prompt(&self, len: usize, seed: u64) -> Vec<TokenId> {
-        (0..)
-            .take(len)
-            .map(|place: u64| self.token(place.wrapping_add(seed.wrapping_mul(1_000_003))))
-            .collect()
-    }
-
-    /// In what the engine is spoken with.
-    #[must_use]
-    pub fn medium(&self) -> Medium {
-        Medium::of(&self.config.capabilities)
-    }
-
-    /// A prompt in the engine's medium: the tokens, or as many words.
-    #[must_use]
-    pub fn input(&self, prompt: Vec<TokenId>) -> Input {
-        self.medium().input(prompt)
-    }
-
-    /// A plain request: `prompt_len` prompt tokens (or words, for an engine that takes text), exactly `max_tokens` to
-    /// generate, no sampling options.
-    #[must_use]
-    pub fn request(&self, prompt_len: usize, max_tokens: u32) -> GenerateRequest {
-        let mut request = GenerateRequest::from_tokens(self.config.model.clone(), Vec::new());
-        request.input = self.input(self.prompt(prompt_len, 0));
-        request.stop.max_tokens = Some(max_tokens);
-        request.stop.ignore_eos = true;
-        request
-    }
-
-    /// As [`Self::request`], on the tokens (or words) of `prompt`, and greedy whatever the engine's default is.
-    #[must_use]
-    pub fn greedy(&self, prompt: Vec<TokenId>, max_tokens: u32) -> GenerateRequest {
-        let mut request = self.request(1, max_tokens);
-        request.input = self.input(prompt);
-        request.sampling.temperature = self.can(SamplingOption::Temperature).then_some(0.0);
-        request
-    }
-
-    /// The tokens of an answer of up to `wanted`, after a prompt of `prompt_len`: fewer where the context is small or the
-    /// engine slow.
-    #[must_use]
-    pub fn affordable_answer(&self, prompt_len: usize, wanted: u32) -> u32 {
-        let prompt = u32::try_from(prompt_len).unwrap_or(u32::MAX);
-        let room = self.config.context_length_tokens.saturating_sub(prompt);
-        wanted
-            .min(room)
-            .min(self.trial.limits().answer_tokens)
-            .max(1)
-    }
-
-    /// A plain request that is not soon over: a prompt of more than a few KV blocks and an answer of up to `wanted` tokens,
-    /// both shorter where the context is small, so that they fit in it together. The prompt varies with `seed`.
-    #[must_use]
-    pub fn busy_request(&self, seed: u64, wanted: u32) -> GenerateRequest {
-        let quarter = usize::try_from(self.config.context_length_tokens / 4).unwrap_or(usize::MAX);
-        let prompt_len = BUSY_PROMPT_TOKENS.min(quarter).max(1);
-        let mut request = self.request(1, self.affordable_answer(prompt_len, wanted));
-        request.input = self.input(self.prompt(prompt_len, seed));
-        request
-    }
-
-    /// The length of a prompt of three KV blocks, or of as much as the context has room for.
-    #[must_use]
-    pub fn several_blocks(&self) -> usize {
-        let block = self
-            .config
-            .kv_block_size
-            .map_or(USUAL_BLOCK_TOKENS, NonZeroU32::get);
-        let most = self.config.context_length_tokens / 2 / 3;
-        let len = block.min(most).max(1).saturating_mul(3);
-        usize::try_from(len).unwrap_or(usize::MAX)
-    }
-
-    /// How many of `wanted` requests the engine runs at once, one at least: others may wait for these, or be refused.
-    #[must_use]
-    pub fn at_once(&self, wanted: u32) -> usize {
-        let most = self.config.max_num_seqs.unwrap_or(wanted);
-        usize::try_from(wanted.min(most).max(1)).unwrap_or(1)
-    }
-
-    /// Whether the engine declares a sampling option.
-    #[must_use]
-    pub fn can(&self, option: SamplingOption) -> bool {
-        self.config.capabilities.sampling.contains(&option)
-    }
-
-    /// Skips a check of `min_tokens`, for an engine that declares that it cannot keep them. That it refuses them is DT09's.
-    ///
-    /// # Errors
-    /// The skip.
-    pub(crate) fn needs_min_tokens(&self) -> Result<(), Stop> {
-        let can = &self.config.capabilities;
-        if can.deviates(Deviation::NoMinTokens) {
-            skip!(
-                NotDeclared,
-                "the engine declares that it cannot keep min_tokens"
-            );
-        }
-        Ok(())
-    }
-
-    /// Whether the engine declares that an answer depends on what else is in its batch.
-    pub(crate) fn varies_with_batch(&self) -> bool {
-        let can = &self.config.capabilities;
-        can.deviates(Deviation::BatchVariant)
-    }
-
-    /// A context for `request`, as a Worker makes it.
-    #[must_use]
-    pub fn context(&self, request: &GenerateRequest) -> RequestContext {
-        RequestContext::new(self.trial.next_id())
-            .with_prompt_tokens(request.prompt_tokens().unwrap_or(0))
-    }
-
-    /// Sends a request the way a Worker does: what is not declared is refused before the engine sees it.
-    ///
-    /// # Errors
-    /// Outer: a failure when `generate` does not return in time. Inner: the engine's refusal.
-    pub async fn try_generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<Result<Running, EngineError>, Stop> {
-        let recorder = &self.trial.shared.recorder;
-        let reader = Reader::new(&self.config, &request, self.trial.limits().token);
-        recorder.note(Some(ctx.id()), || transcript::summary(&request));
-        if !self.subject.checks_itself
-            && let Err(refusal) = self.config.check(&request)
-        {
-            recorder.note(Some(ctx.id()), || {
-                format!("refused by the declaration: {}", refusal.kind())
-            });
-            return Ok(Err(refusal));
-        }
-        let generated = self
-            .trial
-            .call(
-                "generate",
-                self.subject.engine.generate(request, ctx.clone()),
-            )
-            .await?;
-        if let Err(refusal) = &generated {
-            recorder.note(Some(ctx.id()), || {
-                format!("refused by the engine: {}", refusal.kind())
-            });
-        }
-        Ok(generated.map(|outputs| Running::new(self.trial.clone(), ctx, outputs, reader)))
-    }
-
-    /// Sends a request that must be accepted. An engine that is full may refuse it for a while: it is sent again after the
-    /// pause that the engine asks for, until the limit for calls has passed.
-    ///
-    /// # Errors
-    /// A failure when it is refused or not accepted in time.
-    pub async fn generate(&self, request: GenerateRequest) -> Result<Running, Stop> {
-        let deadline = Instant::now() + self.trial.limits().call;
-        loop {
-            let ctx = self.context(&request);
-            let error = match self.try_generate(request.clone(), ctx).await? {
-                Ok(running) => return Ok(running),
-                Err(error) => error,
-            };
-            self.pause_if_full(&request, &error, deadline).await?;
-        }
-    }
-
-    /// Waits as long as an engine asks for that is full.
-    ///
-    /// # Errors
-    /// A failure when it is not full, or the deadline has passed.
-    async fn pause_if_full(
-        &self,
-        request: &GenerateRequest,
-        error: &EngineError,
-        deadline: Instant,
-    ) -> CheckResult {
-        if error.kind() != ErrorKind::Overloaded || Instant::now() >= deadline {
-            let kind = error.kind();
-            let refused = format!("generate refused a good request: {error} ({kind})");
-            return Err(self.failed(request, refused));
-        }
-        let asked = error.details().retry_after.unwrap_or(PAUSE);
-        tokio::time::sleep(asked.clamp(PAUSE, self.trial.limits().call)).await;
-        Ok(())
-    }
-
-    /// What the failure of a request means: of the first one that a check sends, where it is a plain one, that nothing is
-    /// known of what the check is about.
-    fn failed(&self, request: &GenerateRequest, what: String) -> Stop {
-        let has_served = self.trial.items_read() > 0;
-        if has_served || !self.is_plain(request) {
-            return Stop::Fail(what);
-        }
-        Stop::Precondition(what)
-    }
-
-    /// Whether a request asks for a few tokens and nothing else, as those of the warm-up do.
-    fn is_plain(&self, request: &GenerateRequest) -> bool {
-        let mut plain = self.request(1, 1);
-        plain.input = request.input.clone();
-        plain.stop.max_tokens = request.stop.max_tokens;
-        plain.sampling.temperature = request.sampling.temperature.filter(|heat| *heat == 0.0);
-        let is_short = request.prompt_tokens().is_none_or(|tokens| {
-            usize::try_from(tokens).is_ok_and(|len| len <= BUSY_PROMPT_TOKENS)
-        });
-        is_short && plain == *request
-    }
-
-    /// Sends a request that must be accepted, and reads all of its answer. As with [`Self::generate`], one that is refused in
-    /// its stream because the engine is full is sent again.
-    ///
-    /// # Errors
-    /// A failure when it is refused, or its stream does not end in time.
-    pub async fn answer(&self, request: GenerateRequest) -> Result<Answer, Stop> {
-        let deadline = Instant::now() + self.trial.limits().call;
-        loop {
-            let answer = self.generate(request.clone()).await?.finish().await?;
-            match answer.error() {
-                Some(error) if answer.items.len() == 1 && error.kind() == ErrorKind::Overloaded => {
-                    self.pause_if_full(&request, error, deadline).await?;
-                }
-                Some(error) => {
-                    let what = format!("a request ended with {error} ({})", error.kind());
-                    match self.failed(&request, what) {
-                        Stop::Fail(_) => return Ok(answer),
-                        stop @ (Stop::Precondition(_) | Stop::Skip(..)) => return Err(stop),
-                    }
-                }
-                None => return Ok(answer),
-            }
-        }
-    }
-
-    /// Sends all requests at once and reads all answers, in order.
-    ///
-    /// # Errors
-    /// As [`Self::answer`].
-    pub async fn answers(&self, requests: Vec<GenerateRequest>) -> Result<Vec<Answer>, Stop> {
-        join_all(requests.into_iter().map(|request| self.answer(request)))
-            .await
-            .into_iter()
-            .collect()
-    }
-
-    /// The error a request is refused with, by `generate` or as the only item of its stream.
-    ///
-    /// # Errors
-    /// A failure when a token or another item comes first, or nothing in time.
-    pub async fn refusal(&self, request: GenerateRequest) -> Result<EngineError, Stop> {
-        let ctx = self.context(&request);
-        let mut running = match self.try_generate(request, ctx).await? {
-            Err(error) => return Ok(error),
-            Ok(running) => running,
-        };
-        match running.next().await? {
-            Some(Err(error)) => Ok(error),
-            other => fail!("expected a refusal before any token, got {other:?}"),
-        }
-    }
-
-    /// Waits until the engine's probe says `is_done`; without a probe (or that counter) returns `false` at once and marks
-    /// the evidence as indirect.
-    ///
-    /// # Errors
-    /// A failure that names `what` when the limit for cancellations passes.
-    pub async fn await_probe(
-        &self,
-        what: &str,
-        is_done: impl Fn(&dyn crate::subject::Probe) -> Option<bool>,
-    ) -> Result<bool, Stop> {
-        let Some(probe) = self
-            .subject
-            .probe
-            .clone()
-            .filter(|probe| is_done(&**probe).is_some())
-        else {
-            self.trial.note_indirect();
-            return Ok(false);
-        };
-        let wait = async {
-            while is_done(&*probe) == Some(false) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        self.trial
-            .within(what, self.trial.limits().cancel, wait)
-            .await?;
-        Ok(true)
-    }
-}
-
 impl std::fmt::Debug for Trial {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Trial")
@@ -759,16 +399,10 @@ impl std::fmt::Debug for Trial {
     }
 }
 
-impl std::fmt::Debug for Live {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Live")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
 
     fn trial() -> Trial {
