@@ -118,6 +118,11 @@ def test_an_engine_names_its_own_canary() -> None:
     assert EngineConfig(model="m", context_length=8).to_wire()["canary"] is None
 
 
+def test_an_engine_declares_where_it_deviates() -> None:
+    config = EngineConfig(model="m", context_length=8, deviations=("no_min_tokens",))
+    assert config.to_wire()["capabilities"]["deviations"] == ["no_min_tokens"]
+
+
 def test_every_exception_has_its_own_kind() -> None:
     classes = exceptions.EngineError.__subclasses__()
     assert len({cls.kind for cls in classes}) == len(classes) == 13

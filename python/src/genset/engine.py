@@ -107,6 +107,8 @@ class EngineConfig:
     """Whether an answer may go on from another instance's tokens with the same result."""
     roles: tuple[str, ...] = ()
     """Of `aggregated`, `prefill`, `decode`; empty for `aggregated` only."""
+    deviations: tuple[str, ...] = ()
+    """Where the engine is known to deviate from what all do: of `batch_variant`, `no_min_tokens`, `penalties_count_prompt`."""
     canary: GenerateRequest | None = None
     """The request the worker probes the engine's health with: before it is listed, and whenever it was silent for long. None
     for one token in, one out."""
@@ -139,6 +141,7 @@ class EngineConfig:
                 "kv_ranks": self.kv_ranks,
                 "resume": self.resume,
                 "roles": list(self.roles),
+                "deviations": list(self.deviations),
             },
             "canary": None if self.canary is None else request_to_wire({"model": self.model, **self.canary}),
         }
