@@ -43,19 +43,23 @@ struct Shared {
     requests: AtomicU64,
     /// Whether an engine has started.
     has_started: AtomicBool,
+    clock: Clock,
+    /// How engines of one check fetch KV blocks from each other.
+    kv_carrier: LocalKvCarrier,
+    variation: Variation,
+    measurements: Mutex<BTreeMap<String, u64>>,
+    recorder: Arc<Recorder>,
+}
+
+/// What the watch on the wall clock goes by.
+#[derive(Default)]
+struct Clock {
     /// Items of streams that were read and are no errors.
     items_read: AtomicU64,
     /// Times that a wait for a start, or for the process itself, was seen to go on.
     waits_seen: AtomicU64,
     /// Microseconds of real time in which the machine did not let the check run.
     starved_us: AtomicU64,
-    /// How engines of one check fetch KV blocks from each other.
-    kv_carrier: LocalKvCarrier,
-    seed: u64,
-    sequences: u32,
-    medium: Medium,
-    measurements: Mutex<BTreeMap<String, u64>>,
-    recorder: Arc<Recorder>,
 }
 
 /// How far a check has come.
@@ -97,13 +101,9 @@ impl Trial {
             breaches: Breaches::default(),
             requests: AtomicU64::new(0),
             has_started: AtomicBool::new(false),
-            items_read: AtomicU64::new(0),
-            waits_seen: AtomicU64::new(0),
-            starved_us: AtomicU64::new(0),
+            clock: Clock::default(),
             kv_carrier: LocalKvCarrier::default(),
-            seed: variation.seed,
-            sequences: variation.sequences,
-            medium: variation.medium,
+            variation,
             measurements: Mutex::default(),
             recorder: Arc::new(Recorder::new(variation.transcript_events)),
         };
@@ -120,7 +120,7 @@ impl Trial {
 
     /// In what the engines of this factory are spoken with.
     pub(crate) fn medium(&self) -> Medium {
-        self.shared.medium
+        self.shared.variation.medium
     }
 
     /// Notes that the check looks from outside, for lack of a probe.
@@ -146,12 +146,12 @@ impl Trial {
     }
 
     pub(crate) fn seed(&self) -> u64 {
-        self.shared.seed
+        self.shared.variation.seed
     }
 
     /// Random sequences that SQ01 tries.
     pub(crate) fn sequences(&self) -> u32 {
-        self.shared.sequences
+        self.shared.variation.sequences
     }
 
     pub(crate) fn factory(&self) -> &Arc<dyn Factory> {
@@ -164,24 +164,24 @@ impl Trial {
 
     /// Notes that a request was given anything but an error.
     pub(crate) fn note_served(&self) {
-        self.shared.items_read.fetch_add(1, Ordering::Relaxed);
+        self.shared.clock.items_read.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Items of streams that were read and are no errors.
     pub(crate) fn items_read(&self) -> u64 {
-        self.shared.items_read.load(Ordering::Relaxed)
+        self.shared.clock.items_read.load(Ordering::Relaxed)
     }
 
     /// Notes that the check waits for what has a limit of its own, and that its thread is not blocked.
     pub(crate) fn note_wait(&self) {
-        self.shared.waits_seen.fetch_add(1, Ordering::Relaxed);
+        self.shared.clock.waits_seen.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How far the check has come, for the watch on the wall clock.
     pub(crate) fn progress(&self) -> Progress {
         Progress {
             items: self.items_read(),
-            waits: self.shared.waits_seen.load(Ordering::Relaxed),
+            waits: self.shared.clock.waits_seen.load(Ordering::Relaxed),
         }
     }
 
@@ -193,12 +193,15 @@ impl Trial {
     /// Notes that the machine did not let the check run for a while.
     pub(crate) fn note_starved(&self, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        self.shared.starved_us.fetch_add(us, Ordering::Relaxed);
+        self.shared
+            .clock
+            .starved_us
+            .fetch_add(us, Ordering::Relaxed);
     }
 
     /// How long the machine did not let the check run so far.
     fn starved(&self) -> Duration {
-        Duration::from_micros(self.shared.starved_us.load(Ordering::Relaxed))
+        Duration::from_micros(self.shared.clock.starved_us.load(Ordering::Relaxed))
     }
 
     /// Where a breach of a rule of the reader is noted.

@@ -76,7 +76,7 @@ impl Live {
     #[must_use]
     pub fn token(&self, seed: u64) -> TokenId {
         let vocab_size = u64::from(self.config.vocab_size.map_or(100, NonZeroU32::get));
-        let seed = seed.wrapping_add(self.trial.shared.seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
+        let seed = seed.wrapping_add(self.trial.seed().wrapping_mul(0xD1B5_4A32_D192_ED03));
         u32::try_from(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % vocab_size).unwrap_or(0)
     }
 
