@@ -138,6 +138,32 @@ pub(crate) struct Counts {
     pub(crate) failed: usize,
 }
 
+/// When a batch was made, when it ends at the latest, and when it entered each state: seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct BatchTimes {
+    pub(crate) created_at: u64,
+    pub(crate) expires_at: u64,
+    in_progress_at: Option<u64>,
+    finalizing_at: Option<u64>,
+    completed_at: Option<u64>,
+    failed_at: Option<u64>,
+    expired_at: Option<u64>,
+    cancelling_at: Option<u64>,
+    cancelled_at: Option<u64>,
+}
+
+impl BatchTimes {
+    /// Of a batch that is made now and may take `seconds`.
+    pub(crate) fn begin(seconds: u64) -> Self {
+        let created_at = now();
+        Self {
+            created_at,
+            expires_at: created_at.saturating_add(seconds),
+            ..Self::default()
+        }
+    }
+}
+
 /// A batch that is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BatchRecord {
@@ -151,15 +177,8 @@ pub(crate) struct BatchRecord {
     pub(crate) errors: Vec<LineError>,
     pub(crate) output_file_id: Option<String>,
     pub(crate) error_file_id: Option<String>,
-    pub(crate) created_at: u64,
-    pub(crate) expires_at: u64,
-    pub(crate) in_progress_at: Option<u64>,
-    pub(crate) finalizing_at: Option<u64>,
-    pub(crate) completed_at: Option<u64>,
-    pub(crate) failed_at: Option<u64>,
-    pub(crate) expired_at: Option<u64>,
-    pub(crate) cancelling_at: Option<u64>,
-    pub(crate) cancelled_at: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) times: BatchTimes,
     pub(crate) request_counts: Counts,
     pub(crate) metadata: Option<Map<String, Value>>,
     /// How long its output files are kept, in seconds, if its owner said so.
@@ -183,15 +202,15 @@ impl BatchRecord {
             "status": self.status.name(),
             "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id,
-            "created_at": self.created_at,
-            "in_progress_at": self.in_progress_at,
-            "expires_at": self.expires_at,
-            "finalizing_at": self.finalizing_at,
-            "completed_at": self.completed_at,
-            "failed_at": self.failed_at,
-            "expired_at": self.expired_at,
-            "cancelling_at": self.cancelling_at,
-            "cancelled_at": self.cancelled_at,
+            "created_at": self.times.created_at,
+            "in_progress_at": self.times.in_progress_at,
+            "expires_at": self.times.expires_at,
+            "finalizing_at": self.times.finalizing_at,
+            "completed_at": self.times.completed_at,
+            "failed_at": self.times.failed_at,
+            "expired_at": self.times.expired_at,
+            "cancelling_at": self.times.cancelling_at,
+            "cancelled_at": self.times.cancelled_at,
             "request_counts": self.request_counts,
             "metadata": self.metadata,
         })
@@ -202,13 +221,13 @@ impl BatchRecord {
         self.status = status;
         let at = match status {
             BatchStatus::Validating => return,
-            BatchStatus::Failed => &mut self.failed_at,
-            BatchStatus::InProgress => &mut self.in_progress_at,
-            BatchStatus::Finalizing => &mut self.finalizing_at,
-            BatchStatus::Completed => &mut self.completed_at,
-            BatchStatus::Expired => &mut self.expired_at,
-            BatchStatus::Cancelling => &mut self.cancelling_at,
-            BatchStatus::Cancelled => &mut self.cancelled_at,
+            BatchStatus::Failed => &mut self.times.failed_at,
+            BatchStatus::InProgress => &mut self.times.in_progress_at,
+            BatchStatus::Finalizing => &mut self.times.finalizing_at,
+            BatchStatus::Completed => &mut self.times.completed_at,
+            BatchStatus::Expired => &mut self.times.expired_at,
+            BatchStatus::Cancelling => &mut self.times.cancelling_at,
+            BatchStatus::Cancelled => &mut self.times.cancelled_at,
         };
         at.get_or_insert_with(now);
     }
@@ -216,10 +235,10 @@ impl BatchRecord {
     /// When it ended.
     pub(crate) fn ended_at(&self) -> Option<u64> {
         let ends = [
-            self.completed_at,
-            self.failed_at,
-            self.expired_at,
-            self.cancelled_at,
+            self.times.completed_at,
+            self.times.failed_at,
+            self.times.expired_at,
+            self.times.cancelled_at,
         ];
         ends.into_iter().flatten().next()
     }

@@ -220,7 +220,7 @@ impl Batches {
         cancelled: CancellationToken,
         goes_on: bool,
     ) -> End {
-        let left = Duration::from_secs(record.expires_at.saturating_sub(now()));
+        let left = Duration::from_secs(record.times.expires_at.saturating_sub(now()));
         if left.is_zero() {
             return End::Expired;
         }

@@ -16,7 +16,7 @@ use super::listing::Pages;
 use super::replies::{json_response, large_json_response};
 use super::responses::Id;
 use crate::batch::BATCH_URLS;
-use crate::batch::records::{BatchRecord, BatchStatus, Counts, new_id, now};
+use crate::batch::records::{BatchRecord, BatchStatus, BatchTimes, Counts, new_id};
 use crate::batch::store::not_written;
 use crate::error::{ApiError, shown};
 use crate::json::JsonBody;
@@ -86,7 +86,6 @@ impl BatchRequest {
     }
 
     fn record(self, caller: &Caller) -> BatchRecord {
-        let created_at = now();
         BatchRecord {
             id: new_id("batch_"),
             owner: caller.name().map(str::to_owned),
@@ -97,15 +96,7 @@ impl BatchRequest {
             errors: Vec::new(),
             output_file_id: None,
             error_file_id: None,
-            created_at,
-            expires_at: created_at + WINDOW.1,
-            in_progress_at: None,
-            finalizing_at: None,
-            completed_at: None,
-            failed_at: None,
-            expired_at: None,
-            cancelling_at: None,
-            cancelled_at: None,
+            times: BatchTimes::begin(WINDOW.1),
             request_counts: Counts::default(),
             metadata: self.metadata,
             output_seconds: self.output_seconds,
