@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use genset_simulate::Curves;
+use genset_simulate::{Curves, Quantiles};
 use serde::Serialize;
 
 use super::drive::Measured;
-use super::tally::Slo;
+use super::tally::{Slo, Tally};
 use super::target::Target;
 
 /// What was measured of some servers under one load.
@@ -36,6 +36,28 @@ pub(super) struct Row {
     lost: BTreeMap<String, u64>,
     /// What the first of each kind was told.
     problems: BTreeMap<String, String>,
+    #[serde(flatten)]
+    times: Times,
+    /// Answers in a second of the whole time.
+    requests_per_s: f64,
+    tokens_per_s: f64,
+    /// Answers that kept the SLO, in a second; `None` without one.
+    goodput_per_s: Option<f64>,
+    /// Share of prompt tokens that were in a prefix cache; `None` where the server does not say.
+    hit_rate: Option<f64>,
+    duration_s: f64,
+    #[serde(flatten)]
+    lengths: Lengths,
+    /// The distribution of the times to the first token: milliseconds, and the share of answers that did not exceed them.
+    ttft: Vec<(f64, f64)>,
+    /// Ctrl-C came before the end.
+    pub(super) is_cut: bool,
+    remarks: Vec<String>,
+}
+
+/// Times in milliseconds, by quantile.
+#[derive(Debug, Serialize)]
+struct Times {
     ttft_p50_ms: Option<f64>,
     ttft_p90_ms: Option<f64>,
     ttft_p99_ms: Option<f64>,
@@ -48,26 +70,47 @@ pub(super) struct Row {
     /// From the request to the end of its answer.
     latency_p50_ms: Option<f64>,
     latency_p99_ms: Option<f64>,
-    /// Answers in a second of the whole time.
-    requests_per_s: f64,
-    tokens_per_s: f64,
-    /// Answers that kept the SLO, in a second; `None` without one.
-    goodput_per_s: Option<f64>,
-    /// Share of prompt tokens that were in a prefix cache; `None` where the server does not say.
-    hit_rate: Option<f64>,
-    duration_s: f64,
-    /// Means of the requests that were answered: what was asked for, and what the server counted.
+    /// How late requests went out, where they had a time.
+    lag_p99_ms: Option<f64>,
+}
+
+impl Times {
+    fn of(tally: &Tally) -> Self {
+        let ms = |times: &Quantiles, quantile: f64| times.ms(quantile).map(rounded);
+        Self {
+            ttft_p50_ms: ms(&tally.ttft, 0.5),
+            ttft_p90_ms: ms(&tally.ttft, 0.9),
+            ttft_p99_ms: ms(&tally.ttft, 0.99),
+            itl_p50_ms: ms(&tally.itl, 0.5),
+            itl_p99_ms: ms(&tally.itl, 0.99),
+            answer_itl_p50_ms: ms(&tally.answer_itl, 0.5),
+            answer_itl_p99_ms: ms(&tally.answer_itl, 0.99),
+            latency_p50_ms: ms(&tally.latency, 0.5),
+            latency_p99_ms: ms(&tally.latency, 0.99),
+            lag_p99_ms: ms(&tally.lag, 0.99),
+        }
+    }
+}
+
+/// Means of the requests that were answered, in tokens: what was asked for, and what the server counted.
+#[derive(Debug, Serialize)]
+struct Lengths {
     asked_prompt_tokens: f64,
     prompt_tokens: f64,
     asked_tokens: f64,
     completion_tokens: f64,
-    /// How late requests went out, where they had a time.
-    lag_p99_ms: Option<f64>,
-    /// The distribution of the times to the first token: milliseconds, and the share of answers that did not exceed them.
-    ttft: Vec<(f64, f64)>,
-    /// Ctrl-C came before the end.
-    pub(super) is_cut: bool,
-    remarks: Vec<String>,
+}
+
+impl Lengths {
+    fn of(tally: &Tally) -> Self {
+        let mean = |tokens: u64| ratio(float(tokens), float(tally.answered));
+        Self {
+            asked_prompt_tokens: mean(tally.asked_prompt_tokens),
+            prompt_tokens: mean(tally.prompt_tokens),
+            asked_tokens: mean(tally.asked_tokens),
+            completion_tokens: mean(tally.completion_tokens),
+        }
+    }
 }
 
 impl Row {
@@ -84,6 +127,7 @@ impl Row {
         let lost: BTreeMap<String, u64> = { tally.lost.iter() }
             .map(|(kind, lost)| (kind.to_string(), lost.count))
             .collect();
+        let (times, lengths) = (Times::of(&tally), Lengths::of(&tally));
         let problems = tally.lost.into_iter();
         Self {
             server: target.client.base().to_owned(),
@@ -93,25 +137,13 @@ impl Row {
             problems: problems
                 .map(|(kind, lost)| (kind.to_string(), lost.problem))
                 .collect(),
-            ttft_p50_ms: tally.ttft.ms(0.5).map(rounded),
-            ttft_p90_ms: tally.ttft.ms(0.9).map(rounded),
-            ttft_p99_ms: tally.ttft.ms(0.99).map(rounded),
-            itl_p50_ms: tally.itl.ms(0.5).map(rounded),
-            itl_p99_ms: tally.itl.ms(0.99).map(rounded),
-            answer_itl_p50_ms: tally.answer_itl.ms(0.5).map(rounded),
-            answer_itl_p99_ms: tally.answer_itl.ms(0.99).map(rounded),
-            latency_p50_ms: tally.latency.ms(0.5).map(rounded),
-            latency_p99_ms: tally.latency.ms(0.99).map(rounded),
+            times,
             requests_per_s: ratio(answered, duration_s),
             tokens_per_s: ratio(float(tally.completion_tokens), duration_s),
             goodput_per_s: goodput,
             hit_rate: cached.map(|cached| ratio(cached, float(tally.prompt_tokens))),
             duration_s: rounded(duration_s),
-            asked_prompt_tokens: ratio(float(tally.asked_prompt_tokens), answered),
-            prompt_tokens: ratio(float(tally.prompt_tokens), answered),
-            asked_tokens: ratio(float(tally.asked_tokens), answered),
-            completion_tokens: ratio(float(tally.completion_tokens), answered),
-            lag_p99_ms: tally.lag.ms(0.99).map(rounded),
+            lengths,
             ttft: tally.ttft.points(),
             is_cut,
             remarks: target.remarks.clone(),
@@ -132,19 +164,21 @@ impl Row {
             let problem = self.problems.get(kind).map_or("", String::as_str);
             notes.push(format!("{count} lost, {kind}: {problem}"));
         }
-        if (self.prompt_tokens / self.asked_prompt_tokens.max(1.0) - 1.0).abs() > 0.05 {
+        if (self.lengths.prompt_tokens / self.lengths.asked_prompt_tokens.max(1.0) - 1.0).abs()
+            > 0.05
+        {
             notes.push(format!(
                 "prompts had {:.1} tokens on average by the server's count, {:.1} were meant",
-                self.prompt_tokens, self.asked_prompt_tokens
+                self.lengths.prompt_tokens, self.lengths.asked_prompt_tokens
             ));
         }
-        if (self.completion_tokens - self.asked_tokens).abs() > 0.05 {
+        if (self.lengths.completion_tokens - self.lengths.asked_tokens).abs() > 0.05 {
             notes.push(format!(
                 "answers had {:.1} tokens on average, {:.1} were asked for",
-                self.completion_tokens, self.asked_tokens
+                self.lengths.completion_tokens, self.lengths.asked_tokens
             ));
         }
-        if let Some(lag) = self.lag_p99_ms.filter(|lag| *lag > 1.0) {
+        if let Some(lag) = self.times.lag_p99_ms.filter(|lag| *lag > 1.0) {
             notes.push(format!(
                 "1 % of the requests went out {lag:.1} ms late or more: this machine, or what runs on it, is too slow for the load"
             ));
@@ -225,11 +259,11 @@ impl fmt::Display for Report {
                 row.server,
                 row.requests,
                 row.lost_requests(),
-                ms(row.ttft_p50_ms),
-                ms(row.ttft_p90_ms),
-                ms(row.ttft_p99_ms),
-                ms(row.itl_p50_ms),
-                ms(row.itl_p99_ms),
+                ms(row.times.ttft_p50_ms),
+                ms(row.times.ttft_p90_ms),
+                ms(row.times.ttft_p99_ms),
+                ms(row.times.itl_p50_ms),
+                ms(row.times.itl_p99_ms),
                 row.requests_per_s,
                 row.tokens_per_s,
                 hits.as_deref().unwrap_or("-"),
