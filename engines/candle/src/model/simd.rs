@@ -116,17 +116,14 @@ pub(super) const BASELINE_FMA: bool = cfg!(any(
 macro_rules! by_simd {
     ($(#[$meta:meta])* fn $name:ident $(<$(const $generic:ident : usize),+ $(; $type:ident : $bound:path)?>)? ($($arg:ident : $ty:ty),* $(,)?) = $inner:ident) => {
         $(#[$meta])*
-        #[allow(clippy::too_many_arguments, reason = "kernels take their sizes one by one")]
         pub(super) fn $name $(<$(const $generic: usize),+ $(, $type: $bound)?>)? ($($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-                #[allow(clippy::too_many_arguments, reason = "kernels take their sizes one by one")]
                 fn avx512 $(<$(const $generic: usize),+ $(, $type: $bound)?>)? ($($arg: $ty),*) {
                     $inner::<true $($(,$generic)+ $(,$type)?)?>($($arg),*);
                 }
                 #[target_feature(enable = "avx2,fma,f16c")]
-                #[allow(clippy::too_many_arguments, reason = "kernels take their sizes one by one")]
                 fn avx2 $(<$(const $generic: usize),+ $(, $type: $bound)?>)? ($($arg: $ty),*) {
                     $inner::<true $($(,$generic)+ $(,$type)?)?>($($arg),*);
                 }
