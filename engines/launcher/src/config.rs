@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, Role, error::At};
-use genset_child::{InheritedEnv, LogLimit};
+use genset_process::{InheritedEnv, LogLimit};
 
 use crate::api::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
 use crate::command::Plan;

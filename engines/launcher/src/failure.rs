@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
-use genset_child::End;
+use genset_process::End;
 
 /// Why a server is of no more use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

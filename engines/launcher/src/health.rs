@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use genset_backend_common::ProgressReporter;
-use genset_child::Tail;
+use genset_process::Tail;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::dialect::Dialect;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ProgressReporter};
-use genset_child::{End, Tail, Throttle, follow, last_lines, leave};
+use genset_process::{End, Tail, Throttle, follow, last_lines, leave};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::command::{Plan, SideChannel};

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
-use genset_child::{GuardedGroup, OomKills};
+use genset_process::{GuardedGroup, OomKills};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::NamedTempFile;
 use tokio::process::{Child, Command};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use genset_backend_common::EngineError;
-use genset_child::{InheritedEnv, LogLimit};
+use genset_process::{InheritedEnv, LogLimit};
 
 use crate::restart::RestartPolicy;
 

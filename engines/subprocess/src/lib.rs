@@ -27,5 +27,5 @@ mod tasks;
 pub use config::SubprocessConfig;
 pub use engine::SubprocessEngine;
 pub use failure::ChildFailure;
-pub use genset_child::{InheritedEnv, InvalidEnv, LogLimit};
+pub use genset_process::{InheritedEnv, InvalidEnv, LogLimit};
 pub use restart::RestartPolicy;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use command_fds::{CommandFdExt as _, FdMapping};
 use genset_backend_common::{EngineError, ErrorKind};
-use genset_child::GuardedGroup;
+use genset_process::GuardedGroup;
 use tokio::net::UnixStream;
 use tokio::process::Child;
 

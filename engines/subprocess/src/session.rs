@@ -7,7 +7,7 @@ use genset_backend_common::wire::RequestHead;
 use genset_backend_common::{
     EngineConfig, EngineError, HealthReporter, ProgressReporter, Role, StartContext,
 };
-use genset_child::{OomKills, Tail, Throttle, follow};
+use genset_process::{OomKills, Tail, Throttle, follow};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::time::timeout;

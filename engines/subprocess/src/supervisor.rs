@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 
 use genset_backend_common::HealthReporter;
-use genset_child::{End, GuardedGroup, OomKills, Tail, last_lines, leave};
+use genset_process::{End, GuardedGroup, OomKills, Tail, last_lines, leave};
 use tokio::process::Child;
 use tokio::time::{Duration, timeout};
 use tokio_util::sync::CancellationToken;

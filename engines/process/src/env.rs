@@ -35,7 +35,7 @@ const MINIMAL: [&str; 17] = [
 ///
 /// # Examples
 /// ```
-/// use genset_child::InheritedEnv;
+/// use genset_process::InheritedEnv;
 ///
 /// let inherited: InheritedEnv = "minimal,HF_*,NCCL_DEBUG".parse().unwrap();
 /// assert!(inherited.has("PATH") && inherited.has("HF_HOME"));
