@@ -8,25 +8,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ProgressReporter};
-use genset_process::{End, Tail, Throttle, follow, last_lines, leave};
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use genset_process::Process;
+use tokio_util::task::TaskTracker;
 
 use crate::command::{Plan, SideChannel};
 use crate::config::LauncherConfig;
 use crate::failure::ServerFailure;
 use crate::health;
 use crate::key::ApiKey;
-use crate::lines::log;
 use crate::probe;
-use crate::process::Process;
+use crate::process::spawn;
 use crate::server::Server;
 
 /// The one owner of a server's process. Dropped, it kills the server and all that it started.
 #[derive(Debug)]
 pub(crate) struct Life {
     process: Process,
-    readers: Vec<AbortOnDropHandle<()>>,
-    tail: Arc<Tail>,
     title: &'static str,
 }
 
@@ -36,40 +33,28 @@ impl Life {
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
     pub(crate) async fn ended(&mut self) -> ServerFailure {
-        match self.process.child.wait().await {
-            Ok(status) => End::of(status, self.process.oom_kills.as_ref()).into(),
-            Err(error) => {
-                tracing::error!(%error, "the end of the server cannot be awaited; it is killed");
-                ServerFailure::Killed
-            }
-        }
+        self.process.ended().await.into()
     }
 
     /// Tells the server to go and lets it, for as long as it may.
     pub(crate) async fn leave(&mut self, limit: Duration) {
         self.process.terminate();
         let what = format!("the {} server", self.title);
-        leave(&mut self.process.child, limit, &what).await;
+        self.process.leave(limit, &what).await;
     }
 
     /// Ends whatever is left of the server; the error that says what happened.
     pub(crate) async fn close(self, failure: ServerFailure) -> EngineError {
-        let Self {
-            process,
-            readers,
-            tail,
-            title,
-        } = self;
-        process.end().await;
-        last_lines(readers).await;
+        let tail = self.process.tail();
+        self.process.end().await;
         match failure {
-            ServerFailure::Stopped => failure.to_error(title, &[]),
+            ServerFailure::Stopped => failure.to_error(self.title, &[]),
             ServerFailure::Exited { .. }
             | ServerFailure::Crashed { .. }
             | ServerFailure::OutOfMemory
             | ServerFailure::Killed
             | ServerFailure::TooLate { .. }
-            | ServerFailure::Hung { .. } => failure.to_error(title, &tail.lines()),
+            | ServerFailure::Hung { .. } => failure.to_error(self.title, &tail.lines()),
         }
     }
 }
@@ -93,32 +78,10 @@ pub(crate) async fn launch(
     let port = ports.http;
     tracing::info!(port, "starting {title}: {}", plan.line());
     let key = ApiKey::random();
-    let mut process = Process::spawn(config, plan, &ports, &key)
+    let process = spawn(config, plan, &ports, &key, tasks)
         .map_err(|error| probe::spawn_error(config, &plan.program, &plan.line(), error))?;
-    let tail = Arc::new(Tail::new(config.log_lines));
-    let mut readers = Vec::new();
-    let throttle = Arc::new(Throttle::new(config.log_limit));
-    let keep = || {
-        let server = config.kind.name();
-        let (tail, throttle) = (Arc::clone(&tail), Arc::clone(&throttle));
-        move |line: &str| {
-            tail.keep(line);
-            throttle.pass(line, |line| log(server, line));
-        }
-    };
-    if let Some(stdout) = process.child.stdout.take() {
-        readers.push(tasks.spawn(follow(stdout, keep())));
-    }
-    if let Some(stderr) = process.child.stderr.take() {
-        readers.push(tasks.spawn(follow(stderr, keep())));
-    }
-    let readers = readers.into_iter().map(AbortOnDropHandle::new).collect();
-    let mut life = Life {
-        process,
-        readers,
-        tail: Arc::clone(&tail),
-        title,
-    };
+    let tail = process.tail();
+    let mut life = Life { process, title };
     let server = Arc::new(Server::new(plan.dialect, port, &key, tasks.clone()));
     let failure = tokio::select! {
         biased;

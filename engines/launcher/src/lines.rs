@@ -1,15 +1,11 @@
 //! What the server prints goes to the log with the server's name, each line at the level it names.
 
+use genset_process::level_named;
 use tracing::Level;
 
 /// Logs a line of the server's.
 pub(crate) fn log(server: &str, text: &str) {
-    match level(text) {
-        Level::ERROR => tracing::error!(target: "genset::engine", server, "{text}"),
-        Level::WARN => tracing::warn!(target: "genset::engine", server, "{text}"),
-        Level::DEBUG => tracing::debug!(target: "genset::engine", server, "{text}"),
-        _ => tracing::info!(target: "genset::engine", server, "{text}"),
-    }
+    genset_process::log(level(text), None, Some(server), text);
 }
 
 /// The level that is among a line's first words, as these servers write it; they print everything to standard error, so
@@ -19,17 +15,10 @@ fn level(line: &str) -> Level {
     if line.contains("] Route: ") {
         return Level::DEBUG;
     }
-    for word in line.split_whitespace().take(6) {
-        let word = word.trim_matches(|c: char| !c.is_ascii_alphabetic());
-        match word {
-            "ERROR" | "CRITICAL" | "FATAL" => return Level::ERROR,
-            "WARNING" | "WARN" => return Level::WARN,
-            "INFO" => return Level::INFO,
-            "DEBUG" | "TRACE" => return Level::DEBUG,
-            _ => {}
-        }
-    }
-    Level::INFO
+    let mut words = line.split_whitespace().take(6);
+    let named =
+        words.find_map(|word| level_named(word.trim_matches(|c: char| !c.is_ascii_alphabetic())));
+    named.unwrap_or(Level::INFO)
 }
 
 #[cfg(test)]

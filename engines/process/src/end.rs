@@ -30,8 +30,7 @@ pub enum End {
 
 impl End {
     /// What a status says, with what is known of the kernel's kills.
-    #[must_use]
-    pub fn of(status: ExitStatus, oom_kills: Option<&OomKills>) -> Self {
+    pub(crate) fn of(status: ExitStatus, oom_kills: Option<&OomKills>) -> Self {
         match (status.code(), status.signal()) {
             (Some(code), _) => Self::Exited { code },
             (None, Some(SIGKILL)) if oom_kills.is_some_and(OomKills::have_grown) => {

@@ -37,7 +37,7 @@ impl Drop for Group {
 /// When this process ends, however it ends, the pipe closes and the guard kills the group. And as long as the guard is not
 /// reaped, the group's id is nobody else's, so that a kill never meets a stranger.
 #[derive(Debug)]
-pub struct GuardedGroup {
+pub(crate) struct GuardedGroup {
     /// Dropped first: the group is killed while its leader is still ours.
     group: Group,
     id: i32,
@@ -52,7 +52,7 @@ impl GuardedGroup {
     ///
     /// # Errors
     /// When there is no shell, or the system starts no more processes.
-    pub fn start(grace: Duration) -> io::Result<Self> {
+    pub(crate) fn start(grace: Duration) -> io::Result<Self> {
         let mut guard = Command::new("sh")
             .args(["-c", GUARD, &grace.as_secs().to_string()])
             .stdin(Stdio::piped())
@@ -77,18 +77,17 @@ impl GuardedGroup {
     }
 
     /// The group's id, for processes that are to join it.
-    #[must_use]
-    pub fn id(&self) -> i32 {
+    pub(crate) fn id(&self) -> i32 {
         self.id
     }
 
     /// Kills whoever is left of the group, the guard included.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         self.group.kill();
     }
 
     /// Kills whoever is left and reaps the guard.
-    pub async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         self.group.kill();
         // Killed, so this ends; a process that the kernel cannot end is the kernel's to report.
         drop(self.guard.wait().await);

@@ -1,4 +1,4 @@
-//! What a process prints, line by line: [`follow`]; and the last of it: [`Tail`].
+//! What a process prints, line by line: [`follow`]; the last of it: [`Tail`]; and its way to the log: [`log`].
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
+use tracing::Level;
 
 /// Bytes after which a line without an end is cut: progress bars end none of theirs, and binary data has none.
 pub(crate) const MAX_LINE_BYTES: u64 = 16 << 10;
@@ -22,8 +23,7 @@ pub struct Tail {
 
 impl Tail {
     /// Keeps `capacity` lines; of none, still the very last one for [`Self::last`].
-    #[must_use]
-    pub fn new(capacity: usize) -> Self {
+    pub(crate) fn new(capacity: usize) -> Self {
         Self {
             lines: Mutex::default(),
             capacity,
@@ -31,7 +31,7 @@ impl Tail {
     }
 
     /// One more line.
-    pub fn keep(&self, line: &str) {
+    pub(crate) fn keep(&self, line: &str) {
         let mut lines = self.lines.lock();
         if lines.len() >= self.capacity.max(1) {
             lines.pop_front();
@@ -53,9 +53,33 @@ impl Tail {
     }
 }
 
+/// The level that a word names, as most loggers write it.
+#[must_use]
+pub fn level_named(word: &str) -> Option<Level> {
+    match word {
+        "CRITICAL" | "FATAL" | "ERROR" => Some(Level::ERROR),
+        "WARNING" | "WARN" => Some(Level::WARN),
+        "INFO" => Some(Level::INFO),
+        "DEBUG" => Some(Level::DEBUG),
+        "TRACE" => Some(Level::TRACE),
+        _ => None,
+    }
+}
+
+/// Logs a line that a process printed, with what it is known by.
+pub fn log(level: Level, pid: Option<u32>, server: Option<&str>, text: &str) {
+    match level {
+        Level::ERROR => tracing::error!(target: "genset::engine", pid, server, "{text}"),
+        Level::WARN => tracing::warn!(target: "genset::engine", pid, server, "{text}"),
+        Level::INFO => tracing::info!(target: "genset::engine", pid, server, "{text}"),
+        Level::DEBUG => tracing::debug!(target: "genset::engine", pid, server, "{text}"),
+        _ => tracing::trace!(target: "genset::engine", pid, server, "{text}"),
+    }
+}
+
 /// Gives every line of `output` to `take` until it ends, but for empty ones. Of what a progress bar drew on one line, its last
 /// state counts.
-pub async fn follow(output: impl AsyncRead + Unpin, take: impl Fn(&str)) {
+pub(crate) async fn follow(output: impl AsyncRead + Unpin, take: impl Fn(&str)) {
     let mut reader = BufReader::new(output);
     let mut line = Vec::new();
     while let Ok(true) = next_line(&mut reader, &mut line).await {
@@ -79,7 +103,7 @@ async fn next_line(
 }
 
 /// Waits for those who follow a process that is gone, so that its last lines are there; not for long.
-pub async fn last_lines(followers: Vec<AbortOnDropHandle<()>>) {
+pub(crate) async fn last_lines(followers: Vec<AbortOnDropHandle<()>>) {
     for follower in followers {
         drop(timeout(LAST_LINES, follower).await);
     }

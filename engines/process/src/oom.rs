@@ -6,15 +6,14 @@ use std::path::{Path, PathBuf};
 
 /// The counter of a control group's out-of-memory kills, as it stood when the process was started.
 #[derive(Debug)]
-pub struct OomKills {
+pub(crate) struct OomKills {
     file: PathBuf,
     at_start: u64,
 }
 
 impl OomKills {
     /// The counter of the group that process `pid` is in; `None` where there is none.
-    #[must_use]
-    pub fn of(pid: u32) -> Option<Self> {
+    pub(crate) fn of(pid: u32) -> Option<Self> {
         Self::read(
             &PathBuf::from(format!("/proc/{pid}/cgroup")),
             Path::new("/sys/fs/cgroup"),
@@ -33,8 +32,7 @@ impl OomKills {
     }
 
     /// Whether there were kills since.
-    #[must_use]
-    pub fn have_grown(&self) -> bool {
+    pub(crate) fn have_grown(&self) -> bool {
         count(&self.file).is_some_and(|now| now > self.at_start)
     }
 }

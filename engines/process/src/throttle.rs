@@ -35,7 +35,7 @@ impl Default for LogLimit {
 /// Lets the lines of one process, from both of its outputs, through to the log as its limit says. What was dropped is counted,
 /// and told with the next line that passes, or when the process has nothing more to say.
 #[derive(Debug)]
-pub struct Throttle {
+pub(crate) struct Throttle {
     limit: LogLimit,
     state: Mutex<State>,
 }
@@ -112,8 +112,7 @@ impl State {
 
 impl Throttle {
     /// Nothing has passed yet.
-    #[must_use]
-    pub fn new(limit: LogLimit) -> Self {
+    pub(crate) fn new(limit: LogLimit) -> Self {
         #[expect(
             clippy::cast_precision_loss,
             reason = "a line's length is far below 2^52"
@@ -132,7 +131,7 @@ impl Throttle {
     }
 
     /// Gives `line` to `log`, unless it is too much.
-    pub fn pass(&self, line: &str, log: impl FnOnce(&str)) {
+    pub(crate) fn pass(&self, line: &str, log: impl FnOnce(&str)) {
         let admitted = self.state.lock().admit(line.len(), Instant::now());
         if let Some(dropped) = admitted {
             self.tell(dropped);

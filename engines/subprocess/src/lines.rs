@@ -1,30 +1,18 @@
 //! What the process prints goes to the log, each line at the level it names.
 
+use genset_process::level_named;
 use tracing::Level;
 
 /// Logs a line at the level it names first, or else at `otherwise`.
 pub(crate) fn log(text: &str, otherwise: Level, pid: u32) {
     let (level, text) = split_level(text).unwrap_or((otherwise, text));
-    match level {
-        Level::ERROR => tracing::error!(target: "genset::engine", pid, "{text}"),
-        Level::WARN => tracing::warn!(target: "genset::engine", pid, "{text}"),
-        Level::INFO => tracing::info!(target: "genset::engine", pid, "{text}"),
-        Level::DEBUG => tracing::debug!(target: "genset::engine", pid, "{text}"),
-        _ => tracing::trace!(target: "genset::engine", pid, "{text}"),
-    }
+    genset_process::log(level, Some(pid), None, text);
 }
 
-/// The level that a line begins with, as most loggers write it, and the rest.
+/// The level that a line begins with, and the rest.
 fn split_level(line: &str) -> Option<(Level, &str)> {
     let (word, rest) = line.split_once([' ', ':'])?;
-    let level = match word.trim_matches(['[', ']']) {
-        "CRITICAL" | "FATAL" | "ERROR" => Level::ERROR,
-        "WARNING" | "WARN" => Level::WARN,
-        "INFO" => Level::INFO,
-        "DEBUG" => Level::DEBUG,
-        "TRACE" => Level::TRACE,
-        _ => return None,
-    };
+    let level = level_named(word.trim_matches(['[', ']']))?;
     Some((level, rest.trim_start_matches([':', ' '])))
 }
 

@@ -4,17 +4,16 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::os::unix::process::CommandExt as _;
-use std::process::Stdio;
 use std::time::Duration;
 
 use command_fds::{CommandFdExt as _, FdMapping};
 use genset_backend_common::{EngineError, ErrorKind};
-use genset_process::GuardedGroup;
+use genset_process::{LineLimits, Process};
 use tokio::net::UnixStream;
-use tokio::process::Child;
+use tokio_util::task::TaskTracker;
 
 use crate::config::SubprocessConfig;
+use crate::lines::log;
 
 /// Names the descriptor of the socket to the process.
 pub(crate) const FD_VARIABLE: &str = "GENSET_ENGINE_FD";
@@ -29,68 +28,50 @@ const LEASH_FD: i32 = 4;
 /// How long a process may take to end by itself when this one is gone: the package gives its engine two seconds.
 const ORPHAN_GRACE: Duration = Duration::from_secs(3);
 
-/// A process that runs, and our end of its socket.
-pub(crate) struct Process {
-    /// Dropped first: the group is killed while its leader is still ours.
-    pub(crate) group: GuardedGroup,
-    pub(crate) child: Child,
-    pub(crate) socket: UnixStream,
-    /// One end of a socket that nobody writes to: it ends for the process when this process does, however that ends.
-    pub(crate) leash: StdUnixStream,
-    pub(crate) pid: u32,
+/// Starts the program; what it prints goes to the log. Gives our end of its socket, too.
+///
+/// # Errors
+/// `NotFound` or `InvalidArgument` when there is no such program or directory, else `Internal`.
+pub(crate) fn spawn(
+    config: &SubprocessConfig,
+    tasks: &TaskTracker,
+) -> Result<(Process, UnixStream), EngineError> {
+    let (mut process, socket) = try_spawn(config).map_err(|error| spawn_error(config, error))?;
+    let limits = LineLimits {
+        kept: config.stderr_lines,
+        keeps_stdout: false,
+        log: config.log_limit,
+    };
+    let pid = process.id();
+    process.follow(tasks, limits, move |level, line| log(line, level, pid));
+    Ok((process, socket))
 }
 
-impl Process {
-    /// Starts the program.
-    ///
-    /// # Errors
-    /// `NotFound` or `InvalidArgument` when there is no such program or directory, else `Internal`.
-    pub(crate) fn spawn(config: &SubprocessConfig) -> Result<Self, EngineError> {
-        Self::try_spawn(config).map_err(|error| spawn_error(config, error))
-    }
-
-    fn try_spawn(config: &SubprocessConfig) -> io::Result<Self> {
-        let (ours, theirs) = StdUnixStream::pair()?;
-        ours.set_nonblocking(true)?;
-        let socket = UnixStream::from_std(ours)?;
-        let (leash, their_leash) = StdUnixStream::pair()?;
-        let group = GuardedGroup::start(ORPHAN_GRACE)?;
-        let mut command = command(config, &group);
-        let mapping = |parent_fd: StdUnixStream, child_fd| FdMapping {
-            parent_fd: OwnedFd::from(parent_fd),
-            child_fd,
-        };
-        let mappings = vec![mapping(theirs, CHILD_FD), mapping(their_leash, LEASH_FD)];
-        command.fd_mappings(mappings).map_err(io::Error::other)?;
-        let mut command = tokio::process::Command::from(command);
-        command.kill_on_drop(true);
-        let child = command.spawn()?;
-        let pid = child
-            .id()
-            .ok_or_else(|| io::Error::other("the process ended before it was seen"))?;
-        Ok(Self {
-            group,
-            child,
-            socket,
-            leash,
-            pid,
-        })
-    }
+fn try_spawn(config: &SubprocessConfig) -> io::Result<(Process, UnixStream)> {
+    let (ours, theirs) = StdUnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let socket = UnixStream::from_std(ours)?;
+    // Nobody writes to it: it ends for the process when this process does, however that ends.
+    let (leash, their_leash) = StdUnixStream::pair()?;
+    let mut command = command(config);
+    let mapping = |parent_fd: StdUnixStream, child_fd| FdMapping {
+        parent_fd: OwnedFd::from(parent_fd),
+        child_fd,
+    };
+    let mappings = vec![mapping(theirs, CHILD_FD), mapping(their_leash, LEASH_FD)];
+    command.fd_mappings(mappings).map_err(io::Error::other)?;
+    let process = Process::spawn(command.into(), ORPHAN_GRACE, leash)?;
+    Ok((process, socket))
 }
 
-fn command(config: &SubprocessConfig, group: &GuardedGroup) -> std::process::Command {
+fn command(config: &SubprocessConfig) -> std::process::Command {
     let mut command = std::process::Command::new(&config.program);
     config.inherited_env.apply(&mut command);
     command
         .args(&config.args)
         .envs(&config.env)
         .env(FD_VARIABLE, CHILD_FD.to_string())
-        .env(LEASH_VARIABLE, LEASH_FD.to_string())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        // A signal for the terminal's foreground group is the worker's: it drains first.
-        .process_group(group.id());
+        .env(LEASH_VARIABLE, LEASH_FD.to_string());
     if !config.env.contains_key(LOG_VARIABLE) {
         command.env(LOG_VARIABLE, log_level());
     }

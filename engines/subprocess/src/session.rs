@@ -7,20 +7,18 @@ use genset_backend_common::wire::RequestHead;
 use genset_backend_common::{
     EngineConfig, EngineError, HealthReporter, ProgressReporter, Role, StartContext,
 };
-use genset_process::{OomKills, Tail, Throttle, follow};
+use genset_process::Process;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use tracing::Level;
+use tokio_util::task::TaskTracker;
 
 use crate::call::Call;
 use crate::config::SubprocessConfig;
 use crate::events::Sinks;
 use crate::failure::ChildFailure;
-use crate::lines::log;
 use crate::link::Link;
-use crate::process::Process;
+use crate::process::spawn;
 use crate::supervisor::{Release, Supervisor};
 use crate::tasks;
 
@@ -110,11 +108,11 @@ impl Launcher {
     pub(crate) async fn launch(&self) -> Result<(Session, EngineConfig), EngineError> {
         self.config.validate()?;
         self.progress.report("starting the engine's process", None);
-        let process = Process::spawn(&self.config)?;
+        let (process, socket) = spawn(&self.config, &self.tasks)?;
         let release = self.release.child();
         let kill = KillOnDrop(release.clone());
         let link = Arc::new(Link::new());
-        let socket = self.supervise(process, &link, &release);
+        self.supervise(process, &link, &release);
         let limit = self.config.start_timeout;
         let begun = self.begin(socket, &link, &release);
         let declared = match timeout(limit, begun).await {
@@ -135,32 +133,17 @@ impl Launcher {
         Ok((session, declared))
     }
 
-    /// Hands the process to its supervisor, and gives its socket.
-    fn supervise(&self, process: Process, link: &Arc<Link>, release: &Release) -> UnixStream {
-        let tail = Arc::new(Tail::new(self.config.stderr_lines));
-        let Process {
-            group,
-            mut child,
-            socket,
-            leash,
-            pid,
-        } = process;
-        let readers = self.follow_lines(&mut child, pid, &tail);
+    /// Hands the process to its supervisor.
+    fn supervise(&self, process: Process, link: &Arc<Link>, release: &Release) {
         let supervisor = Supervisor {
-            group,
-            child,
-            leash,
-            oom_kills: OomKills::of(pid),
+            process,
             link: Arc::clone(link),
-            tail,
-            readers,
             health: self.health.clone(),
             is_mended: self.config.restart.is_some(),
             release: release.clone(),
             exit_timeout: self.config.exit_timeout,
         };
         self.tasks.spawn(supervisor.run());
-        socket
     }
 
     /// Greets the process and has it start.
@@ -189,32 +172,6 @@ impl Launcher {
             .spawn(async move { tasks::write(&writer, write, &leave).await });
         let call = link.call(head("start"), &self.asked, SMALL_WINDOW).await?;
         started(call, &self.progress).await
-    }
-
-    fn follow_lines(
-        &self,
-        child: &mut tokio::process::Child,
-        pid: u32,
-        tail: &Arc<Tail>,
-    ) -> Vec<AbortOnDropHandle<()>> {
-        let mut readers = Vec::new();
-        let throttle = Arc::new(Throttle::new(self.config.log_limit));
-        if let Some(stdout) = child.stdout.take() {
-            let throttle = Arc::clone(&throttle);
-            let reader = follow(stdout, move |line| {
-                throttle.pass(line, |line| log(line, Level::INFO, pid));
-            });
-            readers.push(AbortOnDropHandle::new(self.tasks.spawn(reader)));
-        }
-        if let Some(stderr) = child.stderr.take() {
-            let tail = Arc::clone(tail);
-            let reader = follow(stderr, move |line| {
-                tail.keep(line);
-                throttle.pass(line, |line| log(line, Level::WARN, pid));
-            });
-            readers.push(AbortOnDropHandle::new(self.tasks.spawn(reader)));
-        }
-        readers
     }
 
     /// From now on the process must answer heartbeats, and what it publishes is passed on.

@@ -1,15 +1,11 @@
 //! [`Supervisor`]: waits for the end of the process, makes sure of it, and says what it was.
 
-use std::os::unix::net::UnixStream;
-use std::process::ExitStatus;
 use std::sync::Arc;
 
 use genset_backend_common::HealthReporter;
-use genset_process::{End, GuardedGroup, OomKills, Tail, last_lines, leave};
-use tokio::process::Child;
+use genset_process::{End, Process};
 use tokio::time::{Duration, timeout};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::failure::ChildFailure;
 use crate::link::Link;
@@ -38,14 +34,8 @@ impl Release {
 
 /// The one owner of the process.
 pub(crate) struct Supervisor {
-    pub(crate) group: GuardedGroup,
-    pub(crate) child: Child,
-    /// Dropped with the rest: the process sees its end when this one's process is gone.
-    pub(crate) leash: UnixStream,
-    pub(crate) oom_kills: Option<OomKills>,
+    pub(crate) process: Process,
     pub(crate) link: Arc<Link>,
-    pub(crate) tail: Arc<Tail>,
-    pub(crate) readers: Vec<AbortOnDropHandle<()>>,
     pub(crate) health: HealthReporter,
     /// Whether another process takes this one's place.
     pub(crate) is_mended: bool,
@@ -57,21 +47,15 @@ impl Supervisor {
     /// Returns when the process and its group are gone, it was reaped, and every call has its error.
     pub(crate) async fn run(mut self) {
         let failure = self.end().await;
-        // By itself too: it may have left the group. It is gone already: the usual case.
-        self.child.start_kill().unwrap_or_default();
-        self.group.kill();
-        // It was killed, so this ends; a process that the kernel cannot end is the kernel's to report.
-        let status = self.child.wait().await.ok();
-        self.group.end().await;
-        let end = status.map(|status| End::of(status, self.oom_kills.as_ref()));
+        let tail = self.process.tail();
+        let end = self.process.end().await;
         let failure = settle(failure, end);
-        tracing::debug!(?status, %failure, "the engine's process ended");
-        last_lines(self.readers).await;
+        tracing::debug!(?end, %failure, "the engine's process ended");
         if failure == ChildFailure::Stopped {
             self.link.fail(failure.to_error(&[]));
             return;
         }
-        let error = failure.to_error(&self.tail.lines());
+        let error = failure.to_error(&tail.lines());
         let message = error.to_string();
         if self.is_mended {
             // Before anybody can see it in an answer, so that nobody takes it for the end.
@@ -81,7 +65,6 @@ impl Supervisor {
             self.link.fail(error);
             self.health.report_dead(message);
         }
-        drop(self.leash);
     }
 
     /// Waits until the process has ended or has to.
@@ -94,30 +77,38 @@ impl Supervisor {
                 tokio::select! {
                     biased;
                     () = release.kill.cancelled() => {}
-                    () = leave(&mut self.child, self.exit_timeout, "the engine's process") => {}
+                    () = self.process.leave(self.exit_timeout, "the engine's process") => {}
                 }
                 ChildFailure::Stopped
             }
-            trouble = self.link.trouble() => self.after_trouble(trouble).await,
-            status = self.child.wait() => {
-                // What it sent before it went is read first, and may say more.
-                let trouble = timeout(SETTLE, self.link.trouble()).await;
-                conclude(trouble.ok(), status.ok())
-            }
+            failure = ended(&mut self.process, &self.link) => failure,
         }
     }
+}
 
-    /// A closed socket is mostly the first sign of an exit.
-    async fn after_trouble(&mut self, trouble: ChildFailure) -> ChildFailure {
-        if !matches!(
-            trouble,
-            ChildFailure::ClosedSocket | ChildFailure::HalfFrame
-        ) {
-            return trouble;
+/// Waits until the process has ended by itself or has to.
+async fn ended(process: &mut Process, link: &Link) -> ChildFailure {
+    tokio::select! {
+        biased;
+        trouble = link.trouble() => after_trouble(process, trouble).await,
+        end = process.ended() => {
+            // What it sent before it went is read first, and may say more.
+            let trouble = timeout(SETTLE, link.trouble()).await;
+            conclude(trouble.ok(), Some(end))
         }
-        let status = timeout(SETTLE, self.child.wait()).await;
-        conclude(Some(trouble), status.ok().and_then(Result::ok))
     }
+}
+
+/// A closed socket is mostly the first sign of an exit.
+async fn after_trouble(process: &mut Process, trouble: ChildFailure) -> ChildFailure {
+    if !matches!(
+        trouble,
+        ChildFailure::ClosedSocket | ChildFailure::HalfFrame
+    ) {
+        return trouble;
+    }
+    let end = timeout(SETTLE, process.ended()).await;
+    conclude(Some(trouble), end.ok())
 }
 
 /// What happened, now that the process is reaped. One that closed its socket may have been slower to end than it was given:
@@ -136,14 +127,18 @@ fn settle(failure: ChildFailure, end: Option<End>) -> ChildFailure {
 }
 
 /// What happened, given what was seen on the socket and how the process ended, where it did.
-fn conclude(trouble: Option<ChildFailure>, status: Option<ExitStatus>) -> ChildFailure {
-    let end = status.map(|status| ChildFailure::from(End::of(status, None)));
+fn conclude(trouble: Option<ChildFailure>, end: Option<End>) -> ChildFailure {
+    let end = end.map(ChildFailure::from);
     match (trouble, end) {
         (None | Some(ChildFailure::ClosedSocket), Some(end)) => end,
         // It was cut off by what ended it.
         (
             Some(ChildFailure::HalfFrame),
-            Some(end @ (ChildFailure::Crashed { .. } | ChildFailure::Killed)),
+            Some(
+                end @ (ChildFailure::Crashed { .. }
+                | ChildFailure::Killed
+                | ChildFailure::OutOfMemory),
+            ),
         ) => end,
         (Some(trouble), _) => trouble,
         (None, None) => ChildFailure::ClosedSocket,
