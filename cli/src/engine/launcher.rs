@@ -7,7 +7,7 @@ use std::time::Duration;
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{EngineError, LLMEngine, Role};
 use genset_engine_launcher::{
-    ExtraArgs, LauncherConfig, LauncherEngine, Nodes, ServerInput, ServerKind,
+    ExtraArgs, LauncherConfig, LauncherEngine, Nodes, RestartPolicy, ServerInput, ServerKind,
 };
 use genset_engine_subprocess::SubprocessConfig;
 use genset_runtime::ModelFolder;
@@ -86,7 +86,7 @@ fn launcher(
             return Err(EngineError::invalid_argument("--kv-transfer-host", problem));
         }
     };
-    launcher.max_restarts = config.engine_args.engine_restarts;
+    launcher.restart = RestartPolicy::of(config.engine_args.engine_restarts);
     launcher.inherited_env = config.engine_args.engine_env.clone();
     launcher.log_limit = config.engine_args.log_limit();
     if let Some(seconds) = args.engine_start_timeout {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, Role, error::At};
-use genset_process::{InheritedEnv, LogLimit};
+use genset_process::{InheritedEnv, LogLimit, RestartPolicy};
 
 use crate::api::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
 use crate::command::Plan;
@@ -93,12 +93,8 @@ pub struct LauncherConfig {
     pub health_timeout: Duration,
     /// How long the server may take to exit when it is told to, before it is killed.
     pub exit_timeout: Duration,
-    /// How often in a row a server that died is started again; 0 for never: then the engine is dead.
-    pub max_restarts: u32,
-    /// The pause before the first restart; each further one is twice as long, up to a minute.
-    pub first_pause: Duration,
-    /// How long a server must have served until the count begins anew.
-    pub settled_after: Duration,
+    /// Whether a server that died is started again; `None` for never: then the engine is dead.
+    pub restart: Option<RestartPolicy>,
     /// How many of the server's last lines an error carries.
     pub log_lines: usize,
     /// How much of what it prints reaches the log.
@@ -141,9 +137,7 @@ impl LauncherConfig {
             health_interval: Duration::from_secs(5),
             health_timeout: Duration::from_secs(60),
             exit_timeout: Duration::from_secs(15),
-            max_restarts: 0,
-            first_pause: Duration::from_secs(1),
-            settled_after: Duration::from_secs(600),
+            restart: None,
             log_lines: 20,
             log_limit: LogLimit::default(),
         }
@@ -210,6 +204,7 @@ impl LauncherConfig {
             ("health_interval", "must be longer than nothing")
         } else {
             self.nodes.validate()?;
+            self.restart.map_or(Ok(()), |policy| policy.validate())?;
             // The programs of one kind lack the same settings.
             return Plan::new(self, Dialect::first_of(self.kind)).map(drop);
         };

@@ -3,6 +3,7 @@
 //!
 //! - [`ServerKind`]: which server.
 //! - [`LauncherConfig`]: the model, how the server is started, and how long it may take for what.
+//! - [`RestartPolicy`]: whether a server that died is started again.
 //! - [`ExtraArgs`]: settings of the server's own, from a JSON or YAML file.
 //! - [`ServerFailure`]: how a server can fail; the source of the errors that its requests end with.
 //!
@@ -46,4 +47,5 @@ pub use config::{LauncherConfig, Nodes, ServerInput};
 pub use engine::LauncherEngine;
 pub use extra::ExtraArgs;
 pub use failure::ServerFailure;
+pub use genset_process::RestartPolicy;
 pub use kind::ServerKind;

@@ -1,9 +1,9 @@
 //! [`Supervisor`]: watches the server, ends its requests when it dies, and starts it again where that was asked for.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind, HealthReporter, ProgressReporter};
+use genset_process::Backoff;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -17,9 +17,6 @@ use crate::health;
 use crate::kv::KvFollower;
 use crate::launch::{Life, launch};
 use crate::server::Server;
-
-/// The longest pause before a restart.
-const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// How the worker lets the server go.
 #[derive(Debug, Clone, Default)]
@@ -55,7 +52,7 @@ pub(crate) struct Supervisor {
 impl Supervisor {
     /// Returns when the last server is gone, with its group, and every request has its error.
     pub(crate) async fn run(self, mut life: Life, mut server: Arc<Server>) {
-        let mut restarts = 0;
+        let mut backoff = self.config.restart.map(Backoff::new);
         loop {
             let begun = Instant::now();
             let failure = self.watch(&mut life, &server).await;
@@ -69,10 +66,10 @@ impl Supervisor {
                 return;
             }
             tracing::error!(%error, "the server died");
-            if begun.elapsed() >= self.config.settled_after {
-                restarts = 0;
+            if let Some(backoff) = &mut backoff {
+                backoff.served(begun.elapsed());
             }
-            match self.restart(&mut restarts, error).await {
+            match self.restart(backoff.as_mut(), error).await {
                 Ok((next_life, next_server)) => {
                     (life, server) = (next_life, Arc::clone(&next_server));
                     #[cfg(feature = "kv-events")]
@@ -98,11 +95,11 @@ impl Supervisor {
         if is_stopped {
             return EngineError::engine_shutdown(format!("the {title} server was stopped"));
         }
-        if self.config.max_restarts == 0 {
+        let Some(policy) = self.config.restart else {
             return EngineError::new(kind, format!("the {title} server died"));
-        }
+        };
         let message = format!("the {title} server died and is being started again");
-        EngineError::new(ErrorKind::Unavailable, message).with_retry_after(self.config.first_pause)
+        EngineError::new(ErrorKind::Unavailable, message).with_retry_after(policy.first_pause)
     }
 
     /// Waits until the server has ended or has to.
@@ -132,21 +129,12 @@ impl Supervisor {
     /// Another server, as long as there may be one; `Err(None)` when the worker wants none any more.
     async fn restart(
         &self,
-        restarts: &mut u32,
+        mut backoff: Option<&mut Backoff>,
         mut error: EngineError,
     ) -> Result<(Life, Arc<Server>), Option<EngineError>> {
-        if *restarts < self.config.max_restarts {
+        while let Some(pause) = (backoff.as_mut()).and_then(|it| it.next_pause(rand::random())) {
             self.health.report_down(error.to_string());
-        }
-        while *restarts < self.config.max_restarts {
-            let pause = backoff(self.config.first_pause, *restarts);
-            *restarts += 1;
-            tracing::warn!(
-                restart = *restarts,
-                of = self.config.max_restarts,
-                ?pause,
-                "starting the server again"
-            );
+            tracing::warn!(?pause, "starting the server again");
             let progress = ProgressReporter::default();
             let again = async {
                 sleep(pause).await;
@@ -163,24 +151,5 @@ impl Supervisor {
             }
         }
         Err(Some(error))
-    }
-}
-
-fn backoff(first: Duration, restarts: u32) -> Duration {
-    first
-        .saturating_mul(2_u32.saturating_pow(restarts))
-        .min(MAX_BACKOFF)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_pause_is_twice_the_one_before_up_to_a_minute() {
-        let seconds: Vec<_> = (0..8)
-            .map(|n| backoff(Duration::from_secs(1), n).as_secs())
-            .collect();
-        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60]);
     }
 }

@@ -20,7 +20,7 @@ use genset_backend_common::{
     StartContext,
 };
 use genset_engine_launcher::{
-    LauncherConfig, LauncherEngine, ServerFailure, ServerInput, ServerKind,
+    LauncherConfig, LauncherEngine, RestartPolicy, ServerFailure, ServerInput, ServerKind,
 };
 use tokio::time::timeout;
 
@@ -249,7 +249,10 @@ async fn a_server_that_says_nothing_of_its_health_is_hung() {
 async fn a_server_is_started_again_as_often_as_asked() {
     let mut reports = Reports::listen().await;
     let mut config = config("vllm", &[&reports.flag()]);
-    (config.max_restarts, config.first_pause) = (1, Duration::from_millis(10));
+    config.restart = Some(RestartPolicy {
+        first_pause: Duration::from_millis(10),
+        ..RestartPolicy::new(1)
+    });
     let (engine, ctx) = started(config).await;
     let mut downs = ctx.health.downs();
     let first = reports.next("pid").await.as_u64().unwrap();

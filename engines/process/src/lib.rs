@@ -4,6 +4,7 @@
 //! - [`Process`]: a program that runs, in a group that dies with this process, however that ends.
 //! - [`InheritedEnv`]: what a child gets of this process's environment.
 //! - [`End`]: how a process ended, and whether it was memory that ran out.
+//! - [`RestartPolicy`]: whether and when one that ended is started again.
 //! - [`Tail`], [`LineLimits`], [`LogLimit`]: what is kept of its output, and how much of it the log takes; [`log`] and
 //!   [`level_named`] log a line.
 
@@ -13,10 +14,12 @@ mod group;
 mod lines;
 mod oom;
 mod process;
+mod restart;
 mod throttle;
 
 pub use end::End;
 pub use env::{InheritedEnv, InvalidEnv};
 pub use lines::{Tail, level_named, log};
 pub use process::{LineLimits, Process};
+pub use restart::{Backoff, RestartPolicy};
 pub use throttle::LogLimit;

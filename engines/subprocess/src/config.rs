@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use genset_backend_common::EngineError;
-use genset_process::{InheritedEnv, LogLimit};
-
-use crate::restart::RestartPolicy;
+use genset_process::{InheritedEnv, LogLimit, RestartPolicy};
 
 /// The least a `Hello` may announce as its largest payload.
 pub(crate) const MIN_FRAME_BYTES: u32 = 64 << 10;
@@ -127,7 +125,7 @@ impl SubprocessConfig {
     /// Has a process that ended started again, as [`RestartPolicy::new`] says; 0 for never.
     #[must_use]
     pub fn with_restarts(mut self, max_restarts: u32) -> Self {
-        self.restart = (max_restarts > 0).then(|| RestartPolicy::new(max_restarts));
+        self.restart = RestartPolicy::of(max_restarts);
         self
     }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::{EngineConfig, EngineError, ErrorKind};
+use genset_process::{Backoff, RestartPolicy};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::restart::{Backoff, RestartPolicy};
 use crate::session::{Launcher, Session};
 
 /// The process that serves now, or why none does.

@@ -1,4 +1,4 @@
-//! [`RestartPolicy`]: whether and when a process that ended is started again. Pure; `keeper` acts on it.
+//! [`RestartPolicy`]: whether and when a process that ended is started again. Pure; an engine's supervisor acts on it.
 
 use std::time::Duration;
 
@@ -32,7 +32,17 @@ impl RestartPolicy {
         }
     }
 
-    pub(crate) fn validate(&self) -> Result<(), EngineError> {
+    /// As [`Self::new`]; `None` for no attempt at all.
+    #[must_use]
+    pub fn of(max_restarts: u32) -> Option<Self> {
+        (max_restarts > 0).then(|| Self::new(max_restarts))
+    }
+
+    /// Checks the fields against each other.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the setting `restart`.
+    pub fn validate(&self) -> Result<(), EngineError> {
         let problem = if self.max_restarts == 0 {
             "max_restarts must be at least 1; leave the policy out for none"
         } else if self.first_pause.is_zero() {
@@ -48,25 +58,27 @@ impl RestartPolicy {
 
 /// How many attempts were used.
 #[derive(Debug)]
-pub(crate) struct Backoff {
+pub struct Backoff {
     policy: RestartPolicy,
     used: u32,
 }
 
 impl Backoff {
-    pub(crate) fn new(policy: RestartPolicy) -> Self {
+    /// None was.
+    #[must_use]
+    pub fn new(policy: RestartPolicy) -> Self {
         Self { policy, used: 0 }
     }
 
     /// The engine served for so long before it ended.
-    pub(crate) fn served(&mut self, how_long: Duration) {
+    pub fn served(&mut self, how_long: Duration) {
         if how_long >= self.policy.settled_after {
             self.used = 0;
         }
     }
 
     /// The pause before the next attempt; `None` when there is none left. `chance` is in `0.0..=1.0`.
-    pub(crate) fn next_pause(&mut self, chance: f64) -> Option<Duration> {
+    pub fn next_pause(&mut self, chance: f64) -> Option<Duration> {
         if self.used >= self.policy.max_restarts {
             return None;
         }
@@ -105,6 +117,14 @@ mod tests {
             pauses(&mut Backoff::new(policy()), 0.0),
             [500, 1000, 2000, 2500]
         );
+    }
+
+    #[test]
+    fn by_itself_a_pause_is_twice_the_one_before_up_to_a_minute() {
+        let millis = pauses(&mut Backoff::new(RestartPolicy::new(8)), 1.0);
+        let seconds: Vec<_> = millis.iter().map(|pause| pause / 1000).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(RestartPolicy::of(0), None);
     }
 
     #[test]
