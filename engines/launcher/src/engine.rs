@@ -8,27 +8,24 @@ use genset_backend_common::{
     LLMEngine, OutputStream, RequestContext, Role, StartContext, async_trait,
 };
 use genset_backend_common::{RequestField, output};
+use genset_process::{Supervised, Supervision};
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::apart::{Apart, Leg};
 use crate::api::{self, Api, Facts};
 use crate::bounds::bounded;
 use crate::command::{Plan, asked_context};
 use crate::config::{LauncherConfig, ServerInput};
-use crate::desk::Desk;
 use crate::dialect::Dialect;
 use crate::drive::Drive;
 use crate::failure::ServerFailure;
 #[cfg(feature = "kv-events")]
 use crate::kv::{KvFollower, KvSource};
-use crate::launch::launch;
+use crate::launch::{Launch, terms};
 use crate::probe;
 use crate::ranks::Ranks;
 use crate::room::{Room, shared_tokens};
 use crate::server::Server;
-use crate::supervise::{Release, Supervisor};
 
 /// The context of a model that nothing tells of, in tokens.
 const DEFAULT_CONTEXT: u32 = 2048;
@@ -56,33 +53,20 @@ const DEFAULT_CONTEXT: u32 = 2048;
 pub struct LauncherEngine {
     config: LauncherConfig,
     running: EngineState<Running>,
-    tasks: TaskTracker,
-    release: Release,
-    /// Cancelled by `cleanup`: a start that is under way ends.
-    abandon: CancellationToken,
+    supervision: Supervision,
 }
 
 /// What `start` builds.
 #[derive(Debug)]
 struct Running {
-    desk: Arc<Desk>,
+    /// Ends the server if this is dropped before `cleanup`.
+    server: Supervised<Server>,
     api: Arc<dyn Api>,
     context_length_tokens: u32,
     vocab_size: Option<NonZeroU32>,
     ranks: Ranks,
     room: Option<Room>,
     apart: Apart,
-    /// Ends the server if this is dropped before `cleanup`.
-    _server: KillOnDrop,
-}
-
-#[derive(Debug)]
-struct KillOnDrop(Release);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        self.0.kill.cancel();
-    }
 }
 
 impl LauncherEngine {
@@ -92,9 +76,7 @@ impl LauncherEngine {
         Self {
             config,
             running: EngineState::new(),
-            tasks: TaskTracker::new(),
-            release: Release::default(),
-            abandon: CancellationToken::new(),
+            supervision: Supervision::default(),
         }
     }
 
@@ -119,7 +101,19 @@ impl LauncherEngine {
         if let Some(source) = &source {
             plan = plan.with_args(source.args());
         }
-        let (life, server) = launch(config, &plan, &self.tasks, &ctx.progress).await?;
+        #[cfg(feature = "kv-events")]
+        let followers = Arc::default();
+        let program = Launch {
+            config: config.clone(),
+            plan,
+            tasks: self.supervision.tasks().clone(),
+            progress: ctx.progress.clone(),
+            #[cfg(feature = "kv-events")]
+            kv_followers: Arc::clone(&followers),
+        };
+        let started = self.supervision.start(program, terms(config), ctx).await;
+        let (supervised, ()) = started?;
+        let server = supervised.session()?;
         let facts = self.facts(&*api, &server).await?;
         let context = self.context(asked_context(config, dialect), facts);
         #[cfg_attr(
@@ -138,39 +132,29 @@ impl LauncherEngine {
         for follower in &kv_followers {
             declared.capabilities.kv_events = true;
             declared.capabilities.kv_ranks = kv_followers.len() > 1;
-            self.tasks.spawn(follower.clone().run(Arc::clone(&server)));
+            let following = follower.clone().run(Arc::clone(&server));
+            self.supervision.tasks().spawn(following);
         }
+        #[cfg(feature = "kv-events")]
+        followers.get_or_init(|| kv_followers);
         let apart = Apart::new(ctx.role, ctx.kv_transfers.clone(), config.kv_lease);
         if ctx.role == Role::Prefill {
-            let (apart, release) = (apart.clone(), self.release.clone());
-            self.tasks.spawn(async move {
+            let (apart, supervision) = (apart.clone(), self.supervision.clone());
+            self.supervision.tasks().spawn(async move {
                 tokio::select! {
-                    () = release.wanted() => {}
+                    () = supervision.ending() => {}
                     () = apart.expire() => {}
                 }
             });
         }
-        let desk = Arc::new(Desk::new(Arc::clone(&server)));
-        let supervisor = Supervisor {
-            config: config.clone(),
-            plan,
-            desk: Arc::clone(&desk),
-            health: ctx.health.clone(),
-            release: self.release.clone(),
-            tasks: self.tasks.clone(),
-            #[cfg(feature = "kv-events")]
-            kv_followers,
-        };
-        self.tasks.spawn(supervisor.run(life, server));
         let running = Running {
-            desk,
+            server: supervised,
             api,
             context_length_tokens: context,
             vocab_size: declared.vocab_size,
             ranks,
             room: self.room(dialect, facts),
             apart,
-            _server: KillOnDrop(self.release.clone()),
         };
         Ok((running, declared))
     }
@@ -308,15 +292,9 @@ fn trace_headers(ctx: &RequestContext) -> Vec<(&'static str, String)> {
 #[async_trait]
 impl LLMEngine for LauncherEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let start = async {
-            tokio::select! {
-                biased;
-                () = self.abandon.cancelled() => {
-                    Err(ServerFailure::Stopped.to_error(self.config.kind.title(), &[]))
-                }
-                launched = self.launch(&ctx) => launched,
-            }
-        };
+        let stopped = ServerFailure::Stopped.to_error(self.config.kind.title(), &[]);
+        let launch = self.launch(&ctx);
+        let start = self.supervision.unless_ending(launch, stopped);
         self.running.start(start).await
     }
 
@@ -335,7 +313,7 @@ impl LLMEngine for LauncherEngine {
             ));
         }
         running.ranks.check(request.data_parallel_rank)?;
-        let server = running.desk.server()?;
+        let server = running.server.session()?;
         let request = bounded(request, running.vocab_size)?;
         let max_tokens = running.max_tokens(&request);
         let leg = running.apart.leg(&request, max_tokens)?;
@@ -379,18 +357,17 @@ impl LLMEngine for LauncherEngine {
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
-        // A start that is under way ends, and its server with it.
-        self.abandon.cancel();
         // Kept to the end: dropping it kills the server, which may still be on its way out.
         let running = self.running.take();
         if let Some(running) = &running {
             let error = ServerFailure::Stopped.to_error(self.config.kind.title(), &[]);
-            running.desk.close(error.clone(), error);
+            if let Some(server) = running.server.close(error.clone()) {
+                server.fail(error);
+            }
             running.apart.close();
         }
-        self.release.leave.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
+        // A start that is under way ends, and its server with it.
+        self.supervision.end().await;
         Ok(())
     }
 }

@@ -1,226 +1,153 @@
-//! From a plan to a server that is healthy, or the error that says why there is none.
+//! [`Launch`]: the server as a program that is supervised: from a plan to a server that is healthy, or the error that says why
+//! there is none.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::ops::RangeInclusive;
-use std::os::unix::net::UnixListener;
+use std::net::SocketAddr;
 use std::sync::Arc;
+#[cfg(feature = "kv-events")]
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ProgressReporter};
-use genset_process::Process;
+use genset_process::{End, LineLimits, Process, Program, Started, Terms};
+use tokio::process::Command;
 use tokio_util::task::TaskTracker;
 
-use crate::command::{Plan, SideChannel};
+use crate::command::Plan;
 use crate::config::LauncherConfig;
 use crate::failure::ServerFailure;
 use crate::health;
 use crate::key::ApiKey;
+#[cfg(feature = "kv-events")]
+use crate::kv::KvFollower;
+use crate::lines::log;
+use crate::ports::Ports;
 use crate::probe;
-use crate::process::spawn;
 use crate::server::Server;
 
-/// The one owner of a server's process. Dropped, it kills the server and all that it started.
+/// What it takes to start the server, as often as that is done.
 #[derive(Debug)]
-pub(crate) struct Life {
-    process: Process,
-    title: &'static str,
+pub(crate) struct Launch {
+    pub(crate) config: LauncherConfig,
+    pub(crate) plan: Plan,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) progress: ProgressReporter,
+    /// Who follow the KV events of each server, one a rank; known once the first has told of itself.
+    #[cfg(feature = "kv-events")]
+    pub(crate) kv_followers: Arc<OnceLock<Vec<KvFollower>>>,
 }
 
-impl Life {
-    /// Waits until the server ends by itself.
-    ///
-    /// # Cancel safety
-    /// Nothing is lost when the future is dropped.
-    pub(crate) async fn ended(&mut self) -> ServerFailure {
-        self.process.ended().await.into()
+/// The server in messages, and how long it may take for what.
+pub(crate) fn terms(config: &LauncherConfig) -> Terms {
+    Terms {
+        name: format!("the {} server", config.kind.title()),
+        stopped: ServerFailure::Stopped.to_error(config.kind.title(), &[]),
+        start_timeout: config.start_timeout,
+        exit_timeout: config.exit_timeout,
+        restart: config.restart,
+    }
+}
+
+impl Launch {
+    /// Starts the program, listening on its ports for who has the key. What it prints goes to the log.
+    fn run(&self, ports: Ports, key: &ApiKey) -> io::Result<Process> {
+        let mut command = Command::new(&self.plan.program);
+        self.config.inherited_env.apply(command.as_std_mut());
+        command
+            .args(self.plan.args(ports.http))
+            // Without it, Python holds its lines back while it has a pipe to write to.
+            .env("PYTHONUNBUFFERED", "1")
+            .envs(&self.config.env)
+            .envs(self.plan.env.iter().map(|(name, value)| (name, value)))
+            .envs(ports.side_channel.iter().flat_map(side_channel));
+        // The server reads its key there.
+        let settings = key.give(self.plan.dialect.flags().key, &mut command)?;
+        let mut process = Process::spawn(command, Duration::ZERO, (settings, ports))?;
+        let limits = LineLimits {
+            kept: self.config.log_lines,
+            keeps_stdout: true,
+            log: self.config.log_limit,
+        };
+        let server = self.config.kind.name();
+        process.follow(&self.tasks, limits, move |_, line| log(server, line));
+        Ok(process)
     }
 
-    /// Tells the server to go and lets it, for as long as it may.
-    pub(crate) async fn leave(&mut self, limit: Duration) {
-        self.process.terminate();
-        let what = format!("the {} server", self.title);
-        self.process.leave(limit, &what).await;
+    /// Ends the requests of a server that has failed: to kill and reap it may take a while.
+    fn at_once(&self, server: &Server, failure: ServerFailure) -> ServerFailure {
+        server.fail(failure.to_error(self.config.kind.title(), &[]));
+        failure
+    }
+}
+
+impl Program for Launch {
+    type Session = Server;
+    type Declared = ();
+    type Failure = ServerFailure;
+
+    fn spawn(&self) -> Result<Started<Server, ()>, EngineError> {
+        let (config, plan) = (&self.config, &self.plan);
+        let title = config.kind.title();
+        self.progress.report(&format!("starting {title}"), None);
+        let ports = Ports::free(plan)?;
+        let port = ports.http;
+        tracing::info!(port, "starting {title}: {}", plan.line());
+        let key = ApiKey::random();
+        let process = self
+            .run(ports, &key)
+            .map_err(|error| probe::spawn_error(config, &plan.program, &plan.line(), error))?;
+        let server = Arc::new(Server::new(plan.dialect, port, &key, self.tasks.clone()));
+        let (asked, tail) = (Arc::clone(&server), process.tail());
+        let (dialect, progress) = (plan.dialect, self.progress.clone());
+        let begin = async move {
+            health::awaited(&asked.client, dialect, &tail, &progress).await;
+            Ok(())
+        };
+        Ok((process, server, Box::pin(begin)))
     }
 
-    /// Ends whatever is left of the server; the error that says what happened.
-    pub(crate) async fn close(self, failure: ServerFailure) -> EngineError {
-        let tail = self.process.tail();
-        self.process.end().await;
-        match failure {
-            ServerFailure::Stopped => failure.to_error(self.title, &[]),
-            ServerFailure::Exited { .. }
-            | ServerFailure::Crashed { .. }
-            | ServerFailure::OutOfMemory
-            | ServerFailure::Killed
-            | ServerFailure::TooLate { .. }
-            | ServerFailure::Hung { .. } => failure.to_error(self.title, &tail.lines()),
+    async fn ended(&self, process: &mut Process, server: &Server) -> ServerFailure {
+        self.at_once(server, process.ended().await.into())
+    }
+
+    async fn watch(&self, server: &Server) -> ServerFailure {
+        let (interval, limit) = (self.config.health_interval, self.config.health_timeout);
+        let dialect = self.plan.dialect;
+        let failure = health::watched(&server.client, dialect, interval, limit).await;
+        self.at_once(server, failure)
+    }
+
+    fn too_late(&self) -> ServerFailure {
+        ServerFailure::TooLate {
+            limit: self.config.start_timeout,
         }
     }
-}
 
-/// Starts a server and waits until it is healthy.
-///
-/// # Errors
-/// `NotFound` with an install line, or how the server failed, with its last lines.
-///
-/// # Cancel safety
-/// Dropping the future kills the server.
-pub(crate) async fn launch(
-    config: &LauncherConfig,
-    plan: &Plan,
-    tasks: &TaskTracker,
-    progress: &ProgressReporter,
-) -> Result<(Life, Arc<Server>), EngineError> {
-    let title = config.kind.title();
-    progress.report(&format!("starting {title}"), None);
-    let ports = Ports::free(plan)?;
-    let port = ports.http;
-    tracing::info!(port, "starting {title}: {}", plan.line());
-    let key = ApiKey::random();
-    let process = spawn(config, plan, &ports, &key, tasks)
-        .map_err(|error| probe::spawn_error(config, &plan.program, &plan.line(), error))?;
-    let tail = process.tail();
-    let mut life = Life { process, title };
-    let server = Arc::new(Server::new(plan.dialect, port, &key, tasks.clone()));
-    let failure = tokio::select! {
-        biased;
-        failure = life.ended() => failure,
-        () = health::awaited(&server.client, plan.dialect, &tail, progress) => return Ok((life, server)),
-        () = tokio::time::sleep(config.start_timeout) => ServerFailure::TooLate { limit: config.start_timeout },
-    };
-    Err(life.close(failure).await)
-}
-
-/// Where ports of servers are: below those that systems give to whoever asks for any, so that what connects and listens on this
-/// machine while a server starts takes none of them.
-const PORTS: RangeInclusive<u16> = 20_000..=32_000;
-
-/// How many of [`PORTS`] are tried before the system is asked for any.
-const MOST_TRIES: usize = 64;
-
-/// The ports of a server. It listens seconds after they were found, and until this is dropped no other launcher on the machine
-/// takes them; should somebody else be faster, the server says so and ends.
-#[derive(Debug)]
-pub(crate) struct Ports {
-    /// Of its HTTP API.
-    pub(crate) http: u16,
-    /// Where the connectors of other servers ask for KV blocks, if they do; those of further ranks at the ports after it.
-    pub(crate) side_channel: Option<SocketAddr>,
-    _reserved: Vec<Reserved>,
-}
-
-/// Ports that are found.
-struct Found {
-    /// The first one.
-    address: SocketAddr,
-    /// Nobody else listens there while these do.
-    _listeners: Vec<TcpListener>,
-    reserved: Vec<Reserved>,
-}
-
-/// A port that launchers leave alone.
-type Reserved = Option<UnixListener>;
-
-/// Keeps other launchers from a port: on Linux a name that one process has at a time, and loses when it ends. Elsewhere nothing
-/// does.
-fn reserve(port: u16) -> io::Result<Reserved> {
-    #[cfg(target_os = "linux")]
-    {
-        use std::os::linux::net::SocketAddrExt as _;
-        let name = format!("genset-launcher-port-{port}");
-        let name = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-        UnixListener::bind_addr(&name).map(Some)
+    fn dismiss(&self, process: &Process) {
+        process.terminate();
     }
-    #[cfg(not(target_os = "linux"))]
-    {
-        let _ = port;
-        Ok(None)
+
+    fn error(&self, failure: ServerFailure, _: Option<End>, lines: &[String]) -> EngineError {
+        failure.to_error(self.config.kind.title(), lines)
+    }
+
+    fn close(&self, server: &Server, error: EngineError) {
+        server.fail(error);
+    }
+
+    #[cfg(feature = "kv-events")]
+    fn readmit(&self, server: &Arc<Server>, (): &(), (): &()) -> Result<(), EngineError> {
+        for follower in self.kv_followers.get().into_iter().flatten() {
+            self.tasks.spawn(follower.clone().run(Arc::clone(server)));
+        }
+        Ok(())
     }
 }
 
-impl Ports {
-    /// Ports that nobody listens on now.
-    fn free(plan: &Plan) -> Result<Self, EngineError> {
-        // Both at once: they are not to be the same.
-        let http = listen(Ipv4Addr::LOCALHOST.into(), 1).map_err(|error| {
-            EngineError::internal(format!("no free port for the server: {error}"))
-                .with_source(error)
-        })?;
-        let side_channel = plan.side_channel.map(|SideChannel { host, ports }| {
-            listen(host, ports).map_err(|error| {
-                let problem = format!(
-                    "{host} cannot be listened on, is it an address of this machine? {error}"
-                );
-                EngineError::invalid_argument("--kv-transfer-host", problem).with_source(error)
-            })
-        });
-        let side_channel = side_channel.transpose()?;
-        Ok(Self {
-            http: http.address.port(),
-            side_channel: side_channel.as_ref().map(|found| found.address),
-            _reserved: [Some(http), side_channel]
-                .into_iter()
-                .flatten()
-                .flat_map(|found| found.reserved)
-                .collect(),
-        })
-    }
-}
-
-/// So many ports, one after the other.
-fn listen(host: IpAddr, ports: u16) -> io::Result<Found> {
-    (0..MOST_TRIES)
-        .find_map(|_| listen_from(host, rand::random_range(PORTS), ports).ok())
-        .map_or_else(|| listen_from(host, 0, ports), Ok)
-}
-
-fn listen_from(host: IpAddr, first: u16, ports: u16) -> io::Result<Found> {
-    let listener = TcpListener::bind((host, first))?;
-    let address = listener.local_addr()?;
-    let mut reserved = vec![reserve(address.port())?];
-    let mut listeners = vec![listener];
-    for nth in 1..ports {
-        let port = address.port().checked_add(nth);
-        let port = port.ok_or(io::ErrorKind::AddrNotAvailable)?;
-        listeners.push(TcpListener::bind((host, port))?);
-        reserved.push(reserve(port)?);
-    }
-    Ok(Found {
-        address,
-        _listeners: listeners,
-        reserved,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ports_of_ranks_are_free_and_one_after_the_other() {
-        let host = Ipv4Addr::LOCALHOST.into();
-        let found = listen(host, 3).unwrap();
-        let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
-        let ports: Vec<u16> = found._listeners.iter().map(port).collect();
-        let first = found.address.port();
-        assert_eq!(ports, (first..).take(3).collect::<Vec<u16>>());
-        // One of them is taken: none of them is given.
-        assert!(listen_from(host, first - 1, 2).is_err());
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn a_port_is_left_alone_until_its_server_listens() {
-        let host = Ipv4Addr::LOCALHOST.into();
-        let Found {
-            address,
-            _listeners: listeners,
-            reserved,
-        } = listen(host, 1).unwrap();
-        drop(listeners);
-        assert!(listen_from(host, address.port(), 1).is_err());
-        drop(reserved);
-        listen_from(host, address.port(), 1).unwrap();
-    }
+/// What vLLM is told about where the connectors of others ask it for KV blocks.
+fn side_channel(address: &SocketAddr) -> [(&'static str, String); 2] {
+    [
+        ("VLLM_NIXL_SIDE_CHANNEL_HOST", address.ip().to_string()),
+        ("VLLM_NIXL_SIDE_CHANNEL_PORT", address.port().to_string()),
+    ]
 }

@@ -17,7 +17,6 @@ mod bounds;
 mod command;
 mod config;
 mod cut;
-mod desk;
 mod dialect;
 mod drive;
 mod engine;
@@ -33,13 +32,12 @@ mod kind;
 mod kv;
 mod launch;
 mod lines;
+mod ports;
 mod probe;
-mod process;
 mod ranks;
 mod room;
 mod server;
 mod sse;
-mod supervise;
 
 #[cfg(feature = "cli")]
 pub use args::LauncherArgs;

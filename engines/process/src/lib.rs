@@ -2,6 +2,7 @@
 //! ended, and to leave nothing of it behind. For crates of engines.
 //!
 //! - [`Process`]: a program that runs, in a group that dies with this process, however that ends.
+//! - [`Supervision`]: keeps an engine's [`Program`] running: starts it, waits for its end, and starts it again.
 //! - [`InheritedEnv`]: what a child gets of this process's environment.
 //! - [`End`]: how a process ended, and whether it was memory that ran out.
 //! - [`RestartPolicy`]: whether and when one that ended is started again.
@@ -15,6 +16,7 @@ mod lines;
 mod oom;
 mod process;
 mod restart;
+mod supervise;
 mod throttle;
 
 pub use end::End;
@@ -22,4 +24,5 @@ pub use env::{InheritedEnv, InvalidEnv};
 pub use lines::{Tail, level_named, log};
 pub use process::{LineLimits, Process};
 pub use restart::{Backoff, RestartPolicy};
+pub use supervise::{Program, Started, Supervised, Supervision, Terms};
 pub use throttle::LogLimit;
