@@ -23,6 +23,6 @@ pub use end::End;
 pub use env::{InheritedEnv, InvalidEnv};
 pub use lines::{Tail, level_named, log};
 pub use process::{LineLimits, Process};
-pub use restart::{Backoff, RestartPolicy};
+pub use restart::RestartPolicy;
 pub use supervise::{Program, Started, Supervised, Supervision, Terms};
 pub use throttle::LogLimit;

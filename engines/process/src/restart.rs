@@ -58,27 +58,25 @@ impl RestartPolicy {
 
 /// How many attempts were used.
 #[derive(Debug)]
-pub struct Backoff {
+pub(crate) struct Backoff {
     policy: RestartPolicy,
     used: u32,
 }
 
 impl Backoff {
-    /// None was.
-    #[must_use]
-    pub fn new(policy: RestartPolicy) -> Self {
+    pub(crate) fn new(policy: RestartPolicy) -> Self {
         Self { policy, used: 0 }
     }
 
     /// The engine served for so long before it ended.
-    pub fn served(&mut self, how_long: Duration) {
+    pub(crate) fn served(&mut self, how_long: Duration) {
         if how_long >= self.policy.settled_after {
             self.used = 0;
         }
     }
 
     /// The pause before the next attempt; `None` when there is none left. `chance` is in `0.0..=1.0`.
-    pub fn next_pause(&mut self, chance: f64) -> Option<Duration> {
+    pub(crate) fn next_pause(&mut self, chance: f64) -> Option<Duration> {
         if self.used >= self.policy.max_restarts {
             return None;
         }

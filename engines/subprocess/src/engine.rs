@@ -1,27 +1,25 @@
 //! [`SubprocessEngine`]: the process as an engine.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use genset_backend_common::ports::Control;
-use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::wire::{GoAwayCode, RequestHead};
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, EngineState, GenerateRequest,
     LLMEngine, OutputStream, RequestContext, StartContext, async_trait,
     controls::{ControlReply, ControlRequest},
 };
+use genset_process::{Supervised, Supervision};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::time::{Duration, timeout};
-use tokio_util::sync::{CancellationToken, DropGuard};
-use tokio_util::task::TaskTracker;
 
 use crate::config::SubprocessConfig;
 use crate::failure::ChildFailure;
-use crate::keeper::{Current, Keeper};
+use crate::launch::{Launch, SMALL_WINDOW, head, terms};
+use crate::link::Link;
 use crate::outputs::Outputs;
-use crate::session::{KillOnDrop, Launcher, SMALL_WINDOW, Session, head};
-use crate::supervisor::Release;
 
 /// An engine that runs in a process of its own and speaks `docs/subprocess-protocol.md` over a socket.
 ///
@@ -45,21 +43,16 @@ use crate::supervisor::Release;
 pub struct SubprocessEngine {
     config: SubprocessConfig,
     running: EngineState<Running>,
-    tasks: TaskTracker,
-    release: Release,
-    /// Cancelled by `cleanup`: a start that is under way ends.
-    abandon: CancellationToken,
+    supervision: Supervision,
 }
 
 /// What `start` builds.
 #[derive(Debug)]
 struct Running {
-    current: Arc<Current>,
-    /// Cancelled once nobody starts the process again.
-    is_unkept: CancellationToken,
-    /// Ends the process, and its keeper, if this is dropped before `cleanup`.
-    _process: KillOnDrop,
-    _abandon: DropGuard,
+    /// Ends the process if this is dropped before `cleanup`.
+    process: Supervised<Link>,
+    /// That of every process: one with another does not serve.
+    vocab_size: Option<NonZeroU32>,
 }
 
 /// The request of the endpoint `drain`.
@@ -75,85 +68,46 @@ impl SubprocessEngine {
         Self {
             config,
             running: EngineState::new(),
-            tasks: TaskTracker::new(),
-            release: Release::default(),
-            abandon: CancellationToken::new(),
+            supervision: Supervision::default(),
         }
     }
 
     async fn launch(&self, ctx: &StartContext) -> Result<(Running, EngineConfig), EngineError> {
         self.config.validate()?;
-        let launcher = Launcher::new(&self.config, &self.tasks, &self.release, ctx);
-        let (session, declared) = launcher.launch().await?;
-        let current = Arc::new(Current::new(session));
-        let is_unkept = CancellationToken::new();
-        if let Some(policy) = self.config.restart {
-            let keeper = Keeper {
-                launcher,
-                policy,
-                current: Arc::clone(&current),
-                declared: declared.clone(),
-                restarts: restarts(ctx),
-                abandon: self.abandon.clone(),
-            };
-            let unkept = is_unkept.clone().drop_guard();
-            self.tasks.spawn(async move {
-                let _unkept = unkept;
-                keeper.run().await;
-            });
-        } else {
-            is_unkept.cancel();
-        }
+        let program = Launch::new(&self.config, &self.supervision, ctx);
+        let started = (self.supervision).start(program, terms(&self.config), ctx);
+        let (process, declared) = started.await?;
         let running = Running {
-            current,
-            is_unkept,
-            _process: KillOnDrop(self.release.clone()),
-            _abandon: self.abandon.clone().drop_guard(),
+            process,
+            vocab_size: declared.vocab_size,
         };
         Ok((running, declared))
     }
 
     /// The process that serves now.
-    fn session(&self) -> Result<Arc<Session>, EngineError> {
-        self.running.get()?.current.session()
+    fn link(&self) -> Result<Arc<Link>, EngineError> {
+        self.running.get()?.process.session()
     }
 
     /// Asks the process to free everything and to go.
-    async fn take_leave(&self, session: &Session) -> Result<(), EngineError> {
-        let (link, release) = (&session.link, &session.release);
+    async fn take_leave(&self, link: &Arc<Link>) -> Result<(), EngineError> {
         let limit = self.config.cleanup_timeout;
         let call = link.call(head("cleanup"), &(), SMALL_WINDOW);
-        let cleaned = timeout(limit, async { call.await?.only::<Value>().await }).await;
-        let failure = match cleaned {
+        match timeout(limit, async { call.await?.only::<Value>().await }).await {
             Ok(Ok(_)) => {
-                link.go_away(
-                    GoAwayCode::Shutdown,
-                    "the worker has no more use for the engine",
-                );
-                release.leave.cancel();
-                return Ok(());
+                let reason = "the worker has no more use for the engine";
+                link.go_away(GoAwayCode::Shutdown, reason);
+                Ok(())
             }
-            Ok(Err(_)) if link.is_dead() => return Ok(()),
-            Ok(Err(error)) => {
-                release.leave.cancel();
-                return Err(error);
+            Ok(Err(_)) if link.is_dead() => Ok(()),
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                self.supervision.kill();
+                let what = "answer `cleanup`";
+                Err(ChildFailure::TooLate { what, limit }.to_error(&[]))
             }
-            Err(_) => ChildFailure::TooLate {
-                what: "answer `cleanup`",
-                limit,
-            },
-        };
-        release.kill.cancel();
-        Err(failure.to_error(&[]))
+        }
     }
-}
-
-fn restarts(ctx: &StartContext) -> Counter {
-    let restarts = Counter::default();
-    let help = "Attempts to start the engine's process again";
-    let name = "genset_engine_process_restarts";
-    ctx.metrics.register(name, help, restarts.clone());
-    restarts
 }
 
 fn generate_head(ctx: &RequestContext) -> RequestHead {
@@ -178,13 +132,8 @@ fn generate_head(ctx: &RequestContext) -> RequestHead {
 #[async_trait]
 impl LLMEngine for SubprocessEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let start = async {
-            tokio::select! {
-                biased;
-                () = self.abandon.cancelled() => Err(ChildFailure::Stopped.to_error(&[])),
-                launched = self.launch(&ctx) => launched,
-            }
-        };
+        let stopped = ChildFailure::Stopped.to_error(&[]);
+        let start = self.supervision.unless_ending(self.launch(&ctx), stopped);
         self.running.start(start).await
     }
 
@@ -193,16 +142,16 @@ impl LLMEngine for SubprocessEngine {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let session = self.session()?;
+        let running = self.running.get()?;
+        let link = running.process.session()?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(ctx.prompt_tokens());
-        let call = session
-            .link
+        let call = link
             .call(generate_head(&ctx), &request, self.config.window)
             .await?;
         Ok(Outputs::stream(
             call,
             ctx,
-            session.vocab_size,
+            running.vocab_size,
             prompt_tokens,
         ))
     }
@@ -210,32 +159,27 @@ impl LLMEngine for SubprocessEngine {
     // `abort` has nothing to add: a request that is cancelled or dropped sends Cancel by itself, and the process aborts it.
 
     async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
-        let session = self.session()?;
+        let link = self.link()?;
         let deadline_ms = u64::try_from(ctx.deadline.as_millis()).unwrap_or(u64::MAX);
         let asked = DrainRequest { deadline_ms };
-        let call = session
-            .link
-            .call(head("drain"), &asked, SMALL_WINDOW)
-            .await?;
+        let call = link.call(head("drain"), &asked, SMALL_WINDOW).await?;
         call.only::<Value>().await.map(drop)
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
-        // A start that is under way ends, the first or a later one, and its process with it.
-        self.abandon.cancel();
         // Kept to the end: dropping it kills the process, which may still be on its way out.
         let running = self.running.take();
+        let stopped = ChildFailure::Stopped.to_error(&[]);
+        let served = running
+            .as_ref()
+            .and_then(|it| it.process.close(stopped.clone()));
         let mut result = Ok(());
-        if let Some(running) = &running {
-            running.is_unkept.cancelled().await;
-            if let Ok(session) = running.current.session() {
-                let stopped = ChildFailure::Stopped.to_error(&[]);
-                session.link.end_calls(stopped);
-                result = self.take_leave(&session).await;
-            }
+        if let Some(link) = served {
+            link.end_calls(stopped);
+            result = self.take_leave(&link).await;
         }
-        self.tasks.close();
-        self.tasks.wait().await;
+        // A start that is under way ends, the first or a later one, and its process with it.
+        self.supervision.end().await;
         result
     }
 
@@ -247,8 +191,8 @@ impl LLMEngine for SubprocessEngine {
 #[async_trait]
 impl Control for SubprocessEngine {
     async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
-        let session = self.session()?;
-        let call = session.link.call(head("control"), &request, SMALL_WINDOW);
+        let link = self.link()?;
+        let call = link.call(head("control"), &request, SMALL_WINDOW);
         let reply = call.await?.only().await?;
         reply.ok_or_else(|| EngineError::internal("the engine's process gave no reply to control"))
     }

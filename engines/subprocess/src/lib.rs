@@ -10,17 +10,16 @@
 mod batch;
 mod call;
 mod config;
+mod ending;
 mod engine;
 mod events;
 mod failure;
-mod keeper;
+mod launch;
 mod lines;
 mod link;
 mod outbox;
 mod outputs;
 mod process;
-mod session;
-mod supervisor;
 mod tasks;
 
 pub use config::SubprocessConfig;

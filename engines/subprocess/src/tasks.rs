@@ -5,11 +5,11 @@ use genset_backend_common::wire::{
     Frame, FrameDecoder, FrameKind, GoAway, Hello, PROTOCOL_VERSION, decode_payload, encode_frame,
     encode_payload,
 };
+use genset_process::Supervision;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::Duration;
-use tokio_util::sync::CancellationToken;
 
 use crate::config::{MIN_FRAME_BYTES, SubprocessConfig};
 use crate::failure::ChildFailure;
@@ -129,14 +129,15 @@ fn take_frames(link: &Link, decoder: &mut FrameDecoder) -> Result<(), ChildFailu
     }
 }
 
-/// Writes what the outbox holds until the connection is closed; on `leave`, closes our direction behind what is written.
-pub(crate) async fn write(link: &Link, mut socket: OwnedWriteHalf, leave: &CancellationToken) {
+/// Writes what the outbox holds until the connection is closed; where the process is to end, closes our direction behind what is
+/// written.
+pub(crate) async fn write(link: &Link, mut socket: OwnedWriteHalf, supervision: &Supervision) {
     loop {
         let bytes = tokio::select! {
             biased;
             () = link.closed.cancelled() => return,
             bytes = link.outbox.take() => bytes,
-            () = leave.cancelled() => break,
+            () = supervision.ending() => break,
         };
         let written = tokio::select! {
             biased;
@@ -151,23 +152,18 @@ pub(crate) async fn write(link: &Link, mut socket: OwnedWriteHalf, leave: &Cance
     drop(socket.shutdown().await);
 }
 
-/// Asks now and then whether the process is there, and reports it hung when nothing at all is heard for too long.
-pub(crate) async fn watch(link: &Link, config: &SubprocessConfig) {
+/// Asks now and then whether the process is there; returns when nothing at all was heard for too long.
+pub(crate) async fn watch(link: &Link, config: &SubprocessConfig) -> ChildFailure {
     link.hear();
     let mut ticks = tokio::time::interval(config.heartbeat_interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            biased;
-            () = link.closed.cancelled() => return,
-            _ = ticks.tick() => {}
-        }
+        ticks.tick().await;
         let silent_for = link.silent_for();
         if silent_for >= config.heartbeat_timeout {
             let silent_for =
                 Duration::from_millis(u64::try_from(silent_for.as_millis()).unwrap_or(u64::MAX));
-            link.report(ChildFailure::Hung { silent_for });
-            return;
+            return ChildFailure::Hung { silent_for };
         }
         link.ping();
     }

@@ -1,11 +1,7 @@
-//! [`Supervisor`]: waits for the end of the process, makes sure of it, and says what it was.
+//! How a process ended: what was seen of its socket and of itself, and which of both says more.
 
-use std::sync::Arc;
-
-use genset_backend_common::HealthReporter;
 use genset_process::{End, Process};
 use tokio::time::{Duration, timeout};
-use tokio_util::sync::CancellationToken;
 
 use crate::failure::ChildFailure;
 use crate::link::Link;
@@ -13,81 +9,8 @@ use crate::link::Link;
 /// How long a process that closed its socket may take to exit, and one that exited leaves for its last frames to be read.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// How the worker lets the process go.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Release {
-    /// It was told to go, and may take its time.
-    pub(crate) leave: CancellationToken,
-    /// It ends now.
-    pub(crate) kill: CancellationToken,
-}
-
-impl Release {
-    /// For one of several processes: let go with the others, or alone.
-    pub(crate) fn child(&self) -> Self {
-        Self {
-            leave: self.leave.child_token(),
-            kill: self.kill.child_token(),
-        }
-    }
-}
-
-/// The one owner of the process.
-pub(crate) struct Supervisor {
-    pub(crate) process: Process,
-    pub(crate) link: Arc<Link>,
-    pub(crate) health: HealthReporter,
-    /// Whether another process takes this one's place.
-    pub(crate) is_mended: bool,
-    pub(crate) release: Release,
-    pub(crate) exit_timeout: Duration,
-}
-
-impl Supervisor {
-    /// Returns when the process and its group are gone, it was reaped, and every call has its error.
-    pub(crate) async fn run(mut self) {
-        let failure = self.end().await;
-        let tail = self.process.tail();
-        let end = self.process.end().await;
-        let failure = settle(failure, end);
-        tracing::debug!(?end, %failure, "the engine's process ended");
-        if failure == ChildFailure::Stopped {
-            self.link.fail(failure.to_error(&[]));
-            return;
-        }
-        let error = failure.to_error(&tail.lines());
-        let message = error.to_string();
-        if self.is_mended {
-            // Before anybody can see it in an answer, so that nobody takes it for the end.
-            self.health.report_down(message);
-            self.link.fail(error);
-        } else {
-            self.link.fail(error);
-            self.health.report_dead(message);
-        }
-    }
-
-    /// Waits until the process has ended or has to.
-    async fn end(&mut self) -> ChildFailure {
-        let release = self.release.clone();
-        tokio::select! {
-            biased;
-            () = release.kill.cancelled() => ChildFailure::Stopped,
-            () = release.leave.cancelled() => {
-                tokio::select! {
-                    biased;
-                    () = release.kill.cancelled() => {}
-                    () = self.process.leave(self.exit_timeout, "the engine's process") => {}
-                }
-                ChildFailure::Stopped
-            }
-            failure = ended(&mut self.process, &self.link) => failure,
-        }
-    }
-}
-
 /// Waits until the process has ended by itself or has to.
-async fn ended(process: &mut Process, link: &Link) -> ChildFailure {
+pub(crate) async fn ended(process: &mut Process, link: &Link) -> ChildFailure {
     tokio::select! {
         biased;
         trouble = link.trouble() => after_trouble(process, trouble).await,
@@ -113,7 +36,7 @@ async fn after_trouble(process: &mut Process, trouble: ChildFailure) -> ChildFai
 
 /// What happened, now that the process is reaped. One that closed its socket may have been slower to end than it was given:
 /// how it ended says more, unless that was our kill.
-fn settle(failure: ChildFailure, end: Option<End>) -> ChildFailure {
+pub(crate) fn settle(failure: ChildFailure, end: Option<End>) -> ChildFailure {
     let is_slow = failure == ChildFailure::ClosedSocket;
     match end {
         Some(End::OutOfMemory) if is_slow || failure == ChildFailure::Killed => {
