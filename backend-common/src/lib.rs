@@ -6,7 +6,7 @@
 //! - The engine's side: [`LLMEngine`], [`StartContext`], [`EngineConfig`] and [`Capabilities`], [`GenerateRequest`],
 //!   [`output`], [`EngineState`], [`EngineError`], [`EngineControls`], [`kv`].
 //! - The server's side: [`worker::Worker`], which owns an engine's lifecycle; [`ports`], which it needs; [`ModelCard`],
-//!   which it publishes; [`wire`], the codec for engines in other processes.
+//!   which it publishes.
 //!
 //! What an engine is written with stands here, at the root. The rest stands in the module of its idea, such as
 //! [`config::SamplingOption`] and [`transfer::KvTransfers`].
@@ -25,7 +25,6 @@ pub mod recent;
 pub mod request;
 mod state;
 pub mod transfer;
-pub mod wire;
 pub mod worker;
 
 pub use async_trait::async_trait;

@@ -1,11 +1,11 @@
 //! What a peer sends: frames, payloads, and the greeting.
 
 use bytes::{Bytes, BytesMut};
-use genset_backend_common::wire::{
+use genset_backend_common::{GenerateRequest, Output};
+use genset_wire::{
     Auth, Cancel, Credit, Frame, FrameDecoder, FrameError, GoAway, Hello, WireError,
     decode_payload, decode_request, encode_frame, encode_payload, encode_request,
 };
-use genset_backend_common::{GenerateRequest, Output};
 
 use crate::input::{cuts, first, pieces};
 

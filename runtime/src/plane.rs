@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_core::Stream;
 use futures_util::StreamExt;
-use genset_backend_common::wire::{PayloadError, decode_payload, encode_payload};
 use genset_backend_common::{EngineError, RequestContext, error::At};
+use genset_wire::{PayloadError, decode_payload, encode_payload};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

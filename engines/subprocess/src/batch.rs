@@ -5,7 +5,7 @@ use bytes::{Buf, Bytes};
 use serde::Deserialize as _;
 use serde::de::IgnoredAny;
 
-use genset_backend_common::wire::decode_payload;
+use genset_wire::decode_payload;
 
 /// One pair: the stream, and its item undecoded; `None` ends the stream.
 pub(crate) type Pair = (u32, Option<Bytes>);
@@ -90,7 +90,7 @@ fn skip_value(rest: &mut &[u8]) -> Result<(), Malformed> {
 #[cfg(test)]
 mod tests {
     use genset_backend_common::Output;
-    use genset_backend_common::wire::encode_payload;
+    use genset_wire::encode_payload;
 
     use super::*;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use genset_backend_common::wire::{Credit, FrameKind, decode_payload};
 use genset_backend_common::{CancelReason, EngineError};
+use genset_wire::{Credit, FrameKind, decode_payload};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 

@@ -4,13 +4,13 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use genset_backend_common::ports::Control;
-use genset_backend_common::wire::{GoAwayCode, RequestHead};
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, EngineState, GenerateRequest,
     LLMEngine, OutputStream, RequestContext, StartContext, async_trait,
     controls::{ControlReply, ControlRequest},
 };
 use genset_process::{Supervised, Supervision};
+use genset_wire::{GoAwayCode, RequestHead};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::time::{Duration, timeout};

@@ -122,7 +122,7 @@ fn log_end(error: &EngineError) {
 
 #[cfg(test)]
 mod tests {
-    use genset_backend_common::wire::{decode_payload, encode_payload};
+    use genset_wire::{decode_payload, encode_payload};
     use serde_json::json;
 
     use super::*;

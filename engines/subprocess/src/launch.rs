@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::wire::RequestHead;
 use genset_backend_common::{EngineConfig, EngineError, ProgressReporter, Role, StartContext};
 use genset_process::{End, Process, Program, Started, Supervision, Terms};
+use genset_wire::RequestHead;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::time::timeout;

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use genset_backend_common::wire::{
+use genset_backend_common::{CancelReason, EngineError, error::At};
+use genset_wire::{
     Cancel, Frame, FrameKind, GoAway, GoAwayCode, RequestHead, WireError, decode_payload,
     encode_payload, encode_request,
 };
-use genset_backend_common::{CancelReason, EngineError, error::At};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -174,7 +174,7 @@ impl Link {
         kind: FrameKind,
         stream: u32,
         payload: &[u8],
-    ) -> Result<(), genset_backend_common::wire::FrameError> {
+    ) -> Result<(), genset_wire::FrameError> {
         let limit = *self.max_frame_bytes.get().unwrap_or(&MIN_FRAME_BYTES);
         self.outbox.push(kind, stream, payload, limit)
     }

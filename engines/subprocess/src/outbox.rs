@@ -1,7 +1,7 @@
 //! [`Outbox`]: frames that wait for the socket. Every request writes into it, one task empties it with one system call.
 
 use bytes::BytesMut;
-use genset_backend_common::wire::{FrameError, FrameKind, encode_frame};
+use genset_wire::{FrameError, FrameKind, encode_frame};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 

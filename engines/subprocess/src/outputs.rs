@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use futures_core::Stream;
 use genset_backend_common::output::{Finish, Finished, TokenChunk};
-use genset_backend_common::wire::decode_payload;
 use genset_backend_common::{CancelReason, EngineError, Output, OutputStream, RequestContext};
+use genset_wire::decode_payload;
 
 use crate::call::Call;
 

@@ -1,11 +1,11 @@
 //! The tasks that keep a [`Link`]: the greeting, the reader, the writer and the heartbeat.
 
 use bytes::{Bytes, BytesMut};
-use genset_backend_common::wire::{
+use genset_process::Supervision;
+use genset_wire::{
     Frame, FrameDecoder, FrameKind, GoAway, Hello, PROTOCOL_VERSION, decode_payload, encode_frame,
     encode_payload,
 };
-use genset_process::Supervision;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};

@@ -10,7 +10,6 @@ use futures_util::StreamExt;
 use genset_backend_common::kv::KvEventData;
 use genset_backend_common::output::Finish;
 use genset_backend_common::ports::Control;
-use genset_backend_common::wire::{decode_payload, encode_payload};
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, Output,
     OutputStream, RequestContext, StartContext, async_trait,
@@ -18,6 +17,7 @@ use genset_backend_common::{
     error::At,
     handles::Load,
 };
+use genset_wire::{decode_payload, encode_payload};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 

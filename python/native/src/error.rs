@@ -1,7 +1,7 @@
 //! Errors on their way to and from Python: the payload of an `Error` frame, which `genset.exceptions` reads and writes.
 
-use genset_backend_common::wire::{WireError, decode_payload, encode_payload};
 use genset_backend_common::{EngineError, ErrorKind};
+use genset_wire::{WireError, decode_payload, encode_payload};
 
 /// The error as Python reads it.
 pub(crate) fn to_bytes(error: &EngineError) -> Vec<u8> {

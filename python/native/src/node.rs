@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use clap::Parser;
 use genset_backend_common::EngineError;
-use genset_backend_common::wire::decode_payload;
 use genset_runtime::plane::{Encoded, Handler};
 use genset_runtime::{
     EndpointName, InstanceId, Logging, NetworkArgs, Reach, Runtime, Serving, init_logging,
 };
+use genset_wire::decode_payload;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

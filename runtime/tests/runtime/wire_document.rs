@@ -7,7 +7,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::Finish;
-use genset_backend_common::wire::FrameKind;
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output, RequestContext, handles::Load,
 };
@@ -17,6 +16,7 @@ use genset_runtime::plane::{
     WirePlane,
 };
 use genset_runtime::{EndpointName, InstanceId};
+use genset_wire::FrameKind;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};

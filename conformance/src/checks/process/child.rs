@@ -5,10 +5,8 @@
     reason = "who waits for one arrival fails on any other, whatever it is"
 )]
 
-use genset_backend_common::wire::{
-    Cancel, Credit, FrameKind, GoAway, GoAwayCode, PROTOCOL_VERSION,
-};
 use genset_backend_common::{CancelReason, EngineConfig, ErrorKind, GenerateRequest, Output, Role};
+use genset_wire::{Cancel, Credit, FrameKind, GoAway, GoAwayCode, PROTOCOL_VERSION};
 use serde::Serialize;
 
 use super::supervisor::refuses_other_version;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use futures_util::future::join_all;
-use genset_backend_common::wire::{FrameKind, PROTOCOL_VERSION, encode_frame, encode_payload};
 use genset_backend_common::{EngineError, ErrorKind, LLMEngine, StartContext};
+use genset_wire::{FrameKind, PROTOCOL_VERSION, encode_frame, encode_payload};
 
 use super::supervise;
 use super::tracks::{Tracks, exists, kill};

@@ -16,11 +16,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use genset_backend_common::wire::{
+use genset_backend_common::{EngineConfig, Output, Role};
+use genset_wire::{
     Frame, FrameDecoder, FrameKind, Hello, PROTOCOL_VERSION, RequestHead, WireError,
     decode_payload, encode_frame, encode_payload, encode_request,
 };
-use genset_backend_common::{EngineConfig, Output, Role};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;

@@ -8,11 +8,11 @@ use std::os::unix::net::UnixStream;
 
 use bytes::{Bytes, BytesMut};
 use genset_backend_common::output::{Finish, TokenChunk};
-use genset_backend_common::wire::{
+use genset_backend_common::{EngineConfig, GenerateRequest, Output};
+use genset_wire::{
     Credit, Frame, FrameDecoder, FrameKind, Hello, PROTOCOL_VERSION, decode_payload,
     decode_request, encode_frame, encode_payload,
 };
-use genset_backend_common::{EngineConfig, GenerateRequest, Output};
 use serde::Serialize;
 
 const MAX_FRAME_BYTES: u32 = 16 << 20;

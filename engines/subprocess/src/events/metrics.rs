@@ -198,7 +198,7 @@ impl Collector for Published {
 #[cfg(test)]
 mod tests {
     use genset_backend_common::MetricsRegistry;
-    use genset_backend_common::wire::{decode_payload, encode_payload};
+    use genset_wire::{decode_payload, encode_payload};
     use serde_json::json;
 
     use super::*;

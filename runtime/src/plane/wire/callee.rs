@@ -9,12 +9,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
-use genset_backend_common::wire::{
-    Cancel, Credit, Frame, FrameError, FrameKind, GoAway, PayloadError, RequestHead, WireError,
-    decode_payload, decode_request, encode_payload,
-};
 use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, RequestContext, context::TraceContext, error::At,
+};
+use genset_wire::{
+    Cancel, Credit, Frame, FrameError, FrameKind, GoAway, PayloadError, RequestHead, WireError,
+    decode_payload, decode_request, encode_payload,
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Handle;

@@ -9,11 +9,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_core::Stream;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
-use genset_backend_common::wire::{
+use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, error::At};
+use genset_wire::{
     Cancel, Credit, Frame, FrameKind, GoAway, Leaving, RequestHead, WireError, decode_payload,
     encode_payload, encode_request,
 };
-use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, error::At};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::EngineError;
-use genset_backend_common::wire::MAX_FRAME_BYTES;
+use genset_wire::MAX_FRAME_BYTES;
 
 /// The smallest frame limit: a card with its artifacts' names fits.
 pub(super) const MIN_FRAME_BYTES: usize = 64 << 10;

@@ -7,7 +7,7 @@
 use blake2b_simd::Params;
 use bytes::Bytes;
 use bytes::BytesMut;
-use genset_backend_common::wire::{
+use genset_wire::{
     Auth, Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, Hello, PROTOCOL_VERSION,
     decode_payload, encode_frame, encode_payload,
 };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use genset_backend_common::wire::{Frame, FrameKind, GoAway, GoAwayCode, Leaving, encode_payload};
+use genset_wire::{Frame, FrameKind, GoAway, GoAwayCode, Leaving, encode_payload};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
@@ -236,7 +236,7 @@ mod tests {
 
     use futures_util::poll;
     use genset_backend_common::prometheus::metrics::gauge::Gauge;
-    use genset_backend_common::wire::FrameDecoder;
+    use genset_wire::FrameDecoder;
     use tokio::io::{AsyncReadExt, DuplexStream};
 
     use super::*;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::{Buf, Bytes, BytesMut};
-use genset_backend_common::wire::{FrameError, FrameKind, encode_frame, encode_header};
+use genset_wire::{FrameError, FrameKind, encode_frame, encode_header};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -266,7 +266,7 @@ impl Outbox {
 mod tests {
     use futures_util::FutureExt;
     use genset_backend_common::prometheus::metrics::gauge::Gauge;
-    use genset_backend_common::wire::FrameDecoder;
+    use genset_wire::FrameDecoder;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::wire::{GoAway, GoAwayCode};
 use genset_backend_common::{EngineError, error::At};
+use genset_wire::{GoAway, GoAwayCode};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};

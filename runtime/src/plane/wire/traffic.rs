@@ -10,9 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use bytes::BytesMut;
-use genset_backend_common::wire::{
-    Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, HEADER_BYTES,
-};
+use genset_wire::{Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, HEADER_BYTES};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -313,7 +311,7 @@ impl Reading<'_> {
     }
 
     fn go_away(&self, frame: &Frame) -> Result<(), Ended> {
-        let go_away: GoAway = genset_backend_common::wire::decode_payload(&frame.payload)
+        let go_away: GoAway = genset_wire::decode_payload(&frame.payload)
             .map_err(|error| Ended::Protocol(error.to_string()))?;
         if go_away.code == GoAwayCode::Shutdown {
             self.sink.go_away(go_away);

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use genset_backend_common::wire::{
+use genset_backend_common::{CancelReason, ErrorKind, RequestContext};
+use genset_runtime::plane::{ResponseStream, WireConfig};
+use genset_wire::{
     Cancel, FrameKind, GoAwayCode, RequestHead, WireError, decode_payload, encode_payload,
     encode_request,
 };
-use genset_backend_common::{CancelReason, ErrorKind, RequestContext};
-use genset_runtime::plane::{ResponseStream, WireConfig};
 
 use super::scripted::{Peer, frame, hello, ping, request};
 use super::suite::{name, serve};
@@ -298,7 +298,7 @@ async fn a_flood_of_cancels_and_credits_delays_nobody() {
         reason: CancelReason::Client,
         discard: true,
     };
-    let credit = genset_backend_common::wire::Credit { items: 1 };
+    let credit = genset_wire::Credit { items: 1 };
     let mut flood = Vec::new();
     for stream in 1..=10_000 {
         flood.extend_from_slice(&frame(

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
-use genset_backend_common::wire::{
-    Cancel, Credit, FrameKind, GoAway, GoAwayCode, Hello, WireError, decode_request, encode_payload,
-};
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, MetricsRegistry};
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{RequestPlane, ResponseStream, TcpConfig, WireConfig, WirePlane};
+use genset_wire::{
+    Cancel, Credit, FrameKind, GoAway, GoAwayCode, Hello, WireError, decode_request, encode_payload,
+};
 use proptest::prelude::*;
 use serde::Serialize;
 use tokio::net::TcpListener;

@@ -1,9 +1,9 @@
 //! Callers that greet properly and then break the protocol: told why, cut off, and no harm to others.
 
-use genset_backend_common::wire::{
+use genset_backend_common::{CancelReason, ErrorKind};
+use genset_wire::{
     Cancel, Credit, FrameKind, GoAwayCode, WireError, decode_payload, encode_payload,
 };
-use genset_backend_common::{CancelReason, ErrorKind};
 use proptest::prelude::*;
 
 use super::scripted::{FOUR_GIGABYTES, Peer, frame, hello, request};

@@ -1,11 +1,11 @@
 //! [`Peer`]: an end of a TCP connection that sends what a test tells it to, sense or nonsense.
 
 use bytes::{Bytes, BytesMut};
-use genset_backend_common::wire::{
+use genset_backend_common::{EngineError, MetricsRegistry};
+use genset_wire::{
     Frame, FrameDecoder, FrameKind, GoAway, Hello, PROTOCOL_VERSION, RequestHead, decode_payload,
     encode_frame, encode_payload, encode_request,
 };
-use genset_backend_common::{EngineError, MetricsRegistry};
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -4,11 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use genset_backend_common::wire::{
-    Auth, FrameKind, GoAwayCode, Hello, decode_payload, encode_payload,
-};
 use genset_backend_common::{ErrorKind, MetricsRegistry};
 use genset_runtime::plane::{TcpConfig, WireConfig, WirePlane, WireSecret};
+use genset_wire::{Auth, FrameKind, GoAwayCode, Hello, decode_payload, encode_payload};
 use serde::Serialize;
 
 use super::log::Log;

@@ -6,9 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use genset_backend_common::wire::{
-    FrameDecoder, FrameKind, GoAway, GoAwayCode, encode_frame, encode_payload,
-};
+use genset_wire::{FrameDecoder, FrameKind, GoAway, GoAwayCode, encode_frame, encode_payload};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsStream as Rustls};

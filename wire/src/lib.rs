@@ -1,5 +1,5 @@
-//! The wire codec: [frames](Frame) and MessagePack [payloads](encode_payload), with no I/O. The TCP request plane and the
-//! subprocess engine speak it.
+//! What processes say to each other: [frames](Frame) and MessagePack [payloads](encode_payload), with no I/O. The request plane
+//! between processes and the subprocess engine speak it.
 //!
 //! A frame is a big-endian `u32` length of what follows, a kind byte, a flags byte (0 today, ignored when read), a
 //! big-endian `u32` stream id, and the payload. Stream 0 is the connection itself. Payloads are MessagePack maps with

@@ -165,7 +165,7 @@ pub fn encode_header(
 /// # Examples
 /// ```
 /// use bytes::BytesMut;
-/// use genset_backend_common::wire::{FrameDecoder, FrameKind, encode_frame};
+/// use genset_wire::{FrameDecoder, FrameKind, encode_frame};
 ///
 /// let mut bytes = BytesMut::new();
 /// encode_frame(FrameKind::Ping, 0, b"", &mut bytes).unwrap();

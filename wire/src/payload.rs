@@ -7,8 +7,8 @@ use serde::de::value::Error as ValueError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::context::CancelReason;
-use crate::error::{EngineError, ErrorDetails, ErrorKind};
+use genset_backend_common::context::CancelReason;
+use genset_backend_common::error::{EngineError, ErrorDetails, ErrorKind};
 
 /// The protocol version this crate speaks; a peer one version behind is understood.
 pub const PROTOCOL_VERSION: u16 = 1;
@@ -210,12 +210,12 @@ pub enum PayloadError {
 /// # Examples
 /// ```
 /// use genset_backend_common::GenerateRequest;
-/// use genset_backend_common::wire::{decode_payload, encode_payload};
+/// use genset_wire::{decode_payload, encode_payload};
 ///
 /// let request = GenerateRequest::from_tokens("tiny-chat", vec![1, 2, 3]);
 /// let bytes = encode_payload(&request)?;
 /// assert_eq!(decode_payload::<GenerateRequest>(&bytes)?, request);
-/// # Ok::<(), genset_backend_common::wire::PayloadError>(())
+/// # Ok::<(), genset_wire::PayloadError>(())
 /// ```
 pub fn encode_payload<T: Serialize>(value: &T) -> Result<Vec<u8>, PayloadError> {
     Ok(rmp_serde::to_vec_named(value)?)
@@ -253,13 +253,13 @@ pub fn encode_request(head: &RequestHead, body: &[u8]) -> Result<Vec<u8>, Payloa
 ///
 /// # Examples
 /// ```
-/// use genset_backend_common::wire::{RequestHead, decode_request, encode_payload, encode_request};
+/// use genset_wire::{RequestHead, decode_request, encode_payload, encode_request};
 ///
 /// let head = RequestHead { endpoint: "ns.backend.generate".into(), ..RequestHead::default() };
 /// let payload = encode_request(&head, &encode_payload(&[1, 2, 3])?)?;
 /// let (decoded, body) = decode_request(&payload.into())?;
 /// assert_eq!((decoded, &body[..]), (head, &[0x93, 1, 2, 3][..]));
-/// # Ok::<(), genset_backend_common::wire::PayloadError>(())
+/// # Ok::<(), genset_wire::PayloadError>(())
 /// ```
 pub fn decode_request(payload: &Bytes) -> Result<(RequestHead, Bytes), PayloadError> {
     let most = payload.get(..MAX_HEAD_BYTES).unwrap_or(payload);
@@ -291,9 +291,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::error::RequestField;
-    use crate::output::{Finish, Output, TextChunk, TokenChunk};
-    use crate::request::{GenerateRequest, GuidedDecoding, Input, ScorePair};
+    use genset_backend_common::error::RequestField;
+    use genset_backend_common::output::{Finish, Output, TextChunk, TokenChunk};
+    use genset_backend_common::request::{GenerateRequest, GuidedDecoding, Input, ScorePair};
 
     fn round_trip<T: Serialize + DeserializeOwned>(value: &T) -> T {
         decode_payload(&encode_payload(value).unwrap()).unwrap()
