@@ -104,7 +104,7 @@ impl Launch {
     async fn greet(&self, mut socket: UnixStream, link: &Arc<Link>) -> Result<(), ChildFailure> {
         let greeted = tasks::greet(&mut socket, self.config.max_frame_bytes).await;
         let (max_frame_bytes, decoder) = greeted?;
-        link.set_max_frame_bytes(max_frame_bytes);
+        link.outbox.set_max_frame_bytes(max_frame_bytes as usize);
         let (read, write) = socket.into_split();
         let (reader, writer) = (Arc::clone(link), Arc::clone(link));
         let tasks = self.supervision.tasks();

@@ -17,7 +17,6 @@ mod failure;
 mod launch;
 mod lines;
 mod link;
-mod outbox;
 mod outputs;
 mod process;
 mod tasks;

@@ -1,13 +1,14 @@
 //! [`Link`]: the connection with the process: who is asked what, and what is answered.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{CancelReason, EngineError, error::At};
 use genset_wire::{
-    Cancel, Frame, FrameKind, GoAway, GoAwayCode, RequestHead, WireError, decode_payload,
-    encode_payload, encode_request,
+    Cancel, Frame, FrameKind, GoAway, GoAwayCode, Memory, Outbox, RequestHead, WireError,
+    decode_payload, encode_payload, encode_request,
 };
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -19,7 +20,9 @@ use crate::batch::Batch;
 use crate::call::Call;
 use crate::config::MIN_FRAME_BYTES;
 use crate::failure::ChildFailure;
-use crate::outbox::Outbox;
+
+/// Bytes above which new requests wait. Frames about requests that are open go in regardless: they are few and small.
+const ROOM_BYTES: usize = 1 << 20;
 
 /// What arrives for one call.
 #[derive(Debug)]
@@ -33,8 +36,6 @@ pub(crate) enum Arrival {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) outbox: Outbox,
-    /// The process's limit on a payload, once it has said so.
-    max_frame_bytes: OnceLock<u32>,
     streams: Mutex<Streams>,
     heard: Mutex<Instant>,
     trouble: Mutex<Option<ChildFailure>>,
@@ -55,20 +56,16 @@ struct Streams {
 
 impl Link {
     pub(crate) fn new() -> Self {
+        // What is asked of a process of our own is bounded where requests are admitted.
+        let memory = Memory::of_process(usize::MAX, Gauge::default());
         Self {
-            outbox: Outbox::default(),
-            max_frame_bytes: OnceLock::new(),
+            outbox: Outbox::new(ROOM_BYTES, MIN_FRAME_BYTES as usize, &memory),
             streams: Mutex::default(),
             heard: Mutex::new(Instant::now()),
             trouble: Mutex::default(),
             troubled: CancellationToken::new(),
             closed: CancellationToken::new(),
         }
-    }
-
-    /// Keeps the limit that the process has greeted with.
-    pub(crate) fn set_max_frame_bytes(&self, limit: u32) {
-        self.max_frame_bytes.get_or_init(|| limit);
     }
 
     /// Opens a stream. `window`: items that may be unread.
@@ -100,7 +97,10 @@ impl Link {
         let (inbox, arrivals) = mpsc::channel(room);
         let id = self.streams.lock().open(inbox)?;
         let call = Call::new(Arc::clone(self), id, arrivals, window);
-        if let Err(error) = self.push(FrameKind::Request, id, &payload) {
+        let pushed = self
+            .outbox
+            .push_bytes(FrameKind::Request, id, payload.into());
+        if let Err(error) = pushed {
             self.streams.lock().open.remove(&id);
             call.forget();
             return Err(EngineError::invalid_argument(At::other("request"), error));
@@ -158,7 +158,7 @@ impl Link {
     /// Sends a small frame that must fit.
     pub(crate) fn send<T: Serialize>(&self, kind: FrameKind, stream: u32, payload: &T) {
         if let Ok(payload) = encode_payload(payload)
-            && let Err(error) = self.push(kind, stream, &payload)
+            && let Err(error) = self.outbox.push(kind, stream, &payload)
         {
             tracing::error!(?kind, stream, %error, "a frame was not sent");
         }
@@ -169,19 +169,9 @@ impl Link {
         self.send(FrameKind::GoAway, 0, &GoAway { code, reason });
     }
 
-    fn push(
-        &self,
-        kind: FrameKind,
-        stream: u32,
-        payload: &[u8],
-    ) -> Result<(), genset_wire::FrameError> {
-        let limit = *self.max_frame_bytes.get().unwrap_or(&MIN_FRAME_BYTES);
-        self.outbox.push(kind, stream, payload, limit)
-    }
-
     /// Asks whether the process is there. One that has much to read is asked by that.
     pub(crate) fn ping(&self) {
-        if self.outbox.has_room() && self.push(FrameKind::Ping, 0, b"").is_err() {
+        if self.outbox.has_room() && self.outbox.push(FrameKind::Ping, 0, b"").is_err() {
             tracing::error!("an empty frame is over the process's limit");
         }
     }
@@ -236,6 +226,7 @@ impl Link {
             // Without room, the process has enough to read already that says that we are here.
             FrameKind::Ping if !self.outbox.has_room() => Ok(()),
             FrameKind::Ping => self
+                .outbox
                 .push(FrameKind::Pong, 0, &payload)
                 .map_err(|error| ChildFailure::protocol(format!("Ping frame: {error}"))),
             FrameKind::Pong | FrameKind::Leaving | FrameKind::Unknown(_) => Ok(()),
@@ -312,10 +303,20 @@ impl Streams {
 
 #[cfg(test)]
 mod tests {
+    use bytes::BytesMut;
+
     use super::*;
 
     async fn open(link: &Arc<Link>) -> Call {
         link.call(RequestHead::default(), &(), 2).await.unwrap()
+    }
+
+    /// Bytes that waited for the socket.
+    async fn written(link: &Link) -> usize {
+        let mut bytes = Vec::new();
+        let mut batch = link.outbox.take(BytesMut::new()).await;
+        batch.write_to(&mut bytes, || ()).await.unwrap();
+        bytes.len()
     }
 
     fn item(stream: u32) -> Frame {
@@ -363,11 +364,11 @@ mod tests {
             link.arrived(ping.clone()).unwrap();
             link.ping();
         }
-        let waiting = link.outbox.take_now().map_or(0, |bytes| bytes.len());
+        let waiting = written(&link).await;
         assert!((1 << 20..2 << 20).contains(&waiting), "{waiting}");
         // Who reads on is answered again.
         link.arrived(ping).unwrap();
-        assert!(link.outbox.take_now().is_some());
+        assert!(written(&link).await > 60_000);
     }
 
     #[tokio::test]

@@ -132,22 +132,24 @@ fn take_frames(link: &Link, decoder: &mut FrameDecoder) -> Result<(), ChildFailu
 /// Writes what the outbox holds until the connection is closed; where the process is to end, closes our direction behind what is
 /// written.
 pub(crate) async fn write(link: &Link, mut socket: OwnedWriteHalf, supervision: &Supervision) {
+    let mut spent = BytesMut::new();
     loop {
-        let bytes = tokio::select! {
+        let mut batch = tokio::select! {
             biased;
             () = link.closed.cancelled() => return,
-            bytes = link.outbox.take() => bytes,
+            batch = link.outbox.take(std::mem::take(&mut spent)) => batch,
             () = supervision.ending() => break,
         };
         let written = tokio::select! {
             biased;
             () = link.closed.cancelled() => return,
-            written = socket.write_all(&bytes) => written,
+            written = batch.write_to(&mut socket, || ()) => written,
         };
         // The reader sees the same end, and says so.
         if written.is_err() {
             return;
         }
+        spent = batch.into_buffer();
     }
     drop(socket.shutdown().await);
 }

@@ -13,8 +13,8 @@ use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, RequestContext, context::TraceContext, error::At,
 };
 use genset_wire::{
-    Cancel, Credit, Frame, FrameError, FrameKind, GoAway, PayloadError, RequestHead, WireError,
-    decode_payload, decode_request, encode_payload,
+    Cancel, Credit, Frame, FrameError, FrameKind, GoAway, HeldBytes, PayloadError, RequestHead,
+    WireError, decode_payload, decode_request, encode_payload,
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Handle;
@@ -26,10 +26,8 @@ use tokio_util::task::TaskTracker;
 use super::config::WireConfig;
 use super::control::ControlRight;
 use super::handshake::Role;
-use super::link::{FrameSink, Link, Violation};
-use super::memory::Held;
+use super::link::{FrameSink, Link, StreamGuard, Violation};
 use super::metrics::{GaugeGuard, WireMetrics};
-use super::outbox::StreamGuard;
 use crate::names::InstanceId;
 use crate::plane::ErasedHandler;
 
@@ -329,7 +327,7 @@ struct Stream {
     credit: Arc<Semaphore>,
     _open: GaugeGuard,
     _sends: StreamGuard,
-    _held: Held,
+    _held: HeldBytes,
 }
 
 impl Stream {

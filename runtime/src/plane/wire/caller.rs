@@ -11,8 +11,8 @@ use futures_core::Stream;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, error::At};
 use genset_wire::{
-    Cancel, Credit, Frame, FrameKind, GoAway, Leaving, RequestHead, WireError, decode_payload,
-    encode_payload, encode_request,
+    Cancel, Credit, Frame, FrameKind, GoAway, HeldBytes, Leaving, RequestHead, WireError,
+    decode_payload, encode_payload, encode_request,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -20,7 +20,6 @@ use tokio::time::Instant;
 use super::control::ControlRight;
 use super::handshake::Role;
 use super::link::{Ended, FrameSink, Link, Violation, cut};
-use super::memory::Held;
 use super::metrics::{GaugeGuard, WireMetrics};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::ResponseStream;
@@ -80,7 +79,7 @@ struct Inbox {
 }
 
 /// An item, and its part of the budget: small ones have none.
-type Unread = (Bytes, Option<Held>);
+type Unread = (Bytes, Option<HeldBytes>);
 
 impl Slot {
     fn update(&self, update: impl FnOnce(&mut Inbox)) {

@@ -4,15 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use genset_wire::{Frame, FrameKind, GoAway, GoAwayCode, Leaving, encode_payload};
+use genset_wire::{Frame, FrameKind, GoAway, GoAwayCode, Leaving, Memory, Outbox, encode_payload};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::config::WireConfig;
-use super::memory::Memory;
 use super::metrics::WireMetrics;
-use super::outbox::Outbox;
 use super::traffic::Traffic;
 use crate::names::InstanceId;
 
@@ -91,6 +89,23 @@ pub(super) struct Link {
     pub(super) memory: Arc<Memory>,
     /// Told when the connection is to end.
     pub(super) closing: Notify,
+}
+
+/// A stream that may have something to send, counted.
+#[derive(Debug)]
+pub(super) struct StreamGuard(Arc<Link>);
+
+impl StreamGuard {
+    pub(super) fn new(link: &Arc<Link>) -> Self {
+        link.outbox.count_stream(true);
+        Self(Arc::clone(link))
+    }
+}
+
+impl Drop for StreamGuard {
+    fn drop(&mut self) {
+        self.0.outbox.count_stream(false);
+    }
 }
 
 impl Link {

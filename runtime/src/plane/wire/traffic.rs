@@ -3,28 +3,24 @@
 //! look dead to the peer, so the [`VitalRuntime`](crate::VitalRuntime) nudges the traffic that main leaves alone.
 
 use std::future::poll_fn;
-use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use bytes::BytesMut;
-use genset_wire::{Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, HEADER_BYTES};
+use genset_wire::{
+    Batch, Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, HEADER_BYTES, HeldBytes,
+};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::config::WireConfig;
 use super::link::{Ended, FrameSink, Link, Violation, cut};
-use super::memory::Held;
-use super::outbox::Batch;
 use super::transport::Io;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
-
-/// Slices written at once.
-const WRITE_SLICES: usize = 16;
 
 /// The most bytes of a ping, which come back.
 const MAX_PING_BYTES: usize = 4096;
@@ -197,7 +193,7 @@ struct Reading<'a> {
     sink: &'a dyn FrameSink,
     signs: &'a Signs,
     /// Room for the frame that has begun to come.
-    coming: Option<Held>,
+    coming: Option<HeldBytes>,
 }
 
 impl Reading<'_> {
@@ -345,18 +341,8 @@ impl Writing<'_> {
 
     async fn write(&mut self, batch: &mut Batch) -> std::io::Result<()> {
         self.signs.is_writing.store(true, Ordering::Relaxed);
-        while batch.len() > 0 {
-            let mut slices = [IoSlice::new(&[]); WRITE_SLICES];
-            let count = batch.slices(&mut slices);
-            let slices = slices.get(..count).unwrap_or_default();
-            let written = self.writer.write_vectored(slices).await?;
-            if written == 0 {
-                return Err(std::io::ErrorKind::WriteZero.into());
-            }
-            batch.advance(written);
-            self.signs.written.store(true, Ordering::Relaxed);
-        }
-        self.writer.flush().await?;
+        let taken = || self.signs.written.store(true, Ordering::Relaxed);
+        batch.write_to(&mut self.writer, taken).await?;
         self.signs.is_writing.store(false, Ordering::Relaxed);
         Ok(())
     }

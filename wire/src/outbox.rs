@@ -3,17 +3,17 @@
 //! into one buffer; large ones wait as they are.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::{Buf, Bytes, BytesMut};
-use genset_wire::{FrameError, FrameKind, encode_frame, encode_header};
 use parking_lot::Mutex;
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::Notify;
 
-use super::link::Link;
-use super::memory::{Held, Memory};
+use crate::frame::{FrameError, FrameKind, encode_frame, encode_header};
+use crate::memory::{HeldBytes, Memory};
 
 /// Capacity that an empty buffer keeps; beyond it, memory goes back after a burst.
 const KEEP_BYTES: usize = 64 << 10;
@@ -22,12 +22,15 @@ const KEEP_BYTES: usize = 64 << 10;
 /// while others have taken all of it.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// Slices written at once.
+const WRITE_SLICES: usize = 16;
+
 /// Payloads from this size on are not copied.
 const LARGE_BYTES: usize = 16 << 10;
 
 /// Frames that wait for the socket, or are being written, with their part of the memory budget.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub struct Batch {
     /// Large payloads, and what goes before each.
     parts: VecDeque<Bytes>,
     parts_bytes: usize,
@@ -35,11 +38,11 @@ pub(super) struct Batch {
     tail: BytesMut,
     /// Bytes of the tail that are written.
     written: usize,
-    held: Held,
+    held: HeldBytes,
 }
 
 impl Batch {
-    fn new(tail: BytesMut, held: Held) -> Self {
+    fn new(tail: BytesMut, held: HeldBytes) -> Self {
         Self {
             parts: VecDeque::new(),
             parts_bytes: 0,
@@ -50,7 +53,7 @@ impl Batch {
     }
 
     /// Bytes that are still to be written.
-    pub(super) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.parts_bytes + self.tail.len() - self.written
     }
 
@@ -61,7 +64,7 @@ impl Batch {
     }
 
     /// The first of what is to be written, in order; how many slices it fills.
-    pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+    fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let parts = self.parts.iter().map(Bytes::as_ref);
         let tail = self.tail.get(self.written..).filter(|it| !it.is_empty());
         let mut count = 0;
@@ -73,7 +76,7 @@ impl Batch {
     }
 
     /// So many bytes of it are written.
-    pub(super) fn advance(&mut self, mut bytes: usize) {
+    fn advance(&mut self, mut bytes: usize) {
         while let Some(part) = self.parts.front_mut() {
             let now = bytes.min(part.len());
             part.advance(now);
@@ -87,15 +90,39 @@ impl Batch {
         self.written += bytes;
     }
 
+    /// Writes all of it, many parts with one system call. `taken` is told whenever the peer took some.
+    ///
+    /// # Errors
+    /// Those of `writer`; half of a frame may be written then.
+    pub async fn write_to(
+        &mut self,
+        writer: &mut (impl AsyncWrite + Unpin),
+        taken: impl Fn(),
+    ) -> io::Result<()> {
+        while self.len() > 0 {
+            let mut slices = [IoSlice::new(&[]); WRITE_SLICES];
+            let count = self.slices(&mut slices);
+            let slices = slices.get(..count).unwrap_or_default();
+            let written = writer.write_vectored(slices).await?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            self.advance(written);
+            taken();
+        }
+        writer.flush().await
+    }
+
     /// Its buffer, to be used again.
-    pub(super) fn into_buffer(self) -> BytesMut {
+    #[must_use]
+    pub fn into_buffer(self) -> BytesMut {
         self.tail
     }
 }
 
 /// Encoded frames on their way to the socket.
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub struct Outbox {
     batch: Mutex<Batch>,
     memory: Arc<Memory>,
     /// Bytes waiting, for a look without the lock.
@@ -104,33 +131,17 @@ pub(super) struct Outbox {
     is_short: AtomicBool,
     limit: usize,
     /// The peer's limit on a frame's payload.
-    max_frame_bytes: usize,
+    max_frame_bytes: AtomicUsize,
     /// Streams that may have something to send.
     streams: AtomicUsize,
     filled: Notify,
     drained: Notify,
 }
 
-/// A stream of the outbox's, counted.
-#[derive(Debug)]
-pub(super) struct StreamGuard(Arc<Link>);
-
-impl StreamGuard {
-    pub(super) fn new(link: &Arc<Link>) -> Self {
-        link.outbox.streams.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(link))
-    }
-}
-
-impl Drop for StreamGuard {
-    fn drop(&mut self) {
-        self.0.outbox.streams.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Outbox {
     /// It is short of room at `limit`, or where `memory` has none for it.
-    pub(super) fn new(limit: usize, max_frame_bytes: usize, memory: &Arc<Memory>) -> Self {
+    #[must_use]
+    pub fn new(limit: usize, max_frame_bytes: usize, memory: &Arc<Memory>) -> Self {
         let batch = Batch::new(BytesMut::new(), memory.hold_nothing());
         Self {
             batch: Mutex::new(batch),
@@ -138,10 +149,25 @@ impl Outbox {
             waiting: AtomicUsize::new(0),
             is_short: AtomicBool::new(false),
             limit,
-            max_frame_bytes,
+            max_frame_bytes: AtomicUsize::new(max_frame_bytes),
             streams: AtomicUsize::new(0),
             filled: Notify::new(),
             drained: Notify::new(),
+        }
+    }
+
+    /// From now on the peer takes frames of so many bytes.
+    pub fn set_max_frame_bytes(&self, bytes: usize) {
+        self.max_frame_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// One more stream may have something to send, or, with `false`, one fewer. Where several may, the writer lets all that are
+    /// ready in the same moment in before it takes what there is.
+    pub fn count_stream(&self, is_more: bool) {
+        if is_more {
+            self.streams.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.streams.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -149,12 +175,7 @@ impl Outbox {
     ///
     /// # Errors
     /// [`FrameError::TooLong`] when the peer takes no frame of that size; nothing is added.
-    pub(super) fn push(
-        &self,
-        kind: FrameKind,
-        stream: u32,
-        payload: &[u8],
-    ) -> Result<(), FrameError> {
+    pub fn push(&self, kind: FrameKind, stream: u32, payload: &[u8]) -> Result<(), FrameError> {
         self.add(payload.len(), |batch| {
             encode_frame(kind, stream, payload, &mut batch.tail)
         })
@@ -164,7 +185,7 @@ impl Outbox {
     ///
     /// # Errors
     /// As [`Self::push`].
-    pub(super) fn push_bytes(
+    pub fn push_bytes(
         &self,
         kind: FrameKind,
         stream: u32,
@@ -185,11 +206,9 @@ impl Outbox {
         length: usize,
         encode: impl FnOnce(&mut Batch) -> Result<(), FrameError>,
     ) -> Result<(), FrameError> {
-        if length > self.max_frame_bytes {
-            return Err(FrameError::TooLong {
-                length,
-                limit: self.max_frame_bytes,
-            });
+        let limit = self.max_frame_bytes.load(Ordering::Relaxed);
+        if length > limit {
+            return Err(FrameError::TooLong { length, limit });
         }
         let mut batch = self.batch.lock();
         let was_empty = batch.len() == 0;
@@ -208,7 +227,8 @@ impl Outbox {
     }
 
     /// Whether the outbox holds less than its limit, and there was memory for what it holds.
-    pub(super) fn has_room(&self) -> bool {
+    #[must_use]
+    pub fn has_room(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) < self.limit && !self.is_short.load(Ordering::Relaxed)
     }
 
@@ -216,7 +236,7 @@ impl Outbox {
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
-    pub(super) async fn room(&self) {
+    pub async fn room(&self) {
         loop {
             let drained = self.drained.notified();
             if self.has_room() {
@@ -230,7 +250,7 @@ impl Outbox {
     ///
     /// # Cancel safety
     /// If another branch wins, nothing was taken.
-    pub(super) async fn take(&self, spent: BytesMut) -> Batch {
+    pub async fn take(&self, spent: BytesMut) -> Batch {
         loop {
             if self.waiting.load(Ordering::Relaxed) > 0 {
                 break;
@@ -257,7 +277,9 @@ impl Outbox {
         batch
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) == 0
     }
 }
@@ -266,9 +288,9 @@ impl Outbox {
 mod tests {
     use futures_util::FutureExt;
     use genset_backend_common::prometheus::metrics::gauge::Gauge;
-    use genset_wire::FrameDecoder;
 
     use super::*;
+    use crate::frame::FrameDecoder;
 
     fn outbox(limit: usize, max_frame_bytes: usize, memory_bytes: usize) -> Outbox {
         let memory = Memory::of_process(memory_bytes, Gauge::default());

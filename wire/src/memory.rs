@@ -10,7 +10,7 @@ use genset_backend_common::prometheus::metrics::gauge::Gauge;
 
 /// A budget of bytes.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub struct Memory {
     limit: usize,
     held: AtomicUsize,
     /// The process's, of a connection's.
@@ -20,14 +20,15 @@ pub(super) struct Memory {
 
 /// Bytes of a budget, given back when dropped.
 #[derive(Debug)]
-pub(super) struct Held {
+pub struct HeldBytes {
     memory: Arc<Memory>,
     bytes: usize,
 }
 
 impl Memory {
     /// The budget of a process; `shown` follows what is held of it.
-    pub(super) fn of_process(limit: usize, shown: Gauge) -> Arc<Self> {
+    #[must_use]
+    pub fn of_process(limit: usize, shown: Gauge) -> Arc<Self> {
         Arc::new(Self {
             limit,
             held: AtomicUsize::new(0),
@@ -37,7 +38,8 @@ impl Memory {
     }
 
     /// A connection's part of `self`: at most `limit`.
-    pub(super) fn of_connection(self: &Arc<Self>, limit: usize) -> Arc<Self> {
+    #[must_use]
+    pub fn of_connection(self: &Arc<Self>, limit: usize) -> Arc<Self> {
         Arc::new(Self {
             limit,
             held: AtomicUsize::new(0),
@@ -47,16 +49,17 @@ impl Memory {
     }
 
     /// Takes bytes; `None` when they do not fit.
-    pub(super) fn try_hold(self: &Arc<Self>, bytes: usize) -> Option<Held> {
-        self.take(bytes).then(|| Held {
+    #[must_use]
+    pub fn try_hold(self: &Arc<Self>, bytes: usize) -> Option<HeldBytes> {
+        self.take(bytes).then(|| HeldBytes {
             memory: Arc::clone(self),
             bytes,
         })
     }
 
     /// An empty part of it, which may grow.
-    pub(super) fn hold_nothing(self: &Arc<Self>) -> Held {
-        Held {
+    pub(crate) fn hold_nothing(self: &Arc<Self>) -> HeldBytes {
+        HeldBytes {
             memory: Arc::clone(self),
             bytes: 0,
         }
@@ -85,9 +88,9 @@ impl Memory {
     }
 }
 
-impl Held {
+impl HeldBytes {
     /// Holds so many bytes, if it does not already; whether it does now.
-    pub(super) fn grow_to(&mut self, bytes: usize) -> bool {
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> bool {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else {
             return true;
         };
@@ -99,7 +102,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         if self.bytes > 0 {
             self.memory.give_back(self.bytes);
