@@ -1,13 +1,14 @@
 //! Payloads: MessagePack maps with named fields.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::de::value::Error as ValueError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use genset_backend_common::context::CancelReason;
+use genset_backend_common::context::{CancelReason, RequestContext};
 use genset_backend_common::error::{EngineError, ErrorDetails, ErrorKind};
 
 /// The protocol version this crate speaks; a peer one version behind is understood.
@@ -84,6 +85,24 @@ pub struct RequestHead {
     /// Proof of the control secret, in requests to `control`; empty when there is none.
     #[serde(skip_serializing_if = "Bytes::is_empty")]
     pub control_proof: Bytes,
+}
+
+impl RequestHead {
+    /// What a request's context says to whoever answers it: its id, what is left until its deadline, its trace and headers.
+    #[must_use]
+    pub fn of(endpoint: String, ctx: &RequestContext) -> Self {
+        let trace = ctx.trace().cloned().unwrap_or_default();
+        let ms = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            endpoint,
+            id: ctx.id().to_owned(),
+            deadline_ms: ctx.time_left().map(ms),
+            traceparent: trace.traceparent,
+            tracestate: trace.tracestate,
+            headers: ctx.headers().clone(),
+            ..Self::default()
+        }
+    }
 }
 
 /// The most bytes of a [`RequestHead`], headers included.
@@ -286,8 +305,6 @@ fn ends_early(error: &rmp_serde::decode::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use proptest::prelude::*;
 
     use super::*;

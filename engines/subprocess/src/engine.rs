@@ -13,7 +13,7 @@ use genset_process::{Supervised, Supervision};
 use genset_wire::{GoAwayCode, RequestHead};
 use serde::Serialize;
 use serde_json::Value;
-use tokio::time::{Duration, timeout};
+use tokio::time::timeout;
 
 use crate::config::SubprocessConfig;
 use crate::failure::ChildFailure;
@@ -110,25 +110,6 @@ impl SubprocessEngine {
     }
 }
 
-fn generate_head(ctx: &RequestContext) -> RequestHead {
-    let millis = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-    RequestHead {
-        endpoint: "generate".to_owned(),
-        id: ctx.id().to_owned(),
-        deadline_ms: ctx.time_left().map(millis),
-        traceparent: ctx
-            .trace()
-            .map(|t| t.traceparent.clone())
-            .unwrap_or_default(),
-        tracestate: ctx
-            .trace()
-            .map(|t| t.tracestate.clone())
-            .unwrap_or_default(),
-        headers: ctx.headers().clone(),
-        ..RequestHead::default()
-    }
-}
-
 #[async_trait]
 impl LLMEngine for SubprocessEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
@@ -145,9 +126,8 @@ impl LLMEngine for SubprocessEngine {
         let running = self.running.get()?;
         let link = running.process.session()?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(ctx.prompt_tokens());
-        let call = link
-            .call(generate_head(&ctx), &request, self.config.window)
-            .await?;
+        let head = RequestHead::of("generate".to_owned(), &ctx);
+        let call = link.call(head, &request, self.config.window).await?;
         Ok(Outputs::stream(
             call,
             ctx,

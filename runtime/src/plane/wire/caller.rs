@@ -157,7 +157,11 @@ impl Caller {
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
         self.link.outbox.room().await;
-        let mut head = head(endpoint, instance, &ctx, self.window_items);
+        let mut head = RequestHead {
+            instance: instance.0,
+            credit: self.window_items,
+            ..RequestHead::of(endpoint.to_string(), &ctx)
+        };
         let mut response = self.open(ctx)?;
         head.control_proof = self.control.prove(&head.endpoint, response.id, body);
         let payload = encode_request(&head, body).map_err(|error| {
@@ -341,27 +345,6 @@ impl FrameSink for CallerSink {
         if matches!(table.state, State::Open) {
             table.state = State::GoingAway;
         }
-    }
-}
-
-fn head(
-    endpoint: &EndpointName,
-    instance: InstanceId,
-    ctx: &RequestContext,
-    window_items: u32,
-) -> RequestHead {
-    let trace = ctx.trace().cloned().unwrap_or_default();
-    let ms = |left: std::time::Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-    RequestHead {
-        endpoint: endpoint.to_string(),
-        instance: instance.0,
-        id: ctx.id().to_owned(),
-        deadline_ms: ctx.time_left().map(ms),
-        traceparent: trace.traceparent,
-        tracestate: trace.tracestate,
-        headers: ctx.headers().clone(),
-        credit: window_items,
-        control_proof: Bytes::new(),
     }
 }
 
