@@ -1,11 +1,12 @@
-//! What processes say to each other: [frames](Frame) and MessagePack [payloads](encode_payload), and how they wait for a
-//! socket: an [`Outbox`], in the bounds of a [`Memory`]. The request plane between processes and the subprocess engine speak it.
+//! What processes say to each other: [frames](Frame) and MessagePack [payloads](encode_payload), how a connection begins
+//! ([`Greeting`]), and how frames wait for a socket: an [`Outbox`], in the bounds of a [`Memory`]. The request plane between processes and the subprocess engine speak it.
 //!
 //! A frame is a big-endian `u32` length of what follows, a kind byte, a flags byte (0 today, ignored when read), a
 //! big-endian `u32` stream id, and the payload. Stream 0 is the connection itself. Payloads are MessagePack maps with
 //! named fields; unknown fields and unknown kinds are ignored, so that versions N and N-1 understand each other.
 
 mod frame;
+mod greeting;
 mod memory;
 mod outbox;
 mod payload;
@@ -14,6 +15,7 @@ pub use frame::{
     Frame, FrameDecoder, FrameError, FrameKind, HEADER_BYTES, MAX_FRAME_BYTES, encode_frame,
     encode_header,
 };
+pub use greeting::{Greeting, GreetingError, MAX_GREETING_BYTES};
 pub use memory::{HeldBytes, Memory};
 pub use outbox::{Batch, Outbox};
 pub use payload::{

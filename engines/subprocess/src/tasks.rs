@@ -2,10 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use genset_process::Supervision;
-use genset_wire::{
-    Frame, FrameDecoder, FrameKind, GoAway, Hello, PROTOCOL_VERSION, decode_payload, encode_frame,
-    encode_payload,
-};
+use genset_wire::{FrameDecoder, FrameKind, Greeting, GreetingError, Hello, PROTOCOL_VERSION};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -15,8 +12,6 @@ use crate::config::{MIN_FRAME_BYTES, SubprocessConfig};
 use crate::failure::ChildFailure;
 use crate::link::Link;
 
-/// The largest payload while greeting.
-const MAX_HELLO_BYTES: usize = 4096;
 /// Bytes read from the socket at once, at least.
 const READ_BYTES: usize = 64 << 10;
 
@@ -35,27 +30,13 @@ pub(crate) async fn greet(
         has_secret: false,
         nonce: Bytes::new(),
     };
-    let mut bytes = BytesMut::new();
-    let payload = encode_payload(&ours).unwrap_or_default();
-    encode_frame(FrameKind::Hello, 0, &payload, &mut bytes)
-        .map_err(|error| ChildFailure::protocol(error.to_string()))?;
-    if socket.write_all(&bytes).await.is_err() {
-        return Err(ChildFailure::ClosedSocket);
+    let mut greeting = Greeting::new(socket);
+    let theirs: Hello = async {
+        greeting.send(FrameKind::Hello, &ours).await?;
+        greeting.receive(FrameKind::Hello).await
     }
-    let mut decoder = FrameDecoder::with_limit(MAX_HELLO_BYTES);
-    let theirs = loop {
-        let frame = next_frame(socket, &mut decoder).await?;
-        if frame.kind == FrameKind::Hello {
-            break hello(&frame)?;
-        }
-        if frame.kind == FrameKind::GoAway {
-            return Err(refused(&frame));
-        }
-        if !matches!(frame.kind, FrameKind::Unknown(_)) {
-            let what = format!("it sent {:?} where Hello was due", frame.kind);
-            return Err(ChildFailure::protocol(what));
-        }
-    };
+    .await
+    .map_err(|error| ungreeted(error, !greeting.unread().is_empty()))?;
     ours.agree(&theirs).map_err(|error| ChildFailure::Version {
         what: error.message().to_owned(),
     })?;
@@ -63,38 +44,20 @@ pub(crate) async fn greet(
         let what = "Hello: max_frame_bytes must be at least 65536";
         return Err(ChildFailure::protocol(what));
     }
-    decoder.set_limit(usize::try_from(max_frame_bytes).unwrap_or(usize::MAX));
+    let decoder = greeting.into_decoder(max_frame_bytes as usize);
     Ok((theirs.max_frame_bytes, decoder))
 }
 
-fn hello(frame: &Frame) -> Result<Hello, ChildFailure> {
-    decode_payload(&frame.payload)
-        .map_err(|error| ChildFailure::protocol(format!("Hello frame: {error}")))
-}
-
-fn refused(frame: &Frame) -> ChildFailure {
-    match decode_payload::<GoAway>(&frame.payload) {
-        Ok(go_away) => ChildFailure::Version {
+/// Why there is no Hello from the process.
+fn ungreeted(error: GreetingError, is_cut: bool) -> ChildFailure {
+    match error {
+        GreetingError::Closed | GreetingError::Io(_) if is_cut => ChildFailure::HalfFrame,
+        GreetingError::Closed | GreetingError::Io(_) => ChildFailure::ClosedSocket,
+        GreetingError::NoFrames(error) => ChildFailure::protocol(error.to_string()),
+        GreetingError::Unexpected(what) => ChildFailure::protocol(what),
+        GreetingError::Refused(go_away) => ChildFailure::Version {
             what: go_away.reason,
         },
-        Err(error) => ChildFailure::protocol(format!("GoAway frame: {error}")),
-    }
-}
-
-async fn next_frame(
-    socket: &mut UnixStream,
-    decoder: &mut FrameDecoder,
-) -> Result<Frame, ChildFailure> {
-    loop {
-        let frame = decoder.next_frame();
-        if let Some(frame) = frame.map_err(|error| ChildFailure::protocol(error.to_string()))? {
-            return Ok(frame);
-        }
-        match socket.read_buf(decoder.buffer_mut()).await {
-            Ok(0) | Err(_) if decoder.buffered() > 0 => return Err(ChildFailure::HalfFrame),
-            Ok(0) | Err(_) => return Err(ChildFailure::ClosedSocket),
-            Ok(_) => {}
-        }
     }
 }
 

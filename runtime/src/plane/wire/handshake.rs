@@ -6,20 +6,15 @@
 
 use blake2b_simd::Params;
 use bytes::Bytes;
-use bytes::BytesMut;
 use genset_wire::{
-    Auth, Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, Hello, PROTOCOL_VERSION,
-    decode_payload, encode_frame, encode_payload,
+    Auth, FrameDecoder, FrameKind, GoAway, GoAwayCode, Greeting, GreetingError, Hello,
+    PROTOCOL_VERSION,
 };
-use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, join};
 
 use super::config::{MIN_FRAME_BYTES, WireConfig, WireSecret};
 use super::transport::{Io, Refusal};
-
-/// The largest payload in a handshake: a stranger makes us hold no more.
-pub(super) const MAX_PAYLOAD_BYTES: usize = 4096;
 
 /// Bytes of a nonce.
 const NONCE_BYTES: usize = 32;
@@ -61,7 +56,7 @@ pub(super) enum HandshakeError {
     #[error("the peer closed the connection in the handshake")]
     Closed,
     #[error("{}", io_problem(.0))]
-    Io(#[from] std::io::Error),
+    Io(#[source] std::io::Error),
     #[error("the peer does not speak this protocol: {0}")]
     NotOurs(String),
     #[error("{0}")]
@@ -74,6 +69,18 @@ pub(super) enum HandshakeError {
     Refused(GoAway),
     #[error("the handshake took too long")]
     TimedOut,
+}
+
+impl From<GreetingError> for HandshakeError {
+    fn from(error: GreetingError) -> Self {
+        match error {
+            GreetingError::Closed => Self::Closed,
+            GreetingError::Io(error) => Self::Io(error),
+            GreetingError::NoFrames(error) => Self::NotOurs(error.to_string()),
+            GreetingError::Unexpected(problem) => Self::NotOurs(problem),
+            GreetingError::Refused(go_away) => Self::Refused(go_away),
+        }
+    }
 }
 
 impl HandshakeError {
@@ -142,20 +149,18 @@ pub(super) async fn greet(
 ) -> Result<Greeted, HandshakeError> {
     let greeting = async {
         let mut handshake = Handshake {
-            io,
+            greeting: Greeting::new(join(&mut io.reader, &mut io.writer)),
             role,
             config,
-            decoder: FrameDecoder::with_limit(MAX_PAYLOAD_BYTES),
         };
         let greeted = handshake.run().await;
         if let Err(error) = &greeted
             && let Some(go_away) = error.told()
         {
             // The peer may be gone; it is refused all the same.
-            let _ = handshake.send(FrameKind::GoAway, &go_away).await;
+            let _ = handshake.greeting.send(FrameKind::GoAway, &go_away).await;
         }
         greeted.map(|(ours, hello)| {
-            handshake.decoder.set_limit(config.max_frame_bytes);
             let nonces = match role {
                 Role::Caller => [ours.nonce, hello.nonce.clone()],
                 Role::Callee => [hello.nonce.clone(), ours.nonce],
@@ -163,7 +168,7 @@ pub(super) async fn greet(
             Greeted {
                 hello,
                 nonces,
-                decoder: handshake.decoder,
+                decoder: handshake.greeting.into_decoder(config.max_frame_bytes),
             }
         })
     };
@@ -174,35 +179,31 @@ pub(super) async fn greet(
 
 /// Refuses a caller, before the greeting or after it.
 pub(super) async fn refuse(mut io: Io, go_away: &GoAway) {
-    let mut bytes = BytesMut::new();
-    if let Ok(payload) = encode_payload(go_away)
-        && encode_frame(FrameKind::GoAway, 0, &payload, &mut bytes).is_ok()
-    {
-        // The caller may be gone already.
-        let _ = io.writer.write_all(&bytes).await;
+    let mut greeting = Greeting::new(join(&mut io.reader, &mut io.writer));
+    // The caller may be gone already.
+    if greeting.send(FrameKind::GoAway, go_away).await.is_ok() {
         let _ = io.writer.shutdown().await;
     }
 }
 
-struct Handshake<'a> {
-    io: &'a mut Io,
+struct Handshake<'a, S> {
+    greeting: Greeting<S>,
     role: Role,
     config: &'a WireConfig,
-    decoder: FrameDecoder,
 }
 
-impl Handshake<'_> {
+impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
     /// What we said, and what the peer did.
     async fn run(&mut self) -> Result<(Hello, Hello), HandshakeError> {
         let ours = self.hello();
         let theirs: Hello = match self.role {
             Role::Caller => {
-                self.send(FrameKind::Hello, &ours).await?;
+                self.greeting.send(FrameKind::Hello, &ours).await?;
                 self.receive(FrameKind::Hello).await?
             }
             Role::Callee => {
                 let theirs = self.receive(FrameKind::Hello).await?;
-                self.send(FrameKind::Hello, &ours).await?;
+                self.greeting.send(FrameKind::Hello, &ours).await?;
                 theirs
             }
         };
@@ -262,7 +263,7 @@ impl Handshake<'_> {
         let expected = proof(secret, self.role.other(), nonces);
         // The caller proves first: a callee gives no proof to a stranger.
         if self.role == Role::Caller {
-            self.send(FrameKind::Auth, &our_proof).await?;
+            self.greeting.send(FrameKind::Auth, &our_proof).await?;
         }
         let their_proof: Auth = self.receive(FrameKind::Auth).await?;
         if !constant_time_eq::constant_time_eq(&their_proof.proof, &expected) {
@@ -271,22 +272,8 @@ impl Handshake<'_> {
             ));
         }
         if self.role == Role::Callee {
-            self.send(FrameKind::Auth, &our_proof).await?;
+            self.greeting.send(FrameKind::Auth, &our_proof).await?;
         }
-        Ok(())
-    }
-
-    async fn send(
-        &mut self,
-        kind: FrameKind,
-        value: &impl Serialize,
-    ) -> Result<(), HandshakeError> {
-        let not_ours = |error: &dyn std::fmt::Display| HandshakeError::NotOurs(error.to_string());
-        let payload = encode_payload(value).map_err(|error| not_ours(&error))?;
-        let mut bytes = BytesMut::new();
-        encode_frame(kind, 0, &payload, &mut bytes).map_err(|error| not_ours(&error))?;
-        self.io.writer.write_all(&bytes).await?;
-        self.io.writer.flush().await?;
         Ok(())
     }
 
@@ -294,36 +281,14 @@ impl Handshake<'_> {
         &mut self,
         wanted: FrameKind,
     ) -> Result<T, HandshakeError> {
-        let frame = self.frame().await?;
-        if frame.kind == FrameKind::GoAway {
-            let go_away = decode_payload(&frame.payload)
-                .map_err(|error| HandshakeError::NotOurs(error.to_string()))?;
-            return Err(HandshakeError::Refused(go_away));
-        }
-        if frame.kind != wanted {
-            let problem = format!("{:?} where {wanted:?} was due", frame.kind);
-            return Err(HandshakeError::NotOurs(problem));
-        }
-        decode_payload(&frame.payload).map_err(|error| HandshakeError::NotOurs(error.to_string()))
-    }
-
-    async fn frame(&mut self) -> Result<Frame, HandshakeError> {
-        loop {
-            match self.decoder.next_frame() {
-                // Later versions may greet with more; what we do not know, we leave.
-                Ok(Some(frame)) if matches!(frame.kind, FrameKind::Unknown(_)) => {}
-                Ok(Some(frame)) => return Ok(frame),
-                Ok(None) => {
-                    if self.io.reader.read_buf(self.decoder.buffer_mut()).await? == 0 {
-                        return Err(HandshakeError::Closed);
-                    }
-                }
-                Err(_) if self.decoder.buffer_mut().starts_with(&TLS_HANDSHAKE) => {
-                    let problem = "it speaks TLS, and there is none here; start both ends with the --wire-tls flags, or neither";
-                    return Err(HandshakeError::NotOurs(problem.into()));
-                }
-                Err(error) => return Err(HandshakeError::NotOurs(error.to_string())),
+        match self.greeting.receive(wanted).await {
+            Err(GreetingError::NoFrames(_))
+                if self.greeting.unread().starts_with(&TLS_HANDSHAKE) =>
+            {
+                let problem = "it speaks TLS, and there is none here; start both ends with the --wire-tls flags, or neither";
+                Err(HandshakeError::NotOurs(problem.into()))
             }
+            received => Ok(received?),
         }
     }
 }
@@ -344,6 +309,8 @@ fn proof(secret: &WireSecret, role: Role, [caller, callee]: [&Bytes; 2]) -> Byte
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt;
+
     use super::*;
 
     fn io_pair() -> (Io, Io) {

@@ -6,12 +6,13 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use genset_wire::{FrameDecoder, FrameKind, GoAway, GoAwayCode, encode_frame, encode_payload};
+use genset_wire::{
+    FrameDecoder, FrameKind, GoAway, GoAwayCode, MAX_GREETING_BYTES, encode_frame, encode_payload,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsStream as Rustls};
 
-use super::super::handshake::MAX_PAYLOAD_BYTES;
 use super::super::transport::Refusal;
 use super::problem::{self, Side};
 
@@ -150,7 +151,7 @@ async fn refused_in_plaintext(mut stream: TcpStream) -> io::Error {
 
 /// Whether the first frame is one that a caller greets with.
 async fn is_of_our_protocol(stream: &mut TcpStream) -> io::Result<bool> {
-    let mut decoder = FrameDecoder::with_limit(MAX_PAYLOAD_BYTES);
+    let mut decoder = FrameDecoder::with_limit(MAX_GREETING_BYTES);
     loop {
         match decoder.next_frame() {
             Ok(Some(frame)) => {
