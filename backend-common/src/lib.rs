@@ -18,6 +18,7 @@ pub mod controls;
 mod engine;
 pub mod error;
 pub mod handles;
+pub mod inbox;
 pub mod kv;
 pub mod output;
 pub mod ports;

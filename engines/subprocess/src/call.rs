@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use genset_backend_common::inbox::Taken;
 use genset_backend_common::{CancelReason, EngineError};
 use genset_wire::{Credit, FrameKind, decode_payload};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
 
-use crate::link::{Arrival, Link};
+use crate::link::{CallInbox, Link};
 
 /// A question to the process. Dropped before its end, it is cancelled.
 pub(crate) struct Call {
     link: Arc<Link>,
     id: u32,
-    arrivals: mpsc::Receiver<Arrival>,
+    inbox: Arc<CallInbox>,
     window: u32,
     /// Items read since credit was last granted.
     read: u32,
@@ -23,16 +23,11 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub(crate) fn new(
-        link: Arc<Link>,
-        id: u32,
-        arrivals: mpsc::Receiver<Arrival>,
-        window: u32,
-    ) -> Self {
+    pub(crate) fn new(link: Arc<Link>, id: u32, inbox: Arc<CallInbox>, window: u32) -> Self {
         Self {
             link,
             id,
-            arrivals,
+            inbox,
             window,
             read: 0,
             is_over: false,
@@ -47,17 +42,15 @@ impl Call {
         if self.is_over {
             return Poll::Ready(Ok(None));
         }
-        let arrival = ready!(self.arrivals.poll_recv(cx));
-        if let Some(Arrival::Item(item)) = arrival {
-            self.grant();
-            return Poll::Ready(Ok(Some(item)));
-        }
-        self.is_over = true;
-        Poll::Ready(match arrival {
-            Some(Arrival::Item(item)) => Ok(Some(item)),
-            Some(Arrival::End) => Ok(None),
-            Some(Arrival::Error(error)) => Err(error),
-            None => Err(self.link.over()),
+        Poll::Ready(match ready!(self.inbox.poll_take(cx)) {
+            Taken::Item { item, .. } => {
+                self.grant();
+                Ok(Some(item))
+            }
+            Taken::End(end) => {
+                self.is_over = true;
+                end.map(|()| None)
+            }
         })
     }
 

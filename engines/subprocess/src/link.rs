@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use genset_backend_common::inbox::Inbox;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{CancelReason, EngineError, error::At};
 use genset_wire::{
@@ -12,7 +13,6 @@ use genset_wire::{
 };
 use parking_lot::Mutex;
 use serde::Serialize;
-use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -24,13 +24,8 @@ use crate::failure::ChildFailure;
 /// Bytes above which new requests wait. Frames about requests that are open go in regardless: they are few and small.
 const ROOM_BYTES: usize = 1 << 20;
 
-/// What arrives for one call.
-#[derive(Debug)]
-pub(crate) enum Arrival {
-    Item(Bytes),
-    End,
-    Error(EngineError),
-}
+/// Where the items of a call wait for its reader, and behind them how it ended.
+pub(crate) type CallInbox = Inbox<Bytes, Result<(), EngineError>>;
 
 /// The connection, shared by the calls and the tasks that keep it.
 #[derive(Debug)]
@@ -48,10 +43,9 @@ pub(crate) struct Link {
 struct Streams {
     last_id: u32,
     /// Every stream that the process has not ended. Without an inbox, nobody reads it any more.
-    open: HashMap<u32, Option<mpsc::Sender<Arrival>>>,
-    /// What readers are told whose inbox was taken away.
-    over: Option<EngineError>,
-    is_dead: bool,
+    open: HashMap<u32, Option<Arc<CallInbox>>>,
+    /// Why there are no more streams.
+    dead: Option<EngineError>,
 }
 
 impl Link {
@@ -90,13 +84,10 @@ impl Link {
             EngineError::internal("the request cannot be written as MessagePack").with_source(error)
         })?;
         self.outbox.room().await;
-        // One more, for the end.
-        let room = usize::try_from(window)
-            .unwrap_or(usize::MAX)
-            .saturating_add(1);
-        let (inbox, arrivals) = mpsc::channel(room);
-        let id = self.streams.lock().open(inbox)?;
-        let call = Call::new(Arc::clone(self), id, arrivals, window);
+        // One more than there is credit for: then its reader is behind.
+        let inbox = Arc::new(CallInbox::new(window as usize + 1));
+        let id = self.streams.lock().open(&inbox)?;
+        let call = Call::new(Arc::clone(self), id, inbox, window);
         let pushed = self
             .outbox
             .push_bytes(FrameKind::Request, id, payload.into());
@@ -123,8 +114,10 @@ impl Link {
     /// Ends every call under way with `error`; the connection stays.
     pub(crate) fn end_calls(&self, error: EngineError) {
         let ids: Vec<u32> = {
-            let mut streams = self.streams.lock();
-            streams.over.get_or_insert(error);
+            let streams = self.streams.lock();
+            for inbox in streams.open.values().flatten() {
+                inbox.end_and_wake(Err(error.clone()));
+            }
             streams.open.keys().copied().collect()
         };
         for id in ids {
@@ -134,25 +127,17 @@ impl Link {
 
     /// Ends every call under way, and all that are to come, with `error`.
     pub(crate) fn fail(&self, error: EngineError) {
-        let open = {
-            let mut streams = self.streams.lock();
-            if !streams.is_dead {
-                (streams.is_dead, streams.over) = (true, Some(error));
-            }
-            std::mem::take(&mut streams.open)
-        };
-        drop(open);
+        let mut streams = self.streams.lock();
+        let error = streams.dead.get_or_insert(error).clone();
+        for inbox in std::mem::take(&mut streams.open).values().flatten() {
+            inbox.end_and_wake(Err(error.clone()));
+        }
+        drop(streams);
         self.closed.cancel();
     }
 
-    /// The error of a call whose inbox was taken away.
-    pub(crate) fn over(&self) -> EngineError {
-        let over = self.streams.lock().over.clone();
-        over.unwrap_or_else(|| EngineError::internal("a call lost its inbox and nobody said why"))
-    }
-
     pub(crate) fn is_dead(&self) -> bool {
-        self.streams.lock().is_dead
+        self.streams.lock().dead.is_some()
     }
 
     /// Sends a small frame that must fit.
@@ -215,13 +200,12 @@ impl Link {
         } = frame;
         match kind {
             FrameKind::Item if stream == 0 => self.arrived_batch(payload),
-            FrameKind::Item => self.streams.lock().deliver(stream, Arrival::Item(payload)),
-            FrameKind::End => self.streams.lock().deliver(stream, Arrival::End),
+            FrameKind::Item => self.streams.lock().item(stream, payload),
+            FrameKind::End => self.streams.lock().end(stream, Ok(())),
             FrameKind::Error => {
                 let error: WireError = decode_payload(&payload)
                     .map_err(|error| ChildFailure::protocol(format!("Error frame: {error}")))?;
-                let error = Arrival::Error(error.into());
-                self.streams.lock().deliver(stream, error)
+                self.streams.lock().end(stream, Err(error.into()))
             }
             // Without room, the process has enough to read already that says that we are here.
             FrameKind::Ping if !self.outbox.has_room() => Ok(()),
@@ -252,52 +236,59 @@ impl Link {
         let mut streams = self.streams.lock();
         for pair in batch {
             let (stream, item) = pair.map_err(malformed)?;
-            streams.deliver(stream, item.map_or(Arrival::End, Arrival::Item))?;
+            match item {
+                Some(item) => streams.item(stream, item)?,
+                None => streams.end(stream, Ok(()))?,
+            }
         }
         Ok(())
     }
 }
 
 impl Streams {
-    fn open(&mut self, inbox: mpsc::Sender<Arrival>) -> Result<u32, EngineError> {
-        if self.is_dead {
-            let over = self.over.clone();
-            return Err(
-                over.unwrap_or_else(|| EngineError::engine_shutdown("the engine has stopped"))
-            );
+    fn open(&mut self, inbox: &Arc<CallInbox>) -> Result<u32, EngineError> {
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
         }
         // Ids come round after 2^32 requests; those still open are passed over.
         loop {
             self.last_id = self.last_id.wrapping_add(1).max(1);
             if !self.open.contains_key(&self.last_id) {
-                self.open.insert(self.last_id, Some(inbox));
+                self.open.insert(self.last_id, Some(Arc::clone(inbox)));
                 return Ok(self.last_id);
             }
         }
     }
 
-    fn deliver(&mut self, stream: u32, arrival: Arrival) -> Result<(), ChildFailure> {
-        let is_end = !matches!(arrival, Arrival::Item(_));
-        let inbox = match self.open.get(&stream) {
-            Some(inbox) => inbox.as_ref(),
-            None if self.is_dead => return Ok(()),
-            None => {
-                return Err(ChildFailure::protocol(format!(
-                    "a frame for stream {stream}, which is not open"
-                )));
-            }
+    fn item(&mut self, stream: u32, item: Bytes) -> Result<(), ChildFailure> {
+        let Some(inbox) = self.open.get(&stream) else {
+            return self.not_open(stream);
         };
-        let sent = inbox.map_or(Ok(()), |inbox| inbox.try_send(arrival));
-        if is_end {
-            self.open.remove(&stream);
+        // Without one, nobody reads it any more: the reader's Cancel is on its way.
+        let Some(inbox) = inbox else { return Ok(()) };
+        if inbox.push_and_wake(item) {
+            let what = format!("an item without credit on stream {stream}");
+            return Err(ChildFailure::protocol(what));
         }
-        match sent {
-            // Nobody reads it any more: the reader's Cancel is on its way.
-            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
-            Err(mpsc::error::TrySendError::Full(_)) => Err(ChildFailure::protocol(format!(
-                "an item without credit on stream {stream}"
-            ))),
+        Ok(())
+    }
+
+    fn end(&mut self, stream: u32, how: Result<(), EngineError>) -> Result<(), ChildFailure> {
+        let Some(inbox) = self.open.remove(&stream) else {
+            return self.not_open(stream);
+        };
+        if let Some(inbox) = inbox {
+            inbox.end_and_wake(how);
         }
+        Ok(())
+    }
+
+    fn not_open(&self, stream: u32) -> Result<(), ChildFailure> {
+        if self.dead.is_some() {
+            return Ok(());
+        }
+        let what = format!("a frame for stream {stream}, which is not open");
+        Err(ChildFailure::protocol(what))
     }
 }
 

@@ -3,16 +3,16 @@
 //! Each step's tokens are an item. A reader that leaves [`BEHIND_ITEMS`] of them is [behind](Outlet::is_behind), and its sequence
 //! is left out of steps until it has taken them all.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream;
+use genset_backend_common::inbox::{Inbox, Taken};
 use genset_backend_common::output::{Finish, Output, OutputStream, TokenChunk};
 use genset_backend_common::{EngineError, ErrorKind, RequestContext};
-use parking_lot::Mutex;
 
 /// Items a reader may leave before its sequence is paused: seconds of generation, and a few kilobytes.
 const BEHIND_ITEMS: usize = 64;
@@ -23,7 +23,8 @@ pub(crate) type Nudge = Box<dyn Fn() + Send + Sync>;
 /// The writing and the reading end of one request's mailbox.
 pub(crate) fn mailbox(ctx: RequestContext, nudge: Nudge) -> (Outlet, OutputStream) {
     let mailbox = Arc::new(Mailbox {
-        state: Mutex::default(),
+        inbox: Inbox::new(BEHIND_ITEMS),
+        has_left: AtomicBool::new(false),
         ctx: ctx.clone(),
         nudge,
     });
@@ -38,18 +39,11 @@ pub(crate) fn mailbox(ctx: RequestContext, nudge: Nudge) -> (Outlet, OutputStrea
 }
 
 struct Mailbox {
-    state: Mutex<State>,
+    inbox: Inbox<TokenChunk, Result<Finish, EngineError>>,
+    /// Nobody reads any more.
+    has_left: AtomicBool,
     ctx: RequestContext,
     nudge: Nudge,
-}
-
-#[derive(Default)]
-struct State {
-    items: VecDeque<TokenChunk>,
-    is_behind: bool,
-    terminal: Option<Result<Finish, EngineError>>,
-    reader: Option<Waker>,
-    has_left: bool,
 }
 
 /// The engine thread's end. Dropped without [`end`](Self::end), the stream ends with an error.
@@ -61,31 +55,22 @@ pub(crate) struct Outlet {
 impl Outlet {
     /// Adds tokens. Returns the reader to wake, if it waits.
     pub(crate) fn send(&self, chunk: TokenChunk) -> Option<Waker> {
-        let mut state = self.mailbox.state.lock();
-        state.items.push_back(chunk);
-        state.is_behind |= state.items.len() >= BEHIND_ITEMS;
-        state.reader.take()
+        self.mailbox.inbox.push(chunk).0
     }
 
     /// Ends the request. Returns the reader to wake, if it waits.
     pub(crate) fn end(self, terminal: Result<Finish, EngineError>) -> Option<Waker> {
-        self.set_terminal(terminal)
+        self.mailbox.inbox.end(terminal)
     }
 
     /// Whether nobody reads any more, because the request was cancelled or its stream dropped.
     pub(crate) fn is_closed(&self) -> bool {
-        self.mailbox.ctx.is_cancelled() || self.mailbox.state.lock().has_left
+        self.mailbox.ctx.is_cancelled() || self.mailbox.has_left.load(Ordering::Acquire)
     }
 
     /// Whether the reader has left so many items that no more should be made before it took them.
     pub(crate) fn is_behind(&self) -> bool {
-        self.mailbox.state.lock().is_behind
-    }
-
-    fn set_terminal(&self, terminal: Result<Finish, EngineError>) -> Option<Waker> {
-        let mut state = self.mailbox.state.lock();
-        state.terminal.get_or_insert(terminal);
-        state.reader.take()
+        self.mailbox.inbox.is_behind()
     }
 }
 
@@ -95,9 +80,7 @@ impl Drop for Outlet {
             ErrorKind::Disconnected,
             "the engine stopped before the request ended; send it again",
         );
-        if let Some(reader) = self.set_terminal(Err(lost)) {
-            reader.wake();
-        }
+        self.mailbox.inbox.end_and_wake(Err(lost));
     }
 }
 
@@ -126,24 +109,25 @@ impl<C> Inlet<C> {
     }
 
     /// What the mailbox has; else the reader waits.
-    fn take(&mut self, cx: &Context<'_>) -> Option<Result<Output, EngineError>> {
-        let mut state = self.mailbox.state.lock();
-        if let Some(tokens) = state.items.pop_front() {
-            let has_caught_up = state.items.is_empty() && std::mem::take(&mut state.is_behind);
-            drop(state);
-            self.streamed_tokens = self.streamed_tokens.saturating_add(tokens.len());
-            if has_caught_up {
-                (self.mailbox.nudge)();
+    fn take(&mut self, cx: &mut Context<'_>) -> Option<Result<Output, EngineError>> {
+        match self.mailbox.inbox.poll_take(cx) {
+            Poll::Ready(Taken::Item {
+                item: tokens,
+                has_caught_up,
+                ..
+            }) => {
+                self.streamed_tokens = self.streamed_tokens.saturating_add(tokens.len());
+                if has_caught_up {
+                    (self.mailbox.nudge)();
+                }
+                Some(Ok(Output::Tokens(tokens)))
             }
-            return Some(Ok(Output::Tokens(tokens)));
+            Poll::Ready(Taken::End(terminal)) => {
+                self.is_done = true;
+                Some(terminal.map(|finish| self.finish(finish)))
+            }
+            Poll::Pending => None,
         }
-        let Some(terminal) = state.terminal.take() else {
-            state.reader = Some(cx.waker().clone());
-            return None;
-        };
-        drop(state);
-        self.is_done = true;
-        Some(terminal.map(|finish| self.finish(finish)))
     }
 }
 
@@ -170,7 +154,7 @@ impl<C: Future<Output = ()>> Stream for Inlet<C> {
 
 impl<C> Drop for Inlet<C> {
     fn drop(&mut self) {
-        self.mailbox.state.lock().has_left = true;
+        self.mailbox.has_left.store(true, Ordering::Release);
         if !self.is_done {
             (self.mailbox.nudge)();
         }

@@ -1,13 +1,14 @@
 //! [`Caller`]: the end of a connection that asks. It opens streams and reads their items.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
+use genset_backend_common::inbox::{Inbox, Taken};
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, error::At};
 use genset_wire::{
@@ -66,32 +67,10 @@ enum State {
 }
 
 /// Where one stream's items wait for their reader.
-#[derive(Default)]
-struct Slot {
-    inbox: Mutex<Inbox>,
-}
-
-#[derive(Default)]
-struct Inbox {
-    items: VecDeque<Unread>,
-    end: Option<Result<(), EngineError>>,
-    waker: Option<Waker>,
-}
+type Slot = Inbox<Unread, Result<(), EngineError>>;
 
 /// An item, and its part of the budget: small ones have none.
 type Unread = (Bytes, Option<HeldBytes>);
-
-impl Slot {
-    fn update(&self, update: impl FnOnce(&mut Inbox)) {
-        let mut inbox = self.inbox.lock();
-        update(&mut inbox);
-        let waker = inbox.waker.take();
-        drop(inbox);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
 
 impl Caller {
     pub(super) fn new(
@@ -187,7 +166,8 @@ impl Caller {
         }
         let id = table.next_id;
         table.next_id = id.saturating_add(1);
-        let slot = Arc::new(Slot::default());
+        // One more than it has credit for: then it is behind.
+        let slot = Arc::new(Slot::new(self.window_items as usize + 1));
         table.slots.insert(id, Arc::clone(&slot));
         Ok(Response {
             id,
@@ -195,6 +175,7 @@ impl Caller {
             caller: Arc::clone(self),
             cancelled: Some(Box::pin(ctx.cancelled_owned())),
             ctx,
+            first: None,
             unacknowledged: 0,
             is_done: false,
             _open: GaugeGuard::new(self.open.clone()),
@@ -209,7 +190,7 @@ impl Caller {
         drop(table);
         for slot in slots.into_values() {
             let error = self.disconnected(ended);
-            slot.update(|inbox| inbox.end = Some(Err(error)));
+            slot.end_and_wake(Err(error));
         }
     }
 
@@ -226,7 +207,7 @@ impl Caller {
     fn end_stream(&self, id: u32, end: Result<(), EngineError>) {
         let slot = self.table.lock().slots.remove(&id);
         if let Some(slot) = slot {
-            slot.update(|inbox| inbox.end = Some(end));
+            slot.end_and_wake(end);
         }
     }
 
@@ -248,12 +229,7 @@ impl Caller {
             self.give_up(id);
             return Ok(());
         };
-        let mut is_over = false;
-        slot.update(|inbox| {
-            is_over = inbox.items.len() >= self.window_items as usize;
-            inbox.items.push_back((item, held));
-        });
-        if is_over {
+        if slot.push_and_wake((item, held)) {
             return Err(Violation(format!(
                 "stream {id} has more items than it had credit for"
             )));
@@ -357,6 +333,8 @@ struct Response {
     /// Asked only while nothing is there to read; `None` once the callee was told, or has ended the stream. A request's own
     /// end cancels its context: whoever still listened then would be woken for nothing.
     cancelled: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// The first item, which was waited for before there was a response, and whether the end was there, too.
+    first: Option<(Unread, bool)>,
     /// Items read for which the callee has no new credit yet.
     unacknowledged: u32,
     is_done: bool,
@@ -366,27 +344,12 @@ struct Response {
 impl Response {
     /// Resolves once there is an item, or the end; an error in the place of the first item is taken.
     fn poll_first(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), EngineError>> {
-        let slot = Arc::clone(&self.slot);
-        let mut inbox = slot.inbox.lock();
-        if !inbox.items.is_empty() {
-            return Poll::Ready(Ok(()));
-        }
-        match inbox.end.take() {
-            Some(Err(error)) => {
-                self.is_done = true;
-                Poll::Ready(Err(error))
-            }
-            Some(Ok(())) => {
-                inbox.end = Some(Ok(()));
-                Poll::Ready(Ok(()))
-            }
-            None => {
-                inbox.waker = Some(cx.waker().clone());
-                drop(inbox);
-                self.forward_cancellation(cx);
-                Poll::Pending
-            }
-        }
+        let Poll::Ready(first) = self.poll_slot(cx) else {
+            self.forward_cancellation(cx);
+            return Poll::Pending;
+        };
+        self.first = first?;
+        Poll::Ready(Ok(()))
     }
 
     /// Tells the callee when the request was cancelled here; its terminal still comes.
@@ -404,29 +367,34 @@ impl Response {
         }
     }
 
-    fn poll_inbox(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, EngineError>>> {
-        let mut inbox = self.slot.inbox.lock();
-        if let Some((item, _held)) = inbox.items.pop_front() {
-            let has_ended = inbox.end.is_some();
-            drop(inbox);
-            if has_ended {
-                self.cancelled = None;
-            } else {
-                self.acknowledge();
-            }
-            return Poll::Ready(Some(Ok(item)));
-        }
-        if let Some(end) = inbox.end.take() {
-            drop(inbox);
-            self.is_done = true;
-            self.cancelled = None;
-            return Poll::Ready(end.err().map(Err));
-        }
+    /// The next item, and whether the end is there, too; `None` at the end.
+    fn poll_slot(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<(Unread, bool)>, EngineError>> {
         if self.is_done {
-            return Poll::Ready(None);
+            return Poll::Ready(Ok(None));
         }
-        inbox.waker = Some(cx.waker().clone());
-        Poll::Pending
+        Poll::Ready(match ready!(self.slot.poll_take(cx)) {
+            Taken::Item {
+                item, has_ended, ..
+            } => Ok(Some((item, has_ended))),
+            Taken::End(end) => {
+                self.is_done = true;
+                self.cancelled = None;
+                end.map(|()| None)
+            }
+        })
+    }
+
+    /// Hands on an item, and gives its credit back.
+    fn read(&mut self, ((item, _held), has_ended): (Unread, bool)) -> Bytes {
+        if has_ended {
+            self.cancelled = None;
+        } else {
+            self.acknowledge();
+        }
+        item
     }
 
     fn acknowledge(&mut self) {
@@ -443,12 +411,16 @@ impl Stream for Response {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        let item = this.poll_inbox(cx);
+        let item = match this.first.take() {
+            Some(first) => Poll::Ready(Ok(Some(first))),
+            None => this.poll_slot(cx),
+        };
+        let item = item.map_ok(|item| item.map(|item| this.read(item)));
         // A slow reader may never find its inbox empty.
         if item.is_pending() || this.ctx.is_cancelled() {
             this.forward_cancellation(cx);
         }
-        Poll::Ready(ready!(item))
+        Poll::Ready(ready!(item).transpose())
     }
 }
 
