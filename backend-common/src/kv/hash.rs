@@ -60,20 +60,51 @@ pub fn salt_root(salt: &str) -> BlockHash {
 /// "genset" in ASCII: any number but 0, which hashes of blocks begin with.
 const SALT_SEED: u64 = 0x6765_6e73_6574;
 
-/// The hashes of the full blocks of a sequence with this salt, in order; tokens past the last full block have none.
+/// What the first block of a sequence follows, in place of a block: `None` without salt and adapter, [`salt_root`] without an
+/// adapter. Keys and values are the adapter's too ([`GenerateRequest::adapter`](crate::GenerateRequest::adapter)), so sequences
+/// of different adapters share no block, nor do those of an adapter and of none.
 ///
-/// `block_size`: tokens per KV block.
+/// # Examples
+/// ```
+/// use genset_backend_common::kv::{salt_root, sequence_root};
+///
+/// assert_eq!(sequence_root(None, None), None);
+/// assert_eq!(sequence_root(Some("tenant"), None), Some(salt_root("tenant")));
+/// assert_ne!(sequence_root(None, Some("french")), sequence_root(Some("french"), None));
+/// ```
+#[must_use]
+pub fn sequence_root(salt: Option<&str>, adapter: Option<&str>) -> Option<BlockHash> {
+    let salt = salt.map(salt_root);
+    let Some(adapter) = adapter else {
+        return salt;
+    };
+    let mut state = Xxh3::with_seed(ADAPTER_SEED);
+    // Said first, so that no adapter's name begins as a salt does.
+    state.update(&[u8::from(salt.is_some())]);
+    if let Some(BlockHash(salt)) = salt {
+        state.update(&salt.to_le_bytes());
+    }
+    state.update(adapter.as_bytes());
+    Some(BlockHash(state.digest()))
+}
+
+/// "adapter" in ASCII: any number but 0 and [`SALT_SEED`].
+const ADAPTER_SEED: u64 = 0x0061_6461_7074_6572;
+
+/// The hashes of the full blocks of a sequence, in order; tokens past the last full block have none.
+///
+/// `root`: what the first follows ([`sequence_root`]); `block_size`: tokens per KV block.
 ///
 /// # Examples
 /// ```
 /// use std::num::NonZeroU32;
-/// use genset_backend_common::kv::{Xxh3BlockHasher, hash_blocks};
+/// use genset_backend_common::kv::{Xxh3BlockHasher, hash_blocks, sequence_root};
 ///
 /// let size = NonZeroU32::new(2).unwrap();
 /// let hasher = Xxh3BlockHasher::new();
 /// let short = hash_blocks(&hasher, None, &[1, 2, 3], size);
 /// let long = hash_blocks(&hasher, None, &[1, 2, 9, 9], size);
-/// let anothers = hash_blocks(&hasher, Some("tenant"), &[1, 2, 9, 9], size);
+/// let anothers = hash_blocks(&hasher, sequence_root(Some("tenant"), None), &[1, 2, 9, 9], size);
 /// assert_eq!((short.len(), long.len()), (1, 2));
 /// assert_eq!(short[0], long[0]);
 /// assert!(anothers[0] != long[0] && anothers[1] != long[1]);
@@ -81,12 +112,12 @@ const SALT_SEED: u64 = 0x6765_6e73_6574;
 #[must_use]
 pub fn hash_blocks(
     hasher: &dyn BlockHasher,
-    salt: Option<&str>,
+    root: Option<BlockHash>,
     tokens: &[TokenId],
     block_size: NonZeroU32,
 ) -> Vec<BlockHash> {
     let size = usize::try_from(block_size.get()).unwrap_or(usize::MAX);
-    let mut parent = salt.map(salt_root);
+    let mut parent = root;
     tokens
         .chunks_exact(size)
         .map(|block| {
@@ -122,27 +153,33 @@ mod tests {
             ]
         );
         let root = xxhash_rust::xxh3::xxh3_64_with_seed(b"a", 0x6765_6e73_6574);
-        let salted = hash_blocks(&Xxh3BlockHasher::new(), Some("a"), &[1, 2], TWO);
+        let salted = hash_blocks(&Xxh3BlockHasher::new(), Some(salt_root("a")), &[1, 2], TWO);
         let bytes: Vec<u8> = root
             .to_le_bytes()
             .into_iter()
             .chain([1, 0, 0, 0, 2, 0, 0, 0])
             .collect();
         assert_eq!(salted, [BlockHash(xxhash_rust::xxh3::xxh3_64(&bytes))]);
+        let seeded = |bytes: &[u8]| {
+            let hash = xxhash_rust::xxh3::xxh3_64_with_seed(bytes, 0x0061_6461_7074_6572);
+            Some(BlockHash(hash))
+        };
+        assert_eq!(sequence_root(None, Some("a")), seeded(b"\0a"));
+        let both = [&[1], root.to_le_bytes().as_slice(), b"b"].concat();
+        assert_eq!(sequence_root(Some("a"), Some("b")), seeded(&both));
     }
 
     #[test]
-    fn the_parent_and_the_salt_both_count() {
-        let hashes = |salt| hash_blocks(&Xxh3BlockHasher::new(), salt, &[5, 5, 5, 5], TWO);
-        let all = [
-            hashes(None),
-            hashes(Some("")),
-            hashes(Some("a")),
-            hashes(Some("b")),
-        ]
-        .concat();
+    fn the_parent_the_salt_and_the_adapter_all_count() {
+        let hashes = |salt, adapter| {
+            let root = sequence_root(salt, adapter);
+            hash_blocks(&Xxh3BlockHasher::new(), root, &[5, 5, 5, 5], TWO)
+        };
+        let words = [None, Some(""), Some("a"), Some("b")];
+        let pairs = words.map(|salt| words.map(|adapter| hashes(salt, adapter)));
+        let all: Vec<BlockHash> = pairs.into_iter().flatten().flatten().collect();
         let different: std::collections::HashSet<_> = all.iter().collect();
-        assert_eq!(different.len(), 8, "{all:?}");
-        assert_eq!(hashes(Some("a")), hashes(Some("a")));
+        assert_eq!(different.len(), 32, "{all:?}");
+        assert_eq!(hashes(Some("a"), Some("b")), hashes(Some("a"), Some("b")));
     }
 }

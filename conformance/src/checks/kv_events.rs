@@ -8,7 +8,7 @@
 
 mod soak;
 
-use genset_backend_common::kv::{BlockHash, Xxh3BlockHasher, hash_blocks};
+use genset_backend_common::kv::{BlockHash, Xxh3BlockHasher, hash_blocks, salt_root};
 use genset_backend_common::{ErrorKind, GenerateRequest, TokenId};
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
@@ -116,7 +116,7 @@ fn salted_chain(live: &Live, salt: Option<&str>, tokens: &[TokenId]) -> Vec<Bloc
         .config
         .kv_block_size
         .unwrap_or(std::num::NonZeroU32::MIN);
-    hash_blocks(&Xxh3BlockHasher::new(), salt, tokens, size)
+    hash_blocks(&Xxh3BlockHasher::new(), salt.map(salt_root), tokens, size)
 }
 
 /// A request of this group. Ranks have caches of their own, so all of them go to one.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
+use genset_backend_common::kv::sequence_root;
 use genset_backend_common::output::{self, OutputStream};
 use genset_backend_common::{
     Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
@@ -332,7 +333,7 @@ impl Running {
             id: SequenceId(0),
             prompt: prompt.to_vec(),
             priority: request.priority,
-            cache_salt: request.cache_salt.clone(),
+            root: sequence_root(request.cache_salt.as_deref(), request.adapter.as_deref()),
         };
         let rank = self.rank_for(&request)?;
         let (receives, place) = match &source {

@@ -17,7 +17,7 @@
 //! let limits = Limits { max_num_seqs: 8, max_num_batched_tokens: 64, max_waiting: 100 };
 //! let mut scheduler = Scheduler::try_new(limits, 32, 16).unwrap();
 //! let id = SequenceId(1);
-//! scheduler.add(NewSequence { id, prompt: vec![5, 6, 7], priority: 0, cache_salt: None }).unwrap();
+//! scheduler.add(NewSequence { id, prompt: vec![5, 6, 7], priority: 0, root: None }).unwrap();
 //!
 //! let step = scheduler.plan();
 //! assert_eq!((step.rows[0].tokens.clone(), step.rows[0].wants_token), (0..3, true));

@@ -60,7 +60,7 @@ struct Content {
 /// What a block follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum After {
-    /// Nothing: it begins a sequence, whose salt has this root, if it has one.
+    /// Nothing: it begins a sequence with this root, if it has one.
     Start(Option<BlockHash>),
     /// The reusable block with this hash.
     Block(BlockHash),
@@ -164,7 +164,7 @@ impl KvBlockPool {
         self.hasher.hash_block(after.hash(), tokens)
     }
 
-    /// The reusable blocks at the start of `tokens`, whose full blocks have the hashes `hashes` and whose salt the root `root`;
+    /// The reusable blocks at the start of `tokens`, whose full blocks have the hashes `hashes` and which has the root `root`;
     /// not held yet.
     #[must_use]
     pub fn find_prefix(

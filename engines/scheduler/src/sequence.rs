@@ -1,7 +1,7 @@
 //! [`Sequence`]: a prompt and what was generated after it, and how much of it is in KV blocks.
 
 use genset_backend_common::TokenId;
-use genset_backend_common::kv::{BlockHash, salt_root};
+use genset_backend_common::kv::BlockHash;
 
 use crate::pool::{After, BlockId, KvBlockPool};
 
@@ -18,8 +18,11 @@ pub struct NewSequence {
     pub prompt: Vec<TokenId>,
     /// Larger runs first.
     pub priority: i32,
-    /// Whose KV blocks it shares: those of sequences with the same salt, or of others without one.
-    pub cache_salt: Option<String>,
+    /// What its first block follows, by its salt and its adapter ([`sequence_root`]): it shares the KV blocks of sequences with
+    /// the same one.
+    ///
+    /// [`sequence_root`]: genset_backend_common::kv::sequence_root
+    pub root: Option<BlockHash>,
 }
 
 /// A sequence, waiting or running.
@@ -37,7 +40,7 @@ pub struct Sequence {
     /// Tokens behind those in the step under way, which may follow them.
     pub(crate) drafts: Vec<TokenId>,
     pub(crate) blocks: Vec<BlockId>,
-    /// What its first block follows, where it has a salt.
+    /// What its first block follows, where it has a salt or an adapter.
     root: Option<BlockHash>,
     /// Hashes of the full blocks of `tokens`, computed or not.
     hashes: Vec<BlockHash>,
@@ -70,7 +73,7 @@ impl Sequence {
             planned: 0,
             drafts: Vec::new(),
             blocks: Vec::new(),
-            root: new.cache_salt.as_deref().map(salt_root),
+            root: new.root,
             hashes: Vec::new(),
             stored_blocks: 0,
             is_storing: true,

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::fleet::Place;
 
-/// A key, with the cache salt of its request: requests that share no KV blocks share no keys.
+/// A key, with the cache salt and the adapter of its request: requests that share no KV blocks share no keys.
 pub(super) type Key = u64;
 
 /// Where each key was served last. Not all keys: where they are too many, those used longest ago are forgotten.
@@ -43,7 +43,10 @@ impl Affinity {
     /// The request's key, where it has one.
     pub(super) fn key(&self, request: &GenerateRequest, ctx: &RequestContext) -> Option<Key> {
         let key = ctx.affinity()?;
-        Some(self.hasher.hash_one((&request.cache_salt, key)))
+        Some(
+            self.hasher
+                .hash_one((&request.cache_salt, &request.adapter, key)),
+        )
     }
 
     /// Who served the key last.
@@ -104,5 +107,9 @@ mod tests {
         assert_eq!(affinity.key(&ours, &RequestContext::new("r")), None);
         assert_eq!(affinity.key(&ours, &ctx), affinity.key(&ours, &ctx));
         assert_ne!(affinity.key(&ours, &ctx), affinity.key(&theirs, &ctx));
+        let mut adapted = ours.clone();
+        adapted.adapter = Some("theirs".into());
+        assert_ne!(affinity.key(&ours, &ctx), affinity.key(&adapted, &ctx));
+        assert_ne!(affinity.key(&theirs, &ctx), affinity.key(&adapted, &ctx));
     }
 }

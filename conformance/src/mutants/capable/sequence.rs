@@ -112,8 +112,9 @@ impl Decoder {
         seat.hold_tokens(tokens.len());
         let salt = request.cache_salt.as_deref();
         let salt = salt.filter(|_| running.flaw != Flaw::SaltIgnored);
-        let mut chain = hash_blocks(&Xxh3BlockHasher::new(), salt, &tokens, block_size());
-        let last_block = chain.last().copied().or(salt.map(salt_root));
+        let root = salt.map(salt_root);
+        let mut chain = hash_blocks(&Xxh3BlockHasher::new(), root, &tokens, block_size());
+        let last_block = chain.last().copied().or(root);
         let full = chain.len() * block_len();
         if running.flaw == Flaw::PartialBlocks && full < tokens.len() {
             chain.push(Xxh3BlockHasher::new().hash_block(last_block, &tokens[full..]));

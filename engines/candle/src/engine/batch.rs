@@ -90,7 +90,7 @@ mod tests {
                     id: SequenceId(id),
                     prompt,
                     priority: 0,
-                    cache_salt: None,
+                    root: None,
                 })
                 .unwrap();
         }
@@ -140,7 +140,7 @@ mod tests {
             id,
             prompt,
             priority: 0,
-            cache_salt: None,
+            root: None,
         };
         scheduler.add(new).unwrap();
         let mut step = scheduler.plan();

@@ -3,6 +3,7 @@ use std::time::Duration;
 use genset_backend_common::EngineError;
 use genset_backend_common::kv::{
     BlockHash, KvEventData, KvEventPublisher, KvEventSubscription, Xxh3BlockHasher, hash_blocks,
+    salt_root,
 };
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -28,7 +29,7 @@ fn tokens(from: u32, count: u32) -> Vec<u32> {
 }
 
 fn ours(salt: Option<&str>, tokens: &[u32]) -> Vec<BlockHash> {
-    hash_blocks(&Xxh3BlockHasher::new(), salt, tokens, SIZE)
+    hash_blocks(&Xxh3BlockHasher::new(), salt.map(salt_root), tokens, SIZE)
 }
 
 /// A batch as vLLM 0.32.0 sends it.
@@ -486,7 +487,9 @@ fn bytes(hex: &str) -> Vec<u8> {
 #[test]
 fn what_sglang_was_recorded_to_send_is_told_in_our_hashes() {
     let size = NonZeroU32::new(4).unwrap();
-    let hashes = |salt, tokens: &[u32]| hash_blocks(&Xxh3BlockHasher::new(), salt, tokens, size);
+    let hashes = |salt: Option<&str>, tokens: &[u32]| {
+        hash_blocks(&Xxh3BlockHasher::new(), salt.map(salt_root), tokens, size)
+    };
     let prompt = [tokens(300, 4), tokens(310, 4)].concat();
     let plain = hashes(None, &[&prompt[..], &[700, 701, 702, 428]].concat());
     let salted = hashes(Some("tenant"), &prompt);

@@ -93,7 +93,7 @@ mod tests {
             id,
             prompt: (first..first + prompt_tokens).collect(),
             priority: 0,
-            cache_salt: None,
+            root: None,
         };
         scheduler.add(new).unwrap();
     }

@@ -136,7 +136,7 @@ impl Driver {
             id,
             prompt: prompt.clone(),
             priority,
-            cache_salt: None,
+            root: None,
         };
         if self.scheduler.add(new).is_ok() {
             self.next_id += 1;

@@ -1,3 +1,5 @@
+use genset_backend_common::kv::sequence_root;
+
 use super::*;
 
 fn limits(max_num_seqs: usize, max_num_batched_tokens: usize) -> Limits {
@@ -26,7 +28,7 @@ fn add_with(
         id: SequenceId(id),
         prompt,
         priority,
-        cache_salt: None,
+        root: None,
     })
 }
 
@@ -186,23 +188,30 @@ fn a_paused_sequence_makes_nothing_and_yields_first() {
     assert_eq!(run(&mut scheduler), [(1, 1)]);
 }
 
-/// Equal prompts share blocks only with the same salt, and each sees only its own.
+/// Equal prompts share blocks only with the same salt and adapter, and each sees only its own.
 #[test]
-fn sequences_of_different_salts_share_no_block() {
+fn sequences_of_different_roots_share_no_block() {
     let mut scheduler = scheduler(limits(1, 16), 32);
-    let expected = [("a", 0), ("b", 0), ("", 0), ("a", 4), ("b", 4), ("", 4)];
-    for (id, (salt, cached)) in (1..).zip(expected) {
-        let salt = Some(salt).filter(|salt| !salt.is_empty());
+    let roots = [
+        sequence_root(Some("a"), None),
+        sequence_root(Some("b"), None),
+        sequence_root(None, Some("a")),
+        sequence_root(Some("a"), Some("a")),
+        None,
+    ];
+    let expected = roots.map(|root| (root, 0)).into_iter();
+    let expected = expected.chain(roots.map(|root| (root, 4)));
+    for (id, (root, cached)) in (1..).zip(expected) {
         let new = NewSequence {
             id: SequenceId(id),
             prompt: vec![1, 2, 3, 4, 5],
             priority: 0,
-            cache_salt: salt.map(str::to_owned),
+            root,
         };
         scheduler.add(new).unwrap();
         run(&mut scheduler);
         let sequence = scheduler.sequence(SequenceId(id)).unwrap();
-        assert_eq!(sequence.cached_tokens(), cached, "{salt:?}");
+        assert_eq!(sequence.cached_tokens(), cached, "{root:?}");
         scheduler.cancel(SequenceId(id));
     }
 }
@@ -217,7 +226,7 @@ fn a_cached_prompt_still_computes_its_last_token() {
                 id: SequenceId(id),
                 prompt,
                 priority: 0,
-                cache_salt: None,
+                root: None,
             })
             .unwrap();
         let step = scheduler.plan();
@@ -343,7 +352,7 @@ fn without_prefix_caching_nothing_is_reused_or_published() {
             id,
             prompt,
             priority: 0,
-            cache_salt: None,
+            root: None,
         };
         scheduler.add(new).unwrap();
         assert_eq!(run(&mut scheduler), [(id.0, 9)]);

@@ -74,7 +74,7 @@ mod tests {
             id: SequenceId(id),
             prompt: (0..prompt_tokens).collect(),
             priority: 0,
-            cache_salt: None,
+            root: None,
         }
     }
 
