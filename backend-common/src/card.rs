@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::{Bounds, Capabilities, EngineConfig, InputKind};
+use crate::controls::{Adapter, MAX_ADAPTERS};
 use crate::engine::Role;
 use crate::error::{At, EngineError};
 use crate::request::GenerateRequest;
@@ -185,6 +186,9 @@ pub struct ModelCard {
     /// Files a frontend needs.
     #[serde(default)]
     pub artifacts: Vec<ArtifactRef>,
+    /// The LoRA adapters that the instance has at the moment, at most [`MAX_ADAPTERS`]. Instances of one model may differ in them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<Adapter>,
     /// The operator's own metadata.
     #[serde(default)]
     pub user_data: Value,
@@ -223,18 +227,56 @@ impl ModelCard {
             reasoning_parser: None,
             migration_limit: DEFAULT_MIGRATION_LIMIT,
             artifacts: Vec::new(),
+            adapters: Vec::new(),
             user_data: Value::Null,
         }
     }
 
-    /// The same, without what instances of one model may differ in: their role and their ranks.
+    /// The same, without what instances of one model may differ in: their role, their ranks and their adapters.
     #[must_use]
     pub fn in_common(&self) -> Self {
         Self {
             role: Role::default(),
             data_parallel_size: one_rank(),
+            adapters: Vec::new(),
             ..self.clone()
         }
+    }
+
+    /// The card of an adapter of the model as a model of its own: without what is the model's alone, its files and the operator's
+    /// metadata.
+    #[must_use]
+    pub fn of_adapter(&self, name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            aliases: Vec::new(),
+            artifacts: Vec::new(),
+            adapters: Vec::new(),
+            user_data: Value::Null,
+            ..self.clone()
+        }
+    }
+
+    /// Whether the instance has the adapter of this name.
+    #[must_use]
+    pub fn has_adapter(&self, name: &str) -> bool {
+        self.adapters.iter().any(|adapter| adapter.name == name)
+    }
+
+    /// Checks number, names and sources of the adapters: what a card says is its worker's word alone.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming what is wrong.
+    pub fn check_adapters(&self) -> Result<(), EngineError> {
+        if self.adapters.len() > MAX_ADAPTERS {
+            let count = self.adapters.len();
+            let problem = format!("are {count}, and a worker may have {MAX_ADAPTERS}");
+            return Err(EngineError::invalid_argument(
+                At::other("adapters"),
+                problem,
+            ));
+        }
+        self.adapters.iter().try_for_each(Adapter::check)
     }
 
     /// Checks a request as the model's engines will, where only the card is known: the sooner the better.

@@ -28,6 +28,56 @@ pub struct Adapter {
     pub source: String,
 }
 
+/// The most adapters that a worker lists.
+pub const MAX_ADAPTERS: usize = 1024;
+
+/// The longest name of an adapter, in bytes.
+pub const MAX_ADAPTER_NAME_BYTES: usize = 256;
+
+/// The longest source of an adapter, in bytes.
+pub const MAX_ADAPTER_SOURCE_BYTES: usize = 4096;
+
+impl Adapter {
+    /// Checks name and source: they are not blank, not too long, have no control characters, and the name neither begins nor ends
+    /// with a space.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the field.
+    ///
+    /// # Examples
+    /// ```
+    /// use genset_backend_common::controls::Adapter;
+    ///
+    /// let adapter = |name: &str| Adapter { name: name.into(), source: "adapters/french".into() };
+    /// adapter("french").check().unwrap();
+    /// assert!(adapter(" ").check().is_err() && adapter("fre\nnch").check().is_err());
+    /// ```
+    pub fn check(&self) -> Result<(), EngineError> {
+        let fields = [
+            ("adapter.name", &self.name, MAX_ADAPTER_NAME_BYTES),
+            ("adapter.source", &self.source, MAX_ADAPTER_SOURCE_BYTES),
+        ];
+        for (field, value, most) in fields {
+            let problem = if value.trim().is_empty() {
+                "must not be empty".to_owned()
+            } else if value.len() > most {
+                format!("must have at most {most} bytes, got {}", value.len())
+            } else if value.chars().any(char::is_control) {
+                "must have no control characters".to_owned()
+            } else {
+                continue;
+            };
+            return Err(EngineError::invalid_argument(At::other(field), problem));
+        }
+        if self.name.trim() != self.name {
+            let problem = "must not begin or end with a space";
+            let at = At::other("adapter.name");
+            return Err(EngineError::invalid_argument(at, problem));
+        }
+        Ok(())
+    }
+}
+
 /// One administrative request, as it travels to a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "op")]

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use crate::config::EngineConfig;
 use crate::context::RequestContext;
-use crate::controls::EngineControls;
+use crate::controls::{Adapter, EngineControls};
 use crate::error::EngineError;
 use crate::handles::{HealthReporter, LoadPublisher, MetricsRegistry, ProgressReporter};
 use crate::kv::KvEventPublisher;
@@ -142,6 +142,9 @@ pub struct StartContext {
     pub worker_id: u64,
     /// The part the instance plays.
     pub role: Role,
+    /// LoRA adapters that the operator named, for an engine that has to know before it starts. Those that it does not list then
+    /// are loaded through its [`controls`](LLMEngine::controls).
+    pub adapters: Vec<Adapter>,
     /// Where the engine registers its metrics.
     pub metrics: MetricsRegistry,
     /// Where the engine publishes the changes of its prefix cache.
@@ -163,6 +166,7 @@ impl StartContext {
         Self {
             worker_id,
             role: Role::default(),
+            adapters: Vec::new(),
             metrics: MetricsRegistry::default(),
             kv_events: KvEventPublisher::default(),
             kv_transfers: KvTransfers::new(worker_id),

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::card::{Artifact, ModelCard};
 use crate::context::RequestContext;
-use crate::controls::{ControlReply, ControlRequest};
+use crate::controls::{Adapter, ControlReply, ControlRequest};
 use crate::error::EngineError;
 use crate::handles::{Admitted, LoadPublisher};
 use crate::kv::KvEventPublisher;
@@ -67,6 +67,8 @@ pub struct Offer {
     pub admitted: watch::Receiver<Admitted>,
     /// What its last requests were like.
     pub recent: RecentRequests,
+    /// The adapters that the engine has at the moment, by name.
+    pub adapters: watch::Receiver<Vec<Adapter>>,
 }
 
 impl std::fmt::Debug for Offer {

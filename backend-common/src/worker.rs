@@ -2,9 +2,10 @@
 //!
 //! `lifecycle` decides (pure), `shell` performs, `adapter` and `guard` keep the rules of requests and streams,
 //! `admission` and `in_flight` count them, `canary` probes, `status` is what probes see, `controls`, `telemetry` and
-//! `model_server` do what their names say. The lifecycle knows none of the others.
+//! `model_server` do what their names say, and `adapters` keeps the list of those that the engine has. The lifecycle knows none of the others.
 
 mod adapter;
+mod adapters;
 mod admission;
 mod canary;
 mod config;
@@ -76,6 +77,7 @@ impl Worker {
     ) -> Self {
         let start = StartContext {
             role: config.role,
+            adapters: config.adapters.clone(),
             metrics,
             ..StartContext::detached(worker_id)
         };
@@ -95,13 +97,15 @@ impl Worker {
         let (states, state) = watch::channel(State::Created);
         let (reports, report) = watch::channel(None);
         let progress = self.start.progress.subscribe();
+        let adapters = adapters::AdapterBoard::default();
         let control = controls::HandleControl {
+            adapters: adapters.clone(),
             engine: Arc::downgrade(&self.engine),
             state: state.clone(),
         };
         let board = status::StatusBoard::new(self.start.worker_id);
         let status = board.subscribe();
-        let shell = shell::Shell::new(self, tasks.clone(), states, board, stops_seen);
+        let shell = shell::Shell::new(self, tasks.clone(), states, board, stops_seen, adapters);
         tasks.spawn(async move {
             reports.send_replace(Some(shell.run().await));
         });

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::card::{Artifact, DEFAULT_MIGRATION_LIMIT, EndpointType, ModelCard};
 use crate::config::{EngineConfig, InputKind};
+use crate::controls::Adapter;
 use crate::engine::Role;
 use crate::error::{At, EngineError};
 
@@ -42,6 +43,8 @@ pub struct WorkerConfig {
     pub user_data: Value,
     /// Files a frontend needs.
     pub artifacts: Vec<Artifact>,
+    /// LoRA adapters that the engine is to have before it serves.
+    pub adapters: Vec<Adapter>,
     /// Limits on requests.
     pub limits: RequestLimits,
     /// Limit of the engine's `start`.
@@ -116,6 +119,7 @@ impl Default for WorkerConfig {
             migration_limit: DEFAULT_MIGRATION_LIMIT,
             user_data: Value::Null,
             artifacts: Vec::new(),
+            adapters: Vec::new(),
             limits: RequestLimits::default(),
             start_timeout: Duration::from_secs(3600),
             register_timeout: Duration::from_secs(10),
@@ -151,9 +155,21 @@ impl WorkerConfig {
                 "name at least one of chat, completions, embeddings, scores",
             )
         } else {
-            return Ok(());
+            return self.validate_adapters();
         };
         Err(EngineError::invalid_argument(problem.0, problem.1))
+    }
+
+    fn validate_adapters(&self) -> Result<(), EngineError> {
+        let mut names = BTreeSet::new();
+        for adapter in &self.adapters {
+            adapter.check()?;
+            if !names.insert(&adapter.name) {
+                let problem = format!("{:?} is named twice", adapter.name);
+                return Err(EngineError::invalid_argument("--adapter", problem));
+            }
+        }
+        Ok(())
     }
 
     /// The engine's config and card with the operator's overrides applied.

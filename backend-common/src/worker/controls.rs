@@ -8,8 +8,9 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 
 use super::adapter::panic_text;
+use super::adapters::AdapterBoard;
 use super::lifecycle::State;
-use crate::controls::{ControlReply, ControlRequest, missing};
+use crate::controls::{Adapter, ControlReply, ControlRequest, missing};
 use crate::engine::LLMEngine;
 use crate::error::{EngineError, ErrorKind};
 use crate::ports::Control;
@@ -17,6 +18,7 @@ use crate::ports::Control;
 /// The engine's controls, or their absence, with panics contained.
 pub(super) struct ControlAdapter {
     pub(super) engine: Arc<dyn LLMEngine>,
+    pub(super) adapters: AdapterBoard,
 }
 
 #[async_trait]
@@ -46,8 +48,17 @@ impl ControlAdapter {
             ControlRequest::Sleep { level } => controls.sleep(level).await?,
             ControlRequest::Wake => controls.wake().await?,
             ControlRequest::ClearPrefixCache => controls.clear_prefix_cache().await?,
-            ControlRequest::LoadAdapter { adapter } => controls.load_adapter(adapter).await?,
-            ControlRequest::UnloadAdapter { name } => controls.unload_adapter(&name).await?,
+            ControlRequest::LoadAdapter { adapter } => {
+                self.adapters.check(&adapter)?;
+                controls.load_adapter(adapter.clone()).await?;
+                let add = |known: &mut Vec<_>| known.push(adapter);
+                self.adapters.publish(controls, add).await;
+            }
+            ControlRequest::UnloadAdapter { name } => {
+                controls.unload_adapter(&name).await?;
+                let remove = |known: &mut Vec<Adapter>| known.retain(|it| it.name != name);
+                self.adapters.publish(controls, remove).await;
+            }
             ControlRequest::ListAdapters => {
                 return Ok(ControlReply::Adapters {
                     adapters: controls.adapters().await?,
@@ -71,6 +82,7 @@ impl ControlAdapter {
 pub(super) struct HandleControl {
     pub(super) engine: Weak<dyn LLMEngine>,
     pub(super) state: watch::Receiver<State>,
+    pub(super) adapters: AdapterBoard,
 }
 
 impl HandleControl {
@@ -98,6 +110,7 @@ impl Control for HandleControl {
                 "the worker does not serve yet, or not any more",
             )
         })?;
-        ControlAdapter { engine }.control(request).await
+        let adapters = self.adapters.clone();
+        ControlAdapter { engine, adapters }.control(request).await
     }
 }

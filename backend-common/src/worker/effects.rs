@@ -10,11 +10,12 @@ use std::time::Duration;
 use tokio_util::task::TaskTracker;
 
 use super::adapter::Adapter;
+use super::adapters::AdapterBoard;
 use super::canary;
 use super::config::WorkerConfig;
 use super::controls::ControlAdapter;
 use super::in_flight::InFlight;
-use super::lifecycle::{Event, Fault};
+use super::lifecycle::Event;
 use super::operations::{Deadlines, EngineCalls, call_port};
 use super::signals::Stops;
 use super::status::StatusBoard;
@@ -59,6 +60,7 @@ pub(super) struct Effects {
     pub(super) tasks: TaskTracker,
     pub(super) telemetry: Telemetry,
     pub(super) in_flight: InFlight,
+    pub(super) adapters: AdapterBoard,
     pub(super) deadlines: Deadlines,
     pub(super) calls: EngineCalls,
 }
@@ -67,17 +69,18 @@ impl Effects {
     pub(super) fn call_start(&self) -> Operation {
         let (engine, start) = (Arc::clone(&self.engine), self.start.clone());
         let (calls, config) = (self.calls.clone(), self.config.clone());
+        let (limit, adapters) = (config.start_timeout, self.adapters.clone());
         Box::pin(async move {
-            let call = async move { engine.start(start).await };
-            let declared = match calls.call("start", config.start_timeout, call).await {
-                Ok(declared) => declared,
-                Err(failure) => {
-                    return Answer::Failed(Event::StartFailed(failure.fault), failure.error);
-                }
+            let call = async move {
+                let declared = engine.start(start).await?;
+                let (declared, card) = config.apply(declared)?;
+                adapters.begin(&*engine, &config.adapters, &card).await?;
+                let config = declared;
+                Ok(Started { config, card })
             };
-            match config.apply(declared) {
-                Ok((config, card)) => Answer::Started(Started { config, card }),
-                Err(error) => Answer::Failed(Event::StartFailed(Fault::Error), error),
+            match calls.call("start", limit, call).await {
+                Ok(started) => Answer::Started(started),
+                Err(failure) => Answer::Failed(Event::StartFailed(failure.fault), failure.error),
             }
         })
     }
@@ -100,11 +103,13 @@ impl Effects {
             generate: Arc::new(adapter),
             control: Arc::new(ControlAdapter {
                 engine: Arc::clone(&self.engine),
+                adapters: self.adapters.clone(),
             }),
             kv_events: self.start.kv_events.clone(),
             kv_transfers: self.start.kv_transfers.clone(),
             load: self.start.load.clone(),
             recent: self.telemetry.recent.clone(),
+            adapters: self.adapters.subscribe(),
         };
         self.in_flight.open_door();
         let registrar = Arc::clone(&self.registrar);
@@ -206,7 +211,18 @@ impl Reachable {
         let registration = Arc::clone(&self.registration);
         let request = canary::request(&self.started);
         let limit = effects.config.canary.timeout;
+        let (engine, adapters) = (Arc::clone(&effects.engine), effects.adapters.clone());
+        let (calls, start_limit) = (effects.calls.clone(), effects.config.start_timeout);
         Box::pin(async move {
+            if adapters.has_any() {
+                let restore = async move {
+                    adapters.restore(&*engine).await;
+                    Ok(())
+                };
+                if let Err(failure) = calls.call("load_adapter", start_limit, restore).await {
+                    tracing::error!(error = %failure.error, "adapters cannot be loaded again");
+                }
+            }
             match canary::probe(&*registration, request, limit).await {
                 Ok(()) => Answer::Event(Event::ProbePassed),
                 Err(error) => Answer::Failed(Event::ProbeFailed, error),

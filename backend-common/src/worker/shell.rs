@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
+use super::adapters::AdapterBoard;
 use super::effects::{Answer, Effects, Operation, Reachable, Started};
 use super::in_flight::InFlight;
 use super::lifecycle::{Effect, Event, Listing, State, step};
@@ -59,6 +60,7 @@ impl Shell {
         states: watch::Sender<State>,
         board: StatusBoard,
         stops: watch::Receiver<u32>,
+        adapters: AdapterBoard,
     ) -> Self {
         let telemetry = Telemetry::register(&worker.start.metrics);
         let model_server = ModelServerMetrics::new(&telemetry, worker.start.load.subscribe());
@@ -75,6 +77,7 @@ impl Shell {
             tasks,
             telemetry,
             in_flight: InFlight::default(),
+            adapters,
             deadlines,
         };
         Self {

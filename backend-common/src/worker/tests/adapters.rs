@@ -1,0 +1,198 @@
+//! Adapters: loaded before the worker is listed, published as they come and go, and loaded again into an engine that lost them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+
+use super::fakes::{Call, MODEL, World, config, ended, serving, spawn, stop_cleanly};
+use crate::config::{Capabilities, EngineConfig};
+use crate::controls::{Adapter, ControlRequest, EngineControls};
+use crate::error::{EngineError, ErrorKind};
+use crate::worker::{Outcome, State, Suspended, WorkerConfig};
+
+fn adapter(name: &str) -> Adapter {
+    Adapter {
+        name: name.into(),
+        source: format!("adapters/{name}"),
+    }
+}
+
+/// An engine with adapters; some cannot be loaded.
+#[derive(Clone, Default)]
+struct Adapters {
+    loaded: Arc<Mutex<BTreeMap<String, Adapter>>>,
+    broken: Arc<Mutex<Vec<&'static str>>>,
+    /// Whether it says what it has.
+    is_silent: bool,
+}
+
+#[async_trait]
+impl EngineControls for Adapters {
+    async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
+        if self.broken.lock().iter().any(|name| *name == adapter.name) {
+            return Err(EngineError::not_found("it is broken as planned"));
+        }
+        self.loaded.lock().insert(adapter.name.clone(), adapter);
+        Ok(())
+    }
+
+    async fn unload_adapter(&self, name: &str) -> Result<(), EngineError> {
+        let unloaded = self.loaded.lock().remove(name);
+        unloaded
+            .map(drop)
+            .ok_or_else(|| EngineError::not_found("it is not loaded"))
+    }
+
+    async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
+        if self.is_silent {
+            return Err(crate::controls::missing("list_adapters"));
+        }
+        Ok(self.loaded.lock().values().cloned().collect())
+    }
+}
+
+fn with_adapters(adapters: &Adapters) -> Arc<World> {
+    let world = World::new();
+    let can = Capabilities {
+        adapters: true,
+        ..Capabilities::tokens()
+    };
+    world.declare(EngineConfig::new(MODEL, 100).with_capabilities(can));
+    assert!(world.controls.set(Box::new(adapters.clone())).is_ok());
+    world
+}
+
+fn asking(names: &[&str]) -> WorkerConfig {
+    WorkerConfig {
+        adapters: names.iter().map(|name| adapter(name)).collect(),
+        ..config()
+    }
+}
+
+fn published(world: &World) -> Vec<String> {
+    let offer = world.offer();
+    let adapters = offer.adapters.borrow();
+    adapters.iter().map(|it| it.name.clone()).collect()
+}
+
+async fn load(world: &World, name: &str) -> Result<(), EngineError> {
+    let adapter = adapter(name);
+    let request = ControlRequest::LoadAdapter { adapter };
+    world.offer().control.control(request).await.map(drop)
+}
+
+#[tokio::test(start_paused = true)]
+async fn adapters_that_were_asked_for_are_there_before_the_worker_is_listed() {
+    let adapters = Adapters::default();
+    adapters.loaded.lock().insert("c".into(), adapter("c"));
+    let world = with_adapters(&adapters);
+    let handle = serving(&world, asking(&["b", "a", "c"])).await;
+    assert_eq!(published(&world), ["a", "b", "c"]);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_loaded_at_start_ends_the_worker_by_the_flags_name() {
+    let adapters = Adapters::default();
+    adapters.broken.lock().push("b");
+    for (world, names, kind) in [
+        (
+            with_adapters(&adapters),
+            &["a", "b"][..],
+            ErrorKind::NotFound,
+        ),
+        (World::new(), &["a"], ErrorKind::Unsupported),
+        (
+            with_adapters(&adapters),
+            &[MODEL],
+            ErrorKind::InvalidArgument,
+        ),
+    ] {
+        let handle = spawn(&world, asking(names));
+        let report = ended(&handle).await;
+        assert!(matches!(report.outcome, Outcome::Failed(_)));
+        let error = report.error.unwrap();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.at().is_some());
+        assert_eq!(
+            (world.count(Call::List), world.count(Call::Cleanup)),
+            (0, 1)
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_and_goes_is_published_whether_the_engine_tells_or_not() {
+    for is_silent in [false, true] {
+        let adapters = Adapters {
+            is_silent,
+            ..Adapters::default()
+        };
+        let world = with_adapters(&adapters);
+        let handle = serving(&world, asking(&["a"])).await;
+        let mut changes = world.offer().adapters;
+        changes.mark_unchanged();
+        load(&world, "b").await.unwrap();
+        assert!(changes.has_changed().unwrap());
+        assert_eq!(published(&world), ["a", "b"]);
+        // The way of the status server.
+        let name = "a".to_owned();
+        let unload = ControlRequest::UnloadAdapter { name };
+        handle.control().control(unload.clone()).await.unwrap();
+        assert_eq!(published(&world), ["b"]);
+        let error = handle.control().control(unload).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        adapters.broken.lock().push("c");
+        changes.mark_unchanged();
+        load(&world, "c").await.unwrap_err();
+        assert!(!changes.has_changed().unwrap());
+        stop_cleanly(&handle).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_that_mean_something_else_are_refused() {
+    let world = with_adapters(&Adapters::default());
+    let config = WorkerConfig {
+        aliases: vec!["alias".into()],
+        ..config()
+    };
+    let handle = serving(&world, config).await;
+    for name in [MODEL, "alias", "", "a\nb", " a"] {
+        let error = load(&world, name).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{name:?}");
+        assert_eq!(error.at().map(|at| at.name()), Some("adapter.name"));
+    }
+    assert!(published(&world).is_empty());
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_came_up_again_gets_its_adapters_back() {
+    let adapters = Adapters::default();
+    let world = with_adapters(&adapters);
+    let handle = serving(&world, asking(&["a", "b"])).await;
+    load(&world, "c").await.unwrap();
+    let mut states = handle.states();
+    world.set_down(true);
+    let is_waiting = |state: &State| matches!(state, State::Suspended(Suspended::Waiting));
+    states.wait_for(is_waiting).await.unwrap();
+    adapters.loaded.lock().clear();
+    adapters.broken.lock().push("b");
+    world.set_down(false);
+    let is_serving = |state: &State| matches!(state, State::Serving(_));
+    states.wait_for(is_serving).await.unwrap();
+    assert_eq!(published(&world), ["a", "c"]);
+    assert!(adapters.loaded.lock().keys().eq(["a", "c"]));
+    stop_cleanly(&handle).await;
+}
+
+#[test]
+fn adapters_of_one_name_are_a_mistake_of_the_operators() {
+    let error = asking(&["a", "a"]).validate().unwrap_err();
+    assert_eq!(error.at().map(|at| at.name()), Some("--adapter"));
+    assert!(asking(&["a\0"]).validate().is_err());
+    asking(&["a", "b"]).validate().unwrap();
+}
