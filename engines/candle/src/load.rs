@@ -4,6 +4,7 @@
 //! [`OpenModel::open`] reads headers only, and checks everything that can be wrong before a byte of weights is read;
 //! [`OpenModel::weights`] then reads, converts and places tensor after tensor. Nothing here computes with a model.
 
+mod adapter;
 mod checkout;
 mod config;
 mod embedder;
@@ -25,6 +26,7 @@ mod tests;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+pub use self::adapter::{AdapterError, AdapterReader};
 pub use self::embedder::{OpenEmbedder, Purpose};
 pub use self::gguf::write::{GgufType, write_gguf};
 pub use self::kv::{KvCacheOptions, KvCacheSize, kv_bytes_per_block, kv_cache_size};

@@ -15,13 +15,14 @@
 //! | `encoder` | the other kind of model: a vector for each token, which sees all others |
 //! | `embedder` | one vector of a sequence's many, by an encoder or a decoder |
 //! | `linear` | products with weights, quantized or not |
+//! | `lora` | what adapters add to them |
 //! | `attention` | attention over KV blocks |
 //! | `norm`, `rope`, `feed_forward`, `experts` | the other parts of a layer |
 //! | `host`, `parallel`, `simd`, `memory` | what kernels on the CPU stand on |
 //! | `kernels` | what kernels on a GPU stand on |
 //!
 //! # Invariant
-//! On the CPU a row's logits depend on its own sequence's tokens only, bit for bit: not on the other rows of the step,
+//! On the CPU a row's logits depend on its own sequence's tokens and its adapter only, bit for bit: not on the other rows of the step,
 //! on how a prompt was cut into chunks, or on which KV blocks it got.
 
 mod attention;
@@ -36,6 +37,7 @@ pub(crate) mod host;
 pub(crate) mod kernels;
 mod kv_cache;
 pub(crate) mod linear;
+pub(crate) mod lora;
 mod memory;
 mod norm;
 mod parallel;
@@ -54,4 +56,5 @@ pub use embedder::pooling::Pooling;
 pub use encoder::config::{EncoderConfig, EncoderFamily, Nonlinearity, Positions};
 pub use kv_cache::{KvCache, KvCacheSpec, KvLayout};
 pub use linear::{Matrix, WeightType};
+pub use lora::{AdapterRows, AdapterTarget, AdapterWeights, Site};
 pub use weights::Weights;

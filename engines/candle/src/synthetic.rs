@@ -3,6 +3,8 @@
 //! Weights are drawn tensor by tensor from a seed and the tensor's name while they are written, so that a model larger
 //! than memory can be made and the same seed always makes the same files.
 
+mod adapter;
+
 use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +14,7 @@ use rayon::prelude::*;
 use safetensors::{Dtype, View};
 use serde_json::json;
 
+pub use self::adapter::{USUAL_MODULES, make_adapter};
 use crate::error::LoadError;
 use crate::load::{
     GgufType, LoadProgress, ModelFile, OpenModel, PlannedTensor, Role, plan, write_gguf,

@@ -505,6 +505,7 @@ impl Core {
             slots: vec![slot],
             sequences: vec![sequence],
             logit_rows: Vec::new(),
+            adapters: Vec::new(),
         };
         compute(&mut *self.forward, &batch, &mut []).map(drop)
     }

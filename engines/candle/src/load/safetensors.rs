@@ -95,7 +95,8 @@ impl SafetensorsFolder {
     }
 }
 
-fn float_dtype(dtype: Dtype) -> Option<WeightType> {
+/// The type of numbers that are stored one by one; `None` for any other.
+pub(super) fn float_dtype(dtype: Dtype) -> Option<WeightType> {
     // Foreign and non-exhaustive: whatever else there is, it is not one of these.
     if dtype == Dtype::F32 {
         Some(WeightType::F32)

@@ -103,6 +103,7 @@ fn logits(path: &Path, quantization: Quantization, tokens: &[u32]) -> Vec<f32> {
             blocks: (0..blocks).collect(),
         }],
         logit_rows: numbers,
+        adapters: Vec::new(),
     };
     let logits = model.forward(&mut cache, &batch).unwrap();
     logits.flatten_all().unwrap().to_vec1().unwrap()

@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use super::lora::AdapterRows;
+
 /// The tokens of one step, sequence after sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepBatch {
@@ -17,6 +19,8 @@ pub struct StepBatch {
     pub sequences: Vec<SequenceRows>,
     /// The rows whose logits are wanted, in the order they are returned.
     pub logit_rows: Vec<u32>,
+    /// The rows of adapters, each adapter once; rows that are of none are the base model's.
+    pub adapters: Vec<AdapterRows>,
 }
 
 /// One sequence's rows in a [`StepBatch`], at consecutive positions up to `context_len - 1`.
@@ -126,6 +130,9 @@ impl StepBatch {
         in_range("token", &self.tokens, limits.vocab_size)?;
         in_range("slot", &self.slots, limits.num_blocks * limits.block_size)?;
         in_range("logit row", &self.logit_rows, rows)?;
+        for adapter in &self.adapters {
+            in_range("row of an adapter", &adapter.rows, rows)?;
+        }
         let mut next_row = 0;
         for (index, sequence) in self.sequences.iter().enumerate() {
             if sequence.rows.start != next_row

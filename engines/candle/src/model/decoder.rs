@@ -10,8 +10,9 @@ use super::batch::{BatchError, BatchLimits, StepBatch};
 use super::config::ModelConfig;
 use super::experts::ExpertMixture;
 use super::feed_forward::FeedForward;
-use super::kv_cache::KvCache;
+use super::kv_cache::{KvCache, LayerKv};
 use super::linear::{Linear, Matrix, WeightType};
+use super::lora::{Beside, Site};
 use super::norm::Norm;
 use super::rope::Frequencies;
 use super::weights::Weights;
@@ -137,7 +138,9 @@ impl Model {
         let step = Step::try_new(batch, &first.attention, &self.frequencies, kv)?;
         let kv_layers = kv.num_layers().max(1);
         for (index, layer) in self.layers.iter().enumerate() {
-            layer.forward(&mut stream, &step, kv, index % kv_layers, batch)?;
+            let beside = Beside::layer(batch, index);
+            let kv = kv.layer(index % kv_layers);
+            layer.forward(&mut stream, &step, kv, batch, beside)?;
         }
         stream.into_sum()
     }
@@ -231,9 +234,9 @@ enum Block {
 }
 
 impl Block {
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+    fn forward(&self, x: &Tensor, beside: Beside<'_>) -> candle_core::Result<Tensor> {
         match self {
-            Self::Dense(block) => block.forward(x),
+            Self::Dense(block) => block.forward(x, beside),
             Self::Experts(experts) => experts.forward(x),
         }
     }
@@ -244,19 +247,18 @@ impl Layer {
         &self,
         stream: &mut Stream,
         step: &Step,
-        kv: &mut KvCache,
-        index: usize,
+        kv: LayerKv<'_>,
         batch: &StepBatch,
+        beside: Beside<'_>,
     ) -> candle_core::Result<()> {
-        let qkv = self.qkv.forward(&stream.normed(&self.input_norm)?)?;
-        let attended = self.attention.forward(&qkv, step, kv.layer(index), batch)?;
-        stream.delta = Some(post(
-            self.attention_post_norm.as_ref(),
-            self.output.forward(&attended)?,
-        )?);
+        let x = stream.normed(&self.input_norm)?;
+        let qkv = beside.add(Site::Qkv, &x, self.qkv.forward(&x)?)?;
+        let attended = self.attention.forward(&qkv, step, kv, batch)?;
+        let output = beside.add(Site::Output, &attended, self.output.forward(&attended)?)?;
+        stream.delta = Some(post(self.attention_post_norm.as_ref(), output)?);
         let fed = self
             .feed_forward
-            .forward(&stream.normed(&self.feed_forward_norm)?)?;
+            .forward(&stream.normed(&self.feed_forward_norm)?, beside)?;
         stream.delta = Some(post(self.feed_forward_post_norm.as_ref(), fed)?);
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::config::Experts;
 use super::feed_forward::FeedForward;
 use super::host;
 use super::linear::Linear;
+use super::lora::Beside;
 
 /// One layer's experts and their router.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ fn sum_on_host<'a>(
     let (rows, width) = x.dims2()?;
     let mut sum = vec![0.0f32; rows * width];
     for (expert, visits) in busy {
-        let result = expert.forward(&gather(x, visits)?)?;
+        let result = expert.forward(&gather(x, visits)?, Beside::NOTHING)?;
         host::read(&result, |result| {
             for (visit, result) in visits.iter().zip(result.chunks_exact(width)) {
                 let sum = &mut sum[visit.row * width..][..width];
@@ -78,7 +79,7 @@ fn sum_by_tensors<'a>(
         let rows = Tensor::from_vec(rows, visits.len(), x.device())?;
         let weights: Vec<f32> = visits.iter().map(|visit| visit.weight).collect();
         let weights = Tensor::from_vec(weights, (visits.len(), 1), x.device())?;
-        let result = expert.forward(&x.index_select(&rows, 0)?)?;
+        let result = expert.forward(&x.index_select(&rows, 0)?, Beside::NOTHING)?;
         let result = result.broadcast_mul(&weights.to_dtype(result.dtype())?)?;
         sum = sum.index_add(&rows, &result, 0)?;
     }

@@ -8,6 +8,7 @@ use super::config::Activation;
 use super::host;
 use super::kernels;
 use super::linear::Linear;
+use super::lora::{Beside, Site};
 use super::parallel::{SharedMut, for_each_range_if_large, written};
 use super::simd::{by_simd, exp, tanh};
 
@@ -21,9 +22,10 @@ pub(super) struct FeedForward {
 }
 
 impl FeedForward {
-    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let gate_up = self.gate_up.forward(x)?;
-        self.down.forward(&gate(&gate_up, self.activation)?)
+    pub(super) fn forward(&self, x: &Tensor, beside: Beside<'_>) -> Result<Tensor> {
+        let gate_up = beside.add(Site::GateUp, x, self.gate_up.forward(x)?)?;
+        let gated = gate(&gate_up, self.activation)?;
+        beside.add(Site::Down, &gated, self.down.forward(&gated)?)
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! The reference models and logits are made by `tests/reference/make.py`.
 
+mod lora;
+
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};

@@ -184,6 +184,7 @@ mod tests {
                 sequence(9..10, 7, vec![1, 3]),
             ],
             logit_rows: vec![9],
+            adapters: Vec::new(),
         }
     }
 

@@ -1,0 +1,488 @@
+//! PEFT adapters: a folder with `adapter_config.json` and `adapter_model.safetensors` becomes [`AdapterWeights`].
+//!
+//! Whatever would change answers and is not computed here is refused by the name of its field or tensor, before a number is
+//! read; so is what would take more memory than is left.
+//!
+//! # Source
+//! The file format of the library `peft`, <https://huggingface.co/docs/peft/developer_guides/checkpoint>.
+
+mod config;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device};
+use genset_backend_common::{EngineError, ErrorKind, error::At};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+use self::config::PeftConfig;
+use super::place::row_order;
+use super::safetensors::float_dtype;
+use super::tensors::{RawTensor, RowOrder};
+use crate::error::Bytes;
+use crate::model::config::ModelConfig;
+use crate::model::lora::scaled;
+use crate::model::{AdapterTarget, AdapterWeights};
+
+const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+/// What older releases of the library wrote.
+const PICKLED: &str = "adapter_model.bin";
+
+/// The most bytes of `adapter_config.json`.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+
+/// The most bytes of the names and shapes before the numbers.
+const MAX_HEADER_BYTES: u64 = 16 << 20;
+
+/// Why an adapter cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdapterError {
+    /// There is no such folder, or it has not the files of an adapter.
+    #[error("{} is no adapter: {problem}; give a folder with {CONFIG} and {WEIGHTS}, as the library peft saves it", path.display())]
+    NotAnAdapter {
+        /// The folder.
+        path: PathBuf,
+        /// What it lacks.
+        problem: String,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A value of `adapter_config.json` is missing or makes no sense.
+    #[error("{}: {field}: {problem}", path.display())]
+    BadConfig {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        field: &'static str,
+        /// What is wrong with its value.
+        problem: String,
+    },
+    /// A value of `adapter_config.json` asks for what the engine does not compute.
+    #[error("{}: {field} = {value} is not supported", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        field: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// The weights are no safetensors, or what they say of themselves makes no sense.
+    #[error("{} is broken: {problem}", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What makes no sense.
+        problem: String,
+    },
+    /// A tensor belongs to nothing that an adapter may add to.
+    #[error("{}: tensor {name} is not supported: an adapter may have lora_A and lora_B of {} in the layers of this model", path.display(), AdapterTarget::MODULES.join(", "))]
+    UnknownTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+    },
+    /// One of a module's two matrices is missing.
+    #[error("{} has no tensor {name}", path.display())]
+    MissingTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+    },
+    /// A tensor has another shape than the model calls for.
+    #[error("{}: tensor {name} is {found:?} and should be {expected:?}; does the adapter belong to this model?", path.display())]
+    WrongShape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The shape that the model and `r` call for.
+        expected: Vec<usize>,
+    },
+    /// Its weights would take more memory than adapters may.
+    #[error("{} takes {}, and adapters may take {} more; raise --adapter-memory, or unload others", path.display(), Bytes(*bytes), Bytes(*left))]
+    TooLarge {
+        /// The folder.
+        path: PathBuf,
+        /// Bytes that it would take.
+        bytes: u64,
+        /// Bytes that are left.
+        left: u64,
+    },
+    /// Candle refused an operation.
+    #[error("cannot load {name}: {source}")]
+    Candle {
+        /// The module.
+        name: String,
+        /// Why.
+        source: candle_core::Error,
+    },
+}
+
+impl AdapterError {
+    /// What it means across crates.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotAnAdapter { .. } => ErrorKind::NotFound,
+            Self::Unsupported { .. } | Self::UnknownTensor { .. } => ErrorKind::Unsupported,
+            Self::Candle { .. } => ErrorKind::Internal,
+            Self::Read { .. }
+            | Self::BadConfig { .. }
+            | Self::Broken { .. }
+            | Self::MissingTensor { .. }
+            | Self::WrongShape { .. }
+            | Self::TooLarge { .. } => ErrorKind::InvalidArgument,
+        }
+    }
+}
+
+impl From<AdapterError> for EngineError {
+    fn from(error: AdapterError) -> Self {
+        Self::new(error.kind(), error.to_string())
+            .with_at(At::other("adapter"))
+            .with_source(error)
+    }
+}
+
+type Result<T> = std::result::Result<T, AdapterError>;
+
+/// What adapters are read for.
+#[derive(Debug, Clone)]
+pub struct AdapterReader {
+    /// The model that they add to.
+    pub config: ModelConfig,
+    /// Where its weights are.
+    pub device: Device,
+    /// The type of its activations.
+    pub dtype: DType,
+}
+
+impl AdapterReader {
+    /// Reads the adapter in the folder `path`, which may take at most `left` bytes.
+    ///
+    /// # Errors
+    /// [`AdapterError`]: everything that is wrong with the files.
+    pub fn read(&self, path: &Path, left: u64) -> Result<AdapterWeights> {
+        if !path.is_dir() {
+            return Err(not_an_adapter(path, "it is no folder that can be read"));
+        }
+        let config = path.join(CONFIG);
+        let peft = PeftConfig::read(&config, &read_file(path, CONFIG, MAX_CONFIG_BYTES)?)?;
+        let file = path.join(WEIGHTS);
+        if !file.exists() && path.join(PICKLED).exists() {
+            let problem = format!("it has {PICKLED}, and pickled weights are not read");
+            return Err(not_an_adapter(path, problem));
+        }
+        let most_bytes = left.saturating_add(MAX_HEADER_BYTES);
+        let content = read_file(path, WEIGHTS, most_bytes)?;
+        let tensors = SafeTensors::deserialize(&content).map_err(|error| broken(&file, error))?;
+        let modules = self.modules(&file, &tensors, peft.rank)?;
+        let bytes = modules.iter().map(|module| self.bytes(module, peft.rank));
+        let bytes = bytes.fold(0, u64::saturating_add);
+        if bytes > left {
+            let path = path.to_owned();
+            return Err(AdapterError::TooLarge { path, bytes, left });
+        }
+        let mut weights = AdapterWeights::new(self.config.num_layers);
+        for module in &modules {
+            self.add(&mut weights, &file, module, &peft)?;
+        }
+        Ok(weights)
+    }
+
+    /// Bytes of a module's numbers once it is loaded.
+    fn bytes(&self, module: &Module<'_>, rank: usize) -> u64 {
+        let (dtype, is_cpu) = (self.dtype, self.device.is_cpu());
+        let target = module.target;
+        let a = AdapterWeights::bytes_of((rank, target.in_features), dtype, is_cpu);
+        let b = AdapterWeights::bytes_of((target.out_features, rank), dtype, is_cpu);
+        a.saturating_add(b)
+    }
+
+    /// The modules that the file adds to, all of them known and of the right shapes.
+    fn modules<'a>(
+        &self,
+        file: &Path,
+        tensors: &SafeTensors<'a>,
+        rank: usize,
+    ) -> Result<Vec<Module<'a>>> {
+        let mut pairs: BTreeMap<(usize, String), Pair<'a>> = BTreeMap::new();
+        // In an order of their own, so that one file is always refused by the same tensor.
+        let tensors: BTreeMap<&str, TensorView<'a>> = tensors.iter().collect();
+        for (name, view) in tensors {
+            let unknown = || AdapterError::UnknownTensor {
+                path: file.to_owned(),
+                name: name.to_owned(),
+            };
+            let parsed = TensorName::parse(name).ok_or_else(unknown)?;
+            let pair = pairs.entry((parsed.layer, parsed.module.to_owned()));
+            let pair = pair.or_default();
+            pair.name = parsed.stem.to_owned();
+            let matrix = match parsed.matrix {
+                'A' => &mut pair.a,
+                _ => &mut pair.b,
+            };
+            if matrix.replace((name.to_owned(), view)).is_some() {
+                return Err(broken(file, format!("tensor {name} is there twice")));
+            }
+        }
+        if pairs.is_empty() {
+            return Err(broken(file, "it has no tensors"));
+        }
+        pairs
+            .into_iter()
+            .map(|((layer, module), pair)| self.module(file, layer, module, pair, rank))
+            .collect()
+    }
+
+    fn module<'a>(
+        &self,
+        file: &Path,
+        layer: usize,
+        module: String,
+        pair: Pair<'a>,
+        rank: usize,
+    ) -> Result<Module<'a>> {
+        let missing = |matrix: char| AdapterError::MissingTensor {
+            path: file.to_owned(),
+            name: format!("{}.lora_{matrix}.weight", pair.name),
+        };
+        let (a_name, a) = pair.a.clone().ok_or_else(|| missing('A'))?;
+        let (b_name, b) = pair.b.clone().ok_or_else(|| missing('B'))?;
+        let target = AdapterTarget::of(&self.config, &module);
+        let target = target.filter(|_| layer < self.config.num_layers);
+        let target = target.ok_or_else(|| AdapterError::UnknownTensor {
+            path: file.to_owned(),
+            name: a_name.clone(),
+        })?;
+        let shapes = [
+            (&a_name, &a, [rank, target.in_features]),
+            (&b_name, &b, [target.out_features, rank]),
+        ];
+        for (name, view, expected) in shapes {
+            if view.shape() != expected {
+                return Err(AdapterError::WrongShape {
+                    path: file.to_owned(),
+                    name: name.clone(),
+                    found: view.shape().to_vec(),
+                    expected: expected.to_vec(),
+                });
+            }
+        }
+        Ok(Module {
+            layer,
+            module,
+            target,
+            a: (a_name, a),
+            b: (b_name, b),
+        })
+    }
+
+    fn add(
+        &self,
+        weights: &mut AdapterWeights,
+        file: &Path,
+        module: &Module<'_>,
+        peft: &PeftConfig,
+    ) -> Result<()> {
+        let target = module.target;
+        let candle = |source| AdapterError::Candle {
+            name: module.a.0.clone(),
+            source,
+        };
+        let tensor = |numbers, shape, scale| {
+            scaled(numbers, shape, scale, self.dtype, &self.device).map_err(candle)
+        };
+        let a = numbers(file, &module.a, |row| row)?;
+        let a = tensor(a, (peft.rank, target.in_features), 1.0)?;
+        let (order, rotated) = self.rows(module);
+        let b = numbers(file, &module.b, |row| {
+            if row < rotated {
+                order.source(row)
+            } else {
+                row
+            }
+        })?;
+        let b = tensor(b, (target.out_features, peft.rank), peft.scale)?;
+        weights.add(module.layer, target, a, b).map_err(candle)
+    }
+
+    /// In which order the model has the module's rows, and how many of them from the first on are so: those of queries and keys.
+    fn rows(&self, module: &Module<'_>) -> (RowOrder, usize) {
+        let config = &self.config;
+        let order = row_order("self_attn.q_proj.weight", config, false);
+        let rotated = match module.module.as_str() {
+            "self_attn.q_proj" | "self_attn.k_proj" => module.target.out_features,
+            "self_attn.qkv_proj" => (config.num_heads + config.num_kv_heads) * config.head_dim,
+            _ => 0,
+        };
+        (order, rotated)
+    }
+}
+
+/// What the file has of a module.
+#[derive(Debug, Default)]
+struct Pair<'a> {
+    /// What comes before `.lora_A.weight`.
+    name: String,
+    a: Option<(String, TensorView<'a>)>,
+    b: Option<(String, TensorView<'a>)>,
+}
+
+/// A module that is added to.
+struct Module<'a> {
+    layer: usize,
+    /// As `transformers` calls it inside the layer.
+    module: String,
+    target: AdapterTarget,
+    a: (String, TensorView<'a>),
+    b: (String, TensorView<'a>),
+}
+
+/// A tensor's name taken apart.
+#[derive(Debug, PartialEq, Eq)]
+struct TensorName<'a> {
+    /// What comes before `.lora_A.weight`.
+    stem: &'a str,
+    layer: usize,
+    module: &'a str,
+    /// `A` or `B`.
+    matrix: char,
+}
+
+impl<'a> TensorName<'a> {
+    /// Reads `base_model.model.model.layers.LAYER.MODULE.lora_A.weight`; the layers of a model that sees pictures too have
+    /// another prefix.
+    fn parse(name: &'a str) -> Option<Self> {
+        const PREFIXES: [&str; 3] = [
+            "model.layers.",
+            "model.language_model.layers.",
+            "language_model.model.layers.",
+        ];
+        let of = |matrix: char| {
+            let stem = name.strip_suffix(match matrix {
+                'A' => ".lora_A.weight",
+                _ => ".lora_B.weight",
+            });
+            stem.map(|stem| (stem, matrix))
+        };
+        let (stem, matrix) = of('A').or_else(|| of('B'))?;
+        let rest = stem.strip_prefix("base_model.model.")?;
+        let rest = PREFIXES
+            .iter()
+            .find_map(|prefix| rest.strip_prefix(prefix))?;
+        let (layer, module) = rest.split_once('.')?;
+        let is_number = !layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit());
+        Some(Self {
+            stem,
+            layer: layer.parse().ok().filter(|_| is_number)?,
+            module,
+            matrix,
+        })
+    }
+}
+
+/// A tensor's numbers, whose row `row` is row `source(row)` of the file.
+fn numbers(
+    file: &Path,
+    (name, view): &(String, TensorView<'_>),
+    source: impl Fn(usize) -> usize,
+) -> Result<Vec<f32>> {
+    let unread = |dtype: Dtype| {
+        broken(
+            file,
+            format!("tensor {name} is {dtype}; tensors may be F32, F16 or BF16"),
+        )
+    };
+    let raw = RawTensor {
+        name,
+        dtype: float_dtype(view.dtype()).ok_or_else(|| unread(view.dtype()))?,
+        shape: view.shape().to_vec(),
+        data: view.data(),
+        rows: RowOrder::Halves,
+    };
+    let mut numbers = vec![0.0; raw.elements()];
+    for (row, numbers) in numbers.chunks_mut(raw.row_len().max(1)).enumerate() {
+        raw.read_row(source(row), numbers);
+    }
+    // One of them would make every answer under the adapter fail.
+    if numbers.iter().all(|number| number.is_finite()) {
+        Ok(numbers)
+    } else {
+        Err(broken(
+            file,
+            format!("tensor {name} has numbers that are not finite"),
+        ))
+    }
+}
+
+fn not_an_adapter(path: &Path, problem: impl Into<String>) -> AdapterError {
+    AdapterError::NotAnAdapter {
+        path: path.to_owned(),
+        problem: problem.into(),
+    }
+}
+
+fn broken(path: &Path, problem: impl std::fmt::Display) -> AdapterError {
+    AdapterError::Broken {
+        path: path.to_owned(),
+        problem: problem.to_string(),
+    }
+}
+
+/// A file of the folder, of at most so many bytes. What is no file, such as a pipe, is not opened: it might never end.
+fn read_file(folder: &Path, name: &str, most_bytes: u64) -> Result<Vec<u8>> {
+    let path = folder.join(name);
+    let read = |source: io::Error| {
+        if source.kind() == io::ErrorKind::NotFound {
+            return not_an_adapter(folder, format!("it has no {name}"));
+        }
+        AdapterError::Read {
+            path: path.clone(),
+            source,
+        }
+    };
+    let metadata = fs::metadata(&path).map_err(read)?;
+    if !metadata.is_file() {
+        return Err(not_an_adapter(folder, format!("its {name} is no file")));
+    }
+    let too_large = |bytes| match name {
+        WEIGHTS => AdapterError::TooLarge {
+            path: folder.to_owned(),
+            bytes,
+            left: most_bytes,
+        },
+        _ => broken(&path, format!("it has more than {}", Bytes(most_bytes))),
+    };
+    if metadata.len() > most_bytes {
+        return Err(too_large(metadata.len()));
+    }
+    let mut content = Vec::new();
+    let mut file = File::open(&path)
+        .map_err(read)?
+        .take(most_bytes.saturating_add(1));
+    file.read_to_end(&mut content).map_err(read)?;
+    let bytes = u64::try_from(content.len()).unwrap_or(u64::MAX);
+    if bytes > most_bytes {
+        return Err(too_large(bytes));
+    }
+    Ok(content)
+}

@@ -1,0 +1,279 @@
+//! What of an adapter is read, and what is refused by name.
+
+use std::path::Path;
+
+use candle_core::{DType, Device};
+use genset_backend_common::{EngineError, ErrorKind};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::synthetic::{SyntheticSize, USUAL_MODULES, make_adapter};
+
+fn reader() -> AdapterReader {
+    AdapterReader {
+        config: SyntheticSize::Tiny.config(),
+        device: Device::Cpu,
+        dtype: DType::F32,
+    }
+}
+
+/// A good adapter.
+fn adapter() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    make_adapter(folder.path(), &reader().config, &USUAL_MODULES, 4, 1).unwrap();
+    folder
+}
+
+fn read(folder: &Path) -> std::result::Result<AdapterWeights, EngineError> {
+    reader().read(folder, 1 << 30).map_err(EngineError::from)
+}
+
+/// A good adapter but for one field.
+fn with_field(name: &str, value: Value) -> TempDir {
+    let folder = adapter();
+    let path = folder.path().join(CONFIG);
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config[name] = value;
+    fs::write(&path, config.to_string()).unwrap();
+    folder
+}
+
+/// A good configuration with these tensors, of `f32` zeros.
+fn with_tensors(tensors: &[(&str, &[usize])]) -> TempDir {
+    with_numbers(tensors, 0.0)
+}
+
+fn with_numbers(tensors: &[(&str, &[usize])], number: f32) -> TempDir {
+    let folder = adapter();
+    let elements = |shape: &[usize]| shape.iter().product::<usize>();
+    let bytes: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|(_, shape)| number.to_le_bytes().repeat(elements(shape)))
+        .collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, shape), bytes)| {
+        let view = TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap();
+        (*name, view)
+    });
+    let path = folder.path().join(WEIGHTS);
+    safetensors::serialize_to_file(views, None, &path).unwrap();
+    folder
+}
+
+const Q_A: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+const Q_B: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight";
+
+#[test]
+fn an_adapter_takes_what_its_matrices_do() {
+    let weights = read(adapter().path()).unwrap();
+    // Whole tiles of sixteen rows of A, and B, in each of two layers.
+    let a = 16 * (6 * 256 + 512);
+    let b = 4 * (256 + 128 + 128 + 256 + 512 + 512 + 256);
+    assert_eq!(weights.bytes(), 2 * 4 * (a + b));
+    assert!(!weights.is_empty());
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_its_field() {
+    let cases = [
+        ("peft_type", json!("IA3")),
+        ("use_dora", json!(true)),
+        ("modules_to_save", json!(["lm_head"])),
+        ("bias", json!("all")),
+        ("lora_bias", json!(true)),
+        ("rank_pattern", json!({"q_proj": 8})),
+        ("alpha_pattern", json!({"q_proj": 8})),
+        ("fan_in_fan_out", json!(true)),
+        ("layer_replication", json!([[0, 2]])),
+        ("trainable_token_indices", json!([1])),
+        ("target_parameters", json!(["mlp.experts"])),
+        ("init_lora_weights", json!("pissa_niter_4")),
+        ("target_modules", json!(["q_proj", "lm_head"])),
+    ];
+    for (field, value) in cases {
+        let folder = with_field(field, value);
+        let error = read(folder.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.message().contains(&format!("{field} = ")), "{error}");
+    }
+}
+
+#[test]
+fn what_is_switched_off_is_no_reason_to_refuse() {
+    let cases = [
+        ("use_dora", json!(false)),
+        ("modules_to_save", json!([])),
+        ("rank_pattern", json!({})),
+        ("init_lora_weights", json!("gaussian")),
+        ("target_modules", json!(".*_proj")),
+        ("target_modules", json!(["model.layers.0.self_attn.q_proj"])),
+        ("something_new", json!({"of": "tomorrow"})),
+    ];
+    for (field, value) in cases {
+        read(with_field(field, value).path()).unwrap();
+    }
+}
+
+#[test]
+fn values_that_make_no_sense_are_refused_by_their_field() {
+    let cases = [
+        ("r", json!(0)),
+        ("r", json!(-1)),
+        ("r", json!(1_000_000)),
+        ("r", Value::Null),
+        ("lora_alpha", json!("16")),
+        ("use_rslora", json!("yes")),
+    ];
+    for (field, value) in cases {
+        let error = read(with_field(field, value).path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.message().contains(&format!("{field}: ")), "{error}");
+    }
+}
+
+#[test]
+fn the_scale_is_that_of_the_library() {
+    let scale = |is_rank_stabilized: bool| {
+        let json = json!({"peft_type": "LORA", "r": 16, "lora_alpha": 8, "use_rslora": is_rank_stabilized});
+        let content = json.to_string();
+        PeftConfig::read(Path::new("a"), content.as_bytes()).unwrap()
+    };
+    assert_eq!((scale(false).rank, scale(false).scale), (16, 0.5));
+    assert_eq!(scale(true).scale, 2.0);
+}
+
+#[test]
+fn tensors_that_belong_to_nothing_are_refused_by_their_name() {
+    for name in [
+        "base_model.model.lm_head.lora_A.weight",
+        "base_model.model.model.embed_tokens.lora_embedding_A",
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
+        "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight",
+        "base_model.model.model.layers.0.mlp.experts.0.down_proj.lora_A.weight",
+        "base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight",
+        "base_model.model.model.layers.+0.self_attn.q_proj.lora_A.weight",
+        "base_model.model.model.layers.99999999999999999999.self_attn.q_proj.lora_A.weight",
+        "model.layers.0.self_attn.q_proj.lora_A.weight",
+    ] {
+        let b = name.replace("lora_A", "lora_B");
+        let mut tensors: Vec<(&str, &[usize])> = vec![(name, &[4, 256])];
+        if b != name {
+            tensors.push((&b, &[256, 4]));
+        }
+        let error = read(with_tensors(&tensors).path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.message().contains(name), "{error}");
+    }
+}
+
+#[test]
+fn shapes_that_are_not_the_models_are_refused_by_the_tensors_name() {
+    let cases: [(&[usize], &[usize], &str); 4] = [
+        (&[4, 128], &[256, 4], Q_A),
+        (&[8, 256], &[256, 8], Q_A),
+        (&[4, 256], &[128, 4], Q_B),
+        (&[4, 256], &[1024], Q_B),
+    ];
+    for (a, b, name) in cases {
+        let error = read(with_tensors(&[(Q_A, a), (Q_B, b)]).path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.message().contains(name), "{error}");
+    }
+    read(with_tensors(&[(Q_A, &[4, 256]), (Q_B, &[256, 4])]).path()).unwrap();
+}
+
+#[test]
+fn half_a_module_is_refused_by_what_is_missing() {
+    for (there, missing, shape) in [(Q_A, Q_B, [4, 256]), (Q_B, Q_A, [256, 4])] {
+        let error = read(with_tensors(&[(there, &shape)]).path()).unwrap_err();
+        assert!(error.message().contains(missing), "{error}");
+    }
+    let error = read(with_tensors(&[]).path()).unwrap_err();
+    assert!(error.message().contains("no tensors"), "{error}");
+}
+
+#[test]
+fn one_module_under_two_names_is_refused() {
+    let other = "base_model.model.language_model.model.layers.0.self_attn.q_proj.lora_A.weight";
+    let shapes: [(&str, &[usize]); 3] = [(Q_A, &[4, 256]), (Q_B, &[256, 4]), (other, &[4, 256])];
+    let error = read(with_tensors(&shapes).path()).unwrap_err();
+    assert!(error.message().contains("twice"), "{error}");
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_refused() {
+    let shapes: [(&str, &[usize]); 2] = [(Q_A, &[4, 256]), (Q_B, &[256, 4])];
+    for number in [f32::NAN, f32::INFINITY] {
+        let error = read(with_numbers(&shapes, number).path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.message().contains("not finite"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_no_adapter_is_not_found() {
+    let empty = tempfile::tempdir().unwrap();
+    let gone = empty.path().join("gone");
+    let no_weights = adapter();
+    fs::remove_file(no_weights.path().join(WEIGHTS)).unwrap();
+    let pickled = adapter();
+    fs::rename(pickled.path().join(WEIGHTS), pickled.path().join(PICKLED)).unwrap();
+    let folder_within = adapter();
+    fs::remove_file(folder_within.path().join(WEIGHTS)).unwrap();
+    fs::create_dir(folder_within.path().join(WEIGHTS)).unwrap();
+    let file = adapter();
+    let paths = [
+        (empty.path(), "no adapter_config.json"),
+        (&gone, "no folder"),
+        (no_weights.path(), "no adapter_model.safetensors"),
+        (pickled.path(), "pickled"),
+        (folder_within.path(), "is no file"),
+        (&file.path().join(CONFIG), "no folder"),
+    ];
+    for (path, problem) in paths {
+        let error = read(path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        assert!(error.message().contains(problem), "{error}");
+    }
+}
+
+#[test]
+fn an_adapter_beyond_the_limit_is_refused_before_its_numbers_are_read() {
+    let folder = adapter();
+    let bytes = read(folder.path()).unwrap().bytes();
+    reader().read(folder.path(), bytes).unwrap();
+    let error = reader().read(folder.path(), bytes - 1).unwrap_err();
+    assert!(
+        matches!(error, AdapterError::TooLarge { bytes: all, left, .. } if all == bytes && left == bytes - 1),
+        "{error}"
+    );
+    let huge = fs::File::options()
+        .write(true)
+        .open(folder.path().join(WEIGHTS))
+        .unwrap();
+    huge.set_len(1 << 40).unwrap();
+    let error = read(folder.path()).unwrap_err();
+    assert!(error.message().contains("--adapter-memory"), "{error}");
+    let huge = fs::File::options()
+        .write(true)
+        .open(folder.path().join(CONFIG))
+        .unwrap();
+    huge.set_len(1 << 40).unwrap();
+    let error = read(folder.path()).unwrap_err();
+    assert!(error.message().contains("1.0 MiB"), "{error}");
+}
+
+#[test]
+fn files_cut_short_or_of_other_bytes_are_broken() {
+    for content in [&b""[..], b"{}", b"\xff\xff\xff\xff\xff\xff\xff\x7f{}"] {
+        let folder = adapter();
+        fs::write(folder.path().join(WEIGHTS), content).unwrap();
+        let error = read(folder.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        let folder = adapter();
+        fs::write(folder.path().join(CONFIG), content).unwrap();
+        assert!(read(folder.path()).is_err());
+    }
+}

@@ -1,0 +1,235 @@
+//! Adapters beside the weights against checkouts whose weights they were added to, and rows of several adapters in one step.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+use super::*;
+use crate::load::AdapterReader;
+use crate::synthetic::{USUAL_MODULES, make_adapter};
+
+const RANK: usize = 3;
+
+/// What adapters with random weights are multiplied by.
+const SCALE: f64 = 0.5;
+
+/// Of checkouts whose projections of one input are one matrix.
+const FUSED_MODULES: [&str; 4] = [
+    "self_attn.qkv_proj",
+    "self_attn.o_proj",
+    "mlp.gate_up_proj",
+    "mlp.down_proj",
+];
+
+fn modules(name: &str) -> &'static [&'static str] {
+    match name {
+        "phi3" | "phi4-mini" => &FUSED_MODULES,
+        _ => &USUAL_MODULES,
+    }
+}
+
+fn read(folder: &Path, config: &ModelConfig) -> Arc<AdapterWeights> {
+    let reader = AdapterReader {
+        config: config.clone(),
+        device: Device::Cpu,
+        dtype: DType::F32,
+    };
+    Arc::new(reader.read(folder, u64::MAX).unwrap())
+}
+
+fn adapter(name: &str, config: &ModelConfig, seed: u64) -> Arc<AdapterWeights> {
+    let folder = tempfile::tempdir().unwrap();
+    make_adapter(folder.path(), config, modules(name), RANK, seed).unwrap();
+    read(folder.path(), config)
+}
+
+/// All tensors of a file, in f32.
+fn tensors(file: &Path) -> BTreeMap<String, Tensor> {
+    let content = std::fs::read(file).unwrap();
+    let parsed = SafeTensors::deserialize(&content).unwrap();
+    let tensor = |view: &TensorView<'_>| {
+        let dtype = if view.dtype() == Dtype::BF16 {
+            DType::BF16
+        } else {
+            DType::F32
+        };
+        Tensor::from_raw_buffer(view.data(), dtype, view.shape(), &Device::Cpu)
+            .and_then(|tensor| tensor.to_dtype(DType::F32))
+            .unwrap()
+    };
+    parsed
+        .iter()
+        .map(|(name, view)| (name.to_owned(), tensor(&view)))
+        .collect()
+}
+
+/// Writes the reference model `name` once more, with the adapter in `adapter` added to its weights.
+fn merge(name: &str, adapter: &Path, to: &Path) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/reference")
+        .join(name);
+    let mut weights = tensors(&folder.join("model.safetensors"));
+    let adapter = tensors(&adapter.join("adapter_model.safetensors"));
+    let mut merged = 0;
+    for (name, a) in &adapter {
+        let Some(stem) = name.strip_suffix(".lora_A.weight") else {
+            continue;
+        };
+        let b = &adapter[&format!("{stem}.lora_B.weight")];
+        let weight = format!("{}.weight", stem.strip_prefix("base_model.model.").unwrap());
+        let weight = weights.get_mut(&weight).unwrap();
+        let product = b.matmul(a).unwrap();
+        *weight = (&*weight + (product * SCALE).unwrap()).unwrap();
+        merged += 1;
+    }
+    assert!(merged > 0);
+    let bytes: BTreeMap<&String, Vec<u8>> = weights
+        .iter()
+        .map(|(name, tensor)| {
+            let numbers = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            (
+                name,
+                numbers.into_iter().flat_map(f32::to_le_bytes).collect(),
+            )
+        })
+        .collect();
+    let views = weights.iter().map(|(name, tensor)| {
+        let view = TensorView::new(Dtype::F32, tensor.dims().to_vec(), &bytes[name]);
+        (name.as_str(), view.unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &to.join("model.safetensors")).unwrap();
+    std::fs::copy(folder.join("config.json"), to.join("config.json")).unwrap();
+}
+
+/// The step with all of its rows under the adapter.
+fn under(mut batch: StepBatch, weights: &Arc<AdapterWeights>) -> StepBatch {
+    batch.adapters = vec![AdapterRows {
+        weights: Arc::clone(weights),
+        rows: (0..u32::try_from(batch.tokens.len()).unwrap()).collect(),
+    }];
+    batch
+}
+
+fn prefill_under(
+    model: &Model,
+    kv: &mut KvCache,
+    tokens: &[u32],
+    weights: Option<&Arc<AdapterWeights>>,
+) -> Vec<Vec<f32>> {
+    let blocks: Vec<u32> = (0..16).collect();
+    let chunk = Chunk {
+        tokens,
+        done: 0,
+        blocks: &blocks,
+    };
+    let batch = step(&[chunk]);
+    let batch = match weights {
+        Some(weights) => under(batch, weights),
+        None => batch,
+    };
+    rows(&model.forward(kv, &batch).unwrap())
+}
+
+fn farthest(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    let pairs = a.iter().flatten().zip(b.iter().flatten());
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn logits_under_an_adapter_are_those_of_weights_that_it_was_added_to() {
+    for name in MODELS {
+        let (model, config) = load(name, Quantization::None);
+        let folder = tempfile::tempdir().unwrap();
+        make_adapter(folder.path(), &config, modules(name), RANK, 7).unwrap();
+        let weights = read(folder.path(), &config);
+        let merged = tempfile::tempdir().unwrap();
+        merge(name, folder.path(), merged.path());
+        let open = OpenModel::open(merged.path()).unwrap();
+        let exact = WeightOptions {
+            device: Device::Cpu,
+            dtype: DType::F32,
+            quantization: Quantization::None,
+        };
+        let merged = Model::try_new(&open.config, &mut open.weights(exact, |_| {})).unwrap();
+        for case in cases(name) {
+            let tokens = &case.tokens;
+            let got = prefill_under(&model, &mut cache(&config), tokens, Some(&weights));
+            let want = prefill(&merged, &mut cache(&config), tokens);
+            assert_close(&got, &want, TOLERANCE, &format!("{name}, merged"));
+            let base = prefill(&model, &mut cache(&config), tokens);
+            let change = farthest(&got, &base);
+            assert!(change > 0.05, "{name}: it changes logits by {change} only");
+        }
+    }
+}
+
+#[test]
+fn rows_of_two_adapters_and_of_none_have_the_bits_that_they_have_alone() {
+    for subject in subjects() {
+        let Subject {
+            name,
+            model,
+            cases,
+            config,
+            ..
+        } = &subject;
+        let reference = name.split(' ').next().unwrap();
+        let adapters = [7, 8].map(|seed| adapter(reference, config, seed));
+        let whose = [
+            Some(&adapters[0]),
+            None,
+            Some(&adapters[1]),
+            Some(&adapters[0]),
+        ];
+        let alone: Vec<_> = cases
+            .iter()
+            .zip(whose)
+            .map(|(case, whose)| prefill_under(model, &mut subject.cache(), &case.tokens, whose))
+            .collect();
+        let blocks: Vec<_> = (0..4).map(|i| scattered_blocks(i * 16)).collect();
+        let chunks: Vec<Chunk<'_>> = cases
+            .iter()
+            .zip(&blocks)
+            .map(|(case, blocks)| Chunk {
+                tokens: &case.tokens,
+                done: 0,
+                blocks,
+            })
+            .collect();
+        let mut batch = step(&chunks);
+        for weights in &adapters {
+            let of = batch.sequences.iter().zip(whose);
+            let of = of.filter(|(_, whose)| whose.is_some_and(|whose| Arc::ptr_eq(whose, weights)));
+            let rows = of.flat_map(|(sequence, _)| sequence.rows.clone());
+            let rows = rows.map(|row| u32::try_from(row).unwrap()).collect();
+            let weights = Arc::clone(weights);
+            batch.adapters.push(AdapterRows { weights, rows });
+        }
+        let together = rows(&model.forward(&mut subject.cache(), &batch).unwrap());
+        let alone: Vec<Vec<f32>> = alone.into_iter().flatten().collect();
+        assert!(
+            together == alone,
+            "{name}: rows differ beside other adapters"
+        );
+    }
+}
+
+#[test]
+fn a_row_of_an_adapter_that_is_none_of_the_steps_is_refused() {
+    let (model, config) = load("llama", Quantization::None);
+    let weights = adapter("llama", &config, 7);
+    let blocks: Vec<u32> = (0..16).collect();
+    let mut batch = step(&[Chunk {
+        tokens: &[1, 2],
+        done: 0,
+        blocks: &blocks,
+    }]);
+    batch.adapters.push(AdapterRows {
+        weights,
+        rows: vec![2],
+    });
+    let error = model.forward(&mut cache(&config), &batch).unwrap_err();
+    assert!(error.to_string().contains("row of an adapter"), "{error}");
+}
