@@ -14,6 +14,12 @@ pub use speculation::{SpeculateChoice, SpeculationArgs};
 /// How long a prefill instance holds what nobody fetches, in seconds, where nobody says otherwise.
 pub(crate) const DEFAULT_KV_LEASE_S: NonZeroU32 = NonZeroU32::new(30).unwrap();
 
+/// Adapters at once, where nobody says otherwise.
+const DEFAULT_MAX_ADAPTERS: u32 = 16;
+
+/// The memory of all adapters, where nobody says otherwise.
+const DEFAULT_ADAPTER_MEMORY: ByteSize = ByteSize(1 << 30);
+
 /// What the engine is built from; with the feature `cli`, its command-line flags.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
@@ -63,6 +69,12 @@ pub struct CandleArgs {
         arg(long, default_value = "30", value_name = "SECONDS")
     )]
     pub kv_lease: NonZeroU32,
+    /// LoRA adapters that may be loaded at once; 0 for none
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = DEFAULT_MAX_ADAPTERS, value_name = "COUNT"))]
+    pub max_adapters: u32,
+    /// Memory for LoRA adapters, those that are unloaded and still in use included
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = DEFAULT_ADAPTER_MEMORY, value_name = "BYTES"))]
+    pub adapter_memory: ByteSize,
     /// Whether tokens are guessed, and how.
     #[cfg_attr(feature = "cli", command(flatten))]
     pub speculation: SpeculationArgs,
@@ -83,6 +95,8 @@ impl Default for CandleArgs {
             isa: IsaChoice::default(),
             max_waiting: 1024,
             kv_lease: DEFAULT_KV_LEASE_S,
+            max_adapters: DEFAULT_MAX_ADAPTERS,
+            adapter_memory: DEFAULT_ADAPTER_MEMORY,
             speculation: SpeculationArgs::default(),
         }
     }

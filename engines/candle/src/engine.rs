@@ -4,6 +4,7 @@
 //! `core`), which each step plans with the scheduler, guesses further tokens if it is to (`speculation`), packs the batch (`batch`), has the model compute it (`forward`), chooses
 //! tokens (`sequence`) and leaves them in mailboxes (`mailbox`), whose readers are woken together (`readers`).
 
+mod adapters;
 mod batch;
 mod blocks;
 pub(crate) mod core;
@@ -29,6 +30,8 @@ use genset_backend_common::{
     GenerateRequest, GuidedDecoding, LLMEngine, RequestContext, RequestField, Role, StartContext,
     async_trait,
     config::{GuidedKind, SamplingOption},
+    controls::Adapter,
+    kv::salt_root,
     request::Shared,
     transfer::receiving,
 };
@@ -38,6 +41,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
 
+use self::adapters::Adapters;
 use self::core::{Command, too_long_for_cache};
 use self::mailbox::{Nudge, mailbox};
 use self::readers::Readers;
@@ -192,9 +196,30 @@ impl EngineControls for CandleEngine {
             .map_err(|_| has_stopped())?;
         is_done.await.map_err(|_| has_stopped())
     }
+
+    async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
+        let running = self.state.get()?;
+        running.adapters()?.load(adapter).await
+    }
+
+    async fn unload_adapter(&self, name: &str) -> Result<(), EngineError> {
+        self.state.get()?.adapters()?.unload(name)
+    }
+
+    async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
+        Ok(self.state.get()?.adapters()?.list())
+    }
 }
 
 impl Running {
+    /// The adapters, where there may be any.
+    fn adapters(&self) -> Result<&Arc<Adapters>, EngineError> {
+        let adapters = self.serving.adapters.as_ref();
+        adapters.ok_or_else(|| {
+            EngineError::unsupported("--max-adapters", "is 0, so no adapters are served")
+        })
+    }
+
     async fn generate(
         &self,
         request: GenerateRequest,
@@ -208,6 +233,10 @@ impl Running {
             ..
         } = &self.serving;
         config.check(&request)?;
+        let adapter = match &request.adapter {
+            Some(name) => Some(self.adapters()?.get(name)?),
+            None => None,
+        };
         let source = transfers.source_of(&request)?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(0);
         let prompt_len = request.tokens()?.len();
@@ -250,10 +279,16 @@ impl Running {
             receives,
             predictions: PredictionTokens::default(),
         });
+        let salt = request.cache_salt.as_deref();
+        let root = match &adapter {
+            Some(adapter) => adapter.root(salt),
+            None => salt.map(salt_root),
+        };
         let arrival = Arrival {
             prompt,
             priority: request.priority,
-            cache_salt: request.cache_salt,
+            root,
+            adapter,
             active,
         };
         commands
@@ -329,8 +364,12 @@ fn random_seed() -> u64 {
 }
 
 /// What this engine can do; guided decoding only with a tokenizer, prefill and decode apart only where blocks can be taken out of
-/// the KV cache.
-fn capabilities(guides: Option<&GuideFactory>, can_be_apart: bool) -> Capabilities {
+/// the KV cache, adapters only where there may be some.
+fn capabilities(
+    guides: Option<&GuideFactory>,
+    can_be_apart: bool,
+    has_adapters: bool,
+) -> Capabilities {
     use SamplingOption as Opt;
     let mut can = Capabilities::tokens()
         .with_resume()
@@ -344,6 +383,7 @@ fn capabilities(guides: Option<&GuideFactory>, can_be_apart: bool) -> Capabiliti
     can.max_logprobs = Some(MAX_LOGPROBS);
     can.kv_events = true;
     can.priority = true;
+    can.adapters = has_adapters;
     if can_be_apart {
         can.roles = BTreeSet::from(Role::ALL);
     }

@@ -5,8 +5,12 @@
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
+use genset_backend_common::controls::Adapter;
 use genset_conformance::{Detokenize, Scenario, Subject, Verdict, find, run_check, suite};
+use genset_engine_candle::load::OpenModel;
+use genset_engine_candle::synthetic::{USUAL_MODULES, make_adapter};
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
+use tempfile::TempDir;
 use tokenizers::Tokenizer;
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
@@ -24,6 +28,20 @@ static TEXT: LazyLock<Detokenize> = LazyLock::new(|| {
     Arc::new(move |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap())
 });
 
+static ADAPTER: LazyLock<TempDir> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let config = OpenModel::open(Path::new(TINY_CHAT)).unwrap().config;
+    make_adapter(folder.path(), &config, &USUAL_MODULES, 8, 1).unwrap();
+    folder
+});
+
+fn adapter() -> Adapter {
+    Adapter {
+        name: "poems".into(),
+        source: ADAPTER.path().display().to_string(),
+    }
+}
+
 fn args() -> CandleArgs {
     CandleArgs {
         device: *DEVICE,
@@ -38,6 +56,7 @@ fn args() -> CandleArgs {
 fn subject() -> Subject {
     Subject::new(CandleEngine::from_args(&args(), Path::new(TINY_CHAT)))
         .with_text(Arc::clone(&TEXT))
+        .with_adapter(adapter())
 }
 
 suite!(|_: &Scenario| subject());
@@ -59,6 +78,7 @@ mod with_drafts {
         };
         Subject::new(CandleEngine::from_args(&args, Path::new(TINY_CHAT)))
             .with_text(Arc::clone(&TEXT))
+            .with_adapter(adapter())
     }
 
     suite!(|_: &Scenario| draft_model());
@@ -77,6 +97,7 @@ mod with_lookups {
         };
         Subject::new(CandleEngine::from_args(&args, Path::new(TINY_CHAT)))
             .with_text(Arc::clone(&TEXT))
+            .with_adapter(adapter())
     }
 
     suite!(|_: &Scenario| ngram());
@@ -87,7 +108,7 @@ mod with_lookups {
 fn what_is_declared_is_checked() {
     for id in [
         "DT02", "DT03", "DT07", "GD01", "KV01", "KV06", "KV08", "KV09", "MG01", "MG04", "MT02",
-        "MT07", "MT08",
+        "MT07", "MT08", "LR01", "LR02", "LR03", "LR04", "LR05", "LR06", "ER06",
     ] {
         let report = run_check(find(id).unwrap(), |_: &Scenario| subject());
         assert_eq!(report.verdict, Verdict::Pass, "{id}");

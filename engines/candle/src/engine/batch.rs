@@ -1,9 +1,14 @@
 //! From the scheduler's step to the model's [`StepBatch`].
 
-use genset_backend_common::TokenId;
-use genset_scheduler::{BlockId, Scheduled, Scheduler};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
 
-use crate::model::{SequenceRows, StepBatch};
+use genset_backend_common::TokenId;
+use genset_scheduler::{BlockId, Scheduled, Scheduler, SequenceId};
+
+use super::adapters::LoadedAdapter;
+use crate::model::{AdapterRows, AdapterWeights, SequenceRows, StepBatch};
 
 /// Consecutive tokens of one sequence.
 pub(super) struct Piece<'a> {
@@ -17,8 +22,12 @@ pub(super) struct Piece<'a> {
 }
 
 /// Packs the rows of a step, in their order. Of each sequence that wants a token the last row has its logits wanted, and that of
-/// each draft behind it.
-pub(crate) fn pack(scheduler: &Scheduler, rows: &[Scheduled]) -> StepBatch {
+/// each draft behind it. Rows of `adapted` sequences are their adapters'.
+pub(crate) fn pack(
+    scheduler: &Scheduler,
+    rows: &[Scheduled],
+    adapted: &HashMap<SequenceId, Arc<LoadedAdapter>>,
+) -> StepBatch {
     let mut batch = StepBatch::default();
     for scheduled in rows {
         // A planned sequence is there until it is committed or cancelled, and this is in between.
@@ -40,9 +49,32 @@ pub(crate) fn pack(scheduler: &Scheduler, rows: &[Scheduled]) -> StepBatch {
                 0
             },
         };
+        let first = batch.tokens.len();
         push(&mut batch, scheduler.pool().block_size(), &piece);
+        if !adapted.is_empty()
+            && let Some(adapter) = adapted.get(&scheduled.id)
+        {
+            let rows = first..batch.tokens.len();
+            give(&mut batch, adapter.weights(), rows);
+        }
     }
     batch
+}
+
+/// Makes rows an adapter's. Few adapters have rows in a step.
+fn give(batch: &mut StepBatch, weights: &Arc<AdapterWeights>, rows: Range<usize>) {
+    let rows = rows.map(narrow);
+    let known = batch
+        .adapters
+        .iter_mut()
+        .find(|known| Arc::ptr_eq(&known.weights, weights));
+    match known {
+        Some(known) => known.rows.extend(rows),
+        None => batch.adapters.push(AdapterRows {
+            weights: Arc::clone(weights),
+            rows: rows.collect(),
+        }),
+    }
 }
 
 /// Puts a piece of another sequence into a batch.
@@ -95,7 +127,7 @@ mod tests {
                 .unwrap();
         }
         let step = scheduler.plan();
-        let batch = pack(&scheduler, &step.rows);
+        let batch = pack(&scheduler, &step.rows, &HashMap::new());
         assert_eq!(batch.tokens, [10, 11, 12, 20]);
         assert_eq!(batch.positions, [0, 1, 2, 0]);
         assert_eq!(batch.slots, [0, 1, 2, 4]);
@@ -111,7 +143,7 @@ mod tests {
             },
         ]);
         let step = scheduler.plan();
-        let batch = pack(&scheduler, &step.rows);
+        let batch = pack(&scheduler, &step.rows, &HashMap::new());
         assert_eq!(batch.tokens, [13, 21, 22, 23]);
         assert_eq!(batch.positions, [3, 1, 2, 3]);
         assert_eq!(batch.slots, [3, 5, 6, 7]);
@@ -146,7 +178,7 @@ mod tests {
         let mut step = scheduler.plan();
         assert_eq!(scheduler.reserve_drafts(id, 2), 2);
         scheduler.set_drafts(&mut step.rows[0], vec![13, 14]);
-        let batch = pack(&scheduler, &step.rows);
+        let batch = pack(&scheduler, &step.rows, &HashMap::new());
         assert_eq!(batch.tokens, [10, 11, 12, 13, 14]);
         assert_eq!(batch.positions, [0, 1, 2, 3, 4]);
         assert_eq!(batch.slots, [0, 1, 2, 3, 4]);

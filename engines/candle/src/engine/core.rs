@@ -19,6 +19,7 @@ use rayon::prelude::*;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::adapters::LoadedAdapter;
 use super::batch::pack;
 use super::blocks;
 use super::forward::{Fetched, Forward, ForwardError, contained, fetch};
@@ -78,6 +79,8 @@ pub(crate) struct Core {
     forward: Box<dyn Forward>,
     speculation: Option<Speculation>,
     requests: HashMap<SequenceId, Box<Active>>,
+    /// The adapters of those that have one.
+    adapted: HashMap<SequenceId, Arc<LoadedAdapter>>,
     outlets: Outlets,
     freed: FreedSequences,
     last_id: u64,
@@ -118,6 +121,7 @@ impl Core {
             forward,
             speculation,
             requests: HashMap::new(),
+            adapted: HashMap::new(),
             outlets,
             freed,
             last_id: 0,
@@ -208,21 +212,25 @@ impl Core {
         let Arrival {
             prompt,
             priority,
-            cache_salt,
+            root,
+            adapter,
             active,
         } = arrival;
         let sequence = NewSequence {
             id,
             prompt,
             priority,
-            cache_salt,
+            root,
         };
         let added = match &active.receives {
             Some(_) => self.scheduler.add_receiving(sequence),
             None => self.scheduler.add(sequence),
         };
         match added {
-            Ok(()) => drop(self.requests.insert(id, active)),
+            Ok(()) => {
+                self.adapted.extend(adapter.map(|adapter| (id, adapter)));
+                self.requests.insert(id, active);
+            }
             Err(refusal) => self.outlets.readers.wake(
                 active
                     .outlet
@@ -248,6 +256,11 @@ impl Core {
 
     fn step(&mut self) -> Then {
         let began = Instant::now();
+        if !self.adapted.is_empty() {
+            // An unloaded adapter's memory comes back with the last of its requests.
+            let requests = &self.requests;
+            self.adapted.retain(|id, _| requests.contains_key(id));
+        }
         let mut step = self.scheduler.plan();
         self.publish_events();
         self.begin_receiving(&step.receiving);
@@ -261,7 +274,7 @@ impl Core {
         }
         let computing = Instant::now();
         self.speculate(&mut step.rows);
-        let batch = pack(&self.scheduler, &step.rows);
+        let batch = pack(&self.scheduler, &step.rows, &self.adapted);
         let mut choosing = self.take_choosing(&step.rows);
         let computed = compute(&mut *self.forward, &batch, &mut choosing);
         let forward = computing.elapsed();

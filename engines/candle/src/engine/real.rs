@@ -13,14 +13,15 @@ use genset_scheduler::Limits;
 use serde_json::Value;
 
 use self::speculation::OpenSpeculation;
+use super::adapters::{AdapterLimits, Adapters};
 use super::capabilities;
 use super::forward::{Forward, ForwardError};
 use super::thread::{Loaded, Loader};
 use crate::args::{CandleArgs, DeviceChoice, DtypeChoice, IsaChoice};
 use crate::error::LoadError;
 use crate::load::{
-    KvCacheOptions, LoadProgress, ModelFile, OpenModel, WeightOptions, available_memory,
-    kv_cache_size,
+    AdapterReader, KvCacheOptions, LoadProgress, ModelFile, OpenModel, WeightOptions,
+    available_memory, kv_cache_size,
 };
 use crate::model::simd;
 use crate::model::{
@@ -165,7 +166,9 @@ impl Loader for RealLoader {
         let speculation = speculation
             .map(|it| it.load(options, &with_spare, vocab_size, start, was_given_up))
             .transpose()?;
-        let can = capabilities(guides.as_deref(), can_be_apart && cache.layout().is_some());
+        let can_be_apart = can_be_apart && cache.layout().is_some();
+        let adapters = self.adapters(&open.config, &device, dtype);
+        let can = capabilities(guides.as_deref(), can_be_apart, adapters.is_some());
         let config = engine_config(&open, &limits, &spec, can);
         let KvCacheSpec {
             num_blocks,
@@ -189,11 +192,31 @@ impl Loader for RealLoader {
             block_size,
             guides,
             kv_lease: Duration::from_secs(self.args.kv_lease.get().into()),
+            adapters,
         })
     }
 }
 
 impl RealLoader {
+    /// What adapters are loaded with; `None` where there may be none.
+    fn adapters(
+        &self,
+        config: &ModelConfig,
+        device: &Device,
+        dtype: DType,
+    ) -> Option<Arc<Adapters>> {
+        let reader = AdapterReader {
+            config: config.clone(),
+            device: device.clone(),
+            dtype,
+        };
+        let limits = AdapterLimits {
+            count: wide(self.args.max_adapters),
+            bytes: self.args.adapter_memory.0,
+        };
+        (limits.count > 0).then(|| Arc::new(Adapters::new(Box::new(reader), limits)))
+    }
+
     /// Refuses what would not fit in memory, before anything is allocated.
     fn kv_cache(
         &self,

@@ -2,7 +2,9 @@
 //! chooses its next tokens in this step.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
+use genset_backend_common::kv::BlockHash;
 use genset_backend_common::output::{Finish, PredictionTokens, TokenChunk};
 use genset_backend_common::{EngineError, StopConditions, TokenId};
 use genset_sampling::guided::Guide;
@@ -10,6 +12,7 @@ use genset_sampling::{Sampled, Sampler, TokenMask};
 use genset_scheduler::{FreedSequences, Outcome, SequenceId};
 use tokio::sync::oneshot;
 
+use super::adapters::LoadedAdapter;
 use super::forward::Fetched;
 use super::mailbox::Outlet;
 use super::transfer::{Place, PrefillLeg};
@@ -234,6 +237,8 @@ impl Choosing {
 pub(crate) struct Arrival {
     pub(crate) prompt: Vec<TokenId>,
     pub(crate) priority: i32,
-    pub(crate) cache_salt: Option<String>,
+    /// What its first KV block follows.
+    pub(crate) root: Option<BlockHash>,
+    pub(crate) adapter: Option<Arc<LoadedAdapter>>,
     pub(crate) active: Box<Active>,
 }

@@ -1,6 +1,7 @@
 //! The engine thread with a model that is none: it keeps tokens where keys and values would be, so that whatever goes to
 //! the wrong block shows in the answer.
 
+mod adapters;
 mod conformance;
 mod fake;
 mod faults;

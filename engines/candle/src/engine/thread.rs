@@ -14,6 +14,7 @@ use genset_sampling::guided::GuideFactory;
 use genset_scheduler::{FreedSequences, Limits, Scheduler};
 use tokio::sync::{mpsc, oneshot};
 
+use super::adapters::Adapters;
 use super::core::{Command, Core, Outlets};
 use super::forward::Forward;
 use super::metrics::Metrics;
@@ -36,6 +37,8 @@ pub(crate) struct Loaded {
     pub(crate) guides: Option<Arc<GuideFactory>>,
     /// How long blocks are held that nobody fetches.
     pub(crate) kv_lease: Duration,
+    /// `None` where none may be loaded.
+    pub(crate) adapters: Option<Arc<Adapters>>,
 }
 
 /// Loads the model. Called once, on the engine thread.
@@ -56,6 +59,7 @@ pub(crate) struct Serving {
     pub(crate) guides: Option<Arc<GuideFactory>>,
     pub(crate) capacity_tokens: usize,
     pub(crate) transfers: Transfers,
+    pub(crate) adapters: Option<Arc<Adapters>>,
 }
 
 /// The thread, to be waited for.
@@ -154,6 +158,7 @@ fn build(
         block_size,
         guides,
         kv_lease,
+        adapters,
     } = loaded;
     let layout = forward.kv_layout().cloned();
     let transfers = Transfers::try_new(start.role, start.kv_transfers.clone(), kv_lease, layout)?;
@@ -181,6 +186,7 @@ fn build(
         guides,
         capacity_tokens: num_blocks * block_size,
         transfers,
+        adapters,
     };
     let core = Core::new(scheduler, forward, speculation, outlets, freed);
     Ok((core, serving, commands))

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use genset_backend_common::controls::Adapter;
 use genset_conformance::{Probe, Scenario, Subject, Verdict, find, run_check, suite};
 use tokenizers::Tokenizer;
 
@@ -28,6 +29,10 @@ fn subject_with(fake: Fake) -> Subject {
     Subject::new(fake.engine())
         .with_probe(crash)
         .with_text(Arc::new(text))
+        .with_adapter(Adapter {
+            name: "poems".into(),
+            source: "1".into(),
+        })
 }
 
 suite!(|_: &Scenario| subject());
@@ -51,6 +56,7 @@ mod with_drafts {
 fn what_is_declared_is_checked() {
     for id in [
         "DT02", "DT07", "GD01", "KV01", "KV08", "KV09", "MG01", "MG04", "MT02", "MT07", "ER03",
+        "LR01", "LR02", "LR03", "LR04", "LR05", "LR06", "ER06",
     ] {
         let report = run_check(find(id).unwrap(), |_: &Scenario| subject());
         assert_eq!(report.verdict, Verdict::Pass, "{id}");

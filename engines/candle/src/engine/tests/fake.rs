@@ -1,21 +1,24 @@
 //! [`Fake`]: a model whose next token is a hash of all tokens before it, as it finds them in its KV blocks.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use genset_backend_common::{EngineConfig, EngineError, StartContext, TokenId};
 use genset_sampling::guided::GuideFactory;
 use genset_scheduler::Limits;
 use parking_lot::Mutex;
 
+use super::super::adapters::{AdapterLimits, Adapters, ReadAdapter};
 use super::super::forward::{Forward, ForwardError};
 use super::super::speculation::draft_model::DraftModel;
 use super::super::speculation::{Method, Speculation};
 use super::super::thread::{Loaded, Loader};
 use super::super::{CandleEngine, capabilities};
-use crate::model::StepBatch;
+use crate::load::AdapterError;
+use crate::model::{AdapterRows, AdapterTarget, AdapterWeights, Site, StepBatch};
 
 pub(super) const VOCAB_SIZE: TokenId = 2048;
 /// Prompts that begin with these have logits that are no numbers.
@@ -95,7 +98,7 @@ impl Fake {
     fn config(&self) -> EngineConfig {
         let mut config = EngineConfig::new("fake", self.context_length)
             .with_vocab_size(VOCAB_SIZE)
-            .with_capabilities(capabilities(Some(&GUIDES), false));
+            .with_capabilities(capabilities(Some(&GUIDES), false, true));
         config.kv_block_size = std::num::NonZeroU32::new(u32::try_from(self.block_size).unwrap());
         config.kv_total_blocks = u64::try_from(self.num_blocks).ok();
         config.max_num_seqs = u32::try_from(self.limits.max_num_seqs).ok();
@@ -156,8 +159,55 @@ impl Loader for Fake {
             block_size: self.block_size,
             guides: Some(Arc::clone(&GUIDES)),
             kv_lease: Duration::from_secs(30),
+            adapters: Some(Arc::new(Adapters::new(
+                Box::new(FakeAdapters),
+                ADAPTER_LIMITS,
+            ))),
         })
     }
+}
+
+pub(super) const ADAPTER_LIMITS: AdapterLimits = AdapterLimits {
+    count: 3,
+    bytes: 64 * 8,
+};
+
+/// Adapters that are told apart by what they take: `SIZE`, a number for the place of one, takes `SIZE + 1` tiles of 64 bytes.
+struct FakeAdapters;
+
+impl ReadAdapter for FakeAdapters {
+    fn read(&self, path: &Path, left: u64) -> Result<AdapterWeights, AdapterError> {
+        let size = path.to_str().and_then(|path| path.parse().ok());
+        let size: usize = size.ok_or_else(|| AdapterError::NotAnAdapter {
+            path: path.to_owned(),
+            problem: "it is no number".into(),
+        })?;
+        let target = AdapterTarget {
+            site: Site::Down,
+            first_column: 0,
+            out_features: 1,
+            in_features: size,
+        };
+        let zeros = |shape| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+        let mut weights = AdapterWeights::new(1);
+        weights
+            .add(0, target, zeros((1, size)), zeros((1, 1)))
+            .unwrap();
+        let bytes = weights.bytes();
+        if bytes > left {
+            let path = path.to_owned();
+            return Err(AdapterError::TooLarge { path, bytes, left });
+        }
+        Ok(weights)
+    }
+}
+
+/// What a row's keys and values are under its adapter: the token, and something else for each adapter.
+fn kept(batch: &StepBatch, row: usize) -> TokenId {
+    let has_row = |rows: &&AdapterRows| rows.rows.contains(&u32::try_from(row).unwrap());
+    let adapter = batch.adapters.iter().find(has_row);
+    let tiles = adapter.map_or(0, |adapter| adapter.weights.bytes() / 64);
+    batch.tokens[row] + 4096 * TokenId::try_from(tiles).unwrap()
 }
 
 struct FakeForward {
@@ -186,8 +236,8 @@ impl Forward for FakeForward {
             );
             return Err("the fake model fails as it was told to".into());
         }
-        for (slot, token) in batch.slots.iter().zip(&batch.tokens) {
-            self.kept[usize::try_from(*slot)?] = Some(*token);
+        for (row, slot) in batch.slots.iter().enumerate() {
+            self.kept[usize::try_from(*slot)?] = Some(kept(batch, row));
         }
         let mut logits = Vec::new();
         for row in &batch.logit_rows {
