@@ -10,7 +10,8 @@ use async_trait::async_trait;
 use futures_core::Stream;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext, handles::Load,
+    EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext, RequestField,
+    handles::Load,
 };
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -134,16 +135,17 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         request: Req,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Resp>, EngineError> {
-        let instance = self.choose(&[], |candidates| selector.select(candidates))?;
+        let instance = self.choose(&[], None, |candidates| selector.select(candidates))?;
         self.call_instance(&instance, request, ctx).await
     }
 
     fn choose(
         &self,
         tried: &[InstanceId],
+        adapter: Option<&str>,
         choose: impl FnOnce(&[Candidate]) -> Option<usize>,
     ) -> Result<Arc<Instance>, EngineError> {
-        let (live, candidates) = self.instances.candidates(tried);
+        let (live, candidates) = self.instances.candidates(tried, adapter);
         let chosen = if live.is_empty() {
             None
         } else {
@@ -152,20 +154,35 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         chosen
             .and_then(|index| live.get(index))
             .cloned()
-            .ok_or_else(|| {
-                let message = format!(
-                    "no instance of {} is available; try again later",
-                    self.endpoint.name()
-                );
-                EngineError::new(ErrorKind::Unavailable, message)
-                    .with_retry_after(Duration::from_secs(1))
-            })
+            .ok_or_else(|| self.none_available(adapter))
     }
 
-    /// Waits until there is an instance that is none of `tried`; false when none came in time, or the request was cancelled.
-    async fn other_than(&self, tried: &[InstanceId], until: Instant, ctx: &RequestContext) -> bool {
+    fn none_available(&self, adapter: Option<&str>) -> EngineError {
+        let name = self.endpoint.name();
+        if let Some(adapter) = adapter
+            && !self.instances.have_adapter(adapter)
+        {
+            let message = format!("no instance of {name} has the adapter {adapter:?}");
+            return EngineError::not_found(message).with_at(RequestField::Adapter);
+        }
+        let message = format!("no instance of {name} is available; try again later");
+        EngineError::new(ErrorKind::Unavailable, message).with_retry_after(Duration::from_secs(1))
+    }
+
+    /// Waits until there is an instance for the adapter that is none of `tried`; false when none came in time, or the request was
+    /// cancelled.
+    async fn other_than(
+        &self,
+        tried: &[InstanceId],
+        adapter: Option<&str>,
+        until: Instant,
+        ctx: &RequestContext,
+    ) -> bool {
         let mut instances = self.instances.subscribe();
-        let another = instances.wait_for(|map| map.keys().any(|id| !tried.contains(id)));
+        let is_another = |(id, instance): (&InstanceId, &Arc<Instance>)| {
+            !tried.contains(id) && instance.has_adapter(adapter)
+        };
+        let another = instances.wait_for(|map| map.iter().any(is_another));
         tokio::select! {
             biased;
             () = ctx.cancelled() => false,
@@ -309,7 +326,7 @@ impl GenerateClient {
     /// The requests of each live instance, by id: those of this client, and those of others by what it told last.
     #[must_use]
     pub fn loads(&self) -> Vec<(InstanceId, usize)> {
-        let (_, candidates) = self.client.instances.candidates(&[]);
+        let (_, candidates) = self.client.instances.candidates(&[], None);
         candidates
             .iter()
             .map(|candidate| (candidate.instance, candidate.load))
@@ -422,16 +439,18 @@ impl GenerateClient {
         let mut tried = left_out.to_vec();
         let mut last_error: Option<EngineError> = None;
         let mut wait_until = None;
+        let adapter = request.adapter.clone();
         loop {
-            let chosen = self
-                .client
-                .choose(&tried, |candidates| choose(&mut request, candidates));
+            let chosen = (self.client).choose(&tried, adapter.as_deref(), |candidates| {
+                choose(&mut request, candidates)
+            });
             let instance = match chosen {
                 Ok(instance) => instance,
                 Err(none_left) => {
                     let error = last_error.take().unwrap_or(none_left);
                     let until = *wait_until.get_or_insert_with(|| Instant::now() + SUCCESSOR_TIME);
-                    if is_gone(error.kind()) && self.client.other_than(&tried, until, &ctx).await {
+                    let another = (self.client).other_than(&tried, adapter.as_deref(), until, &ctx);
+                    if is_gone(error.kind()) && another.await {
                         continue;
                     }
                     return Err(error);

@@ -44,6 +44,26 @@ impl Instance {
         }
     }
 
+    /// The same instance where it says something else of itself: its requests and its load are what they were.
+    fn with_record(&self, record: InstanceRecord) -> Self {
+        let copy = |number: &AtomicU64| AtomicU64::new(number.load(Ordering::Relaxed));
+        Self {
+            record,
+            in_flight: Arc::clone(&self.in_flight),
+            others: AtomicUsize::new(self.others.load(Ordering::Relaxed)),
+            kv_used_blocks: copy(&self.kv_used_blocks),
+            kv_total_blocks: copy(&self.kv_total_blocks),
+            kv_events: copy(&self.kv_events),
+            down_until: Mutex::new(None),
+        }
+    }
+
+    /// Whether it may be asked under this adapter.
+    pub(crate) fn has_adapter(&self, adapter: Option<&str>) -> bool {
+        let card = self.record.card.as_ref();
+        adapter.is_none_or(|adapter| card.is_some_and(|card| card.has_adapter(adapter)))
+    }
+
     /// Counts a request in until the guard is dropped.
     pub(crate) fn enter(&self) -> InFlightGuard {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -151,9 +171,16 @@ impl Instances {
                     }
                 }
                 Change::Put(entry) => {
-                    map.retain(|_, instance| instance.record.key() != entry.key);
+                    let old = map.extract_if(.., |_, known| known.record.key() == entry.key);
+                    let old = old.map(|(_, known)| known).last();
                     if let Some(record) = self.read(&entry) {
-                        map.insert(record.instance, self.meet(record));
+                        let at = |record: &InstanceRecord| record.address.clone();
+                        let same = old.filter(|known| at(&known.record) == at(&record));
+                        let instance = match same {
+                            Some(known) => Arc::new(known.with_record(record)),
+                            None => self.meet(record),
+                        };
+                        map.insert(instance.record.instance, instance);
                     }
                 }
                 Change::Removed(key) => map.retain(|_, instance| instance.record.key() != key),
@@ -183,16 +210,28 @@ impl Instances {
         self.map.borrow().get(&id).cloned()
     }
 
+    /// Whether any of them may be asked under this adapter.
+    pub(crate) fn have_adapter(&self, adapter: &str) -> bool {
+        let map = self.map.borrow();
+        map.values()
+            .any(|instance| instance.has_adapter(Some(adapter)))
+    }
+
     pub(crate) fn subscribe(&self) -> watch::Receiver<InstanceMap> {
         self.map.subscribe()
     }
 
-    /// The instances a request may go to, less those in `tried`, those marked down and those whose process is known to be
+    /// The instances a request may go to that names this adapter or none, less those in `tried`, those marked down and those whose process is known to be
     /// gone. When none is left so, all are tried: a wrong mark must not make an outage.
-    pub(crate) fn candidates(&self, tried: &[InstanceId]) -> (Vec<Arc<Instance>>, Vec<Candidate>) {
+    pub(crate) fn candidates(
+        &self,
+        tried: &[InstanceId],
+        adapter: Option<&str>,
+    ) -> (Vec<Arc<Instance>>, Vec<Candidate>) {
         let map = self.all();
         let untried: Vec<_> = map
             .values()
+            .filter(|instance| instance.has_adapter(adapter))
             .filter(|instance| !tried.contains(&instance.record.instance))
             .cloned()
             .collect();

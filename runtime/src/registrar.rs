@@ -12,7 +12,7 @@ use genset_backend_common::ports::{Control, Generate, Offer, Registrar, Registra
 use genset_backend_common::{
     EngineError, GenerateRequest, ModelCard, Output, OutputStream, RequestContext,
     card::Artifact,
-    controls::{ControlReply, ControlRequest},
+    controls::{Adapter, ControlReply, ControlRequest},
     error::At,
     handles::{Admitted, Load, LoadPublisher},
     recent::RecentRequests,
@@ -20,8 +20,9 @@ use genset_backend_common::{
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
 use crate::component::{Endpoint, Runtime, Serving};
@@ -169,16 +170,24 @@ impl Registrar for RuntimeRegistrar {
             beside.push(ranks.serve_as(id, kv_rank_events).await?);
         }
         let kv_blocks = self.serve_kv_blocks(id, &offer.kv_transfers).await?;
+        let listing = Arc::new(Listing {
+            record: serving.record(None),
+            card: offer.card,
+            adapters: offer.adapters,
+            lease: Mutex::default(),
+            is_old: Notify::new(),
+        });
         let served = Mutex::new(Some(Arc::new(ServedOffer {
             generate: serving,
             beside,
             _kv_blocks: kv_blocks,
         })));
+        let follow = self.runtime.spawn(Arc::clone(&listing).follow_adapters());
         Ok(Box::new(RuntimeRegistration {
             runtime: self.runtime.clone(),
-            card: offer.card,
             served,
-            lease: Mutex::default(),
+            listing,
+            _follow: follow,
         }))
     }
 }
@@ -191,21 +200,78 @@ struct ServedOffer {
 }
 
 impl ServedOffer {
-    /// What discovery is told. The endpoints beside come first: whoever finds the card finds its artifacts.
-    fn records(&self, card: &ModelCard) -> Vec<InstanceRecord> {
+    /// What discovery is told, with that of `generate`. The endpoints beside come first: whoever finds the card finds its artifacts.
+    fn records(&self, generate: InstanceRecord) -> Vec<InstanceRecord> {
         let beside = self.beside.iter().map(|serving| serving.record(None));
-        beside
-            .chain([self.generate.record(Some(card.clone()))])
-            .collect()
+        beside.chain([generate]).collect()
+    }
+}
+
+/// How the instance is listed, and by what lease.
+struct Listing {
+    /// Without a card.
+    record: InstanceRecord,
+    /// Without adapters.
+    card: ModelCard,
+    adapters: watch::Receiver<Vec<Adapter>>,
+    /// One lease for all endpoints: they come, go and are lost together.
+    lease: Mutex<Option<Arc<dyn Lease>>>,
+    /// Told when it was listed with adapters of before.
+    is_old: Notify,
+}
+
+/// Pause before discovery is told again of adapters that it could not be told of.
+const ADAPTERS_PAUSE: Duration = Duration::from_secs(1);
+
+impl Listing {
+    /// The record of `generate`, with the adapters of now.
+    fn record(&self) -> InstanceRecord {
+        let card = ModelCard {
+            adapters: self.adapters.borrow().clone(),
+            ..self.card.clone()
+        };
+        InstanceRecord {
+            card: Some(card),
+            ..self.record.clone()
+        }
+    }
+
+    /// Tells discovery whenever adapters come and go, for as long as the instance is listed.
+    async fn follow_adapters(self: Arc<Self>) {
+        let mut adapters = self.adapters.clone();
+        loop {
+            tokio::select! {
+                changed = adapters.changed() => if changed.is_err() {
+                    return;
+                },
+                () = self.is_old.notified() => {}
+            }
+            while let Err(error) = self.refresh().await {
+                tracing::warn!(%error, "discovery cannot be told of the adapters yet");
+                tokio::time::sleep(ADAPTERS_PAUSE).await;
+            }
+        }
+    }
+
+    /// Lists what is listed once more, as it is now.
+    async fn refresh(&self) -> Result<(), EngineError> {
+        let lease = self.lease.lock().clone();
+        let Some(lease) = lease else { return Ok(()) };
+        match self.record().to_entry() {
+            Ok(entry) => lease.put(entry).await,
+            Err(error) => {
+                tracing::error!(%error, "discovery is not told of the adapters");
+                Ok(())
+            }
+        }
     }
 }
 
 struct RuntimeRegistration {
     runtime: Runtime,
-    card: ModelCard,
     served: Mutex<Option<Arc<ServedOffer>>>,
-    /// One lease for all endpoints: they come, go and are lost together.
-    lease: Mutex<Option<Arc<dyn Lease>>>,
+    listing: Arc<Listing>,
+    _follow: AbortOnDropHandle<()>,
 }
 
 impl RuntimeRegistration {
@@ -238,12 +304,16 @@ impl Registration for RuntimeRegistration {
     }
 
     async fn list(&self) -> Result<(), EngineError> {
-        let records = self.served()?.records(&self.card);
+        let record = self.listing.record();
+        let records = self.served()?.records(record.clone());
         let lease: Arc<dyn Lease> = Arc::from(self.runtime.discovery().lease().await?);
         for record in records {
             lease.put(record.to_entry()?).await?;
         }
-        *self.lease.lock() = Some(lease);
+        *self.listing.lease.lock() = Some(lease);
+        if self.listing.record() != record {
+            self.listing.is_old.notify_one();
+        }
         Ok(())
     }
 
@@ -251,8 +321,8 @@ impl Registration for RuntimeRegistration {
         let served = self.served()?;
         // Before discovery, which may take its time.
         self.runtime.plane().leaving(served.generate.instance());
-        let records = served.records(&self.card);
-        let lease = self.lease.lock().take();
+        let records = served.records(self.listing.record());
+        let lease = self.listing.lease.lock().take();
         let Some(lease) = lease else { return Ok(()) };
         // The card goes first: nobody shall find a model whose artifacts have gone.
         for record in records.iter().rev() {
@@ -262,7 +332,7 @@ impl Registration for RuntimeRegistration {
     }
 
     async fn lost(&self) {
-        let lease = self.lease.lock().clone();
+        let lease = self.listing.lease.lock().clone();
         match lease {
             Some(lease) => lease.lost().await,
             None => std::future::pending().await,
@@ -270,7 +340,7 @@ impl Registration for RuntimeRegistration {
     }
 
     async fn close(&self) {
-        drop(self.lease.lock().take());
+        drop(self.listing.lease.lock().take());
         drop(self.served.lock().take());
     }
 }

@@ -15,6 +15,7 @@ use genset_backend_common::worker::{
 use genset_backend_common::{
     EngineError, ErrorKind, LLMEngine, Role,
     card::{DEFAULT_MIGRATION_LIMIT, EndpointType},
+    controls::Adapter,
     error::At,
 };
 use serde_json::Value;
@@ -67,6 +68,10 @@ pub struct WorkerArgs {
     /// How often a request whose answer has begun may move to another instance; 0 for never
     #[arg(long, default_value_t = DEFAULT_MIGRATION_LIMIT)]
     pub migration_limit: u32,
+    /// A LoRA adapter that clients name as a model, and its folder; may be given several times, or several with commas between
+    /// [out=candle, vllm, cmd]
+    #[arg(long = "adapter", value_name = "NAME=DIR", value_delimiter = ',', value_parser = adapter)]
+    pub adapters: Vec<Adapter>,
     /// JSON that is published with the model as it is
     #[arg(long, value_name = "JSON", value_parser = json)]
     pub user_data: Option<Value>,
@@ -104,6 +109,18 @@ pub struct WorkerArgs {
 
 fn json(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("is no JSON: {error}"))
+}
+
+/// An adapter as it is written on the command line.
+fn adapter(text: &str) -> Result<Adapter, String> {
+    let parts = text.split_once('=');
+    let (name, source) = parts.ok_or_else(|| format!("{text:?} is no NAME=DIR"))?;
+    let adapter = Adapter {
+        name: name.to_owned(),
+        source: source.to_owned(),
+    };
+    adapter.check().map_err(|error| error.to_string())?;
+    Ok(adapter)
 }
 
 /// 0 stands for no limit.
@@ -153,6 +170,7 @@ impl WorkerArgs {
             tool_parser: self.tool_parser.clone(),
             reasoning_parser: self.reasoning_parser.clone(),
             migration_limit: self.migration_limit,
+            adapters: self.adapters.clone(),
             user_data: self.user_data.clone().unwrap_or_default(),
             artifacts: folder.map(|folder| folder.artifacts).unwrap_or_default(),
             limits: RequestLimits {

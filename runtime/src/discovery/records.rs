@@ -79,11 +79,20 @@ pub enum RecordProblem {
     /// Its card names more to fetch than a model may have.
     #[error("its card is refused: {0}")]
     Artifacts(#[source] EngineError),
+    /// Its card names adapters that no worker may have.
+    #[error("its card is refused: {0}")]
+    Adapters(#[source] EngineError),
 }
 
 impl RecordProblem {
     /// Every label in metrics.
-    const LABELS: [&'static str; 4] = ["too_long", "unreadable", "other_key", "artifacts"];
+    const LABELS: [&'static str; 5] = [
+        "too_long",
+        "unreadable",
+        "other_key",
+        "artifacts",
+        "adapters",
+    ];
 
     fn label(&self) -> &'static str {
         match self {
@@ -91,6 +100,7 @@ impl RecordProblem {
             Self::Unreadable(_) => "unreadable",
             Self::OtherKey { .. } => "other_key",
             Self::Artifacts(_) => "artifacts",
+            Self::Adapters(_) => "adapters",
         }
     }
 }
@@ -104,6 +114,7 @@ impl InstanceRecord {
     pub fn to_entry(&self) -> Result<Entry, EngineError> {
         if let Some(card) = &self.card {
             card.check_artifacts()?;
+            card.check_adapters()?;
         }
         let value = serde_json::to_vec(self).map_err(|error| {
             EngineError::internal("the model card cannot be written as JSON").with_source(error)
@@ -141,6 +152,7 @@ impl InstanceRecord {
         }
         if let Some(card) = &record.card {
             card.check_artifacts().map_err(RecordProblem::Artifacts)?;
+            card.check_adapters().map_err(RecordProblem::Adapters)?;
         }
         Ok(record)
     }

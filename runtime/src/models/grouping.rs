@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use genset_backend_common::{ModelCard, Role};
+use genset_backend_common::{ModelCard, Role, controls::Adapter};
 use serde_json::Value;
 
 use crate::discovery::InstanceRecord;
@@ -15,6 +15,8 @@ pub struct LiveModel {
     pub card: ModelCard,
     /// The instances that serve it so, by the role they play; at least one pool.
     pub pools: BTreeMap<Role, Pool>,
+    /// LoRA adapters that some of the instances that end answers have, by name.
+    pub adapters: BTreeMap<String, Adapter>,
     /// Workers of this name that are kept apart, since they publish something else.
     pub left_out: Vec<LeftOutWorker>,
 }
@@ -66,6 +68,15 @@ impl LiveModel {
         all
     }
 
+    /// Takes the instances of a group as those of its role.
+    fn take(&mut self, group: Group) {
+        // A prefill instance gives one token, so an adapter of its alone answers nobody.
+        if group.role != Role::Prefill {
+            self.adapters.extend(group.adapters);
+        }
+        self.pools.insert(group.role, group.pool);
+    }
+
     fn size(&self) -> usize {
         self.pools.values().map(|pool| pool.instances.len()).sum()
     }
@@ -91,6 +102,8 @@ struct Group {
     card: ModelCard,
     role: Role,
     pool: Pool,
+    /// Those of any of the instances.
+    adapters: BTreeMap<String, Adapter>,
 }
 
 /// The models of `records`. Where cards of one name disagree, the one that is in use stays while anybody publishes it;
@@ -118,12 +131,17 @@ pub(super) fn by_model<'a>(
 /// Adds an instance to the group that it is part of.
 fn join(groups: &mut Vec<Group>, record: &InstanceRecord, card: &ModelCard) {
     let role = card.role;
+    let named = |adapter: &Adapter| (adapter.name.clone(), adapter.clone());
+    let adapters = card.adapters.iter().map(named);
     let card = card.in_common();
     let same = groups.iter_mut().find(|group| {
         (group.role, &group.card, &group.pool.endpoint) == (role, &card, &record.endpoint)
     });
     match same {
-        Some(group) => group.pool.instances.push(record.instance),
+        Some(group) => {
+            group.pool.instances.push(record.instance);
+            group.adapters.extend(adapters);
+        }
         None => groups.push(Group {
             card,
             role,
@@ -131,6 +149,7 @@ fn join(groups: &mut Vec<Group>, record: &InstanceRecord, card: &ModelCard) {
                 endpoint: record.endpoint.clone(),
                 instances: vec![record.instance],
             },
+            adapters: adapters.collect(),
         }),
     }
 }
@@ -152,13 +171,15 @@ fn choose(groups: Vec<Group>, in_use: Option<&LiveModel>) -> Option<LiveModel> {
             .find(|(model, _)| model.card == group.card);
         match known {
             Some((model, rest)) if model.pools.contains_key(&group.role) => rest.push(group),
-            Some((model, _)) => drop(model.pools.insert(group.role, group.pool)),
+            Some((model, _)) => model.take(group),
             None => {
-                let model = LiveModel {
-                    card: group.card,
-                    pools: BTreeMap::from([(group.role, group.pool)]),
+                let mut model = LiveModel {
+                    card: group.card.clone(),
+                    pools: BTreeMap::new(),
+                    adapters: BTreeMap::new(),
                     left_out: Vec::new(),
                 };
+                model.take(group);
                 services.push((model, Vec::new()));
             }
         }
@@ -176,6 +197,7 @@ fn choose(groups: Vec<Group>, in_use: Option<&LiveModel>) -> Option<LiveModel> {
             card: card.clone(),
             role,
             pool,
+            adapters: BTreeMap::new(),
         });
         pools.chain(rest)
     });
@@ -275,6 +297,32 @@ mod tests {
             left_out.differences,
             ["context_length_tokens: 20, in use: 10"]
         );
+    }
+
+    #[test]
+    fn workers_that_differ_in_their_adapters_alone_serve_together() {
+        let having = |instance, role, names: &[&str]| {
+            let mut record = record_as(role, instance, 10);
+            let adapter = |name: &&str| Adapter {
+                name: (*name).into(),
+                source: format!("adapters/{name}"),
+            };
+            record.card.as_mut().unwrap().adapters = names.iter().map(adapter).collect();
+            record
+        };
+        let records = [
+            having(1, Role::Aggregated, &["a", "b"]),
+            having(2, Role::Aggregated, &[]),
+            having(3, Role::Aggregated, &["b", "c"]),
+            having(4, Role::Prefill, &["d"]),
+        ];
+        let model = the_model(&records, &ModelMap::new());
+        assert!(model.left_out.is_empty() && model.card.adapters.is_empty());
+        assert_eq!(model.pools[&Role::Aggregated].instances.len(), 3);
+        let names: Vec<&String> = model.adapters.keys().collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        let fewer = the_model(&records[1..3], &ModelMap::new());
+        assert!(fewer.is_same_service(&model) && fewer != model);
     }
 
     #[test]

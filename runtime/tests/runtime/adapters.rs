@@ -1,0 +1,179 @@
+//! Adapters of workers: discovery is told as they come and go, and a request goes to who has the one it names.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use genset_backend_common::ports::Generate;
+use genset_backend_common::worker::{WorkerConfig, WorkerHandle};
+use genset_backend_common::{
+    EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine, OutputStream,
+    RequestContext, StartContext, async_trait,
+    controls::{Adapter, ControlRequest},
+    output::{self, Finish},
+};
+use genset_runtime::{LiveModel, ModelDirectory, SelectionMode};
+use parking_lot::Mutex;
+
+use crate::support::{PATIENCE, ctx, finish, request, runtime, soon, start, until, worker_config};
+
+/// An engine with adapters, which notes what its requests name.
+#[derive(Clone, Default)]
+struct Adapted {
+    loaded: Arc<Mutex<BTreeMap<String, Adapter>>>,
+    asked: Arc<Mutex<Vec<Option<String>>>>,
+}
+
+#[async_trait]
+impl LLMEngine for Adapted {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let mut config = EngineConfig::new("base", 100);
+        config.capabilities.adapters = true;
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.asked.lock().push(request.adapter);
+        Ok(output::stream(ctx, |out| async move {
+            out.token(1).await?;
+            Ok(Finish::length())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl EngineControls for Adapted {
+    async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
+        self.loaded.lock().insert(adapter.name.clone(), adapter);
+        Ok(())
+    }
+
+    async fn unload_adapter(&self, name: &str) -> Result<(), EngineError> {
+        self.loaded.lock().remove(name);
+        Ok(())
+    }
+
+    async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
+        Ok(self.loaded.lock().values().cloned().collect())
+    }
+}
+
+fn adapter(name: &str) -> Adapter {
+    Adapter {
+        name: name.into(),
+        source: format!("adapters/{name}"),
+    }
+}
+
+fn having(names: &[&str]) -> WorkerConfig {
+    WorkerConfig {
+        adapters: names.iter().map(|name| adapter(name)).collect(),
+        ..worker_config(Vec::new())
+    }
+}
+
+async fn load(worker: &WorkerHandle, name: &str) {
+    let adapter = adapter(name);
+    let load = ControlRequest::LoadAdapter { adapter };
+    worker.control().control(load).await.unwrap();
+}
+
+async fn unload(worker: &WorkerHandle, name: &str) {
+    let name = name.into();
+    let unload = ControlRequest::UnloadAdapter { name };
+    worker.control().control(unload).await.unwrap();
+}
+
+/// Waits until the model has these adapters.
+async fn model_with(directory: &ModelDirectory, names: &[&str]) -> LiveModel {
+    let mut models = directory.subscribe();
+    let has = |model: &LiveModel| model.adapters.keys().eq(names);
+    let there = models.wait_for(|models| models.get("base").is_some_and(has));
+    soon(there).await.unwrap().get("base").unwrap().clone()
+}
+
+#[tokio::test]
+async fn discovery_is_told_of_adapters_as_they_come_and_go() {
+    let (runtime, discovery) = runtime();
+    let directory = ModelDirectory::follow(&runtime);
+    let worker = start(&runtime, 1, Arc::new(Adapted::default()), having(&["a"])).await;
+    let model = model_with(&directory, &["a"]).await;
+    assert_eq!(model.adapters["a"], adapter("a"));
+    load(&worker, "b").await;
+    model_with(&directory, &["a", "b"]).await;
+    unload(&worker, "a").await;
+    model_with(&directory, &["b"]).await;
+    // Listed again, it has what it has now.
+    discovery.expire_leases();
+    load(&worker, "c").await;
+    model_with(&directory, &["b", "c"]).await;
+    soon(worker.shutdown()).await;
+    let mut models = directory.subscribe();
+    soon(models.wait_for(|models| models.is_empty()))
+        .await
+        .unwrap();
+    drop(directory);
+    soon(runtime.shutdown()).await;
+    assert_eq!(runtime.tasks(), 0);
+}
+
+#[tokio::test]
+async fn a_request_goes_to_who_has_its_adapter() {
+    let (runtime, _) = runtime();
+    let directory = ModelDirectory::follow(&runtime);
+    let engines = [Adapted::default(), Adapted::default()];
+    let first = start(&runtime, 1, Arc::new(engines[0].clone()), having(&["a"])).await;
+    let second = start(&runtime, 2, Arc::new(engines[1].clone()), having(&["b"])).await;
+    let model = model_with(&directory, &["a", "b"]).await;
+    let client = directory
+        .client(&model, SelectionMode::RoundRobin, PATIENCE)
+        .await
+        .unwrap();
+    until(|| client.instances().len() == 2).await;
+    let naming = |name: &str| {
+        let mut request = request(1);
+        request.adapter = Some(name.into());
+        request
+    };
+    for engine in &engines {
+        engine.asked.lock().clear();
+    }
+    for _ in 0..3 {
+        for name in ["a", "b"] {
+            let outputs = client.generate(naming(name), ctx()).await.unwrap();
+            finish(outputs).await.unwrap();
+        }
+    }
+    let [of_first, of_second] = engines.each_ref().map(|engine| engine.asked.lock().clone());
+    assert_eq!(of_first, vec![Some("a".into()); 3]);
+    assert_eq!(of_second, vec![Some("b".into()); 3]);
+    let error = client.generate(naming("c"), ctx()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert_eq!(error.at().map(|at| at.name()), Some("adapter"));
+    // One that comes later is found by a client that is there already.
+    load(&second, "a").await;
+    unload(&first, "a").await;
+    until(|| {
+        let instances = client.instances();
+        let has = |place: usize| instances[place].card.as_ref().unwrap().has_adapter("a");
+        !has(0) && has(1)
+    })
+    .await;
+    let outputs = client.generate(naming("a"), ctx()).await.unwrap();
+    finish(outputs).await.unwrap();
+    assert_eq!(engines[1].asked.lock().last(), Some(&Some("a".into())));
+    for worker in [first, second] {
+        soon(worker.shutdown()).await;
+    }
+}
