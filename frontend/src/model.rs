@@ -1,5 +1,6 @@
 //! [`ServedModel`]: a model ready to answer text, and [`Models`]: those that live workers serve, prepared as they appear.
 
+mod adapters;
 mod admission;
 mod chosen;
 mod embed_prompt;
@@ -27,6 +28,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use adapters::ServedAdapter;
 pub(crate) use admission::{ModelAdmission, Place};
 pub use infill::Infill;
 pub use matryoshka::Matryoshka;
@@ -45,6 +47,8 @@ use crate::work::WorkThreads;
 pub struct ServedModel {
     /// What its workers publish.
     pub card: ModelCard,
+    /// Where it is a LoRA adapter of another model: which, and of what.
+    pub adapter: Option<ServedAdapter>,
     /// The endpoint its workers served when it was prepared.
     pub endpoint: EndpointName,
     /// Seconds since 1970 when this server first saw it.
@@ -52,7 +56,7 @@ pub struct ServedModel {
     /// Its instances.
     pub engine: Arc<dyn Generate>,
     /// How text becomes tokens and back; `None` for engines that do that themselves.
-    pub text: Option<TextFiles>,
+    pub text: Option<Arc<TextFiles>>,
     /// How its answers are taken apart.
     pub parsers: Parsers,
     /// How long its prompts take to make.
@@ -92,6 +96,18 @@ impl ServedModel {
     fn is_of(&self, live: &LiveModel) -> bool {
         let can_be_apart = self.card.capabilities.can_be_apart();
         self.card == live.card && (can_be_apart || self.endpoint == live.endpoint())
+    }
+
+    /// The same of the model that it is, or is an adapter of.
+    fn is_base_of(&self, live: &LiveModel) -> bool {
+        match &self.adapter {
+            None => self.is_of(live),
+            Some(_) => {
+                let can_be_apart = self.card.capabilities.can_be_apart();
+                self.card == live.card.of_adapter(&self.card.name)
+                    && (can_be_apart || self.endpoint == live.endpoint())
+            }
+        }
     }
 }
 
@@ -367,7 +383,9 @@ impl Models {
     pub async fn any(&self) -> Option<Arc<ServedModel>> {
         let mut map = self.map.subscribe();
         let map = map.wait_for(|map| !map.is_empty()).await.ok()?;
-        map.values().next().cloned()
+        let mut models = map.values();
+        // An adapter is there with its model.
+        models.find(|model| model.adapter.is_none()).cloned()
     }
 
     /// Waits until the model of this name is ready.
@@ -449,13 +467,17 @@ impl Follower {
             self.admissions.retain(|name| wanted.contains_key(name));
             self.map.send_modify(|map| {
                 Arc::make_mut(map).retain(|name, known| {
-                    let is_served = wanted.get(name).is_some_and(|live| known.is_of(live));
+                    // An adapter stays as long as its model is there and has it.
+                    let name = known.adapter.as_ref().map_or(name, |served| &served.base);
+                    let is_served = wanted.get(name).is_some_and(|live| known.is_base_of(live));
                     if !is_served {
                         self.lingering.gone(&known.card);
                     }
                     is_served
                 });
             });
+            self.map
+                .send_if_modified(|map| adapters::renew(Arc::make_mut(map), &wanted));
             self.failures.send_if_modified(|failures| {
                 let known = failures.len();
                 // Those that have come by a place since are not told that there is none.
@@ -536,7 +558,7 @@ impl Follower {
         let layers = &self.layers;
         let engine = genset_router::connect(&self.directory, live, layers, self.timeout).await?;
         let text = if needs_tokenizer(&live.card) {
-            Some(self.fetch_text(live).await?)
+            Some(Arc::new(self.fetch_text(live).await?))
         } else {
             None
         };
@@ -545,6 +567,7 @@ impl Follower {
             .map_or(0, |since| since.as_secs());
         Ok(Arc::new(ServedModel {
             card: live.card.clone(),
+            adapter: None,
             endpoint: live.endpoint(),
             created,
             engine,

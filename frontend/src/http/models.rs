@@ -11,20 +11,27 @@ use super::replies::json_response;
 use crate::error::ApiError;
 use crate::model::ServedModel;
 
-fn model_json(model: &ServedModel) -> Value {
+/// As vLLM tells of models and adapters: `parent` is the model that an adapter adds to. Where its files lie, `root`, is for those
+/// who run the server; others read its name.
+fn model_json(app: &App, model: &ServedModel) -> Value {
+    let name = &model.card.name;
+    let adapter = model.adapter.as_ref();
+    let source = adapter.filter(|_| app.config.is_for_this_machine());
     json!({
-        "id": model.card.name,
+        "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "genset",
         "shutdown_date": null,
+        "root": source.map_or(name, |adapter| &adapter.adapter.source),
+        "parent": adapter.map(|adapter| &adapter.base),
         "max_model_len": model.card.context_length_tokens,
     })
 }
 
 /// As in the list, and where only this machine can ask, who serves it.
 fn model_detail(app: &App, model: &ServedModel) -> Value {
-    let mut detail = model_json(model);
+    let mut detail = model_json(app, model);
     // Who serves it is for those who run the server, not for every client.
     let live = app.models.workers(&model.card.name);
     let Some(live) = live.filter(|_| app.config.is_for_this_machine()) else {
@@ -61,7 +68,7 @@ pub(super) async fn list(State(app): State<App>) -> Response {
         .models
         .all()
         .iter()
-        .map(|model| model_json(model))
+        .map(|model| model_json(&app, model))
         .collect();
     json_response(&json!({"object": "list", "data": data}))
 }

@@ -87,6 +87,7 @@ pub(super) async fn answer(call: &mut Call, api: Api, asked: Whole) -> Result<Re
     let guard = &mut call.guard;
     guard.memory().grow(asked.body.len())?;
     let mut request = GenerateRequest::from_text(asked.model, asked.body);
+    request.adapter = model.adapter_name();
     request.cache_salt = guard.callers_salt();
     request.data_parallel_rank = guard.rank();
     let ctx = match (ctx.affinity(), asked.affinity) {

@@ -92,6 +92,7 @@ impl Job {
         if let Some(input) = self.inputs.get(prompt) {
             request.input = input.clone();
         }
+        request.adapter = self.model.adapter_name();
         request.stop = params.stop.clone();
         if let Some(text) = &self.model.text {
             request.stop.eos_token_ids = text.eos_token_ids.clone();

@@ -148,6 +148,7 @@ async fn call(
     let expected = inputs.len();
     let tokens = inputs.iter().map(Vec::len).sum::<usize>();
     let mut request = GenerateRequest::from_tokens(model.card.name.clone(), Vec::new());
+    request.adapter = model.adapter_name();
     request.input = Input::Embed(inputs.into());
     // Each input was checked; what is left is whether the engine embeds.
     model.card.capabilities.check(&request)?;

@@ -163,6 +163,7 @@ async fn call(
     let expected = pairs.len();
     let pairs: Vec<ScorePair> = pairs.map(|pair| tokens.pair(pair)).collect();
     let mut request = GenerateRequest::from_tokens(model.card.name.clone(), Vec::new());
+    request.adapter = model.adapter_name();
     request.input = Input::Score(pairs.into());
     model.card.check(&request)?;
     let prompt_tokens = request.prompt_tokens().unwrap_or(u32::MAX);

@@ -115,7 +115,7 @@ pub fn token_strings(model: &ServedModel, tokens: &[TokenId]) -> Result<Vec<Stri
 }
 
 fn text_of(model: &ServedModel) -> Result<&TextFiles, ApiError> {
-    model.text.as_ref().ok_or_else(|| no_tokenizer(model))
+    model.text.as_deref().ok_or_else(|| no_tokenizer(model))
 }
 
 /// The 400 of a model that this server has no tokenizer for.

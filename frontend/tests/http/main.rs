@@ -11,6 +11,7 @@
 )]
 
 mod access;
+mod adapters;
 mod apis;
 mod bad_input;
 mod batches;

@@ -1,0 +1,99 @@
+//! LoRA adapters as models of their own: each is its base model but for the name, and shares all that the base has.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use genset_backend_common::controls::Adapter;
+use genset_runtime::LiveModel;
+
+use super::ServedModel;
+
+/// What makes a model an adapter of another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServedAdapter {
+    /// The adapter, as its workers publish it.
+    pub adapter: Adapter,
+    /// The name of the model that it adds to.
+    pub base: String,
+}
+
+impl ServedModel {
+    /// The adapter that its requests name to the engine.
+    pub(crate) fn adapter_name(&self) -> Option<String> {
+        let served = self.adapter.as_ref();
+        served.map(|served| served.adapter.name.clone())
+    }
+
+    /// The model of an adapter of this one.
+    fn with_adapter(&self, adapter: &Adapter) -> Self {
+        let created = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        Self {
+            card: self.card.of_adapter(&adapter.name),
+            adapter: Some(ServedAdapter {
+                adapter: adapter.clone(),
+                base: self.card.name.clone(),
+            }),
+            endpoint: self.endpoint.clone(),
+            created,
+            engine: Arc::clone(&self.engine),
+            text: self.text.clone(),
+            parsers: self.parsers,
+            timings: self.timings.clone(),
+            admission: Arc::clone(&self.admission),
+            max_running_choices: self.max_running_choices,
+            work: self.work.clone(),
+        }
+    }
+
+    /// Whether it is this adapter of `base`, as `base` is served now.
+    fn is_adapter_of(&self, base: &Self, adapter: &Adapter) -> bool {
+        let is_same =
+            |served: &ServedAdapter| served.base == base.card.name && served.adapter == *adapter;
+        self.adapter.as_ref().is_some_and(is_same) && Arc::ptr_eq(&self.engine, &base.engine)
+    }
+}
+
+/// Puts the adapters of the models in `map` beside them, and takes those away that have gone. `live` are the models that workers
+/// announce: an adapter yields to a model of its name, and to the first adapter of its name. True when anything changed.
+pub(super) fn renew(
+    map: &mut BTreeMap<String, Arc<ServedModel>>,
+    live: &BTreeMap<String, &LiveModel>,
+) -> bool {
+    let models = map.values().filter(|model| model.adapter.is_none());
+    let models: Vec<Arc<ServedModel>> = models.cloned().collect();
+    let is_models = |name: &String| {
+        live.contains_key(name)
+            || models
+                .iter()
+                .any(|model| model.card.name == *name || model.card.aliases.contains(name))
+    };
+    let mut wanted: BTreeMap<String, Arc<ServedModel>> = BTreeMap::new();
+    let mut is_new = false;
+    for base in &models {
+        let adapters = live.get(&base.card.name).map(|live| live.adapters.values());
+        for adapter in adapters.into_iter().flatten() {
+            let name = &adapter.name;
+            if wanted.contains_key(name) || is_models(name) {
+                continue;
+            }
+            let known = map.get(name);
+            let known = known.filter(|known| known.is_adapter_of(base, adapter));
+            let model = known.cloned().unwrap_or_else(|| {
+                is_new = true;
+                tracing::info!(model = name, base = base.card.name, "adapter ready");
+                Arc::new(base.with_adapter(adapter))
+            });
+            wanted.insert(name.clone(), model);
+        }
+    }
+    let known = map.len();
+    map.retain(|name, model| model.adapter.is_none() || wanted.contains_key(name));
+    let has_gone = map.len() != known;
+    if is_new {
+        map.extend(wanted);
+    }
+    is_new || has_gone
+}
