@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use genset_backend_common::{EngineError, Role};
+use genset_backend_common::{EngineError, Role, controls::Adapter};
 use serde_json::{Value, json};
 
 use crate::config::{LauncherConfig, split_address};
@@ -96,6 +96,43 @@ impl Plan {
         self
     }
 
+    /// The same server with LoRA adapters that requests name as models. `Unsupported` for a server that is not asked so.
+    pub(crate) fn with_adapters(
+        mut self,
+        adapters: &[Adapter],
+        extra: Option<&ExtraArgs>,
+    ) -> Result<Self, EngineError> {
+        if adapters.is_empty() {
+            return Ok(self);
+        }
+        if self.dialect != Dialect::Vllm {
+            let title = self.dialect.kind().title();
+            let problem = format!("is for out=candle, vllm and cmd, not for {title}");
+            return Err(EngineError::unsupported("--adapter", problem));
+        }
+        if let Some((key, extra)) = extra.and_then(|extra| {
+            let named = |key: &&String| joined(key) == "lora-modules";
+            Some((extra.entries().keys().find(named)?, extra))
+        }) {
+            return Err(extra.invalid(key, "--adapter says it too; keep one of them"));
+        }
+        let is_said = |name: &str| {
+            let opposite = format!("no-{name}");
+            extra.is_some_and(|extra| extra.get(name).is_some() || extra.get(&opposite).is_some())
+        };
+        if !is_said("enable-lora") {
+            self.args.push(flag("enable-lora"));
+        }
+        if !is_said("max-loras") {
+            // Otherwise requests of one adapter alone share a batch.
+            let count = adapters.len().min(MAX_VLLM_ADAPTERS);
+            self.args.extend([flag("max-loras"), count.to_string()]);
+        }
+        self.args.push(flag("lora-modules"));
+        self.args.extend(adapters.iter().map(lora_module));
+        Ok(self)
+    }
+
     /// The same server in a role: its connector takes KV blocks to others, or gets them from there.
     pub(crate) fn in_role(mut self, config: &LauncherConfig, role: Role) -> Self {
         let kv_role = match role {
@@ -135,6 +172,26 @@ impl Plan {
     pub(crate) fn line(&self) -> String {
         format!("{} {}", self.program.display(), self.args.join(" "))
     }
+}
+
+/// The most adapters of one batch that vLLM is asked for by itself: it keeps memory for each.
+const MAX_VLLM_ADAPTERS: usize = 8;
+
+/// An adapter as vLLM reads it: `NAME=DIR`, or JSON where that would be taken apart elsewhere.
+fn lora_module(adapter: &Adapter) -> String {
+    let Adapter { name, source } = adapter;
+    // The server's folder is ours, but its own launchers may change it.
+    let source = match std::path::absolute(source) {
+        Ok(path) => path.display().to_string(),
+        Err(_) => source.clone(),
+    };
+    if [name, &source]
+        .into_iter()
+        .any(|text| text.contains(['=', ',']))
+    {
+        return json!({"name": name, "path": source}).to_string();
+    }
+    format!("{name}={source}")
 }
 
 /// How long the server itself holds blocks, in seconds. A claim is granted until `lease` is over, and the server must hold them

@@ -4,8 +4,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use genset_backend_common::{
-    DrainContext, EngineConfig, EngineError, EngineState, GenerateRequest, GuidedDecoding,
-    LLMEngine, OutputStream, RequestContext, Role, StartContext, async_trait,
+    DrainContext, EngineConfig, EngineControls, EngineError, EngineState, GenerateRequest,
+    GuidedDecoding, LLMEngine, OutputStream, RequestContext, Role, StartContext, async_trait,
+    controls::Adapter,
 };
 use genset_backend_common::{RequestField, output};
 use genset_process::{Supervised, Supervision};
@@ -65,6 +66,8 @@ struct Running {
     context_length_tokens: u32,
     vocab_size: Option<NonZeroU32>,
     ranks: Ranks,
+    /// Those that the server was started with.
+    adapters: Vec<Adapter>,
     room: Option<Room>,
     apart: Apart,
 }
@@ -94,7 +97,9 @@ impl LauncherEngine {
             not(feature = "kv-events"),
             expect(unused_mut, reason = "a feature adds arguments")
         )]
-        let mut plan = Plan::new(config, dialect)?.in_role(config, ctx.role);
+        let mut plan = Plan::new(config, dialect)?
+            .in_role(config, ctx.role)
+            .with_adapters(&ctx.adapters, config.extra.as_ref())?;
         #[cfg(feature = "kv-events")]
         let source = kv_source(config, dialect)?;
         #[cfg(feature = "kv-events")]
@@ -123,6 +128,7 @@ impl LauncherEngine {
         let mut declared = self.declare(&*api, dialect, context, facts);
         let ranks = Ranks::of(config, dialect, facts.ranks);
         declared.data_parallel_size = ranks.count();
+        declared.capabilities.adapters = !ctx.adapters.is_empty();
         #[cfg(feature = "kv-events")]
         let kv_followers = match (source, &ranks) {
             (Some(source), Ranks::Known(_)) => kv_followers(&source, ctx, &declared, facts),
@@ -153,6 +159,7 @@ impl LauncherEngine {
             context_length_tokens: context,
             vocab_size: declared.vocab_size,
             ranks,
+            adapters: ctx.adapters.clone(),
             room: self.room(dialect, facts),
             apart,
         };
@@ -218,6 +225,18 @@ impl LauncherEngine {
 }
 
 impl Running {
+    /// Refuses an adapter that the server was not started with. Asked for it, a server might answer by its model.
+    fn check_adapter(&self, name: Option<&str>) -> Result<(), EngineError> {
+        let is_known = |name: &str| self.adapters.iter().any(|adapter| adapter.name == name);
+        match name {
+            Some(name) if !is_known(name) => {
+                let message = format!("no adapter {name:?} is loaded");
+                Err(EngineError::not_found(message).with_at(RequestField::Adapter))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// What an answer may hold: what was asked for, and what the context leaves.
     fn max_tokens(&self, request: &GenerateRequest) -> Option<u32> {
         let room = request
@@ -289,6 +308,14 @@ fn trace_headers(ctx: &RequestContext) -> Vec<(&'static str, String)> {
     headers
 }
 
+/// What is asked of the server beside generation: its adapters are those that it was started with, before and after a restart.
+#[async_trait]
+impl EngineControls for LauncherEngine {
+    async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
+        Ok(self.running.get()?.adapters.clone())
+    }
+}
+
 #[async_trait]
 impl LLMEngine for LauncherEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
@@ -313,6 +340,7 @@ impl LLMEngine for LauncherEngine {
             ));
         }
         running.ranks.check(request.data_parallel_rank)?;
+        running.check_adapter(request.adapter.as_deref())?;
         let server = running.server.session()?;
         let request = bounded(request, running.vocab_size)?;
         let max_tokens = running.max_tokens(&request);
@@ -354,6 +382,10 @@ impl LLMEngine for LauncherEngine {
             running.apart.drained().await;
         }
         Ok(())
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        Some(self)
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {

@@ -100,7 +100,9 @@ impl Completions {
         max_tokens: Option<u32>,
     ) -> Result<Map<String, Value>, EngineError> {
         let mut body = Map::new();
-        body.insert("model".into(), self.model.clone().into());
+        // An adapter is a model of the server's.
+        let model = request.adapter.as_ref().unwrap_or(&self.model);
+        body.insert("model".into(), model.clone().into());
         body.insert("prompt".into(), request.tokens()?.into());
         body.insert("stream".into(), true.into());
         body.insert("stream_options".into(), json!({"include_usage": true}));

@@ -77,6 +77,15 @@ fn a_cache_salt_keeps_prompts_apart() {
     }
 }
 
+#[test]
+fn an_adapter_is_a_model_of_vllms() {
+    let mut request = request();
+    let base = body(Dialect::Vllm, &request)["model"].clone();
+    request.adapter = Some("french".into());
+    let model = &body(Dialect::Vllm, &request)["model"];
+    assert!(*model == "french" && *model != base);
+}
+
 /// TensorRT-LLM's server refuses the field; without reuse of blocks there is nothing to keep apart.
 #[test]
 fn a_cache_salt_is_refused_where_trtllm_reuses_blocks() {

@@ -301,3 +301,53 @@ fn a_command_takes_the_place_of_the_usual_one() {
     ]);
     assert!(line(&config, Dialect::Vllm).starts_with("uv run vllm serve /m/model --host"));
 }
+
+fn adapter(name: &str, source: &str) -> Adapter {
+    Adapter {
+        name: name.into(),
+        source: source.into(),
+    }
+}
+
+#[test]
+fn vllm_is_told_of_adapters() {
+    let adapters = [adapter("french", "/a/french"), adapter("a=b", "/a/x,y")];
+    let mut config = config(ServerKind::Vllm);
+    let line = |config: &LauncherConfig| {
+        let plan = Plan::new(config, Dialect::Vllm).unwrap();
+        let plan = plan.with_adapters(&adapters, config.extra.as_ref());
+        plan.unwrap().args(8000).join(" ")
+    };
+    let modules = r#"--lora-modules french=/a/french {"name":"a=b","path":"/a/x,y"} --port 8000"#;
+    let told = line(&config);
+    assert!(
+        told.ends_with(&format!("--enable-lora --max-loras 2 {modules}")),
+        "{told}"
+    );
+    let _file = with_extra(&mut config, "a.yaml", "max-lora-rank: 64\nmax_loras: 1\n");
+    let told = line(&config);
+    assert!(
+        told.ends_with(&format!(
+            "--max-lora-rank 64 --max-loras 1 --enable-lora {modules}"
+        )),
+        "{told}"
+    );
+    let _file = with_extra(&mut config, "b.yaml", "lora-modules: [a=b]\n");
+    let plan = Plan::new(&config, Dialect::Vllm).unwrap();
+    let error = plan.with_adapters(&adapters, config.extra.as_ref());
+    assert!(error.unwrap_err().message().contains("lora-modules"));
+}
+
+#[test]
+fn other_servers_are_told_of_no_adapters() {
+    for dialect in [Dialect::Sglang, Dialect::Trtllm, Dialect::LlamaServer] {
+        let config = config(dialect.kind());
+        let plan = || Plan::new(&config, dialect).unwrap();
+        plan().with_adapters(&[], None).unwrap();
+        let error = plan()
+            .with_adapters(&[adapter("a", "/a")], None)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.at().map(|at| at.name()), Some("--adapter"));
+    }
+}
