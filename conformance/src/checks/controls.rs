@@ -36,6 +36,12 @@ pub(super) const CHECKS: &[Check] = &[
     check!("LR04", Core, Tokens, "an adapter's answer is the same, whatever the base model was asked before",
         clause: "GenerateRequest::adapter",
         breaks: "KV blocks of the base model under an adapter: answers that are a bit of both", cache_kept_apart),
+    check!("LR05", Core, Tokens, "requests of an adapter and of the base model answer together as each does alone",
+        clause: "GenerateRequest::adapter",
+        breaks: "an adapter for a whole batch: its neighbours are answered by it too", beside_others),
+    check!("LR06", Core, Tokens, "an adapter that was unloaded can be loaded again, and answers as before",
+        clause: "EngineControls::unload_adapter",
+        breaks: "a name that is taken for good: an adapter cannot be replaced without a restart", loaded_again),
 ];
 
 /// Tokens of an answer that tells two models apart.
@@ -381,6 +387,65 @@ async fn cache_kept_apart(trial: Trial) -> CheckResult {
     ensure!(
         warm == cold,
         "under the adapter a prompt is answered by {cold:?}, and by {warm:?} once the base model had the same one"
+    );
+    Ok(())
+}
+
+async fn beside_others(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let loaded = Loaded::load(&live).await?;
+    if live.varies_with_batch() {
+        skip!(
+            NotDeclared,
+            "the engine's answers depend on what else is in the batch"
+        );
+    }
+    let requests = [loaded.request(&live), plain(&live)];
+    let mut alone = Vec::new();
+    for request in requests.iter().rev() {
+        let first = answer_to(&live, request.clone()).await?;
+        if answer_to(&live, request.clone()).await? != first {
+            skip!(
+                NotDeclared,
+                "the engine answers one request in different ways"
+            );
+        }
+        alone.push(first);
+    }
+    alone.reverse();
+    let together = requests.iter().cycle().take(4);
+    let together = together.map(|request| answer_to(&live, request.clone()));
+    let together = futures_util::future::try_join_all(together).await?;
+    for (place, (together, alone)) in together.iter().zip(alone.iter().cycle()).enumerate() {
+        let whose = ["of the adapter", "of the base model"][place % 2];
+        ensure!(
+            together == alone,
+            "a request {whose} is answered by {together:?} beside one of the other, and alone by {alone:?}"
+        );
+    }
+    Ok(())
+}
+
+async fn loaded_again(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let loaded = Loaded::load(&live).await?;
+    if loaded.is_static {
+        skip!(NotDeclared, "the engine does not unload adapters");
+    }
+    let first = answer_to(&live, loaded.request(&live)).await?;
+    let is_known = answer_to(&live, loaded.request(&live)).await? == first;
+    loaded.unload(&live).await?;
+    let load = controls(&live)?.load_adapter(loaded.adapter.clone());
+    let what = "the load of an adapter that was unloaded";
+    ensure!(
+        asked(&live, what, load).await?.is_some(),
+        "{what} is not supported, and its first load was"
+    );
+    loaded.ensure_listed(&live, true, "loaded again").await?;
+    let again = answer_to(&live, loaded.request(&live)).await?;
+    ensure!(
+        !is_known || again == first,
+        "loaded again, the adapter answers by {again:?}, before by {first:?}"
     );
     Ok(())
 }

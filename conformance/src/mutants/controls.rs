@@ -85,6 +85,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killed_by: &["LR04"],
         build: |clean, scenario| operated(clean, scenario, Flaw::CacheShared),
     },
+    Mutant {
+        name: "adapter-for-the-whole-batch",
+        stands_for: "one adapter a batch: the neighbours of its requests have it too",
+        killed_by: &["LR05"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::Spreads),
+    },
+    Mutant {
+        name: "adapters-name-is-burnt",
+        stands_for: "a slot that is never given back: the second load of a name fails",
+        killed_by: &["LR06"],
+        build: |clean, scenario| operated(clean, scenario, Flaw::NameIsBurnt),
+    },
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +112,8 @@ enum Flaw {
     UnloadCuts,
     ListsFailed,
     CacheShared,
+    Spreads,
+    NameIsBurnt,
 }
 
 /// Where the adapter of the subject is.
@@ -131,14 +145,24 @@ struct State {
     adapters: BTreeMap<String, (Adapter, watch::Sender<()>)>,
     /// Prompts that the base model had.
     cached: Vec<Input>,
+    /// Alive as long as a request of an adapter is.
+    under_way: Arc<()>,
+    /// Names that were unloaded.
+    burnt: Vec<String>,
+}
+
+/// A request that is let in.
+struct Admitted {
+    /// What its tokens are changed by.
+    change: u32,
+    /// What ends it early.
+    gone: watch::Receiver<()>,
+    /// Of one that names an adapter, until its end.
+    place: Option<Arc<()>>,
 }
 
 impl Operated {
-    /// What the request's tokens are changed by, and what ends it early.
-    fn admit(
-        &self,
-        request: &mut GenerateRequest,
-    ) -> Result<(u32, watch::Receiver<()>), EngineError> {
+    fn admit(&self, request: &mut GenerateRequest) -> Result<Admitted, EngineError> {
         let mut state = self.state.lock();
         if state.is_asleep {
             let kind = if self.flaw == Flaw::AsleepIsInternal {
@@ -152,21 +176,34 @@ impl Operated {
         let never = watch::Sender::new(()).subscribe();
         let Some(name) = request.adapter.take() else {
             state.cached.push(request.input.clone());
-            return Ok((change, never));
+            if self.flaw == Flaw::Spreads && Arc::strong_count(&state.under_way) > 1 {
+                change ^= 2;
+            }
+            return Ok(Admitted {
+                change,
+                gone: never,
+                place: None,
+            });
         };
         change ^= 2;
+        let place = Some(Arc::clone(&state.under_way));
         if self.flaw == Flaw::CacheShared && state.cached.contains(&request.input) {
             change ^= 1;
         }
-        match state.adapters.get(&name) {
-            Some((_, gone)) if self.flaw == Flaw::UnloadCuts => Ok((change, gone.subscribe())),
-            Some(_) => Ok((change, never)),
-            None if self.flaw == Flaw::UnloadKeeps && name == "poems" => Ok((change, never)),
+        let gone = match state.adapters.get(&name) {
+            Some((_, gone)) if self.flaw == Flaw::UnloadCuts => gone.subscribe(),
+            Some(_) => never,
+            None if self.flaw == Flaw::UnloadKeeps && name == "poems" => never,
             None => {
-                Err(EngineError::not_found("no such adapter is loaded")
-                    .with_at(RequestField::Adapter))
+                return Err(EngineError::not_found("no such adapter is loaded")
+                    .with_at(RequestField::Adapter));
             }
-        }
+        };
+        Ok(Admitted {
+            change,
+            gone,
+            place,
+        })
     }
 }
 
@@ -188,8 +225,13 @@ impl Fault for Operated {
         mut request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let (change, mut gone) = self.admit(&mut request)?;
+        let Admitted {
+            change,
+            mut gone,
+            place,
+        } = self.admit(&mut request)?;
         let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
+            let _until_the_end = &place;
             if let Ok(Output::Tokens(chunk)) = &mut item {
                 chunk
                     .token_ids
@@ -261,6 +303,9 @@ impl EngineControls for Operated {
     async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
         let is_there = adapter.source == SOURCE;
         let mut state = self.state.lock();
+        if self.flaw == Flaw::NameIsBurnt && state.burnt.contains(&adapter.name) {
+            return Err(EngineError::invalid_argument("adapter", "it is loaded"));
+        }
         if is_there || self.flaw == Flaw::ListsFailed {
             state.is_changed |= self.flaw == Flaw::Merged;
             let entry = (adapter.clone(), watch::Sender::new(()));
@@ -273,8 +318,12 @@ impl EngineControls for Operated {
     }
 
     async fn unload_adapter(&self, name: &str) -> Result<(), EngineError> {
-        match self.state.lock().adapters.remove(name) {
-            Some(_) => Ok(()),
+        let mut state = self.state.lock();
+        match state.adapters.remove(name) {
+            Some(_) => {
+                state.burnt.push(name.to_owned());
+                Ok(())
+            }
             None => Err(EngineError::not_found("no such adapter is loaded")),
         }
     }
