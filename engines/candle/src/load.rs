@@ -12,6 +12,7 @@ mod gguf;
 mod kv;
 mod map;
 mod memory;
+mod packed;
 mod place;
 mod plan;
 mod quantize;
@@ -37,6 +38,7 @@ pub use self::weights::{LoadProgress, ModelWeights, WeightOptions};
 
 use self::checkout::Naming;
 use self::gguf::GgufFile;
+use self::packed::Scheme;
 use self::place::Place;
 use self::safetensors::SafetensorsFolder;
 use self::tensors::RawTensor;
@@ -120,7 +122,12 @@ pub struct OpenModel {
 
 #[derive(Debug)]
 enum Source {
-    Folder(SafetensorsFolder, Naming),
+    Folder {
+        files: SafetensorsFolder,
+        naming: Naming,
+        /// How weights that are not plain lie in the files.
+        packed: Option<Scheme>,
+    },
     Gguf(GgufFile),
 }
 
@@ -162,7 +169,11 @@ impl OpenModel {
             config,
             path: path.to_owned(),
             architecture: checkout.gguf_name.to_owned(),
-            source: Source::Folder(SafetensorsFolder::open(path)?, checkout.naming),
+            source: Source::Folder {
+                files: SafetensorsFolder::open(path)?,
+                naming: checkout.naming,
+                packed: checkout.packed,
+            },
         })
     }
 
@@ -205,7 +216,7 @@ impl OpenModel {
                 files.extend(tokenizer_files(folder)?);
                 files
             }
-            (Source::Folder(..), folder) => {
+            (Source::Folder { .. }, folder) => {
                 let mut files = vec![ModelFile {
                     name: CONFIG,
                     content: read_file(&self.path.join(CONFIG))?,
@@ -250,7 +261,7 @@ impl OpenModel {
     /// Where the files have the tensor of that name; `None` if they have nothing like it.
     fn place(&self, name: &str) -> Option<Place> {
         match &self.source {
-            Source::Folder(_, naming) => Some(naming.place(name, &self.config)),
+            Source::Folder { naming, .. } => Some(naming.place(name, &self.config)),
             Source::Gguf(_) => gguf::place(&self.architecture, name, &self.config),
         }
     }
@@ -270,7 +281,10 @@ impl TensorFiles for OpenModel {
             return Ok(None);
         };
         let found = match &self.source {
-            Source::Folder(folder, _) => folder.tensor(&place.name)?,
+            Source::Folder { files, packed, .. } => match packed {
+                Some(scheme) => scheme.tensor(files, &place.name)?,
+                None => files.tensor(&place.name)?,
+            },
             Source::Gguf(file) => file.tensor(&place.name)?,
         };
         let Some(raw) = found else {

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::checkout::Naming;
+use super::packed::{self, Scheme};
 use crate::error::LoadError;
 use crate::model::config::{Activation, ModelConfig, RopeScaling, SlidingWindow};
 
@@ -148,6 +149,8 @@ pub(crate) struct Checkout {
     /// What GGUF files call the architecture.
     pub(crate) gguf_name: &'static str,
     pub(crate) naming: Naming,
+    /// How weights lie that are no plain floats.
+    pub(crate) packed: Option<Scheme>,
 }
 
 /// Reads a `config.json`; `path` is named in errors.
@@ -174,6 +177,7 @@ pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
     let config = source.config()?;
     check(path, &config)?;
     Ok(Checkout {
+        packed: source.packed()?,
         config,
         gguf_name: family.gguf_name(),
         naming: family.naming(),
@@ -269,13 +273,15 @@ impl Source<'_> {
         Err(LoadError::unsupported(self.path, field, value, fix))
     }
 
+    /// How weights lie that are no plain floats.
+    fn packed(&self) -> Result<Option<Scheme>, LoadError> {
+        let config = self.raw.quantization_config.as_ref();
+        config
+            .map(|config| packed::read(self.path, config))
+            .transpose()
+    }
+
     fn refuse_variants(&self) -> Result<(), LoadError> {
-        if let Some(quantization) = &self.raw.quantization_config {
-            let method = quantization.get("quant_method").and_then(Value::as_str);
-            let fix = "take the model's unquantized weights, or a GGUF file";
-            let field = "quantization_config.quant_method";
-            return self.unsupported(field, method.unwrap_or("(not given)"), fix);
-        }
         if self.raw.use_bidirectional_attention == Some(true) {
             return self.unsupported("use_bidirectional_attention", true, "it must be false");
         }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::map::MappedFile;
 use super::place::{ExpertName, PartOf, Place, of_layer, row_order};
 use super::quantize::floats;
-use super::tensors::{RawTensor, RowOrder};
+use super::tensors::{Data, RawTensor, RowOrder};
 use crate::error::LoadError;
 use crate::model::config::{Experts, ModelConfig};
 use config::Metadata;
@@ -77,7 +77,7 @@ impl GgufFile {
             name,
             dtype,
             shape: info.shape.clone(),
-            data,
+            data: Data::InFile(data),
             rows: RowOrder::Halves,
         }))
     }
@@ -118,6 +118,7 @@ fn expert_place(name: ExpertName<'_>, experts: Experts, config: &ModelConfig) ->
             whole: vec![experts.count, rows, columns],
             first: name.expert.checked_mul(rows)?,
             shape: vec![rows, columns],
+            step: 1,
         }),
         ..Place::whole(own)
     })

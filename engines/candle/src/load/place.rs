@@ -19,10 +19,12 @@ pub(crate) struct Place {
 pub(crate) struct PartOf {
     /// The larger one's shape.
     pub(crate) whole: Vec<usize>,
-    /// Which of its rows is the first, over all dimensions but the last.
+    /// Which of its rows is the first, over all dimensions but the last; of a vector which of its numbers.
     pub(crate) first: usize,
     /// The part's shape.
     pub(crate) shape: Vec<usize>,
+    /// 1 where its rows follow each other; else every so many of the larger one's are the part's.
+    pub(crate) step: usize,
 }
 
 impl Place {
@@ -42,7 +44,7 @@ impl Place {
     pub(crate) fn cut<'a>(&self, raw: RawTensor<'a>) -> Result<RawTensor<'a>, Vec<usize>> {
         let mut raw = match &self.part {
             None => raw,
-            Some(part) if raw.shape == part.whole => raw.part(part.first, &part.shape),
+            Some(part) if raw.shape == part.whole => raw.part(part.first, &part.shape, part.step),
             Some(part) => return Err(part.whole.clone()),
         };
         // A tensor whose rows are no whole heads has the wrong shape, which is told when it is compared.
@@ -104,6 +106,7 @@ impl Fused {
             whole: vec![all, config.hidden_size],
             first,
             shape: vec![rows, config.hidden_size],
+            step: 1,
         };
         Some((own, part))
     }
@@ -147,6 +150,7 @@ impl<'a> ExpertName<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::tensors::Data;
     use crate::model::WeightType;
 
     fn raw(data: &[u8]) -> RawTensor<'_> {
@@ -154,7 +158,7 @@ mod tests {
             name: "all",
             dtype: WeightType::F32,
             shape: vec![3, 2, 2],
-            data,
+            data: Data::InFile(data),
             rows: RowOrder::Halves,
         }
     }
@@ -165,6 +169,7 @@ mod tests {
                 whole: whole.to_vec(),
                 first: 2,
                 shape: vec![2, 2],
+                step: 1,
             }),
             ..Place::whole("all".into())
         }

@@ -152,4 +152,4 @@ pub(crate) fn floats(raw: &RawTensor<'_>) -> Vec<f32> {
 }
 
 /// Rows a thread takes at least, since vectors have rows of one.
-const MIN_ROWS: usize = 64;
+pub(super) const MIN_ROWS: usize = 64;

@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use super::map::MappedFile;
-use super::tensors::{RawTensor, RowOrder};
+use super::tensors::{Data, RawTensor, RowOrder};
 use crate::error::LoadError;
 use crate::model::WeightType;
 
@@ -72,31 +72,65 @@ impl SafetensorsFolder {
         Ok(())
     }
 
-    /// The tensor of that name, if the folder has it.
+    /// The folder.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The tensor of that name, of whatever type, if the folder has it.
+    pub(crate) fn stored(&self, name: &str) -> Option<Stored<'_>> {
+        let (name, entry) = self.tensors.get_key_value(name)?;
+        let file = self.files.get(entry.file)?;
+        let data = file.get(entry.start..entry.end)?;
+        Some(Stored {
+            name,
+            dtype: entry.dtype,
+            shape: &entry.shape,
+            data,
+        })
+    }
+
+    /// The tensor of floats of that name, if the folder has it.
     pub(crate) fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
-        let Some((name, entry)) = self.tensors.get_key_value(name) else {
+        let Some(stored) = self.stored(name) else {
             return Ok(None);
         };
-        let dtype = float_dtype(entry.dtype).ok_or_else(|| LoadError::UnsupportedDtype {
-            path: self.path.clone(),
-            name: name.clone(),
-            found: entry.dtype.to_string(),
-            supported: "F32, F16 or BF16",
-        })?;
-        let file = self.files.get(entry.file);
-        let data = file.and_then(|file| file.get(entry.start..entry.end));
-        Ok(data.map(|data| RawTensor {
-            name,
+        let dtype = float_dtype(stored.dtype)
+            .ok_or_else(|| self.wrong_dtype(&stored, "F32, F16 or BF16"))?;
+        Ok(Some(RawTensor {
+            name: stored.name,
             dtype,
-            shape: entry.shape.clone(),
-            data,
+            shape: stored.shape.to_vec(),
+            data: Data::InFile(stored.data),
             rows: RowOrder::Halves,
         }))
     }
+
+    /// The error of a tensor whose type is none of those `supported`.
+    pub(crate) fn wrong_dtype(&self, stored: &Stored<'_>, supported: &'static str) -> LoadError {
+        LoadError::UnsupportedDtype {
+            path: self.path.clone(),
+            name: stored.name.to_owned(),
+            found: stored.dtype.to_string(),
+            supported,
+        }
+    }
+}
+
+/// A tensor of any type, as it lies in a file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stored<'a> {
+    /// What the file calls it.
+    pub(crate) name: &'a str,
+    pub(crate) dtype: Dtype,
+    /// Rows first.
+    pub(crate) shape: &'a [usize],
+    /// Exactly as many bytes as `dtype` and `shape` say.
+    pub(crate) data: &'a [u8],
 }
 
 /// The type of numbers that are stored one by one; `None` for any other.
-pub(super) fn float_dtype(dtype: Dtype) -> Option<WeightType> {
+pub(crate) fn float_dtype(dtype: Dtype) -> Option<WeightType> {
     // Foreign and non-exhaustive: whatever else there is, it is not one of these.
     if dtype == Dtype::F32 {
         Some(WeightType::F32)

@@ -1,5 +1,9 @@
 //! [`RawTensor`]: a tensor as it lies in a file, whatever the file's format.
 
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
 use crate::model::WeightType;
 
 /// A tensor's bytes and what they mean.
@@ -10,10 +14,34 @@ pub(crate) struct RawTensor<'a> {
     pub(crate) dtype: WeightType,
     /// Rows first.
     pub(crate) shape: Vec<usize>,
-    /// Exactly as many as `dtype` and `shape` say.
-    pub(crate) data: &'a [u8],
+    pub(crate) data: Data<'a>,
     /// How the rows lie.
     pub(crate) rows: RowOrder,
+}
+
+/// Where a tensor's bytes come from.
+#[derive(Debug, Clone)]
+pub(crate) enum Data<'a> {
+    /// They lie one after the other in a file, exactly as many as type and shape say.
+    InFile(&'a [u8]),
+    /// They are made of what a file has in another form, row by row, as they are asked for.
+    Made {
+        rows: Arc<dyn MadeRows + 'a>,
+        /// Which of them is the tensor's first.
+        first: usize,
+    },
+}
+
+/// Rows that are made of what a file has in another form. Everything that can be wrong with it was checked before.
+pub(crate) trait MadeRows: fmt::Debug + Send + Sync {
+    /// Bytes of the file that a row is made of, about.
+    fn file_bytes_per_row(&self) -> usize;
+
+    /// Writes row `row`, as many bytes as type and shape of the tensor say.
+    fn make(&self, row: usize, into: &mut [u8]);
+
+    /// What a person calls the form.
+    fn form(&self) -> &'static str;
 }
 
 /// How the rows of a query or key projection lie.
@@ -21,7 +49,7 @@ pub(crate) struct RawTensor<'a> {
 pub(crate) enum RowOrder {
     /// As the model has them: a row that turns is half a head from the one it turns with.
     Halves,
-    /// Otherwise.
+    /// Heads of another order.
     Heads(HeadRows),
 }
 
@@ -97,22 +125,45 @@ impl RowOrder {
     }
 }
 
-impl RawTensor<'_> {
-    /// Those of its rows of numbers from `first` on that are a tensor of `shape`; what is beyond the end is left out, and
-    /// shows in the shape.
-    pub(crate) fn part(self, first: usize, shape: &[usize]) -> Self {
-        let row_bytes = bytes_of(self.dtype, self.row_len()).unwrap_or(0);
-        let is_of_rows = shape.last() == self.shape.last();
-        let rows: usize = shape.iter().rev().skip(1).product();
-        let start = first.saturating_mul(row_bytes);
-        let end = start.saturating_add(rows.saturating_mul(row_bytes));
-        match self.data.get(start..end) {
-            Some(data) if is_of_rows => Self {
-                shape: shape.to_vec(),
-                data,
-                ..self
+impl<'a> RawTensor<'a> {
+    /// Those of its rows of numbers from `first` on that are a tensor of `shape`, which has every `step`th; of a vector rows
+    /// are single numbers. What is beyond the end is left out, and shows in the shape.
+    pub(crate) fn part(self, first: usize, shape: &[usize], step: usize) -> Self {
+        let (rows, row_len) = match shape {
+            [rows] => (*rows, 1),
+            [.., row_len] if Some(row_len) == self.shape.last() => {
+                (shape.iter().rev().skip(1).product(), *row_len)
+            }
+            _ => return self,
+        };
+        let all_rows = self.elements().checked_div(row_len).unwrap_or(0);
+        // From the first to behind the last.
+        let span = rows
+            .saturating_sub(1)
+            .saturating_mul(step)
+            .saturating_add(1);
+        if rows == 0 || first.saturating_add(span) > all_rows {
+            return self;
+        }
+        let data = match self.data {
+            Data::InFile(bytes) => {
+                let row_bytes = bytes_of(self.dtype, row_len).unwrap_or(0);
+                let range =
+                    first.saturating_mul(row_bytes)..(first + span).saturating_mul(row_bytes);
+                Data::InFile(bytes.get(range).unwrap_or_default())
+            }
+            Data::Made {
+                rows,
+                first: before,
+            } => Data::Made {
+                rows,
+                first: before + first,
             },
-            Some(_) | None => self,
+        };
+        Self {
+            shape: shape.to_vec(),
+            data,
+            ..self
         }
     }
 
@@ -130,16 +181,55 @@ impl RawTensor<'_> {
         }
     }
 
+    /// Rows in all.
+    pub(crate) fn num_rows(&self) -> usize {
+        self.elements() / self.row_len().max(1)
+    }
+
+    /// Bytes of the file that are read for it.
+    pub(crate) fn file_bytes(&self) -> usize {
+        match &self.data {
+            Data::InFile(_) => bytes_of(self.dtype, self.elements()).unwrap_or(0),
+            Data::Made { rows, .. } => self.num_rows().saturating_mul(rows.file_bytes_per_row()),
+        }
+    }
+
+    /// What a person calls the form that it has in the file, where that is one of its own.
+    pub(crate) fn form(&self) -> Option<&'static str> {
+        match &self.data {
+            Data::InFile(_) => None,
+            Data::Made { rows, .. } => Some(rows.form()),
+        }
+    }
+
+    /// All bytes, if they lie in the file in the model's order.
+    pub(crate) fn in_place(&self) -> Option<&'a [u8]> {
+        match (&self.data, self.rows) {
+            (Data::InFile(bytes), RowOrder::Halves) => Some(bytes),
+            (Data::InFile(_) | Data::Made { .. }, _) => None,
+        }
+    }
+
     /// The bytes of a row. `row` must be below the number of rows.
-    pub(crate) fn row(&self, row: usize) -> &[u8] {
+    pub(crate) fn row(&self, row: usize) -> Cow<'_, [u8]> {
         let bytes = bytes_of(self.dtype, self.row_len()).unwrap_or(0);
-        let start = self.rows.source(row) * bytes;
-        self.data.get(start..start + bytes).unwrap_or_default()
+        let source = self.rows.source(row);
+        match &self.data {
+            Data::InFile(data) => {
+                let start = source * bytes;
+                Cow::Borrowed(data.get(start..start + bytes).unwrap_or_default())
+            }
+            Data::Made { rows, first } => {
+                let mut made = vec![0; bytes];
+                rows.make(first + source, &mut made);
+                Cow::Owned(made)
+            }
+        }
     }
 
     /// A row's numbers into `into`, which must be as long as a row. Only for types that are not quantized.
     pub(crate) fn read_row(&self, row: usize, into: &mut [f32]) {
-        read_floats(self.dtype, self.row(row), into);
+        read_floats(self.dtype, &self.row(row), into);
     }
 }
 
@@ -152,7 +242,7 @@ pub(crate) fn bytes_of(dtype: WeightType, elements: usize) -> Option<usize> {
     (elements / block).checked_mul(dtype.type_size())
 }
 
-fn read_floats(dtype: WeightType, bytes: &[u8], into: &mut [f32]) {
+pub(crate) fn read_floats(dtype: WeightType, bytes: &[u8], into: &mut [f32]) {
     if dtype == WeightType::F32 {
         for (value, bytes) in into.iter_mut().zip(bytes.as_chunks::<4>().0) {
             *value = f32::from_le_bytes(*bytes);

@@ -4,6 +4,7 @@ mod embedder;
 mod folder;
 mod gguf;
 mod memory;
+mod packed;
 mod parts;
 mod reference;
 mod tokenizer;

@@ -1,15 +1,17 @@
 //! [`ModelWeights`]: a model's tensors, converted and placed as the decoder asks for them.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
+use rayon::prelude::*;
 
 use super::TensorFiles;
 use super::plan::part_of;
-use super::quantize::{Part, Quantization, floats, quantize};
-use super::tensors::{RawTensor, RowOrder};
+use super::quantize::{MIN_ROWS, Part, Quantization, floats, quantize};
+use super::tensors::{RawTensor, bytes_of};
 use crate::error::LoadError;
 use crate::model::linear::{Matrix, WeightType};
 use crate::model::weights::Weights;
@@ -57,6 +59,8 @@ pub struct ModelWeights<'a> {
     report: Box<dyn FnMut(LoadProgress) + 'a>,
     /// Matrices whose rows did not fit the quantization that was asked for.
     fallbacks: usize,
+    /// How many matrices the files have in a form of their own, by that form and what they became.
+    converted: BTreeMap<(&'static str, String), usize>,
 }
 
 impl fmt::Debug for ModelWeights<'_> {
@@ -77,7 +81,7 @@ impl<'a> ModelWeights<'a> {
     ) -> Self {
         let planned = model.planned();
         let bytes_of = |name: &str| match model.tensor(name) {
-            Ok(Some(raw)) => to_u64(raw.data.len()),
+            Ok(Some(raw)) => to_u64(raw.file_bytes()),
             Ok(None) | Err(_) => 0,
         };
         let progress = LoadProgress {
@@ -92,6 +96,7 @@ impl<'a> ModelWeights<'a> {
             progress,
             report,
             fallbacks: 0,
+            converted: BTreeMap::new(),
         }
     }
 
@@ -99,6 +104,11 @@ impl<'a> ModelWeights<'a> {
         self.progress.tensors += 1;
         self.progress.bytes += to_u64(bytes);
         (self.report)(self.progress);
+        if self.progress.tensors == self.progress.all_tensors {
+            for ((form, became), matrices) in &self.converted {
+                tracing::info!(form, became, matrices, "packed weights are read");
+            }
+        }
     }
 
     fn load(&mut self, name: &str, shape: [usize; 2], part: Part) -> Result<Matrix, LoadError> {
@@ -119,9 +129,13 @@ impl<'a> ModelWeights<'a> {
             Matrix::dense(on_device(&raw, device, self.options.dtype)?)
         };
         let matrix = matrix.map_err(|error| LoadError::candle(raw.name, error))?;
-        let (bytes, row_len, is_floats) = (raw.data.len(), raw.row_len(), raw.dtype.is_float());
+        let (bytes, row_len, is_floats) = (raw.file_bytes(), raw.row_len(), raw.dtype.is_float());
         if is_floats && self.options.device.is_cpu() {
             self.tell_fallback(name, row_len, part);
+        }
+        if let Some(form) = raw.form() {
+            let became = became(raw.dtype, &self.options, row_len, part);
+            *self.converted.entry((form, became)).or_default() += 1;
         }
         self.done(bytes);
         Ok(matrix)
@@ -168,7 +182,7 @@ impl Weights for ModelWeights<'_> {
                 supported: "F32, F16 or BF16 where they are no matrix",
             });
         };
-        let bytes = raw.data.len();
+        let bytes = raw.file_bytes();
         let device = &self.options.device;
         let placed = if device.is_cpu() {
             Ok(on_cpu)
@@ -198,6 +212,17 @@ impl Weights for ModelWeights<'_> {
         hidden_size: usize,
     ) -> Result<Matrix, LoadError> {
         self.load(name, [vocab_size, hidden_size], Part::Vocabulary)
+    }
+}
+
+/// What a matrix of that type is kept in.
+fn became(dtype: WeightType, options: &WeightOptions, row_len: usize, part: Part) -> String {
+    if !dtype.is_float() {
+        dtype.to_string()
+    } else if options.device.is_cpu() {
+        WeightType::from(options.quantization.dtype_for(row_len, part)).to_string()
+    } else {
+        format!("{:?}", options.dtype)
     }
 }
 
@@ -256,24 +281,29 @@ fn as_it_is(raw: &RawTensor<'_>, dtype: GgmlDType, device: &Device) -> Result<QT
 
 /// A tensor's bytes with its rows in the model's order. Quantized rows are whole blocks, so that they can be moved.
 fn in_order<'a>(raw: &RawTensor<'a>) -> Aligned<'a> {
-    if raw.rows == RowOrder::Halves && raw.data.as_ptr().addr().is_multiple_of(ALIGNMENT) {
-        return Aligned::InPlace(raw.data);
+    let in_place = raw.in_place();
+    if let Some(bytes) = in_place.filter(|bytes| bytes.as_ptr().addr().is_multiple_of(ALIGNMENT)) {
+        return Aligned::InPlace(bytes);
     }
-    let mut buffer = vec![0; raw.data.len() + ALIGNMENT];
+    let row_bytes = bytes_of(raw.dtype, raw.row_len()).unwrap_or(0);
+    let length = raw.num_rows() * row_bytes;
+    let mut buffer = vec![0; length + ALIGNMENT];
     let start = buffer.as_ptr().align_offset(ALIGNMENT);
-    let rows = raw.elements() / raw.row_len().max(1);
-    let mut at = start;
-    for row in 0..rows {
-        let bytes = raw.row(row);
-        if let Some(place) = buffer.get_mut(at..at + bytes.len()) {
-            place.copy_from_slice(bytes);
-        }
-        at += bytes.len();
-    }
+    let places = buffer.get_mut(start..start + length).unwrap_or_default();
+    places
+        .par_chunks_mut(row_bytes.max(1))
+        .with_min_len(MIN_ROWS)
+        .enumerate()
+        .for_each(|(row, place)| {
+            let bytes = raw.row(row);
+            if let Some(place) = place.get_mut(..bytes.len()) {
+                place.copy_from_slice(&bytes);
+            }
+        });
     Aligned::Moved {
         buffer,
         start,
-        length: raw.data.len(),
+        length,
     }
 }
 

@@ -10,7 +10,8 @@ use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 
 use super::*;
-use crate::load::{OpenModel, Quantization, WeightOptions};
+use crate::error::LoadError;
+use crate::load::{ModelWeights, OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
 const MODELS: [&str; 15] = [
@@ -29,6 +30,18 @@ const MODELS: [&str; 15] = [
     "phi3",
     "phi4-mini",
     "smollm3",
+];
+
+/// Models of packed weights, made by `tests/reference/packed.py`.
+const PACKED: [&str; 8] = [
+    "gptq",
+    "gptq-zeros",
+    "gptq-order",
+    "gptq-v2",
+    "gptq-small-groups",
+    "awq",
+    "compressed-int4",
+    "compressed-int4-zeros",
 ];
 
 /// How far logits may be from the reference, absolutely; they are of order 1 to 10.
@@ -178,6 +191,75 @@ fn logits_equal_the_reference() {
                 TOLERANCE,
                 &format!("{name}, {} tokens", case.tokens.len()),
             );
+        }
+    }
+}
+
+/// Weights whose matrices are those of a loader in f32, so that blocks are multiplied without rounding activations.
+struct Exact<'a>(ModelWeights<'a>);
+
+impl Exact<'_> {
+    fn exact(matrix: &Matrix) -> Matrix {
+        let ids: Vec<u32> = (0..).take(matrix.out_features()).collect();
+        Matrix::dense(matrix.rows(&ids, &Device::Cpu, DType::F32).unwrap()).unwrap()
+    }
+}
+
+impl Weights for Exact<'_> {
+    fn device(&self) -> &Device {
+        self.0.device()
+    }
+
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
+        self.0.tensor(name, shape)
+    }
+
+    fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
+        Ok(Self::exact(&self.0.matrix(name, rows, columns)?))
+    }
+
+    fn embedding(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
+        Ok(Self::exact(&self.0.embedding(name, rows, columns)?))
+    }
+}
+
+fn load_exact(name: &str) -> (Model, ModelConfig) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/reference")
+        .join(name);
+    let open = OpenModel::open(&folder).unwrap();
+    let mut weights = Exact(open.weights(WeightOptions::exact(), |_| {}));
+    let model = Model::try_new(&open.config, &mut weights).unwrap();
+    drop(weights);
+    (model, open.config)
+}
+
+#[test]
+fn packed_weights_are_the_numbers_that_they_stand_for() {
+    for name in PACKED {
+        let (model, config) = load_exact(name);
+        for case in cases(name) {
+            let got = prefill(&model, &mut cache(&config), &case.tokens);
+            let last = &got[got.len() - case.logits.len()..];
+            let what = format!("{name}, {} tokens", case.tokens.len());
+            assert_close(last, &case.logits, TOLERANCE, &what);
+        }
+    }
+}
+
+/// As they are served: with activations in eight bits, and what is no block of a type in the usual one.
+#[test]
+fn packed_weights_as_they_are_served_are_near_the_reference() {
+    for name in PACKED {
+        let (model, config) = load(name, Quantization::default());
+        for case in cases(name) {
+            let got = prefill(&model, &mut cache(&config), &case.tokens);
+            let last = &got[got.len() - case.logits.len()..];
+            let pairs = || last.iter().flatten().zip(case.logits.iter().flatten());
+            let error: f32 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
+            let size: f32 = pairs().map(|(_, b)| b * b).sum();
+            let error = (error / size).sqrt();
+            assert!(error > 0.0 && error < 0.25, "{name}: {error}");
         }
     }
 }

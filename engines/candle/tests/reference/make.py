@@ -133,9 +133,14 @@ def make(name, kind, changes):
     model = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    write_expected(folder, model, config.vocab_size)
+
+
+def write_expected(folder, model, vocab_size):
+    """Computes logits and writes them beside the model."""
     cases = []
     for length in LENGTHS:
-        tokens = torch.randint(3, config.vocab_size, (1, length))
+        tokens = torch.randint(3, vocab_size, (1, length))
         with torch.no_grad():
             logits = model(tokens, use_cache=False).logits[0]
         kept = logits[-4:]
@@ -152,7 +157,7 @@ def make(name, kind, changes):
     )
     (folder / "expected.json").write_text(json.dumps(expected, separators=(",", ":")) + "\n")
     size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"{name}: {size} bytes, {sum(p.numel() for p in model.parameters())} parameters")
+    print(f"{folder.name}: {size} bytes, {sum(p.numel() for p in model.parameters())} parameters")
 
 
 if __name__ == "__main__":

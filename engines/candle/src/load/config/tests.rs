@@ -333,8 +333,8 @@ fn what_cannot_be_computed_is_refused_by_name() {
             "rope_scaling.rope_type = dynamic",
         ),
         (
-            json!({"quantization_config": {"quant_method": "awq"}}),
-            "quantization_config.quant_method = awq",
+            json!({"quantization_config": {"quant_method": "bitsandbytes"}}),
+            "quantization_config.quant_method = bitsandbytes",
         ),
         (
             json!({"partial_rotary_factor": 0.5}),

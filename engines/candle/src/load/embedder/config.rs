@@ -147,6 +147,11 @@ fn of_decoder(path: &Path, mut value: Value, named: &str) -> Result<Described, L
         }
         error
     })?;
+    if checkout.packed.is_some() {
+        let fix = "take the model's unquantized weights";
+        let field = "quantization_config";
+        return Err(LoadError::unsupported(path, field, "(an object)", fix));
+    }
     Ok(Described {
         max_tokens: checkout.config.context_length,
         naming: checkout.naming,

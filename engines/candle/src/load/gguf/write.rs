@@ -23,7 +23,7 @@ use crate::load::TensorFiles;
 use crate::load::config::rope::yarn_amplitude;
 use crate::load::place::Place;
 use crate::load::quantize::{Part, Quantization, floats, quantize};
-use crate::load::tensors::{RawTensor, RowOrder, bytes_of};
+use crate::load::tensors::{Data, RawTensor, RowOrder, bytes_of};
 use crate::load::weights::to_u64;
 use crate::load::{LoadProgress, OpenModel, PlannedTensor, Role, plan};
 use crate::model::WeightType;
@@ -254,7 +254,7 @@ impl Output {
         let bytes: Vec<u8> = bytes.collect();
         let raw = RawTensor {
             dtype: WeightType::F32,
-            data: &bytes,
+            data: Data::InFile(&bytes),
             rows: RowOrder::Halves,
             ..raw
         };

@@ -9,10 +9,10 @@ use super::*;
 
 /// A tensor to write.
 #[derive(Clone)]
-struct Written {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    data: Vec<u8>,
+pub(super) struct Written {
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+    pub(super) data: Vec<u8>,
 }
 
 impl View for &Written {
@@ -52,7 +52,7 @@ fn write(path: &Path, tensors: &HashMap<String, Written>) {
 }
 
 /// A copy of a model with its tensors changed.
-fn changed(name: &str, change: impl FnOnce(&mut HashMap<String, Written>)) -> TempDir {
+pub(super) fn changed(name: &str, change: impl FnOnce(&mut HashMap<String, Written>)) -> TempDir {
     let copy = copy_of(name);
     let mut tensors = tensors_of(copy.path());
     change(&mut tensors);

@@ -16,7 +16,7 @@ const UNUSED: i32 = 5;
 /// The entries, or those that say that there is no vocabulary.
 pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
     let files = match &model.source {
-        Source::Folder(..) => model.files(None).unwrap_or_default(),
+        Source::Folder { .. } => model.files(None).unwrap_or_default(),
         Source::Gguf(_) => Vec::new(),
     };
     let json = |name: &str| {

@@ -1,0 +1,50 @@
+//! Weights that a checkout has in a form of its own: int4 of GPTQ, AWQ and compressed-tensors.
+//!
+//! [`Scheme`] is what `quantization_config` says of them. [`Scheme::tensor`] finds what belongs to a matrix, checks it, and
+//! gives a tensor whose rows are made as they are asked for, in a type that the engine computes with. So a matrix is
+//! converted alone, and never lies in memory in two forms as a whole. Nothing here computes with a model.
+
+mod config;
+mod int4;
+mod stored;
+
+use self::int4::Packing;
+use super::safetensors::SafetensorsFolder;
+use super::tensors::RawTensor;
+use crate::error::LoadError;
+
+pub(crate) use self::config::read;
+
+/// How a checkout has the weights that are not plain floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scheme {
+    /// Four bits with a scale and a zero for each group of columns of a row.
+    Int4 {
+        packing: Packing,
+        /// Columns of a group; `None` where a row is one group.
+        group_size: Option<usize>,
+    },
+}
+
+impl Scheme {
+    /// The tensor that the checkout would call `name` if it were plain.
+    ///
+    /// # Errors
+    /// A tensor that belongs to it is missing, has another type or shape, or holds what makes no sense.
+    pub(crate) fn tensor<'a>(
+        &self,
+        folder: &'a SafetensorsFolder,
+        name: &str,
+    ) -> Result<Option<RawTensor<'a>>, LoadError> {
+        let packed = match *self {
+            Self::Int4 {
+                packing,
+                group_size,
+            } => int4::tensor(folder, name, packing, group_size)?,
+        };
+        match packed {
+            Some(packed) => Ok(Some(packed)),
+            None => folder.tensor(name),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! [`Scheme`] from the `quantization_config` of a `config.json`.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Scheme;
+use super::int4::Packing;
+use crate::error::LoadError;
+
+const FIELD: &str = "quantization_config";
+/// More columns of a group than any matrix has.
+const MAX_SIZE: usize = 1 << 24;
+
+const FIX: &str = "GPTQ, AWQ and compressed-tensors of 4 bits are; take such a checkout, the \
+                   model's unquantized weights, or a GGUF file";
+const FIX_BITS: &str =
+    "4 is; take such a checkout, a GGUF file, or the unquantized weights with --quantize";
+const FIX_STATIC: &str = "it was calibrated for activations that are rounded by fixed scales, and here they are not \
+                          rounded; take a checkout with dynamic ones, or the model's unquantized weights";
+const FIX_LAYERS: &str = "all quantized layers must have the same form; take another checkout";
+
+/// Reads the value of `quantization_config`; `path` is named in errors.
+///
+/// # Errors
+/// It asks for something that is not read, or a size is out of its range.
+pub(crate) fn read(path: &Path, value: &Value) -> Result<Scheme, LoadError> {
+    let config = Config { path, value };
+    match config.text("quant_method") {
+        Some("gptq") => config.gptq(),
+        Some("awq") => config.awq(),
+        Some("compressed-tensors") => config.compressed(),
+        Some(other) => config.unsupported("quant_method", other, FIX),
+        None => config.unsupported("quant_method", "(not given)", FIX),
+    }
+}
+
+/// An object of the configuration, with its place in it.
+#[derive(Clone, Copy)]
+struct Config<'a> {
+    path: &'a Path,
+    value: &'a Value,
+}
+
+impl<'a> Config<'a> {
+    fn gptq(self) -> Result<Scheme, LoadError> {
+        self.four_bits(self.get("bits"), "bits")?;
+        if self.value.get("is_marlin_format").and_then(Value::as_bool) == Some(true) {
+            return self.unsupported("is_marlin_format", true, FIX_FORMAT);
+        }
+        let is_overridden = |value: &Value| value.as_object().is_some_and(|own| !own.is_empty());
+        if self.get("dynamic").is_some_and(is_overridden) {
+            return self.unsupported("dynamic", "(an object)", FIX_LAYERS);
+        }
+        if let Some(other) = self.text("pack_dtype").filter(|dtype| *dtype != "int32") {
+            return self.unsupported("pack_dtype", other, "int32 is");
+        }
+        let (field, format) = match self.text("checkpoint_format") {
+            Some(format) => ("checkpoint_format", format),
+            None => ("format", self.text("format").unwrap_or("gptq")),
+        };
+        let zero_offset = match format {
+            "gptq" => 1,
+            "gptq_v2" => 0,
+            other => return self.unsupported(field, other, FIX_FORMAT),
+        };
+        Ok(Scheme::Int4 {
+            packing: Packing::Gptq {
+                zero_offset,
+                has_order: self.get("desc_act").and_then(Value::as_bool) == Some(true),
+            },
+            group_size: self.group_size(self.get("group_size"), "group_size")?,
+        })
+    }
+
+    fn awq(self) -> Result<Scheme, LoadError> {
+        let either = |one, other| match self.get(one) {
+            Some(value) => (one, Some(value)),
+            None => (other, self.get(other)),
+        };
+        let (field, bits) = either("bits", "w_bit");
+        self.four_bits(bits, field)?;
+        let (field, version) = either("version", "format");
+        let version = version.and_then(Value::as_str).unwrap_or("gemm");
+        if !version.eq_ignore_ascii_case("gemm") {
+            return self.unsupported(field, version, "gemm is; take such a checkout");
+        }
+        if self.get("zero_point").and_then(Value::as_bool) == Some(false) {
+            return self.unsupported("zero_point", false, "it must be true");
+        }
+        let (field, group_size) = either("group_size", "q_group_size");
+        Ok(Scheme::Int4 {
+            packing: Packing::Awq,
+            group_size: self.group_size(group_size, field)?,
+        })
+    }
+
+    fn compressed(self) -> Result<Scheme, LoadError> {
+        let sparsity = self.get("sparsity_config");
+        let sparsity = sparsity.and_then(|config| config.get("format")?.as_str());
+        if let Some(other) = sparsity.filter(|format| *format != "dense") {
+            return self.unsupported("sparsity_config.format", other, "dense is");
+        }
+        let groups = self.get("config_groups").and_then(Value::as_object);
+        let mut schemes = Vec::new();
+        for (name, group) in groups.into_iter().flatten() {
+            let group = Group {
+                config: self,
+                place: format!("config_groups.{name}"),
+                group,
+            };
+            schemes.push(group.scheme()?);
+        }
+        match schemes.as_slice() {
+            [] => self.bad("config_groups", "is empty"),
+            [first, rest @ ..] if rest.iter().all(|scheme| scheme == first) => Ok(*first),
+            _ => self.unsupported("config_groups", "(several kinds)", FIX_LAYERS),
+        }
+    }
+
+    fn get(self, key: &str) -> Option<&'a Value> {
+        self.value.get(key).filter(|value| !value.is_null())
+    }
+
+    fn text(self, key: &str) -> Option<&'a str> {
+        self.get(key).and_then(Value::as_str)
+    }
+
+    fn unsupported<T>(
+        self,
+        field: &str,
+        value: impl std::fmt::Display,
+        fix: &'static str,
+    ) -> Result<T, LoadError> {
+        let field = format!("{FIELD}.{field}");
+        Err(LoadError::unsupported(self.path, &field, value, fix))
+    }
+
+    fn bad<T>(self, field: &str, problem: &str) -> Result<T, LoadError> {
+        let field = format!("{FIELD}.{field}");
+        Err(LoadError::bad_config(self.path, &field, problem))
+    }
+
+    fn four_bits(self, bits: Option<&Value>, field: &str) -> Result<(), LoadError> {
+        match bits {
+            Some(bits) if bits.as_u64() == Some(4) => Ok(()),
+            Some(bits) => self.unsupported(field, bits, FIX_BITS),
+            None => self.bad(field, "missing"),
+        }
+    }
+
+    /// Columns of a group; `None` for -1, which says that a row is one.
+    fn group_size(self, size: Option<&Value>, field: &str) -> Result<Option<usize>, LoadError> {
+        match size {
+            Some(size) if size.as_i64() == Some(-1) => Ok(None),
+            Some(size) => match in_range(size) {
+                Some(size) => Ok(Some(size)),
+                None => self.bad(
+                    field,
+                    &format!("is {size}; it must be -1 or 1 to {MAX_SIZE}"),
+                ),
+            },
+            None => self.bad(field, "missing"),
+        }
+    }
+}
+
+const FIX_FORMAT: &str = "gptq and gptq_v2 are; take a checkout in one of these formats";
+
+/// A size that a matrix can have.
+fn in_range(size: &Value) -> Option<usize> {
+    let size = usize::try_from(size.as_u64()?).ok()?;
+    (1..=MAX_SIZE).contains(&size).then_some(size)
+}
+
+/// A group of layers of compressed-tensors.
+struct Group<'a> {
+    config: Config<'a>,
+    /// Where it stands.
+    place: String,
+    group: &'a Value,
+}
+
+impl Group<'_> {
+    fn scheme(&self) -> Result<Scheme, LoadError> {
+        let weights = |key: &str| self.value(&format!("/weights/{key}"));
+        let own = self.group.get("format").and_then(Value::as_str);
+        let format = own
+            .or_else(|| self.config.text("format"))
+            .unwrap_or_default();
+        let field = |key: &str| format!("{}.{key}", self.place);
+        let strategy = weights("strategy")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        let size_field = field("weights.group_size");
+        match format {
+            "pack-quantized" => {
+                self.config
+                    .four_bits(weights("num_bits"), &field("weights.num_bits"))?;
+                self.refuse_activations("int4")?;
+                let group_size = match strategy {
+                    "group" => self.config.group_size(weights("group_size"), &size_field)?,
+                    "channel" => None,
+                    other => {
+                        let fix = "group and channel are";
+                        return self
+                            .config
+                            .unsupported(&field("weights.strategy"), other, fix);
+                    }
+                };
+                let is_symmetric = weights("symmetric").and_then(Value::as_bool);
+                Ok(Scheme::Int4 {
+                    packing: Packing::Compressed {
+                        has_zeros: is_symmetric == Some(false),
+                    },
+                    group_size,
+                })
+            }
+            other => self.config.unsupported("format", other, FIX),
+        }
+    }
+
+    fn value(&self, pointer: &str) -> Option<&Value> {
+        let value = self.group.pointer(pointer);
+        value.filter(|value| !value.is_null())
+    }
+
+    /// Refuses activations that are rounded by fixed scales; int4 must have none that are rounded.
+    fn refuse_activations(&self, kind: &str) -> Result<(), LoadError> {
+        let Some(activations) = self.value("/input_activations") else {
+            return Ok(());
+        };
+        let is_dynamic = activations.get("dynamic").and_then(Value::as_bool) == Some(true);
+        if is_dynamic && kind == "float" {
+            return Ok(());
+        }
+        let field = format!("{}.input_activations", self.place);
+        let found = if is_dynamic { "(dynamic)" } else { "(static)" };
+        self.config.unsupported(&field, found, FIX_STATIC)
+    }
+}

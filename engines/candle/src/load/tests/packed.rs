@@ -1,0 +1,296 @@
+//! Packed weights: what they become, and everything that can be wrong with them.
+
+use ::safetensors::Dtype;
+use candle_core::quantized::GgmlDType;
+use serde_json::{Value, json};
+
+use super::folder::changed;
+use super::*;
+use crate::model::WeightType;
+
+const MODULE: &str = "model.layers.1.mlp.down_proj";
+
+#[test]
+fn packed_weights_become_the_smallest_type_that_is_exact() {
+    let (q4_0, q5_0) = (GgmlDType::Q4_0.into(), GgmlDType::Q5_0.into());
+    for (name, expected) in [
+        ("gptq", q4_0),
+        ("gptq-zeros", q5_0),
+        ("gptq-order", WeightType::F32),
+        ("gptq-v2", q5_0),
+        ("gptq-small-groups", WeightType::F32),
+        ("awq", q5_0),
+        ("compressed-int4", q4_0),
+        ("compressed-int4-zeros", q5_0),
+    ] {
+        let open = OpenModel::open(&reference(name)).unwrap();
+        let raw = open.tensor(&format!("{MODULE}.weight")).unwrap().unwrap();
+        assert_eq!(raw.dtype, expected, "{name}");
+        assert!(raw.form().is_some(), "{name}");
+        let plain = open.tensor("lm_head.weight").unwrap().unwrap();
+        assert_eq!(plain.form(), None, "{name}");
+    }
+}
+
+#[test]
+fn the_estimate_counts_what_weights_become() {
+    let of = |name: &str| {
+        let open = OpenModel::open(&reference(name)).unwrap();
+        open.memory(&options(Quantization::None)).weights
+    };
+    // The same sizes of the same kind of model.
+    assert!(of("gptq") < of("awq"));
+}
+
+fn error_of(
+    name: &str,
+    tensor: &str,
+    change: impl FnOnce(&mut Vec<usize>, &mut Vec<u8>),
+) -> String {
+    let copy = changed(name, |tensors| {
+        let tensor = tensors.get_mut(tensor).unwrap();
+        change(&mut tensor.shape, &mut tensor.data);
+    });
+    open_error(copy.path()).to_string()
+}
+
+#[test]
+fn tensors_that_do_not_belong_together_are_named() {
+    // A group less.
+    for (name, part, bytes) in [
+        ("gptq", "scales", 64 * 2),
+        ("gptq", "qzeros", 64 / 8 * 4),
+        ("awq", "scales", 64 * 2),
+        ("awq", "qzeros", 64 / 8 * 4),
+    ] {
+        let tensor = format!("{MODULE}.{part}");
+        let error = error_of(name, &tensor, |shape, data| {
+            shape[0] -= 1;
+            data.truncate(data.len() - bytes);
+        });
+        assert!(
+            error.contains(&format!("tensor {tensor} is [2, ")),
+            "{name}: {error}"
+        );
+    }
+    // As many numbers in another shape.
+    for (name, part) in [
+        ("gptq", "qweight"),
+        ("awq", "qweight"),
+        ("compressed-int4", "weight_packed"),
+        ("compressed-int4", "weight_scale"),
+    ] {
+        let tensor = format!("{MODULE}.{part}");
+        let error = error_of(name, &tensor, |shape, _| shape.reverse());
+        assert!(error.contains(MODULE), "{name} {part}: {error}");
+        let error = error_of(name, &tensor, |shape, _| *shape = vec![shape[0] * shape[1]]);
+        assert!(error.contains(&tensor), "{name} {part}: {error}");
+    }
+    let tensor = format!("{MODULE}.weight_shape");
+    let error = error_of("compressed-int4", &tensor, |_, data| data[8] = 255);
+    assert!(
+        error.contains(&format!("{tensor} is not the shape of 64 rows")),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_column_of_no_group_is_named() {
+    let tensor = format!("{MODULE}.g_idx");
+    for (group, expected) in [
+        (3i32, "of group 3; there are 3"),
+        (-1, "of group -1; there are 3"),
+    ] {
+        let error = error_of("gptq-order", &tensor, |_, data| {
+            data[20..24].copy_from_slice(&group.to_le_bytes());
+        });
+        assert!(
+            error.contains(&format!("{tensor} says that column 5 is {expected}")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_missing_part_is_named() {
+    for (name, part) in [
+        ("gptq", "scales"),
+        ("gptq", "qzeros"),
+        ("gptq-order", "g_idx"),
+        ("awq", "qzeros"),
+        ("compressed-int4", "weight_shape"),
+        ("compressed-int4-zeros", "weight_zero_point"),
+    ] {
+        let tensor = format!("{MODULE}.{part}");
+        let copy = changed(name, |tensors| drop(tensors.remove(&tensor).unwrap()));
+        let error = open_error(copy.path()).to_string();
+        assert!(
+            error.contains(&format!("has no tensor {tensor}")),
+            "{name}: {error}"
+        );
+    }
+    // Without it columns follow each other.
+    let copy = changed("gptq", |tensors| {
+        tensors.retain(|name, _| !name.ends_with("g_idx"));
+    });
+    OpenModel::open(copy.path()).unwrap();
+}
+
+#[test]
+fn a_part_of_another_type_is_named() {
+    for (name, part, dtype, supported) in [
+        (
+            "gptq",
+            "qweight",
+            Dtype::F32,
+            "I32 where numbers are packed",
+        ),
+        ("gptq", "scales", Dtype::I16, "F32, F16, BF16 or F8_E8M0"),
+    ] {
+        let tensor = format!("{MODULE}.{part}");
+        let copy = changed(name, |tensors| {
+            tensors.get_mut(&tensor).unwrap().dtype = dtype
+        });
+        let error = open_error(copy.path()).to_string();
+        assert!(
+            error.contains(&tensor) && error.contains(supported),
+            "{error}"
+        );
+    }
+}
+
+/// The error of a configuration with another value at `pointer` of its quantization_config.
+fn config_error(name: &str, pointer: &str, value: Value) -> String {
+    let copy = copy_of(name);
+    let path = copy.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let (parent, key) = pointer.rsplit_once('/').unwrap();
+    let parent = config.pointer_mut(&format!("/quantization_config{parent}"));
+    parent.unwrap()[key] = value;
+    fs::write(&path, config.to_string()).unwrap();
+    open_error(copy.path()).to_string()
+}
+
+#[test]
+fn what_is_not_read_is_refused_by_name() {
+    let group = "/config_groups/group_0";
+    let within = |key: &str| format!("{group}{key}");
+    for (name, pointer, value, expected) in [
+        ("gptq", "/bits".to_owned(), json!(3), "bits = 3"),
+        ("gptq", "/bits".to_owned(), json!(8), "bits = 8"),
+        (
+            "gptq",
+            "/checkpoint_format".to_owned(),
+            json!("marlin"),
+            "checkpoint_format = marlin",
+        ),
+        (
+            "gptq",
+            "/is_marlin_format".to_owned(),
+            json!(true),
+            "is_marlin_format = true",
+        ),
+        (
+            "gptq",
+            "/dynamic".to_owned(),
+            json!({"-:mlp": {}}),
+            "dynamic = (an object)",
+        ),
+        (
+            "gptq",
+            "/pack_dtype".to_owned(),
+            json!("int16"),
+            "pack_dtype = int16",
+        ),
+        (
+            "gptq",
+            "/group_size".to_owned(),
+            json!(0),
+            "group_size: is 0; it must be -1 or 1 to",
+        ),
+        (
+            "gptq",
+            "/group_size".to_owned(),
+            json!(-2),
+            "group_size: is -2",
+        ),
+        (
+            "gptq",
+            "/group_size".to_owned(),
+            json!(1u64 << 40),
+            "group_size: is 1099511627776",
+        ),
+        (
+            "gptq",
+            "/group_size".to_owned(),
+            json!("32"),
+            "group_size: is \"32\"",
+        ),
+        (
+            "gptq",
+            "/group_size".to_owned(),
+            json!(null),
+            "group_size: missing",
+        ),
+        (
+            "gptq",
+            "/quant_method".to_owned(),
+            json!("aqlm"),
+            "quant_method = aqlm",
+        ),
+        (
+            "awq",
+            "/version".to_owned(),
+            json!("gemv"),
+            "version = gemv",
+        ),
+        (
+            "awq",
+            "/zero_point".to_owned(),
+            json!(false),
+            "zero_point = false",
+        ),
+        ("awq", "/bits".to_owned(), json!(null), "w_bit: missing"),
+        (
+            "compressed-int4",
+            "/format".to_owned(),
+            json!("marlin-24"),
+            "format = marlin-24",
+        ),
+        (
+            "compressed-int4",
+            "/config_groups".to_owned(),
+            json!({}),
+            "config_groups: is empty",
+        ),
+        (
+            "compressed-int4",
+            within("/weights/num_bits"),
+            json!(8),
+            "weights.num_bits = 8",
+        ),
+        (
+            "compressed-int4",
+            within("/weights/strategy"),
+            json!("block"),
+            "weights.strategy = block",
+        ),
+        (
+            "compressed-int4",
+            within("/input_activations"),
+            json!({"num_bits": 8, "dynamic": true}),
+            "input_activations = (dynamic)",
+        ),
+    ] {
+        let error = config_error(name, &pointer, value);
+        assert!(error.contains("quantization_config."), "{error}");
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn groups_of_several_kinds_are_refused() {
+    let other = json!({"weights": {"num_bits": 4, "type": "int", "strategy": "channel"}});
+    let error = config_error("compressed-int4", "/config_groups/group_1", other);
+    assert!(error.contains("config_groups = (several kinds)"), "{error}");
+}

@@ -1,0 +1,176 @@
+"""Makes reference models whose weights are packed, and what `transformers` computes with the numbers that they stand for.
+
+    python -m venv venv && venv/bin/pip install torch transformers safetensors
+    venv/bin/python packed.py [NAME...]
+
+Writes a folder for each model, or each that is named, as make.py does. No library for a packing is needed: weights are packed
+here, and the reference is computed with what each packing's published formula makes of them, in f32:
+
+- GPTQ (AutoGPTQ's and GPTQModel's linear layers), AWQ (AutoAWQ's `packing_utils.py`, version gemm), compressed-tensors
+  (`pack_quantized`): scale * (value - zero), for each group of columns of a row;
+"""
+
+import json
+import shutil
+import sys
+
+import torch
+import transformers
+from make import HERE, SIZES, write_expected
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+WIDE = dict(SIZES, hidden_size=64, intermediate_size=96)
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def words(nibbles):
+    """`[..., 8 * n]` numbers of four bits to `[..., n]` words, the first lowest."""
+    shifted = nibbles.long().unflatten(-1, (-1, 8)) << (4 * torch.arange(8))
+    total = shifted.sum(-1)
+    return torch.where(total >= 2**31, total - 2**32, total).to(torch.int32).contiguous()
+
+
+def groups(weight, size, symmetric, scale_dtype, order=None):
+    """Values and zeros of four bits, scales, and the numbers that they stand for; `order` is which group a column is of."""
+    rows, columns = weight.shape
+    size = columns if size == -1 else size
+    of = torch.arange(columns) // size if order is None else order
+    count = int(of.max()) + 1
+    scales, zeros = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.long)
+    for group in range(count):
+        part = weight[:, of == group]
+        if symmetric:
+            scales[:, group] = part.abs().amax(1) / 7
+            zeros[:, group] = 8
+        else:
+            low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
+            scales[:, group] = (high - low) / 15
+            zeros[:, group] = (-low / scales[:, group]).round()
+    scales = scales.to(scale_dtype)
+    values = ((weight / scales.float()[:, of]).round() + zeros[:, of]).clamp(0, 15).long()
+    return values, zeros, scales, scales.float()[:, of] * (values - zeros[:, of])
+
+
+def gptq(weight, group_size, symmetric=True, order=False, offset=1, scale_dtype=torch.float16):
+    columns = weight.shape[1]
+    of = torch.arange(columns) // (columns if group_size == -1 else group_size)
+    if order:
+        of = of[torch.randperm(columns)]
+    values, zeros, scales, numbers = groups(weight, group_size, symmetric, scale_dtype, of)
+    return numbers, {
+        "qweight": words(values).t().contiguous(),
+        "qzeros": words((zeros.t() - offset) & 15),
+        "scales": scales.t().contiguous(),
+        "g_idx": of.to(torch.int32),
+    }
+
+
+def awq(weight, group_size):
+    values, zeros, scales, numbers = groups(weight, group_size, False, torch.float16)
+    pack = lambda x: words(x.t().unflatten(-1, (-1, 8))[..., AWQ_ORDER].flatten(-2))
+    return numbers, {"qweight": pack(values), "qzeros": pack(zeros), "scales": scales.t().contiguous()}
+
+
+def compressed(weight, group_size, symmetric):
+    # Numbers from -8 on, stored from 0 on; zeros likewise.
+    values, zeros, scales, numbers = groups(weight, group_size, symmetric, torch.bfloat16)
+    parts = {
+        "weight_packed": words(values),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not symmetric:
+        parts["weight_zero_point"] = words(zeros.t()).t().contiguous()
+    return numbers, parts
+
+
+def compressed_config(form, weights, activations=None):
+    group = dict(targets=["Linear"], weights=weights, input_activations=activations, output_activations=None)
+    return dict(
+        quant_method="compressed-tensors", format=form, config_groups=dict(group_0=group), ignore=["lm_head"]
+    )
+
+
+GPTQ = dict(quant_method="gptq", bits=4, group_size=32, sym=True, desc_act=False, checkpoint_format="gptq")
+# For each: the kind of model, what differs in its configuration, its quantization_config, and what packs a matrix.
+MODELS = {
+    "gptq": ("llama", {}, GPTQ, lambda w: gptq(w, 32)),
+    "gptq-zeros": (
+        "qwen2",
+        {},
+        dict(GPTQ, sym=False, group_size=-1),
+        lambda w: gptq(w, -1, symmetric=False),
+    ),
+    "gptq-order": (
+        "qwen3",
+        {},
+        dict(GPTQ, desc_act=True, sym=False),
+        lambda w: gptq(w, 32, symmetric=False, order=True),
+    ),
+    "gptq-v2": (
+        "phi3",
+        {},
+        dict(GPTQ, checkpoint_format="gptq_v2", sym=False),
+        lambda w: gptq(w, 32, symmetric=False, offset=0),
+    ),
+    # Groups that are no whole blocks.
+    "gptq-small-groups": ("llama", {}, dict(GPTQ, group_size=16), lambda w: gptq(w, 16)),
+    "awq": (
+        "llama",
+        {},
+        dict(quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm"),
+        lambda w: awq(w, 32),
+    ),
+    "compressed-int4": (
+        "qwen3",
+        {},
+        compressed_config(
+            "pack-quantized", dict(num_bits=4, type="int", strategy="group", group_size=32, symmetric=True)
+        ),
+        lambda w: compressed(w, 32, True),
+    ),
+    "compressed-int4-zeros": (
+        "llama",
+        {},
+        compressed_config("pack-quantized", dict(num_bits=4, type="int", strategy="channel", symmetric=False)),
+        lambda w: compressed(w, -1, False),
+    ),
+}
+
+
+def make(name, kind, changes, quantization, pack):
+    torch.manual_seed(sum(map(ord, name)))
+    config = AutoConfig.for_model(kind, **dict(WIDE, **changes))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    tensors = {}
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            center = 1.0 if "norm" in parameter_name else 0.0
+            parameter.copy_((center + 0.15 * torch.randn_like(parameter)).bfloat16())
+            tensors[parameter_name] = parameter.bfloat16()
+        for module_name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear) and module_name != "lm_head":
+                del tensors[f"{module_name}.weight"]
+                numbers, parts = pack(module.weight)
+                module.weight.copy_(numbers)
+                tensors |= {f"{module_name}.{part}": tensor for part, tensor in parts.items()}
+    write(name, config, model, tensors, quantization)
+
+
+def write(name, config, model, tensors, quantization):
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    config.save_pretrained(folder)
+    file = folder / "config.json"
+    described = json.loads(file.read_text())
+    described |= dict(architectures=[type(model).__name__], quantization_config=quantization)
+    file.write_text(json.dumps(described, indent=2) + "\n")
+    save_file(tensors, folder / "model.safetensors", metadata=dict(format="pt"))
+    write_expected(folder, model, config.vocab_size)
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    for name in sys.argv[1:] or MODELS:
+        make(name, *MODELS[name])
