@@ -1,10 +1,11 @@
-//! Weights that a checkout has in a form of its own: int4 of GPTQ, AWQ and compressed-tensors.
+//! Weights that a checkout has in a form of its own: int4 of GPTQ, AWQ and compressed-tensors, and FP8.
 //!
 //! [`Scheme`] is what `quantization_config` says of them. [`Scheme::tensor`] finds what belongs to a matrix, checks it, and
 //! gives a tensor whose rows are made as they are asked for, in a type that the engine computes with. So a matrix is
 //! converted alone, and never lies in memory in two forms as a whole. Nothing here computes with a model.
 
 mod config;
+mod fp8;
 mod int4;
 mod stored;
 
@@ -24,6 +25,11 @@ pub(crate) enum Scheme {
         /// Columns of a group; `None` where a row is one group.
         group_size: Option<usize>,
     },
+    /// Floats of eight bits, of which four are the exponent.
+    Fp8 {
+        /// Rows and columns that share a scale, where there is one for each such block.
+        block: [usize; 2],
+    },
 }
 
 impl Scheme {
@@ -41,6 +47,7 @@ impl Scheme {
                 packing,
                 group_size,
             } => int4::tensor(folder, name, packing, group_size)?,
+            Self::Fp8 { block } => fp8::tensor(folder, name, block)?,
         };
         match packed {
             Some(packed) => Ok(Some(packed)),

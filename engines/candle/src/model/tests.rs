@@ -33,7 +33,7 @@ const MODELS: [&str; 15] = [
 ];
 
 /// Models of packed weights, made by `tests/reference/packed.py`.
-const PACKED: [&str; 8] = [
+const PACKED: [&str; 11] = [
     "gptq",
     "gptq-zeros",
     "gptq-order",
@@ -42,6 +42,9 @@ const PACKED: [&str; 8] = [
     "awq",
     "compressed-int4",
     "compressed-int4-zeros",
+    "fp8-blocks",
+    "fp8-rows",
+    "fp8-whole",
 ];
 
 /// How far logits may be from the reference, absolutely; they are of order 1 to 10.

@@ -8,6 +8,7 @@ here, and the reference is computed with what each packing's published formula m
 
 - GPTQ (AutoGPTQ's and GPTQModel's linear layers), AWQ (AutoAWQ's `packing_utils.py`, version gemm), compressed-tensors
   (`pack_quantized`): scale * (value - zero), for each group of columns of a row;
+- FP8: value * scale, for the whole matrix, each row, or each block.
 """
 
 import json
@@ -85,6 +86,23 @@ def compressed(weight, group_size, symmetric):
     return numbers, parts
 
 
+def fp8(weight, scale_name, block=None, scale_dtype=torch.float32):
+    """`block` is rows and columns of a scale; None for one scale, (1, -1) for one each row."""
+    rows, columns = weight.shape
+    high, wide = (rows, columns) if block is None else block
+    wide = columns if wide == -1 else wide
+    down, across = -(-rows // high), -(-columns // wide)
+    scale = torch.empty(down, across)
+    for i in range(down):
+        for j in range(across):
+            scale[i, j] = weight[i * high : (i + 1) * high, j * wide : (j + 1) * wide].abs().max() / 448
+    scale = scale.to(scale_dtype)
+    spread = scale.float().repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
+    values = (weight / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+    parts = {"weight": values, scale_name: scale.reshape(()) if block is None else scale}
+    return values.float() * spread, parts
+
+
 def compressed_config(form, weights, activations=None):
     group = dict(targets=["Linear"], weights=weights, input_activations=activations, output_activations=None)
     return dict(
@@ -93,6 +111,7 @@ def compressed_config(form, weights, activations=None):
 
 
 GPTQ = dict(quant_method="gptq", bits=4, group_size=32, sym=True, desc_act=False, checkpoint_format="gptq")
+DYNAMIC = dict(num_bits=8, type="float", strategy="token", dynamic=True, symmetric=True)
 # For each: the kind of model, what differs in its configuration, its quantization_config, and what packs a matrix.
 MODELS = {
     "gptq": ("llama", {}, GPTQ, lambda w: gptq(w, 32)),
@@ -135,6 +154,26 @@ MODELS = {
         {},
         compressed_config("pack-quantized", dict(num_bits=4, type="int", strategy="channel", symmetric=False)),
         lambda w: compressed(w, -1, False),
+    ),
+    "fp8-blocks": (
+        "qwen3",
+        {},
+        dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[24, 56]),
+        lambda w: fp8(w, "weight_scale_inv", (24, 56), torch.bfloat16),
+    ),
+    "fp8-rows": (
+        "llama",
+        {},
+        compressed_config(
+            "float-quantized", dict(num_bits=8, type="float", strategy="channel", symmetric=True), DYNAMIC
+        ),
+        lambda w: fp8(w, "weight_scale", (1, -1)),
+    ),
+    "fp8-whole": (
+        "mistral",
+        dict(sliding_window=8),
+        dict(quant_method="fp8", activation_scheme="dynamic"),
+        lambda w: fp8(w, "weight_scale"),
     ),
 }
 

@@ -9,10 +9,12 @@ use super::int4::Packing;
 use crate::error::LoadError;
 
 const FIELD: &str = "quantization_config";
-/// More columns of a group than any matrix has.
+/// Rows and columns that share a scale where `weight_block_size` does not say.
+const USUAL_BLOCK: [usize; 2] = [128, 128];
+/// More columns of a group, or rows of a block, than any matrix has.
 const MAX_SIZE: usize = 1 << 24;
 
-const FIX: &str = "GPTQ, AWQ and compressed-tensors of 4 bits are; take such a checkout, the \
+const FIX: &str = "GPTQ, AWQ and compressed-tensors of 4 bits, and FP8 are; take such a checkout, the \
                    model's unquantized weights, or a GGUF file";
 const FIX_BITS: &str =
     "4 is; take such a checkout, a GGUF file, or the unquantized weights with --quantize";
@@ -29,6 +31,7 @@ pub(crate) fn read(path: &Path, value: &Value) -> Result<Scheme, LoadError> {
     match config.text("quant_method") {
         Some("gptq") => config.gptq(),
         Some("awq") => config.awq(),
+        Some("fp8") => config.fp8(),
         Some("compressed-tensors") => config.compressed(),
         Some(other) => config.unsupported("quant_method", other, FIX),
         None => config.unsupported("quant_method", "(not given)", FIX),
@@ -92,6 +95,19 @@ impl<'a> Config<'a> {
         Ok(Scheme::Int4 {
             packing: Packing::Awq,
             group_size: self.group_size(group_size, field)?,
+        })
+    }
+
+    fn fp8(self) -> Result<Scheme, LoadError> {
+        if let Some(scheme) = self.text("activation_scheme").filter(|it| *it != "dynamic") {
+            return self.unsupported("activation_scheme", scheme, FIX_STATIC);
+        }
+        if let Some(other) = self.text("fmt").filter(|fmt| !fmt.contains("e4m3")) {
+            return self.unsupported("fmt", other, "e4m3 is");
+        }
+        let field = "weight_block_size";
+        Ok(Scheme::Fp8 {
+            block: self.block(self.get(field), field)?,
         })
     }
 
@@ -163,6 +179,26 @@ impl<'a> Config<'a> {
             None => self.bad(field, "missing"),
         }
     }
+
+    fn block(self, block: Option<&Value>, field: &str) -> Result<[usize; 2], LoadError> {
+        let Some(block) = block else {
+            return Ok(USUAL_BLOCK);
+        };
+        let sizes = block.as_array().map_or(&[][..], Vec::as_slice);
+        // As older files of compressed-tensors have it.
+        let text = block.as_str().and_then(|text| text.split_once('x'));
+        match sizes {
+            [rows, columns] => in_range(rows).zip(in_range(columns)),
+            _ => text.and_then(|(rows, columns)| {
+                let size = |text: &str| in_range(&serde_json::from_str(text).ok()?);
+                size(rows).zip(size(columns))
+            }),
+        }
+        .map_or_else(
+            || self.bad(field, &format!("is {block}; it must be two sizes")),
+            |(rows, columns)| Ok([rows, columns]),
+        )
+    }
 }
 
 const FIX_FORMAT: &str = "gptq and gptq_v2 are; take a checkout in one of these formats";
@@ -214,6 +250,23 @@ impl Group<'_> {
                         has_zeros: is_symmetric == Some(false),
                     },
                     group_size,
+                })
+            }
+            "float-quantized" | "naive-quantized" => {
+                let kind = weights("type").and_then(Value::as_str).unwrap_or_default();
+                if kind != "float" {
+                    return self.config.unsupported(&field("weights.type"), kind, FIX);
+                }
+                if let Some(bits) = weights("num_bits").filter(|bits| bits.as_u64() != Some(8)) {
+                    let field = field("weights.num_bits");
+                    return self.config.unsupported(&field, bits, "8 is");
+                }
+                self.refuse_activations("float")?;
+                let block_field = field("weights.block_structure");
+                Ok(Scheme::Fp8 {
+                    block: self
+                        .config
+                        .block(weights("block_structure"), &block_field)?,
                 })
             }
             other => self.config.unsupported("format", other, FIX),

@@ -22,6 +22,9 @@ fn packed_weights_become_the_smallest_type_that_is_exact() {
         ("awq", q5_0),
         ("compressed-int4", q4_0),
         ("compressed-int4-zeros", q5_0),
+        ("fp8-blocks", WeightType::F32),
+        ("fp8-rows", WeightType::F32),
+        ("fp8-whole", WeightType::F32),
     ] {
         let open = OpenModel::open(&reference(name)).unwrap();
         let raw = open.tensor(&format!("{MODULE}.weight")).unwrap().unwrap();
@@ -39,7 +42,7 @@ fn the_estimate_counts_what_weights_become() {
         open.memory(&options(Quantization::None)).weights
     };
     // The same sizes of the same kind of model.
-    assert!(of("gptq") < of("awq"));
+    assert!(of("gptq") < of("awq") && of("awq") < of("fp8-rows") / 2);
 }
 
 fn error_of(
@@ -79,6 +82,7 @@ fn tensors_that_do_not_belong_together_are_named() {
         ("awq", "qweight"),
         ("compressed-int4", "weight_packed"),
         ("compressed-int4", "weight_scale"),
+        ("fp8-blocks", "weight_scale_inv"),
     ] {
         let tensor = format!("{MODULE}.{part}");
         let error = error_of(name, &tensor, |shape, _| shape.reverse());
@@ -120,6 +124,7 @@ fn a_missing_part_is_named() {
         ("awq", "qzeros"),
         ("compressed-int4", "weight_shape"),
         ("compressed-int4-zeros", "weight_zero_point"),
+        ("fp8-rows", "weight_scale"),
     ] {
         let tensor = format!("{MODULE}.{part}");
         let copy = changed(name, |tensors| drop(tensors.remove(&tensor).unwrap()));
@@ -146,6 +151,8 @@ fn a_part_of_another_type_is_named() {
             "I32 where numbers are packed",
         ),
         ("gptq", "scales", Dtype::I16, "F32, F16, BF16 or F8_E8M0"),
+        ("fp8-rows", "weight", Dtype::U8, "F32, F16 or BF16"),
+        ("fp8-rows", "weight", Dtype::F8_E5M2, "F32, F16 or BF16"),
     ] {
         let tensor = format!("{MODULE}.{part}");
         let copy = changed(name, |tensors| {
@@ -252,6 +259,25 @@ fn what_is_not_read_is_refused_by_name() {
         ),
         ("awq", "/bits".to_owned(), json!(null), "w_bit: missing"),
         (
+            "fp8-blocks",
+            "/activation_scheme".to_owned(),
+            json!("static"),
+            "activation_scheme = static",
+        ),
+        ("fp8-blocks", "/fmt".to_owned(), json!("e5m2"), "fmt = e5m2"),
+        (
+            "fp8-blocks",
+            "/weight_block_size".to_owned(),
+            json!([0, 128]),
+            "weight_block_size: is [0,128]",
+        ),
+        (
+            "fp8-blocks",
+            "/weight_block_size".to_owned(),
+            json!([128]),
+            "weight_block_size: is [128]",
+        ),
+        (
             "compressed-int4",
             "/format".to_owned(),
             json!("marlin-24"),
@@ -280,6 +306,24 @@ fn what_is_not_read_is_refused_by_name() {
             within("/input_activations"),
             json!({"num_bits": 8, "dynamic": true}),
             "input_activations = (dynamic)",
+        ),
+        (
+            "fp8-rows",
+            within("/input_activations"),
+            json!({"num_bits": 8, "dynamic": false}),
+            "input_activations = (static)",
+        ),
+        (
+            "fp8-rows",
+            within("/weights/type"),
+            json!("int"),
+            "weights.type = int",
+        ),
+        (
+            "fp8-rows",
+            "/sparsity_config".to_owned(),
+            json!({"format": "2:4"}),
+            "sparsity_config.format = 2:4",
         ),
     ] {
         let error = config_error(name, &pointer, value);
