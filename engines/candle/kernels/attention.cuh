@@ -80,6 +80,7 @@ template <typename T> struct AttendArguments {
   const T *queries;  // [rows, num_heads * head_dim]
   const T *keys, *values;
   const unsigned *plan;
+  const float *sinks; // [num_heads]: scores beside those of the positions, whose weights go nowhere; or null
   unsigned sequences; // where in the plan; see `Sequence`
   unsigned tiles;     // where in the plan: for each tile its sequence and its first query in it
   unsigned num_heads, num_kv_heads, head_dim, block_size;
@@ -90,7 +91,7 @@ template <typename T> struct AttendArguments {
   float scale;
   unsigned unused;
 };
-static_assert(sizeof(AttendArguments<float>) == 96, "as `AttendArguments` in Rust");
+static_assert(sizeof(AttendArguments<float>) == 104, "as `AttendArguments` in Rust");
 
 constexpr unsigned NO_WINDOW = 0xffffffffu;
 
@@ -101,6 +102,11 @@ struct Sequence {
   unsigned first_row, rows;
   unsigned first_position; // of its first row
 };
+
+// 2^(score - largest), where both may be minus infinity.
+__device__ inline float weight(float score, float largest) {
+  return largest == -INFINITY ? 0.0f : exp2f(score - largest);
+}
 
 // What a block works on: some queries of one sequence and one key and value head.
 template <typename T> struct Tile {
@@ -145,6 +151,15 @@ template <typename T> struct Tile {
     return product * LOG2_E;
   }
 
+  // A query's result, from the sum over all positions with their weights, and the sum of the weights; they were made with
+  // `largest`.
+  __device__ float result(unsigned query, float sum, float largest, float total) const {
+    if (a.sinks == nullptr) return sum / total;
+    const float sink = a.sinks[kv_head * group + (first_query + query) % group] * LOG2_E;
+    const float most = fmaxf(largest, sink), share = weight(largest, most);
+    return sum * share / (total * share + weight(sink, most));
+  }
+
   // A block's share of the positions that any of its queries sees.
   __device__ void share(unsigned split, unsigned &begin, unsigned &end) const {
     const unsigned first = first_seen(0), all_end = end_seen(queries - 1);
@@ -153,11 +168,6 @@ template <typename T> struct Tile {
     end = min(begin + length, all_end);
   }
 };
-
-// 2^(score - largest), where both may be minus infinity.
-__device__ inline float weight(float score, float largest) {
-  return largest == -INFINITY ? 0.0f : exp2f(score - largest);
-}
 
 // Attention for few queries at a time, above all for decode rows: the time is that of reading keys and values once.
 //
@@ -277,7 +287,7 @@ template <typename T, unsigned LANES, unsigned QUERIES> __device__ void attend(c
       all += share * shared_total[w][q];
     }
     if (a.splits == 1) {
-      put(&a.out[tile.place(q) + d], sum / all);
+      put(&a.out[tile.place(q) + d], tile.result(q, sum, most, all));
     } else {
       const size_t query_place = (static_cast<size_t>(blockIdx.x) * a.num_kv_heads + blockIdx.y) * QUERIES + q;
       float *partial = a.partials + (query_place * a.splits + blockIdx.z) * (a.head_dim + 2);
@@ -304,6 +314,6 @@ template <typename T> __device__ void merge(const AttendArguments<T> &a) {
       sum += share * partial[d];
       all += share * partial[a.head_dim + 1];
     }
-    put(&a.out[tile.place(q) + d], sum / all);
+    put(&a.out[tile.place(q) + d], tile.result(q, sum, most, all));
   }
 }

@@ -170,8 +170,8 @@ template <typename T, unsigned DIMENSIONS> __device__ void prefill(const AttendA
     for (unsigned d = 0; d < EIGHTS; d++) {
       const unsigned dimension = d * 8 + 2 * t;
       if (dimension < a.head_dim) {
-        put(&out[dimension], sums[d][2 * r] / total[r]);
-        put(&out[dimension + 1], sums[d][2 * r + 1] / total[r]);
+        put(&out[dimension], tile.result(of_row[r], sums[d][2 * r], largest[r], total[r]));
+        put(&out[dimension + 1], tile.result(of_row[r], sums[d][2 * r + 1], largest[r], total[r]));
       }
     }
   }

@@ -134,6 +134,7 @@ impl Shape {
             has_qkv_bias: false,
             has_output_bias: false,
             has_mlp_bias: false,
+            has_sinks: false,
             experts: None,
             activation: Activation::Silu,
             rope: Rope {

@@ -243,6 +243,7 @@ impl Source<'_> {
             has_output_bias: has_bias && family != Family::Qwen2,
             has_mlp_bias: raw.mlp_bias.unwrap_or(false)
                 && matches!(family, Family::Llama | Family::SmolLm3),
+            has_sinks: false,
             experts: self.experts()?,
             activation: self.activation()?,
             rope: self.rope()?,

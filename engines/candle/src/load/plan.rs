@@ -63,6 +63,10 @@ impl Plan {
         }
         let name = format!("{prefix}.self_attn.o_proj");
         self.linear(&name, hidden, queries, config.has_output_bias);
+        if config.has_sinks {
+            let name = format!("{prefix}.self_attn.sinks");
+            self.push(name, vec![config.num_heads], Role::Bias);
+        }
         if config.has_qk_norm {
             self.norm(&format!("{prefix}.self_attn.q_norm"), config.head_dim);
             self.norm(&format!("{prefix}.self_attn.k_norm"), config.head_dim);

@@ -9,7 +9,7 @@ mod plan;
 mod prepare;
 mod tensors;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use self::plan::{Plan, PlanFor};
 use super::batch::StepBatch;
@@ -46,6 +46,30 @@ pub(super) struct Attention {
     pub(super) key_norm: Option<Norm>,
     /// Which of the step's frequencies turn the heads.
     pub(super) rotation: usize,
+    pub(super) sinks: Option<Sinks>,
+}
+
+/// A score of each query head that is weighed beside those of the positions, and whose weight goes nowhere.
+///
+/// # Source
+/// gpt-oss; "Efficient Streaming Language Models with Attention Sinks" (Xiao et al. 2023).
+#[derive(Debug, Clone)]
+pub(super) struct Sinks {
+    /// `[num_heads]`.
+    host: Vec<f32>,
+    /// The same in f32 where attention is computed.
+    tensor: Tensor,
+}
+
+impl Sinks {
+    /// `scores` are `[num_heads]`.
+    pub(super) fn try_new(scores: &Tensor) -> Result<Self> {
+        let tensor = scores.to_dtype(DType::F32)?.contiguous()?;
+        Ok(Self {
+            host: tensor.to_vec1()?,
+            tensor,
+        })
+    }
 }
 
 /// What the layers of a step share.

@@ -35,6 +35,8 @@ pub struct ModelConfig {
     pub has_output_bias: bool,
     /// Whether the feed-forward projections have biases (Llama with `mlp_bias`).
     pub has_mlp_bias: bool,
+    /// Whether each query head has a sink: a score of its own beside those of the positions (gpt-oss).
+    pub has_sinks: bool,
     /// Feed-forward blocks that a router chooses among in each layer; `None` where each layer has one.
     pub experts: Option<Experts>,
     /// The feed-forward block's activation.

@@ -170,6 +170,7 @@ pub(crate) fn read(
         has_qkv_bias: metadata.has("blk.0.attn_q.bias"),
         has_output_bias: metadata.has("blk.0.attn_output.bias"),
         has_mlp_bias: metadata.has("blk.0.ffn_gate.bias"),
+        has_sinks: false,
         experts,
         activation: if is_gemma {
             Activation::GeluTanh

@@ -156,6 +156,7 @@ struct AttendArguments {
     keys: u64,
     values: u64,
     plan: u64,
+    sinks: u64,
     sequences: u32,
     tiles: u32,
     num_heads: u32,
@@ -170,7 +171,7 @@ struct AttendArguments {
     unused: u32,
 }
 
-const _: () = assert!(size_of::<AttendArguments>() == 96);
+const _: () = assert!(size_of::<AttendArguments>() == 104);
 
 #[expect(unsafe_code, reason = "kernels read through addresses")]
 // SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
@@ -250,6 +251,10 @@ impl Call<'_> {
             keys: address(self.kv.keys)?,
             values: address(self.kv.values)?,
             plan: address(&self.plan.words)?,
+            sinks: match &attention.sinks {
+                Some(sinks) => address(&sinks.tensor)?,
+                None => 0,
+            },
             sequences: self.plan.sequences,
             tiles: tiles.start,
             num_heads: narrow(attention.num_heads)?,

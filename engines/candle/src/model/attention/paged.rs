@@ -62,7 +62,7 @@ pub(super) fn attend<T: KvNumber>(
                         #[expect(unsafe_code, reason = "threads write disjoint parts")]
                         // SAFETY: rows and heads of tiles do not overlap.
                         let out = unsafe { shared_out.part(range) };
-                        scratch.finish(query, out);
+                        scratch.finish(query, tile.sink(query), out);
                     });
                 }
                 Some(places) => {
@@ -119,7 +119,9 @@ fn merge_split_tiles(
                 .iter()
                 .for_each(|partial| scratch.merge_partial(partial));
         }
-        tile.for_each_query(|query, range| scratch.finish(query, &mut out[range]));
+        tile.for_each_query(|query, range| {
+            scratch.finish(query, tile.sink(query), &mut out[range]);
+        });
     }
 }
 
@@ -246,6 +248,13 @@ impl<'a> Tile<'a> {
     /// The positions that any of the queries sees.
     fn visible_to_any(&self) -> Range<usize> {
         self.visible(0).start..self.visible(self.num_queries() - 1).end
+    }
+
+    /// The score beside those of the positions, if there is one.
+    fn sink(&self, query: usize) -> Option<f32> {
+        let group = self.attention.group();
+        let sinks = self.attention.sinks.as_ref()?;
+        Some(sinks.host[self.head * group + query % group])
     }
 
     /// Each query and where it is in `[rows, num_heads * head_dim]`.

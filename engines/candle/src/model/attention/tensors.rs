@@ -137,8 +137,19 @@ fn attend(
         None => scores,
     };
     let mask = mask(attention, sequence, &seen, q.device())?;
-    let weights =
-        candle_nn::ops::softmax_last_dim(&scores.broadcast_add(&mask)?)?.to_dtype(q.dtype())?;
+    let scores = scores.broadcast_add(&mask)?;
+    let weights = match &attention.sinks {
+        None => candle_nn::ops::softmax_last_dim(&scores)?,
+        Some(sinks) => {
+            let sinks = sinks.tensor.reshape((kv_heads, 1, group))?;
+            let sinks = sinks.expand((kv_heads, rows, group))?;
+            let sinks = sinks.reshape((kv_heads, rows * group, 1))?;
+            let all = Tensor::cat(&[scores, sinks], D::Minus1)?;
+            let weights = candle_nn::ops::softmax_last_dim(&all)?;
+            weights.narrow(D::Minus1, 0, seen.len())?.contiguous()?
+        }
+    };
+    let weights = weights.to_dtype(q.dtype())?;
     let out = weights.matmul(&gather(values)?.contiguous()?)?;
     out.reshape((kv_heads, rows, group, head_dim))?
         .transpose(0, 1)?

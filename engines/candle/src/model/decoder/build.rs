@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use super::{Block, Layer, Model, SlowMatrix};
 use crate::error::LoadError;
-use crate::model::attention::{Attention, Direction};
+use crate::model::attention::{Attention, Direction, Sinks};
 use crate::model::config::{Experts, ModelConfig};
 use crate::model::experts::ExpertMixture;
 use crate::model::feed_forward::FeedForward;
@@ -169,7 +169,19 @@ impl<'a> Builder<'a> {
             query_norm,
             key_norm,
             rotation: self.rotation(index, window.is_some()),
+            sinks: self.sinks(name("sinks"))?,
         })
+    }
+
+    fn sinks(&mut self, name: String) -> Result<Option<Sinks>> {
+        if !self.config.has_sinks {
+            return Ok(None);
+        }
+        let scores = self.weights.tensor(&name, &[self.config.num_heads])?;
+        let sinks = Sinks::try_new(&scores);
+        Ok(Some(
+            sinks.map_err(|error| LoadError::candle(&name, error))?,
+        ))
     }
 
     /// Which of the frequencies turn a layer's heads; new ones are added.

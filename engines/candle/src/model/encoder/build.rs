@@ -193,6 +193,7 @@ impl<'a> Builder<'a> {
             query_norm: None,
             key_norm: None,
             rotation: usize::from(window.is_some()),
+            sinks: None,
         }
     }
 

@@ -4,7 +4,7 @@ use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, RngExt, SeedableRng};
 
-use super::super::{Direction, Step};
+use super::super::{Direction, Sinks, Step};
 use super::*;
 use crate::model::batch::{SequenceRows, StepBatch};
 use crate::model::config::{Activation, ModelConfig, Rope, RopeScaling};
@@ -22,6 +22,7 @@ struct Shape {
     window: Option<usize>,
     softcap: Option<f32>,
     has_norms: bool,
+    has_sinks: bool,
 }
 
 impl Shape {
@@ -35,6 +36,7 @@ impl Shape {
             window: [None, Some(1), Some(13), Some(40)][random.random_range(0..4)],
             softcap: random.random_bool(0.3).then_some(3.0),
             has_norms: random.random_bool(0.3),
+            has_sinks: random.random_bool(0.3),
         }
     }
 
@@ -48,17 +50,21 @@ impl Shape {
             self.has_norms
                 .then(|| Norm::try_new(&weights, 0.0, 1e-5).unwrap())
         };
+        let (query_norm, key_norm) = (norm(), norm());
+        let num_heads = self.num_kv_heads * self.group;
+        let sinks = rounded(numbers(num_heads, random), &[num_heads], DType::F32);
         Attention {
-            num_heads: self.num_kv_heads * self.group,
+            num_heads,
             num_kv_heads: self.num_kv_heads,
             head_dim: self.head_dim,
             direction: Direction::Causal,
             window: self.window,
             softcap: self.softcap,
             scale: 1.0 / (self.head_dim as f32).sqrt(),
-            query_norm: norm(),
-            key_norm: norm(),
+            query_norm,
+            key_norm,
             rotation: 0,
+            sinks: (self.has_sinks).then(|| Sinks::try_new(&sinks).unwrap()),
         }
     }
 
@@ -79,6 +85,7 @@ impl Shape {
             has_qkv_bias: false,
             has_output_bias: false,
             has_mlp_bias: false,
+            has_sinks: false,
             experts: None,
             activation: Activation::Silu,
             rope: rope(self.head_dim),
@@ -191,6 +198,7 @@ fn compare(shape: Shape, lens: &[(usize, usize)], random: &mut StdRng) {
     let on_host = Attention {
         query_norm: in_f32(attention.query_norm.as_ref()),
         key_norm: in_f32(attention.key_norm.as_ref()),
+        sinks: attention.sinks.clone(),
         ..attention
     };
     let (sequences, num_blocks) = sequences(lens, shape.block_size, random);

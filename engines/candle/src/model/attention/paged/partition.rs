@@ -176,9 +176,17 @@ impl Scratch {
         self.current.clone()
     }
 
-    /// Writes a query's result.
-    pub(super) fn finish(&self, query: usize, out: &mut [f32]) {
-        let inverse = 1.0 / self.merged.sum[query];
+    /// Writes a query's result; `sink` is a score whose weight goes nowhere.
+    pub(super) fn finish(&self, query: usize, sink: Option<f32>, out: &mut [f32]) {
+        let (max, sum) = (self.merged.max[query], self.merged.sum[query]);
+        let inverse = match sink {
+            None => 1.0 / sum,
+            Some(sink) => {
+                let largest = max.max(sink);
+                let share = (max - largest).exp();
+                share / (sum * share + (sink - largest).exp())
+            }
+        };
         let values = &self.merged.values[query * self.head_dim..][..self.head_dim];
         for (out, value) in out.iter_mut().zip(values) {
             *out = value * inverse;
