@@ -43,9 +43,11 @@ template <typename T> struct GateArguments {
   T *out;           // [rows, width]
   const T *gate_up; // [rows, 2 * width]
   unsigned width;
-  unsigned is_gelu;
+  unsigned activation; // 0 SiLU, 1 GELU by tanh, 2 a clamped swish
+  float limit;         // of the last
+  unsigned unused;
 };
-static_assert(sizeof(GateArguments<float>) == 24, "as `GateArguments` in Rust");
+static_assert(sizeof(GateArguments<float>) == 32, "as `GateArguments` in Rust");
 
 // activation(first half) * second half of every row. The grid is [columns / ROW_THREADS, rows].
 template <typename T> __device__ void gate(const GateArguments<T> &a) {
@@ -53,9 +55,18 @@ template <typename T> __device__ void gate(const GateArguments<T> &a) {
   if (column >= a.width) return;
   const size_t row = blockIdx.y;
   const T *from = a.gate_up + row * 2 * a.width;
-  const float x = to_float(from[column]), up = to_float(from[a.width + column]);
-  const float inner = 0.7978845608f * x * (1.0f + 0.044715f * x * x);
-  const float activated = a.is_gelu ? 0.5f * x * (1.0f + tanhf(inner)) : x / (1.0f + expf(-x));
+  float x = to_float(from[column]), up = to_float(from[a.width + column]), activated;
+  if (a.activation == 2) {
+    // A NaN stays: every comparison with it is false.
+    x = x > a.limit ? a.limit : x;
+    up = up > a.limit ? a.limit : up;
+    up = (up < -a.limit ? -a.limit : up) + 1.0f;
+    activated = x / (1.0f + expf(-1.702f * x));
+  } else if (a.activation == 1) {
+    activated = 0.5f * x * (1.0f + tanhf(0.7978845608f * x * (1.0f + 0.044715f * x * x)));
+  } else {
+    activated = x / (1.0f + expf(-x));
+  }
   put(&a.out[row * a.width + column], activated * up);
 }
 

@@ -83,6 +83,10 @@ impl Plan {
         };
         let router = format!("{prefix}.gate.weight");
         self.matrix(&router, experts.count, hidden, Part::Router);
+        if experts.has_router_bias {
+            let name = format!("{prefix}.gate.bias");
+            self.push(name, vec![experts.count], Role::Bias);
+        }
         for expert in 0..experts.count {
             self.feed_forward(&format!("{prefix}.experts.{expert}"), config);
         }

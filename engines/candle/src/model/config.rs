@@ -58,12 +58,23 @@ pub struct ModelConfig {
 }
 
 /// The activation of a gated feed-forward block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
     /// GELU by its tanh approximation.
     GeluTanh,
+    /// `x * sigmoid(1.702 * x)` of gates up to `limit`, and what they are multiplied with is at most `limit` away from 0 and
+    /// has 1 added (gpt-oss).
+    ClampedSwish {
+        /// Above 0.
+        limit: f32,
+    },
+}
+
+impl Activation {
+    /// What `ClampedSwish` multiplies by inside of the sigmoid.
+    pub(crate) const SWISH_SLOPE: f32 = 1.702;
 }
 
 /// Experts of a layer, and how its router chooses among them.
@@ -75,6 +86,8 @@ pub struct Experts {
     pub per_token: usize,
     /// Whether the chosen experts' probabilities are divided by their sum.
     pub is_normalized: bool,
+    /// Whether router logits have a bias (gpt-oss).
+    pub has_router_bias: bool,
 }
 
 /// Rotary position embedding, over halves of a head (the layout of `transformers`; `load` reorders rows of files that

@@ -137,6 +137,7 @@ mod tests {
             count: 4,
             per_token,
             is_normalized,
+            has_router_bias: false,
         }
     }
 

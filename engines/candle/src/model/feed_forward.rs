@@ -35,14 +35,20 @@ fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     let width = both / 2;
     if !gate_up.device().is_cpu() {
         if kernels::are_for(gate_up.device(), gate_up.dtype()) {
-            return kernels::gate(gate_up, matches!(activation, Activation::GeluTanh));
+            return kernels::gate(gate_up, activation);
         }
         let gate = gate_up.narrow(D::Minus1, 0, width)?;
-        let gate = match activation {
-            Activation::Silu => gate.silu()?,
-            Activation::GeluTanh => gate.gelu()?,
+        let up = gate_up.narrow(D::Minus1, width, width)?;
+        return match activation {
+            Activation::Silu => gate.silu()? * up,
+            Activation::GeluTanh => gate.gelu()? * up,
+            Activation::ClampedSwish { limit } => {
+                let gate = gate.clamp(f32::NEG_INFINITY, limit)?;
+                let inner = gate.affine(f64::from(Activation::SWISH_SLOPE), 0.0)?;
+                let swish = gate * candle_nn::ops::sigmoid(&inner)?;
+                swish? * up.clamp(-limit, limit)?.affine(1.0, 1.0)?
+            }
         };
-        return gate * gate_up.narrow(D::Minus1, width, width)?;
     }
     let out = host::read(gate_up, |gate_up| gate_rows(gate_up, width, activation))?;
     Tensor::from_vec(out, (rows, width), gate_up.device())
@@ -65,6 +71,7 @@ fn gate_rows(gate_up: &[f32], width: usize, activation: Activation) -> Vec<f32> 
                 match activation {
                     Activation::Silu => silu_times(gate, up, out),
                     Activation::GeluTanh => gelu_times(gate, up, out),
+                    Activation::ClampedSwish { limit } => clamped_times(gate, up, limit, out),
                 }
             }
         });
@@ -103,6 +110,27 @@ fn gelu_times_inner<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [MaybeU
     }
 }
 
+by_simd! {
+    fn clamped_times(gate: &[f32], up: &[f32], limit: f32, out: &mut [MaybeUninit<f32>]) = clamped_times_inner
+}
+
+#[inline(always)]
+fn clamped_times_inner<const FMA: bool>(
+    gate: &[f32],
+    up: &[f32],
+    limit: f32,
+    out: &mut [MaybeUninit<f32>],
+) {
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        // A NaN stays: every comparison with it is false.
+        let gate = if gate > limit { limit } else { gate };
+        let up = if up > limit { limit } else { up };
+        let up = if up < -limit { -limit } else { up };
+        let swish = gate / (1.0 + exp::<FMA>(-Activation::SWISH_SLOPE * gate));
+        out.write(swish * (up + 1.0));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::Device;
@@ -114,12 +142,21 @@ mod tests {
         let data: Vec<f32> = (0..2 * 66).map(|i| (i as f32 - 60.0) / 7.0).collect();
         let x = Tensor::from_vec(data, (2, 66), &Device::Cpu).unwrap();
         let (first, second) = (x.narrow(1, 0, 33).unwrap(), x.narrow(1, 33, 33).unwrap());
+        let limit = 2.5;
+        let clamped = first.clamp(-100.0, limit).unwrap();
+        let sigmoid = candle_nn::ops::sigmoid(&(&clamped * 1.702).unwrap()).unwrap();
+        let more = (second.clamp(-limit, limit).unwrap() + 1.0).unwrap();
         let cases = [
-            (Activation::Silu, first.silu().unwrap()),
-            (Activation::GeluTanh, first.gelu().unwrap()),
+            (Activation::Silu, first.silu().unwrap(), &second),
+            (Activation::GeluTanh, first.gelu().unwrap(), &second),
+            (
+                Activation::ClampedSwish { limit },
+                (clamped * sigmoid).unwrap(),
+                &more,
+            ),
         ];
-        for (activation, want) in cases {
-            let want = (want * &second).unwrap();
+        for (activation, want, up) in cases {
+            let want = (want * up).unwrap();
             let got = gate(&x, activation).unwrap();
             let error = (want - got)
                 .unwrap()

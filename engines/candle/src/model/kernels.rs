@@ -13,6 +13,8 @@ mod emulated;
 
 use candle_core::{DType, Device, Result, Storage, Tensor};
 
+use super::config::Activation;
+
 /// Kernels that are compiled together; a process loads those that it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Module {
@@ -279,20 +281,27 @@ struct GateArguments {
     out: u64,
     gate_up: u64,
     width: u32,
-    is_gelu: u32,
+    activation: u32,
+    limit: f32,
+    unused: u32,
 }
 
-const _: () = assert!(size_of::<GateArguments>() == 24);
+const _: () = assert!(size_of::<GateArguments>() == 32);
 
 #[expect(unsafe_code, reason = "kernels read through addresses")]
 // SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
 unsafe impl Arguments for GateArguments {}
 
-/// `activation(first half) * second half` of every row, with GELU (by tanh) or SiLU.
-pub(super) fn gate(gate_up: &Tensor, is_gelu: bool) -> Result<Tensor> {
+/// `activation(first half) * second half` of every row.
+pub(super) fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     let (rows, both) = gate_up.dims2()?;
     let width = both / 2;
     let out = to_write(&[rows, width], gate_up.dtype(), gate_up.device())?;
+    let (number, limit) = match activation {
+        Activation::Silu => (0, 0.0),
+        Activation::GeluTanh => (1, 0.0),
+        Activation::ClampedSwish { limit } => (2, limit),
+    };
     let launch = Launch {
         kernel: "gate",
         module: module_of(gate_up)?,
@@ -302,7 +311,9 @@ pub(super) fn gate(gate_up: &Tensor, is_gelu: bool) -> Result<Tensor> {
             out: address(&out)?,
             gate_up: address(gate_up)?,
             width: narrow(width)?,
-            is_gelu: u32::from(is_gelu),
+            activation: number,
+            limit,
+            unused: 0,
         },
     };
     #[expect(unsafe_code, reason = "kernels write through addresses")]

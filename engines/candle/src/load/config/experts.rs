@@ -30,6 +30,7 @@ impl Source<'_> {
             count: raw.num_experts.or(raw.num_local_experts).unwrap_or(count),
             per_token: raw.num_experts_per_tok.unwrap_or(per_token),
             is_normalized,
+            has_router_bias: false,
         }))
     }
 

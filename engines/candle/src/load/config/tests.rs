@@ -91,6 +91,7 @@ fn experts_are_read() {
         count,
         per_token,
         is_normalized,
+        has_router_bias: false,
     };
     assert_eq!(qwen3.experts, Some(experts(8, 3, true)));
     assert_eq!(qwen3.intermediate_size, 64);

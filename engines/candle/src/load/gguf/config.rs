@@ -221,6 +221,7 @@ fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadError> {
         count,
         per_token: metadata.required_size("expert_used_count")?,
         is_normalized: true,
+        has_router_bias: false,
     }))
 }
 

@@ -217,7 +217,13 @@ impl<'a> Builder<'a> {
         let hidden = self.config.hidden_size;
         // Not looked at: it is in f32 on purpose, and small.
         let router = self.weights.matrix(&name, config.count, hidden)?;
-        let router = self.linear(&name, vec![router], None)?;
+        let bias = if config.has_router_bias {
+            let name = format!("{prefix}.gate.bias");
+            Some(self.weights.tensor(&name, &[config.count])?)
+        } else {
+            None
+        };
+        let router = self.linear(&name, vec![router], bias)?;
         #[expect(clippy::cast_precision_loss, reason = "a share for people")]
         let used = config.per_token as f64 / config.count as f64;
         self.use_of_weights = used;

@@ -65,11 +65,18 @@ fn gates_are_candles() {
         let x = random(&[3, 2 * 300], dtype, 4);
         let (first, second) = (x.narrow(1, 0, 300).unwrap(), x.narrow(1, 300, 300).unwrap());
         let [first, second] = [first, second].map(|x| x.to_dtype(DType::F32).unwrap());
-        for is_gelu in [false, true] {
-            let activated = if is_gelu { first.gelu() } else { first.silu() };
-            let want = (activated.unwrap() * &second).unwrap();
+        let limit = 1.5;
+        let clamped = first.clamp(-100.0, limit).unwrap();
+        let sigmoid = candle_nn::ops::sigmoid(&(&clamped * 1.702).unwrap()).unwrap();
+        let more = (second.clamp(-limit, limit).unwrap() + 1.0).unwrap();
+        for (activation, activated, up) in [
+            (Activation::Silu, first.silu(), &second),
+            (Activation::GeluTanh, first.gelu(), &second),
+            (Activation::ClampedSwish { limit }, clamped * sigmoid, &more),
+        ] {
+            let want = (activated.unwrap() * up).unwrap();
             assert_close(
-                &gate(&x, is_gelu).unwrap(),
+                &gate(&x, activation).unwrap(),
                 &want.to_dtype(dtype).unwrap(),
                 "gate",
             );
@@ -102,7 +109,7 @@ fn the_emulation_rounds_as_the_crate_half() {
     let by_gate = |factors: &[f32], dtype: DType| {
         let up = Tensor::from_slice(factors, (factors.len(), 1), &Device::Cpu).unwrap();
         let gate_up = Tensor::cat(&[up.ones_like().unwrap(), up], 1).unwrap();
-        numbers(&gate(&gate_up.to_dtype(dtype).unwrap(), false).unwrap())
+        numbers(&gate(&gate_up.to_dtype(dtype).unwrap(), Activation::Silu).unwrap())
     };
     let one = 1.0 / (1.0 + (-1.0f32).exp());
     let finite = |convert: fn(u16) -> f32| -> Vec<f32> {
