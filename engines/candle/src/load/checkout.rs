@@ -1,6 +1,6 @@
 //! What checkouts of a family call the tensors that others call something else.
 
-use super::place::{ExpertName, Fused, Place, of_layer, row_order};
+use super::place::{ExpertName, Fused, PartOf, Place, of_layer, row_order};
 use crate::model::config::ModelConfig;
 
 /// Phi-3's matrices of several projections.
@@ -18,6 +18,8 @@ pub(crate) enum Naming {
     Mixtral,
     /// Phi-3's: projections of one input are one matrix.
     Phi3,
+    /// gpt-oss's: a layer's experts share tensors, in which rows of gate and up take turns.
+    GptOss,
 }
 
 impl Naming {
@@ -27,6 +29,7 @@ impl Naming {
             Self::Usual => Place::whole(name.to_owned()),
             Self::Mixtral => Place::whole(mixtral(name)),
             Self::Phi3 => phi3(name, config),
+            Self::GptOss => gpt_oss(name, config),
         };
         Place {
             rows: row_order(name, config, false),
@@ -44,6 +47,37 @@ fn phi3(name: &str, config: &ModelConfig) -> Place {
         })
     });
     fused.unwrap_or_else(|| Place::whole(name.to_owned()))
+}
+
+fn gpt_oss(name: &str, config: &ModelConfig) -> Place {
+    let (Some(expert), Some(experts)) = (ExpertName::parse(name), config.experts) else {
+        return Place::whole(name.replace(".mlp.gate.", ".mlp.router."));
+    };
+    let (hidden, wide) = (config.hidden_size, config.intermediate_size);
+    let (own, [rows, columns], first, step) = match expert.projection {
+        "gate_proj" => ("gate_up_proj", [2 * wide, hidden], 0, 2),
+        "up_proj" => ("gate_up_proj", [2 * wide, hidden], 1, 2),
+        other => (other, [hidden, wide], 0, 1),
+    };
+    let (kind, whole, shape) = if expert.kind == "bias" {
+        ("_bias", vec![experts.count, rows], vec![rows / step])
+    } else {
+        let whole = vec![experts.count, rows, columns];
+        ("", whole, vec![rows / step, columns])
+    };
+    let part = PartOf {
+        whole,
+        first: expert.expert.saturating_mul(rows).saturating_add(first),
+        shape,
+        step,
+    };
+    Place {
+        part: Some(part),
+        ..Place::whole(format!(
+            "model.layers.{}.mlp.experts.{own}{kind}",
+            expert.layer
+        ))
+    }
 }
 
 fn mixtral(name: &str) -> String {
@@ -64,6 +98,7 @@ fn mixtral(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::config::Experts;
     use crate::synthetic::SyntheticSize;
 
     #[test]
@@ -102,5 +137,38 @@ mod tests {
         );
         let down = "model.layers.0.mlp.down_proj.weight";
         assert_eq!(of(down), (down.to_owned(), None));
+    }
+
+    #[test]
+    fn experts_of_gpt_oss_are_rows_of_one_tensor_in_turn() {
+        let config = ModelConfig {
+            experts: Some(Experts {
+                count: 4,
+                per_token: 2,
+                is_normalized: true,
+                has_router_bias: true,
+            }),
+            ..SyntheticSize::Tiny.config()
+        };
+        let of = |name: &str| {
+            let place = Naming::GptOss.place(name, &config);
+            let part = place.part.unwrap();
+            (place.name, part.first, part.step, part.whole, part.shape)
+        };
+        let both = "model.layers.1.mlp.experts.gate_up_proj".to_owned();
+        let found = of("model.layers.1.mlp.experts.3.up_proj.weight");
+        let whole = vec![4, 1024, 256];
+        assert_eq!(found, (both.clone(), 3073, 2, whole, vec![512, 256]));
+        let found = of("model.layers.1.mlp.experts.2.gate_proj.bias");
+        let bias = format!("{both}_bias");
+        assert_eq!(found, (bias, 2048, 2, vec![4, 1024], vec![512]));
+        let found = of("model.layers.0.mlp.experts.1.down_proj.weight");
+        let down = "model.layers.0.mlp.experts.down_proj".to_owned();
+        assert_eq!(found, (down, 256, 1, vec![4, 256, 512], vec![256, 512]));
+        let router = Naming::GptOss.place("model.layers.0.mlp.gate.bias", &config);
+        assert_eq!(
+            router,
+            Place::whole("model.layers.0.mlp.router.bias".into())
+        );
     }
 }

@@ -14,7 +14,7 @@ use crate::error::LoadError;
 use crate::model::config::{Activation, ModelConfig, RopeScaling, SlidingWindow};
 
 /// Architectures of checkouts that are read.
-pub(crate) const ARCHITECTURES: [&str; 10] = [
+pub(crate) const ARCHITECTURES: [&str; 11] = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
@@ -25,6 +25,7 @@ pub(crate) const ARCHITECTURES: [&str; 10] = [
     "Gemma3ForCausalLM",
     "Phi3ForCausalLM",
     "SmolLM3ForCausalLM",
+    "GptOssForCausalLM",
 ];
 
 /// Keys that have no default.
@@ -49,9 +50,10 @@ enum Family {
     Gemma3,
     Phi3,
     SmolLm3,
+    GptOss,
 }
 
-const FAMILIES: [Family; 10] = [
+const FAMILIES: [Family; 11] = [
     Family::Llama,
     Family::Mistral,
     Family::Mixtral,
@@ -62,6 +64,7 @@ const FAMILIES: [Family; 10] = [
     Family::Gemma3,
     Family::Phi3,
     Family::SmolLm3,
+    Family::GptOss,
 ];
 
 impl Family {
@@ -79,6 +82,7 @@ impl Family {
             Self::Gemma3 => "gemma3",
             Self::Phi3 => "phi3",
             Self::SmolLm3 => "smollm3",
+            Self::GptOss => "gpt-oss",
         }
     }
 
@@ -86,6 +90,7 @@ impl Family {
         match self {
             Self::Mixtral => Naming::Mixtral,
             Self::Phi3 => Naming::Phi3,
+            Self::GptOss => Naming::GptOss,
             Self::Llama
             | Self::Mistral
             | Self::Qwen2
@@ -140,6 +145,8 @@ struct Raw {
     mlp_only_layers: Option<Vec<usize>>,
     no_rope_layers: Option<Vec<u8>>,
     no_rope_layer_interval: Option<usize>,
+    swiglu_alpha: Option<f64>,
+    swiglu_limit: Option<f64>,
 }
 
 /// What a `config.json` says.
@@ -215,7 +222,8 @@ impl Source<'_> {
         self.refuse_variants()?;
         let (raw, family) = (&self.raw, self.family);
         let head_dim = self.head_dim();
-        let has_bias = raw.attention_bias.unwrap_or(false) && family != Family::Phi3;
+        let is_gpt_oss = family == Family::GptOss;
+        let has_bias = raw.attention_bias.unwrap_or(is_gpt_oss) && family != Family::Phi3;
         Ok(ModelConfig {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
@@ -226,7 +234,7 @@ impl Source<'_> {
             head_dim,
             context_length: raw.max_position_embeddings,
             rms_norm_eps: raw.rms_norm_eps.unwrap_or(match family {
-                Family::Mixtral | Family::Phi3 => 1e-5,
+                Family::Mixtral | Family::Phi3 | Family::GptOss => 1e-5,
                 Family::Llama
                 | Family::Mistral
                 | Family::Qwen2
@@ -241,9 +249,10 @@ impl Source<'_> {
             has_post_norms: family.is_gemma(),
             has_qkv_bias: has_bias || family == Family::Qwen2,
             has_output_bias: has_bias && family != Family::Qwen2,
-            has_mlp_bias: raw.mlp_bias.unwrap_or(false)
-                && matches!(family, Family::Llama | Family::SmolLm3),
-            has_sinks: false,
+            has_mlp_bias: is_gpt_oss
+                || raw.mlp_bias.unwrap_or(false)
+                    && matches!(family, Family::Llama | Family::SmolLm3),
+            has_sinks: is_gpt_oss,
             experts: self.experts()?,
             activation: self.activation()?,
             rope: self.rope()?,
@@ -276,10 +285,19 @@ impl Source<'_> {
 
     /// How weights lie that are no plain floats.
     fn packed(&self) -> Result<Option<Scheme>, LoadError> {
-        let config = self.raw.quantization_config.as_ref();
-        config
-            .map(|config| packed::read(self.path, config))
-            .transpose()
+        let is_gpt_oss = self.family == Family::GptOss;
+        let Some(config) = &self.raw.quantization_config else {
+            return Ok(is_gpt_oss.then_some(Scheme::TransposedExperts));
+        };
+        let scheme = packed::read(self.path, config)?;
+        if is_gpt_oss == (scheme == Scheme::Mxfp4Experts) {
+            return Ok(Some(scheme));
+        }
+        let method = config.get("quant_method").and_then(Value::as_str);
+        let fix =
+            "gpt-oss is read in mxfp4 or without quantization, and no other model is read in mxfp4";
+        let field = "quantization_config.quant_method";
+        self.unsupported(field, method.unwrap_or_default(), fix)
     }
 
     fn refuse_variants(&self) -> Result<(), LoadError> {
@@ -293,6 +311,7 @@ impl Source<'_> {
         let by_default = match self.family {
             Family::Qwen3 => 128,
             Family::Gemma2 | Family::Gemma3 => 256,
+            Family::GptOss => 64,
             Family::Llama
             | Family::Mistral
             | Family::Mixtral
@@ -320,7 +339,8 @@ impl Source<'_> {
             | Family::Gemma2
             | Family::Gemma3
             | Family::Phi3
-            | Family::SmolLm3 => raw.intermediate_size,
+            | Family::SmolLm3
+            | Family::GptOss => raw.intermediate_size,
         }
     }
 
@@ -335,10 +355,24 @@ impl Source<'_> {
             (Some(_) | None, Some(_) | None) => ("hidden_act", "silu"),
         };
         match named {
+            "silu" | "swish" if self.family == Family::GptOss => self.clamped_swish(),
             "silu" | "swish" => Ok(Activation::Silu),
             "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
             other => self.unsupported(field, other, "silu and gelu_pytorch_tanh are"),
         }
+    }
+
+    fn clamped_swish(&self) -> Result<Activation, LoadError> {
+        let slope = self.raw.swiglu_alpha.map(single);
+        if let Some(slope) = slope.filter(|slope| *slope != Activation::SWISH_SLOPE) {
+            return self.unsupported("swiglu_alpha", slope, "1.702 is");
+        }
+        let limit = self.raw.swiglu_limit.map_or(7.0, single);
+        if limit.is_finite() && limit > 0.0 {
+            return Ok(Activation::ClampedSwish { limit });
+        }
+        let problem = format!("is {limit}; it must be above 0");
+        Err(LoadError::bad_config(self.path, "swiglu_limit", problem))
     }
 
     fn softcap(&self, cap: Option<f64>) -> Option<f32> {
@@ -350,6 +384,7 @@ impl Source<'_> {
         let raw = &self.raw;
         let by_default = match self.family {
             Family::Gemma2 | Family::Gemma3 => Some(4096),
+            Family::GptOss => Some(128),
             Family::Llama
             | Family::Mistral
             | Family::Mixtral
@@ -368,9 +403,12 @@ impl Source<'_> {
             Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => {
                 raw.use_sliding_window == Some(true)
             }
-            Family::Mistral | Family::Mixtral | Family::Gemma2 | Family::Gemma3 | Family::Phi3 => {
-                true
-            }
+            Family::Mistral
+            | Family::Mixtral
+            | Family::Gemma2
+            | Family::Gemma3
+            | Family::Phi3
+            | Family::GptOss => true,
         };
         let size = raw.sliding_window.or(by_default).filter(|size| *size > 0);
         let Some(size_tokens) = size.filter(|_| is_used) else {
@@ -395,7 +433,7 @@ impl Source<'_> {
             };
         }
         match self.family {
-            Family::Gemma2 => window(Some(2)),
+            Family::Gemma2 | Family::GptOss => window(Some(2)),
             Family::Gemma3 => window(Some(raw.sliding_window_pattern.unwrap_or(6).max(1))),
             Family::Mistral | Family::Mixtral | Family::Llama | Family::Phi3 | Family::SmolLm3 => {
                 window(None)

@@ -1,10 +1,11 @@
-//! Weights that a checkout has in a form of its own: int4 of GPTQ, AWQ and compressed-tensors, and FP8.
+//! Weights that a checkout has in a form of its own: int4 of GPTQ, AWQ and compressed-tensors, FP8, and gpt-oss's experts.
 //!
 //! [`Scheme`] is what `quantization_config` says of them. [`Scheme::tensor`] finds what belongs to a matrix, checks it, and
 //! gives a tensor whose rows are made as they are asked for, in a type that the engine computes with. So a matrix is
 //! converted alone, and never lies in memory in two forms as a whole. Nothing here computes with a model.
 
 mod config;
+mod experts;
 mod fp8;
 mod int4;
 mod stored;
@@ -30,6 +31,10 @@ pub(crate) enum Scheme {
         /// Rows and columns that share a scale, where there is one for each such block.
         block: [usize; 2],
     },
+    /// gpt-oss's experts in floats of four bits.
+    Mxfp4Experts,
+    /// gpt-oss's experts in plain floats, but columns first.
+    TransposedExperts,
 }
 
 impl Scheme {
@@ -48,6 +53,8 @@ impl Scheme {
                 group_size,
             } => int4::tensor(folder, name, packing, group_size)?,
             Self::Fp8 { block } => fp8::tensor(folder, name, block)?,
+            Self::Mxfp4Experts => experts::mxfp4(folder, name)?,
+            Self::TransposedExperts => experts::transposed(folder, name)?,
         };
         match packed {
             Some(packed) => Ok(Some(packed)),

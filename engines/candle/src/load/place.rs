@@ -47,6 +47,10 @@ impl Place {
             Some(part) if raw.shape == part.whole => raw.part(part.first, &part.shape, part.step),
             Some(part) => return Err(part.whole.clone()),
         };
+        if let Some(part) = self.part.as_ref().filter(|part| part.step > 1) {
+            raw.rows = RowOrder::Every(part.step);
+            return Ok(raw);
+        }
         // A tensor whose rows are no whole heads has the wrong shape, which is told when it is compared.
         raw.rows = match self.rows {
             RowOrder::Heads(HeadRows { head_dim, .. })
@@ -57,7 +61,7 @@ impl Place {
             {
                 RowOrder::Halves
             }
-            rows @ (RowOrder::Halves | RowOrder::Heads(_)) => rows,
+            rows @ (RowOrder::Halves | RowOrder::Heads(_) | RowOrder::Every(_)) => rows,
         };
         Ok(raw)
     }

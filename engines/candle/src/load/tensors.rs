@@ -51,6 +51,8 @@ pub(crate) enum RowOrder {
     Halves,
     /// Heads of another order.
     Heads(HeadRows),
+    /// Every so many rows of the file; those between are another tensor's (gpt-oss has rows of two projections in turn).
+    Every(usize),
 }
 
 /// How a file has the rows of a head. Those that turn come first.
@@ -111,6 +113,7 @@ impl RowOrder {
             Self::Heads(rows) => {
                 row / rows.head_dim * rows.head_dim + rows.source(row % rows.head_dim)
             }
+            Self::Every(step) => row * step,
         }
     }
 
@@ -121,6 +124,7 @@ impl RowOrder {
             Self::Heads(rows) => {
                 row / rows.head_dim * rows.head_dim + rows.target(row % rows.head_dim)
             }
+            Self::Every(step) => row / step.max(1),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::error::LoadError;
 use crate::load::{ModelWeights, OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
-const MODELS: [&str; 15] = [
+const MODELS: [&str; 16] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -30,10 +30,11 @@ const MODELS: [&str; 15] = [
     "phi3",
     "phi4-mini",
     "smollm3",
+    "gpt-oss-bf16",
 ];
 
 /// Models of packed weights, made by `tests/reference/packed.py`.
-const PACKED: [&str; 11] = [
+const PACKED: [&str; 12] = [
     "gptq",
     "gptq-zeros",
     "gptq-order",
@@ -45,6 +46,7 @@ const PACKED: [&str; 11] = [
     "fp8-blocks",
     "fp8-rows",
     "fp8-whole",
+    "gpt-oss",
 ];
 
 /// How far logits may be from the reference, absolutely; they are of order 1 to 10.
@@ -250,7 +252,8 @@ fn packed_weights_are_the_numbers_that_they_stand_for() {
     }
 }
 
-/// As they are served: with activations in eight bits, and what is no block of a type in the usual one.
+/// As they are served: with activations in eight bits, and what is no block of a type in the usual one. Of random
+/// experts, which are nothing alike, a rounded row may go to others.
 #[test]
 fn packed_weights_as_they_are_served_are_near_the_reference() {
     for name in PACKED {

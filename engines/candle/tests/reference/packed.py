@@ -8,7 +8,8 @@ here, and the reference is computed with what each packing's published formula m
 
 - GPTQ (AutoGPTQ's and GPTQModel's linear layers), AWQ (AutoAWQ's `packing_utils.py`, version gemm), compressed-tensors
   (`pack_quantized`): scale * (value - zero), for each group of columns of a row;
-- FP8: value * scale, for the whole matrix, each row, or each block.
+- FP8: value * scale, for the whole matrix, each row, or each block;
+- MXFP4 (`transformers`' `convert_moe_packed_tensors`): value * 2^(scale - 127), in blocks of 32 columns.
 """
 
 import json
@@ -23,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 WIDE = dict(SIZES, hidden_size=64, intermediate_size=96)
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
 def words(nibbles):
@@ -177,6 +179,9 @@ MODELS = {
     ),
 }
 
+# Whether experts are in MXFP4.
+GPT_OSS = {"gpt-oss": True, "gpt-oss-bf16": False}
+
 
 def make(name, kind, changes, quantization, pack):
     torch.manual_seed(sum(map(ord, name)))
@@ -197,13 +202,66 @@ def make(name, kind, changes, quantization, pack):
     write(name, config, model, tensors, quantization)
 
 
+def mxfp4(shape):
+    """Blocks and scales drawn at random, `[..., rows, columns / 32, 16]`, and the numbers that they stand for."""
+    *outer, columns = shape
+    blocks = torch.randint(0, 256, (*outer, columns // 32, 16), dtype=torch.uint8)
+    scales = torch.randint(122, 126, (*outer, columns // 32), dtype=torch.uint8)
+    table = torch.tensor(FP4 + [-value for value in FP4])
+    pairs = torch.stack([table[(blocks & 15).long()], table[(blocks >> 4).long()]], -1)
+    numbers = torch.ldexp(pairs.flatten(-2), scales[..., None].int() - 127)
+    return numbers.flatten(-2), {"_blocks": blocks, "_scales": scales}
+
+
+def make_gpt_oss(name, is_packed):
+    torch.manual_seed(sum(map(ord, name)))
+    config = AutoConfig.for_model(
+        "gpt_oss",
+        **dict(
+            WIDE,
+            num_local_experts=3,
+            num_experts_per_tok=2,
+            sliding_window=8,
+            # Low enough that numbers are beyond it.
+            swiglu_limit=1.0,
+            rope_parameters=dict(
+                rope_type="yarn",
+                factor=4.0,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                truncate=False,
+                original_max_position_embeddings=64,
+                rope_theta=150000.0,
+            ),
+        ),
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    tensors = {}
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            center = 1.0 if "norm" in parameter_name else 0.0
+            parameter.copy_((center + 0.15 * torch.randn_like(parameter)).bfloat16())
+            is_matrices = parameter_name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+            if is_packed and is_matrices:
+                # Rows first; the model has columns first.
+                numbers, parts = mxfp4(parameter.mT.shape)
+                parameter.copy_(numbers.mT)
+                tensors |= {parameter_name + part: tensor for part, tensor in parts.items()}
+            else:
+                tensors[parameter_name] = parameter.bfloat16().contiguous()
+    quantization = dict(quant_method="mxfp4", modules_to_not_convert=["lm_head"])
+    write(name, config, model, tensors, quantization if is_packed else None)
+
+
 def write(name, config, model, tensors, quantization):
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
     config.save_pretrained(folder)
     file = folder / "config.json"
     described = json.loads(file.read_text())
-    described |= dict(architectures=[type(model).__name__], quantization_config=quantization)
+    described["architectures"] = [type(model).__name__]
+    if quantization is not None:
+        described["quantization_config"] = quantization
     file.write_text(json.dumps(described, indent=2) + "\n")
     save_file(tensors, folder / "model.safetensors", metadata=dict(format="pt"))
     write_expected(folder, model, config.vocab_size)
@@ -211,5 +269,8 @@ def write(name, config, model, tensors, quantization):
 
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
-    for name in sys.argv[1:] or MODELS:
-        make(name, *MODELS[name])
+    for name in sys.argv[1:] or [*MODELS, *GPT_OSS]:
+        if name in GPT_OSS:
+            make_gpt_oss(name, GPT_OSS[name])
+        else:
+            make(name, *MODELS[name])

@@ -15,6 +15,7 @@ impl Source<'_> {
         let raw = &self.raw;
         let (count, per_token, is_normalized) = match self.family {
             Family::Mixtral => (8, 2, true),
+            Family::GptOss => (128, 4, true),
             Family::Qwen3Moe => (128, 8, raw.norm_topk_prob.unwrap_or(false)),
             Family::Llama
             | Family::Mistral
@@ -30,7 +31,7 @@ impl Source<'_> {
             count: raw.num_experts.or(raw.num_local_experts).unwrap_or(count),
             per_token: raw.num_experts_per_tok.unwrap_or(per_token),
             is_normalized,
-            has_router_bias: false,
+            has_router_bias: self.family == Family::GptOss,
         }))
     }
 

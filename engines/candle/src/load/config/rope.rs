@@ -24,6 +24,7 @@ impl Source<'_> {
         let is_gemma3 = self.family == Family::Gemma3;
         let by_default = match self.family {
             Family::SmolLm3 => 2_000_000.0,
+            Family::GptOss => 150_000.0,
             Family::Gemma3 | Family::Mixtral => 1_000_000.0,
             Family::Llama
             | Family::Mistral

@@ -53,6 +53,7 @@ fn every_architecture_is_read() {
         ("phi4-mini", "phi3"),
         ("smollm3", "smollm3"),
         ("qwen3-yarn", "qwen3"),
+        ("gpt-oss-bf16", "gpt-oss"),
     ] {
         let (config, architecture) = read_reference(name);
         assert_eq!(architecture, expected, "{name}");
@@ -114,6 +115,40 @@ fn experts_are_read() {
         let error = refused(&json!({"architectures": ["Qwen3MoeForCausalLM"], key: value}));
         assert!(error.contains(expected), "{key}: {error}");
     }
+}
+
+#[test]
+fn gpt_oss_has_sinks_biases_and_windows() {
+    let (config, _) = read_reference("gpt-oss");
+    assert!(config.has_sinks && config.has_qkv_bias && config.has_output_bias);
+    assert!(config.has_mlp_bias && !config.is_tied);
+    let experts = Experts {
+        count: 3,
+        per_token: 2,
+        is_normalized: true,
+        has_router_bias: true,
+    };
+    assert_eq!(config.experts, Some(experts));
+    assert_eq!(config.activation, Activation::ClampedSwish { limit: 1.0 });
+    let window = SlidingWindow {
+        size_tokens: 8,
+        full_every: Some(2),
+    };
+    assert_eq!(config.window, Some(window));
+    for (key, value, expected) in [
+        ("swiglu_limit", json!(0.0), "swiglu_limit: is 0"),
+        ("swiglu_alpha", json!(2.0), "swiglu_alpha = 2"),
+        (
+            "quantization_config",
+            json!({"quant_method": "fp8"}),
+            "quant_method = fp8",
+        ),
+    ] {
+        let error = refused(&json!({"architectures": ["GptOssForCausalLM"], key: value}));
+        assert!(error.contains(expected), "{key}: {error}");
+    }
+    let error = refused(&json!({"quantization_config": {"quant_method": "mxfp4"}}));
+    assert!(error.contains("quant_method = mxfp4"), "{error}");
 }
 
 #[test]

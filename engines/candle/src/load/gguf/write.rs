@@ -268,6 +268,11 @@ impl Output {
 /// Refuses what files cannot say.
 fn refuse_variants(model: &OpenModel) -> Result<(), LoadError> {
     let config = &model.config;
+    if config.has_sinks {
+        let fix = "GGUF files of gpt-oss are not written";
+        let field = "model_type";
+        return Err(LoadError::unsupported(&model.path, field, "gpt_oss", fix));
+    }
     if config.experts.is_some_and(|experts| !experts.is_normalized) {
         let fix = "readers of GGUF files take true for granted";
         let field = "norm_topk_prob";

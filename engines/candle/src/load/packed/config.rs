@@ -14,7 +14,7 @@ const USUAL_BLOCK: [usize; 2] = [128, 128];
 /// More columns of a group, or rows of a block, than any matrix has.
 const MAX_SIZE: usize = 1 << 24;
 
-const FIX: &str = "GPTQ, AWQ and compressed-tensors of 4 bits, and FP8 are; take such a checkout, the \
+const FIX: &str = "GPTQ, AWQ and compressed-tensors of 4 bits, FP8, and gpt-oss's MXFP4 are; take such a checkout, the \
                    model's unquantized weights, or a GGUF file";
 const FIX_BITS: &str =
     "4 is; take such a checkout, a GGUF file, or the unquantized weights with --quantize";
@@ -33,6 +33,7 @@ pub(crate) fn read(path: &Path, value: &Value) -> Result<Scheme, LoadError> {
         Some("awq") => config.awq(),
         Some("fp8") => config.fp8(),
         Some("compressed-tensors") => config.compressed(),
+        Some("mxfp4") => Ok(Scheme::Mxfp4Experts),
         Some(other) => config.unsupported("quant_method", other, FIX),
         None => config.unsupported("quant_method", "(not given)", FIX),
     }

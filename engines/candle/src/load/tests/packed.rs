@@ -338,3 +338,71 @@ fn groups_of_several_kinds_are_refused() {
     let error = config_error("compressed-int4", "/config_groups/group_1", other);
     assert!(error.contains("config_groups = (several kinds)"), "{error}");
 }
+
+const EXPERTS: &str = "model.layers.1.mlp.experts";
+
+#[test]
+fn experts_of_gpt_oss_stay_in_their_four_bits() {
+    let of = |name: &str, projection: &str| {
+        let open = OpenModel::open(&reference(name)).unwrap();
+        let name = format!("{EXPERTS}.2.{projection}.weight");
+        let raw = open.tensor(&name).unwrap().unwrap();
+        (raw.dtype, raw.shape)
+    };
+    for projection in ["gate_proj", "up_proj"] {
+        let shape = vec![96, 64];
+        let packed = (WeightType::Mxfp4, shape.clone());
+        assert_eq!(of("gpt-oss", projection), packed);
+        assert_eq!(of("gpt-oss-bf16", projection), (WeightType::BF16, shape));
+    }
+}
+
+#[test]
+fn experts_that_do_not_belong_together_are_named() {
+    let scales = format!("{EXPERTS}.down_proj_scales");
+    let copy = changed("gpt-oss", |tensors| drop(tensors.remove(&scales).unwrap()));
+    let error = open_error(copy.path()).to_string();
+    assert!(
+        error.contains(&format!("has no tensor {scales}")),
+        "{error}"
+    );
+    let blocks = format!("{EXPERTS}.gate_up_proj_blocks");
+    let error = error_of("gpt-oss", &blocks, |shape, _| shape.swap(2, 3));
+    assert!(
+        error.contains(&format!("tensor {blocks} is [3, 192, 16, 2], no blocks")),
+        "{error}"
+    );
+    let error = error_of("gpt-oss", &scales, |shape, _| shape.swap(0, 1));
+    assert!(
+        error.contains(&format!("tensor {scales} is [64, 3, 3]")),
+        "{error}"
+    );
+    let copy = changed("gpt-oss", |tensors| {
+        tensors.get_mut(&scales).unwrap().dtype = Dtype::I8
+    });
+    let error = open_error(copy.path()).to_string();
+    assert!(
+        error.contains(&scales) && error.contains("U8 where they are MXFP4"),
+        "{error}"
+    );
+    let bias = format!("{EXPERTS}.gate_up_proj_bias");
+    let error = error_of("gpt-oss", &bias, |shape, _| shape.swap(0, 1));
+    assert!(
+        error.contains(&format!("tensor {bias} is [192, 3]")),
+        "{error}"
+    );
+    let plain = format!("{EXPERTS}.gate_up_proj");
+    let error = error_of("gpt-oss-bf16", &plain, |shape, _| shape.swap(1, 2));
+    assert!(error.contains(&format!("tensor {plain} is ")), "{error}");
+    let error = error_of(
+        "gpt-oss-bf16",
+        "model.layers.0.self_attn.sinks",
+        |shape, _| {
+            *shape = vec![2, 2];
+        },
+    );
+    assert!(
+        error.contains("self_attn.sinks is [2, 2] and should be [4]"),
+        "{error}"
+    );
+}
