@@ -23,7 +23,7 @@ use safetensors::{Dtype, SafeTensors};
 use self::config::PeftConfig;
 use super::place::row_order;
 use super::safetensors::float_dtype;
-use super::tensors::{RawTensor, RowOrder};
+use super::tensors::{Data, RawTensor, RowOrder};
 use crate::error::Bytes;
 use crate::model::config::ModelConfig;
 use crate::model::lora::scaled;
@@ -416,7 +416,7 @@ fn numbers(
         name,
         dtype: float_dtype(view.dtype()).ok_or_else(|| unread(view.dtype()))?,
         shape: view.shape().to_vec(),
-        data: view.data(),
+        data: Data::InFile(view.data()),
         rows: RowOrder::Halves,
     };
     let mut numbers = vec![0.0; raw.elements()];
