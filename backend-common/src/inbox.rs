@@ -41,7 +41,7 @@ struct State<T, E> {
 pub enum Taken<T, E> {
     /// The next item.
     Item {
-        /// It.
+        /// The item.
         item: T,
         /// Whether the end is there already.
         has_ended: bool,
@@ -53,7 +53,7 @@ pub enum Taken<T, E> {
 }
 
 impl<T, E> Inbox<T, E> {
-    /// An empty one, whose reader is behind once `behind_at` items wait, until it has taken all.
+    /// An empty inbox, whose reader is behind once `behind_at` items wait, until it has taken all.
     #[must_use]
     pub fn new(behind_at: usize) -> Self {
         let state = State {

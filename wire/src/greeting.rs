@@ -47,13 +47,13 @@ pub struct Greeting<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Greeting<S> {
-    /// Nothing was said yet.
+    /// A greeting over `io`, before its first frame.
     pub fn new(io: S) -> Self {
         let decoder = FrameDecoder::with_limit(MAX_GREETING_BYTES);
         Self { io, decoder }
     }
 
-    /// Says something.
+    /// Sends a frame of `kind` with `value` as its payload, and flushes it.
     ///
     /// # Errors
     /// [`GreetingError::Io`].
@@ -69,10 +69,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Greeting<S> {
         Ok(self.io.flush().await?)
     }
 
-    /// Waits for what is due.
+    /// Waits for a frame of kind `wanted`, and decodes its payload. Frames of unknown kinds are skipped.
     ///
     /// # Errors
-    /// [`GreetingError`] for anything else.
+    /// The connection ends, or the peer sends another frame or refuses.
     pub async fn receive<T: DeserializeOwned>(
         &mut self,
         wanted: FrameKind,

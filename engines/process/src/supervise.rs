@@ -19,7 +19,7 @@ use crate::end::End;
 use crate::process::Process;
 use crate::restart::{Backoff, RestartPolicy};
 
-/// What one engine's process has of its own.
+/// What differs from engine to engine: how its process is started, watched and spoken with.
 pub trait Program: Sized + Send + Sync + 'static {
     /// How requests speak with a process.
     type Session: Send + Sync + 'static;
@@ -51,7 +51,7 @@ pub trait Program: Sized + Send + Sync + 'static {
     /// It did not serve in time.
     fn too_late(&self) -> Self::Failure;
 
-    /// Tells the process to go.
+    /// Asks the process to exit.
     fn dismiss(&self, _process: &Process) {}
 
     /// The error that a failure is, now that the process is gone. `end`: how that ended, by our kill if by nothing else;
@@ -86,7 +86,7 @@ pub type Started<S, D> = (
     Pin<Box<dyn Future<Output = Result<D, EngineError>> + Send>>,
 );
 
-/// What is said of a program, and how long it may take for what.
+/// A program's name in messages, its time limits, and whether it is started again.
 #[derive(Debug, Clone)]
 pub struct Terms {
     /// The process in messages: "the engine's process".
@@ -207,7 +207,7 @@ impl Supervision {
     }
 }
 
-/// A process that serves, or that another takes the place of. Killed when dropped.
+/// A process that serves; once it has ended, another may take its place. Dropping this kills it.
 #[derive(Debug)]
 pub struct Supervised<S> {
     current: Arc<Current<S>>,
