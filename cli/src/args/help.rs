@@ -9,6 +9,7 @@ use genset_backend_common::EngineError;
 
 /// The flags that `--help` shows. The others are in `--help-all`, completions, man pages and the guide.
 const USUAL: &[&str] = &[
+    "adapter",
     "api-keys",
     "batch-concurrency",
     "chat-template",
