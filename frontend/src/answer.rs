@@ -224,16 +224,27 @@ impl Answer {
     pub fn charge_to(&mut self, account: Arc<Account>) {
         self.meter = Some(Meter::new(account));
         if matches!(self.source, Source::Running(_)) {
-            self.charge(None);
+            self.note_cost(None);
+            self.settle();
         }
     }
 
-    /// Charges what was given by now, or at the end what the answer cost.
-    fn charge(&mut self, end: Option<&AnswerEnd>) {
+    /// Notes what was given by now, or at the end what the answer cost.
+    fn note_cost(&mut self, end: Option<&AnswerEnd>) {
         if let Some(meter) = &mut self.meter {
             let prompt = end.map_or(self.prompt_tokens, |end| end.usage.prompt_tokens);
             let completion = end.map_or(self.completion_tokens, |end| end.usage.completion_tokens);
-            meter.reach(if self.pays_for_prompt { prompt } else { 0 }, completion);
+            meter.note(if self.pays_for_prompt { prompt } else { 0 }, completion);
+        }
+    }
+
+    /// Charges and counts what a turn has brought. All threads share these counters, so that is not done for each token.
+    fn settle(&mut self) {
+        if let Some(meter) = &mut self.meter {
+            meter.settle();
+        }
+        if let Some(steps) = &mut self.steps {
+            steps.end_turn();
         }
     }
 
@@ -332,8 +343,21 @@ impl Answer {
         self
     }
 
-    /// Takes one item of the engine's. Text it brings is appended to `out`; `Some` is the end.
+    /// As [`Self::poll_item`]. What the items cost is charged when there are no more for now, and at the end.
     fn poll_text(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut String,
+    ) -> Poll<Result<Option<AnswerEnd>, EngineError>> {
+        let taken = self.poll_item(cx, out);
+        if !matches!(taken, Poll::Ready(Ok(None))) {
+            self.settle();
+        }
+        taken
+    }
+
+    /// Takes one item of the engine's. Text it brings is appended to `out`; `Some` is the end.
+    fn poll_item(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut String,
@@ -357,7 +381,7 @@ impl Answer {
                 "the engine's stream ended early",
             )),
         };
-        self.charge(end.as_ref().ok().and_then(Option::as_ref));
+        self.note_cost(end.as_ref().ok().and_then(Option::as_ref));
         if !matches!(end, Ok(None)) {
             self.source = Source::Ended;
             // As far as there are as many: the end is here, and what follows it in this turn is cut short.
@@ -393,7 +417,8 @@ impl Answer {
                     return Poll::Ready(Err(error));
                 }
             };
-            self.charge(None);
+            self.note_cost(None);
+            self.settle();
         }
         Poll::Ready(match &mut self.source {
             Source::Running(outputs) => Ok(outputs),

@@ -77,30 +77,54 @@ impl Account {
     }
 }
 
-/// One answer's part of an account: it charges each token once.
+/// One answer's part of an account: it charges each token once. What it has noted and not charged is charged when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Meter {
     account: Arc<Account>,
-    prompt_tokens: u32,
-    completion_tokens: u32,
+    noted: Tokens,
+    charged: Tokens,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Tokens {
+    prompt: u32,
+    completion: u32,
 }
 
 impl Meter {
     pub(crate) fn new(account: Arc<Account>) -> Self {
         Self {
             account,
-            prompt_tokens: 0,
-            completion_tokens: 0,
+            noted: Tokens::default(),
+            charged: Tokens::default(),
         }
     }
 
-    /// So many tokens were given in all; charges those that it has not charged yet. What was charged stays charged.
-    pub(crate) fn reach(&mut self, prompt_tokens: u32, completion_tokens: u32) {
-        let prompt = prompt_tokens.saturating_sub(self.prompt_tokens);
-        let completion = completion_tokens.saturating_sub(self.completion_tokens);
-        self.prompt_tokens += prompt;
-        self.completion_tokens += completion;
+    /// So many tokens were given in all. Nothing is charged yet: all threads share the counters, and one that adds to them for
+    /// each token keeps the others waiting.
+    pub(crate) fn note(&mut self, prompt_tokens: u32, completion_tokens: u32) {
+        self.noted.prompt = self.noted.prompt.max(prompt_tokens);
+        self.noted.completion = self.noted.completion.max(completion_tokens);
+    }
+
+    /// Charges what was noted and is not charged yet. What was charged stays charged.
+    pub(crate) fn settle(&mut self) {
+        let prompt = self.noted.prompt - self.charged.prompt;
+        let completion = self.noted.completion - self.charged.completion;
+        self.charged = self.noted;
         self.account.charge(prompt, completion);
+    }
+
+    /// Notes tokens, and charges them at once.
+    pub(crate) fn reach(&mut self, prompt_tokens: u32, completion_tokens: u32) {
+        self.note(prompt_tokens, completion_tokens);
+        self.settle();
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.settle();
     }
 }
 
@@ -121,5 +145,21 @@ mod tests {
         assert_eq!(account.prompt_tokens(), 12);
         assert_eq!(account.completion_tokens(), 8);
         assert_eq!(account.counters.completion.get(), 8);
+    }
+
+    #[test]
+    fn what_is_noted_is_charged_by_the_end() {
+        let account = Arc::new(Account::new(None, TokenCounters::default()));
+        let mut meter = Meter::new(Arc::clone(&account));
+        meter.note(10, 2);
+        assert_eq!(account.completion_tokens(), 0);
+        meter.settle();
+        assert_eq!(account.completion_tokens(), 2);
+        meter.note(10, 5);
+        drop(meter);
+        assert_eq!(
+            (account.prompt_tokens(), account.completion_tokens()),
+            (10, 5)
+        );
     }
 }
