@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
+use crate::golden_questions;
 use crate::process::{output, run as run_command, succeeds};
 use crate::repo::Repo;
 
@@ -98,7 +99,7 @@ pub(crate) fn run(repo: &Repo, test: &GpuTest) -> anyhow::Result<()> {
     let build = ["--release", "-p", "genset", "--features", "genset/cuda"];
     run_command(toolkit.cargo("build").args(build))?;
     let genset = repo.target().join("release/genset");
-    ask_golden_questions(repo, &toolkit, &genset, &device)?;
+    golden_questions::ask(repo, || toolkit.command(&genset), &["--device", &device])?;
     if test.without_bench {
         return Ok(());
     }
@@ -231,64 +232,6 @@ fn libraries_of_wheels() -> anyhow::Result<String> {
 
 fn python() -> String {
     std::env::var(PYTHON_VARIABLE).unwrap_or_else(|_| "python3".to_owned())
-}
-
-/// tiny-chat's questions of one message, each to a process of its own.
-fn ask_golden_questions(
-    repo: &Repo,
-    toolkit: &Toolkit,
-    genset: &Path,
-    device: &str,
-) -> anyhow::Result<()> {
-    let folder = repo.root().join("models/tiny-chat");
-    let golden: Value = serde_json::from_str(&fs::read_to_string(folder.join("golden.json"))?)?;
-    let cases = golden["cases"]
-        .as_array()
-        .context("golden.json has no cases")?;
-    let mut asked = 0;
-    for case in cases {
-        let [message] = case["messages"].as_array().map_or(&[][..], Vec::as_slice) else {
-            continue;
-        };
-        let question = message["content"]
-            .as_str()
-            .context("a message without content")?;
-        let mut ask = toolkit.command(genset);
-        ask.args(["run", "in=stdin", "out=candle"])
-            .arg(&folder)
-            .args(["--device", device]);
-        let answer = answer(&mut ask, question)?;
-        let expected = case["answer"]
-            .as_str()
-            .context("a case without an answer")?;
-        ensure!(
-            answer.trim_end() == expected,
-            "on the GPU {question:?} is answered {:?} and not {expected:?}",
-            answer.trim_end()
-        );
-        asked += 1;
-    }
-    ensure!(
-        asked > 10,
-        "golden.json has {asked} questions of one message"
-    );
-    eprintln!("{asked} golden questions answered on {device}");
-    Ok(())
-}
-
-fn answer(ask: &mut Command, question: &str) -> anyhow::Result<String> {
-    use std::io::Write as _;
-    let mut child = ask.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let mut input = child.stdin.take().context("the program has no input")?;
-    input.write_all(question.as_bytes())?;
-    drop(input);
-    let output = child.wait_with_output()?;
-    ensure!(
-        output.status.success(),
-        "`genset run` failed on {question:?} ({})",
-        output.status
-    );
-    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// Figures of a random model in bf16, and those of `transformers` for the same files.

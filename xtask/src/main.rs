@@ -8,6 +8,7 @@
     reason = "a task for people at a terminal says there how far it is"
 )]
 
+mod arm_test;
 mod artifacts;
 mod attack;
 mod author_crate;
@@ -19,6 +20,7 @@ mod deny;
 mod disk_space;
 mod files;
 mod fuzz;
+mod golden_questions;
 mod gpu_test;
 mod http;
 mod llamacpp_bench;
@@ -185,6 +187,11 @@ enum Task {
     CudaCheck,
     /// Test the kernels for GPUs on the host: their own source, emulated; needs a C++ compiler
     KernelTest,
+    /// Test the candle engine on 64-bit ARM, in QEMU; takes a quarter of an hour the first time
+    ///
+    /// The kernels' tests, with the 8-bit dot product and without, and tiny-chat's golden questions. A cross compiler and QEMU are
+    /// installed with apt-get, and the target's standard library with rustup, where they are missing.
+    ArmTest,
     /// Test and measure the candle engine on an NVIDIA GPU; fails where there is none
     GpuTest {
         /// The GPU's number in nvidia-smi
@@ -380,6 +387,7 @@ fn run(task: &Task) -> anyhow::Result<()> {
         }
         Task::CudaCheck => cuda_check::run(&repo),
         Task::KernelTest => cuda_check::test_kernels(&repo),
+        Task::ArmTest => arm_test::run(&repo),
         Task::GpuTest {
             gpu,
             memory_bandwidth,

@@ -66,6 +66,12 @@ pub(crate) enum QuantizedKernels {
     /// As [`Level::Avx2`].
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// NEON with the 8-bit dot product.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    /// NEON alone.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 /// The kernels for quantized weights that are used; `None` if there are none for this processor.
@@ -75,6 +81,13 @@ pub(crate) fn quantized_kernels() -> Option<QuantizedKernels> {
         Level::Avx512Vnni => Some(QuantizedKernels::Avx512Vnni),
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 | Level::Avx2 => Some(QuantizedKernels::Avx2),
+        #[cfg(target_arch = "aarch64")]
+        Level::Baseline if std::arch::is_aarch64_feature_detected!("dotprod") => {
+            Some(QuantizedKernels::NeonDot)
+        }
+        #[cfg(target_arch = "aarch64")]
+        Level::Baseline => Some(QuantizedKernels::Neon),
+        #[cfg(not(target_arch = "aarch64"))]
         Level::Baseline => None,
     }
 }

@@ -28,6 +28,10 @@ fn every_kernels() -> Vec<Option<QuantizedKernels>> {
     if widest == Some(QuantizedKernels::Avx512Vnni) {
         return vec![widest, Some(QuantizedKernels::Avx2)];
     }
+    #[cfg(target_arch = "aarch64")]
+    if widest == Some(QuantizedKernels::NeonDot) {
+        return vec![widest, Some(QuantizedKernels::Neon)];
+    }
     vec![widest]
 }
 

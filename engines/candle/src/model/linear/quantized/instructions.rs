@@ -9,11 +9,15 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use self::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) use self::avx512::Avx512Vnni;
+#[cfg(target_arch = "aarch64")]
+pub(super) use self::neon::{DotProduct, Neon, Pairs};
 
 /// Vectors of 32-bit lanes, each of which is one row of a tile.
 ///

@@ -10,6 +10,8 @@ use super::heads::Head;
 use super::instructions::Instructions;
 #[cfg(target_arch = "x86_64")]
 use super::instructions::{Avx2, Avx512Vnni};
+#[cfg(target_arch = "aarch64")]
+use super::instructions::{DotProduct, Neon, Pairs};
 use super::int8::{BLOCK, Int8Group};
 use super::tiles::{Quad, Quads, Tile, quads};
 use crate::model::linear::packed::Output;
@@ -54,6 +56,10 @@ fn products<F: Format, const ROWS: usize>(
             QuantizedKernels::Avx512Vnni => by_avx512(tiles, group),
             #[cfg(target_arch = "x86_64")]
             QuantizedKernels::Avx2 => by_avx2(tiles, group),
+            #[cfg(target_arch = "aarch64")]
+            QuantizedKernels::NeonDot => each_part::<Neon<DotProduct>, F, ROWS>(tiles, group),
+            #[cfg(target_arch = "aarch64")]
+            QuantizedKernels::Neon => each_part::<Neon<Pairs>, F, ROWS>(tiles, group),
         }
     }
 }

@@ -1,0 +1,70 @@
+//! `cargo xtask arm-test`: whether the candle engine computes on 64-bit ARM what it should, in QEMU on any machine. Not part of
+//! CI, which must not download the target's standard library.
+//!
+//! In order: the kernels' tests, with the 8-bit dot product and without; tiny-chat's golden questions through the binary.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+
+use crate::golden_questions;
+use crate::process::{cargo, output, run as run_command, succeeds};
+use crate::repo::Repo;
+use crate::system_packages;
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+const LINKER: &str = "aarch64-linux-gnu-gcc";
+const EMULATOR: &str = "qemu-aarch64";
+/// Where Debian has the target's libraries.
+const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
+/// Modules of the engine whose numbers depend on the processor.
+const KERNELS: &str = "model::";
+
+/// Runs everything, and stops at the first failure.
+///
+/// # Errors
+/// When a program or the target's standard library is missing and cannot be installed, something does not build, or a number is wrong.
+pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
+    let is_here = |name: &str| succeeds(Command::new(name).arg("--version").stdout(Stdio::null()));
+    if !is_here(LINKER) || !is_here(EMULATOR) {
+        system_packages::install(&[
+            "gcc-aarch64-linux-gnu",
+            "libc6-dev-arm64-cross",
+            "qemu-user",
+        ])?;
+    }
+    let sysroot = output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let library = Path::new(sysroot.trim()).join("lib/rustlib").join(TARGET);
+    if !library.exists() {
+        run_command(Command::new("rustup").args(["target", "add", TARGET]))
+            .with_context(|| format!("the toolchain has no {}", library.display()))?;
+    }
+    // Without the dot product a processor of 2012 is emulated.
+    for processor in ["max", "cortex-a53"] {
+        eprintln!("the kernels on {processor}");
+        let mut test = command(repo, "test", processor);
+        run_command(test.args(["-p", "genset-engine-candle", "--lib", "--", KERNELS]))?;
+    }
+    run_command(command(repo, "build", "max").args(["-p", "genset", "--bin", "genset"]))?;
+    let genset = repo.target().join(TARGET).join("debug/genset");
+    ensure!(genset.exists(), "{} was not built", genset.display());
+    let emulated = || {
+        let mut emulated = Command::new(EMULATOR);
+        emulated.args(["-L", LIBRARIES]).arg(&genset);
+        emulated
+    };
+    golden_questions::ask(repo, emulated, &[])
+}
+
+fn command(repo: &Repo, subcommand: &str, processor: &str) -> Command {
+    let mut command = cargo(repo.root());
+    command
+        .args([subcommand, "--target", TARGET])
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER)
+        .env(
+            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
+            format!("{EMULATOR} -cpu {processor} -L {LIBRARIES}"),
+        );
+    command
+}
