@@ -55,7 +55,7 @@ impl Default for WireConfig {
     fn default() -> Self {
         Self {
             max_frame_bytes: MAX_FRAME_BYTES,
-            window_items: 64,
+            window_items: 128,
             credit_timeout: Duration::from_secs(120),
             max_streams: 16_384,
             max_connections: 4096,
