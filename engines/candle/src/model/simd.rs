@@ -45,15 +45,14 @@ pub(crate) fn choose(isa: IsaChoice) -> Result<bool, String> {
     let chosen = match isa {
         IsaChoice::Auto => return Ok(true),
         #[cfg(target_arch = "x86_64")]
-        IsaChoice::Avx512 if detected == Level::Avx512Vnni => detected,
+        IsaChoice::Avx512 if detected == Level::Avx512Vnni => Some(detected),
         #[cfg(target_arch = "x86_64")]
-        IsaChoice::Avx2 if detected != Level::Baseline => Level::Avx2,
-        IsaChoice::Avx512 | IsaChoice::Avx2 => {
-            return Err(format!(
-                "this processor has no {isa}, only {detected:?}; leave the flag out"
-            ));
-        }
+        IsaChoice::Avx2 if detected != Level::Baseline => Some(Level::Avx2),
+        IsaChoice::Avx512 | IsaChoice::Avx2 => None,
     };
+    let chosen = chosen.ok_or_else(|| {
+        format!("this processor has no {isa}, only {detected:?}; leave the flag out")
+    })?;
     Ok(*LEVEL.get_or_init(|| chosen) == chosen)
 }
 
