@@ -22,6 +22,10 @@ use super::transport::Io;
 /// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
 
+/// Frames that are as much work as a unit of a task's budget is meant for. A task whose budget ends is queued again, and wakes a
+/// thread that sleeps: at a unit for each frame that was a tenth of what a token costs.
+const FRAMES_A_UNIT: usize = 8;
+
 /// The most bytes of a ping, which come back.
 const MAX_PING_BYTES: usize = 4096;
 
@@ -90,6 +94,7 @@ impl Traffic {
                 sink: &*sink,
                 signs: &signs,
                 coming: None,
+                frames: 0,
             };
             let mut writing = Writing {
                 writer,
@@ -194,6 +199,8 @@ struct Reading<'a> {
     signs: &'a Signs,
     /// Room for the frame that has begun to come.
     coming: Option<HeldBytes>,
+    /// Frames since a unit of the task's budget was taken.
+    frames: usize,
 }
 
 impl Reading<'_> {
@@ -233,7 +240,11 @@ impl Reading<'_> {
             self.coming = None;
             self.take(frame)?;
             // Frames are cheap for the peer: a flood on one link must not keep the others of this thread waiting.
-            tokio::task::coop::consume_budget().await;
+            self.frames += 1;
+            if self.frames == FRAMES_A_UNIT {
+                self.frames = 0;
+                tokio::task::coop::consume_budget().await;
+            }
             if self.sink.is_paced() && !self.link.outbox.has_room() {
                 self.signs.is_paused.store(true, Ordering::Relaxed);
                 self.link.outbox.room().await;
