@@ -28,7 +28,7 @@ use genset_backend_common::output::{OutputStream, PredictionTokens};
 use genset_backend_common::{
     Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
     GenerateRequest, GuidedDecoding, LLMEngine, RequestContext, RequestField, Role, StartContext,
-    async_trait,
+    TokenId, async_trait,
     config::{GuidedKind, SamplingOption},
     controls::Adapter,
     kv::salt_root,
@@ -268,7 +268,7 @@ impl Running {
             })
         });
         let (outlet, outputs) = mailbox(ctx.with_prompt_tokens(prompt_tokens), self.nudge());
-        let prompt = request.tokens()?.to_vec();
+        let prompt = sequence_of(request.tokens()?, max_tokens);
         let active = Box::new(Active {
             outlet,
             sampler,
@@ -356,6 +356,15 @@ fn has_stopped() -> EngineError {
         ErrorKind::EngineShutdown,
         "the engine has stopped; send the request again",
     )
+}
+
+/// The one copy of a prompt, which its answer is appended to. It has room for an answer as long as the prompt, so that the first
+/// token does not copy it again; a longer one lets it grow.
+fn sequence_of(prompt: &[TokenId], max_tokens: u32) -> Vec<TokenId> {
+    let answer = usize::try_from(max_tokens).unwrap_or(usize::MAX);
+    let mut sequence = Vec::with_capacity(prompt.len() + answer.min(prompt.len()));
+    sequence.extend_from_slice(prompt);
+    sequence
 }
 
 /// A seed for requests that bring none.

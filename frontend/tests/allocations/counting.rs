@@ -8,23 +8,12 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     static ASKED_BYTES: Cell<u64> = const { Cell::new(0) };
     static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
     static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
-}
-
-/// Tokens of a prompt that no other test has.
-pub(crate) const WATCHED_TOKENS: usize = 100_003;
-
-/// Lists of so many tokens that any thread made, none of them larger than it needs to be.
-static WATCHED_LISTS: AtomicU64 = AtomicU64::new(0);
-
-pub(crate) fn watched_lists() -> u64 {
-    WATCHED_LISTS.load(Ordering::Relaxed)
 }
 
 pub(crate) struct Counting;
@@ -53,14 +42,7 @@ pub(crate) fn reset_peak() {
     PEAK_BYTES.set(live_bytes());
 }
 
-fn watch(bytes: usize) {
-    if bytes == WATCHED_TOKENS * size_of::<u32>() {
-        WATCHED_LISTS.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 fn asked(layout: Layout) {
-    watch(layout.size());
     // A thread that is ending has no counters any more.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
     add_asked(layout.size());
@@ -97,7 +79,6 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        watch(size);
         add_asked(layout.size());
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
         add_asked(size);

@@ -1,0 +1,183 @@
+//! How often a long prompt is copied between the socket and the KV cache: HTTP, frontend, Worker and the candle engine, in one
+//! process.
+//!
+//! A binary of its own, for its allocator, which counts for all threads.
+
+#![expect(
+    unsafe_code,
+    reason = "an allocator's functions are unsafe; these hand every call on as it came"
+)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use genset_backend_common::worker::{Worker, WorkerConfig};
+use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice};
+use genset_frontend::{FrontendConfig, FrontendServer};
+use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Tokens of the prompt. Each is a digit in the body, so that no piece of text takes as much room as the list of their ids.
+const PROMPT_TOKENS: usize = 100_000;
+
+/// Blocks that could hold the prompt, by any thread: new ones, and those that were to grow to that size.
+static LARGE_BLOCKS: AtomicU64 = AtomicU64::new(0);
+
+struct Counting;
+
+fn count(bytes: usize) {
+    if bytes >= PROMPT_TOKENS * size_of::<u32>() {
+        LARGE_BLOCKS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: every call goes to the system's allocator as it came; counting allocates nothing and cannot unwind.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(block, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A model with room for the prompt that computes it in no time: one narrow layer, which looks back a few tokens. All its
+/// weights are 0, and so are all logits.
+fn write_model(folder: &Path) {
+    let config = json!({
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "vocab_size": 2048,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": 1 << 17,
+        "sliding_window": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": true,
+    });
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let layer = |name: &str| format!("model.layers.0.{name}.weight");
+    let tensors = [
+        ("model.embed_tokens.weight".to_owned(), vec![2048, 32]),
+        ("model.norm.weight".to_owned(), vec![32]),
+        (layer("input_layernorm"), vec![32]),
+        (layer("post_attention_layernorm"), vec![32]),
+        (layer("self_attn.q_proj"), vec![32, 32]),
+        (layer("self_attn.k_proj"), vec![32, 32]),
+        (layer("self_attn.v_proj"), vec![32, 32]),
+        (layer("self_attn.o_proj"), vec![32, 32]),
+        (layer("mlp.gate_proj"), vec![64, 32]),
+        (layer("mlp.up_proj"), vec![64, 32]),
+        (layer("mlp.down_proj"), vec![32, 64]),
+    ];
+    let (mut header, mut bytes) = (serde_json::Map::new(), 0);
+    for (name, shape) in tensors {
+        let end = bytes + 2 * shape.iter().product::<usize>();
+        let entry = json!({"dtype": "BF16", "shape": shape, "data_offsets": [bytes, end]});
+        header.insert(name, entry);
+        bytes = end;
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = u64::try_from(header.len()).unwrap().to_le_bytes().to_vec();
+    file.extend(header);
+    file.resize(file.len() + bytes, 0);
+    std::fs::write(folder.join("model.safetensors"), file).unwrap();
+}
+
+/// A request for a completion of `prompt`, as it goes over the wire.
+fn request(prompt: &[u32]) -> String {
+    let body =
+        json!({"model": "long", "prompt": prompt, "max_tokens": 3, "ignore_eos": true}).to_string();
+    let length = body.len();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close";
+    format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}")
+}
+
+/// What the server answers to `request`.
+async fn ask(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+/// The ids that the body's text becomes are one list, which all down to the engine share. The engine takes the one copy: the
+/// sequence that its answer is appended to.
+#[tokio::test]
+async fn a_prompt_is_copied_once_between_http_and_the_candle_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    write_model(folder.path());
+    let args = CandleArgs {
+        device: DeviceChoice::Cpu,
+        kv_cache_memory: Some(ByteSize(64 << 20)),
+        max_num_batched_tokens: Some(512),
+        ..CandleArgs::default()
+    };
+    let engine = Arc::new(CandleEngine::from_args(&args, folder.path()));
+    let tiny_chat = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-chat");
+    let config = WorkerConfig {
+        model_name: Some("long".into()),
+        artifacts: ModelFolder::load(Path::new(tiny_chat)).unwrap().artifacts,
+        grace: Duration::ZERO,
+        ..WorkerConfig::default()
+    };
+    let runtime = Runtime::in_process();
+    let registrar = RuntimeRegistrar::new(runtime.clone(), EndpointName::default());
+    let metrics = runtime.metrics().clone();
+    let worker = Worker::new(1, engine, config, Arc::new(registrar), metrics).spawn();
+    worker.ready().await.unwrap();
+    let config = FrontendConfig {
+        address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        ..FrontendConfig::default()
+    };
+    let server = FrontendServer::bind(&runtime, config).await.unwrap();
+    server.models().any().await.unwrap();
+    ask(server.address(), &request(&[1; 600])).await;
+
+    let prompt: Vec<u32> = (0..9).cycle().take(PROMPT_TOKENS).collect();
+    let request = request(&prompt);
+    assert!(request.len() < PROMPT_TOKENS * size_of::<u32>());
+    let before = LARGE_BLOCKS.load(Ordering::Relaxed);
+    let answer = ask(server.address(), &request).await;
+    let large = LARGE_BLOCKS.load(Ordering::Relaxed) - before;
+    assert!(answer.contains("\"completion_tokens\":3"), "{answer}");
+    assert!(answer.contains("\"prompt_tokens\":100000"), "{answer}");
+    assert_eq!(large, 2, "the list of ids, and one copy");
+
+    server.shutdown(Duration::ZERO).await;
+    worker.shutdown().await;
+    runtime.shutdown().await;
+}
