@@ -1,6 +1,7 @@
 //! [`Fault`]: what happens to workers and frontends meanwhile.
 
 use std::fmt;
+use std::time::Duration;
 
 use genset_backend_common::EngineError;
 use serde::{Deserialize, Serialize};
@@ -9,8 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct Fault {
-    /// When, in seconds from the beginning. Finite, at least 0.
-    pub at_s: f64,
+    /// When, from the beginning.
+    pub at: Duration,
     /// What.
     pub what: What,
 }
@@ -65,8 +66,11 @@ impl TryFrom<Written> for Fault {
                 );
             }
         };
+        if !(0.0..=1e9).contains(&written.at_s) {
+            return Err("at_s must be between 0 and 10^9");
+        }
         Ok(Self {
-            at_s: written.at_s,
+            at: Duration::from_secs_f64(written.at_s),
             what,
         })
     }
@@ -86,7 +90,7 @@ impl From<Fault> for Written {
             What::FrontendRestart(frontend) => (None, Some(frontend), WrittenAction::Restart),
         };
         Self {
-            at_s: fault.at_s,
+            at_s: fault.at.as_secs_f64(),
             worker,
             frontend,
             action,
@@ -129,7 +133,7 @@ impl Fault {
     /// `{"at_s": 20, "frontend": 0, "do": "restart"}`, in any order.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the fault.
+    /// `InvalidArgument`, naming the fault or its place in the text.
     pub fn read_script(
         text: &str,
         workers: usize,
@@ -148,12 +152,8 @@ impl Fault {
                     format!("fault {number} is of {name} {whose}, but there are {count}, from 0");
                 return Err(bad(problem));
             }
-            if !(0.0..=1e9).contains(&fault.at_s) {
-                let problem = format!("fault {number}: at_s must be between 0 and 10^9");
-                return Err(bad(problem));
-            }
         }
-        faults.sort_by(|first, second| first.at_s.total_cmp(&second.at_s));
+        faults.sort_by_key(|fault| fault.at);
         Ok(faults)
     }
 }

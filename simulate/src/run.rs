@@ -186,8 +186,7 @@ async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, Engine
 
 async fn inflict(fleet: Arc<Fleet>, driver: Arc<Driver>, faults: Vec<Fault>) {
     for fault in faults {
-        let at = Duration::try_from_secs_f64(fault.at_s).unwrap_or(Duration::MAX / 4);
-        tokio::time::sleep_until(driver.began + at).await;
+        tokio::time::sleep_until(driver.began + fault.at).await;
         match fault.what {
             What::Worker(worker, action) => fleet.suffer(worker, action).await,
             What::FrontendRestart(frontend) => driver.frontends.restart(frontend).await,

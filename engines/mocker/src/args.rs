@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use genset_backend_common::EngineError;
 use serde::de::DeserializeOwned;
@@ -17,6 +18,9 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The most KV blocks of all ranks together: a gigabyte of bookkeeping.
 const MAX_BLOCKS: u64 = 1 << 24;
+
+/// A year: what is longer is no time that anybody waits, and a clock may not reach it.
+const LONGEST: Duration = Duration::from_hours(24 * 366);
 
 /// The most ranks of one instance: a block's holders are the bits of a word.
 pub(crate) const MAX_RANKS: u32 = 64;
@@ -50,10 +54,10 @@ pub struct MockerArgs {
     pub kv_transfer_gbps: f64,
     /// Bytes of a token's keys and values in all layers, at least 1.
     pub kv_bytes_per_token: u32,
-    /// How long a prefill instance holds the blocks that nobody fetches, in seconds, above 0.
-    pub kv_lease_s: f64,
-    /// How long a start takes, in seconds, at least 0.
-    pub startup_time_s: f64,
+    /// How long a prefill instance holds the blocks that nobody fetches: above 0, at most a year.
+    pub kv_lease: Duration,
+    /// How long a start takes, at most a year.
+    pub startup_time: Duration,
     /// Varies the tokens of every answer. Instances that are to answer alike have the same.
     pub seed: u64,
 }
@@ -84,8 +88,8 @@ impl Default for MockerArgs {
             },
             kv_transfer_gbps: 64.0,
             kv_bytes_per_token: 131_072,
-            kv_lease_s: 30.0,
-            startup_time_s: 0.0,
+            kv_lease: Duration::from_secs(30),
+            startup_time: Duration::ZERO,
             seed: 0,
         }
     }
@@ -272,8 +276,8 @@ impl MockerArgs {
             "decode_ms" => self.decode_ms = TimeModel::read(value)?,
             "kv_transfer_gbps" => self.kv_transfer_gbps = read(value)?,
             "kv_bytes_per_token" => self.kv_bytes_per_token = read(value)?,
-            "kv_lease_s" => self.kv_lease_s = read(value)?,
-            "startup_time_s" => self.startup_time_s = read(value)?,
+            "kv_lease_s" => self.kv_lease = seconds(value)?,
+            "startup_time_s" => self.startup_time = seconds(value)?,
             "seed" => self.seed = read(value)?,
             _ => return Err("is listed and cannot be set; please report it".into()),
         }
@@ -304,7 +308,7 @@ impl MockerArgs {
         let above_zero = [
             ("speedup_ratio", self.speedup_ratio),
             ("kv_transfer_gbps", self.kv_transfer_gbps),
-            ("kv_lease_s", self.kv_lease_s),
+            ("kv_lease_s", self.kv_lease.as_secs_f64()),
         ];
         let is_bad = |number: f64| !(number.is_finite() && number > 0.0);
         if let Some((name, number)) = above_zero.into_iter().find(|(_, n)| is_bad(*n)) {
@@ -344,18 +348,20 @@ impl MockerArgs {
             let problem = format!("must be at least 0 and below 1, got {}", self.watermark);
             return Some(("watermark", problem));
         }
-        // A year: what is longer is no time that anybody waits, and a clock may not reach it.
         let times = [
-            ("startup_time_s", self.startup_time_s),
-            ("kv_lease_s", self.kv_lease_s),
+            ("startup_time_s", self.startup_time),
+            ("kv_lease_s", self.kv_lease),
         ];
-        let is_too_long = |time: f64| !(0.0..=3.2e7).contains(&time);
-        if let Some((name, time)) = times.into_iter().find(|(_, time)| is_too_long(*time)) {
-            let problem = format!("must be between 0 and a year, got {time}");
-            return Some((name, problem));
-        }
-        None
+        let too_long = times.into_iter().find(|(_, time)| *time > LONGEST);
+        too_long.map(|(name, time)| (name, format!("must be at most a year, got {time:?}")))
     }
+}
+
+/// A time in seconds.
+fn seconds(value: Value) -> Result<Duration, String> {
+    let seconds = read(value)?;
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| format!("must be between 0 and a year, got {seconds}"))
 }
 
 fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
@@ -397,8 +403,8 @@ mod tests {
             decode_ms: TimeModel::constant(2.0),
             kv_transfer_gbps: 400.0,
             kv_bytes_per_token: 1024,
-            kv_lease_s: 5.0,
-            startup_time_s: 1.5,
+            kv_lease: Duration::from_secs(5),
+            startup_time: Duration::from_millis(1500),
             seed: 7,
         };
         assert_eq!(MockerArgs::from_json(text).unwrap(), expected);
@@ -439,6 +445,8 @@ mod tests {
             ),
             (r#"{"watermark": 1}"#, "watermark: must be"),
             (r#"{"startup_time_s": -1}"#, "startup_time_s: must be"),
+            (r#"{"startup_time_s": 4e7}"#, "startup_time_s: must be"),
+            (r#"{"kv_lease_s": 0}"#, "kv_lease_s: must be"),
             (
                 r#"{"prefill_ms": {"quadratc": 1}}"#,
                 "did you mean quadratic?",

@@ -1,7 +1,6 @@
 //! [`MockerEngine`]: the [`LLMEngine`] in front of the ranks.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use genset_backend_common::kv::sequence_root;
@@ -137,9 +136,9 @@ impl MockerEngine {
     }
 
     async fn launch(&self, start: StartContext) -> Result<Running, EngineError> {
-        if self.args.startup_time_s > 0.0 {
+        if !self.args.startup_time.is_zero() {
             start.progress.report("pretending to load weights", None);
-            tokio::time::sleep(Duration::from_secs_f64(self.args.startup_time_s)).await;
+            tokio::time::sleep(self.args.startup_time).await;
         }
         let count = usize::try_from(self.args.dp_size).unwrap_or(usize::MAX);
         let board = Arc::new(Board::new(&start, count));

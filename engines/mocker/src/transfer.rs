@@ -57,7 +57,7 @@ impl Transfers {
         let bits = f64::from(args.kv_bytes_per_token) * 8.0;
         let transfers = Self {
             role,
-            holds: KvHolds::new(Duration::from_secs_f64(args.kv_lease_s)),
+            holds: KvHolds::new(args.kv_lease),
             token_s: bits / (args.kv_transfer_gbps * 1e9) / args.speedup_ratio,
             door,
         };

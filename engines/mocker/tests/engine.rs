@@ -265,7 +265,7 @@ async fn a_reader_that_is_behind_holds_up_nobody_and_loses_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_slow_start_says_so_and_can_be_given_up() {
     let slow = engine(MockerArgs {
-        startup_time_s: 60.0,
+        startup_time: Duration::from_secs(60),
         ..args()
     });
     let start = StartContext::detached(1);
@@ -276,7 +276,7 @@ async fn a_slow_start_says_so_and_can_be_given_up() {
     slow.cleanup().await.unwrap();
 
     let slow = engine(MockerArgs {
-        startup_time_s: 60.0,
+        startup_time: Duration::from_secs(60),
         ..args()
     });
     let began = Instant::now();

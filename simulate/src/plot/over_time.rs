@@ -87,7 +87,7 @@ fn panel(report: &Report, top: f64, title: &str, value: Value) -> Vec<String> {
     let mut lines = scale.axes();
     lines.push(label(LEFT, top + 12.0, "start", title));
     for fault in &report.faults {
-        let x = scale.x(fault.at_s);
+        let x = scale.x(fault.at.as_secs_f64());
         lines.push(format!(
             "<line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"#a00\" stroke-dasharray=\"4 3\"/>",
             top + ABOVE,

@@ -1,0 +1,62 @@
+//! A time in public is a `Duration`: a number of seconds is one only in figures that are written out, as their JSON has them.
+
+use std::fs;
+
+use cargo_metadata::MetadataCommand;
+
+/// Files whose public numbers are figures.
+const FIGURES: [&str; 2] = ["simulate/src/report.rs", "simulate/src/timeline.rs"];
+
+/// Public items of a file that are a number of seconds: fields, parameters and what functions return. Not those of a rate.
+fn seconds(source: &str) -> Vec<&str> {
+    let is_seconds = |line: &&str| {
+        let words: Vec<_> = line
+            .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+            .filter(|word| !word.is_empty() && *word != "Option")
+            .collect();
+        words.windows(2).any(|pair| {
+            let (name, kind) = (pair[0], pair[1]);
+            let is_time =
+                name.ends_with("_s") || name.ends_with("seconds") || name.ends_with("secs");
+            is_time && !name.contains("per_") && (kind == "f64" || kind == "f32")
+        })
+    };
+    let public = source.lines().map(str::trim_start);
+    let public = public.filter(|line| line.starts_with("pub ") && !line.starts_with("pub const"));
+    public.filter(is_seconds).collect()
+}
+
+#[test]
+fn no_public_time_is_a_number_of_seconds() {
+    let metadata = MetadataCommand::new().no_deps().exec().unwrap();
+    let (mut found, mut files) = (Vec::new(), 0);
+    for package in &metadata.packages {
+        let mut folders = vec![package.manifest_path.with_file_name("src")];
+        while let Some(folder) = folders.pop() {
+            for entry in folder.read_dir_utf8().into_iter().flatten() {
+                let path = entry.unwrap().into_path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension() == Some("rs")
+                    && !FIGURES.iter().any(|figures| path.ends_with(figures))
+                {
+                    files += 1;
+                    let source = fs::read_to_string(&path).unwrap();
+                    found.extend(
+                        seconds(&source)
+                            .into_iter()
+                            .map(|line| format!("{path}: {line}")),
+                    );
+                }
+            }
+        }
+    }
+    assert!(files > 500, "only {files} files were found");
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn public_seconds_are_seen() {
+    let source = "    pub grace_s: f64,\n    pub at_s: Option<f64>,\npub fn wait(timeout_s: f64) {}\n    pub rate_per_s: f64,\n    left_s: f64,\n    pub(crate) cpu_seconds: f64,\n    pub grace: Duration,\n";
+    assert_eq!(seconds(source).len(), 3);
+}
