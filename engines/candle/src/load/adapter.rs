@@ -24,7 +24,7 @@ use self::config::PeftConfig;
 use super::place::row_order;
 use super::safetensors::float_dtype;
 use super::tensors::{Data, RawTensor, RowOrder};
-use crate::error::Bytes;
+use crate::error::{Bytes, LoadError};
 use crate::model::config::ModelConfig;
 use crate::model::lora::scaled;
 use crate::model::{AdapterTarget, AdapterWeights};
@@ -52,42 +52,9 @@ pub enum AdapterError {
         /// What it lacks.
         problem: String,
     },
-    /// A file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// A value of `adapter_config.json` is missing or makes no sense.
-    #[error("{}: {field}: {problem}", path.display())]
-    BadConfig {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        field: &'static str,
-        /// What is wrong with its value.
-        problem: String,
-    },
-    /// A value of `adapter_config.json` asks for what the engine does not compute.
-    #[error("{}: {field} = {value} is not supported", path.display())]
-    Unsupported {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        field: &'static str,
-        /// Its value.
-        value: String,
-    },
-    /// The weights are no safetensors, or what they say of themselves makes no sense.
-    #[error("{} is broken: {problem}", path.display())]
-    Broken {
-        /// The file.
-        path: PathBuf,
-        /// What makes no sense.
-        problem: String,
-    },
+    /// A file of it cannot be read, is broken, or is not what the model calls for.
+    #[error(transparent)]
+    File(#[from] LoadError),
     /// A tensor belongs to nothing that an adapter may add to.
     #[error("{}: tensor {name} is not supported: an adapter may have lora_A and lora_B of {} in the layers of this model", path.display(), AdapterTarget::MODULES.join(", "))]
     UnknownTensor {
@@ -95,26 +62,6 @@ pub enum AdapterError {
         path: PathBuf,
         /// The tensor.
         name: String,
-    },
-    /// One of a module's two matrices is missing.
-    #[error("{} has no tensor {name}", path.display())]
-    MissingTensor {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-    },
-    /// A tensor has another shape than the model calls for.
-    #[error("{}: tensor {name} is {found:?} and should be {expected:?}; does the adapter belong to this model?", path.display())]
-    WrongShape {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// Its shape.
-        found: Vec<usize>,
-        /// The shape that the model and `r` call for.
-        expected: Vec<usize>,
     },
     /// Its weights would take more memory than adapters may.
     #[error("{} takes {}, and adapters may take {} more; raise --adapter-memory, or unload others", path.display(), Bytes(*bytes), Bytes(*left))]
@@ -126,14 +73,6 @@ pub enum AdapterError {
         /// Bytes that are left.
         left: u64,
     },
-    /// Candle refused an operation.
-    #[error("cannot load {name}: {source}")]
-    Candle {
-        /// The module.
-        name: String,
-        /// Why.
-        source: candle_core::Error,
-    },
 }
 
 impl AdapterError {
@@ -142,14 +81,9 @@ impl AdapterError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NotAnAdapter { .. } => ErrorKind::NotFound,
-            Self::Unsupported { .. } | Self::UnknownTensor { .. } => ErrorKind::Unsupported,
-            Self::Candle { .. } => ErrorKind::Internal,
-            Self::Read { .. }
-            | Self::BadConfig { .. }
-            | Self::Broken { .. }
-            | Self::MissingTensor { .. }
-            | Self::WrongShape { .. }
-            | Self::TooLarge { .. } => ErrorKind::InvalidArgument,
+            Self::UnknownTensor { .. } => ErrorKind::Unsupported,
+            Self::File(error) => error.kind(),
+            Self::TooLarge { .. } => ErrorKind::InvalidArgument,
         }
     }
 }
@@ -261,7 +195,7 @@ impl AdapterReader {
         pair: Pair<'a>,
         rank: usize,
     ) -> Result<Module<'a>> {
-        let missing = |matrix: char| AdapterError::MissingTensor {
+        let missing = |matrix: char| LoadError::MissingTensor {
             path: file.to_owned(),
             name: format!("{}.lora_{matrix}.weight", pair.name),
         };
@@ -279,12 +213,13 @@ impl AdapterReader {
         ];
         for (name, view, expected) in shapes {
             if view.shape() != expected {
-                return Err(AdapterError::WrongShape {
+                let error = LoadError::WrongShape {
                     path: file.to_owned(),
                     name: name.clone(),
                     found: view.shape().to_vec(),
                     expected: expected.to_vec(),
-                });
+                };
+                return Err(error.into());
             }
         }
         Ok(Module {
@@ -304,10 +239,7 @@ impl AdapterReader {
         peft: &PeftConfig,
     ) -> Result<()> {
         let target = module.target;
-        let candle = |source| AdapterError::Candle {
-            name: module.a.0.clone(),
-            source,
-        };
+        let candle = |source| LoadError::candle(&module.a.0, source);
         let tensor = |numbers, shape, scale| {
             scaled(numbers, shape, scale, self.dtype, &self.device).map_err(candle)
         };
@@ -322,7 +254,7 @@ impl AdapterReader {
             }
         })?;
         let b = tensor(b, (target.out_features, peft.rank), peft.scale)?;
-        weights.add(module.layer, target, a, b).map_err(candle)
+        Ok(weights.add(module.layer, target, a, b).map_err(candle)?)
     }
 
     /// In which order the model has the module's rows, and how many of them from the first on are so: those of queries and keys.
@@ -442,10 +374,7 @@ fn not_an_adapter(path: &Path, problem: impl Into<String>) -> AdapterError {
 }
 
 fn broken(path: &Path, problem: impl std::fmt::Display) -> AdapterError {
-    AdapterError::Broken {
-        path: path.to_owned(),
-        problem: problem.to_string(),
-    }
+    LoadError::broken(path, problem).into()
 }
 
 /// A file of the folder, of at most so many bytes. What is no file, such as a pipe, is not opened: it might never end.
@@ -455,10 +384,7 @@ fn read_file(folder: &Path, name: &str, most_bytes: u64) -> Result<Vec<u8>> {
         if source.kind() == io::ErrorKind::NotFound {
             return not_an_adapter(folder, format!("it has no {name}"));
         }
-        AdapterError::Read {
-            path: path.clone(),
-            source,
-        }
+        LoadError::read(&path, source).into()
     };
     let metadata = fs::metadata(&path).map_err(read)?;
     if !metadata.is_file() {

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::{AdapterError, Result};
+use crate::error::LoadError;
 use crate::model::AdapterTarget;
 
 /// What an adapter's products are multiplied by, and how wide they are between their two matrices.
@@ -40,11 +41,7 @@ const ABSENT: [&str; 12] = [
 impl PeftConfig {
     /// Reads the content of the file `path`.
     pub(super) fn read(path: &Path, content: &[u8]) -> Result<Self> {
-        let bad = |field, problem: String| AdapterError::BadConfig {
-            path: path.to_owned(),
-            field,
-            problem,
-        };
+        let bad = |field, problem: String| LoadError::bad_config(path, field, problem);
         let fields: Map<String, Value> =
             serde_json::from_slice(content).map_err(|error| bad("JSON", error.to_string()))?;
         refuse(path, &fields)?;
@@ -58,7 +55,7 @@ impl PeftConfig {
         let is_rank_stabilized = match fields.get("use_rslora") {
             None | Some(Value::Null) => false,
             Some(Value::Bool(value)) => *value,
-            Some(_) => return Err(bad("use_rslora", "must be true or false".to_owned())),
+            Some(_) => return Err(bad("use_rslora", "must be true or false".to_owned()).into()),
         };
         let scale = if is_rank_stabilized {
             alpha / width.sqrt()
@@ -74,10 +71,8 @@ impl PeftConfig {
 
 /// Refuses what would change answers and is not computed.
 fn refuse(path: &Path, fields: &Map<String, Value>) -> Result<()> {
-    let unsupported = |field, value: &Value| AdapterError::Unsupported {
-        path: path.to_owned(),
-        field,
-        value: shown(value),
+    let unsupported = |field, value: &Value| {
+        AdapterError::from(LoadError::unsupported(path, field, shown(value), ""))
     };
     let null = Value::Null;
     let kind = fields.get("peft_type").unwrap_or(&null);
