@@ -1,7 +1,6 @@
-//! `genset bench`: models for benchmarks, and measurements of an engine and of servers.
+//! `genset bench`: measurements of an engine and of servers.
 
 pub(crate) mod engine;
-mod make_model;
 mod progress;
 pub(crate) mod serve;
 
@@ -9,13 +8,10 @@ use clap::Subcommand;
 use genset_backend_common::EngineError;
 
 use engine::EngineBenchArgs;
-use make_model::MakeModelArgs;
 use serve::ServeBenchArgs;
 
 pub(crate) const HELP: &str = "\
 Examples:
-  genset bench make-model --params 100m --out /tmp/model-100m
-  genset bench make-model --params 1b --out /tmp/model-1b --gguf q8_0
   genset bench engine /tmp/model-100m
   genset bench engine /tmp/model-1b/model.gguf --sequences 1,64 --json
   genset bench serve http://127.0.0.1:8080 --concurrency 16 --requests 400
@@ -27,8 +23,6 @@ that cannot be measured, 3 stopped before the end.";
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Make a model with random weights, of the size of a real one
-    MakeModel(MakeModelArgs),
     /// Measure how fast the candle engine computes a model
     Engine(Box<EngineBenchArgs>),
     /// Measure how fast a server answers: any with OpenAI's API
@@ -41,7 +35,6 @@ pub(crate) enum BenchCommand {
 /// `InvalidArgument`, naming the flag, the file or the server.
 pub(crate) fn perform(command: &BenchCommand) -> Result<u8, EngineError> {
     match command {
-        BenchCommand::MakeModel(args) => make_model::perform(args).map(|()| 0),
         BenchCommand::Engine(args) => engine::perform(args).map(|()| 0),
         BenchCommand::Serve(args) => serve::perform(args),
     }

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
+use crate::devtools;
 use crate::golden_questions;
 use crate::process::{output, run as run_command, succeeds};
 use crate::repo::Repo;
@@ -244,10 +245,7 @@ fn measure(
 ) -> anyhow::Result<()> {
     let model = repo.target().join("bench/1b");
     if !model.join("model.safetensors").exists() {
-        let mut make = toolkit.command(genset);
-        make.args(["bench", "make-model", "--params", "1b", "--out"])
-            .arg(&model);
-        run_command(&mut make)?;
+        devtools::make_model_in(repo, &model, "1b", None)?;
     }
     let mut bench = toolkit.command(genset);
     bench

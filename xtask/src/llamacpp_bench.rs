@@ -12,6 +12,7 @@ use std::thread::available_parallelism;
 use anyhow::Context as _;
 use serde_json::Value;
 
+use crate::devtools;
 use crate::llamacpp_check::python_with_llamacpp;
 use crate::process::{cargo, output, run as run_command};
 use crate::repo::Repo;
@@ -24,7 +25,7 @@ const PREFILL_TOKENS: u32 = 512;
 /// What to compare.
 #[derive(Debug)]
 pub(crate) struct Comparison<'a> {
-    /// Size of the random model, as `genset bench make-model` takes it.
+    /// Size of the random model, as `cargo xtask make-model` takes it.
     pub(crate) params: &'a str,
     /// Type of its matrices in GGUF.
     pub(crate) gguf: &'a str,
@@ -42,7 +43,7 @@ pub(crate) fn run(repo: &Repo, comparison: &Comparison<'_>) -> anyhow::Result<()
     let python = python_with_llamacpp(repo)?;
     run_command(cargo(repo.root()).args(["build", "--release", "-p", "genset"]))?;
     let genset = repo.root().join("target/release/genset");
-    let model = model(repo, &genset, comparison)?;
+    let model = model(repo, comparison)?;
     let threads = available_parallelism().map_or(1, usize::from).to_string();
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 1..=comparison.rounds {
@@ -55,17 +56,14 @@ pub(crate) fn run(repo: &Repo, comparison: &Comparison<'_>) -> anyhow::Result<()
     Ok(())
 }
 
-fn model(repo: &Repo, genset: &Path, comparison: &Comparison<'_>) -> anyhow::Result<PathBuf> {
+fn model(repo: &Repo, comparison: &Comparison<'_>) -> anyhow::Result<PathBuf> {
     let folder = repo.root().join(format!(
         "target/bench/{}-{}",
         comparison.params, comparison.gguf
     ));
     let gguf = folder.join("model.gguf");
     if !gguf.exists() {
-        let mut make = Command::new(genset);
-        make.args(["bench", "make-model", "--params", comparison.params]);
-        make.args(["--gguf", comparison.gguf, "--out"]).arg(&folder);
-        run_command(&mut make)?;
+        devtools::make_model_in(repo, &folder, comparison.params, Some(comparison.gguf))?;
     }
     Ok(gguf)
 }

@@ -17,6 +17,7 @@ mod chaos;
 mod crate_graph;
 mod cuda_check;
 mod deny;
+mod devtools;
 mod disk_space;
 mod files;
 mod fuzz;
@@ -46,7 +47,6 @@ mod system_packages;
 mod test_command;
 mod tiny_chat;
 mod tools;
-mod train_tiny_chat;
 mod wheel;
 mod wire_client;
 
@@ -99,6 +99,12 @@ enum Task {
     /// `-- --help` lists what can be chosen; `-- --check` trains nothing and asks the weights that are there.
     TrainTinyChat {
         /// Arguments of the trainer
+        #[arg(last = true)]
+        args: Vec<OsString>,
+    },
+    /// Make a model with random weights, of the size of a real one: `-- --params 100m --out DIR [--gguf q8_0]`
+    MakeModel {
+        /// Arguments of the program
         #[arg(last = true)]
         args: Vec<OsString>,
     },
@@ -315,7 +321,8 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::MakeTinyChat { check } => {
             tiny_chat::run(&repo, if *check { Mode::Check } else { Mode::Write })
         }
-        Task::TrainTinyChat { args } => train_tiny_chat::run(&repo, args),
+        Task::TrainTinyChat { args } => devtools::train_tiny_chat(&repo, args),
+        Task::MakeModel { args } => devtools::make_model(&repo, args),
         Task::Readme { check } => readme::run(
             &repo,
             if *check {

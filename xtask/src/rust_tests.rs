@@ -27,7 +27,7 @@ const LONGEST: [&str; 12] = [
     "genset-engine-subprocess tests/conformance",
     "genset tests/cli",
     "genset-frontend",
-    "genset-train-tiny-chat",
+    "genset-devtools",
 ];
 
 /// Builds the tests and says what is to be run.

@@ -192,8 +192,8 @@ fn readable(duration: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use genset_devtools::synthetic::{SyntheticSize, make_model};
     use genset_engine_candle::SpeculationArgs;
-    use genset_engine_candle::synthetic::{self, SyntheticOptions, SyntheticSize};
 
     use super::*;
 
@@ -206,13 +206,7 @@ mod tests {
     fn measure_tiny_with(prefill_tokens: u32, drafts: bool) -> Result<Measured, EngineError> {
         let folder = tempfile::tempdir().unwrap();
         let model = folder.path().join("m");
-        let options = SyntheticOptions {
-            size: SyntheticSize::Tiny,
-            seed: 1,
-            gguf: None,
-            tokenizer: &[],
-        };
-        synthetic::make_model(&model, &options, &|_| {}).unwrap();
+        make_model(&model, SyntheticSize::Tiny, 1).unwrap();
         let speculation = SpeculationArgs {
             draft_model: drafts.then(|| model.clone()),
             ..SpeculationArgs::default()

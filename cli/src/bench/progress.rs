@@ -15,20 +15,9 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn of_bytes(label: &'static str) -> Self {
-        Self::new(
-            label,
-            "{msg} [{bar:40}] {decimal_bytes}/{decimal_total_bytes} {eta}",
-        )
-    }
-
     pub(super) fn of_rounds(label: &'static str) -> Self {
-        Self::new(label, "{msg} [{bar:40}] {pos}/{len} {eta}")
-    }
-
-    fn new(label: &'static str, style: &str) -> Self {
         let bar = ProgressBar::new(0);
-        if let Ok(style) = ProgressStyle::with_template(style) {
+        if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len} {eta}") {
             bar.set_style(style);
         }
         bar.set_message(label);

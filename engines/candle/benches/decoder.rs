@@ -14,11 +14,12 @@ use std::hint::black_box;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
+use genset_devtools::synthetic::{SyntheticSize, make_model};
 use genset_engine_candle::error::LoadError;
+use genset_engine_candle::load::OpenModel;
 use genset_engine_candle::model::{
     KvCache, KvCacheSpec, Matrix, Model, ModelConfig, SequenceRows, StepBatch, Weights,
 };
-use genset_engine_candle::synthetic::SyntheticSize;
 
 const BLOCK_SIZE: usize = 16;
 const CONTEXT: usize = 128;
@@ -107,7 +108,9 @@ fn step(sequences: usize, done: usize, rows: usize) -> StepBatch {
 }
 
 fn decoder(criterion: &mut Criterion) {
-    let config: ModelConfig = SyntheticSize::M100.config();
+    let folder = tempfile::tempdir().expect("a folder");
+    make_model(folder.path(), SyntheticSize::M100, 1).expect("a random model");
+    let config: ModelConfig = OpenModel::open(folder.path()).expect("a model").config;
     let types = [
         ("q8_0", GgmlDType::Q8_0),
         ("q5_0", GgmlDType::Q5_0),

@@ -28,7 +28,7 @@ use genset_backend_common::{
     GenerateRequest, LLMEngine, MetricsRegistry, Output, RequestContext, Role,
     transfer::{KvCarrier, TransferParams},
 };
-use genset_engine_candle::synthetic::{SyntheticOptions, SyntheticSize, make_model};
+use genset_devtools::synthetic::{SyntheticSize, make_model};
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
 use genset_router::{Layers, RouterConfig, connect};
 use genset_runtime::discovery::{FileDiscovery, FileDiscoveryConfig};
@@ -68,13 +68,7 @@ fn main() {
 async fn measure() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
-    let options = SyntheticOptions {
-        size: SyntheticSize::M100,
-        seed: 1,
-        gguf: None,
-        tokenizer: &[],
-    };
-    make_model(&model, &options, &|_| {}).unwrap();
+    make_model(&model, SyntheticSize::M100, 1).unwrap();
     let place = |name: &str| Place {
         model: model.clone(),
         listed: folder.path().join(name),

@@ -10,7 +10,6 @@
 //! | [`embedding`](EmbeddingEngine) | the thread that packs inputs and has them embedded |
 //! | [`model`] | the decoder: packed tokens to logits, on KV blocks; encoders: packed tokens to vectors |
 //! | [`load`] | files to weights |
-//! | [`synthetic`] | models with random weights, for benchmarks and tests |
 //!
 //! Which tokens are computed when is `genset-scheduler`'s; how one is chosen from logits is `genset-sampling`'s.
 //!
@@ -37,7 +36,6 @@ pub mod error;
 pub mod fuzzing;
 pub mod load;
 pub mod model;
-pub mod synthetic;
 
 pub use args::{
     ByteSize, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice, SpeculateChoice, SpeculationArgs,

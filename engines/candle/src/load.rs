@@ -22,17 +22,16 @@ mod tokenizer;
 mod weights;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use self::adapter::{AdapterError, AdapterReader};
 pub use self::embedder::{OpenEmbedder, Purpose};
-pub use self::gguf::write::{GgufType, write_gguf};
 pub use self::kv::{KvCacheOptions, KvCacheSize, kv_bytes_per_block, kv_cache_size};
 pub use self::memory::{MemoryEstimate, available_memory};
-pub(crate) use self::plan::{PlannedTensor, Role, plan};
+pub(crate) use self::plan::{PlannedTensor, plan};
 pub use self::quantize::Quantization;
 pub use self::weights::{LoadProgress, ModelWeights, WeightOptions};
 

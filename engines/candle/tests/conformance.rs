@@ -7,8 +7,9 @@ use std::sync::{Arc, LazyLock};
 
 use genset_backend_common::controls::Adapter;
 use genset_conformance::{Detokenize, Scenario, Subject, Verdict, find, run_check, suite};
+use genset_devtools::synthetic::make_adapter;
 use genset_engine_candle::load::OpenModel;
-use genset_engine_candle::synthetic::{USUAL_MODULES, make_adapter};
+use genset_engine_candle::model::AdapterTarget;
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
 use tempfile::TempDir;
 use tokenizers::Tokenizer;
@@ -31,7 +32,23 @@ static TEXT: LazyLock<Detokenize> = LazyLock::new(|| {
 static ADAPTER: LazyLock<TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let config = OpenModel::open(Path::new(TINY_CHAT)).unwrap().config;
-    make_adapter(folder.path(), &config, &USUAL_MODULES, 8, 1).unwrap();
+    let modules = [
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+    ];
+    let modules = [
+        &modules[..],
+        &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+    ]
+    .concat();
+    let targets = modules.into_iter().map(|module| {
+        let target = AdapterTarget::of(&config, module).unwrap();
+        (module, [target.in_features, target.out_features])
+    });
+    let targets: Vec<_> = targets.collect();
+    make_adapter(folder.path(), &targets, config.num_layers, 8, 1).unwrap();
     folder
 });
 

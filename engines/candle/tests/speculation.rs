@@ -14,8 +14,7 @@ use genset_backend_common::output::{Output, PredictionTokens, TokenChunk};
 use genset_backend_common::{
     GenerateRequest, LLMEngine, RequestContext, Role, StartContext, TokenId,
 };
-use genset_engine_candle::load::ModelFile;
-use genset_engine_candle::synthetic::{self, SyntheticOptions, SyntheticSize};
+use genset_devtools::synthetic::{SyntheticSize, make_model};
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -54,18 +53,9 @@ fn random_model(folder: &Path, change: impl FnOnce(&mut Value)) -> PathBuf {
     let text = std::fs::read(Path::new(TINY_CHAT).join("tokenizer.json")).unwrap();
     let mut tokenizer: Value = serde_json::from_slice(&text).unwrap();
     change(&mut tokenizer);
-    let files = [ModelFile {
-        name: "tokenizer.json",
-        content: serde_json::to_vec(&tokenizer).unwrap(),
-    }];
-    let options = SyntheticOptions {
-        size: SyntheticSize::Tiny,
-        seed: 1,
-        gguf: None,
-        tokenizer: &files,
-    };
     let model = folder.join("random");
-    synthetic::make_model(&model, &options, &|_| {}).unwrap();
+    make_model(&model, SyntheticSize::Tiny, 1).unwrap();
+    std::fs::write(model.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     model
 }
 

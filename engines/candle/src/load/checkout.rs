@@ -97,13 +97,15 @@ fn mixtral(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use genset_devtools::synthetic::SyntheticSize;
+
     use super::*;
+    use crate::load::tests::config_of;
     use crate::model::config::Experts;
-    use crate::synthetic::SyntheticSize;
 
     #[test]
     fn names_of_mixtral_are_its_own() {
-        let config = SyntheticSize::Tiny.config();
+        let config = config_of(SyntheticSize::Tiny);
         let of = |name| Naming::Mixtral.place(name, &config).name;
         assert_eq!(
             of("model.layers.3.mlp.experts.5.down_proj.weight"),
@@ -120,7 +122,7 @@ mod tests {
     #[test]
     fn projections_of_phi_3_are_rows_of_one_matrix() {
         // 4 and 2 heads of 64, and 512 within the feed-forward block.
-        let config = SyntheticSize::Tiny.config();
+        let config = config_of(SyntheticSize::Tiny);
         let of = |name: &str| {
             let place = Naming::Phi3.place(name, &config);
             (place.name, place.part.map(|part| (part.first, part.whole)))
@@ -148,7 +150,7 @@ mod tests {
                 is_normalized: true,
                 has_router_bias: true,
             }),
-            ..SyntheticSize::Tiny.config()
+            ..config_of(SyntheticSize::Tiny)
         };
         let of = |name: &str| {
             let place = Naming::GptOss.place(name, &config);

@@ -5,7 +5,6 @@ pub(crate) mod header;
 mod names;
 pub(crate) mod parts;
 pub(crate) mod tokenizer;
-pub(crate) mod write;
 
 use std::path::{Path, PathBuf};
 

@@ -88,21 +88,6 @@ impl HeadRows {
             second * turning + pair
         }
     }
-
-    /// The way back.
-    fn target(self, within: usize) -> usize {
-        let (half, turning) = (self.head_dim / 2, self.rotary_dim / 2);
-        let (second, pair) = if within >= self.rotary_dim {
-            let still = within - self.rotary_dim;
-            let width = (half - turning).max(1);
-            (still / width, turning + still % width)
-        } else if self.is_paired {
-            (within % 2, within / 2)
-        } else {
-            (within / turning, within % turning)
-        };
-        second * half + pair
-    }
 }
 
 impl RowOrder {
@@ -114,17 +99,6 @@ impl RowOrder {
                 row / rows.head_dim * rows.head_dim + rows.source(row % rows.head_dim)
             }
             Self::Every(step) => row * step,
-        }
-    }
-
-    /// Which row of the model is row `row` of the file: the way back, for writing.
-    pub(crate) fn target(self, row: usize) -> usize {
-        match self {
-            Self::Halves => row,
-            Self::Heads(rows) => {
-                row / rows.head_dim * rows.head_dim + rows.target(row % rows.head_dim)
-            }
-            Self::Every(step) => row / step.max(1),
         }
     }
 }
@@ -269,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_orders_of_rows_undo_each_other() {
+    fn rows_have_the_orders_of_files() {
         let order = |rotary_dim, is_paired| HeadRows {
             head_dim: 6,
             rotary_dim,
@@ -284,11 +258,6 @@ mod tests {
         let both = order(4, true).order();
         assert_eq!(sources(both), [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
         assert_eq!(order(6, false).order(), RowOrder::Halves);
-        for order in [paired, partial, both, RowOrder::Halves] {
-            for row in 0..12 {
-                assert_eq!(order.target(order.source(row)), row, "{order:?}");
-            }
-        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod packed;
 mod parts;
 mod reference;
 mod tokenizer;
+mod write;
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,11 +16,13 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
 use genset_backend_common::EngineError;
+use genset_devtools::checkout::read_weights;
+use genset_devtools::gguf::to_bytes;
+use genset_devtools::synthetic::{self, SyntheticSize, make_model};
 use tempfile::TempDir;
 
 use super::*;
-use crate::model::{KvCache, KvCacheSpec, Model, SequenceRows, StepBatch};
-use crate::synthetic::{SyntheticOptions, SyntheticSize, make_model};
+use crate::model::{AdapterTarget, KvCache, KvCacheSpec, Model, SequenceRows, StepBatch};
 
 /// The folder of a model that `transformers` made.
 fn reference(name: &str) -> PathBuf {
@@ -60,17 +63,52 @@ fn tiny_chat_tokenizer() -> Vec<ModelFile> {
     tokenizer_files(&folder).unwrap()
 }
 
-/// A checkout with a tokenizer, and a GGUF file beside it.
-fn tiny(kind: GgufType) -> TempDir {
+/// A checkout with the built-in model's tokenizer, and a GGUF file of that type beside it.
+fn tiny(kind: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let options = SyntheticOptions {
-        size: SyntheticSize::Tiny,
-        seed: 1,
-        gguf: Some(kind),
-        tokenizer: &tiny_chat_tokenizer(),
-    };
-    make_model(folder.path(), &options, &|_| {}).unwrap();
+    make_model(folder.path(), SyntheticSize::Tiny, 1).unwrap();
+    for file in tiny_chat_tokenizer() {
+        fs::write(folder.path().join(file.name), file.content).unwrap();
+    }
+    let weights = read_weights(folder.path()).unwrap();
+    let config = SyntheticSize::Tiny.config();
+    let gguf = to_bytes(&config, &weights, folder.path(), kind.parse().unwrap()).unwrap();
+    fs::write(folder.path().join("model.gguf"), gguf).unwrap();
     folder
+}
+
+/// What the decoder has to be for a random model.
+pub(crate) fn config_of(size: SyntheticSize) -> ModelConfig {
+    let read = config::read(Path::new(CONFIG), size.config_json().as_bytes());
+    read.unwrap().config
+}
+
+/// Modules of a layer that adapters mostly add to.
+pub(crate) const USUAL_MODULES: [&str; 7] = [
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+];
+
+/// A random adapter in `folder` that adds to those of `modules` that the model has.
+pub(crate) fn make_adapter(
+    folder: &Path,
+    config: &ModelConfig,
+    modules: &[&str],
+    rank: usize,
+    seed: u64,
+) {
+    let modules: Vec<_> = { modules.iter() }
+        .filter_map(|module| {
+            let target = AdapterTarget::of(config, module)?;
+            Some((*module, [target.in_features, target.out_features]))
+        })
+        .collect();
+    synthetic::make_adapter(folder, &modules, config.num_layers, rank, seed).unwrap();
 }
 
 fn options(quantization: Quantization) -> WeightOptions {

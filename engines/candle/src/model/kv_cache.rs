@@ -249,8 +249,10 @@ fn device_layers(
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests {
+    use genset_devtools::synthetic::SyntheticSize;
+
     use super::*;
-    use crate::synthetic::SyntheticSize;
+    use crate::load::tests::config_of;
 
     fn resident_bytes() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -261,7 +263,7 @@ mod tests {
 
     #[test]
     fn an_unused_cache_takes_no_memory() {
-        let config = SyntheticSize::M100.config();
+        let config = config_of(SyntheticSize::M100);
         for dtype in [DType::F16, DType::F32] {
             let mut spec = KvCacheSpec {
                 num_blocks: 1,

@@ -4,17 +4,18 @@ use std::path::Path;
 
 use candle_core::{DType, Device};
 use genset_backend_common::{EngineError, ErrorKind};
+use genset_devtools::synthetic::SyntheticSize;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::synthetic::{SyntheticSize, USUAL_MODULES, make_adapter};
+use crate::load::tests::{USUAL_MODULES, config_of, make_adapter};
 
 fn reader() -> AdapterReader {
     AdapterReader {
-        config: SyntheticSize::Tiny.config(),
+        config: config_of(SyntheticSize::Tiny),
         device: Device::Cpu,
         dtype: DType::F32,
     }
@@ -23,7 +24,7 @@ fn reader() -> AdapterReader {
 /// A good adapter.
 fn adapter() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    make_adapter(folder.path(), &reader().config, &USUAL_MODULES, 4, 1).unwrap();
+    make_adapter(folder.path(), &reader().config, &USUAL_MODULES, 4, 1);
     folder
 }
 

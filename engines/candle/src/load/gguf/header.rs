@@ -351,14 +351,6 @@ fn kind(number: u32) -> Kind {
     }
 }
 
-/// ggml's number of a type.
-pub(crate) fn number_of(dtype: GgmlDType) -> Option<u32> {
-    let found = KINDS
-        .iter()
-        .find(|(_, _, known)| *known == Some(dtype.into()));
-    found.map(|(id, _, _)| *id)
-}
-
 impl Kind {
     /// ggml's name of the type.
     pub(crate) fn name(self) -> String {

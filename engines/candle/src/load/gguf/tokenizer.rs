@@ -10,8 +10,6 @@
 mod bpe;
 mod spm;
 
-pub(super) use self::bpe::split_name;
-
 use std::path::Path;
 
 use serde_json::{Value as Json, json};

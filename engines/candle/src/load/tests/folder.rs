@@ -214,7 +214,7 @@ fn every_float_type_gives_the_same_answers() {
 
 #[test]
 fn weights_quantized_at_load_stay_near() {
-    let folder = tiny(GgufType::F32);
+    let folder = tiny("f32");
     let expected = logits(folder.path(), Quantization::None, &PROMPT);
     // Two layers of random weights double an error; blocks in a wrong order would be more than 1 off.
     for (quantization, most) in [

@@ -2,16 +2,16 @@
 
 use proptest::prelude::*;
 
+use super::write::{Entry, FloatType, Info, encode, write_gguf};
 use super::*;
 use crate::load::gguf::header::{Header, Value};
-use crate::load::gguf::write::{Entry, Info, encode};
 
 /// A whole small file, and how long its header is.
 fn small() -> (Vec<u8>, usize) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let open = OpenModel::open(&reference("qwen3")).unwrap();
-    write_gguf(&open, &path, GgufType::F16, |_| {}).unwrap();
+    write_gguf(&open, &path, FloatType::F16).unwrap();
     let bytes = fs::read(&path).unwrap();
     let header = Header::parse(&bytes).unwrap();
     let start = header

@@ -26,7 +26,7 @@ fn estimate() -> MemoryEstimate {
 
 #[test]
 fn weights_are_counted_in_the_form_they_are_kept_in() {
-    let folder = tiny(GgufType::Quantized(Quantization::Q8_0));
+    let folder = tiny("q8_0");
     let open = OpenModel::open(folder.path()).unwrap();
     let of = |quantization| open.memory(&options(quantization)).weights;
     let elements: usize = plan(&open.config)
@@ -50,7 +50,7 @@ fn weights_are_counted_in_the_form_they_are_kept_in() {
 
 #[test]
 fn a_cache_holds_every_sequence_where_there_is_room() {
-    let config = SyntheticSize::M100.config();
+    let config = config_of(SyntheticSize::M100);
     // 2 * 12 layers * 4 heads * 64 * 16 tokens * 4 bytes
     assert_eq!(kv_bytes_per_block(&config, 16, 4), 393_216);
     let size = kv_cache_size(&config, &kv_options(), &estimate(), Some(64 * GIB)).unwrap();
@@ -73,7 +73,7 @@ fn a_cache_holds_every_sequence_where_there_is_room() {
 
 #[test]
 fn memory_that_is_asked_for_is_kept_to() {
-    let config = SyntheticSize::M100.config();
+    let config = config_of(SyntheticSize::M100);
     let mut options = kv_options();
     options.memory = Some(1_000_000);
     let size = kv_cache_size(&config, &options, &estimate(), Some(64 * GIB)).unwrap();
@@ -102,7 +102,7 @@ fn memory_that_is_asked_for_is_kept_to() {
 
 #[test]
 fn a_model_that_leaves_no_room_is_refused_before_it_is_read() {
-    let config = SyntheticSize::M100.config();
+    let config = config_of(SyntheticSize::M100);
     let error = kv_cache_size(&config, &kv_options(), &estimate(), Some(GIB)).unwrap_err();
     assert!(
         error
@@ -121,7 +121,7 @@ fn matrices_on_a_slow_path_are_named_with_their_share() {
         let model = Model::try_new(&open.config, &mut weights).unwrap();
         model.slow_matrices().to_vec()
     };
-    let folder = tiny(GgufType::Quantized(Quantization::Q8_0));
+    let folder = tiny("q8_0");
     let open = OpenModel::open(folder.path()).unwrap();
     let floats = slow(&open, Quantization::None);
     assert!(floats.iter().all(|matrix| matrix.dtype == WeightType::F32));

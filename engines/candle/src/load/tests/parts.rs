@@ -1,8 +1,8 @@
 //! GGUF files in parts.
 
+use super::write::{Entry, FloatType, Info, encode, entries, write_gguf};
 use super::*;
 use crate::load::gguf::header::{Header, Kind, TensorInfo};
-use crate::load::gguf::write::{Entry, Info, encode, entries};
 use crate::model::WeightType;
 
 const COUNT: u32 = 3;
@@ -12,7 +12,7 @@ fn parts() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let open = OpenModel::open(&reference("qwen3-moe")).unwrap();
     let whole = folder.path().join("whole.gguf");
-    write_gguf(&open, &whole, GgufType::F16, |_| {}).unwrap();
+    write_gguf(&open, &whole, FloatType::F16).unwrap();
     let bytes = fs::read(&whole).unwrap();
     let header = Header::parse(&bytes).unwrap();
     let mut tensors: Vec<(&String, &TensorInfo)> = header.tensors.iter().collect();
@@ -20,7 +20,7 @@ fn parts() -> TempDir {
     let (second, third) = tensors.split_at(tensors.len() / 2);
     for (number, tensors) in [(0, &[][..]), (1, second), (2, third)] {
         let mut all = if number == 0 {
-            entries(&open, GgufType::F16)
+            entries(&open)
         } else {
             Vec::new()
         };

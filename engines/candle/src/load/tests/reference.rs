@@ -1,25 +1,20 @@
 //! What a model answers does not depend on the file that it comes from.
 
+use super::write::{FloatType, write_gguf};
 use super::*;
 
 /// A GGUF file of a reference model.
-fn as_gguf(name: &str, kind: GgufType) -> (TempDir, PathBuf) {
+fn as_gguf(name: &str, kind: FloatType) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    write_gguf(
-        &OpenModel::open(&reference(name)).unwrap(),
-        &path,
-        kind,
-        |_| {},
-    )
-    .unwrap();
+    write_gguf(&OpenModel::open(&reference(name)).unwrap(), &path, kind).unwrap();
     (folder, path)
 }
 
 #[test]
 fn a_gguf_file_answers_as_the_checkout_does() {
     for name in REFERENCES {
-        let (_folder, path) = as_gguf(name, GgufType::F32);
+        let (_folder, path) = as_gguf(name, FloatType::F32);
         let expected = logits(&reference(name), Quantization::None, &PROMPT);
         let got = logits(&path, Quantization::None, &PROMPT);
         // Norms plus one and frequencies are rounded once more on their way.
@@ -30,7 +25,7 @@ fn a_gguf_file_answers_as_the_checkout_does() {
 
 #[test]
 fn halves_are_read_from_gguf_files_too() {
-    for (kind, most) in [(GgufType::F16, 1e-3), (GgufType::Bf16, 1e-6)] {
+    for (kind, most) in [(FloatType::F16, 1e-3), (FloatType::Bf16, 1e-6)] {
         let (_folder, path) = as_gguf("llama", kind);
         let expected = logits(&reference("llama"), Quantization::None, &PROMPT);
         let got = logits(&path, Quantization::None, &PROMPT);
@@ -42,7 +37,7 @@ fn halves_are_read_from_gguf_files_too() {
 #[test]
 fn configurations_survive_the_way_through_a_file() {
     for name in REFERENCES {
-        let (_folder, path) = as_gguf(name, GgufType::F32);
+        let (_folder, path) = as_gguf(name, FloatType::F32);
         let mut expected = OpenModel::open(&reference(name)).unwrap().config;
         let got = OpenModel::open(&path).unwrap().config;
         // The file has the sum, and numbers instead of a rule.
@@ -66,7 +61,7 @@ fn quantized_files_answer_as_weights_quantized_at_load_do() {
         if quantization == Quantization::None {
             continue;
         }
-        let folder = tiny(GgufType::Quantized(quantization));
+        let folder = tiny(quantization.name());
         let expected = logits(folder.path(), quantization, &PROMPT);
         // The same blocks, though the rows of queries and keys lie elsewhere in the file.
         let got = logits(

@@ -3,11 +3,11 @@
 use serde_json::{Value as Json, json};
 use tokenizers::Tokenizer;
 
+use super::write::{Entry, FloatType, encode, write_gguf};
 use super::*;
 use crate::load::gguf::config::Metadata;
 use crate::load::gguf::header::Header;
 use crate::load::gguf::tokenizer::files;
-use crate::load::gguf::write::{Entry, encode};
 
 fn json_of(files: &[ModelFile], name: &str) -> Json {
     let file = files.iter().find(|file| file.name == name).unwrap();
@@ -32,7 +32,7 @@ fn ids(tokenizer: &Tokenizer, text: &str, adds_special: bool) -> Vec<u32> {
 
 #[test]
 fn a_tokenizer_survives_the_way_through_a_gguf_file() {
-    let folder = tiny(GgufType::F32);
+    let folder = tiny("f32");
     let own = tokenizer_of(&OpenModel::open(folder.path()).unwrap().files(None).unwrap());
     let open = OpenModel::open(&folder.path().join("model.gguf")).unwrap();
     let made = open.files(None).unwrap();
@@ -73,13 +73,8 @@ fn a_tokenizer_survives_the_way_through_a_gguf_file() {
 fn a_file_without_a_tokenizer_asks_for_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    write_gguf(
-        &OpenModel::open(&reference("llama")).unwrap(),
-        &path,
-        GgufType::F32,
-        |_| {},
-    )
-    .unwrap();
+    let open = OpenModel::open(&reference("llama")).unwrap();
+    write_gguf(&open, &path, FloatType::F32).unwrap();
     let open = OpenModel::open(&path).unwrap();
     let error = EngineError::from(open.files(None).unwrap_err());
     assert_eq!(error.at().map(|at| at.name()), Some("--model-config"));

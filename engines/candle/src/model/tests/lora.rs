@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::*;
 use crate::load::AdapterReader;
-use crate::synthetic::{USUAL_MODULES, make_adapter};
+use crate::load::tests::{USUAL_MODULES, make_adapter};
 
 const RANK: usize = 3;
 
@@ -41,7 +41,7 @@ fn read(folder: &Path, config: &ModelConfig) -> Arc<AdapterWeights> {
 
 fn adapter(name: &str, config: &ModelConfig, seed: u64) -> Arc<AdapterWeights> {
     let folder = tempfile::tempdir().unwrap();
-    make_adapter(folder.path(), config, modules(name), RANK, seed).unwrap();
+    make_adapter(folder.path(), config, modules(name), RANK, seed);
     read(folder.path(), config)
 }
 
@@ -142,7 +142,7 @@ fn logits_under_an_adapter_are_those_of_weights_that_it_was_added_to() {
     for name in MODELS {
         let (model, config) = load(name, Quantization::None);
         let folder = tempfile::tempdir().unwrap();
-        make_adapter(folder.path(), &config, modules(name), RANK, 7).unwrap();
+        make_adapter(folder.path(), &config, modules(name), RANK, 7);
         let weights = read(folder.path(), &config);
         let merged = tempfile::tempdir().unwrap();
         merge(name, folder.path(), merged.path());

@@ -108,30 +108,3 @@ fn splitting(vocabulary: &Vocabulary<'_>) -> Result<Splitting, LoadError> {
         ignores_merges,
     })
 }
-
-/// What GGUF files call the way in which a `tokenizer.json` splits text; `None` if it has no name there.
-pub(crate) fn split_name(tokenizer: &Json) -> Option<&'static str> {
-    let steps = tokenizer.get("pre_tokenizer")?;
-    let one = [steps.clone()];
-    let steps = match steps.get("pretokenizers") {
-        Some(steps) => steps.as_array()?.as_slice(),
-        None => &one,
-    };
-    let kind = |step: &Json| step.get("type").and_then(Json::as_str).map(str::to_owned);
-    let kinds: Vec<String> = steps.iter().filter_map(kind).collect();
-    let has_regex = steps.last()?.get("use_regex").and_then(Json::as_bool) == Some(true);
-    let has_normalizer = !tokenizer.get("normalizer").is_none_or(Json::is_null);
-    let pattern = steps
-        .first()?
-        .pointer("/pattern/Regex")
-        .and_then(Json::as_str);
-    let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
-    match (kinds.as_slice(), pattern, has_regex, has_normalizer) {
-        (["ByteLevel"], _, true, false) => Some("gpt-2"),
-        (["Digits", "ByteLevel"], _, true, false) => Some("smollm"),
-        (["Split", "ByteLevel"], Some(LLAMA3), false, false) => Some("llama-bpe"),
-        (["Split", "ByteLevel"], Some(QWEN2), false, true) => Some("qwen2"),
-        (["Split", "ByteLevel"], Some(TEKKEN), false, false) => Some("tekken"),
-        _ => None,
-    }
-}

@@ -1,6 +1,6 @@
-//! `tiny-chat-q8_0.gguf`: the same weights for llama.cpp and its kin, with the tokenizer inside.
+//! A Llama's weights as a GGUF file, for llama.cpp and its kin, with the tokenizer inside.
 //!
-//! Matrices are Q8_0, norms f32. The file is made from `model.safetensors` and the tokenizer's files and nothing else.
+//! Norms are f32. The file is made from `model.safetensors` and the tokenizer's files and nothing else.
 //!
 //! # Source
 //! The names of tensors and metadata are those of the GGUF specification. llama.cpp's converter for Llama lets the two
@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::io::{Cursor, Read, Seek};
 use std::path::Path;
+use std::str::FromStr;
 
 use anyhow::{Context as _, ensure};
 use candle_core::quantized::gguf_file::{self, Content, Value};
@@ -16,17 +17,75 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 
-use crate::model::Config;
-use crate::weights::Weights;
+use crate::checkout::{Config, EMBEDDING, NamedTensors, OUTPUT};
 
-/// The file's name in the model's folder.
-pub(crate) const FILE: &str = "tiny-chat-q8_0.gguf";
-
-/// `general.file_type` of a file whose matrices are Q8_0.
-const MOSTLY_Q8_0: u32 = 7;
-/// `tokenizer.ggml.token_type` of a token of text, and of one that steers.
+/// `tokenizer.ggml.token_type` of a token of text, of one that steers, and of an id that no token has.
 const NORMAL_TOKEN: i32 = 1;
 const CONTROL_TOKEN: i32 = 3;
+const UNUSED_TOKEN: i32 = 5;
+
+/// What the matrices of a file are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GgufType {
+    name: &'static str,
+    dtype: GgmlDType,
+    /// llama.cpp's number of a file's type, which it only shows.
+    file_type: u32,
+}
+
+impl GgufType {
+    /// 8.5 bits a weight.
+    pub const Q8_0: Self = Self::new("q8_0", GgmlDType::Q8_0, 7);
+
+    /// Every type.
+    pub const ALL: [Self; 8] = [
+        Self::new("f32", GgmlDType::F32, 0),
+        Self::new("f16", GgmlDType::F16, 1),
+        Self::new("bf16", GgmlDType::BF16, 32),
+        Self::Q8_0,
+        Self::new("q6_k", GgmlDType::Q6K, 18),
+        Self::new("q5_k", GgmlDType::Q5K, 17),
+        Self::new("q4_k", GgmlDType::Q4K, 15),
+        Self::new("q4_0", GgmlDType::Q4_0, 2),
+    ];
+
+    const fn new(name: &'static str, dtype: GgmlDType, file_type: u32) -> Self {
+        Self {
+            name,
+            dtype,
+            file_type,
+        }
+    }
+
+    /// The type of a tensor: that of the candle engine's own conversion. Embedding and output matrix, whose errors show most, get at
+    /// least six bits with `q5_k` and `q4_k`; rows that its blocks do not fit get smaller blocks, or f32.
+    fn dtype_of(self, name: &str, tensor: &Tensor) -> GgmlDType {
+        let [_, row_len] = *tensor.dims() else {
+            return GgmlDType::F32;
+        };
+        let is_vocabulary = name == EMBEDDING || name == OUTPUT;
+        let wanted = if is_vocabulary && matches!(self.dtype, GgmlDType::Q5K | GgmlDType::Q4K) {
+            GgmlDType::Q6K
+        } else {
+            self.dtype
+        };
+        let mut fitting = [wanted, GgmlDType::Q8_0].into_iter();
+        let fitting = fitting.find(|dtype| row_len.is_multiple_of(dtype.block_size()));
+        fitting.unwrap_or(GgmlDType::F32)
+    }
+}
+
+impl FromStr for GgufType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|kind| kind.name == text);
+        found.ok_or_else(|| {
+            let names = Self::ALL.map(|kind| kind.name).join(", ");
+            format!("{text:?} is none of {names}")
+        })
+    }
+}
 
 /// What the file takes from `tokenizer.json`.
 #[derive(Debug, Deserialize)]
@@ -61,26 +120,25 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> anyhow::Result<T> {
     serde_json::from_str(&content).with_context(context)
 }
 
-/// The content of the file. `model` is the folder with the tokenizer's files.
+/// The content of the file. `model` is the folder with the tokenizer's files, whose name the model gets.
 ///
 /// # Errors
 /// When the tokenizer's files cannot be read, or a tensor does not fit.
-pub(crate) fn to_bytes(
+pub fn to_bytes(
     config: &Config,
-    weights: &Weights,
+    weights: &NamedTensors,
     model: &Path,
+    kind: GgufType,
 ) -> anyhow::Result<Vec<u8>> {
-    let mut metadata = shape_metadata(config)?;
+    let name = model.canonicalize()?;
+    let name = name.file_name().unwrap_or_default().to_string_lossy();
+    let mut metadata = shape_metadata(config, &name, kind)?;
     metadata.extend(tokenizer_metadata(config, model)?);
     let mut tensors = Vec::new();
     for (name, tensor) in weights {
-        let (name, kind) = gguf_name(name)?;
-        let tensor = kind.interleave(&tensor.to_dtype(DType::F32)?, config)?;
-        let dtype = if tensor.dims().len() == 1 {
-            GgmlDType::F32
-        } else {
-            GgmlDType::Q8_0
-        };
+        let dtype = kind.dtype_of(name, tensor);
+        let (name, rows) = gguf_name(name)?;
+        let tensor = rows.interleave(&tensor.to_dtype(DType::F32)?, config)?;
         tensors.push((name, QTensor::quantize(&tensor, dtype)?));
     }
     tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -101,9 +159,9 @@ pub(crate) fn to_bytes(
 ///
 /// # Errors
 /// When the file is damaged or has tensors that this model has not.
-pub(crate) fn read(config: &Config, mut file: impl Read + Seek) -> anyhow::Result<Weights> {
+pub fn read(config: &Config, mut file: impl Read + Seek) -> anyhow::Result<NamedTensors> {
     let content = Content::read(&mut file)?;
-    let mut weights = Weights::new();
+    let mut weights = NamedTensors::new();
     for name in content.tensor_infos.keys() {
         let tensor = content.tensor(&mut file, name, &Device::Cpu)?;
         let (hugging_face_name, kind) = hugging_face_name(name)?;
@@ -173,9 +231,10 @@ const LAYER_PARTS: [(&str, &str, Kind); 9] = [
 ];
 
 /// The names of the other tensors, likewise.
-const OTHER_PARTS: [(&str, &str); 2] = [
+const OTHER_PARTS: [(&str, &str); 3] = [
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
+    ("lm_head", "output"),
 ];
 
 fn gguf_name(name: &str) -> anyhow::Result<(String, Kind)> {
@@ -214,14 +273,14 @@ fn string(text: &str) -> Value {
     Value::String(text.to_owned())
 }
 
-fn shape_metadata(config: &Config) -> anyhow::Result<Metadata> {
+fn shape_metadata(config: &Config, name: &str, kind: GgufType) -> anyhow::Result<Metadata> {
     let number = |number: usize| Ok::<_, anyhow::Error>(Value::U32(u32::try_from(number)?));
     Ok(vec![
         ("general.architecture", string("llama")),
         ("general.type", string("model")),
-        ("general.name", string("tiny-chat")),
+        ("general.name", string(name)),
         ("general.license", string("apache-2.0")),
-        ("general.file_type", Value::U32(MOSTLY_Q8_0)),
+        ("general.file_type", Value::U32(kind.file_type)),
         ("general.quantization_version", Value::U32(2)),
         ("llama.block_count", number(config.num_hidden_layers)?),
         (
@@ -266,11 +325,13 @@ fn tokenizer_metadata(config: &Config, model: &Path) -> anyhow::Result<Metadata>
         id.with_context(|| format!("tokenizer.json has no special token {token}"))
     };
     let tokens = tokens_by_id(&file, config.vocab_size)?;
-    let token_type = |token: &&str| {
-        Value::I32(if special.contains_key(token) {
+    let token_type = |token: &String| {
+        Value::I32(if special.contains_key(token.as_str()) {
             CONTROL_TOKEN
-        } else {
+        } else if file.model.vocab.contains_key(token) {
             NORMAL_TOKEN
+        } else {
+            UNUSED_TOKEN
         })
     };
     let merges = file.model.merges.iter();
@@ -310,8 +371,8 @@ fn tokenizer_metadata(config: &Config, model: &Path) -> anyhow::Result<Metadata>
     ])
 }
 
-/// The tokens in the order of their ids, which have no gap.
-fn tokens_by_id(file: &TokenizerFile, vocab_size: usize) -> anyhow::Result<Vec<&str>> {
+/// The tokens in the order of their ids, which have no gap, and a name for each id after them that the model has.
+fn tokens_by_id(file: &TokenizerFile, vocab_size: usize) -> anyhow::Result<Vec<String>> {
     let mut tokens: Vec<(u32, &str)> = file
         .model
         .vocab
@@ -327,11 +388,13 @@ fn tokens_by_id(file: &TokenizerFile, vocab_size: usize) -> anyhow::Result<Vec<&
     tokens.dedup();
     let without_gap = tokens.iter().zip(0u32..).all(|(&(id, _), at)| id == at);
     ensure!(
-        without_gap && tokens.len() == vocab_size,
+        without_gap && tokens.len() <= vocab_size,
         "tokenizer.json has {} tokens, config.json says {vocab_size}",
         tokens.len()
     );
-    Ok(tokens.into_iter().map(|(_, token)| token).collect())
+    let unused = (tokens.len()..vocab_size).map(|id| format!("[PAD{id}]"));
+    let tokens = tokens.iter().map(|(_, token)| (*token).to_owned());
+    Ok(tokens.chain(unused).collect())
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@
 
 mod batch;
 mod encode;
-mod gguf;
 mod golden;
 mod model;
 mod ops;
@@ -27,12 +26,16 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Parser;
+use genset_devtools::checkout::{self, Config, NamedTensors, WEIGHTS};
+use genset_devtools::gguf::{self, GgufType};
 
 use crate::encode::Encoder;
 use crate::golden::Golden;
-use crate::model::{Config, Model};
+use crate::model::Model;
 use crate::train::Plan;
-use crate::weights::Weights;
+
+/// The same weights for llama.cpp and its kin, with the tokenizer inside.
+const GGUF: &str = "tiny-chat-q8_0.gguf";
 
 /// Trains the model of this repository on its own text.
 #[derive(Debug, Parser)]
@@ -90,10 +93,10 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
 fn write(model: &Model, folder: &Path, output: &Path) -> anyhow::Result<()> {
     let weights = weights::rounded(model)?;
     let files = [
-        (weights::FILE, weights::to_bytes(&weights)?),
+        (WEIGHTS, weights::to_bytes(&weights)?),
         (
-            gguf::FILE,
-            gguf::to_bytes(model.config(), &weights, folder)?,
+            GGUF,
+            gguf::to_bytes(model.config(), &weights, folder, GgufType::Q8_0)?,
         ),
     ];
     for (name, bytes) in files {
@@ -108,18 +111,18 @@ fn write(model: &Model, folder: &Path, output: &Path) -> anyhow::Result<()> {
 fn check(folder: &Path, output: &Path, encoder: &Encoder) -> anyhow::Result<()> {
     let config = Config::read(folder)?;
     let golden = Golden::read(folder)?;
-    let weights = weights::read(output)?;
-    let path = output.join(gguf::FILE);
+    let weights = checkout::read_weights(output)?;
+    let path = output.join(GGUF);
     let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let quantized = gguf::read(&config, std::io::Cursor::new(&bytes))
         .with_context(|| format!("cannot read {}", path.display()))?;
-    let is_same = bytes == gguf::to_bytes(&config, &weights, folder)?;
+    let is_same = bytes == gguf::to_bytes(&config, &weights, folder, GgufType::Q8_0)?;
     let all_right = [
-        check_weights(weights::FILE, &weights, folder, &golden, encoder)?,
-        check_weights(gguf::FILE, &quantized, folder, &golden, encoder)?,
+        check_weights(WEIGHTS, &weights, folder, &golden, encoder)?,
+        check_weights(GGUF, &quantized, folder, &golden, encoder)?,
     ];
     if !is_same {
-        bail!("{} is not what {} makes", gguf::FILE, weights::FILE);
+        bail!("{} is not what {} makes", GGUF, WEIGHTS);
     }
     if !all_right.iter().all(|&right| right) {
         bail!("not every golden question is answered as it must be");
@@ -130,7 +133,7 @@ fn check(folder: &Path, output: &Path, encoder: &Encoder) -> anyhow::Result<()> 
 /// Asks the golden questions of a model with these weights, and says what came out.
 fn check_weights(
     name: &str,
-    weights: &Weights,
+    weights: &NamedTensors,
     folder: &Path,
     golden: &Golden,
     encoder: &Encoder,
@@ -161,16 +164,16 @@ mod tests {
 
     #[test]
     fn committed_weights_answer_the_golden_questions() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
         let encoder = Encoder::read(&folder).unwrap();
         check(&folder, &folder, &encoder).unwrap();
     }
 
     #[test]
     fn committed_model_is_under_twelve_megabytes() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
         let size = |name| fs::metadata(folder.join(name)).unwrap().len();
-        let files = [weights::FILE, gguf::FILE, "tokenizer.json"];
+        let files = [WEIGHTS, GGUF, "tokenizer.json"];
         assert!(files.map(size).iter().sum::<u64>() < 12_000_000);
     }
 }

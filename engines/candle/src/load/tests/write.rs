@@ -1,32 +1,25 @@
-//! Writes a model as a GGUF file, which this engine and llama.cpp read: the way back of everything else in `gguf`.
-//!
-//! Tensors are converted and written one after the other, so that a model larger than memory can be written.
+//! Writes a model as a GGUF file, without its tokenizer: the way back of everything in `gguf`, so that tests have files of every
+//! architecture that is read.
 //!
 //! # Source
 //! `docs/gguf.md` of ggml, version 3; what llama.cpp's converter changes (rows of queries and keys in pairs, Gemma's norms
 //! plus one) is changed here too.
 
-mod vocabulary;
-
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
 use std::path::Path;
-use std::str::FromStr;
 
 use candle_core::quantized::GgmlDType;
 
-use super::config::{usual_full_every, usual_still_every};
-use super::header::{MAGIC, number_of};
-use super::place;
 use crate::error::LoadError;
-use crate::load::TensorFiles;
 use crate::load::config::rope::yarn_amplitude;
+use crate::load::gguf::config::{self, usual_full_every, usual_still_every};
+use crate::load::gguf::header::MAGIC;
+use crate::load::gguf::place;
 use crate::load::place::Place;
-use crate::load::quantize::{Part, Quantization, floats, quantize};
-use crate::load::tensors::{Data, RawTensor, RowOrder, bytes_of};
+use crate::load::plan::Role;
+use crate::load::quantize::{Part, floats};
+use crate::load::tensors::{RawTensor, RowOrder, bytes_of};
 use crate::load::weights::to_u64;
-use crate::load::{LoadProgress, OpenModel, PlannedTensor, Role, plan};
-use crate::model::WeightType;
+use crate::load::{OpenModel, PlannedTensor, TensorFiles, plan};
 use crate::model::config::{ModelConfig, Rope, RopeScaling};
 
 const VERSION: u32 = 3;
@@ -34,97 +27,34 @@ const ALIGNMENT: usize = 32;
 
 /// What the matrices of a written file are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GgufType {
-    /// 32 bits a weight.
+pub(crate) enum FloatType {
     F32,
-    /// 16 bits a weight, of which 5 are the exponent.
     F16,
-    /// 16 bits a weight, of which 8 are the exponent.
     Bf16,
-    /// Blocks.
-    Quantized(Quantization),
 }
 
-impl GgufType {
-    /// The type of a matrix with rows of `row_len`.
-    fn dtype_for(self, row_len: usize, part: Part) -> GgmlDType {
+impl FloatType {
+    fn dtype(self) -> GgmlDType {
         match self {
             Self::F32 => GgmlDType::F32,
             Self::F16 => GgmlDType::F16,
             Self::Bf16 => GgmlDType::BF16,
-            Self::Quantized(quantization) => quantization.dtype_for(row_len, part),
-        }
-    }
-
-    /// llama.cpp's number of a file's type, which it only shows.
-    fn file_type(self) -> u32 {
-        match self {
-            Self::F32 | Self::Quantized(Quantization::None) => 0,
-            Self::F16 => 1,
-            Self::Bf16 => 32,
-            Self::Quantized(Quantization::Q4_0) => 2,
-            Self::Quantized(Quantization::Q8_0) => 7,
-            Self::Quantized(Quantization::Q4K) => 15,
-            Self::Quantized(Quantization::Q5K) => 17,
-            Self::Quantized(Quantization::Q6K) => 18,
         }
     }
 }
 
-impl FromStr for GgufType {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "f32" => Ok(Self::F32),
-            "f16" => Ok(Self::F16),
-            "bf16" => Ok(Self::Bf16),
-            other => match other.parse() {
-                Ok(Quantization::None) | Err(_) => Err(format!(
-                    "{other:?} is none of f32, f16, bf16, q8_0, q6_k, q5_k, q4_k, q4_0"
-                )),
-                Ok(quantization) => Ok(Self::Quantized(quantization)),
-            },
-        }
-    }
-}
-
-/// Writes `model`, whose weights must be floats, to `path`, with its tokenizer if GGUF files can say what it does.
-///
-/// The file appears under its name when it is whole. `progress` is called after each tensor.
+/// Writes `model`, whose weights must be floats, to `path`.
 ///
 /// # Errors
-/// The model has something that GGUF files cannot say, or the file cannot be written.
-pub fn write_gguf(
-    model: &OpenModel,
-    path: &Path,
-    kind: GgufType,
-    mut progress: impl FnMut(LoadProgress),
-) -> Result<(), LoadError> {
+/// The model has something that GGUF files cannot say.
+pub(crate) fn write_gguf(model: &OpenModel, path: &Path, kind: FloatType) -> Result<(), LoadError> {
     let tensors = Output::all(model, kind)?;
-    let header = header(model, kind, &tensors);
-    let part = path.with_extension("gguf.part");
-    let write = |error| LoadError::read(path, error);
-    let file = File::create(&part).map_err(write)?;
-    let mut file = BufWriter::with_capacity(1 << 20, file);
-    file.write_all(&header).map_err(write)?;
-    let mut done = LoadProgress {
-        tensors: 0,
-        all_tensors: tensors.len(),
-        bytes: 0,
-        all_bytes: tensors.iter().map(|tensor| to_u64(tensor.bytes)).sum(),
-    };
+    let mut bytes = header(model, &tensors);
     for tensor in &tensors {
-        tensor.write(model, &mut file)?.map_err(write)?;
-        done.tensors += 1;
-        done.bytes += to_u64(tensor.bytes);
-        progress(done);
+        tensor.write(model, &mut bytes)?;
+        bytes.resize(padded(bytes.len()), 0);
     }
-    file.into_inner()
-        .map_err(io::IntoInnerError::into_error)
-        .and_then(|file| file.sync_all())
-        .and_then(|()| std::fs::rename(&part, path))
-        .map_err(write)
+    std::fs::write(path, bytes).map_err(|error| LoadError::read(path, error))
 }
 
 /// A tensor of the file.
@@ -148,7 +78,7 @@ enum Content {
 }
 
 impl Output {
-    fn all(model: &OpenModel, kind: GgufType) -> Result<Vec<Self>, LoadError> {
+    fn all(model: &OpenModel, kind: FloatType) -> Result<Vec<Self>, LoadError> {
         refuse_variants(model)?;
         let mut all: Vec<Self> = Vec::new();
         if let Some(factors) = frequency_factors(&model.config) {
@@ -173,7 +103,7 @@ impl Output {
 
     fn planned(
         model: &OpenModel,
-        kind: GgufType,
+        kind: FloatType,
         planned: PlannedTensor,
     ) -> Result<Self, LoadError> {
         let config = &model.config;
@@ -187,8 +117,8 @@ impl Output {
             });
         }
         let dtype = match planned.role {
-            Role::Matrix(part) => kind.dtype_for(raw.row_len(), part),
-            Role::Norm | Role::Bias => GgmlDType::F32,
+            Role::Matrix(Part::Router) | Role::Norm | Role::Bias => GgmlDType::F32,
+            Role::Matrix(_) => kind.dtype(),
         };
         let place = place(&model.architecture, &planned.name, config)
             .unwrap_or_else(|| Place::whole(planned.name.clone()));
@@ -218,50 +148,18 @@ impl Output {
         }
     }
 
-    /// The outer error is the model's, the inner one the file's.
-    fn write(&self, model: &OpenModel, file: &mut impl Write) -> Result<io::Result<()>, LoadError> {
-        let mut written = Ok(());
+    fn write(&self, model: &OpenModel, out: &mut Vec<u8>) -> Result<(), LoadError> {
         match &self.content {
-            Content::Made(values) => {
-                written = write_floats(file, values.iter().copied(), self.dtype);
-            }
+            Content::Made(values) => write_floats(out, values.iter().copied(), self.dtype),
             Content::Planned { parts, offset } => {
                 for (part, rows) in parts {
                     let raw = model.required(&part.name, &part.shape)?;
-                    let part = self.write_part(raw, *rows, *offset, file)?;
-                    written = written.and(part);
+                    let values = reordered(&raw, *rows);
+                    write_floats(out, values.iter().map(|value| value + offset), self.dtype);
                 }
             }
         }
-        let padding = padded(self.bytes) - self.bytes;
-        Ok(written.and_then(|()| file.write_all(&[0; ALIGNMENT][..padding.min(ALIGNMENT)])))
-    }
-
-    fn write_part(
-        &self,
-        raw: RawTensor<'_>,
-        rows: RowOrder,
-        offset: f32,
-        file: &mut impl Write,
-    ) -> Result<io::Result<()>, LoadError> {
-        let name = raw.name;
-        let values = reordered(&raw, rows);
-        if WeightType::from(self.dtype).is_float() {
-            let values = values.iter().map(|value| value + offset);
-            return Ok(write_floats(file, values, self.dtype));
-        }
-        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-        let bytes: Vec<u8> = bytes.collect();
-        let raw = RawTensor {
-            dtype: WeightType::F32,
-            data: Data::InFile(&bytes),
-            rows: RowOrder::Halves,
-            ..raw
-        };
-        let blocks = quantize(&raw, self.dtype)?;
-        let data = blocks.data();
-        let data = data.map_err(|error| LoadError::candle(name, error))?;
-        Ok(file.write_all(&data))
+        Ok(())
     }
 }
 
@@ -303,27 +201,23 @@ fn reordered(raw: &RawTensor<'_>, order: RowOrder) -> Vec<f32> {
         return values;
     }
     let row_len = raw.row_len().max(1);
-    let rows = values.len() / row_len;
-    let of_row = |row: usize| {
-        let start = order.target(row) * row_len;
-        values.get(start..start + row_len).unwrap_or_default()
-    };
-    (0..rows)
-        .flat_map(|row| of_row(row).iter().copied())
-        .collect()
+    let mut stored = vec![0.0; values.len()];
+    for (row, values) in values.chunks_exact(row_len).enumerate() {
+        let start = order.source(row) * row_len;
+        stored[start..start + row_len].copy_from_slice(values);
+    }
+    stored
 }
 
-fn write_floats(
-    file: &mut impl Write,
-    mut values: impl Iterator<Item = f32>,
-    dtype: GgmlDType,
-) -> io::Result<()> {
-    if dtype == GgmlDType::F16 {
-        values.try_for_each(|value| file.write_all(&half::f16::from_f32(value).to_le_bytes()))
-    } else if dtype == GgmlDType::BF16 {
-        values.try_for_each(|value| file.write_all(&half::bf16::from_f32(value).to_le_bytes()))
-    } else {
-        values.try_for_each(|value| file.write_all(&value.to_le_bytes()))
+fn write_floats(out: &mut Vec<u8>, values: impl Iterator<Item = f32>, dtype: GgmlDType) {
+    for value in values {
+        if dtype == GgmlDType::F16 {
+            out.extend(half::f16::from_f32(value).to_le_bytes());
+        } else if dtype == GgmlDType::BF16 {
+            out.extend(half::bf16::from_f32(value).to_le_bytes());
+        } else {
+            out.extend(value.to_le_bytes());
+        }
     }
 }
 
@@ -334,8 +228,8 @@ fn padded(bytes: usize) -> usize {
 /// Where readers look for frequency factors; the model's are those of the one context that it has.
 fn frequencies_tensor(architecture: &str) -> &'static str {
     match architecture {
-        "phi3" => super::config::SHORT_FREQUENCIES,
-        _ => super::config::FREQUENCIES,
+        "phi3" => config::SHORT_FREQUENCIES,
+        _ => config::FREQUENCIES,
     }
 }
 
@@ -385,7 +279,6 @@ pub(crate) enum Entry {
     Text(String),
     Texts(Vec<String>),
     I32s(Vec<i32>),
-    #[cfg(test)]
     F32s(Vec<f32>),
 }
 
@@ -409,7 +302,6 @@ impl Entry {
                     .iter()
                     .for_each(|value| out.extend(value.to_le_bytes()));
             }
-            #[cfg(test)]
             Self::F32s(values) => {
                 array(out, 6, values.len());
                 values
@@ -436,19 +328,33 @@ fn text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-fn header(model: &OpenModel, kind: GgufType, tensors: &[Output]) -> Vec<u8> {
-    let mut entries = entries(model, kind);
-    entries.extend(vocabulary::entries(model));
+fn header(model: &OpenModel, tensors: &[Output]) -> Vec<u8> {
+    let mut entries = entries(model);
+    entries.push((
+        "tokenizer.ggml.model".into(),
+        Entry::Text("no_vocab".into()),
+    ));
     let tensors: Vec<Info<'_>> = tensors
         .iter()
         .map(|tensor| Info {
             name: &tensor.name,
-            dtype: number_of(tensor.dtype).unwrap_or(0),
+            dtype: number_of(tensor.dtype),
             shape: &tensor.shape,
             bytes: tensor.bytes,
         })
         .collect();
     encode(&entries, &tensors)
+}
+
+/// ggml's number of a type.
+fn number_of(dtype: GgmlDType) -> u32 {
+    if dtype == GgmlDType::F16 {
+        1
+    } else if dtype == GgmlDType::BF16 {
+        30
+    } else {
+        0
+    }
 }
 
 /// What the header says of a tensor.
@@ -521,7 +427,7 @@ fn rotary(rope: &Rope) -> Vec<(&'static str, Entry)> {
 }
 
 /// The model's metadata, without its vocabulary.
-pub(crate) fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)> {
+pub(crate) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
     let config = &model.config;
     let architecture = model.architecture.as_str();
     let size = |value: usize| Entry::U32(u32::try_from(value).unwrap_or(u32::MAX));
@@ -571,7 +477,6 @@ pub(crate) fn entries(model: &OpenModel, kind: GgufType) -> Vec<(String, Entry)>
     let general = [
         ("general.architecture", Entry::Text(architecture.into())),
         ("general.name", Entry::Text(model.name.clone())),
-        ("general.file_type", Entry::U32(kind.file_type())),
         ("general.quantization_version", Entry::U32(2)),
     ];
     let general = general.map(|(key, entry)| (key.to_owned(), entry));

@@ -3,80 +3,15 @@
 //! It keeps no cache: it is made to be trained, and to check what was trained.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use candle_core::{DType, Device, Tensor, Var};
 use rand::{Rng, RngExt as _};
-use serde::Deserialize;
+
+use genset_devtools::checkout::{Config, EMBEDDING, FINAL_NORM};
 
 use crate::ops::{Attention, Heads, RmsNorm, SwiGlu};
-
-/// The model's shape, as `config.json` has it.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Config {
-    pub(crate) vocab_size: usize,
-    pub(crate) hidden_size: usize,
-    pub(crate) intermediate_size: usize,
-    pub(crate) num_hidden_layers: usize,
-    pub(crate) num_attention_heads: usize,
-    pub(crate) num_key_value_heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) max_position_embeddings: usize,
-    pub(crate) rms_norm_eps: f32,
-    pub(crate) rope_theta: f32,
-    pub(crate) initializer_range: f32,
-    pub(crate) tie_word_embeddings: bool,
-}
-
-impl Config {
-    /// # Errors
-    /// When the file cannot be read, or describes a model of another kind than this one.
-    pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
-        let path = model.join("config.json");
-        let context = || format!("cannot read {}", path.display());
-        let content = std::fs::read_to_string(&path).with_context(context)?;
-        let config: Self = serde_json::from_str(&content).with_context(context)?;
-        ensure!(
-            config.tie_word_embeddings,
-            "{}: only tie_word_embeddings = true is trained",
-            path.display()
-        );
-        Ok(config)
-    }
-
-    /// Name and shape of every tensor, in the order in which they are made.
-    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
-        let query = self.num_attention_heads * self.head_dim;
-        let kv = self.num_key_value_heads * self.head_dim;
-        let mut tensors = vec![(EMBEDDING.to_owned(), vec![self.vocab_size, hidden])];
-        for layer in 0..self.num_hidden_layers {
-            let parts = [
-                ("input_layernorm", vec![hidden]),
-                ("self_attn.q_proj", vec![query, hidden]),
-                ("self_attn.k_proj", vec![kv, hidden]),
-                ("self_attn.v_proj", vec![kv, hidden]),
-                ("self_attn.o_proj", vec![hidden, query]),
-                ("post_attention_layernorm", vec![hidden]),
-                ("mlp.gate_proj", vec![inner, hidden]),
-                ("mlp.up_proj", vec![inner, hidden]),
-                ("mlp.down_proj", vec![hidden, inner]),
-            ];
-            tensors.extend(
-                parts.map(|(part, shape)| (format!("model.layers.{layer}.{part}.weight"), shape)),
-            );
-        }
-        tensors.push((FINAL_NORM.to_owned(), vec![hidden]));
-        tensors
-    }
-}
-
-/// The embedding, which is the output matrix as well.
-const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The norm before the output.
-const FINAL_NORM: &str = "model.norm.weight";
 
 /// The model and its weights.
 #[derive(Debug)]
@@ -162,6 +97,10 @@ impl Model {
         config: Config,
         tensors: &HashMap<String, Tensor>,
     ) -> anyhow::Result<Self> {
+        ensure!(
+            config.tie_word_embeddings,
+            "only tie_word_embeddings = true is trained"
+        );
         let mut vars = Vec::new();
         let mut by_name = HashMap::new();
         for (name, shape) in config.tensors() {
@@ -269,13 +208,15 @@ fn normal(rng: &mut impl Rng) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use rand::SeedableRng as _;
     use rand::rngs::StdRng;
 
     use super::*;
 
     fn config() -> Config {
-        Config::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat")).unwrap()
+        Config::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")).unwrap()
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use genset_devtools::checkout::Config;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
 use crate::batch::{Batch, epoch, pack_all};
 use crate::encode::{Encoder, Role, Sequence};
-use crate::model::{Config, Model};
+use crate::model::Model;
 use crate::ops::CrossEntropy;
 use crate::optimizer::Optimizer;
 use crate::progress::Progress;

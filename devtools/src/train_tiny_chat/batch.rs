@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn an_epoch_has_every_answer_once_and_follows_the_seed() {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat");
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
         let encoder = Encoder::read(&model).unwrap();
         let mut text = Text::default();
         text.add("Q: One?\nA: Yes.\n\nS: Be kind.\nQ: Two?\nA: No.\nQ: Three?\nA: Maybe.\n")

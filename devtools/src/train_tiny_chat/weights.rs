@@ -1,24 +1,18 @@
 //! `model.safetensors`: the weights in bf16, as Hugging Face's tools read them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
 
 use anyhow::Context as _;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
+use genset_devtools::checkout::NamedTensors;
 
 use crate::model::Model;
-
-/// The file's name in the model's folder.
-pub(crate) const FILE: &str = "model.safetensors";
-
-/// Weights by the names of a Hugging Face checkpoint.
-pub(crate) type Weights = HashMap<String, Tensor>;
 
 /// The model's weights, rounded to bf16.
 ///
 /// # Errors
 /// When candle cannot convert them.
-pub(crate) fn rounded(model: &Model) -> anyhow::Result<Weights> {
+pub(crate) fn rounded(model: &Model) -> anyhow::Result<NamedTensors> {
     let round = |(name, var): &(String, candle_core::Var)| {
         Ok((
             name.clone(),
@@ -32,18 +26,8 @@ pub(crate) fn rounded(model: &Model) -> anyhow::Result<Weights> {
 ///
 /// # Errors
 /// When the weights cannot be written in this form.
-pub(crate) fn to_bytes(weights: &Weights) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn to_bytes(weights: &NamedTensors) -> anyhow::Result<Vec<u8>> {
     let sorted: BTreeMap<&String, &Tensor> = weights.iter().collect();
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     safetensors::serialize(sorted, Some(metadata)).context("cannot write safetensors")
-}
-
-/// Reads the weights from the model's folder.
-///
-/// # Errors
-/// When the file is missing or damaged.
-pub(crate) fn read(model: &Path) -> anyhow::Result<Weights> {
-    let path = model.join(FILE);
-    candle_core::safetensors::load(&path, &Device::Cpu)
-        .with_context(|| format!("cannot read {}", path.display()))
 }

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     fn model() -> std::path::PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat")
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
     }
 
     const TALK: [(Role, &str); 5] = [

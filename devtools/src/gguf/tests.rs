@@ -1,21 +1,17 @@
 use std::path::PathBuf;
 
-use rand::SeedableRng as _;
-use rand::rngs::StdRng;
-
 use super::*;
-use crate::model::Model;
-use crate::weights::rounded;
+use crate::synthetic::{SyntheticSize, make_model};
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tiny-chat")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
 }
 
-fn random_model() -> (Config, Weights) {
-    let config = Config::read(&folder()).unwrap();
-    let model = Model::random(config.clone(), &mut StdRng::seed_from_u64(1)).unwrap();
-    let weights = rounded(&model).unwrap();
-    (config, weights)
+fn random_model() -> (Config, NamedTensors) {
+    let folder = tempfile::tempdir().unwrap();
+    make_model(folder.path(), SyntheticSize::Tiny, 1).unwrap();
+    let weights = crate::checkout::read_weights(folder.path()).unwrap();
+    (SyntheticSize::Tiny.config(), weights)
 }
 
 fn metadata(bytes: &[u8]) -> HashMap<String, Value> {
@@ -30,7 +26,7 @@ fn strings(value: &Value) -> Vec<&str> {
 #[test]
 fn weights_come_back_in_their_order_within_the_error_of_q8_0() {
     let (config, weights) = random_model();
-    let bytes = to_bytes(&config, &weights, &folder()).unwrap();
+    let bytes = to_bytes(&config, &weights, &folder(), GgufType::Q8_0).unwrap();
     let back = read(&config, Cursor::new(bytes)).unwrap();
     assert_eq!(back.len(), weights.len());
     for (name, tensor) in &weights {
@@ -46,8 +42,8 @@ fn weights_come_back_in_their_order_within_the_error_of_q8_0() {
 #[test]
 fn the_same_weights_give_the_same_bytes() {
     let (config, weights) = random_model();
-    let first = to_bytes(&config, &weights, &folder()).unwrap();
-    assert!(first == to_bytes(&config, &weights.clone(), &folder()).unwrap());
+    let first = to_bytes(&config, &weights, &folder(), GgufType::Q8_0).unwrap();
+    assert!(first == to_bytes(&config, &weights.clone(), &folder(), GgufType::Q8_0).unwrap());
 }
 
 #[test]
@@ -71,7 +67,7 @@ fn halves_of_a_query_head_alternate() {
 #[test]
 fn the_tokenizer_is_the_models() {
     let (config, weights) = random_model();
-    let metadata = metadata(&to_bytes(&config, &weights, &folder()).unwrap());
+    let metadata = metadata(&to_bytes(&config, &weights, &folder(), GgufType::Q8_0).unwrap());
     let tokenizer = tokenizers::Tokenizer::from_file(folder().join("tokenizer.json")).unwrap();
     let tokens = strings(&metadata["tokenizer.ggml.tokens"]);
     assert_eq!(tokens.len(), tokenizer.get_vocab_size(true));
@@ -95,7 +91,7 @@ fn the_tokenizer_is_the_models() {
 #[test]
 fn the_shape_is_the_configurations() {
     let (config, weights) = random_model();
-    let metadata = metadata(&to_bytes(&config, &weights, &folder()).unwrap());
+    let metadata = metadata(&to_bytes(&config, &weights, &folder(), GgufType::Q8_0).unwrap());
     let number = |key: &str| metadata[key].to_u32().unwrap() as usize;
     assert_eq!(
         metadata["general.architecture"].to_string().unwrap(),

@@ -1,0 +1,92 @@
+//! A checkout of a Llama: its shape, the names and shapes of its tensors, and its weights.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use anyhow::Context as _;
+use candle_core::{Device, Tensor};
+use serde::Deserialize;
+
+/// A model's shape, as `config.json` has it.
+#[derive(Debug, Clone, Deserialize)]
+#[expect(missing_docs, reason = "the fields are transformers', by their names")]
+pub struct Config {
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub num_key_value_heads: usize,
+    pub head_dim: usize,
+    pub max_position_embeddings: usize,
+    pub rms_norm_eps: f32,
+    pub rope_theta: f32,
+    pub initializer_range: f32,
+    pub tie_word_embeddings: bool,
+}
+
+/// The file with the weights.
+pub const WEIGHTS: &str = "model.safetensors";
+
+/// Weights by the names of a Hugging Face checkpoint.
+pub type NamedTensors = HashMap<String, Tensor>;
+
+/// The embedding, which is the output matrix as well where they are tied.
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The norm before the output.
+pub const FINAL_NORM: &str = "model.norm.weight";
+/// The output matrix of a model that has one.
+pub const OUTPUT: &str = "lm_head.weight";
+
+impl Config {
+    /// Reads the configuration of the checkout in `folder`.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or describes a model of another kind.
+    pub fn read(folder: &Path) -> anyhow::Result<Self> {
+        let path = folder.join("config.json");
+        let context = || format!("cannot read {}", path.display());
+        let content = std::fs::read_to_string(&path).with_context(context)?;
+        serde_json::from_str(&content).with_context(context)
+    }
+
+    /// Name and shape of every tensor, in the order in which they are made.
+    #[must_use]
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let query = self.num_attention_heads * self.head_dim;
+        let kv = self.num_key_value_heads * self.head_dim;
+        let mut tensors = vec![(EMBEDDING.to_owned(), vec![self.vocab_size, hidden])];
+        for layer in 0..self.num_hidden_layers {
+            let parts = [
+                ("input_layernorm", vec![hidden]),
+                ("self_attn.q_proj", vec![query, hidden]),
+                ("self_attn.k_proj", vec![kv, hidden]),
+                ("self_attn.v_proj", vec![kv, hidden]),
+                ("self_attn.o_proj", vec![hidden, query]),
+                ("post_attention_layernorm", vec![hidden]),
+                ("mlp.gate_proj", vec![inner, hidden]),
+                ("mlp.up_proj", vec![inner, hidden]),
+                ("mlp.down_proj", vec![hidden, inner]),
+            ];
+            tensors.extend(
+                parts.map(|(part, shape)| (format!("model.layers.{layer}.{part}.weight"), shape)),
+            );
+        }
+        tensors.push((FINAL_NORM.to_owned(), vec![hidden]));
+        if !self.tie_word_embeddings {
+            tensors.push((OUTPUT.to_owned(), vec![self.vocab_size, hidden]));
+        }
+        tensors
+    }
+}
+
+/// Reads the weights of the checkout in `folder`.
+///
+/// # Errors
+/// When the file is missing or damaged.
+pub fn read_weights(folder: &Path) -> anyhow::Result<NamedTensors> {
+    let path = folder.join(WEIGHTS);
+    candle_core::safetensors::load(&path, &Device::Cpu)
+        .with_context(|| format!("cannot read {}", path.display()))
+}

@@ -1,0 +1,103 @@
+//! Makes a model with random weights, of the size of a real one: `cargo xtask make-model`.
+
+#![expect(
+    clippy::print_stderr,
+    reason = "who makes a model sees on the terminal what was made"
+)]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use genset_devtools::checkout::{self, Config};
+use genset_devtools::gguf::{self, GgufType};
+use genset_devtools::synthetic::{SyntheticSize, make_model};
+
+/// Makes a checkout, and on demand a GGUF file, with random weights and the built-in model's tokenizer.
+#[derive(Debug, Parser)]
+struct Cli {
+    /// Weights: 100m, 500m, 1b, or tiny for a first try
+    #[arg(long, value_name = "SIZE")]
+    params: SyntheticSize,
+    /// Folder for the checkout; created if it is not there
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Also write DIR/model.gguf: f32, f16, bf16, q8_0, q6_k, q5_k, q4_k or q4_0
+    #[arg(long, value_name = "TYPE")]
+    gguf: Option<GgufType>,
+    /// Decides the weights
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u64,
+    /// Folder with the tokenizer's files
+    #[arg(long, default_value = "models/tiny-chat", value_name = "DIR")]
+    tokenizer: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match make(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn make(cli: &Cli) -> anyhow::Result<()> {
+    let (out, seed) = (&cli.out, cli.seed);
+    let shown = out.display();
+    ensure!(
+        !out.join("config.json").exists(),
+        "--out: {shown} holds a model already"
+    );
+    make_model(out, cli.params, seed)?;
+    for name in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ] {
+        let from = cli.tokenizer.join(name);
+        fs::copy(&from, out.join(name))
+            .with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    let millions = cli.params.parameters() / 1_000_000;
+    eprintln!("{shown}: {millions} million weights, bf16, seed {seed}");
+    if let Some(kind) = cli.gguf {
+        let path = out.join("model.gguf");
+        let weights = checkout::read_weights(out)?;
+        let bytes = gguf::to_bytes(&Config::read(out)?, &weights, out, kind)?;
+        fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        eprintln!("{}", path.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_model_is_made_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let cli = Cli {
+            params: SyntheticSize::Tiny,
+            out: folder.path().join("made"),
+            gguf: Some("q8_0".parse().unwrap()),
+            seed: 7,
+            tokenizer: concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-chat").into(),
+        };
+        make(&cli).unwrap();
+        assert!(cli.out.join("model.gguf").exists());
+        let error = make(&cli).unwrap_err().to_string();
+        assert!(error.contains("holds a model already"), "{error}");
+    }
+}

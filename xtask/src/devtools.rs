@@ -1,0 +1,54 @@
+//! `cargo xtask train-tiny-chat` and `cargo xtask make-model`: builds a program of the crate `genset-devtools` with optimization and
+//! runs it.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::Command;
+
+use crate::process;
+use crate::repo::Repo;
+
+/// Runs the trainer of `models/tiny-chat` with these arguments; its output is this program's, so a terminal shows its progress.
+///
+/// # Errors
+/// When the trainer cannot be built, or does not exit with 0.
+pub(crate) fn train_tiny_chat(repo: &Repo, args: &[OsString]) -> anyhow::Result<()> {
+    let mut command = program(repo, "train-tiny-chat");
+    // Candle's threads for sums wait by spinning, which costs more than they save at this size. Matrices have others.
+    command.args(args).env("CANDLE_NUM_THREADS", "1");
+    process::run(&mut command)
+}
+
+/// Makes a model with random weights; `--help` among the arguments says what can be chosen.
+///
+/// # Errors
+/// When the program cannot be built, or does not exit with 0.
+pub(crate) fn make_model(repo: &Repo, args: &[OsString]) -> anyhow::Result<()> {
+    process::run(program(repo, "make-model").args(args))
+}
+
+/// Makes a model of `params` weights in `folder`, with a GGUF file of that type if one is named.
+///
+/// # Errors
+/// Those of [`make_model`].
+pub(crate) fn make_model_in(
+    repo: &Repo,
+    folder: &Path,
+    params: &str,
+    gguf: Option<&str>,
+) -> anyhow::Result<()> {
+    let gguf = gguf.map(|kind| ["--gguf", kind]);
+    let words = ["--params", params]
+        .into_iter()
+        .chain(gguf.into_iter().flatten());
+    let place = [OsStr::new("--out"), folder.as_os_str()];
+    let words = words.map(OsStr::new).chain(place);
+    make_model(repo, &words.map(OsStr::to_owned).collect::<Vec<_>>())
+}
+
+fn program(repo: &Repo, name: &str) -> Command {
+    let mut command = process::cargo(repo.root());
+    let package = ["--package", "genset-devtools", "--bin", name, "--"];
+    command.args(["run", "--profile", "train"]).args(package);
+    command
+}
