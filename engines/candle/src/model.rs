@@ -44,7 +44,7 @@ mod parallel;
 mod rope;
 pub(crate) mod simd;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub(crate) mod weights;
 
 pub use batch::{BatchError, SequenceRows, StepBatch};

@@ -22,6 +22,7 @@ use genset_devtools::synthetic::{self, SyntheticSize, make_model};
 use tempfile::TempDir;
 
 use super::*;
+use crate::model::tests::MODELS;
 use crate::model::{AdapterTarget, KvCache, KvCacheSpec, Model, SequenceRows, StepBatch};
 
 /// The folder of a model that `transformers` made.
@@ -30,23 +31,8 @@ fn reference(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-const REFERENCES: [&str; 15] = [
-    "llama",
-    "llama3",
-    "llama-linear",
-    "llama-biases",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen3-yarn",
-    "qwen3-moe",
-    "mixtral",
-    "gemma2",
-    "gemma3",
-    "phi3",
-    "phi4-mini",
-    "smollm3",
-];
+/// Reference models that GGUF files can hold.
+const REFERENCES: &[&str] = MODELS.split_at(15).0;
 
 /// A copy of a reference model that a test may break.
 fn copy_of(name: &str) -> TempDir {

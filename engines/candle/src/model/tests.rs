@@ -14,7 +14,8 @@ use crate::error::LoadError;
 use crate::load::{ModelWeights, OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
-const MODELS: [&str; 16] = [
+/// Reference models of plain weights. Of the last there are no GGUF files.
+pub(crate) const MODELS: [&str; 16] = [
     "llama",
     "llama3",
     "llama-linear",
