@@ -1,3 +1,5 @@
+mod guide;
+
 use super::*;
 
 fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
@@ -30,6 +32,18 @@ fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
 #[test]
 fn the_command_line_is_well_formed() {
     command().debug_assert();
+}
+
+/// The defaults of the flags are those of the configuration.
+#[test]
+fn no_flags_make_the_default_configuration() {
+    let frontend = parse_words(&["in=http", "out=echo_core"]).unwrap().frontend;
+    let endpoint = frontend.endpoint.clone();
+    let expected = genset_frontend::FrontendConfig {
+        endpoint,
+        ..genset_frontend::FrontendConfig::default()
+    };
+    assert_eq!(frontend, expected);
 }
 
 #[test]
