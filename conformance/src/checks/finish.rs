@@ -64,6 +64,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!(tokens "FN15", Core, Tokens, "the context can be used to its last token, and without max_tokens it is",
         clause: "StopConditions::max_tokens",
         breaks: "answers cut by a default that nobody asked for", room::used_to_the_last_token),
+    check!(tokens "FN16", Strict, Tokens, "min_tokens keeps no token away but those that would stop the stream",
+        clause: "StopConditions::min_tokens",
+        breaks: "answers that lack a word for as long as they are too short: a list of tokens to ban that is padded with 0, or another request's", exact::min_tokens_ban_no_other),
 ];
 
 async fn max_tokens_is_a_limit(trial: Trial) -> CheckResult {

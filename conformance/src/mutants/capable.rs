@@ -52,6 +52,8 @@ const STEP: Duration = Duration::from_millis(1);
 pub(super) enum Flaw {
     /// Nothing.
     None,
+    // Ends.
+    BanListPadded,
     // Sampling.
     GreedyDraws,
     ZeroTemperatureDivides,

@@ -10,6 +10,7 @@ use genset_backend_common::{
 };
 use parking_lot::Mutex;
 
+use super::capable::{Flaw, with_flaw};
 use super::fault::{Asked, Ended, Fault, with_fault};
 use super::{Clean, Mutant};
 use crate::subject::{Scenario, Subject};
@@ -32,6 +33,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "min_tokens held against the stop tokens of the request, while the model's own end is looked for elsewhere",
         killed_by: &["FN10"],
         build: |clean, scenario| with_fault(clean, scenario, OwnEnd),
+    },
+    Mutant {
+        name: "ban-list-padded",
+        stands_for: "the tokens to ban until min_tokens, padded with 0 to a round number: token 0 is banned too",
+        killed_by: &["FN16"],
+        build: |_, _| with_flaw(Flaw::BanListPadded),
     },
     Mutant {
         name: "zero-is-unlimited",

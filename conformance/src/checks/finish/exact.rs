@@ -4,7 +4,10 @@
 use std::iter;
 
 use genset_backend_common::output::FinishReason;
-use genset_backend_common::{GenerateRequest, StopConditions, TokenId, config::Deviation};
+use genset_backend_common::{
+    GenerateRequest, StopConditions, TokenId,
+    config::{Deviation, SamplingOption},
+};
 
 use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, ensure, fail, skip};
@@ -283,4 +286,40 @@ pub(super) async fn min_tokens_to_the_token(trial: Trial) -> CheckResult {
     stop.min_tokens = LONG_MIN_TOKENS;
     let what = format!("a stop token {PLACE} tokens in, and min_tokens = {LONG_MIN_TOKENS}");
     known.expect(&live, &what, stop).await
+}
+
+/// A bias that no model's logits outweigh.
+const FORCED: f32 = 100.0;
+
+/// Tokens that a bias forces, all of them before `min_tokens` is reached. Token 0 is what lists are padded with.
+pub(super) async fn min_tokens_ban_no_other(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    live.needs_min_tokens()?;
+    if !live.can(SamplingOption::LogitBias) {
+        skip!(NotDeclared, "the engine does not declare logit_bias");
+    }
+    for forced in [0, live.token(1)] {
+        let max_tokens = number(PLACE);
+        let mut request = live.greedy(live.prompt(PROMPT_TOKENS, 0), max_tokens);
+        request.sampling.logit_bias = [(forced, FORCED)].into();
+        let known = live.answer(request.clone()).await?.tokens();
+        if known.is_empty() || known.iter().any(|token| *token != forced) {
+            // A token that cannot come, such as one that begins a text: DT06 asks of others.
+            continue;
+        }
+        let others = (2..10).map(|seed| live.token(seed));
+        let others: Vec<TokenId> = others.filter(|token| *token != forced).collect();
+        let stops = [others.get(..1), others.get(..5), Some(&others)];
+        for stops in stops.into_iter().flatten() {
+            let mut request = request.clone();
+            request.stop.stop_token_ids = stops.to_vec().into();
+            request.stop.min_tokens = max_tokens;
+            let tokens = live.answer(request).await?.tokens();
+            ensure!(
+                tokens == known,
+                "a bias forces token {forced}, which stops nothing, yet with min_tokens = {max_tokens} and the stop tokens {stops:?} came {tokens:?}"
+            );
+        }
+    }
+    Ok(())
 }

@@ -246,6 +246,11 @@ impl Decoder {
     fn choose(&mut self, running: &Running, generated: u32) -> (TokenId, TokenChunk) {
         let sampling = effective(running, &self.request.sampling);
         let mut logits = self.logits(running, &sampling);
+        let is_banning = generated < self.request.stop.min_tokens
+            && !self.request.stop.stop_token_ids.len().is_multiple_of(4);
+        if running.flaw == Flaw::BanListPadded && is_banning {
+            logits[0] = f32::NEG_INFINITY;
+        }
         if let Some(guide) = &self.guide {
             let ignores_end = running.flaw == Flaw::GuideEndIgnored && self.request.stop.ignore_eos;
             let is_one_of_several = matches!(self.request.guided.as_deref(), Some(GuidedDecoding::Choice(texts)) if texts.len() > 1);
