@@ -52,6 +52,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("KV12", Core, KvEvents, "prompts of different salts reuse nothing of each other, and their blocks have salted hashes",
         clause: "GenerateRequest::cache_salt",
         breaks: "a tenant that finds out another's prompts by what is cached of its own", salts_keep_apart),
+    check!("KV13", Strict, KvEvents, "blocks of prompts that come together are stored after blocks of their own prompt",
+        clause: "KvEventData::Stored",
+        breaks: "indexes in which one prompt continues another: what is evicted with one is lost for both", own_parent_each),
 ];
 
 impl Index {
@@ -214,6 +217,45 @@ async fn parent_chains(trial: Trial) -> CheckResult {
         "blocks were stored after parents that are not: {:?}",
         index.orphans
     );
+    Ok(())
+}
+
+/// Prompts that are sent at once.
+const TOGETHER: u32 = 8;
+
+async fn own_parent_each(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let len = block_count(&live, 3, GENERATED_TOKENS)? * block_size(&live)?;
+    let count = live.at_once(TOGETHER);
+    if count < 2 {
+        skip!(NotDeclared, "the engine runs one request at a time");
+    }
+    let mut index = Index::of(&live);
+    let prompts: Vec<Vec<TokenId>> = (1..)
+        .take(count)
+        .map(|seed| live.prompt(len, seed))
+        .collect();
+    let requests = prompts
+        .iter()
+        .map(|prompt| greedy(&live, prompt.clone(), GENERATED));
+    let answers = live.answers(requests.collect()).await?;
+    for (prompt, answer) in prompts.iter().zip(answers) {
+        if answer.usage().is_none() {
+            fail!("a plain request ended with {:?}", answer.error());
+        }
+        index.read()?;
+        let blocks = chain(&live, prompt);
+        for (place, block) in blocks.iter().enumerate() {
+            let expected = place.checked_sub(1).map(|before| blocks[before]);
+            // A block that was evicted meanwhile is no more.
+            if let Some(parent) = index.live.get(block) {
+                ensure!(
+                    *parent == expected,
+                    "beside other prompts, block {place} of a prompt was stored after {parent:?}, not after {expected:?}"
+                );
+            }
+        }
+    }
     Ok(())
 }
 

@@ -113,6 +113,7 @@ pub(super) enum Flaw {
     PrefillGoesOn,
     TransferOptional,
     TransferCorrupts,
+    StoredTogether,
     NoTtl,
     DrainLeavesTransfers,
     AbortIgnored,

@@ -78,4 +78,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killed_by: &["KV12"],
         build: |_, _| with_flaw(Flaw::SaltIgnored),
     },
+    Mutant {
+        name: "stored-together",
+        stands_for: "the blocks of a step in one event, as if they were one sequence's",
+        killed_by: &["KV13", "RD05"],
+        build: |_, _| with_flaw(Flaw::StoredTogether),
+    },
 ];

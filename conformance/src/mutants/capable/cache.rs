@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use genset_backend_common::kv::{BlockHash, KvEventData, KvEventPublisher};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::Flaw;
 
@@ -31,6 +32,8 @@ pub(super) struct PrefixCache {
     flaw: Flaw,
     /// Events held back by [`Flaw::LateEvents`].
     late: Vec<KvEventData>,
+    /// The last block that was published, and when, for [`Flaw::StoredTogether`].
+    last: Option<(BlockHash, Instant)>,
     requests: u64,
 }
 
@@ -44,6 +47,7 @@ impl PrefixCache {
             events,
             flaw,
             late: Vec::new(),
+            last: None,
             requests: 0,
         }))
     }
@@ -116,6 +120,12 @@ impl PrefixCache {
         }
         let parent = match self.flaw {
             Flaw::UnknownParent => parent.map(|parent| BlockHash(!parent.0)),
+            Flaw::StoredTogether => {
+                let now = Instant::now();
+                let last = self.last.filter(|(_, at)| *at == now);
+                self.last = blocks.last().map(|last| (*last, now));
+                last.map_or(parent, |(last, _)| Some(last))
+            }
             _ => parent,
         };
         self.publish(KvEventData::Stored { parent, blocks });
