@@ -41,7 +41,7 @@ fn config() -> Vec<Row> {
         model: &["LC01", "LC04"],
         context_length_tokens: &["FN04", "FN05", "FN15"],
         vocab_size: &["ER02", "RD01"],
-        kv_block_size: &["KV07", "CC17"],
+        kv_block_size: &["KV07", "CC17", "MT09"],
         kv_total_blocks: &["KV09", "CC17"],
         max_num_seqs: &["CC13", "MT08"],
         // That it is not 0. How many tokens a step has, no answer shows: the guide says so.

@@ -55,6 +55,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("MT08", Strict, Tokens, "the published load tells requests that run from requests that wait",
         clause: "Load::waiting_requests",
         breaks: "a worker with a queue looks like one that is merely busy, and the queue grows where others are idle", running_or_waiting),
+    check!("MT09", Strict, Tokens, "the published load has the KV blocks of the requests that run",
+        clause: "Load::kv_used_blocks",
+        breaks: "a worker whose memory is full looks empty, and gets the longest prompts", blocks_of_what_runs),
 ];
 
 /// What a scrape may take, in real time; far above what encoding takes, far below what a step of an engine takes.
@@ -260,6 +263,34 @@ async fn running_or_waiting(trial: Trial) -> CheckResult {
         last.waiting_requests
     );
     within_limits(&live, last)
+}
+
+async fn blocks_of_what_runs(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let mut load = live.start.load.subscribe();
+    let request = long_request(&live, 0);
+    let prompt_tokens = u64::from(request.prompt_tokens().unwrap_or(0));
+    let mut running = live.generate(request).await?;
+    running.read_tokens(1).await?;
+    let is_counted = |load: &Load| load.running_requests > 0 && load.kv_total_blocks > 0;
+    let counted = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_counted));
+    if !matches!(counted.await, Ok(Ok(_))) {
+        skip!(NotDeclared, "the engine publishes no KV blocks");
+    }
+    // Of the prompt alone, which has been computed: where a block's size is not known, one.
+    let size = live.config.kv_block_size.map(|size| u64::from(size.get()));
+    let least = size.map_or(1, |size| (prompt_tokens / size).max(1));
+    let is_enough = |load: &Load| load.kv_used_blocks >= least || load.running_requests == 0;
+    let enough = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_enough));
+    let is_enough = matches!(enough.await, Ok(Ok(_)));
+    let last = *load.borrow();
+    ensure!(
+        is_enough,
+        "a request runs with a prompt of {prompt_tokens} tokens, and the published load is {} KV blocks of {}, not at least {least}",
+        last.kv_used_blocks,
+        last.kv_total_blocks
+    );
+    Ok(())
 }
 
 fn within_limits(live: &Live, load: Load) -> CheckResult {

@@ -49,6 +49,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| with_fault(clean, scenario, Publishes::with(Flaw::BlocksInTokens)),
     },
     Mutant {
+        name: "blocks-not-counted",
+        stands_for: "a gauge of KV blocks that is read from the pool before the step takes them: always those of an idle engine",
+        killed_by: &["MT09"],
+        build: |clean, scenario| {
+            with_fault(clean, scenario, Publishes::with(Flaw::BlocksNotCounted))
+        },
+    },
+    Mutant {
         name: "counter-resets",
         stands_for: "statistics that are read and cleared, under the name of a counter",
         killed_by: &["MT03"],
@@ -115,6 +123,7 @@ enum Flaw {
     LoadLeaks,
     LoadIsAFlag,
     BlocksInTokens,
+    BlocksNotCounted,
     CounterResets,
 }
 
@@ -164,7 +173,10 @@ impl Running {
             } else {
                 *requests
             },
-            kv_used_blocks: u64::from(*requests) * REQUEST_BLOCKS * block_unit,
+            kv_used_blocks: match self.flaw {
+                Flaw::BlocksNotCounted => 0,
+                _ => u64::from(*requests) * REQUEST_BLOCKS * block_unit,
+            },
             kv_total_blocks: BLOCKS,
             ..Load::default()
         });
