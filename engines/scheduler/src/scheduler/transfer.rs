@@ -1,6 +1,6 @@
 //! Sequences whose KV blocks go to another instance, or come from one.
 
-use super::{Scheduler, count};
+use super::Scheduler;
 use crate::error::AddError;
 use crate::pool::BlockId;
 use crate::sequence::{NewSequence, Receipt, SequenceId};
@@ -46,12 +46,6 @@ impl Scheduler {
         };
         self.pool.release(&blocks);
         true
-    }
-
-    /// Sequences that are held.
-    #[must_use]
-    pub fn held_sequences(&self) -> u64 {
-        count(self.held.len())
     }
 }
 
