@@ -56,7 +56,7 @@ fn capabilities() -> Vec<Row> {
     fields!(Capabilities {
         inputs: &["US02", "ER08"],
         sampling: &["DT09"],
-        max_logprobs: &["DT07", "DT13", "DT17"],
+        max_logprobs: &["DT07", "DT13", "DT17", "DT20"],
         // Nobody can declare it: a config that does is not valid.
         prompt_logprobs: &["LC01", "DT09"],
         guided: &["GD01", "DT09"],
@@ -74,10 +74,10 @@ fn capabilities() -> Vec<Row> {
 
 fn values() -> Vec<Row> {
     let sampling = variants!(SamplingOption {
-        Temperature: &["DT04", "DT12"],
-        TopP: &["DT11"],
-        TopK: &["DT05"],
-        MinP: &["DT11"],
+        Temperature: &["DT04", "DT12", "DT20"],
+        TopP: &["DT11", "DT19"],
+        TopK: &["DT05", "DT19"],
+        MinP: &["DT11", "DT19"],
         PresencePenalty: &["DT08", "DT14"],
         FrequencyPenalty: &["DT08", "DT14", "DT18"],
         RepetitionPenalty: &["DT08"],

@@ -11,6 +11,7 @@ use crate::trial::{Live, Trial};
 
 mod beside;
 mod counted;
+mod drawn;
 mod free;
 mod rated;
 mod warm;
@@ -72,6 +73,12 @@ pub(super) const CHECKS: &[Check] = &[
     check!(tokens "DT18", Strict, Sampling, "a frequency penalty counts the prompt's tokens where the engine declares that it does, and only there",
         clause: "SamplingOptions::frequency_penalty; Deviation::PenaltiesCountPrompt",
         breaks: "answers that may not use the words of their question", counted::prompt_counts_where_declared),
+    check!("DT19", Strict, Logprobs, "top_k, top_p and min_p leave no token but those that they say",
+        clause: "SamplingOptions::top_k, top_p, min_p",
+        breaks: "tokens that the client shut out: a list of candidates one too long, or cut before it was sorted", drawn::within_what_is_left),
+    check!("DT20", Strict, Logprobs, "tokens are drawn as often as their probabilities and the temperature say",
+        clause: "SamplingOptions::temperature",
+        breaks: "evaluations of a model other than the one served: a temperature that is not the one asked for, or draws that are not even", drawn::as_often_as_probable),
 ];
 
 /// A request long enough for a wrong choice to show.

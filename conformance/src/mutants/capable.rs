@@ -76,6 +76,11 @@ pub(super) enum Flaw {
     LogprobsForAll,
     LogprobsAfterBias,
     RepetitionOverflows,
+    OneCandidateTooMany,
+    NucleusTooLarge,
+    MinPInAnotherBase,
+    TemperatureIsOne,
+    DrawsUneven,
     // Guided decoding.
     SchemaIgnored,
     EndsEarly,

@@ -42,7 +42,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "top-k-ignored",
         stands_for: "a sampler that draws first and filters afterwards",
-        killed_by: &["DT05"],
+        killed_by: &["DT05", "DT19", "DT20"],
         build: |_, _| with_flaw(Flaw::TopKAfterDraw),
     },
     Mutant {
@@ -66,13 +66,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "top-p-ignored",
         stands_for: "nucleus sampling that is declared, for it is in the API, and not built",
-        killed_by: &["DT11"],
+        killed_by: &["DT11", "DT19", "DT20"],
         build: |_, _| with_flaw(Flaw::TopPIgnored),
     },
     Mutant {
         name: "min-p-ignored",
         stands_for: "an option of one sampler that the fused kernel does not know",
-        killed_by: &["DT11"],
+        killed_by: &["DT11", "DT19", "DT20"],
         build: |_, _| with_flaw(Flaw::MinPIgnored),
     },
     Mutant {
@@ -84,13 +84,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "logprobs-from-the-best",
         stands_for: "logits less their maximum, which a stable softmax begins with, sent without the rest of it",
-        killed_by: &["DT13"],
+        killed_by: &["DT13", "DT19", "DT20"],
         build: |_, _| with_flaw(Flaw::LogprobsFromTheBest),
     },
     Mutant {
         name: "logprobs-of-candidates",
         stands_for: "a softmax over the candidates that are sent",
-        killed_by: &["DT13"],
+        killed_by: &["DT13", "DT19", "DT20"],
         build: |_, _| with_flaw(Flaw::LogprobsOfCandidates),
     },
     Mutant {
@@ -140,6 +140,36 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a large penalty in half precision: no number any more, and so the best of all",
         killed_by: &["DT08"],
         build: |_, _| with_flaw(Flaw::RepetitionOverflows),
+    },
+    Mutant {
+        name: "one-candidate-too-many",
+        stands_for: "a top_k that is the place of the last candidate, counted from 0",
+        killed_by: &["DT19", "DT20"],
+        build: |_, _| with_flaw(Flaw::OneCandidateTooMany),
+    },
+    Mutant {
+        name: "nucleus-too-large",
+        stands_for: "a nucleus that is summed in half precision, and so reached late",
+        killed_by: &["DT19", "DT20"],
+        build: |_, _| with_flaw(Flaw::NucleusTooLarge),
+    },
+    Mutant {
+        name: "min-p-in-another-base",
+        stands_for: "a min_p that became a bound on logits by a logarithm of base 2",
+        killed_by: &["DT19"],
+        build: |_, _| with_flaw(Flaw::MinPInAnotherBase),
+    },
+    Mutant {
+        name: "temperature-is-one",
+        stands_for: "a temperature that switches drawing on, and is not divided by",
+        killed_by: &["DT20"],
+        build: |_, _| with_flaw(Flaw::TemperatureIsOne),
+    },
+    Mutant {
+        name: "draws-uneven",
+        stands_for: "a generator whose high bits are not even: the first candidate comes too often",
+        killed_by: &["DT20"],
+        build: |_, _| with_flaw(Flaw::DrawsUneven),
     },
     Mutant {
         name: "undeclared-options-dropped",

@@ -191,7 +191,8 @@ genset_conformance::suite!(|_: &Scenario| subject());
 #[test]
 fn what_this_crate_does_is_checked() {
     for id in [
-        "DT02", "DT07", "DT11", "DT13", "DT16", "DT17", "GD01", "GD08", "MG11", "MG12",
+        "DT02", "DT07", "DT11", "DT13", "DT16", "DT17", "DT19", "DT20", "FN16", "GD01", "GD08",
+        "MG11", "MG12",
     ] {
         let report = run_check(find(id).unwrap(), |_: &Scenario| subject());
         assert_eq!(report.verdict, Verdict::Pass, "{id}");

@@ -268,6 +268,9 @@ impl Decoder {
                 running.requests.fetch_add(1, Ordering::Relaxed),
             ));
         }
+        if running.flaw == Flaw::DrawsUneven {
+            draw *= draw;
+        }
         let mut token = model::choose(&logits, &sampling, draw);
         if running.flaw == Flaw::ZeroTemperatureDivides
             && sampling.temperature == Some(0.0)
@@ -437,6 +440,18 @@ fn effective(running: &Running, asked: &SamplingOptions) -> SamplingOptions {
         Flaw::BiasIgnored => sampling.logit_bias.clear(),
         Flaw::TopPIgnored => sampling.top_p = None,
         Flaw::MinPIgnored => sampling.min_p = None,
+        Flaw::OneCandidateTooMany => {
+            sampling.top_k = asked
+                .top_k
+                .map(|k| if k > 1 { k.saturating_add(1) } else { k });
+        }
+        Flaw::NucleusTooLarge => {
+            sampling.top_p = asked.top_p.map(|p| if p > 0.01 { p.sqrt() } else { p });
+        }
+        Flaw::MinPInAnotherBase => {
+            sampling.min_p = asked.min_p.map(|p| p.powf(std::f32::consts::LOG2_E));
+        }
+        Flaw::TemperatureIsOne if asked.temperature > Some(0.0) => sampling.temperature = Some(1.0),
         Flaw::FrequencyCountsOnce => {
             sampling.presence_penalty = sum(asked.presence_penalty, asked.frequency_penalty);
             sampling.frequency_penalty = None;

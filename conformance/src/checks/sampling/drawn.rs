@@ -1,0 +1,327 @@
+//! What a free choice is drawn from, and how often each token comes. An engine's own log probabilities say what should be.
+
+use genset_backend_common::output::{TokenLogprob, TopLogprob};
+use genset_backend_common::{GenerateRequest, TokenId, config::SamplingOption};
+
+use crate::check::{CheckResult, Stop, ensure, skip};
+use crate::trial::{Live, Trial};
+
+/// What rounding in an engine's arithmetic may add to a log probability, of half precision too.
+const ROUNDING: f32 = 0.05;
+
+/// Tokens of one answer.
+const ANSWER_TOKENS: u32 = 64;
+
+/// Answers of one setting, where waiting is free and where it is not.
+const ANSWERS: u64 = 8;
+const REAL_TIME_ANSWERS: u64 = 2;
+
+/// A token that was drawn, and what could have been.
+struct Place {
+    token: TokenId,
+    at: TokenLogprob,
+}
+
+impl Place {
+    /// The candidates, best first, whatever their order was.
+    fn candidates(&self) -> Vec<&TopLogprob> {
+        let mut candidates: Vec<&TopLogprob> = self.at.top.iter().collect();
+        candidates.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+        candidates
+    }
+}
+
+/// An option with a value that narrows a choice.
+#[derive(Debug, Clone, Copy)]
+enum Narrow {
+    TopK(usize),
+    TopP(f32),
+    MinP(f32),
+}
+
+impl Narrow {
+    fn option(self) -> SamplingOption {
+        match self {
+            Self::TopK(_) => SamplingOption::TopK,
+            Self::TopP(_) => SamplingOption::TopP,
+            Self::MinP(_) => SamplingOption::MinP,
+        }
+    }
+
+    fn ask(self, request: &mut GenerateRequest) {
+        match self {
+            Self::TopK(k) => request.sampling.top_k = u32::try_from(k).ok(),
+            Self::TopP(p) => request.sampling.top_p = Some(p),
+            Self::MinP(p) => request.sampling.min_p = Some(p),
+        }
+    }
+
+    /// Whether a token of `logprob` is left beside `candidates`, with the benefit of the doubt. Those not shown are worse.
+    fn leaves(self, logprob: f32, candidates: &[&TopLogprob]) -> bool {
+        let best = candidates.first().map_or(0.0, |best| best.logprob);
+        match self {
+            Self::TopK(k) => {
+                let worst = k.checked_sub(1).and_then(|place| candidates.get(place));
+                worst.is_none_or(|worst| logprob >= worst.logprob - ROUNDING)
+            }
+            Self::TopP(p) => {
+                let better = candidates
+                    .iter()
+                    .filter(|it| it.logprob > logprob + ROUNDING);
+                better.map(|it| it.logprob.exp()).sum::<f32>() < p + ROUNDING
+            }
+            Self::MinP(p) => logprob >= best + p.ln() - ROUNDING,
+        }
+    }
+
+    /// How many candidates are left for certain, and no more; none where rounding or a candidate that is not shown decides.
+    fn kept(self, candidates: &[&TopLogprob]) -> Option<usize> {
+        match self {
+            Self::TopK(k) => {
+                let [.., last] = candidates.get(..k)? else {
+                    return None;
+                };
+                let next = candidates.get(k);
+                next.is_none_or(|next| next.logprob < last.logprob)
+                    .then_some(k)
+            }
+            Self::TopP(p) => {
+                let mut mass = 0.0;
+                for (place, candidate) in candidates.iter().enumerate() {
+                    mass += candidate.logprob.exp();
+                    if (mass - p).abs() < 0.002 {
+                        return None;
+                    }
+                    if mass > p {
+                        return Some(place + 1);
+                    }
+                }
+                None
+            }
+            Self::MinP(p) => {
+                let bar = candidates.first()?.logprob + p.ln();
+                let is_near = |it: &&TopLogprob| (it.logprob - bar).abs() < 0.002;
+                let kept = candidates.iter().filter(|it| it.logprob > bar).count();
+                (kept < candidates.len() && !candidates.iter().any(is_near)).then_some(kept)
+            }
+        }
+    }
+}
+
+/// The places of answers drawn at `temperature`. Those without log probabilities are left out: RD03 asks for them.
+async fn drawn(live: &Live, temperature: f32, narrow: Option<Narrow>) -> Result<Vec<Place>, Stop> {
+    let answers = match live.config.capabilities.virtual_time {
+        true => ANSWERS,
+        false => REAL_TIME_ANSWERS,
+    };
+    let mut places = Vec::new();
+    for seed in 0..answers {
+        let mut request = live.greedy(
+            live.prompt(8, seed),
+            live.affordable_answer(8, ANSWER_TOKENS),
+        );
+        request.sampling.temperature = Some(temperature);
+        request.sampling.seed = live.can(SamplingOption::Seed).then_some(seed);
+        request.output.logprobs = live.config.capabilities.max_logprobs;
+        if let Some(narrow) = narrow {
+            narrow.ask(&mut request);
+        }
+        let answer = live.answer(request).await?;
+        let both = answer.tokens().into_iter().zip(answer.logprobs());
+        places.extend(both.map(|(token, at)| Place { token, at }));
+    }
+    Ok(places)
+}
+
+/// The options that the engine declares, with values that leave some of the candidates it shows.
+fn narrowings(live: &Live, shown: usize) -> Vec<Narrow> {
+    let all = [
+        Narrow::TopK(2),
+        Narrow::TopK(shown.saturating_sub(1).max(2)),
+        Narrow::TopP(0.1),
+        Narrow::TopP(0.5),
+        Narrow::MinP(0.9),
+        Narrow::MinP(0.5),
+    ];
+    let declared = all.into_iter().filter(|it| live.can(it.option()));
+    declared.collect()
+}
+
+/// How many candidates the engine shows.
+fn shown(live: &Live) -> Result<usize, Stop> {
+    if !live.can(SamplingOption::Temperature) {
+        skip!(NotDeclared, "the engine does not declare temperature");
+    }
+    let shown = live.config.capabilities.max_logprobs.unwrap_or(0);
+    if shown < 2 {
+        skip!(
+            NotDeclared,
+            "the engine shows fewer than two candidates of a token"
+        );
+    }
+    Ok(usize::try_from(shown).unwrap_or(usize::MAX))
+}
+
+pub(super) async fn within_what_is_left(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let shown = shown(&live)?;
+    let narrowings = narrowings(&live, shown);
+    if narrowings.is_empty() {
+        skip!(
+            NotDeclared,
+            "the engine declares neither top_k nor top_p nor min_p"
+        );
+    }
+    for narrow in narrowings {
+        for place in drawn(&live, 1.0, Some(narrow)).await? {
+            let candidates = place.candidates();
+            ensure!(
+                narrow.leaves(place.at.logprob, &candidates),
+                "{narrow:?} does not leave token {} with the log probability {}, which was drawn beside {candidates:?}",
+                place.token,
+                place.at.logprob
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Standard deviations by which a count may differ from what is expected: one sound engine in millions differs by more.
+const DEVIATIONS: f64 = 6.0;
+
+/// How often something came, and how often it should have.
+#[derive(Debug, Default)]
+struct Tally {
+    places: u32,
+    came: f64,
+    expected: f64,
+    variance: f64,
+}
+
+impl Tally {
+    fn add(&mut self, came: bool, expected: f64) {
+        let expected = expected.clamp(0.0, 1.0);
+        self.places += 1;
+        self.came += f64::from(u8::from(came));
+        self.expected += expected;
+        self.variance += expected * (1.0 - expected);
+    }
+
+    /// What counts may differ by. One more, for engines that are all but certain of each token.
+    fn margin(&self) -> f64 {
+        DEVIATIONS * self.variance.sqrt() + 1.0
+    }
+
+    fn ensure_equal(&self, what: &str) -> CheckResult {
+        ensure!(
+            (self.came - self.expected).abs() <= self.margin(),
+            "{what} came {} times at {} places, where {:.1} times were expected, give or take {:.1}",
+            self.came,
+            self.places,
+            self.expected,
+            self.margin()
+        );
+        Ok(())
+    }
+}
+
+pub(super) async fn as_often_as_probable(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let shown = shown(&live)?;
+    freely(&live).await?;
+    if live.can(SamplingOption::TopK) {
+        for temperature in [0.5, 2.0] {
+            narrowed(&live, temperature, Narrow::TopK(2)).await?;
+        }
+    }
+    for narrow in narrowings(&live, shown) {
+        narrowed(&live, 1.0, narrow).await?;
+    }
+    colder_and_hotter(&live).await
+}
+
+/// Of all tokens: the best one, and all that are shown.
+async fn freely(live: &Live) -> CheckResult {
+    let (mut best, mut shown) = (Tally::default(), Tally::default());
+    for place in drawn(live, 1.0, None).await? {
+        let candidates = place.candidates();
+        let Some(first) = candidates.first() else {
+            continue;
+        };
+        best.add(
+            place.token == first.token_id,
+            f64::from(first.logprob.exp()),
+        );
+        let mass: f64 = candidates
+            .iter()
+            .map(|it| f64::from(it.logprob.exp()))
+            .sum();
+        let is_shown = candidates.iter().any(|it| it.token_id == place.token);
+        shown.add(is_shown, mass);
+    }
+    best.ensure_equal("at a temperature of 1, the best token")?;
+    shown.ensure_equal("at a temperature of 1, one of the best tokens")
+}
+
+/// Of the candidates that an option leaves: the best one.
+async fn narrowed(live: &Live, temperature: f32, narrow: Narrow) -> CheckResult {
+    let mut best = Tally::default();
+    for place in drawn(live, temperature, Some(narrow)).await? {
+        let candidates = place.candidates();
+        let Some(kept) = narrow
+            .kept(&candidates)
+            .and_then(|kept| candidates.get(..kept))
+        else {
+            continue;
+        };
+        let Some(first) = kept.first() else { continue };
+        let weight = |it: &&TopLogprob| f64::from((it.logprob - first.logprob) / temperature).exp();
+        let total: f64 = kept.iter().map(weight).sum();
+        best.add(place.token == first.token_id, 1.0 / total);
+    }
+    best.ensure_equal(&format!(
+        "at a temperature of {temperature}, with {narrow:?}, the best token"
+    ))
+}
+
+/// What is shown must come more often where it is colder, and less often where it is hotter. By how much at least, follows from
+/// the tokens that are not shown: together they have the rest of the probability, and none has more than the worst that is shown.
+async fn colder_and_hotter(live: &Live) -> CheckResult {
+    for temperature in [0.1, 2.0] {
+        let mut shown = Tally::default();
+        for place in drawn(live, temperature, None).await? {
+            let candidates = place.candidates();
+            let Some(worst) = candidates.last() else {
+                continue;
+            };
+            let power = 1.0 / f64::from(temperature);
+            let probability = |it: &TopLogprob| f64::from(it.logprob).exp();
+            let mass: f64 = candidates.iter().map(|it| probability(it)).sum();
+            // In units of the worst, so that nothing becomes 0.
+            let unit = probability(worst);
+            if !unit.is_normal() {
+                continue;
+            }
+            let of_shown: f64 = candidates
+                .iter()
+                .map(|it| (probability(it) / unit).powf(power))
+                .sum();
+            let of_rest = (1.0 - mass).max(0.0) / unit;
+            let is_shown = candidates.iter().any(|it| it.token_id == place.token);
+            shown.add(is_shown, of_shown / (of_shown + of_rest));
+        }
+        let (came, bound, margin) = (shown.came, shown.expected, shown.margin());
+        let is_colder = temperature < 1.0;
+        ensure!(
+            if is_colder {
+                came >= bound - margin
+            } else {
+                came <= bound + margin
+            },
+            "at a temperature of {temperature}, one of the best tokens came {came} times at {} places, where it should come {} {bound:.1} times, give or take {margin:.1}",
+            shown.places,
+            if is_colder { "at least" } else { "at most" }
+        );
+    }
+    Ok(())
+}
