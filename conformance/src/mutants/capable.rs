@@ -113,12 +113,12 @@ pub(super) enum Flaw {
     AbandonedFreedSilently,
     LateEvents,
     SaltIgnored,
+    StoredTogether,
     // Prefill and decode.
     WrongSource,
     PrefillGoesOn,
     TransferOptional,
     TransferCorrupts,
-    StoredTogether,
     NoTtl,
     DrainLeavesTransfers,
     AbortIgnored,
