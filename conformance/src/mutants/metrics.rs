@@ -166,17 +166,18 @@ impl Running {
         *requests = change(*requests);
         let is_flag = self.flaw == Flaw::LoadIsAFlag;
         let is_in_tokens = self.flaw == Flaw::BlocksInTokens;
-        let block_unit = if is_in_tokens { BLOCK_TOKENS } else { 1 };
+        let block_unit = match (is_in_tokens, self.flaw == Flaw::BlocksNotCounted) {
+            (_, true) => 0,
+            (true, false) => BLOCK_TOKENS,
+            (false, false) => 1,
+        };
         self.load.lock().publish(Load {
             running_requests: if is_flag {
                 (*requests).min(1)
             } else {
                 *requests
             },
-            kv_used_blocks: match self.flaw {
-                Flaw::BlocksNotCounted => 0,
-                _ => u64::from(*requests) * REQUEST_BLOCKS * block_unit,
-            },
+            kv_used_blocks: u64::from(*requests) * REQUEST_BLOCKS * block_unit,
             kv_total_blocks: BLOCKS,
             ..Load::default()
         });

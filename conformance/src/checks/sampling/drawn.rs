@@ -213,8 +213,9 @@ impl Tally {
     }
 
     fn ensure_equal(&self, what: &str) -> CheckResult {
+        let is_near = (self.came - self.expected).abs() <= self.margin();
         ensure!(
-            (self.came - self.expected).abs() <= self.margin(),
+            is_near,
             "{what} came {} times at {} places, where {:.1} times were expected, give or take {:.1}",
             self.came,
             self.places,
