@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::Role;
 use crate::error::{At, EngineError, ErrorKind, RequestField};
-use crate::request::{GenerateRequest, GuidedDecoding, Input, SamplingOptions, TokenId};
+use crate::request::{
+    ChatInput, GenerateRequest, GuidedDecoding, Input, MediaKind, SamplingOptions, TokenId,
+};
 
 /// The most data-parallel ranks of an instance.
 pub const MAX_DATA_PARALLEL_SIZE: u32 = 1024;
@@ -84,8 +86,8 @@ impl EngineConfig {
     /// Checks the config itself.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the field: an empty model, a zero context, no input kind, no rank, an ability that answers
-    /// have no place for.
+    /// `InvalidArgument`, naming the field: an empty model, a zero context, no input kind, media without chats, no rank, an
+    /// ability that answers have no place for.
     pub fn validate(&self) -> Result<(), EngineError> {
         let problem = if self.model.trim().is_empty() {
             (
@@ -96,6 +98,13 @@ impl EngineConfig {
             ("context_length_tokens", "must be at least 1")
         } else if self.capabilities.inputs.is_empty() {
             ("capabilities.inputs", "declare at least one kind of input")
+        } else if !self.capabilities.media.is_empty()
+            && !self.capabilities.inputs.contains(&InputKind::Chat)
+        {
+            (
+                "capabilities.media",
+                "are parts of chat messages; declare that input too",
+            )
         } else if !(1..=MAX_DATA_PARALLEL_SIZE).contains(&self.data_parallel_size) {
             ("data_parallel_size", "must be between 1 and 1024")
         } else if self.capabilities.prompt_logprobs {
@@ -313,6 +322,9 @@ pub enum Deviation {
 pub struct Capabilities {
     /// Kinds of input; at least one.
     pub inputs: BTreeSet<InputKind>,
+    /// Kinds of media that chat messages may have beside text; only for engines that take chat messages. An engine that takes
+    /// tokens too gets tokens where a chat has none of them.
+    pub media: BTreeSet<MediaKind>,
     /// Sampling options.
     pub sampling: BTreeSet<SamplingOption>,
     /// The most `logprobs` a request may ask for; `None` when there are none.
@@ -438,6 +450,9 @@ impl Capabilities {
         if !self.inputs.contains(&input) {
             return Err(undeclared(RequestField::Prompt, "this kind of input"));
         }
+        if let Input::Chat(chat) = &request.input {
+            self.check_media(&request.model, chat)?;
+        }
         self.check_sampling(&request.sampling)?;
         if request.stop.min_tokens != 0 && self.deviates(Deviation::NoMinTokens) {
             return Err(undeclared(RequestField::MinTokens, "a least length"));
@@ -476,6 +491,19 @@ impl Capabilities {
             ));
         }
         Ok(())
+    }
+
+    /// Whoever sent them may be older than this, or hostile: a URL that an engine would fetch does not get through.
+    fn check_media(&self, model: &str, chat: &ChatInput) -> Result<(), EngineError> {
+        let media = chat.media()?;
+        let mut media = media.into_iter();
+        match media.find(|(_, medium)| !self.media.contains(&medium.kind())) {
+            None => Ok(()),
+            Some((place, medium)) => Err(EngineError::unsupported(
+                place,
+                no_media(model, medium.kind()),
+            )),
+        }
     }
 
     fn check_sampling(&self, sampling: &SamplingOptions) -> Result<(), EngineError> {
@@ -547,6 +575,15 @@ impl Capabilities {
     }
 }
 
+/// The refusal of a medium that a model's engine does not declare.
+#[must_use]
+pub fn no_media(model: &str, kind: MediaKind) -> String {
+    let plural = kind.plural();
+    format!(
+        "the model {model} takes no {plural}; leave the part out, or ask a model that takes {plural}"
+    )
+}
+
 fn undeclared(field: RequestField, what: &str) -> EngineError {
     EngineError::unsupported(
         field,
@@ -614,6 +651,46 @@ mod tests {
                 (ErrorKind::Unsupported, Some(*field))
             );
         }
+    }
+
+    /// An old or hostile frontend sends what was not declared, or what an engine would fetch by itself.
+    #[test]
+    fn media_that_are_not_declared_are_refused_by_their_place() {
+        use serde_json::json;
+        let config = |media: &[MediaKind]| {
+            let can = Capabilities {
+                media: media.iter().copied().collect(),
+                ..Capabilities::text()
+            };
+            EngineConfig::new("m", 16).with_capabilities(can)
+        };
+        let chat = |url: &str| {
+            let image = json!({"type": "image_url", "image_url": {"url": url}});
+            let text = json!({"type": "text", "text": "?"});
+            let messages = vec![json!({"role": "user", "content": [text, image]})];
+            let tools = Vec::new();
+            GenerateRequest::from_chat("blind", ChatInput { messages, tools })
+        };
+        let gif = chat("data:image/gif;base64,R0lGODlhAQABAAAAACw=");
+        config(&[MediaKind::Image]).check(&gif).unwrap();
+        for blind in [config(&[]), config(&[MediaKind::Audio])] {
+            let error = blind.check(&gif).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert_eq!(error.at().map(At::name), Some("messages[0].content[1]"));
+            assert!(
+                error
+                    .message()
+                    .starts_with("the model blind takes no images"),
+                "{error}"
+            );
+        }
+        let fetched = config(&[MediaKind::Image]).check(&chat("http://169.254.169.254/"));
+        assert_eq!(fetched.unwrap_err().kind(), ErrorKind::InvalidArgument);
+        let mut no_chats = config(&[MediaKind::Image]);
+        no_chats.validate().unwrap();
+        no_chats.capabilities.inputs = [InputKind::Tokens].into();
+        let error = no_chats.validate().unwrap_err();
+        assert_eq!(error.at().map(At::name), Some("capabilities.media"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The frontend builds it, the Worker's adapter checks it against what the engine declares, the engine reads it.
 //! One request is one sequence: a client's `n` becomes `n` requests before it gets here.
 
+mod media;
 mod shared;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use media::{MAX_MEDIA, Media, MediaError, MediaFormat, MediaKind, Part, PartPlace};
 pub use shared::Shared;
 
 use crate::error::{EngineError, RequestField};
@@ -109,7 +111,8 @@ pub struct ScorePair {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChatInput {
-    /// The messages, oldest first, each an object with at least `role`.
+    /// The messages, oldest first, each an object with at least `role`. A `content` that is a list has parts of type `text`,
+    /// `image_url` with a `data:` URL, and `input_audio`: [`Media`] reads them.
     pub messages: Vec<Value>,
     /// The tools the model may call.
     pub tools: Vec<Value>,

@@ -55,6 +55,7 @@ fn config() -> Vec<Row> {
 fn capabilities() -> Vec<Row> {
     fields!(Capabilities {
         inputs: &["US02", "ER08"],
+        media: &["ER08"],
         sampling: &["DT09"],
         max_logprobs: &["DT07", "DT13", "DT17", "DT20"],
         // Nobody can declare it: a config that does is not valid.

@@ -1,0 +1,504 @@
+//! [`Media`]: what a chat message has beside text, as OpenAI's API writes it: `image_url` with a `data:` URL, and `input_audio`.
+//!
+//! Frontends read and check it before they send a request, the Worker's adapter refuses what its engine does not declare, and
+//! engines that compute media themselves take the bytes out of it. Nothing here fetches a URL: what reaches an engine carries
+//! its bytes.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::ChatInput;
+use crate::error::{At, EngineError};
+
+/// The most media of one request.
+pub const MAX_MEDIA: usize = 64;
+
+/// As many letters of a medium as are decoded to see what it is.
+const MAGIC_LETTERS: usize = 32;
+
+/// A kind of medium that an engine may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MediaKind {
+    /// Pictures: `image_url`.
+    Image,
+    /// Sound: `input_audio`.
+    Audio,
+}
+
+impl MediaKind {
+    /// Every kind.
+    pub const ALL: [Self; 2] = [Self::Image, Self::Audio];
+
+    /// The name in flags and on the wire.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::Audio => "audio",
+        }
+    }
+
+    /// What a model takes that takes it.
+    #[must_use]
+    pub const fn plural(self) -> &'static str {
+        match self {
+            Self::Image => "images",
+            Self::Audio => "audio",
+        }
+    }
+}
+
+impl fmt::Display for MediaKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How a medium is encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MediaFormat {
+    /// PNG.
+    Png,
+    /// JPEG.
+    Jpeg,
+    /// GIF.
+    Gif,
+    /// WebP.
+    Webp,
+    /// RIFF WAVE.
+    Wav,
+    /// MPEG audio layer III.
+    Mp3,
+    /// FLAC.
+    Flac,
+    /// Ogg, with Vorbis or Opus inside.
+    Ogg,
+}
+
+impl MediaFormat {
+    /// Every format.
+    pub const ALL: [Self; 8] = [
+        Self::Png,
+        Self::Jpeg,
+        Self::Gif,
+        Self::Webp,
+        Self::Wav,
+        Self::Mp3,
+        Self::Flac,
+        Self::Ogg,
+    ];
+
+    /// The kind of medium.
+    #[must_use]
+    pub const fn kind(self) -> MediaKind {
+        match self {
+            Self::Png | Self::Jpeg | Self::Gif | Self::Webp => MediaKind::Image,
+            Self::Wav | Self::Mp3 | Self::Flac | Self::Ogg => MediaKind::Audio,
+        }
+    }
+
+    /// Its short name, which is the `format` of `input_audio`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Png => "png",
+            Self::Jpeg => "jpeg",
+            Self::Gif => "gif",
+            Self::Webp => "webp",
+            Self::Wav => "wav",
+            Self::Mp3 => "mp3",
+            Self::Flac => "flac",
+            Self::Ogg => "ogg",
+        }
+    }
+
+    /// Its usual media type.
+    #[must_use]
+    pub const fn media_type(self) -> &'static str {
+        match self {
+            Self::Png => "image/png",
+            Self::Jpeg => "image/jpeg",
+            Self::Gif => "image/gif",
+            Self::Webp => "image/webp",
+            Self::Wav => "audio/wav",
+            Self::Mp3 => "audio/mpeg",
+            Self::Flac => "audio/flac",
+            Self::Ogg => "audio/ogg",
+        }
+    }
+
+    /// The format of a media type, such as `image/png`.
+    #[must_use]
+    pub fn of_media_type(media_type: &str) -> Option<Self> {
+        let is = |name: &str| media_type.eq_ignore_ascii_case(name);
+        let usual = Self::ALL.into_iter().find(|format| is(format.media_type()));
+        usual.or_else(|| match media_type.to_ascii_lowercase().as_str() {
+            "image/jpg" => Some(Self::Jpeg),
+            "audio/x-wav" | "audio/wave" => Some(Self::Wav),
+            "audio/mp3" => Some(Self::Mp3),
+            "audio/x-flac" => Some(Self::Flac),
+            _ => None,
+        })
+    }
+
+    /// What bytes are that begin so.
+    #[must_use]
+    pub fn of_bytes(bytes: &[u8]) -> Option<Self> {
+        match bytes {
+            [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(Self::Png),
+            [0xff, 0xd8, 0xff, ..] => Some(Self::Jpeg),
+            [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Some(Self::Gif),
+            [b'R', b'I', b'F', b'F', _, _, _, _, form @ ..] if form.starts_with(b"WEBP") => {
+                Some(Self::Webp)
+            }
+            [b'R', b'I', b'F', b'F', _, _, _, _, form @ ..] if form.starts_with(b"WAVE") => {
+                Some(Self::Wav)
+            }
+            [b'f', b'L', b'a', b'C', ..] => Some(Self::Flac),
+            [b'O', b'g', b'g', b'S', ..] => Some(Self::Ogg),
+            [b'I', b'D', b'3', ..] => Some(Self::Mp3),
+            // A frame's sync, and a layer that is not the reserved one.
+            [0xff, second, ..] if second & 0xe0 == 0xe0 && second & 0x06 != 0 => Some(Self::Mp3),
+            _ => None,
+        }
+    }
+
+    fn names(kind: MediaKind) -> String {
+        let names = Self::ALL.into_iter().filter(|format| format.kind() == kind);
+        names.map(Self::name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// What is wrong with a part of a message: a phrase that goes on from the part's place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MediaError {
+    /// The part is not one of the API's.
+    #[error("expected an object with a type and what belongs to it")]
+    NoPart,
+    /// The part is of a type that nobody takes.
+    #[error(
+        "parts of type {kind:?} are not available, only \"text\", \"image_url\" and \"input_audio\""
+    )]
+    UnknownPart {
+        /// The type.
+        kind: String,
+    },
+    /// The URL is none that carries its content.
+    #[error("expected a URL of the form data:image/png;base64,...")]
+    NotData,
+    /// The medium is in a format that is not known.
+    #[error("{format:?} is none of the formats that are known: {known}")]
+    UnknownFormat {
+        /// What was named.
+        format: String,
+        /// Those that are known.
+        known: String,
+    },
+    /// The content is something else than it is said to be.
+    #[error("its content is {found}, and it is said to be {}", .said.name())]
+    OtherContent {
+        /// What was named.
+        said: MediaFormat,
+        /// What it is.
+        found: &'static str,
+    },
+    /// The content is not base64.
+    #[error("its data is not base64")]
+    NotBase64,
+}
+
+/// A medium of a message: its bytes, in base64 where the message has them.
+///
+/// # Examples
+/// ```
+/// use genset_backend_common::request::{Media, MediaKind};
+/// use serde_json::json;
+///
+/// let part = json!({"type": "image_url", "image_url": {"url": "data:image/gif;base64,R0lGODlhAQABAAAAACw="}});
+/// let media = Media::of_part(&part)?.unwrap();
+/// assert_eq!(media.kind(), MediaKind::Image);
+/// assert!(media.decode()?.starts_with(b"GIF89a"));
+/// assert_eq!(Media::of_part(&json!({"type": "text", "text": "What is it?"}))?, None);
+/// # Ok::<(), genset_backend_common::request::MediaError>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Media<'a> {
+    format: MediaFormat,
+    base64: &'a str,
+}
+
+impl fmt::Debug for Media<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Media")
+            .field("format", &self.format)
+            .field("len_bytes", &self.len_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a part of a message is, before its content is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// Text.
+    Text,
+    /// An image, at this URL.
+    ImageUrl(&'a str),
+    /// Sound.
+    Audio {
+        /// Its bytes in base64.
+        data: &'a str,
+        /// Its format's name.
+        format: &'a str,
+    },
+}
+
+impl<'a> Part<'a> {
+    /// What a part is.
+    ///
+    /// # Errors
+    /// [`MediaError::NoPart`] or [`MediaError::UnknownPart`].
+    pub fn of(part: &'a Value) -> Result<Self, MediaError> {
+        let text = |value: &'a Value| value.as_str().ok_or(MediaError::NoPart);
+        match text(&part["type"])? {
+            "text" => text(&part["text"]).map(|_| Self::Text),
+            "image_url" => text(&part["image_url"]["url"]).map(Self::ImageUrl),
+            "input_audio" => Ok(Self::Audio {
+                data: text(&part["input_audio"]["data"])?,
+                format: text(&part["input_audio"]["format"])?,
+            }),
+            other => Err(MediaError::UnknownPart {
+                kind: other.chars().take(40).collect(),
+            }),
+        }
+    }
+
+    /// The kind of medium; `None` for text.
+    #[must_use]
+    pub const fn kind(&self) -> Option<MediaKind> {
+        match self {
+            Self::Text => None,
+            Self::ImageUrl(_) => Some(MediaKind::Image),
+            Self::Audio { .. } => Some(MediaKind::Audio),
+        }
+    }
+
+    /// The medium that it carries; `None` for text.
+    ///
+    /// # Errors
+    /// As [`Media::of_url`] and [`Media::of_audio`].
+    pub fn media(&self) -> Result<Option<Media<'a>>, MediaError> {
+        match *self {
+            Self::Text => Ok(None),
+            Self::ImageUrl(url) => Media::of_url(url, MediaKind::Image).map(Some),
+            Self::Audio { data, format } => Media::of_audio(data, format).map(Some),
+        }
+    }
+}
+
+impl<'a> Media<'a> {
+    /// The medium of a part; `None` for text. Its format is known and its first bytes are of that format.
+    ///
+    /// # Errors
+    /// What is wrong with the part.
+    pub fn of_part(part: &'a Value) -> Result<Option<Self>, MediaError> {
+        Part::of(part)?.media()
+    }
+
+    /// The medium in a `data:` URL, which must be of this kind.
+    ///
+    /// # Errors
+    /// What is wrong with the URL.
+    ///
+    /// # Source
+    /// RFC 2397; parameters of the media type are passed over.
+    pub fn of_url(url: &'a str, kind: MediaKind) -> Result<Self, MediaError> {
+        let scheme = url.get(..5).ok_or(MediaError::NotData)?;
+        let (head, base64) = url[scheme.len()..]
+            .split_once(',')
+            .filter(|_| scheme.eq_ignore_ascii_case("data:"))
+            .ok_or(MediaError::NotData)?;
+        let mut head = head.split(';');
+        let media_type = head.next().unwrap_or_default();
+        if head
+            .next_back()
+            .is_none_or(|last| !last.eq_ignore_ascii_case("base64"))
+        {
+            return Err(MediaError::NotData);
+        }
+        let format = MediaFormat::of_media_type(media_type).filter(|format| format.kind() == kind);
+        let format = format.ok_or_else(|| unknown_format(media_type, kind))?;
+        Self { format, base64 }.checked()
+    }
+
+    /// The medium in `input_audio`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn of_audio(data: &'a str, format: &str) -> Result<Self, MediaError> {
+        let kind = MediaKind::Audio;
+        let mut formats = MediaFormat::ALL.into_iter();
+        let known = formats.find(|known| known.kind() == kind && known.name() == format);
+        let format = known.ok_or_else(|| unknown_format(format, kind))?;
+        Self {
+            format,
+            base64: data,
+        }
+        .checked()
+    }
+
+    /// Looks at the first bytes.
+    fn checked(self) -> Result<Self, MediaError> {
+        let letters = self.base64.len().min(MAGIC_LETTERS);
+        let beginning = self.base64.get(..letters).ok_or(MediaError::NotBase64)?;
+        let found = MediaFormat::of_bytes(&decode(beginning)?);
+        if found == Some(self.format) {
+            return Ok(self);
+        }
+        Err(MediaError::OtherContent {
+            said: self.format,
+            found: found.map_or("in no known format", MediaFormat::name),
+        })
+    }
+
+    /// Its format.
+    #[must_use]
+    pub const fn format(&self) -> MediaFormat {
+        self.format
+    }
+
+    /// Its kind.
+    #[must_use]
+    pub const fn kind(&self) -> MediaKind {
+        self.format.kind()
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        let padding = self.base64.bytes().rev().take_while(|byte| *byte == b'=');
+        (self.base64.len() / 4 * 3).saturating_sub(padding.count())
+    }
+
+    /// Checks that all of it is base64, without a copy.
+    ///
+    /// # Errors
+    /// [`MediaError::NotBase64`].
+    pub fn check_base64(&self) -> Result<(), MediaError> {
+        let letters = self.base64.trim_end_matches('=');
+        let padding = self.base64.len() - letters.len();
+        let is_good = self.base64.len().is_multiple_of(4)
+            && padding <= 2
+            && letters.bytes().all(|letter| value_of(letter).is_some());
+        is_good.then_some(()).ok_or(MediaError::NotBase64)
+    }
+
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// [`MediaError::NotBase64`].
+    pub fn decode(&self) -> Result<Vec<u8>, MediaError> {
+        self.check_base64()?;
+        decode(self.base64)
+    }
+}
+
+fn unknown_format(format: &str, kind: MediaKind) -> MediaError {
+    MediaError::UnknownFormat {
+        format: format.chars().take(40).collect(),
+        known: MediaFormat::names(kind),
+    }
+}
+
+/// The six bits of a letter of base64.
+const fn value_of(letter: u8) -> Option<u8> {
+    match letter {
+        b'A'..=b'Z' => Some(letter - b'A'),
+        b'a'..=b'z' => Some(letter - b'a' + 26),
+        b'0'..=b'9' => Some(letter - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    }
+}
+
+/// The bytes of whole groups of four letters; padding ends them.
+fn decode(base64: &str) -> Result<Vec<u8>, MediaError> {
+    let mut bytes = Vec::with_capacity(base64.len() / 4 * 3);
+    for group in base64.trim_end_matches('=').as_bytes().chunks(4) {
+        let mut bits = 0_u32;
+        for place in 0..4 {
+            let letter = group.get(place).copied().unwrap_or(b'A');
+            let value = value_of(letter).ok_or(MediaError::NotBase64)?;
+            bits = bits << 6 | u32::from(value);
+        }
+        let [_, all @ ..] = bits.to_be_bytes();
+        bytes.extend_from_slice(&all[..group.len().saturating_sub(1)]);
+    }
+    Ok(bytes)
+}
+
+/// Where a part stands in a chat. It reads `messages[1].content[0]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartPlace {
+    /// The message.
+    pub message: usize,
+    /// The part of its content.
+    pub part: usize,
+}
+
+impl fmt::Display for PartPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "messages[{}].content[{}]", self.message, self.part)
+    }
+}
+
+impl From<PartPlace> for At {
+    fn from(place: PartPlace) -> Self {
+        Self::Other(place.to_string())
+    }
+}
+
+impl ChatInput {
+    /// The parts of its messages, each with its place. A content that is a text has none.
+    pub fn parts(&self) -> impl Iterator<Item = (PartPlace, &Value)> {
+        let messages = self.messages.iter().enumerate();
+        messages.flat_map(|(message, value)| {
+            let parts = value["content"].as_array().into_iter().flatten();
+            parts
+                .enumerate()
+                .map(move |(part, value)| (PartPlace { message, part }, value))
+        })
+    }
+
+    /// Its media, in order.
+    ///
+    /// # Errors
+    /// `InvalidArgument` or `Unsupported`, naming the part: it is none, of a type that is not known, refers to what it should carry,
+    /// or is not what it is said to be; or there are more than [`MAX_MEDIA`].
+    pub fn media(&self) -> Result<Vec<(PartPlace, Media<'_>)>, EngineError> {
+        let mut media = Vec::new();
+        for (at, value) in self.parts() {
+            match Media::of_part(value) {
+                Ok(None) => {}
+                Ok(Some(_)) if media.len() >= MAX_MEDIA => {
+                    let problem =
+                        format!("a request may have at most {MAX_MEDIA} images and sounds");
+                    return Err(EngineError::invalid_argument(at, problem));
+                }
+                Ok(Some(medium)) => media.push((at, medium)),
+                Err(error @ MediaError::UnknownPart { .. }) => {
+                    return Err(EngineError::unsupported(at, error));
+                }
+                Err(error) => return Err(EngineError::invalid_argument(at, error)),
+            }
+        }
+        Ok(media)
+    }
+}
+
+#[cfg(test)]
+mod tests;
