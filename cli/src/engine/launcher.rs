@@ -1,13 +1,15 @@
 //! `out=vllm`, `sglang`, `trtllm` and `llamacpp`: the servers of other projects, launched and driven.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{EngineError, LLMEngine, Role};
+use genset_backend_common::{EngineError, LLMEngine, Role, request::MediaKind};
 use genset_engine_launcher::{
-    ExtraArgs, LauncherConfig, LauncherEngine, Nodes, RestartPolicy, ServerInput, ServerKind,
+    ExtraArgs, LauncherArgs, LauncherConfig, LauncherEngine, MediaKinds, Nodes, RestartPolicy,
+    ServerInput, ServerKind,
 };
 use genset_engine_subprocess::SubprocessConfig;
 use genset_runtime::ModelFolder;
@@ -64,6 +66,7 @@ fn launcher(
         None => ServerInput::Text,
     };
     let mut launcher = LauncherConfig::new(kind, model, input);
+    launcher.media = media(kind, model, args);
     launcher.context_length_tokens = config.worker.context_length;
     launcher.model_context_length_tokens = folder.and_then(|folder| folder.context_length_tokens);
     launcher.tensor_parallel_size = args.tensor_parallel_size;
@@ -101,6 +104,20 @@ fn launcher(
         launcher.validate_api_keys()?;
     }
     Ok(launcher)
+}
+
+/// What is said, or else what a checkout's files say to a server that takes media.
+fn media(kind: ServerKind, model: &Path, args: &LauncherArgs) -> BTreeSet<MediaKind> {
+    if let Some(said) = &args.media {
+        return said.0.clone();
+    }
+    match kind {
+        ServerKind::Vllm | ServerKind::Sglang => {
+            let config = std::fs::read(model.join("config.json"));
+            MediaKinds::of_config(&config.unwrap_or_default()).0
+        }
+        ServerKind::Trtllm | ServerKind::LlamaCpp => BTreeSet::new(),
+    }
 }
 
 /// The words of a command line.

@@ -1,5 +1,6 @@
 //! What requests and answers look like on a server's HTTP API: one module an API, the same trait for all.
 
+mod chat;
 mod completions;
 mod guided;
 mod llama;
@@ -8,12 +9,15 @@ mod text;
 mod wire;
 mod withheld;
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use genset_backend_common::output::TokenChunk;
 use genset_backend_common::{
-    Capabilities, EngineError, ErrorKind, GenerateRequest, TokenId, async_trait,
+    Capabilities, EngineError, ErrorKind, GenerateRequest, TokenId, async_trait, config::InputKind,
+    request::MediaKind,
 };
 use serde_json::Value;
 
@@ -33,7 +37,7 @@ const NO_LEGS: &str = "this server does not know prefill and decode apart";
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) path: &'static str,
-    pub(crate) body: Vec<u8>,
+    pub(crate) body: Bytes,
     pub(crate) headers: Vec<(&'static str, String)>,
 }
 
@@ -41,7 +45,7 @@ impl Call {
     fn new(path: &'static str, body: &Value) -> Self {
         Self {
             path,
-            body: body.to_string().into_bytes(),
+            body: body.to_string().into(),
             headers: Vec::new(),
         }
     }
@@ -148,8 +152,8 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Whether the usage comes in an event of its own, after the last token.
-    fn tells_usage_later(&self) -> bool {
+    /// Whether the usage of the answer to `request` comes in an event of its own, after the last token.
+    fn tells_usage_later(&self, _request: &GenerateRequest) -> bool {
         false
     }
 
@@ -197,13 +201,18 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
 pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Api>, EngineError> {
     let model = config.model.display().to_string();
     let is_text = config.input == ServerInput::Text;
+    let media = &config.media;
     Ok(match dialect {
-        Dialect::Vllm => Arc::new(completions::Completions::vllm(model, config.extra.as_ref())),
+        Dialect::Vllm => Arc::new(completions::Completions::vllm(
+            model,
+            config.extra.as_ref(),
+            media,
+        )),
         Dialect::Trtllm => Arc::new(completions::Completions::trtllm(
             model,
             config.extra.as_ref(),
         )),
-        Dialect::Sglang => Arc::new(sglang::Sglang::new(config.extra.as_ref())),
+        Dialect::Sglang => Arc::new(sglang::Sglang::new(config.extra.as_ref(), media)),
         Dialect::LlamaServer if is_text => Arc::new(text::Text::llama_server()),
         Dialect::LlamaServer => Arc::new(llama::Llama),
         Dialect::LlamaCppPython if is_text => Arc::new(text::Text::llama_cpp_python()),
@@ -212,6 +221,15 @@ pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Ap
             return Err(EngineError::unsupported("--model-config", problem));
         }
     })
+}
+
+/// Declares chats for the media that may be in them: those without any come as tokens.
+fn with_media(mut can: Capabilities, media: &BTreeSet<MediaKind>) -> Capabilities {
+    if !media.is_empty() {
+        can.inputs.insert(InputKind::Chat);
+        can.media.clone_from(media);
+    }
+    can
 }
 
 /// An answer that is none.

@@ -1,8 +1,52 @@
 //! The launchers' command-line flags.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::str::FromStr;
+
+use genset_backend_common::request::MediaKind;
+use serde_json::Value;
+
+/// What a model takes in chats beside text, as `--media` says it: `image,audio`, or `none`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MediaKinds(pub BTreeSet<MediaKind>);
+
+impl FromStr for MediaKinds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self::default());
+        }
+        let kinds = text.split(',').map(|name| {
+            let mut kinds = MediaKind::ALL.into_iter();
+            let known = kinds.find(|kind| kind.name() == name.trim());
+            known.ok_or_else(|| format!("{name:?} is none of image, audio"))
+        });
+        kinds.collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl MediaKinds {
+    /// What the `config.json` of a checkout says: a model has a `vision_config` where it sees and an `audio_config` where it hears,
+    /// one that also speaks has them in its `thinker_config`.
+    #[must_use]
+    pub fn of_config(config_json: &[u8]) -> Self {
+        let config: Value = serde_json::from_slice(config_json).unwrap_or_default();
+        let has = |name: &str| {
+            let mut places = [&config, &config["thinker_config"]].into_iter();
+            places.any(|place| place[name].is_object())
+        };
+        let named = [
+            (MediaKind::Image, "vision_config"),
+            (MediaKind::Audio, "audio_config"),
+        ];
+        let named = named.into_iter().filter(|(_, name)| has(name));
+        Self(named.map(|(kind, _)| kind).collect())
+    }
+}
 
 /// What is said about a server on the command line.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -33,6 +77,10 @@ pub struct LauncherArgs {
     /// trtllm, llamacpp, mocker]
     #[arg(long, value_name = "FILE")]
     pub extra_engine_args: Option<PathBuf>,
+    /// What the model takes in chats beside text: image, audio, both separated by a comma, or none [default: what its config.json
+    /// names] [out=vllm, sglang]
+    #[arg(long, value_name = "KINDS")]
+    pub media: Option<MediaKinds>,
     /// Command that starts the server, in place of the usual one [out=vllm, sglang, trtllm, llamacpp]
     #[arg(long, env = "GENSET_SERVER_CMD", value_name = "COMMAND")]
     pub server_cmd: Option<String>,
@@ -72,6 +120,7 @@ impl LauncherArgs {
             (self.kv_cache_block_size.is_some(), "--kv-cache-block-size"),
             (self.kv_transfer_host.is_some(), "--kv-transfer-host"),
             (self.extra_engine_args.is_some(), "--extra-engine-args"),
+            (self.media.is_some(), "--media"),
             (self.server_cmd.is_some(), "--server-cmd"),
             (
                 self.engine_start_timeout.is_some(),

@@ -1,12 +1,12 @@
 //! [`LauncherConfig`]: the model, how the server is started, and how long it may take for what.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use genset_backend_common::{EngineError, Role, error::At};
+use genset_backend_common::{EngineError, Role, error::At, request::MediaKind};
 use genset_process::{InheritedEnv, LogLimit, RestartPolicy};
 
 use crate::api::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
@@ -59,6 +59,8 @@ pub struct LauncherConfig {
     pub name: String,
     /// What requests carry.
     pub input: ServerInput,
+    /// What the model takes in chats beside text. vLLM and SGLang only.
+    pub media: BTreeSet<MediaKind>,
     /// The program and its first arguments, in place of the usual ones: `["/opt/vllm/bin/vllm", "serve"]`.
     pub command: Option<Vec<String>>,
     /// The interpreter of servers that are Python modules: a path, or a name to be found in `PATH`.
@@ -120,6 +122,7 @@ impl LauncherConfig {
             model,
             name,
             input,
+            media: BTreeSet::new(),
             command: None,
             python: "python3".into(),
             inherited_env: InheritedEnv::All,
@@ -189,6 +192,13 @@ impl LauncherConfig {
                 self.kind.title()
             );
             return Err(EngineError::unsupported(At::other("MODEL"), problem));
+        }
+        if !self.media.is_empty() && !matches!(self.kind, ServerKind::Vllm | ServerKind::Sglang) {
+            let problem = format!(
+                "{} gets no images and no audio from here; use out=vllm or out=sglang",
+                self.kind.title()
+            );
+            return Err(EngineError::unsupported("--media", problem));
         }
         let problem = if self
             .command

@@ -282,7 +282,7 @@ impl Drive {
                 (None, None) if is_drawn_again => return Ok(None),
                 (None, None) => continue,
             };
-            if is_whole && self.api.tells_usage_later() {
+            if is_whole && self.api.tells_usage_later(&self.request) {
                 // A usage that does not come is not waited for; the answer is there.
                 drop(timeout(USAGE_TIMEOUT, self.read_usage(reading)).await);
             }
@@ -321,6 +321,12 @@ impl Drive {
             }
         };
         let step = reading.reader.read(&data)?;
+        if let (None, Some(tokens)) = (reading.prompt_tokens, step.prompt_tokens)
+            && self.request.prompt_tokens().is_none()
+        {
+            // So that the usage is right also when the request is cancelled.
+            self.ctx.tell_prompt_tokens(tokens);
+        }
         reading.prompt_tokens = step.prompt_tokens.or(reading.prompt_tokens);
         if reading.given_before == 0 {
             // What a longer call finds of the answer is not of the prompt.

@@ -111,7 +111,7 @@ impl Client {
     pub(crate) async fn post(
         &self,
         path: &str,
-        body: Vec<u8>,
+        body: impl Into<Bytes>,
         headers: &[(&str, &str)],
     ) -> Result<Answer, HttpError> {
         let mut request = self
@@ -120,7 +120,7 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        self.send(request.body(Full::from(body))?).await
+        self.send(request.body(Full::new(body.into()))?).await
     }
 
     fn request(

@@ -40,7 +40,7 @@ mod server;
 mod sse;
 
 #[cfg(feature = "cli")]
-pub use args::LauncherArgs;
+pub use args::{LauncherArgs, MediaKinds};
 pub use config::{LauncherConfig, Nodes, ServerInput};
 pub use engine::LauncherEngine;
 pub use extra::ExtraArgs;

@@ -11,11 +11,13 @@ use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
     Capabilities, EngineError, GenerateRequest, GuidedDecoding, RequestField, TokenId, async_trait,
     config::{GuidedKind, SamplingOption},
+    request::MediaKind,
 };
 use serde_json::{Map, Value, json};
 
-use super::wire::{Choice, Chunk, Logprobs, Prefilled, error_of, token_logprob};
-use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable};
+use super::chat::{self, chat_of, refuse_legs};
+use super::wire::{ChatLogprob, Choice, Chunk, Logprobs, Prefilled, error_of, token_logprob};
+use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable, with_media};
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
 
@@ -53,7 +55,11 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    pub(super) fn vllm(model: String, extra: Option<&ExtraArgs>) -> Self {
+    pub(super) fn vllm(
+        model: String,
+        extra: Option<&ExtraArgs>,
+        media: &BTreeSet<MediaKind>,
+    ) -> Self {
         let max_logprobs = extra
             .and_then(|extra| extra.get("max-logprobs"))
             .and_then(Value::as_u64);
@@ -69,7 +75,7 @@ impl Completions {
         Self {
             flavor: Flavor::Vllm,
             model,
-            capabilities,
+            capabilities: with_media(capabilities, media),
             reuses_blocks: true,
         }
     }
@@ -103,10 +109,14 @@ impl Completions {
         // An adapter is a model of the server's.
         let model = request.adapter.as_ref().unwrap_or(&self.model);
         body.insert("model".into(), model.clone().into());
-        body.insert("prompt".into(), request.tokens()?.into());
-        body.insert("stream".into(), true.into());
-        body.insert("stream_options".into(), json!({"include_usage": true}));
-        body.insert("add_special_tokens".into(), false.into());
+        if let Some(chat) = chat_of(request) {
+            chat::begin(&mut body, chat);
+        } else {
+            body.insert("prompt".into(), request.tokens()?.into());
+            body.insert("stream".into(), true.into());
+            body.insert("stream_options".into(), json!({"include_usage": true}));
+            body.insert("add_special_tokens".into(), false.into());
+        }
         body.insert("ignore_eos".into(), ignores_own_eos(request).into());
         let stops = match (self.flavor, &request.guided) {
             // To vLLM every stop token is an end of the grammar: it gives the request up where one comes inside it. We find ours in the
@@ -146,12 +156,19 @@ impl Completions {
         }
     }
 
-    fn to_call(&self, body: Map<String, Value>, request: &GenerateRequest) -> Call {
-        let mut call = Call::new("/v1/completions", &Value::Object(body));
+    fn to_call(
+        &self,
+        body: Map<String, Value>,
+        request: &GenerateRequest,
+    ) -> Result<Call, EngineError> {
+        let mut call = match chat_of(request) {
+            Some(chat) => chat::call(&body, chat)?,
+            None => Call::new("/v1/completions", &Value::Object(body)),
+        };
         if let (Flavor::Vllm, Some(rank)) = (self.flavor, request.data_parallel_rank) {
             call.headers.push((RANK_HEADER, rank.to_string()));
         }
-        call
+        Ok(call)
     }
 
     fn add_sampling(&self, body: &mut Map<String, Value>, request: &GenerateRequest) {
@@ -198,7 +215,12 @@ impl Completions {
             Flavor::Vllm => {
                 body.insert("return_token_ids".into(), true.into());
                 if let Some(logprobs) = request.output.logprobs {
-                    body.insert("logprobs".into(), logprobs.into());
+                    if chat_of(request).is_some() {
+                        body.insert("logprobs".into(), true.into());
+                        body.insert("top_logprobs".into(), logprobs.into());
+                    } else {
+                        body.insert("logprobs".into(), logprobs.into());
+                    }
                     body.insert("return_tokens_as_token_ids".into(), true.into());
                 }
                 if let Some(guided) = &request.guided {
@@ -309,10 +331,11 @@ impl Api for Completions {
         request: &GenerateRequest,
         max_tokens: Option<u32>,
     ) -> Result<Call, EngineError> {
-        Ok(self.to_call(self.body(request, max_tokens)?, request))
+        self.to_call(self.body(request, max_tokens)?, request)
     }
 
     fn prefill_call(&self, request: &GenerateRequest) -> Result<Call, EngineError> {
+        refuse_legs(request)?;
         let mut body = self.body(request, Some(1))?;
         // A streamed answer does not say where the blocks are.
         body.insert("stream".into(), false.into());
@@ -323,7 +346,7 @@ impl Api for Completions {
         }
         let kept = json!({"do_remote_decode": true, "do_remote_prefill": false});
         body.insert(KV_TRANSFER_PARAMS.into(), kept);
-        Ok(self.to_call(body, request))
+        self.to_call(body, request)
     }
 
     fn decode_call(
@@ -332,9 +355,10 @@ impl Api for Completions {
         max_tokens: Option<u32>,
         params: &Value,
     ) -> Result<Call, EngineError> {
+        refuse_legs(request)?;
         let mut body = self.body(request, max_tokens)?;
         body.insert(KV_TRANSFER_PARAMS.into(), params.clone());
-        Ok(self.to_call(body, request))
+        self.to_call(body, request)
     }
 
     fn kept_blocks(&self, answer: &[u8]) -> Result<Option<Value>, EngineError> {
@@ -349,7 +373,7 @@ impl Api for Completions {
         })
     }
 
-    fn tells_usage_later(&self) -> bool {
+    fn tells_usage_later(&self, _request: &GenerateRequest) -> bool {
         true
     }
 
@@ -430,15 +454,17 @@ impl Reader for CompletionsReader {
             return Ok(step);
         };
         step.end = end_of(&choice)?;
+        let is_role_alone = choice.is_role_alone();
         let Choice {
             token_ids,
             logprobs,
             ..
         } = choice;
         let Some(token_ids) = token_ids else {
-            // The last event may have nothing but the end.
+            // The last event may have nothing but the end, and the first of a chat the role.
             return match step.end {
                 Some(_) => Ok(step),
+                None if is_role_alone => Ok(step),
                 None => Err(unreadable(
                     "it has no token_ids; is the server too old to give them?",
                 )),
@@ -479,6 +505,9 @@ fn read_logprobs(
     logprobs: Logprobs,
     asked: u32,
 ) -> Result<Vec<TokenLogprob>, EngineError> {
+    if let Some(content) = logprobs.content {
+        return of_chat(chunk, content, asked);
+    }
     let chosen = logprobs.token_logprobs;
     if chosen.len() < chunk.token_ids.len() {
         return Err(unreadable(
@@ -497,6 +526,25 @@ fn read_logprobs(
                 .collect();
             token_logprob(logprob.unwrap_or(f32::MIN), top, asked)
         });
+    Ok(read.collect())
+}
+
+/// Those of a chat.
+fn of_chat(
+    chunk: &TokenChunk,
+    content: Vec<ChatLogprob>,
+    asked: u32,
+) -> Result<Vec<TokenLogprob>, EngineError> {
+    if content.len() < chunk.token_ids.len() {
+        return Err(unreadable(
+            "log probabilities were asked for and are not there",
+        ));
+    }
+    let read = content.into_iter().take(chunk.token_ids.len()).map(|at| {
+        let candidates = at.top_logprobs.iter();
+        let top = candidates.filter_map(|top| candidate(&top.token, &top.logprob.into()));
+        token_logprob(at.logprob, top.collect(), asked)
+    });
     Ok(read.collect())
 }
 

@@ -5,19 +5,23 @@
 //! started with `incremental-streaming-output` (formerly `stream-output`); both are read. Of 0.5.23 the sources were read: where
 //! it takes seeds (`SamplingBatchInfo`), and how long a prompt may be (`validate_input_length`, `/server_info`).
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use genset_backend_common::output::{TokenLogprob, TopLogprob};
 use genset_backend_common::{
-    Capabilities, EngineError, GenerateRequest, GuidedDecoding, TokenId, async_trait,
+    Capabilities, EngineError, GenerateRequest, GuidedDecoding, RequestField, TokenId, async_trait,
     config::{GuidedKind, SamplingOption},
+    request::{ChatInput, MediaKind},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::chat::{self, chat_of};
 use super::completions::stop_ids;
+use super::text::TextReader;
 use super::wire::{error_of, token_logprob};
-use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable};
+use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable, with_media};
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
 
@@ -39,13 +43,15 @@ const NO_SALTS_TOLD: &str =
 pub(super) struct Sglang {
     /// Whether it was started with deterministic inference; seeds are honoured only then.
     takes_seeds: bool,
+    media: BTreeSet<MediaKind>,
 }
 
 impl Sglang {
-    pub(super) fn new(extra: Option<&ExtraArgs>) -> Self {
+    pub(super) fn new(extra: Option<&ExtraArgs>, media: &BTreeSet<MediaKind>) -> Self {
         let setting = extra.and_then(|extra| extra.get("enable-deterministic-inference"));
         Self {
             takes_seeds: setting == Some(&Value::Bool(true)),
+            media: media.clone(),
         }
     }
 }
@@ -77,7 +83,7 @@ impl Api for Sglang {
             Kind::Grammar,
         ]
         .into();
-        capabilities
+        with_media(capabilities, &self.media)
     }
 
     fn call(
@@ -85,6 +91,9 @@ impl Api for Sglang {
         request: &GenerateRequest,
         max_tokens: Option<u32>,
     ) -> Result<Call, EngineError> {
+        if let Some(chat) = chat_of(request) {
+            return chat_call(request, chat, max_tokens);
+        }
         let mut body = Map::new();
         body.insert("input_ids".into(), request.tokens()?.into());
         body.insert("stream".into(), true.into());
@@ -92,25 +101,23 @@ impl Api for Sglang {
             "sampling_params".into(),
             Value::Object(sampling_params(request, max_tokens)),
         );
-        if let Some(salt) = &request.cache_salt {
-            body.insert("extra_key".into(), salt.as_str().into());
-            // What older versions do not know they pass over; newer ones name it in KV events.
-            body.insert("cache_salt".into(), salt.as_str().into());
-        }
+        add_salt_and_rank(&mut body, request);
         if let Some(asked) = request.output.logprobs {
             body.insert("return_logprob".into(), true.into());
             body.insert("logprob_start_len".into(), (-1).into());
             body.insert("top_logprobs_num".into(), asked.into());
         }
-        if let Some(rank) = request.data_parallel_rank {
-            // The older name and the newer one: what it does not know it passes over in silence.
-            body.insert("data_parallel_rank".into(), rank.into());
-            body.insert("routed_dp_rank".into(), rank.into());
-        }
         Ok(Call::new("/generate", &Value::Object(body)))
     }
 
+    fn tells_usage_later(&self, request: &GenerateRequest) -> bool {
+        chat_of(request).is_some()
+    }
+
     fn reader(&self, request: &GenerateRequest) -> Box<dyn Reader> {
+        if chat_of(request).is_some() {
+            return Box::new(TextReader);
+        }
         Box::new(SglangReader {
             logprobs: request.output.logprobs,
             seen: 0,
@@ -128,6 +135,59 @@ impl Api for Sglang {
         };
         Ok(info.facts(model.context_length_tokens))
     }
+}
+
+fn add_salt_and_rank(body: &mut Map<String, Value>, request: &GenerateRequest) {
+    if let Some(salt) = &request.cache_salt {
+        body.insert("extra_key".into(), salt.as_str().into());
+        // What older versions do not know they pass over; newer ones name it in KV events.
+        body.insert("cache_salt".into(), salt.as_str().into());
+    }
+    if let Some(rank) = request.data_parallel_rank {
+        // The older name and the newer one: what it does not know it passes over in silence.
+        body.insert("data_parallel_rank".into(), rank.into());
+        body.insert("routed_dp_rank".into(), rank.into());
+    }
+}
+
+/// A chat with media, whose answer comes as text: streamed chats name no tokens.
+fn chat_call(
+    request: &GenerateRequest,
+    chat: &ChatInput,
+    max_tokens: Option<u32>,
+) -> Result<Call, EngineError> {
+    if request.output.logprobs.is_some() {
+        let problem = "SGLang streams no tokens of an answer to images or audio, so there are no log probabilities of them";
+        return Err(EngineError::unsupported(RequestField::Logprobs, problem));
+    }
+    if request.stop.ignore_eos && !request.stop.stop_token_ids.is_empty() {
+        let problem = "SGLang passes them over beside ignore_eos; leave one of the two out";
+        return Err(EngineError::unsupported(
+            RequestField::StopTokenIds,
+            problem,
+        ));
+    }
+    let renamed = sampling_params(request, max_tokens)
+        .into_iter()
+        .map(|(name, value)| match name.as_str() {
+            "max_new_tokens" => ("max_tokens".to_owned(), value),
+            "min_new_tokens" => ("min_tokens".to_owned(), value),
+            "sampling_seed" => ("seed".to_owned(), value),
+            _ => (name, value),
+        });
+    let mut body: Map<String, Value> = renamed.collect();
+    if let Some(Value::String(schema)) = body.remove("json_schema") {
+        let schema: Value = serde_json::from_str(&schema).map_err(unreadable)?;
+        let format =
+            json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
+        body.insert("response_format".into(), format);
+    }
+    chat::begin(&mut body, chat);
+    // Markup is taken apart by whoever asks us.
+    body.insert("skip_special_tokens".into(), false.into());
+    body.insert("separate_reasoning".into(), false.into());
+    add_salt_and_rank(&mut body, request);
+    chat::call(&body, chat)
 }
 
 fn sampling_params(request: &GenerateRequest, max_tokens: Option<u32>) -> Map<String, Value> {

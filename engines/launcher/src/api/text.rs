@@ -164,7 +164,7 @@ impl Api for Text {
         Box::new(TextReader)
     }
 
-    fn tells_usage_later(&self) -> bool {
+    fn tells_usage_later(&self, _request: &GenerateRequest) -> bool {
         self.flavor == Flavor::LlamaServer
     }
 
@@ -274,7 +274,7 @@ fn text_of(chat: &ChatInput) -> String {
     texts.collect::<Vec<_>>().join("\n")
 }
 
-struct TextReader;
+pub(super) struct TextReader;
 
 impl Reader for TextReader {
     fn read(&mut self, event: &[u8]) -> Result<Step, EngineError> {

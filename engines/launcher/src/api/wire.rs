@@ -46,6 +46,14 @@ pub(super) struct Choice {
     pub(super) stop_reason: Option<Value>,
 }
 
+impl Choice {
+    /// Whether it says no more than who answers, as the first event of a chat.
+    pub(super) fn is_role_alone(&self) -> bool {
+        let content = self.delta.as_ref().map(|delta| delta.content.as_deref());
+        content.is_some_and(|content| content.unwrap_or_default().is_empty())
+    }
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Delta {
@@ -57,6 +65,17 @@ pub(super) struct Delta {
 pub(super) struct Logprobs {
     pub(super) token_logprobs: Vec<Option<f32>>,
     pub(super) top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
+    /// A chat's.
+    pub(super) content: Option<Vec<ChatLogprob>>,
+}
+
+/// What a chat says of a token.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatLogprob {
+    pub(super) token: String,
+    pub(super) logprob: f32,
+    pub(super) top_logprobs: Vec<ChatLogprob>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -2,6 +2,7 @@
 
 import re
 
+import chat
 from api import Api
 from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, sample
 
@@ -37,6 +38,8 @@ class Completions(Api):
     def __init__(self, context, ranks=()):
         super().__init__(context)
         self.is_vllm, self.ranks, self.turn = bool(ranks), ranks, 0
+        if self.is_vllm:
+            self.path = (self.path, chat.PATH)
 
     def rank_of(self, headers):
         """The rank that the request names, else the next one."""
@@ -60,6 +63,8 @@ class Completions(Api):
         return models
 
     async def answer(self, path, headers, body, pace, send):
+        if path == chat.PATH:
+            return await chat.vllm(self.answer, headers, body, pace, send)
         if not self.is_vllm and set(body) - TRTLLM_FIELDS:
             unknown = ", ".join(set(body) - TRTLLM_FIELDS)
             message = f"Extra inputs are not permitted: {unknown}"

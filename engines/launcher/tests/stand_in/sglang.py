@@ -4,6 +4,7 @@ import json
 import os
 import sys
 
+import chat
 from api import Api
 from kv import Blocks
 from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, sample
@@ -36,7 +37,7 @@ class RadixBlocks(Blocks):
 
 
 class Sglang(Api):
-    path = "/generate"
+    path = ("/generate", chat.PATH)
 
     def __init__(self, context, args):
         super().__init__(context)
@@ -58,6 +59,8 @@ class Sglang(Api):
         super().check(prompt, max_tokens)
 
     async def answer(self, path, headers, body, pace, send):
+        if path == chat.PATH:
+            return await chat.sglang(self.answer, self.is_incremental, headers, body, pace, send)
         prompt, params = body["input_ids"], body["sampling_params"]
         max_tokens = params.get("max_new_tokens", 128)
         self.check(prompt, max_tokens)

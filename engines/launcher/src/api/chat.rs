@@ -1,0 +1,69 @@
+//! Chats with images and audio: OpenAI's `/v1/chat/completions` of vLLM and SGLang, whose own processors know where in the prompt
+//! a medium goes and how many tokens it takes. The messages go there as they came, with the media as base64 inside.
+//!
+//! # Source
+//! vLLM 0.32 (`return_token_ids` with `stream`, `continuous_usage_stats`) and SGLang 0.5.23 (the same usage; it refuses
+//! `return_token_ids` beside `stream`, so its answers come as text), both read.
+
+use genset_backend_common::request::ChatInput;
+use genset_backend_common::{EngineError, GenerateRequest, Input, RequestField};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{Call, unreadable};
+
+pub(super) const PATH: &str = "/v1/chat/completions";
+
+/// The chat of a request that comes as one.
+pub(super) fn chat_of(request: &GenerateRequest) -> Option<&ChatInput> {
+    match &request.input {
+        Input::Chat(chat) => Some(chat),
+        Input::Tokens(_) | Input::Text(_) | Input::Embed(_) | Input::Score(_) => None,
+    }
+}
+
+/// What every chat says beside its options.
+pub(super) fn begin(body: &mut Map<String, Value>, chat: &ChatInput) {
+    body.insert("stream".into(), true.into());
+    // The prompt's tokens are known from the first event on.
+    let usage = json!({"include_usage": true, "continuous_usage_stats": true});
+    body.insert("stream_options".into(), usage);
+    if !chat.tools.is_empty() {
+        // Calls are found by whoever asks us.
+        body.insert("tool_choice".into(), "none".into());
+    }
+}
+
+/// The call with the messages, which are written once and copied nowhere.
+pub(super) fn call(body: &Map<String, Value>, chat: &ChatInput) -> Result<Call, EngineError> {
+    #[derive(Serialize)]
+    struct Body<'a> {
+        #[serde(flatten)]
+        options: &'a Map<String, Value>,
+        messages: &'a [Value],
+        #[serde(skip_serializing_if = "<[Value]>::is_empty")]
+        tools: &'a [Value],
+    }
+    let body = Body {
+        options: body,
+        messages: &chat.messages,
+        tools: &chat.tools,
+    };
+    Ok(Call {
+        path: PATH,
+        body: serde_json::to_vec(&body).map_err(unreadable)?.into(),
+        headers: Vec::new(),
+    })
+}
+
+/// Why a chat is computed in one place.
+pub(super) fn refuse_legs(request: &GenerateRequest) -> Result<(), EngineError> {
+    match chat_of(request) {
+        None => Ok(()),
+        Some(_) => {
+            let problem =
+                "a chat with images or audio is not computed by prefill and decode instances apart";
+            Err(EngineError::unsupported(RequestField::Prompt, problem))
+        }
+    }
+}
