@@ -66,6 +66,8 @@ pub struct FrontendConfig {
     pub max_score_pairs: usize,
     /// The most tools in one chat request.
     pub max_tools: usize,
+    /// What chats may have beside text.
+    pub media: MediaConfig,
     /// The most responses of `/v1/responses` that are kept for later ones to go on from; 0 keeps none.
     pub max_stored_responses: usize,
     /// The most memory they may take, in bytes, and no more than a quarter of the memory budget.
@@ -131,6 +133,7 @@ impl Default for FrontendConfig {
             max_embedding_inputs: 2048,
             max_score_pairs: 1024,
             max_tools: 128,
+            media: MediaConfig::default(),
             max_stored_responses: 1024,
             max_stored_bytes: 64 << 20,
             batches: None,
@@ -166,6 +169,21 @@ impl FrontendConfig {
     pub(crate) fn stored_bytes(&self) -> usize {
         self.max_stored_bytes
             .min(self.memory_budget_bytes / STORED_DIVISOR)
+    }
+}
+
+/// Limits on images and sounds in chats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MediaConfig {
+    /// The most bytes that those of one request may have together. They travel as base64 in one frame of at most 16 MiB.
+    pub max_bytes: usize,
+}
+
+impl Default for MediaConfig {
+    fn default() -> Self {
+        Self {
+            max_bytes: 10 << 20,
+        }
     }
 }
 

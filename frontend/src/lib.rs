@@ -27,7 +27,7 @@ mod turns;
 mod work;
 
 pub use budget::{MemoryBudget, MemoryShare};
-pub use config::{BatchConfig, FrontendConfig, FrontendTls};
+pub use config::{BatchConfig, FrontendConfig, FrontendTls, MediaConfig};
 pub use error::{ApiError, Param, ParamName};
 pub use http::{FrontendServer, LocalAnswer, LocalFrontend};
 pub use json::JsonBody;

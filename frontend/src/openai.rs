@@ -14,6 +14,7 @@ mod guided;
 mod hints;
 mod logprobs;
 mod names;
+mod parts;
 mod prompts;
 mod rerank;
 mod response;
@@ -31,6 +32,7 @@ pub use guided::GuidedOptions;
 pub use hints::Hints;
 pub use logprobs::{LogprobOptions, logprobs_json};
 pub use names::{chat_name, completion_name, embedding_name, rerank_name, score_name};
+pub use parts::ChatMedium;
 pub use rerank::{RerankRequest, RerankedDocuments};
 pub(crate) use response::explanation_json;
 pub use response::{

@@ -8,6 +8,7 @@ use super::common::{CommonParams, IGNORED, ParamLimits};
 use super::fields::Fields;
 use super::guided::{self, GuidedOptions};
 use super::logprobs::LogprobOptions;
+use super::parts::{ChatMedium, Contents};
 use super::tools::{ToolChoice, ToolOptions, read_calls};
 use crate::error::ApiError;
 use crate::json::{JsonBody, Meter};
@@ -20,8 +21,10 @@ use crate::json::{JsonBody, Meter};
 pub struct ChatRequest {
     /// What it shares with completions.
     pub params: CommonParams,
-    /// The messages, oldest first; each has a `role`, and its text parts are joined to one `content` string.
+    /// The messages, oldest first; each has a `role`, and text parts alone are joined to one `content` string.
     pub messages: Vec<Value>,
+    /// What they have beside text, in order.
+    pub media: Vec<ChatMedium>,
     /// The tools it offers.
     pub tools: ToolOptions,
     /// Whether the prompt ends with the beginning of an assistant message.
@@ -61,13 +64,15 @@ impl ChatRequest {
             ));
         }
         let meter = Rc::clone(fields.meter());
+        let mut contents = Contents::new(limits);
         let messages = messages
             .into_iter()
             .enumerate()
-            .map(|(index, message)| read_message(index, message, &meter));
+            .map(|(index, message)| read_message(index, message, &mut contents, &meter));
         let mut request = Self {
             params,
             messages: messages.collect::<Result<_, _>>()?,
+            media: contents.media,
             tools: ToolOptions::read(&mut fields, limits)?,
             add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
             template_args: read_template_args(&mut fields)?,
@@ -103,8 +108,13 @@ fn read_template_args(fields: &mut Fields<'_>) -> Result<Map<String, Value>, Api
     }
 }
 
-/// A message with its content as templates expect it: one string.
-fn read_message(index: usize, message: Value, meter: &Meter) -> Result<Value, ApiError> {
+/// A message with its content as templates expect it: one string, unless it has more than text.
+fn read_message(
+    index: usize,
+    message: Value,
+    contents: &mut Contents,
+    meter: &Meter,
+) -> Result<Value, ApiError> {
     let at = |field: &str| format!("messages[{index}]{field}");
     let Value::Object(mut message) = message else {
         return Err(ApiError::invalid(
@@ -137,40 +147,18 @@ fn read_message(index: usize, message: Value, meter: &Meter) -> Result<Value, Ap
         return Err(ApiError::invalid(at(".tool_call_id"), problem));
     }
     let content = match message.shift_remove("content") {
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => join_parts(&at(".content"), &parts)?,
-        Some(Value::Null) | None if message.get("role") == Some(&json!("assistant")) => {
-            String::new()
-        }
+        Some(text @ Value::String(_)) => text,
+        Some(Value::Array(parts)) => contents.read(&at(".content"), index, parts)?,
+        Some(Value::Null) | None if message.get("role") == Some(&json!("assistant")) => "".into(),
         _ => {
             return Err(ApiError::invalid(
                 at(".content"),
-                "expected a string or a list of text parts",
+                "expected a string or a list of parts",
             ));
         }
     };
-    message.insert("content".into(), Value::String(content));
+    message.insert("content".into(), content);
     Ok(Value::Object(message))
-}
-
-fn join_parts(name: &str, parts: &[Value]) -> Result<String, ApiError> {
-    let mut joined = String::new();
-    for (index, part) in parts.iter().enumerate() {
-        match (part["type"].as_str(), part["text"].as_str()) {
-            (Some("text"), Some(text)) => joined.push_str(text),
-            (Some("text") | None, _) => {
-                return Err(ApiError::invalid(
-                    format!("{name}[{index}]"),
-                    "expected {\"type\": \"text\", \"text\": ...}",
-                ));
-            }
-            (Some(kind), _) => {
-                let why = format!("parts of type {kind:?} are not available, only \"text\"");
-                return Err(ApiError::unsupported(format!("{name}[{index}].type"), why));
-            }
-        }
-    }
-    Ok(joined)
 }
 
 /// What the API has and this server does not (yet).

@@ -51,6 +51,8 @@ pub struct ParamLimits {
     pub max_prompts: usize,
     /// The most tools in one chat request.
     pub max_tools: usize,
+    /// The most bytes of the images and sounds of a chat.
+    pub max_media_bytes: usize,
     /// Whether hints that have no effect here are refused.
     pub is_strict: bool,
     /// Whether it matters what requests say that they have in common with others.
@@ -68,6 +70,7 @@ impl From<&FrontendConfig> for ParamLimits {
             max_annotation_bytes: config.max_annotation_bytes,
             max_prompts: config.max_prompts,
             max_tools: config.max_tools,
+            max_media_bytes: config.media.max_bytes,
             is_strict: config.strict_parameters,
             has_affinity: config.router.has_affinity(),
         }

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{GuidedDecoding, Input, RequestField, request::ChatInput};
+use genset_backend_common::{
+    GuidedDecoding, Input, RequestField, config::no_media, request::ChatInput,
+};
 use serde_json::{Map, Value};
 
 use super::encode::Plain;
 use super::{Job, Room, bind, refuse_token_options, text_bytes};
 use crate::error::ApiError;
 use crate::model::{ServedModel, TextFiles};
-use crate::openai::{ChatRequest, Hints, ToolOptions, arguments_as_text};
+use crate::openai::{ChatMedium, ChatRequest, Hints, ToolOptions, arguments_as_text};
 use crate::parsers::Splitting;
 use crate::text::{TemplateError, TemplateInput};
 use crate::work::{Owner, SHORT_WORK_BYTES, brief};
@@ -18,7 +20,7 @@ impl Job {
     /// Templates and tokenizes a chat.
     ///
     /// # Errors
-    /// A 400 when the template refuses the messages or the model has none, when the model cannot call tools as asked, or the
+    /// A 400 when the model does not take what the messages have beside text, when the template refuses the messages or the model has none, when the model cannot call tools as asked, or the
     /// prompt does not fit the context.
     ///
     /// # Cancel safety
@@ -28,6 +30,7 @@ impl Job {
         request: ChatRequest,
         room: Room,
     ) -> Result<Self, ApiError> {
+        refuse_media(&model, &request.media)?;
         let made = Self::make_chat(model, request, room).await;
         made.map_err(ApiError::in_chat)
     }
@@ -40,28 +43,34 @@ impl Job {
         let ChatRequest {
             mut params,
             messages,
+            media,
             tools,
             add_generation_prompt,
             mut template_args,
             reasoning_effort,
         } = request;
         let bound = bind(&model, &mut params)?;
+        // Where media go in a prompt, and how long they are there, the engine knows.
+        let text = model.text.as_deref().filter(|_| media.is_empty());
         if let Some(effort) = reasoning_effort {
-            add_reasoning_effort(&model, effort, &mut template_args, &mut params.hints)?;
+            add_reasoning_effort(text, effort, &mut template_args, &mut params.hints)?;
+        }
+        if text.is_none() {
+            refuse_template_options(add_generation_prompt, &template_args)?;
         }
         if model.text.is_none() {
-            refuse_template_options(add_generation_prompt, &template_args)?;
             refuse_token_options(&params)?;
         }
         let chat = Chat {
             messages,
+            has_media: !media.is_empty(),
             tools,
             add_generation_prompt,
             template_args,
         };
         let mut bytes = chat.bytes();
         let mut quick = None;
-        if bytes < SHORT_WORK_BYTES {
+        if bytes < SHORT_WORK_BYTES && !chat.has_media {
             match brief(|| chat.quick_prompt(&model)).await {
                 Err(TemplateError::OutOfFuel { .. }) => bytes = usize::MAX,
                 rendered => quick = rendered.ok().flatten(),
@@ -91,6 +100,8 @@ impl Job {
 /// What a chat's prompt is made of.
 struct Chat {
     messages: Vec<Value>,
+    /// Whether they have more than text: the engine makes the prompt then.
+    has_media: bool,
     tools: ToolOptions,
     add_generation_prompt: bool,
     template_args: Map<String, Value>,
@@ -137,7 +148,16 @@ impl Chat {
         if is_bound {
             (splitting, guided) = (None, None);
         }
-        let Some(text) = &model.text else {
+        if let (true, Some(text), Some(splitting)) = (self.has_media, &model.text, &mut splitting)
+            && let Some(prompt) = self.prompt_of_texts(text)
+        {
+            splitting.see_prompt(&prompt);
+        }
+        if self.has_media {
+            // Of OpenAI's API they are text.
+            arguments_as_text(&mut self.messages);
+        }
+        let Some(text) = model.text.as_ref().filter(|_| !self.has_media) else {
             let tools = self.tools.into_offered();
             let messages = self.messages;
             return Ok(Made {
@@ -182,6 +202,27 @@ impl Chat {
         rendered.map_err(|error| refused_by_template(&error))
     }
 
+    /// The prompt but for its media: it ends as the engine's does, where the model's own template has anything to say.
+    fn prompt_of_texts(&self, text: &TextFiles) -> Option<String> {
+        let texts = |message: &Value| {
+            let fields = message.as_object()?.iter();
+            let fields = fields.map(|(name, value)| match value {
+                Value::Array(parts) if name == "content" => {
+                    let texts = parts.iter().filter_map(|part| part["text"].as_str());
+                    (name.clone(), texts.collect::<String>().into())
+                }
+                other => (name.clone(), other.clone()),
+            });
+            Some(Value::Object(fields.collect()))
+        };
+        let messages: Option<Vec<_>> = self.messages.iter().map(texts).collect();
+        let input = TemplateInput {
+            messages: &messages?,
+            ..self.input()
+        };
+        text.template.as_ref()?.render(&input).ok()
+    }
+
     fn input(&self) -> TemplateInput<'_> {
         TemplateInput {
             messages: &self.messages,
@@ -197,13 +238,13 @@ pub(crate) const REASONING_EFFORT: &str = "reasoning_effort";
 
 /// Effort is a variable of the template, where it has one; elsewhere it is a hint.
 fn add_reasoning_effort(
-    model: &ServedModel,
+    text: Option<&TextFiles>,
     effort: String,
     template_args: &mut Map<String, Value>,
     hints: &mut Hints,
 ) -> Result<(), ApiError> {
     const NAME: &str = REASONING_EFFORT;
-    let template = model.text.as_ref().and_then(|text| text.template.as_ref());
+    let template = text.and_then(|text| text.template.as_ref());
     if !template.is_some_and(|template| template.reads(NAME)) {
         let why = "this model's chat template has no such setting; leave the field out";
         return hints.accept(NAME, why);
@@ -213,6 +254,18 @@ fn add_reasoning_effort(
         .entry(NAME)
         .or_insert_with(|| Value::String(effort));
     Ok(())
+}
+
+/// Refuses what the model's engine does not declare, by its place in the request.
+fn refuse_media(model: &ServedModel, media: &[ChatMedium]) -> Result<(), ApiError> {
+    let declared = &model.card.capabilities.media;
+    match media.iter().find(|medium| !declared.contains(&medium.kind)) {
+        None => Ok(()),
+        Some(medium) => Err(ApiError::unsupported(
+            medium.at.clone(),
+            no_media(&model.card.name, medium.kind),
+        )),
+    }
 }
 
 /// An engine that templates by itself takes no options for ours.

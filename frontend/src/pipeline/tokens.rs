@@ -121,6 +121,10 @@ fn text_of(model: &ServedModel) -> Result<&TextFiles, ApiError> {
 /// The 400 of a model that this server has no tokenizer for.
 pub(crate) fn no_tokenizer(model: &ServedModel) -> ApiError {
     let name = &model.card.name;
+    if model.text.is_some() {
+        let why = format!("only the engine of '{name}' counts the tokens of images and audio");
+        return ApiError::unsupported(RequestField::Prompt, why);
+    }
     ApiError::invalid(
         "model",
         format!("the engine of '{name}' tokenizes by itself; this server has no tokenizer for it"),

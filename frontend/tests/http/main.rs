@@ -25,6 +25,7 @@ mod guided;
 mod guided_limits;
 mod instances;
 mod logprobs;
+mod media;
 mod memory;
 mod messages;
 mod methods;

@@ -1,0 +1,146 @@
+//! The parts of a chat message: text, and media that a model may take beside it.
+
+use genset_backend_common::request::{MAX_MEDIA, Media, MediaError, MediaKind, Part, PartPlace};
+use serde_json::{Value, json};
+
+use super::common::ParamLimits;
+use crate::error::ApiError;
+use crate::json::describe;
+
+/// A medium of a chat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatMedium {
+    /// What it is.
+    pub kind: MediaKind,
+    /// Where it stands in the chat.
+    pub place: PartPlace,
+    /// Where it stands in the request, as its API calls it.
+    pub at: String,
+}
+
+/// Reads the contents of a chat's messages, within the bounds of all of them.
+#[derive(Debug)]
+pub(super) struct Contents {
+    max_bytes: usize,
+    bytes: usize,
+    pub(super) media: Vec<ChatMedium>,
+}
+
+impl Contents {
+    pub(super) fn new(limits: &ParamLimits) -> Self {
+        Self {
+            max_bytes: limits.max_media_bytes,
+            bytes: 0,
+            media: Vec::new(),
+        }
+    }
+
+    /// A content that is a list: one string where all of it is text, as templates expect it, else the parts with no more than what is
+    /// known of them.
+    pub(super) fn read(
+        &mut self,
+        name: &str,
+        message: usize,
+        parts: Vec<Value>,
+    ) -> Result<Value, ApiError> {
+        let before = self.media.len();
+        let parts = parts.into_iter().enumerate().map(|(index, part)| {
+            let place = PartPlace {
+                message,
+                part: index,
+            };
+            self.part(format!("{name}[{index}]"), place, part)
+        });
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        if self.media.len() > before {
+            return Ok(parts.into());
+        }
+        let texts = parts.iter().filter_map(|part| part["text"].as_str());
+        Ok(texts.collect::<String>().into())
+    }
+
+    fn part(&mut self, at: String, place: PartPlace, mut part: Value) -> Result<Value, ApiError> {
+        match Part::of(&part) {
+            Ok(Part::Text) => return Ok(part),
+            Ok(medium) => self.count(&at, &medium)?,
+            Err(error) => return Err(no_part(at, &part, &error)),
+        }
+        let (kind, made) = match part["type"].as_str() {
+            Some("image_url") => (MediaKind::Image, image(&at, &mut part["image_url"])?),
+            _ => (MediaKind::Audio, audio(&mut part["input_audio"])),
+        };
+        self.media.push(ChatMedium { kind, place, at });
+        Ok(made)
+    }
+
+    /// Checks what a medium carries, and that there are not too many of them.
+    fn count(&mut self, at: &str, part: &Part<'_>) -> Result<(), ApiError> {
+        if self.media.len() >= MAX_MEDIA {
+            let problem = format!("a request may have at most {MAX_MEDIA} images and sounds");
+            return Err(ApiError::invalid(at, problem));
+        }
+        let medium = check_medium(at, part)?;
+        self.bytes = self.bytes.saturating_add(medium.len_bytes());
+        within(at, self.bytes, self.max_bytes)
+    }
+}
+
+/// Refuses media that have more bytes together than a request's may have.
+fn within(at: &str, bytes: usize, max_bytes: usize) -> Result<(), ApiError> {
+    if bytes <= max_bytes {
+        return Ok(());
+    }
+    let problem = format!(
+        "the images and sounds of a request may have {max_bytes} bytes together (--media-max-bytes), and these have {bytes}; send \
+         smaller ones"
+    );
+    Err(ApiError::invalid(at, problem))
+}
+
+/// The medium of a part, all of which is what it is said to be.
+fn check_medium<'a>(at: &str, part: &Part<'a>) -> Result<Media<'a>, ApiError> {
+    let bad = |error: MediaError| ApiError::invalid(at, error);
+    let medium = part.media().map_err(bad)?;
+    let medium = medium.ok_or_else(|| bad(MediaError::NoPart))?;
+    medium.check_base64().map_err(bad)?;
+    Ok(medium)
+}
+
+/// Servers may read more than this of a part, such as the name of a medium that somebody sent before: no more goes to them.
+fn image(at: &str, image: &mut Value) -> Result<Value, ApiError> {
+    let mut made = json!({"url": image["url"].take()});
+    match image["detail"].take() {
+        Value::Null => {}
+        detail if is_detail(&detail) => made["detail"] = detail,
+        other => {
+            let other = describe(&other);
+            let problem = format!("expected \"auto\", \"low\" or \"high\", got {other}");
+            return Err(ApiError::invalid(format!("{at}.image_url.detail"), problem));
+        }
+    }
+    Ok(json!({"type": "image_url", "image_url": made}))
+}
+
+fn audio(audio: &mut Value) -> Value {
+    let made = json!({"data": audio["data"].take(), "format": audio["format"].take()});
+    json!({"type": "input_audio", "input_audio": made})
+}
+
+fn is_detail(detail: &Value) -> bool {
+    matches!(detail.as_str(), Some("auto" | "low" | "high"))
+}
+
+fn no_part(at: String, part: &Value, error: &MediaError) -> ApiError {
+    match (error, part["type"].as_str()) {
+        (MediaError::UnknownPart { .. }, _) => ApiError::unsupported(format!("{at}.type"), error),
+        (_, Some("image_url")) => ApiError::invalid(
+            at,
+            "expected {\"type\": \"image_url\", \"image_url\": {\"url\": ...}}",
+        ),
+        (_, Some("input_audio")) => ApiError::invalid(
+            at,
+            "expected {\"type\": \"input_audio\", \"input_audio\": {\"data\": ..., \"format\": ...}}",
+        ),
+        _ => ApiError::invalid(at, "expected {\"type\": \"text\", \"text\": ...}"),
+    }
+}

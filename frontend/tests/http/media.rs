@@ -1,0 +1,195 @@
+//! Images and audio in chats: an engine that takes them gets the messages, and one that does not says so by name.
+
+use std::sync::Arc;
+
+use genset_backend_common::output::{self, Finish};
+use genset_backend_common::request::{Media, MediaKind};
+use genset_backend_common::{
+    Capabilities, EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, OutputStream,
+    RequestContext, StartContext, async_trait,
+    config::{InputKind, no_media},
+};
+use genset_frontend::{FrontendConfig, MediaConfig};
+use serde_json::{Value, json};
+
+use crate::support::{CHAT, CONTEXT, MODEL, Site, config, echo, echo_text, encode};
+
+const GIF: &str = "data:image/gif;base64,R0lGODlhAQABAAAAACw=";
+const WAV: &str = "UklGRgAAAABXQVZFZm10IA==";
+
+/// Tokens that a medium takes in its prompts.
+const A_MEDIUM: u32 = 7;
+
+/// An engine that says what it was shown, and how it was asked.
+struct Seeing;
+
+#[async_trait]
+impl LLMEngine for Seeing {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let mut can = Capabilities::tokens();
+        can.inputs.insert(InputKind::Chat);
+        can.media = [MediaKind::Image].into();
+        Ok(EngineConfig::new("seeing", CONTEXT).with_capabilities(can))
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let said = match &request.input {
+            Input::Chat(chat) => {
+                let media = chat.media()?;
+                let said = media.iter().map(|(place, medium)| {
+                    let bytes = medium.decode().unwrap();
+                    format!("{place} {} {};", medium.format().name(), bytes.len())
+                });
+                let said: String = said.collect();
+                let tokens = A_MEDIUM * u32::try_from(media.len()).unwrap();
+                ctx.tell_prompt_tokens(tokens);
+                said
+            }
+            _ => "tokens".into(),
+        };
+        Ok(output::stream(ctx, move |out| async move {
+            for token in encode(&said) {
+                out.token(token).await?;
+            }
+            Ok(Finish::stop())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+fn image(url: &str) -> Value {
+    json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}})
+}
+
+fn audio() -> Value {
+    json!({"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}})
+}
+
+fn asked(parts: Value) -> Value {
+    let system = json!({"role": "system", "content": "Be brief."});
+    json!({"model": MODEL, "messages": [system, {"role": "user", "content": parts}], "max_tokens": 200})
+}
+
+#[tokio::test]
+async fn an_engine_that_sees_gets_the_messages_and_counts_the_prompt() {
+    let site = Site::start(Arc::new(Seeing)).await;
+    let text = json!({"type": "text", "text": "What is it?"});
+    let body = asked(json!([text, image(GIF), image(GIF)]));
+    let [whole, streamed] = site.whole_and_streamed(CHAT, body).await;
+    let whole = whole.json();
+    let said = "messages[1].content[1] gif 14;messages[1].content[2] gif 14;";
+    assert_eq!(whole["choices"][0]["message"]["content"], said);
+    assert_eq!(whole["usage"]["prompt_tokens"], 2 * A_MEDIUM);
+    assert!(streamed.text().contains("[DONE]"), "{}", streamed.text());
+    // A chat without any goes as tokens, through the model's own template.
+    let plain = site.post(CHAT, &asked(json!([text]))).await.json();
+    assert_eq!(plain["choices"][0]["message"]["content"], "tokens");
+    site.idle().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn what_a_model_does_not_take_is_refused_by_its_place() {
+    let text = json!({"type": "text", "text": "What is it?"});
+    for (engine, parts, kind) in [
+        (echo(), json!([image(GIF)]), MediaKind::Image),
+        (echo_text(), json!([audio()]), MediaKind::Audio),
+        (
+            Arc::new(Seeing) as Arc<dyn LLMEngine>,
+            json!([audio(), text]),
+            MediaKind::Audio,
+        ),
+    ] {
+        let site = Site::start(engine).await;
+        let refused = site.post(CHAT, &asked(parts)).await;
+        assert_eq!(refused.status, 400);
+        let error = &refused.json()["error"];
+        assert_eq!(error["param"], "messages[1].content[0]");
+        assert_eq!(error["code"], "unsupported_parameter");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(&no_media(MODEL, kind)), "{message}");
+        site.is_well().await;
+        site.close().await;
+    }
+}
+
+#[tokio::test]
+async fn media_that_are_not_what_they_say_are_refused_by_name() {
+    let max_bytes = 20;
+    let media = MediaConfig { max_bytes };
+    let config = FrontendConfig { media, ..config() };
+    let site = Site::with(config, Arc::new(Seeing)).await;
+    let png = GIF.replace("gif", "png");
+    let cases = [
+        (
+            json!([image("data:image/gif;base64,R0lGODlhAQABAAAAACw")]),
+            "messages[1].content[0]",
+            "not base64",
+        ),
+        (
+            json!([image(&png)]),
+            "messages[1].content[0]",
+            "its content is gif",
+        ),
+        (
+            json!([image("data:image/svg+xml;base64,PHN2Zz4=")]),
+            "messages[1].content[0]",
+            "none of the formats",
+        ),
+        (
+            json!([image(GIF), image(GIF)]),
+            "messages[1].content[1]",
+            "--media-max-bytes",
+        ),
+        (
+            json!([{"type": "image_url"}]),
+            "messages[1].content[0]",
+            "expected {",
+        ),
+        (
+            json!([{"type": "file", "file": {}}]),
+            "messages[1].content[0].type",
+            "file",
+        ),
+        (
+            json!([{"type": "image_url", "image_url": {"url": GIF, "detail": "most"}}]),
+            "messages[1].content[0].image_url.detail",
+            "most",
+        ),
+        (
+            json!([image("https://example.org/cat.png")]),
+            "messages[1].content[0]",
+            "data:",
+        ),
+    ];
+    for (parts, param, problem) in cases {
+        let refused = site.post(CHAT, &asked(parts)).await;
+        let error = &refused.json()["error"];
+        assert_eq!(
+            (refused.status, error["param"].as_str()),
+            (400, Some(param)),
+            "{error}"
+        );
+        assert!(
+            error["message"].as_str().unwrap().contains(problem),
+            "{error}"
+        );
+    }
+    let counted = json!({"model": MODEL, "messages": asked(json!([image(GIF)]))["messages"]});
+    let refused = site.post("/tokenize", &counted).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert!(
+        refused.text().contains("only the engine"),
+        "{}",
+        refused.text()
+    );
+    site.idle().await;
+    site.close().await;
+}
