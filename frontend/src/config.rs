@@ -12,6 +12,7 @@ use genset_runtime::EndpointName;
 use http::{HeaderName, HeaderValue};
 
 use crate::budget::quarter_of_machine;
+use crate::media::HostPattern;
 use crate::parsers::ParserNames;
 
 /// Where the server listens and every limit it keeps. `Default` is safe: it listens on loopback, and takes for requests a
@@ -177,12 +178,21 @@ impl FrontendConfig {
 pub struct MediaConfig {
     /// The most bytes that those of one request may have together. They travel as base64 in one frame of at most 16 MiB.
     pub max_bytes: usize,
+    /// The hosts that images are fetched from; none are, unless there are some.
+    pub hosts: Vec<HostPattern>,
+    /// How long the images of one request may take to fetch, all together.
+    pub timeout: Duration,
+    /// How often an image's host may redirect; each time the new host must be an allowed one.
+    pub max_redirects: u32,
 }
 
 impl Default for MediaConfig {
     fn default() -> Self {
         Self {
             max_bytes: 10 << 20,
+            hosts: Vec::new(),
+            timeout: Duration::from_secs(10),
+            max_redirects: 3,
         }
     }
 }

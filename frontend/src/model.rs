@@ -38,6 +38,7 @@ use chosen::Chosen;
 use lingering::Lingering;
 
 use crate::config::FrontendConfig;
+use crate::media::Fetcher;
 use crate::parsers::{ParserNames, Parsers};
 use crate::pipeline::PromptTimings;
 use crate::text::{ChatTemplate, TemplateSource, TextTokenizer};
@@ -67,6 +68,8 @@ pub struct ServedModel {
     pub(crate) max_running_choices: NonZeroUsize,
     /// Where long work on its requests is done.
     pub(crate) work: WorkThreads,
+    /// What fetches the images that chats name by URL.
+    pub(crate) media: Fetcher,
 }
 
 /// How many instructions a chat template may take where it holds up others.
@@ -307,6 +310,7 @@ impl Models {
             max_running_choices: config.max_running_choices,
             tokenizer_cache_bytes: config.tokenizer_cache_bytes,
             work: models.work.clone(),
+            media: Fetcher::new(&config.media),
             reading: Semaphore::new(MODELS_READ_AT_ONCE),
             timings: PromptTimings::register(runtime.metrics()),
             admissions: Admissions::register(
@@ -447,6 +451,7 @@ struct Follower {
     timings: PromptTimings,
     admissions: Admissions,
     work: WorkThreads,
+    media: Fetcher,
 }
 
 /// A model on its way to being ready.
@@ -577,6 +582,7 @@ impl Follower {
             admission: self.admissions.of(&live.card.name),
             max_running_choices: self.max_running_choices,
             work: self.work.clone(),
+            media: self.media.clone(),
         }))
     }
 

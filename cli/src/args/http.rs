@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use genset_backend_common::EngineError;
-use genset_frontend::{BatchConfig, FrontendConfig, ParserNames};
+use genset_frontend::{BatchConfig, FrontendConfig, HostPattern, MediaConfig, ParserNames};
 use genset_router::{DisaggregationConfig, KvConfig, MigrationConfig, RouterConfig, RouterMode};
 use genset_runtime::EndpointName;
 use http::HeaderName;
@@ -131,6 +131,20 @@ pub(super) struct HttpArgs {
     /// Most tools of a chat request
     #[arg(long, env = "GENSET_MAX_TOOLS", default_value_t = FrontendConfig::default().max_tools)]
     max_tools: usize,
+    /// Most bytes that the images and sounds of a chat may have together
+    #[arg(long, env = "GENSET_MEDIA_MAX_BYTES", value_name = "BYTES", default_value_t = MediaConfig::default().max_bytes)]
+    media_max_bytes: usize,
+    /// Hosts that images are fetched from which chats name by URL, separated by commas: example.org, *.example.org, example.org:8443
+    #[arg(
+        long,
+        env = "GENSET_MEDIA_HOSTS",
+        value_name = "HOST",
+        value_delimiter = ','
+    )]
+    media_hosts: Vec<HostPattern>,
+    /// How long the images of a chat may take to fetch together, in seconds
+    #[arg(long, env = "GENSET_MEDIA_TIMEOUT", default_value = "10", value_parser = seconds)]
+    media_timeout: Seconds,
     /// Most prompts of a completions request
     #[arg(long, env = "GENSET_MAX_PROMPTS", default_value_t = FrontendConfig::default().max_prompts)]
     max_prompts: usize,
@@ -286,6 +300,12 @@ impl HttpArgs {
             max_logit_bias: self.max_logit_bias,
             max_annotation_bytes: self.max_annotation_bytes,
             max_tools: self.max_tools,
+            media: MediaConfig {
+                max_bytes: self.media_max_bytes,
+                hosts: self.media_hosts,
+                timeout: self.media_timeout.0,
+                ..MediaConfig::default()
+            },
             max_prompts: self.max_prompts,
             max_embedding_inputs: self.max_embedding_inputs,
             max_score_pairs: self.max_score_pairs,

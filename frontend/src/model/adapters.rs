@@ -45,6 +45,7 @@ impl ServedModel {
             admission: Arc::clone(&self.admission),
             max_running_choices: self.max_running_choices,
             work: self.work.clone(),
+            media: self.media.clone(),
         }
     }
 

@@ -16,6 +16,10 @@ pub struct ChatMedium {
     pub place: PartPlace,
     /// Where it stands in the request, as its API calls it.
     pub at: String,
+    /// Its length; 0 for one that is yet to be fetched.
+    pub(crate) bytes: usize,
+    /// Whether the chat has it by an http or https URL.
+    pub(crate) is_remote: bool,
 }
 
 /// Reads the contents of a chat's messages, within the bounds of all of them.
@@ -60,33 +64,54 @@ impl Contents {
     }
 
     fn part(&mut self, at: String, place: PartPlace, mut part: Value) -> Result<Value, ApiError> {
-        match Part::of(&part) {
+        let (bytes, is_remote) = match Part::of(&part) {
             Ok(Part::Text) => return Ok(part),
             Ok(medium) => self.count(&at, &medium)?,
             Err(error) => return Err(no_part(at, &part, &error)),
-        }
+        };
         let (kind, made) = match part["type"].as_str() {
             Some("image_url") => (MediaKind::Image, image(&at, &mut part["image_url"])?),
             _ => (MediaKind::Audio, audio(&mut part["input_audio"])),
         };
-        self.media.push(ChatMedium { kind, place, at });
+        self.media.push(ChatMedium {
+            kind,
+            place,
+            at,
+            bytes,
+            is_remote,
+        });
         Ok(made)
     }
 
-    /// Checks what a medium carries, and that there are not too many of them.
-    fn count(&mut self, at: &str, part: &Part<'_>) -> Result<(), ApiError> {
+    /// Checks what a medium carries, and that there are not too many of them. Its length, and whether it is elsewhere.
+    fn count(&mut self, at: &str, part: &Part<'_>) -> Result<(usize, bool), ApiError> {
         if self.media.len() >= MAX_MEDIA {
             let problem = format!("a request may have at most {MAX_MEDIA} images and sounds");
             return Err(ApiError::invalid(at, problem));
         }
-        let medium = check_medium(at, part)?;
-        self.bytes = self.bytes.saturating_add(medium.len_bytes());
-        within(at, self.bytes, self.max_bytes)
+        if let Part::ImageUrl(url) = part
+            && is_remote(url)
+        {
+            return Ok((0, true));
+        }
+        let bytes = check_medium(at, part)?.len_bytes();
+        self.bytes = self.bytes.saturating_add(bytes);
+        within(at, self.bytes, self.max_bytes)?;
+        Ok((bytes, false))
     }
 }
 
+/// Whether a URL names what is elsewhere.
+fn is_remote(url: &str) -> bool {
+    let begins = |scheme: &str| {
+        let beginning = url.get(..scheme.len());
+        beginning.is_some_and(|beginning| beginning.eq_ignore_ascii_case(scheme))
+    };
+    begins("http://") || begins("https://")
+}
+
 /// Refuses media that have more bytes together than a request's may have.
-fn within(at: &str, bytes: usize, max_bytes: usize) -> Result<(), ApiError> {
+pub(crate) fn within(at: &str, bytes: usize, max_bytes: usize) -> Result<(), ApiError> {
     if bytes <= max_bytes {
         return Ok(());
     }

@@ -27,10 +27,15 @@ impl Job {
     /// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
     pub async fn chat(
         model: Arc<ServedModel>,
-        request: ChatRequest,
-        room: Room,
+        mut request: ChatRequest,
+        mut room: Room,
     ) -> Result<Self, ApiError> {
         refuse_media(&model, &request.media)?;
+        let (messages, media) = (&mut request.messages, &request.media);
+        let fetching = model
+            .media
+            .fetch_all(messages, media, room.deadline, &mut room.memory);
+        fetching.await?;
         let made = Self::make_chat(model, request, room).await;
         made.map_err(ApiError::in_chat)
     }

@@ -1,7 +1,11 @@
 //! Images and audio in chats: an engine that takes them gets the messages, and one that does not says so by name.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use genset_backend_common::MetricsRegistry;
 use genset_backend_common::output::{self, Finish};
 use genset_backend_common::request::{Media, MediaKind};
 use genset_backend_common::{
@@ -9,10 +13,16 @@ use genset_backend_common::{
     RequestContext, StartContext, async_trait,
     config::{InputKind, no_media},
 };
-use genset_frontend::{FrontendConfig, MediaConfig};
+use genset_frontend::{FrontendConfig, FrontendServer, MediaConfig};
+use genset_runtime::Runtime;
+use genset_runtime::discovery::MemoryDiscovery;
+use genset_runtime::plane::{TcpConfig, WireConfig, WirePlane};
 use serde_json::{Value, json};
 
-use crate::support::{CHAT, CONTEXT, MODEL, Site, config, echo, echo_text, encode};
+use crate::client::{Client, post, soon};
+use crate::support::{
+    CHAT, CONTEXT, MODEL, Site, config, echo, echo_text, encode, start_worker, worker_config,
+};
 
 const GIF: &str = "data:image/gif;base64,R0lGODlhAQABAAAAACw=";
 const WAV: &str = "UklGRgAAAABXQVZFZm10IA==";
@@ -123,7 +133,10 @@ async fn what_a_model_does_not_take_is_refused_by_its_place() {
 #[tokio::test]
 async fn media_that_are_not_what_they_say_are_refused_by_name() {
     let max_bytes = 20;
-    let media = MediaConfig { max_bytes };
+    let media = MediaConfig {
+        max_bytes,
+        ..MediaConfig::default()
+    };
     let config = FrontendConfig { media, ..config() };
     let site = Site::with(config, Arc::new(Seeing)).await;
     let png = GIF.replace("gif", "png");
@@ -166,7 +179,7 @@ async fn media_that_are_not_what_they_say_are_refused_by_name() {
         (
             json!([image("https://example.org/cat.png")]),
             "messages[1].content[0]",
-            "data:",
+            "--media-hosts",
         ),
     ];
     for (parts, param, problem) in cases {
@@ -192,4 +205,40 @@ async fn media_that_are_not_what_they_say_are_refused_by_name() {
     );
     site.idle().await;
     site.close().await;
+}
+
+/// A worker elsewhere: its card says what it takes, and the bytes come through the wire.
+#[tokio::test]
+async fn media_go_through_the_wire_to_a_worker_that_takes_them() {
+    let discovery = MemoryDiscovery::new();
+    let on_tcp = || {
+        let metrics = MetricsRegistry::default();
+        let plane = WirePlane::tcp(TcpConfig::default(), WireConfig::default(), &metrics);
+        Runtime::new(Arc::new(discovery.clone()), Arc::new(plane.unwrap()))
+    };
+    let (there, here) = (on_tcp(), on_tcp());
+    let metrics = there.metrics().clone();
+    let worker = start_worker(&there, 1, Arc::new(Seeing), worker_config(), metrics).await;
+    let server = FrontendServer::bind(&here, config()).await.unwrap();
+    soon(server.models().any()).await.unwrap();
+    let ask = async |parts: Value| {
+        let mut client = Client::connect(server.address()).await;
+        client.send(post(CHAT, asked(parts).to_string())).await;
+        client.response().await
+    };
+    // Megabytes, as a photo has.
+    let mut bytes = b"GIF89a".to_vec();
+    bytes.resize(6 << 20, 7);
+    let large = format!("data:image/gif;base64,{}", STANDARD.encode(&bytes));
+    let answer = ask(json!([image(&large)])).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let said = format!("messages[1].content[0] gif {};", bytes.len());
+    assert_eq!(answer.json()["choices"][0]["message"]["content"], said);
+    assert_eq!(answer.json()["usage"]["prompt_tokens"], A_MEDIUM);
+    let refused = ask(json!([audio()])).await;
+    assert_eq!(refused.json()["error"]["param"], "messages[1].content[0]");
+    soon(server.shutdown(Duration::from_secs(30))).await;
+    soon(worker.shutdown()).await;
+    soon(here.shutdown()).await;
+    soon(there.shutdown()).await;
 }

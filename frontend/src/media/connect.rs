@@ -1,0 +1,132 @@
+//! [`Connect`]: a connection to a host at an address that was looked at. The address that is connected to is the one that was judged:
+//! a name that leads elsewhere a moment later leads nowhere here.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use futures_util::future::BoxFuture;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, lookup_host};
+
+use super::address::is_public;
+use super::exchange::Target;
+use super::{Failed, Problem};
+
+/// The most addresses of a host that are tried.
+const MAX_ADDRESSES: usize = 4;
+
+/// The addresses of a name.
+type Resolve = fn(&str, u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
+
+/// How hosts are reached.
+#[derive(Clone)]
+pub(super) struct Connect {
+    resolve: Resolve,
+    may_reach: fn(IpAddr) -> bool,
+    #[cfg(feature = "tls")]
+    tls: Option<tokio_rustls::TlsConnector>,
+}
+
+impl fmt::Debug for Connect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connect").finish_non_exhaustive()
+    }
+}
+
+/// Bytes both ways.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+impl Connect {
+    /// To public addresses alone, as this machine resolves names.
+    pub(super) fn to_public() -> Self {
+        let resolve: Resolve = |host, port| {
+            let host = host.to_owned();
+            Box::pin(async move { Ok(lookup_host((host, port)).await?.collect()) })
+        };
+        Self::new(resolve, is_public)
+    }
+
+    pub(super) fn new(resolve: Resolve, may_reach: fn(IpAddr) -> bool) -> Self {
+        Self {
+            resolve,
+            may_reach,
+            #[cfg(feature = "tls")]
+            tls: tls::connector(),
+        }
+    }
+
+    /// # Errors
+    /// Why the host is not reached.
+    pub(super) async fn connect(&self, target: &Target) -> Result<Box<dyn Stream>, Failed> {
+        let addresses = (self.resolve)(target.host(), target.port()).await;
+        let addresses = addresses.map_err(|_| Problem::Unreachable)?;
+        // A name with one address inside is no name to follow, whatever the others are.
+        if addresses
+            .iter()
+            .any(|address| !(self.may_reach)(address.ip()))
+        {
+            return Err(Problem::NotPublic.into());
+        }
+        for address in addresses.into_iter().take(MAX_ADDRESSES) {
+            if let Ok(stream) = TcpStream::connect(address).await {
+                return self.secured(target, stream).await;
+            }
+        }
+        Err(Problem::Unreachable.into())
+    }
+
+    #[cfg(feature = "tls")]
+    async fn secured(&self, target: &Target, stream: TcpStream) -> Result<Box<dyn Stream>, Failed> {
+        if !target.is_tls() {
+            return Ok(Box::new(stream));
+        }
+        let tls = self.tls.as_ref().ok_or(Problem::NoTls)?;
+        Ok(Box::new(tls::secure(tls, target.host(), stream).await?))
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[expect(clippy::unused_async, reason = "with the feature it waits")]
+    async fn secured(&self, target: &Target, stream: TcpStream) -> Result<Box<dyn Stream>, Failed> {
+        if target.is_tls() {
+            return Err(Problem::NoTls.into());
+        }
+        Ok(Box::new(stream))
+    }
+}
+
+#[cfg(feature = "tls")]
+mod tls {
+    use std::sync::Arc;
+
+    use tokio::net::TcpStream;
+    use tokio_rustls::client::TlsStream;
+    use tokio_rustls::rustls::pki_types::ServerName;
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+    use tokio_rustls::{TlsConnector, rustls};
+
+    use super::super::{Failed, Problem};
+
+    /// With the authorities that this machine trusts.
+    pub(super) fn connector() -> Option<TlsConnector> {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider);
+        let config = config.with_safe_default_protocol_versions().ok()?;
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        Some(Arc::new(config).into())
+    }
+
+    pub(super) async fn secure(
+        tls: &TlsConnector,
+        host: &str,
+        stream: TcpStream,
+    ) -> Result<TlsStream<TcpStream>, Failed> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| Problem::NoUrl)?;
+        let connected = tls.connect(name, stream).await;
+        connected.map_err(|_| Problem::Unreachable.into())
+    }
+}

@@ -1,0 +1,169 @@
+//! One question and its answer: where to, and what came.
+
+use std::pin::pin;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, LOCATION, USER_AGENT};
+use http::{HeaderMap, Request, Uri};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+
+use super::connect::Stream;
+use super::{Failed, Problem};
+use crate::budget::MemoryShare;
+
+/// The longest URL that is read, in bytes.
+const MAX_URL_BYTES: usize = 8 << 10;
+
+/// What a URL names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Target {
+    uri: Uri,
+    host: String,
+    is_tls: bool,
+}
+
+/// What came.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Content(Vec<u8>),
+    /// The URL to ask.
+    Elsewhere(String),
+}
+
+impl Target {
+    /// # Errors
+    /// [`Problem::NoUrl`] for what is none of `http` or `https` with a host and nobody's name before it.
+    pub(super) fn parse(url: &str) -> Result<Self, Problem> {
+        let uri = Some(url).filter(|url| url.len() <= MAX_URL_BYTES);
+        let uri: Uri = uri.and_then(|url| url.parse().ok()).ok_or(Problem::NoUrl)?;
+        let is_tls = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return Err(Problem::NoUrl),
+        };
+        let authority = uri.authority().ok_or(Problem::NoUrl)?;
+        // A port of 0 is none, and one that does not fit is left out by the parser.
+        let has_port = authority.as_str().len() > authority.host().len();
+        let is_good = !authority.as_str().contains('@')
+            && (!has_port || authority.port_u16().is_some_and(|port| port > 0));
+        let host = authority.host().trim_matches(['[', ']']);
+        if !is_good || host.is_empty() {
+            return Err(Problem::NoUrl);
+        }
+        let host = host.to_ascii_lowercase();
+        Ok(Self { host, is_tls, uri })
+    }
+
+    /// Where a redirect leads: to another URL, or to a path of the same host. To plain HTTP it does not lead back.
+    pub(super) fn follow(&self, location: &str) -> Result<Self, Problem> {
+        let next = match location.strip_prefix('/') {
+            Some(path) if !path.starts_with(['/', '\\']) => {
+                let scheme = if self.is_tls { "https" } else { "http" };
+                let authority = self
+                    .uri
+                    .authority()
+                    .map_or("", |authority| authority.as_str());
+                Self::parse(&format!("{scheme}://{authority}{location}"))?
+            }
+            Some(_) => return Err(Problem::NoUrl),
+            None => Self::parse(location)?,
+        };
+        if self.is_tls && !next.is_tls {
+            return Err(Problem::NoUrl);
+        }
+        Ok(next)
+    }
+
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        let usual = if self.is_tls { 443 } else { 80 };
+        self.uri.port_u16().unwrap_or(usual)
+    }
+
+    pub(super) const fn is_tls(&self) -> bool {
+        self.is_tls
+    }
+
+    fn request(&self) -> Result<Request<Empty<Bytes>>, Problem> {
+        let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
+        let authority = self
+            .uri
+            .authority()
+            .map_or("", |authority| authority.as_str());
+        let request = Request::get(path)
+            .header(HOST, authority)
+            .header(USER_AGENT, concat!("genset/", env!("CARGO_PKG_VERSION")))
+            .header(ACCEPT, "image/png, image/jpeg, image/gif, image/webp");
+        request.body(Empty::new()).map_err(|_| Problem::NoUrl)
+    }
+}
+
+/// Asks, and reads no more than `max_bytes`, which `memory` holds.
+///
+/// # Errors
+/// What is wrong with the answer, or a 503.
+pub(super) async fn ask(
+    stream: Box<dyn Stream>,
+    target: &Target,
+    max_bytes: usize,
+    memory: &mut MemoryShare,
+) -> Result<Answer, Failed> {
+    let request = target.request()?;
+    let handshake = http1::Builder::new()
+        .max_buf_size(64 << 10)
+        .handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.map_err(|_| Problem::Broken)?;
+    let exchange = async {
+        let answer = sender.send_request(request).await;
+        let (head, mut body) = answer.map_err(|_| Problem::Broken)?.into_parts();
+        if head.status.is_redirection() {
+            let location = head.headers.get(LOCATION).and_then(|to| to.to_str().ok());
+            let location = location.ok_or(Problem::Status(head.status.as_u16()))?;
+            return Ok(Answer::Elsewhere(location.to_owned()));
+        }
+        if head.status != http::StatusCode::OK {
+            return Err(Problem::Status(head.status.as_u16()).into());
+        }
+        check_head(&head.headers, max_bytes)?;
+        let mut content = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let Ok(piece) = frame.map_err(|_| Problem::Broken)?.into_data() else {
+                continue;
+            };
+            if content.len() + piece.len() > max_bytes {
+                return Err(Problem::TooLarge.into());
+            }
+            memory.grow(piece.len()).map_err(Failed::Refused)?;
+            content.extend_from_slice(&piece);
+        }
+        Ok(Answer::Content(content))
+    };
+    // The connection has no task of its own: it is there for as long as somebody waits.
+    match select(pin!(exchange), pin!(connection)).await {
+        Either::Left((answer, _)) => answer,
+        Either::Right((_, exchange)) => exchange.await,
+    }
+}
+
+/// What is announced too large, or as something else than an image, is not read.
+fn check_head(headers: &HeaderMap, max_bytes: usize) -> Result<(), Problem> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let length = text(CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok());
+    if length
+        .is_some_and(|length| usize::try_from(length).map_or(true, |length| length > max_bytes))
+    {
+        return Err(Problem::TooLarge);
+    }
+    let media_type = text(CONTENT_TYPE).unwrap_or("application/octet-stream");
+    let is_image = media_type.len() > 6 && media_type[..6].eq_ignore_ascii_case("image/");
+    let is_anything = media_type.to_ascii_lowercase().contains("octet-stream");
+    (is_image || is_anything)
+        .then_some(())
+        .ok_or(Problem::NoImage)
+}

@@ -1,0 +1,241 @@
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use genset_backend_common::request::PartPlace;
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::budget::MemoryBudget;
+
+const GIF: &[u8] = b"GIF89a\x01\0\x01\0\0\0\0,";
+
+fn here(_host: &str, port: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
+    Box::pin(async move { Ok(vec![(Ipv4Addr::LOCALHOST, port).into()]) })
+}
+
+/// A server that answers each path in its own way.
+async fn server() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    #[expect(clippy::disallowed_methods, reason = "it ends with the test's runtime")]
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            let head = String::from_utf8(head).unwrap();
+            let path = head.split(' ').nth(1).unwrap().to_owned();
+            let (status, fields, body): (_, String, &[u8]) = match path.as_str() {
+                "/cat" => ("200 OK", "content-type: image/gif\r\n".into(), GIF),
+                "/moved" => ("302 Found", "location: /cat\r\n".into(), b""),
+                "/inside" => (
+                    "302 Found",
+                    "location: http://inside.test/cat\r\n".into(),
+                    b"",
+                ),
+                "/around" => ("302 Found", "location: /around\r\n".into(), b""),
+                "/page" => ("200 OK", "content-type: text/html\r\n".into(), b"<html>"),
+                "/lie" => ("200 OK", "content-type: image/gif\r\n".into(), b"<html>"),
+                "/never" => std::future::pending().await,
+                _ => ("404 Not Found", String::new(), b""),
+            };
+            let fields = format!("HTTP/1.1 {status}\r\nconnection: close\r\n{fields}\r\n");
+            stream.write_all(fields.as_bytes()).await.unwrap();
+            stream.write_all(body).await.unwrap();
+        }
+    });
+    port
+}
+
+struct Asked {
+    fetched: Result<String, ApiError>,
+    held_bytes: usize,
+}
+
+async fn fetch(config: &MediaConfig, may_reach: fn(IpAddr) -> bool, url: &str) -> Asked {
+    let fetcher = Fetcher::with(config, Connect::new(here, may_reach));
+    let part = json!({"type": "image_url", "image_url": {"url": url}});
+    let mut messages = [json!({"role": "user", "content": [part]})];
+    let medium = ChatMedium {
+        kind: MediaKind::Image,
+        place: PartPlace {
+            message: 0,
+            part: 0,
+        },
+        at: "messages[0].content[0]".into(),
+        bytes: 0,
+        is_remote: true,
+    };
+    let mut memory = MemoryBudget::new(1 << 20).share();
+    let done = fetcher
+        .fetch_all(&mut messages, &[medium], None, &mut memory)
+        .await;
+    let url = &messages[0]["content"][0]["image_url"]["url"];
+    Asked {
+        fetched: done.map(|()| url.as_str().unwrap().to_owned()),
+        held_bytes: memory.bytes(),
+    }
+}
+
+fn config(hosts: &[&str]) -> MediaConfig {
+    MediaConfig {
+        hosts: hosts.iter().map(|host| host.parse().unwrap()).collect(),
+        max_bytes: 100,
+        ..MediaConfig::default()
+    }
+}
+
+#[tokio::test]
+async fn an_image_of_an_allowed_host_becomes_a_data_url() {
+    let port = server().await;
+    let config = config(&[&format!("images.test:{port}")]);
+    for path in ["cat", "moved"] {
+        let url = format!("http://Images.test:{port}/{path}");
+        let asked = fetch(&config, |_| true, &url).await;
+        let expected = format!("data:image/gif;base64,{}", STANDARD.encode(GIF));
+        assert!(asked.held_bytes >= expected.len());
+        assert_eq!(asked.fetched.unwrap(), expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_fetched_is_refused_by_its_place() {
+    let port = server().await;
+    let allowed = config(&[&format!("images.test:{port}")]);
+    let small = MediaConfig {
+        max_bytes: GIF.len() - 1,
+        ..allowed.clone()
+    };
+    let hasty = MediaConfig {
+        timeout: Duration::from_millis(50),
+        ..allowed.clone()
+    };
+    let none = config(&[]);
+    let at = |path: &str| format!("http://images.test:{port}/{path}");
+    for (config, url, problem) in [
+        (&none, at("cat"), "--media-hosts"),
+        (
+            &allowed,
+            format!("http://other.test:{port}/cat"),
+            "other.test",
+        ),
+        (&allowed, "http://images.test/cat".into(), "images.test"),
+        (
+            &allowed,
+            format!("http://images.test:{port}@inside.test/cat"),
+            "expected a URL",
+        ),
+        (
+            &allowed,
+            format!("ftp://images.test:{port}/cat"),
+            "expected a URL",
+        ),
+        (&allowed, at("inside"), "inside.test"),
+        (&allowed, at("around"), "redirects more than 3 times"),
+        (&allowed, at("gone"), "status 404"),
+        (&allowed, at("page"), "no PNG"),
+        (&allowed, at("lie"), "no PNG"),
+        (&small, at("cat"), "--media-max-bytes"),
+        (&hasty, at("never"), "within"),
+    ] {
+        let asked = fetch(config, |_| true, &url).await;
+        let error = asked.fetched.unwrap_err();
+        assert_eq!(error.param, Some("messages[0].content[0]".into()), "{url}");
+        assert!(error.to_string().contains(problem), "{url}: {error}");
+    }
+    // As in production: whatever the name, it leads to this machine.
+    let asked = fetch(&allowed, address::is_public, &at("cat")).await;
+    let error = asked.fetched.unwrap_err();
+    assert!(error.to_string().contains("no public address"), "{error}");
+}
+
+#[test]
+fn addresses_that_are_not_public_are_known() {
+    for inside in [
+        "0.0.0.0",
+        "10.1.2.3",
+        "100.64.0.1",
+        "100.127.255.255",
+        "127.0.0.1",
+        "169.254.169.254",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.168.1.1",
+        "192.0.0.8",
+        "192.0.2.1",
+        "198.18.0.1",
+        "198.51.100.1",
+        "203.0.113.1",
+        "224.0.0.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "::127.0.0.1",
+        "64:ff9b::a00:1",
+        "2002:7f00:1::",
+        "2001::1",
+        "2001:db8::1",
+        "fc00::1",
+        "fd12::1",
+        "fe80::1",
+        "fec0::1",
+        "ff02::1",
+    ] {
+        assert!(!address::is_public(inside.parse().unwrap()), "{inside}");
+    }
+    for outside in [
+        "1.1.1.1",
+        "8.8.8.8",
+        "100.63.0.1",
+        "100.128.0.1",
+        "172.32.0.1",
+        "192.0.1.1",
+        "223.1.1.1",
+        "2606:4700::1111",
+        "2a00:1450::1",
+        "::ffff:8.8.8.8",
+        "64:ff9b::808:808",
+        "2001:200::1",
+    ] {
+        assert!(address::is_public(outside.parse().unwrap()), "{outside}");
+    }
+}
+
+#[test]
+fn hosts_are_allowed_as_they_are_written() {
+    let host = |text: &str| text.parse::<HostPattern>();
+    let allows = |pattern: &str, name: &str, port| host(pattern).unwrap().allows(name, port, true);
+    assert!(allows("example.org", "Example.ORG", 443));
+    assert!(!allows("example.org", "example.org", 8443));
+    assert!(allows("example.org:8443", "example.org", 8443));
+    assert!(!allows("example.org", "a.example.org", 443));
+    assert!(allows("*.example.org", "a.b.example.org", 443));
+    for other in [
+        "example.org",
+        "badexample.org",
+        ".example.org",
+        "example.org.evil.test",
+    ] {
+        assert!(!allows("*.example.org", other, 443), "{other}");
+    }
+    for bad in [
+        "",
+        "*",
+        "*.",
+        "https://example.org",
+        "example.org:x",
+        "a b",
+        "*.*.org",
+    ] {
+        assert!(host(bad).is_err(), "{bad}");
+    }
+}
