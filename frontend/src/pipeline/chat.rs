@@ -211,12 +211,16 @@ impl Chat {
     fn prompt_of_texts(&self, text: &TextFiles) -> Option<String> {
         let texts = |message: &Value| {
             let fields = message.as_object()?.iter();
-            let fields = fields.map(|(name, value)| match value {
-                Value::Array(parts) if name == "content" => {
-                    let texts = parts.iter().filter_map(|part| part["text"].as_str());
-                    (name.clone(), texts.collect::<String>().into())
-                }
-                other => (name.clone(), other.clone()),
+            let fields = fields.map(|(name, value)| {
+                let parts = value.as_array().filter(|_| name == "content");
+                let value = parts.map_or_else(
+                    || value.clone(),
+                    |parts| {
+                        let texts = parts.iter().filter_map(|part| part["text"].as_str());
+                        texts.collect::<String>().into()
+                    },
+                );
+                (name.clone(), value)
             });
             Some(Value::Object(fields.collect()))
         };

@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use genset_backend_common::MetricsRegistry;
 use genset_backend_common::output::{self, Finish};
-use genset_backend_common::request::{Media, MediaKind};
+use genset_backend_common::request::MediaKind;
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, OutputStream,
     RequestContext, StartContext, async_trait,
@@ -59,7 +59,9 @@ impl LLMEngine for Seeing {
                 ctx.tell_prompt_tokens(tokens);
                 said
             }
-            _ => "tokens".into(),
+            Input::Tokens(_) | Input::Text(_) | Input::Embed(_) | Input::Score(_) => {
+                "tokens".into()
+            }
         };
         Ok(output::stream(ctx, move |out| async move {
             for token in encode(&said) {
