@@ -34,9 +34,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killed_by: &[
             "CC01", "CC02", "CC03", "CC05", "CC07", "CC09", "CC10", "CC11", "CC13", "CC14", "CC15",
             "CN02", "CN03", "CN06", "CN07", "CN08", "CN09", "CN10", "CN12", "CN14", "CN16", "ER05",
-            "FN01", "FN02", "FN05", "FN09", "FN10", "MT01", "MT02", "MT03", "MT05", "RD02", "RD04",
-            "RD06", "SH05", "SH06", "SH09", "SH15", "SH16", "ST02", "ST04", "ST05", "ST07", "ST08",
-            "ST10", "ST11", "US03", "US06", "US07", "US08",
+            "FN01", "FN02", "FN05", "FN09", "FN10", "MT01", "MT02", "MT03", "MT05", "MT09", "RD02",
+            "RD04", "RD06", "SH05", "SH06", "SH09", "SH15", "SH16", "ST02", "ST04", "ST05", "ST07",
+            "ST08", "ST10", "ST11", "US03", "US06", "US07", "US08",
         ],
         build: |clean, scenario| with_fault(clean, scenario, Fault::CountsNothing),
     },
