@@ -121,9 +121,9 @@ fn only_what_it_does_not_declare_is_left_out() {
 
 /// Options of sampling that there are no logits for, grammars, processes, embeddings, scores, other controls than that of the prefix cache,
 /// adapters, ranks, bodies, and roles that it does not play.
-const UNDECLARED: [&str; 17] = [
+const UNDECLARED: [&str; 18] = [
     "DT", "GD", "SP", "EM", "SC", "CT", "LR", "RK", "WB", "MG04", "MG07", "MG09", "MG10", "MG11",
-    "MG12", "ER06", "LC07",
+    "MG12", "ER06", "FN16", "LC07",
 ];
 
 /// Requests that follow each other find the first rank idle; what the kit asks of one cache holds of it.
