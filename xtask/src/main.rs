@@ -74,8 +74,8 @@ enum Task {
     /// Format, lints, the Python package, tests, docs, licences, the engine author's package count, the
     /// Python OpenAI client and a Python client of the wire protocol. From the tests on, steps run side by side, each with a
     /// log under target/test-logs. What a step needs and the machine lacks is
-    /// installed: under target/ (cargo-deny, Python venvs), or with apt-get (etcd, nats-server, a C++ compiler and
-    /// nats-server; as root, or through a sudo that asks no password).
+    /// installed: under target/ (cargo-deny, Python venvs), or with apt-get (etcd, nats-server, a C++ compiler
+    /// and Chromium; as root, or through a sudo that asks no password).
     Test {
         /// The steps to run; all of them where none is named
         #[arg(value_name = "STEP", value_parser = test_command::names())]

@@ -2,9 +2,8 @@
 //! have more. Functions have at most seven parameters, by clippy's own lint.
 
 use std::collections::BTreeMap;
-use std::fs;
 
-use cargo_metadata::MetadataCommand;
+use super::each_source;
 
 const MOST_FIELDS: usize = 15;
 
@@ -76,24 +75,13 @@ fn without_visibility(line: &str) -> &str {
 
 #[test]
 fn a_struct_has_few_fields() {
-    let metadata = MetadataCommand::new().no_deps().exec().unwrap();
     let mut longest = BTreeMap::<String, (usize, String)>::new();
-    for package in &metadata.packages {
-        let mut folders = vec![package.manifest_path.with_file_name("src")];
-        while let Some(folder) = folders.pop() {
-            for entry in folder.read_dir_utf8().into_iter().flatten() {
-                let path = entry.unwrap().into_path();
-                if path.is_dir() {
-                    folders.push(path);
-                } else if path.extension() == Some("rs") {
-                    for (name, fields) in structs(&fs::read_to_string(&path).unwrap()) {
-                        let row = longest.entry(name).or_default();
-                        *row = row.clone().max((fields, path.to_string()));
-                    }
-                }
-            }
+    each_source(|_, path, source| {
+        for (name, fields) in structs(source) {
+            let row = longest.entry(name).or_default();
+            *row = row.clone().max((fields, path.display().to_string()));
         }
-    }
+    });
     longest.retain(|_, (fields, _)| *fields > MOST_FIELDS);
     let problems: Vec<String> = { longest.iter() }
         .filter(|(name, _)| !LONGER.iter().any(|(known, _)| known == name))

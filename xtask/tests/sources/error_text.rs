@@ -2,9 +2,7 @@
 //!
 //! Shipped code is read as text, without white space; what tests, benches and the conformance kit look at is theirs.
 
-use std::fs;
-
-use cargo_metadata::MetadataCommand;
+use super::{each_source, is_of_tests};
 
 /// What gives an error's text, as it stands in code.
 const TEXTS: [&str; 5] = [
@@ -35,34 +33,15 @@ const LOOKS: [&str; 14] = [
 
 #[test]
 fn no_shipped_code_looks_into_the_text_of_an_error() {
-    let metadata = MetadataCommand::new().no_deps().exec().unwrap();
-    let mut found = Vec::new();
-    let mut files = 0;
-    for package in &metadata.packages {
-        if ["genset-conformance", "xtask"].contains(&package.name.as_str()) {
-            continue;
+    let (mut found, mut files) = (Vec::new(), 0);
+    each_source(|package, path, source| {
+        if ["genset-conformance", "xtask"].contains(&package) || is_of_tests(path) {
+            return;
         }
-        let mut folders = vec![
-            package
-                .manifest_path
-                .with_file_name("src")
-                .into_std_path_buf(),
-        ];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(&folder).into_iter().flatten() {
-                let path = entry.unwrap().path();
-                let is_of_tests = path.file_stem().is_some_and(|stem| stem == "tests");
-                if path.is_dir() && !is_of_tests {
-                    folders.push(path);
-                } else if path.extension().is_some_and(|it| it == "rs") && !is_of_tests {
-                    let text = fs::read_to_string(&path).unwrap();
-                    files += 1;
-                    let looks = looks(&text).into_iter();
-                    found.extend(looks.map(|look| format!("{}: {look}", path.display())));
-                }
-            }
-        }
-    }
+        files += 1;
+        let looks = looks(source).into_iter();
+        found.extend(looks.map(|look| format!("{}: {look}", path.display())));
+    });
     assert!(files > 300, "only {files} files were read");
     assert!(
         found.is_empty(),

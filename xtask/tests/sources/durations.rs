@@ -1,8 +1,6 @@
 //! A time in public is a `Duration`: a number of seconds is one only in figures that are written out, as their JSON has them.
 
-use std::fs;
-
-use cargo_metadata::MetadataCommand;
+use super::each_source;
 
 /// Files whose public numbers are figures.
 const FIGURES: [&str; 2] = ["simulate/src/report.rs", "simulate/src/timeline.rs"];
@@ -28,29 +26,15 @@ fn seconds(source: &str) -> Vec<&str> {
 
 #[test]
 fn no_public_time_is_a_number_of_seconds() {
-    let metadata = MetadataCommand::new().no_deps().exec().unwrap();
     let (mut found, mut files) = (Vec::new(), 0);
-    for package in &metadata.packages {
-        let mut folders = vec![package.manifest_path.with_file_name("src")];
-        while let Some(folder) = folders.pop() {
-            for entry in folder.read_dir_utf8().into_iter().flatten() {
-                let path = entry.unwrap().into_path();
-                if path.is_dir() {
-                    folders.push(path);
-                } else if path.extension() == Some("rs")
-                    && !FIGURES.iter().any(|figures| path.ends_with(figures))
-                {
-                    files += 1;
-                    let source = fs::read_to_string(&path).unwrap();
-                    found.extend(
-                        seconds(&source)
-                            .into_iter()
-                            .map(|line| format!("{path}: {line}")),
-                    );
-                }
-            }
+    each_source(|_, path, source| {
+        if FIGURES.iter().any(|figures| path.ends_with(figures)) {
+            return;
         }
-    }
+        files += 1;
+        let lines = seconds(source).into_iter();
+        found.extend(lines.map(|line| format!("{}: {line}", path.display())));
+    });
     assert!(files > 500, "only {files} files were found");
     assert!(found.is_empty(), "{}", found.join("\n"));
 }

@@ -3,15 +3,12 @@
 //!
 //! Private types are left out: nobody sees two of them side by side.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a file that cannot be read is a failure of these tests"
-)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use cargo_metadata::MetadataCommand;
+
+use super::{each_source, is_of_tests};
 
 /// Names that stand for several things, and why they may.
 const SHARED: [(&str, &str); 12] = [
@@ -58,26 +55,15 @@ const SHARED: [(&str, &str); 12] = [
 
 /// Public types by name, with the files that define them.
 fn types() -> BTreeMap<String, BTreeSet<String>> {
-    let metadata = MetadataCommand::new().no_deps().exec().unwrap();
     let mut types = BTreeMap::<String, BTreeSet<String>>::new();
-    for package in &metadata.packages {
-        let mut folders = vec![package.manifest_path.with_file_name("src")];
-        while let Some(folder) = folders.pop() {
-            for entry in folder.read_dir_utf8().into_iter().flatten() {
-                let path = entry.unwrap().into_path();
-                if path.file_stem() == Some("tests") {
-                    continue;
-                }
-                if path.is_dir() {
-                    folders.push(path);
-                } else if path.extension() == Some("rs") {
-                    for name in public_types(&fs::read_to_string(&path).unwrap()) {
-                        types.entry(name).or_default().insert(path.to_string());
-                    }
-                }
+    each_source(|_, path, source| {
+        if !is_of_tests(path) {
+            for name in public_types(source) {
+                let files = types.entry(name).or_default();
+                files.insert(path.display().to_string());
             }
         }
-    }
+    });
     types
 }
 
