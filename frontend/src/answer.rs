@@ -343,7 +343,7 @@ impl Answer {
         self
     }
 
-    /// As [`Self::poll_item`]. What the items cost is charged when there are no more for now, and at the end.
+    /// Takes one item, as [`Self::poll_item`], and charges what the items cost once there are no more for now, and at the end.
     fn poll_text(
         &mut self,
         cx: &mut Context<'_>,

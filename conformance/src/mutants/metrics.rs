@@ -166,11 +166,9 @@ impl Running {
         *requests = change(*requests);
         let is_flag = self.flaw == Flaw::LoadIsAFlag;
         let is_in_tokens = self.flaw == Flaw::BlocksInTokens;
-        let block_unit = match (is_in_tokens, self.flaw == Flaw::BlocksNotCounted) {
-            (_, true) => 0,
-            (true, false) => BLOCK_TOKENS,
-            (false, false) => 1,
-        };
+        let unit = if is_in_tokens { BLOCK_TOKENS } else { 1 };
+        let is_counted = self.flaw != Flaw::BlocksNotCounted;
+        let block_unit = if is_counted { unit } else { 0 };
         self.load.lock().publish(Load {
             running_requests: if is_flag {
                 (*requests).min(1)

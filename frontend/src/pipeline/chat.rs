@@ -20,8 +20,9 @@ impl Job {
     /// Templates and tokenizes a chat.
     ///
     /// # Errors
-    /// A 400 when the model does not take what the messages have beside text, when the template refuses the messages or the model has none, when the model cannot call tools as asked, or the
-    /// prompt does not fit the context.
+    /// A 400 when the model does not take what the messages have beside text, when an image cannot be fetched, when the template
+    /// refuses the messages or the model has none, when the model cannot call tools as asked, or the prompt does not fit the
+    /// context.
     ///
     /// # Cancel safety
     /// When the future is dropped, work that has not begun does not begin, and work that has stops soon.

@@ -118,7 +118,7 @@ fn text_of(model: &ServedModel) -> Result<&TextFiles, ApiError> {
     model.text.as_deref().ok_or_else(|| no_tokenizer(model))
 }
 
-/// The 400 of a model that this server has no tokenizer for.
+/// The 400 of a prompt that this server cannot tokenize: it has no tokenizer for the model, or the prompt has images or audio.
 pub(crate) fn no_tokenizer(model: &ServedModel) -> ApiError {
     let name = &model.card.name;
     if model.text.is_some() {
