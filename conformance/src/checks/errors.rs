@@ -10,6 +10,7 @@
 //!
 //! [`Probe::crash`]: crate::Probe::crash
 
+mod media;
 mod refused;
 
 use futures_util::future::join_all;
@@ -45,7 +46,7 @@ pub(super) const CHECKS: &[Check] = &[
         clause: "EngineError",
         breaks: "prompts end up in logs and in other people's error reports", messages),
     check!("ER08", Core, Tokens, "a kind of input is served if it is declared, and refused with Unsupported if not",
-        clause: "Capabilities::inputs",
+        clause: "Capabilities::inputs, media",
         breaks: "images and texts that are silently left out of the prompt", kinds_of_input),
     check!("ER09", Core, Tokens, "a refused request holds nothing, whether the engine is idle or full",
         clause: "LLMEngine::generate, Contract",
@@ -406,5 +407,5 @@ async fn kinds_of_input(trial: Trial) -> CheckResult {
             error.kind()
         );
     }
-    Ok(())
+    media::kinds_of_media(&live).await
 }

@@ -60,6 +60,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| remote(clean, scenario, takes_inputs),
     },
     Mutant {
+        name: "media-left-out-of-chats",
+        stands_for: "a server whose model sees nothing, and that answers a chat with an image as if there were none",
+        killed_by: &["ER08"],
+        build: |clean, scenario| remote(clean, scenario, leaves_media_out),
+    },
+    Mutant {
         name: "refused-in-the-queue-keeps-its-turn",
         stands_for: "a request that is queued before it is looked at: the turn of one that was refused comes, and nobody takes it",
         killed_by: &["ER09"],
@@ -224,6 +230,18 @@ fn takes_inputs(
     if let Input::Score(pairs) = &request.input {
         let tokens = pairs.iter().flat_map(|pair| &pair.token_ids);
         request.input = Input::Tokens(tokens.copied().collect());
+    }
+    config.check(request)
+}
+
+fn leaves_media_out(
+    config: &EngineConfig,
+    request: &mut GenerateRequest,
+    _refused: u32,
+) -> Result<(), EngineError> {
+    let has_parts = matches!(&request.input, Input::Chat(chat) if chat.parts().next().is_some());
+    if has_parts {
+        request.input = Input::Tokens([0].into());
     }
     config.check(request)
 }

@@ -1,0 +1,86 @@
+//! Media in chats, for ER08: what is declared is served, and the rest is refused.
+
+use genset_backend_common::{
+    ErrorKind,
+    request::{ChatInput, MediaKind},
+};
+use genset_backend_common::{Input, config::InputKind};
+use serde_json::{Value, json};
+
+use crate::check::{CheckResult, ensure, fail};
+use crate::trial::Live;
+
+/// A picture of 64 by 64 pixels, dark on the left.
+const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAABH0lEQVR42u3PkaKDAAAF0GAQBIMgCIJBMAiCQRAMgiAIgsEgCIJBMAgGQTAYBEEQBMEgCILB\
+                   IAiCIAiCIBgEQRAE7xPeD9zzB4cgCGK325EkSVHUfr+naZphGJZlOY47HA48zx+PR0EQRFE8nU6SJMmyfD6fFUVRVVXTNF3XDcO4XC7X69U0TcuybNu+3W6O\
+                   49zvd9d1H4+H53m+7z+fz9frFQRBGIZRFMVxnCRJmqbv9zvLsjzPi6L4fD7f77csy6qq6rpumqZt267r+r4fhmEcx9/vN03TPM/Lsqzrum0bgQACCCCAAAII\
+                   IIAAAggggAACCCCAAAIIIIAAAggggAACCCCAAAIIIIAAAggggAACCCCAAAIIIIAAAgj8F/gDmnuhWh7jdrsAAAAASUVORK5CYII=";
+
+/// Half a second of silence: the head of a WAV file with one sample, then others, three at a time.
+const WAV_HEAD: &str = "UklGRmQfAABXQVZFZm10IBAAAAABAAEAgD4AAIA+AAABAAgAZGF0YUAfAACA";
+const WAV_SAMPLES: &str = "gICA";
+const WAV_LENGTH: usize = 2666;
+
+fn part(kind: MediaKind) -> Value {
+    match kind {
+        MediaKind::Image => {
+            json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{PNG}")}})
+        }
+        MediaKind::Audio => {
+            let data = [WAV_HEAD, &WAV_SAMPLES.repeat(WAV_LENGTH)].concat();
+            json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
+        }
+    }
+}
+
+/// A chat that shows a medium of the kind.
+fn chat(kind: MediaKind) -> Input {
+    let text = json!({"type": "text", "text": "ping"});
+    let message = json!({"role": "user", "content": [text, part(kind)]});
+    let chat = ChatInput {
+        messages: vec![message],
+        tools: Vec::new(),
+    };
+    Input::Chat(chat.into())
+}
+
+pub(super) async fn kinds_of_media(live: &Live) -> CheckResult {
+    let can = &live.config.capabilities;
+    for kind in MediaKind::ALL {
+        let mut request = live.request(1, 4);
+        request.input = chat(kind);
+        if can.inputs.contains(&InputKind::Chat) && can.media.contains(&kind) {
+            let answer = live.answer(request).await?;
+            if let Some(error) = answer.error() {
+                fail!(
+                    "{kind} is declared, and a chat with it fails: {error} ({})",
+                    error.kind()
+                );
+            }
+            continue;
+        }
+        let error = live.refusal(request).await?;
+        ensure!(
+            error.kind() == ErrorKind::Unsupported,
+            "{kind} is not declared, and a chat with it is refused with {}: {error}",
+            error.kind()
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::request::Media;
+
+    use super::*;
+
+    #[test]
+    fn the_media_are_what_they_are_said_to_be() {
+        for (kind, bytes) in [(MediaKind::Image, 344), (MediaKind::Audio, 44 + 7999)] {
+            let part = part(kind);
+            let media = Media::of_part(&part).unwrap().unwrap();
+            assert_eq!((media.kind(), media.decode().unwrap().len()), (kind, bytes));
+        }
+    }
+}
