@@ -119,8 +119,9 @@ def test_an_engine_names_its_own_canary() -> None:
 
 
 def test_an_engine_declares_where_it_deviates() -> None:
-    config = EngineConfig(model="m", context_length=8, deviations=("no_min_tokens",))
+    config = EngineConfig(model="m", context_length=8, deviations=("no_min_tokens",), inputs=("chat",), media=("image",))
     assert config.to_wire()["capabilities"]["deviations"] == ["no_min_tokens"]
+    assert config.to_wire()["capabilities"]["media"] == ["image"]
 
 
 def test_every_exception_has_its_own_kind() -> None:

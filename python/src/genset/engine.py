@@ -91,6 +91,9 @@ class EngineConfig:
     data_parallel_size: int = 1
     inputs: tuple[str, ...] = ("tokens",)
     """Of `tokens`, `text`, `chat`, `embed`, `score`."""
+    media: tuple[str, ...] = ()
+    """Of `image`, `audio`: what `messages` may have beside text, as parts of the types `image_url`, whose `url` is a `data:` URL, and
+    `input_audio`. For engines that take `chat`; one that takes `tokens` too gets those where a chat has text alone."""
     sampling: tuple[str, ...] | None = None
     """The names of the sampling options that are honoured: a request with another is refused; `()` for none. None where the
     engine does not say: then the usual ones (`USUAL_SAMPLING`) reach it, and the log warns."""
@@ -131,6 +134,7 @@ class EngineConfig:
             "data_parallel_size": self.data_parallel_size,
             "capabilities": {
                 "inputs": list(self.inputs),
+                "media": list(self.media),
                 "sampling": list(USUAL_SAMPLING if self.sampling is None else self.sampling),
                 "max_logprobs": self.max_logprobs,
                 "prompt_logprobs": self.prompt_logprobs,
