@@ -33,7 +33,7 @@ pub use hints::Hints;
 pub use logprobs::{LogprobOptions, logprobs_json};
 pub use names::{chat_name, completion_name, embedding_name, rerank_name, score_name};
 pub use parts::ChatMedium;
-pub(crate) use parts::within;
+pub(crate) use parts::{check_shown, within};
 pub use rerank::{RerankRequest, RerankedDocuments};
 pub(crate) use response::explanation_json;
 pub use response::{

@@ -15,7 +15,7 @@ mod store;
 mod stream;
 
 pub use error::param_name;
-pub use item::{Item, Speaker};
+pub use item::{Item, Shown, Speaker};
 pub use output::Output;
 pub use request::ResponsesRequest;
 pub use response::{ResponseEnd, ResponseHead};

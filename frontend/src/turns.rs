@@ -8,8 +8,18 @@ use serde_json::{Map, Value, json};
 pub(crate) struct Turns {
     messages: Vec<Value>,
     /// At most one of these two is there.
-    user: Option<String>,
+    user: Option<UserTurn>,
     assistant: Option<AssistantTurn>,
+    /// Where in the request the media stand, in order.
+    media_at: Vec<String>,
+}
+
+/// What a user said and showed.
+#[derive(Debug, Default)]
+struct UserTurn {
+    /// Media, and the texts before them, as a chat's parts.
+    parts: Vec<Value>,
+    text: String,
 }
 
 /// What an assistant thought, said and called.
@@ -22,10 +32,19 @@ pub(crate) struct AssistantTurn {
 }
 
 impl Turns {
-    /// The user's message that is in the making, or a new one.
+    /// The user's text that is in the making, or a new one.
     pub(crate) fn user(&mut self) -> &mut String {
         self.close_assistant();
-        self.user.get_or_insert_default()
+        &mut self.user.get_or_insert_default().text
+    }
+
+    /// The user shows a medium, which is a part of a chat's message and stands at `at` in the request.
+    pub(crate) fn show(&mut self, part: Value, at: String) {
+        self.close_assistant();
+        self.media_at.push(at);
+        let turn = self.user.get_or_insert_default();
+        turn.close_text();
+        turn.parts.push(part);
     }
 
     /// The assistant's message that is in the making, or a new one.
@@ -49,11 +68,11 @@ impl Turns {
         self.assistant.is_some()
     }
 
-    /// The chat's messages.
-    pub(crate) fn into_messages(mut self) -> Vec<Value> {
+    /// The chat's messages, and where in the request their media stand.
+    pub(crate) fn into_messages(mut self) -> (Vec<Value>, Vec<String>) {
         self.close_user();
         self.close_assistant();
-        self.messages
+        (self.messages, self.media_at)
     }
 
     fn push(&mut self, message: Value) {
@@ -63,8 +82,8 @@ impl Turns {
     }
 
     fn close_user(&mut self) {
-        if let Some(text) = self.user.take() {
-            self.messages.push(json!({"role": "user", "content": text}));
+        if let Some(turn) = self.user.take() {
+            self.messages.push(turn.into_message());
         }
     }
 
@@ -72,6 +91,23 @@ impl Turns {
         if let Some(turn) = self.assistant.take() {
             self.messages.push(turn.into_message());
         }
+    }
+}
+
+impl UserTurn {
+    fn close_text(&mut self) {
+        if !self.text.is_empty() {
+            let text = std::mem::take(&mut self.text);
+            self.parts.push(json!({"type": "text", "text": text}));
+        }
+    }
+
+    fn into_message(mut self) -> Value {
+        if self.parts.is_empty() {
+            return json!({"role": "user", "content": self.text});
+        }
+        self.close_text();
+        json!({"role": "user", "content": self.parts})
     }
 }
 

@@ -4,19 +4,20 @@ use serde_json::{Value, json};
 
 use super::block::{Block, no_block, text, text_block};
 use crate::error::ApiError;
+use crate::openai::check_shown;
 use crate::turns::{Turns, join};
 
 /// Fields of calls and results that say nothing to a model.
 const IGNORED: [&str; 3] = ["cache_control", "caller", "toolset_name"];
 
-/// The chat's messages.
+/// The chat's messages, and where the images of these stand.
 ///
 /// # Errors
 /// A 400 that names the message and block.
 pub(super) fn chat_messages(
     system: Option<Value>,
     messages: Vec<Value>,
-) -> Result<Vec<Value>, ApiError> {
+) -> Result<(Vec<Value>, Vec<String>), ApiError> {
     if messages.is_empty() {
         let problem = "must hold at least one message";
         return Err(ApiError::invalid("messages", problem));
@@ -72,10 +73,42 @@ fn read_message(at: String, message: Value, turns: &mut Turns) -> Result<(), Api
 fn read_user_block(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> {
     match block.required_string("type")?.as_str() {
         "text" => join(turns.user(), &text_block(block)?),
+        "image" => {
+            let (at, part) = read_image(block)?;
+            turns.show(part, at);
+        }
         "tool_result" => read_result(block, turns)?,
         other => return Err(no_block(&block, other)),
     }
     Ok(())
+}
+
+/// An image as a part of a chat, and where it stands.
+fn read_image(mut block: Block) -> Result<(String, Value), ApiError> {
+    let at = block.path("source");
+    let source = block.object("source")?;
+    let source = source.ok_or_else(|| ApiError::invalid(at.clone(), "expected an object"))?;
+    let mut source = Block::new(at.clone(), source)?;
+    let url = match source.required_string("type")?.as_str() {
+        "base64" => {
+            let media_type = source.required_string("media_type")?;
+            format!(
+                "data:{media_type};base64,{}",
+                source.required_string("data")?
+            )
+        }
+        "url" => source.required_string("url")?,
+        other => {
+            let why =
+                format!("sources of type {other:?} are not available, only \"base64\" and \"url\"");
+            return Err(ApiError::unsupported(source.path("type"), why));
+        }
+    };
+    source.finish(&[])?;
+    block.finish(&IGNORED)?;
+    let part = json!({"type": "image_url", "image_url": {"url": url}});
+    check_shown(&at, &part)?;
+    Ok((at, part))
 }
 
 fn read_result(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> {

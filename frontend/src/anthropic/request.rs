@@ -111,7 +111,7 @@ impl MessagesRequest {
     ) -> Result<Self, ApiError> {
         let system = fields.take("system")?;
         let messages = fields.list("messages")?.unwrap_or_default();
-        let messages = chat_messages(system, messages)?;
+        let (messages, media_at) = chat_messages(system, messages)?;
         chat.insert("messages".into(), messages.into());
         read_tools(&mut fields, &mut chat)?;
         read_output_config(&mut fields, &mut chat)?;
@@ -120,7 +120,8 @@ impl MessagesRequest {
         let hints = fields.finish_request(&["cache_control"])?;
         let hints = hints.checked(limits.is_strict)?;
         let chat = ChatRequest::read(Fields::made(chat, &meter), limits);
-        let mut chat = chat.map_err(ApiError::in_chat)?;
+        let chat = chat.map_err(ApiError::in_chat)?;
+        let mut chat = chat.with_media_at(media_at);
         chat.params.hints.behind(hints);
         Ok(Self {
             chat,

@@ -87,6 +87,14 @@ impl ChatRequest {
 }
 
 impl ChatRequest {
+    /// The same of a request of another API, whose media stand at these places.
+    pub(crate) fn with_media_at(mut self, places: Vec<String>) -> Self {
+        for (medium, at) in self.media.iter_mut().zip(places) {
+            medium.at = at;
+        }
+        self
+    }
+
     /// An answer that is bound from its first token cannot call tools, and one that must call tools is bound already.
     fn refuse_two_formats(&self) -> Result<(), ApiError> {
         match (&self.params.guided, &self.tools.choice) {

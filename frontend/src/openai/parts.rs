@@ -101,6 +101,15 @@ impl Contents {
     }
 }
 
+/// Checks a medium that a request of another API became a part of, under its own name there.
+pub(crate) fn check_shown(at: &str, part: &Value) -> Result<(), ApiError> {
+    match Part::of(part) {
+        Ok(Part::ImageUrl(url)) if is_remote(url) => Ok(()),
+        Ok(medium) => check_medium(at, &medium).map(drop),
+        Err(error) => Err(ApiError::invalid(at, error)),
+    }
+}
+
 /// Whether a URL names what is elsewhere.
 fn is_remote(url: &str) -> bool {
     let begins = |scheme: &str| {

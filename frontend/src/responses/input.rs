@@ -1,10 +1,11 @@
 //! The `input` of a request as items.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::item::{Item, Speaker, new_id};
+use super::item::{Item, Shown, Speaker, new_id};
 use crate::block::Block;
 use crate::error::ApiError;
+use crate::openai::check_shown;
 
 /// Reads `input`: a text, which is the user's message, or a list of items.
 ///
@@ -16,6 +17,7 @@ pub(super) fn read_input(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
             id: new_id("msg"),
             speaker: Speaker::User,
             parts: vec![text],
+            shown: Vec::new(),
         }]),
         Some(Value::Array(items)) if !items.is_empty() => {
             let items = items.into_iter().enumerate();
@@ -68,9 +70,12 @@ fn read_message(mut item: Block) -> Result<Item, ApiError> {
         }
     };
     let at = item.path("content");
-    let parts = match item.take("content") {
-        Some(Value::String(text)) => vec![text],
-        Some(Value::Array(parts)) if !parts.is_empty() => read_parts(&at, parts)?,
+    let (parts, shown) = match item.take("content") {
+        Some(Value::String(text)) => (vec![text], Vec::new()),
+        Some(Value::Array(parts)) if !parts.is_empty() && speaker == Speaker::User => {
+            read_users_parts(&at, parts)?
+        }
+        Some(Value::Array(parts)) if !parts.is_empty() => (read_parts(&at, parts)?, Vec::new()),
         _ => {
             let problem = "expected a string or a list of parts";
             return Err(ApiError::invalid(at, problem));
@@ -78,26 +83,81 @@ fn read_message(mut item: Block) -> Result<Item, ApiError> {
     };
     let id = id(&mut item, "msg")?;
     item.finish(&["status", "phase"])?;
-    Ok(Item::Message { id, speaker, parts })
+    Ok(Item::Message {
+        id,
+        speaker,
+        parts,
+        shown,
+    })
+}
+
+/// Texts, and what is shown between them.
+fn read_users_parts(at: &str, parts: Vec<Value>) -> Result<(Vec<String>, Vec<Shown>), ApiError> {
+    let (mut texts, mut shown) = (Vec::new(), Vec::new());
+    for (index, part) in parts.into_iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        let part = match part["type"].as_str() {
+            Some("input_image") => read_image(at.clone(), part)?,
+            Some("input_audio") => read_audio(at.clone(), part)?,
+            _ => {
+                texts.push(read_part(at, part)?);
+                continue;
+            }
+        };
+        let medium = Shown {
+            after: texts.len(),
+            at,
+            part,
+        };
+        check_shown(&medium.at, &medium.in_chat())?;
+        shown.push(medium);
+    }
+    Ok((texts, shown))
+}
+
+fn read_image(at: String, part: Value) -> Result<Value, ApiError> {
+    let mut part = Block::new(at, part)?;
+    part.refuse("file_id", &[])?;
+    let url = part.required_string("image_url")?;
+    let detail = part.string("detail")?.unwrap_or_else(|| "auto".into());
+    part.finish(&["type"])?;
+    Ok(json!({"type": "input_image", "image_url": url, "detail": detail}))
+}
+
+fn read_audio(at: String, part: Value) -> Result<Value, ApiError> {
+    let mut part = Block::new(at, part)?;
+    let audio = part.object("input_audio")?.unwrap_or_default();
+    let mut audio = Block::new(part.path("input_audio"), audio)?;
+    let (data, format) = (
+        audio.required_string("data")?,
+        audio.required_string("format")?,
+    );
+    audio.finish(&[])?;
+    part.finish(&["type"])?;
+    Ok(json!({"type": "input_audio", "input_audio": {"data": data, "format": format}}))
 }
 
 fn read_parts(at: &str, parts: Vec<Value>) -> Result<Vec<String>, ApiError> {
-    let parts = parts.into_iter().enumerate().map(|(index, part)| {
-        let mut part = Block::new(format!("{at}[{index}]"), part)?;
-        let (field, ignored): (_, &[&str]) = match part.required_string("type")?.as_str() {
-            "input_text" | "text" => ("text", &["prompt_cache_breakpoint"]),
-            "output_text" => ("text", &["annotations", "logprobs"]),
-            "refusal" => ("refusal", &[]),
-            other => {
-                let why = format!("parts of type {other:?} are not available, only text");
-                return Err(ApiError::unsupported(part.path("type"), why));
-            }
-        };
-        let text = part.required_string(field)?;
-        part.finish(ignored)?;
-        Ok(text)
-    });
+    let parts = parts.into_iter().enumerate();
+    let parts = parts.map(|(index, part)| read_part(format!("{at}[{index}]"), part));
     parts.collect()
+}
+
+/// The text of a part.
+fn read_part(at: String, part: Value) -> Result<String, ApiError> {
+    let mut part = Block::new(at, part)?;
+    let (field, ignored): (_, &[&str]) = match part.required_string("type")?.as_str() {
+        "input_text" | "text" => ("text", &["prompt_cache_breakpoint"]),
+        "output_text" => ("text", &["annotations", "logprobs"]),
+        "refusal" => ("refusal", &[]),
+        other => {
+            let why = format!("parts of type {other:?} are not available here, only text");
+            return Err(ApiError::unsupported(part.path("type"), why));
+        }
+    };
+    let text = part.required_string(field)?;
+    part.finish(ignored)?;
+    Ok(text)
 }
 
 fn read_call(mut item: Block) -> Result<Item, ApiError> {

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::json::value_bytes;
 use crate::turns::{Turns, join};
 
 /// One item of a conversation.
@@ -15,6 +16,8 @@ pub enum Item {
         speaker: Speaker,
         /// The text of its parts.
         parts: Vec<String>,
+        /// What is shown before the part of this place, in order; of a user alone.
+        shown: Vec<Shown>,
     },
     /// What the model thought before it answered.
     Reasoning {
@@ -43,6 +46,33 @@ pub enum Item {
         /// The tool's answer.
         output: String,
     },
+}
+
+/// An image or a sound in a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// How many parts of text come before it.
+    pub(super) after: usize,
+    /// Where it stands in its request.
+    pub(super) at: String,
+    /// It as this API has it.
+    pub(super) part: Value,
+}
+
+impl Shown {
+    /// It as a part of a chat.
+    pub(super) fn in_chat(&self) -> Value {
+        match &self.part["image_url"] {
+            Value::String(url) => {
+                json!({"type": "image_url", "image_url": {"url": url, "detail": self.part["detail"]}})
+            }
+            _ => self.part.clone(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.at.len() + value_bytes(&self.part) + size_of::<Self>()
+    }
 }
 
 /// Who says a message.
@@ -89,12 +119,17 @@ impl Item {
     #[must_use]
     pub fn to_json(&self, status: &str) -> Value {
         match self {
-            Self::Message { id, speaker, parts } => json!({
+            Self::Message {
+                id,
+                speaker,
+                parts,
+                shown,
+            } => json!({
                 "id": id,
                 "type": "message",
                 "role": speaker.name(),
                 "status": status,
-                "content": parts.iter().map(|text| part_json(*speaker, text)).collect::<Vec<_>>(),
+                "content": content_json(*speaker, parts, shown),
             }),
             Self::Reasoning { id, text } => json!({
                 "id": id,
@@ -134,9 +169,15 @@ impl Item {
     /// Says it in a chat.
     pub(super) fn add_to(&self, turns: &mut Turns) {
         match self {
-            Self::Message { speaker, parts, .. } => {
+            Self::Message {
+                speaker,
+                parts,
+                shown,
+                ..
+            } => {
                 let text = parts.concat();
                 match speaker {
+                    Speaker::User if !shown.is_empty() => show(parts, shown, turns),
                     Speaker::System => turns.system(&text),
                     Speaker::User => join(turns.user(), &text),
                     Speaker::Assistant => join(&mut turns.assistant().text, &text),
@@ -184,8 +225,11 @@ impl Item {
     /// About how much memory it takes, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let text = match self {
-            Self::Message { id, parts, .. } => {
-                id.len() + parts.iter().map(|part| part.len() + 24).sum::<usize>()
+            Self::Message {
+                id, parts, shown, ..
+            } => {
+                let texts: usize = parts.iter().map(|part| part.len() + 24).sum();
+                id.len() + texts + shown.iter().map(Shown::bytes).sum::<usize>()
             }
             Self::Reasoning { id, text } => id.len() + text.len(),
             Self::Call {
@@ -202,6 +246,32 @@ impl Item {
         };
         text + size_of::<Self>()
     }
+}
+
+/// Texts and what is shown between them, in order.
+fn show(parts: &[String], shown: &[Shown], turns: &mut Turns) {
+    for place in 0..=parts.len() {
+        for medium in shown.iter().filter(|medium| medium.after == place) {
+            turns.show(medium.in_chat(), medium.at.clone());
+        }
+        if let Some(text) = parts.get(place) {
+            match place {
+                0 => join(turns.user(), text),
+                _ => turns.user().push_str(text),
+            }
+        }
+    }
+}
+
+fn content_json(speaker: Speaker, parts: &[String], shown: &[Shown]) -> Vec<Value> {
+    let places = 0..=parts.len();
+    let at = |place: usize| {
+        let shown = shown.iter().filter(move |medium| medium.after == place);
+        let shown = shown.map(|medium| medium.part.clone());
+        let text = parts.get(place).map(|text| part_json(speaker, text));
+        shown.chain(text)
+    };
+    places.flat_map(at).collect()
 }
 
 fn part_json(speaker: Speaker, text: &str) -> Value {

@@ -100,6 +100,7 @@ impl Output {
                 id: new_id("msg"),
                 speaker: Speaker::Assistant,
                 parts: vec![String::new()],
+                shown: Vec::new(),
             },
             Delta::Reasoning(_) => Item::Reasoning {
                 id: new_id("rs"),

@@ -180,9 +180,11 @@ impl ResponsesRequest {
             true => self.chat.clone(),
             false => std::mem::take(&mut self.chat),
         };
-        chat.insert("messages".into(), turns.into_messages().into());
+        let (messages, media_at) = turns.into_messages();
+        chat.insert("messages".into(), messages.into());
         let chat = ChatRequest::read(Fields::made(chat, meter), limits);
-        let mut chat = chat.map_err(ApiError::in_chat)?;
+        let chat = chat.map_err(ApiError::in_chat)?;
+        let mut chat = chat.with_media_at(media_at);
         chat.params.hints.behind(hints);
         Ok(chat)
     }

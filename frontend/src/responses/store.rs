@@ -155,6 +155,7 @@ mod tests {
             id: id.into(),
             speaker: Speaker::User,
             parts: vec!["a".repeat(text_bytes)],
+            shown: Vec::new(),
         };
         let stored = Stored {
             owner: Some(owner.into()),

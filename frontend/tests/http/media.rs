@@ -244,3 +244,69 @@ async fn media_go_through_the_wire_to_a_worker_that_takes_them() {
     soon(here.shutdown()).await;
     soon(there.shutdown()).await;
 }
+
+/// The other APIs have their own words for it, and errors are in these.
+#[tokio::test]
+async fn other_apis_show_images_in_their_own_words() {
+    let site = Site::start(Arc::new(Seeing)).await;
+    let base64 = GIF.split_once(',').unwrap().1;
+    let block = |media_type: &str| {
+        let source = json!({"type": "base64", "media_type": media_type, "data": base64});
+        json!({"type": "image", "source": source})
+    };
+    let ask = |block: Value| {
+        let said = json!([{"type": "text", "text": "One."}, block, {"type": "text", "text": "What is it?"}]);
+        json!({"model": MODEL, "max_tokens": 100, "messages": [{"role": "user", "content": said}]})
+    };
+    let answer = site.post("/v1/messages", &ask(block("image/gif"))).await;
+    let said = "messages[0].content[1] gif 14;";
+    assert_eq!(
+        answer.json()["content"][0]["text"],
+        said,
+        "{}",
+        answer.text()
+    );
+    assert_eq!(answer.json()["usage"]["input_tokens"], A_MEDIUM);
+    let wrong = site.post("/v1/messages", &ask(block("image/png"))).await;
+    assert!(
+        wrong.text().contains("messages[0].content[1].source"),
+        "{}",
+        wrong.text()
+    );
+
+    let input = |parts: Value| {
+        let items = json!([{"role": "user", "content": "Hi."}, {"role": "user", "content": parts}]);
+        json!({"model": MODEL, "max_output_tokens": 100, "input": items})
+    };
+    let text = json!({"type": "input_text", "text": "What is it?"});
+    let shown = json!({"type": "input_image", "image_url": GIF});
+    let sound = json!({"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}});
+    let answer = site
+        .post("/v1/responses", &input(json!([text, shown])))
+        .await;
+    let first = answer.json();
+    assert_eq!(
+        first["output"][0]["content"][0]["text"],
+        said,
+        "{}",
+        answer.text()
+    );
+    assert_eq!(first["usage"]["input_tokens"], A_MEDIUM);
+    // What was shown is there again in the next turn.
+    let mut next = input(json!([text]));
+    next["previous_response_id"] = first["id"].clone();
+    let answer = site.post("/v1/responses", &next).await;
+    let said = answer.json()["output"][0]["content"][0]["text"].clone();
+    assert_eq!(said, "messages[0].content[1] gif 14;", "{}", answer.text());
+    let refused = site
+        .post("/v1/responses", &input(json!([text, sound])))
+        .await;
+    assert_eq!(
+        refused.json()["error"]["param"],
+        "input[1].content[1]",
+        "{}",
+        refused.text()
+    );
+    site.idle().await;
+    site.close().await;
+}

@@ -382,7 +382,7 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         ("messages[0].content", user(json!([]))),
         (block, user(json!(["a"]))),
         (
-            &format!("{block}.type"),
+            &format!("{block}.source.type"),
             user(json!([{"type": "image", "source": {}}])),
         ),
         (

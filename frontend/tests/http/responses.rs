@@ -484,7 +484,7 @@ async fn what_is_wrong_is_named_in_the_words_of_this_api() {
         (item(json!({"role": "user"})), "input[0].content"),
         (
             item(json!({"role": "user", "content": [{"type": "input_image"}]})),
-            "input[0].content[0].type",
+            "input[0].content[0].image_url",
         ),
         (
             item(json!({"role": "user", "content": [{"type": "input_text"}]})),
