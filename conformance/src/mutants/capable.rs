@@ -78,6 +78,8 @@ pub(super) enum Flaw {
     RepetitionOverflows,
     OneCandidateTooMany,
     NucleusTooLarge,
+    NucleusOfOne,
+    MinPLostBesideTopK,
     MinPInAnotherBase,
     TemperatureIsOne,
     DrawsUneven,

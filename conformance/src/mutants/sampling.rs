@@ -154,6 +154,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |_, _| with_flaw(Flaw::NucleusTooLarge),
     },
     Mutant {
+        name: "nucleus-of-one",
+        stands_for: "a running sum that is compared the wrong way round: only the best token is left",
+        killed_by: &["DT20"],
+        build: |_, _| with_flaw(Flaw::NucleusOfOne),
+    },
+    Mutant {
+        name: "min-p-lost-beside-top-k",
+        stands_for: "a fast path for the k best that looks at nothing else",
+        killed_by: &["DT19"],
+        build: |_, _| with_flaw(Flaw::MinPLostBesideTopK),
+    },
+    Mutant {
         name: "min-p-in-another-base",
         stands_for: "a min_p that became a bound on logits by a logarithm of base 2",
         killed_by: &["DT19"],

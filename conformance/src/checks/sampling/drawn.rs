@@ -108,43 +108,78 @@ impl Narrow {
     }
 }
 
-/// The places of answers drawn at `temperature`. Those without log probabilities are left out: RD03 asks for them.
-async fn drawn(live: &Live, temperature: f32, narrow: Option<Narrow>) -> Result<Vec<Place>, Stop> {
+/// The places of answers drawn at `temperature`.
+async fn drawn(live: &Live, temperature: f32, narrow: &[Narrow]) -> Result<Vec<Place>, Stop> {
     let answers = match live.config.capabilities.virtual_time {
         true => ANSWERS,
         false => REAL_TIME_ANSWERS,
     };
     let mut places = Vec::new();
     for seed in 0..answers {
-        let mut request = live.greedy(
-            live.prompt(8, seed),
-            live.affordable_answer(8, ANSWER_TOKENS),
-        );
-        request.sampling.temperature = Some(temperature);
-        request.sampling.seed = live.can(SamplingOption::Seed).then_some(seed);
-        request.output.logprobs = live.config.capabilities.max_logprobs;
-        if let Some(narrow) = narrow {
-            narrow.ask(&mut request);
-        }
-        let answer = live.answer(request).await?;
-        let both = answer.tokens().into_iter().zip(answer.logprobs());
-        places.extend(both.map(|(token, at)| Place { token, at }));
+        places.extend(answered(live, temperature, narrow, seed).await?);
     }
     Ok(places)
 }
 
-/// The options that the engine declares, with values that leave some of the candidates it shows.
-fn narrowings(live: &Live, shown: usize) -> Vec<Narrow> {
+/// The places of one answer. Those without log probabilities are left out: RD03 asks for them.
+async fn answered(
+    live: &Live,
+    temperature: f32,
+    narrow: &[Narrow],
+    seed: u64,
+) -> Result<impl Iterator<Item = Place>, Stop> {
+    let mut request = live.greedy(
+        live.prompt(8, seed),
+        live.affordable_answer(8, ANSWER_TOKENS),
+    );
+    request.sampling.temperature = Some(temperature);
+    request.sampling.seed = live.can(SamplingOption::Seed).then_some(seed);
+    request.output.logprobs = live.config.capabilities.max_logprobs;
+    for narrow in narrow {
+        narrow.ask(&mut request);
+    }
+    let answer = live.answer(request).await?;
+    let both = answer.tokens().into_iter().zip(answer.logprobs());
+    Ok(both.map(|(token, at)| Place { token, at }))
+}
+
+/// The options that the engine declares, with values that leave some of the candidates it shows: two of each, the second by
+/// what the engine shows.
+async fn narrowings(live: &Live, shown: usize) -> Result<Vec<Narrow>, Stop> {
+    let (top_p, min_p) = better_half(live).await?;
     let all = [
         Narrow::TopK(2),
         Narrow::TopK(shown.saturating_sub(1).max(2)),
-        Narrow::TopP(0.1),
         Narrow::TopP(0.5),
-        Narrow::MinP(0.9),
+        Narrow::TopP(top_p),
         Narrow::MinP(0.5),
+        Narrow::MinP(min_p),
     ];
     let declared = all.into_iter().filter(|it| live.can(it.option()));
-    declared.collect()
+    Ok(declared.collect())
+}
+
+/// The `top_p` and the `min_p` that leave about half of the candidates it shows, whether the engine is nearly certain of a token
+/// or finds all nearly alike: medians over an answer.
+async fn better_half(live: &Live) -> Result<(f32, f32), Stop> {
+    let (mut masses, mut ratios) = (Vec::new(), Vec::new());
+    for place in answered(live, 1.0, &[], 0).await? {
+        let candidates = place.candidates();
+        let half = &candidates[..candidates.len().div_ceil(2)];
+        if let [best, .., worst] = half {
+            masses.push(half.iter().map(|it| it.logprob.exp()).sum());
+            ratios.push((worst.logprob - best.logprob).exp());
+        }
+    }
+    Ok((
+        median(masses).clamp(0.05, 0.95),
+        median(ratios).clamp(0.001, 0.95),
+    ))
+}
+
+fn median(mut values: Vec<f32>) -> f32 {
+    values.sort_by(f32::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.5)
 }
 
 /// How many candidates the engine shows.
@@ -165,19 +200,33 @@ fn shown(live: &Live) -> Result<usize, Stop> {
 pub(super) async fn within_what_is_left(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let shown = shown(&live)?;
-    let narrowings = narrowings(&live, shown);
+    let narrowings = narrowings(&live, shown).await?;
     if narrowings.is_empty() {
         skip!(
             NotDeclared,
             "the engine declares neither top_k nor top_p nor min_p"
         );
     }
-    for narrow in narrowings {
-        for place in drawn(&live, 1.0, Some(narrow)).await? {
-            let candidates = place.candidates();
+    for narrow in &narrowings {
+        leave_no_others(&live, &[*narrow]).await?;
+    }
+    // Two at once, in whatever order the engine applies them: what is left, each of them leaves.
+    let shown: Vec<Narrow> = narrowings.iter().skip(1).step_by(2).copied().collect();
+    for (place, one) in shown.iter().enumerate() {
+        for other in &shown[..place] {
+            leave_no_others(&live, &[*other, *one]).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn leave_no_others(live: &Live, narrowings: &[Narrow]) -> CheckResult {
+    for place in drawn(live, 1.0, narrowings).await? {
+        let candidates = place.candidates();
+        for narrow in narrowings {
             ensure!(
                 narrow.leaves(place.at.logprob, &candidates),
-                "{narrow:?} does not leave token {} with the log probability {}, which was drawn beside {candidates:?}",
+                "of {narrowings:?}, {narrow:?} does not leave token {} with the log probability {}, which was drawn beside {candidates:?}",
                 place.token,
                 place.at.logprob
             );
@@ -235,7 +284,7 @@ pub(super) async fn as_often_as_probable(trial: Trial) -> CheckResult {
             narrowed(&live, temperature, Narrow::TopK(2)).await?;
         }
     }
-    for narrow in narrowings(&live, shown) {
+    for narrow in narrowings(&live, shown).await? {
         narrowed(&live, 1.0, narrow).await?;
     }
     colder_and_hotter(&live).await
@@ -244,7 +293,7 @@ pub(super) async fn as_often_as_probable(trial: Trial) -> CheckResult {
 /// Of all tokens: the best one, and all that are shown.
 async fn freely(live: &Live) -> CheckResult {
     let (mut best, mut shown) = (Tally::default(), Tally::default());
-    for place in drawn(live, 1.0, None).await? {
+    for place in drawn(live, 1.0, &[]).await? {
         let candidates = place.candidates();
         let Some(first) = candidates.first() else {
             continue;
@@ -267,7 +316,7 @@ async fn freely(live: &Live) -> CheckResult {
 /// Of the candidates that an option leaves: the best one.
 async fn narrowed(live: &Live, temperature: f32, narrow: Narrow) -> CheckResult {
     let mut best = Tally::default();
-    for place in drawn(live, temperature, Some(narrow)).await? {
+    for place in drawn(live, temperature, &[narrow]).await? {
         let candidates = place.candidates();
         let Some(kept) = narrow
             .kept(&candidates)
@@ -290,7 +339,7 @@ async fn narrowed(live: &Live, temperature: f32, narrow: Narrow) -> CheckResult 
 async fn colder_and_hotter(live: &Live) -> CheckResult {
     for temperature in [0.1, 2.0] {
         let mut shown = Tally::default();
-        for place in drawn(live, temperature, None).await? {
+        for place in drawn(live, temperature, &[]).await? {
             let candidates = place.candidates();
             let Some(worst) = candidates.last() else {
                 continue;

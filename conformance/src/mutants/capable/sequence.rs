@@ -448,6 +448,10 @@ fn effective(running: &Running, asked: &SamplingOptions) -> SamplingOptions {
         Flaw::NucleusTooLarge => {
             sampling.top_p = asked.top_p.map(|p| if p > 0.01 { p.sqrt() } else { p });
         }
+        Flaw::NucleusOfOne => {
+            sampling.top_p = asked.top_p.map(|p| if p < 1.0 { 0.001 } else { p });
+        }
+        Flaw::MinPLostBesideTopK if asked.top_k.is_some() => sampling.min_p = None,
         Flaw::MinPInAnotherBase => {
             sampling.min_p = asked.min_p.map(|p| p.powf(std::f32::consts::LOG2_E));
         }
