@@ -146,7 +146,7 @@ async fn answered(
 /// The options that the engine declares, with values that leave some of the candidates it shows: two of each, the second by
 /// what the engine shows.
 async fn narrowings(live: &Live, shown: usize) -> Result<Vec<Narrow>, Stop> {
-    let (top_p, min_p) = better_half(live).await?;
+    let (top_p, min_p) = fitting(live).await?;
     let all = [
         Narrow::TopK(2),
         Narrow::TopK(shown.saturating_sub(1).max(2)),
@@ -159,21 +159,21 @@ async fn narrowings(live: &Live, shown: usize) -> Result<Vec<Narrow>, Stop> {
     Ok(declared.collect())
 }
 
-/// The `top_p` and the `min_p` that leave about half of the candidates it shows, whether the engine is nearly certain of a token
-/// or finds all nearly alike: medians over an answer.
-async fn better_half(live: &Live) -> Result<(f32, f32), Stop> {
+/// A `top_p` that leaves two candidates and a `min_p` that leaves about half of those shown, whether the engine is nearly certain
+/// of a token or finds many alike: medians over an answer.
+async fn fitting(live: &Live) -> Result<(f32, f32), Stop> {
     let (mut masses, mut ratios) = (Vec::new(), Vec::new());
     for place in answered(live, 1.0, &[], 0).await? {
         let candidates = place.candidates();
-        let half = &candidates[..candidates.len().div_ceil(2)];
-        if let [best, .., worst] = half {
-            masses.push(half.iter().map(|it| it.logprob.exp()).sum());
-            ratios.push((worst.logprob - best.logprob).exp());
+        let half = candidates.get(candidates.len() / 2);
+        if let ([best, second, ..], Some(half)) = (&candidates[..], half) {
+            masses.push(best.logprob.exp() + second.logprob.exp() / 2.0);
+            ratios.push((half.logprob - best.logprob).exp());
         }
     }
     Ok((
-        median(masses).clamp(0.05, 0.95),
-        median(ratios).clamp(0.001, 0.95),
+        median(masses).clamp(0.01, 0.99),
+        median(ratios).clamp(0.001, 0.99),
     ))
 }
 
