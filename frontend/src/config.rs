@@ -1,5 +1,7 @@
 //! [`FrontendConfig`]: where the server listens and every limit it keeps.
 
+mod allowed;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -9,7 +11,9 @@ use std::time::Duration;
 
 use genset_router::RouterConfig;
 use genset_runtime::EndpointName;
-use http::{HeaderName, HeaderValue};
+use http::HeaderName;
+
+pub use allowed::{AllowedHost, Origin};
 
 use crate::budget::quarter_of_machine;
 use crate::media::HostPattern;
@@ -26,10 +30,10 @@ pub struct FrontendConfig {
     /// The file with the keys of those who may ask; `None` where everybody may.
     pub api_keys: Option<PathBuf>,
     /// The origins of web pages that may ask; `*` for every one.
-    pub cors_origins: Vec<HeaderValue>,
+    pub cors_origins: Vec<Origin>,
     /// The names that the server answers to beside its addresses and this machine's own; `*` for every one. With any here, or
     /// on loopback without keys, requests for other names are refused.
-    pub allowed_hosts: Vec<String>,
+    pub allowed_hosts: Vec<AllowedHost>,
     /// Whether there are web pages at `/` and `/dashboard`.
     pub ui: bool,
     /// The endpoint whose workers are served; `None` for every worker there is.
@@ -73,8 +77,8 @@ pub struct FrontendConfig {
     pub max_stored_responses: usize,
     /// The most memory they may take, in bytes, and no more than a quarter of the memory budget.
     pub max_stored_bytes: usize,
-    /// What is kept of `/v1/files` and `/v1/batches`; `None` for neither.
-    pub batches: Option<BatchConfig>,
+    /// What is kept of `/v1/files` and `/v1/batches`.
+    pub batches: BatchConfig,
     /// The most memory that the tokens of known prompts and words may take, for each model, in bytes; 0 keeps none.
     pub tokenizer_cache_bytes: usize,
     /// Bodies, templates and prompts that are worked on at once off the async threads, where they are long; more wait.
@@ -137,7 +141,7 @@ impl Default for FrontendConfig {
             media: MediaConfig::default(),
             max_stored_responses: 1024,
             max_stored_bytes: 64 << 20,
-            batches: None,
+            batches: BatchConfig::default(),
             tokenizer_cache_bytes: 16 << 20,
             work_threads: available_parallelism().unwrap_or(NonZeroUsize::MIN),
             parsers: ParserNames::default(),
@@ -200,8 +204,8 @@ impl Default for MediaConfig {
 /// Where files and batches are kept, and the limits on them. Those of an owner hold for each API key by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchConfig {
-    /// The folder, which one process at a time may have.
-    pub folder: PathBuf,
+    /// The folder, which one process at a time may have; without it there are neither files nor batches.
+    pub folder: Option<PathBuf>,
     /// The largest file that may be uploaded, in bytes.
     pub max_file_bytes: u64,
     /// The most files of an owner, with those that batches have written.
@@ -218,12 +222,10 @@ pub struct BatchConfig {
     pub lifetime: Duration,
 }
 
-impl BatchConfig {
-    /// The usual limits.
-    #[must_use]
-    pub fn new(folder: PathBuf) -> Self {
+impl Default for BatchConfig {
+    fn default() -> Self {
         Self {
-            folder,
+            folder: None,
             max_file_bytes: 200 << 20,
             max_files: 1000,
             max_total_bytes: 10 << 30,

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use genset_backend_common::EngineError;
-use genset_frontend::{BatchConfig, FrontendConfig, HostPattern, MediaConfig, ParserNames};
+use genset_frontend::{
+    AllowedHost, BatchConfig, FrontendConfig, HostPattern, MediaConfig, Origin, ParserNames,
+};
 use genset_router::{DisaggregationConfig, KvConfig, MigrationConfig, RouterConfig, RouterMode};
 use genset_runtime::EndpointName;
 use http::HeaderName;
@@ -49,7 +51,7 @@ pub(super) struct HttpArgs {
         value_name = "ORIGIN",
         value_delimiter = ','
     )]
-    cors_origins: Vec<String>,
+    cors_origins: Vec<Origin>,
     /// Names that the server answers to beside its addresses and this machine's own, separated by commas; * for any
     #[arg(
         long,
@@ -57,7 +59,7 @@ pub(super) struct HttpArgs {
         value_name = "NAME",
         value_delimiter = ','
     )]
-    allowed_hosts: Vec<String>,
+    allowed_hosts: Vec<AllowedHost>,
     /// Whether there are web pages, a chat at / and charts at /dashboard: true or false
     #[arg(long, env = "GENSET_UI", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     ui: bool,
@@ -249,8 +251,8 @@ impl HttpArgs {
         parsers: ParserNames,
         batch_concurrency: NonZeroUsize,
     ) -> Result<FrontendConfig, EngineError> {
-        let batches = self.batch_folder.map(|folder| BatchConfig {
-            folder,
+        let batches = BatchConfig {
+            folder: self.batch_folder,
             max_file_bytes: self.max_file_bytes,
             max_files: self.max_files,
             max_total_bytes: self.max_files_bytes,
@@ -258,7 +260,7 @@ impl HttpArgs {
             max_requests: self.max_batch_requests,
             concurrency: batch_concurrency,
             lifetime: self.file_lifetime.0,
-        });
+        };
         let kv = self.kv.config(KvConfig {
             max_worker_blocks: self.kv_max_worker_blocks,
             max_lag: self.kv_max_lag.0,
@@ -281,8 +283,8 @@ impl HttpArgs {
         Ok(FrontendConfig {
             address: SocketAddr::new(self.http_host, self.http_port),
             tls: access::tls(self.http_tls_cert.as_deref(), self.http_tls_key.as_deref())?,
-            cors_origins: access::origins(&self.cors_origins)?,
-            allowed_hosts: access::hosts(&self.allowed_hosts)?,
+            cors_origins: self.cors_origins,
+            allowed_hosts: self.allowed_hosts,
             api_keys: self.api_keys,
             ui: self.ui,
             endpoint,
