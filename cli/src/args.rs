@@ -4,7 +4,6 @@ mod access;
 mod engine;
 mod help;
 mod http;
-mod kv;
 mod shorthand;
 mod words;
 
@@ -36,7 +35,6 @@ use engine::{EngineArgs, check_engine, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
 pub(crate) use help::did_you_mean;
 use help::{CompletionsArgs, ManArgs};
-pub(crate) use kv::KvArgs;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
 use words::{command_in, stand_in};
 
@@ -392,7 +390,14 @@ fn command() -> clap::Command {
         let is_flag = !arg.is_positional();
         arg.global(is_flag)
     };
-    let cli = Cli::command().mut_subcommand("control", |control| control.mut_args(anywhere));
+    let hidden = |arg: clap::Arg| arg.hide(true);
+    let cli = Cli::command()
+        .mut_subcommand("control", |control| control.mut_args(anywhere))
+        // Simulated requests have no affinity key.
+        .mut_subcommand("simulate", |simulate| {
+            let simulate = simulate.mut_arg("affinity_blocks", hidden);
+            simulate.mut_arg("max_affinity_keys", hidden)
+        });
     cli.mut_subcommand("run", |run| {
         help::shortened(run)
             .args_override_self(true)

@@ -1,7 +1,7 @@
 //! Flags of the HTTP server, and its config made of them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,12 +10,11 @@ use genset_backend_common::EngineError;
 use genset_frontend::{
     AllowedHost, BatchConfig, FrontendConfig, HostPattern, MediaConfig, Origin, ParserNames,
 };
-use genset_router::{DisaggregationConfig, KvConfig, MigrationConfig, RouterConfig, RouterMode};
-use genset_runtime::EndpointName;
+use genset_router::RouterConfig;
+use genset_runtime::{EndpointName, positive_seconds};
 use http::HeaderName;
 
 use super::access;
-use super::kv::KvArgs;
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct HttpArgs {
@@ -63,43 +62,14 @@ pub(super) struct HttpArgs {
     /// Whether there are web pages, a chat at / and charts at /dashboard: true or false
     #[arg(long, env = "GENSET_UI", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     ui: bool,
-    /// How instances are selected: round-robin, random, least-loaded, power-of-two, or kv for the one with most of the prompt in
-    /// its cache, as far as load allows
-    #[arg(long, env = "GENSET_ROUTER_MODE", default_value_t = RouterMode::default())]
-    router_mode: RouterMode,
     #[command(flatten)]
-    kv: KvArgs,
-    /// With --router-mode kv: most KV blocks that are kept in mind of one worker, whatever it publishes
-    #[arg(long, env = "GENSET_KV_MAX_WORKER_BLOCKS", default_value_t = KvConfig::default().max_worker_blocks)]
-    kv_max_worker_blocks: NonZeroU32,
-    /// With kv: how late the KV events of a worker may be, in seconds; later ones make it count as one that has nothing cached
-    #[arg(long, env = "GENSET_KV_MAX_LAG", default_value = "5", value_parser = seconds)]
-    kv_max_lag: Seconds,
+    router: RouterConfig,
     /// Header whose value says which requests belong together, such as those of a session; it goes before prompt_cache_key and user
     #[arg(long, env = "GENSET_AFFINITY_HEADER", value_name = "NAME")]
     affinity_header: Option<HeaderName>,
-    /// With kv: what the instance that served such requests last may cost more than another and is still chosen, in KV blocks; 0
-    /// looks at no such key
-    #[arg(long, env = "GENSET_AFFINITY_BLOCKS", value_name = "BLOCKS", default_value_t = KvConfig::default().affinity_blocks)]
-    affinity_blocks: u32,
-    /// With kv: most keys of such requests that are remembered, for each model; those used longest ago are forgotten first
-    #[arg(long, env = "GENSET_AFFINITY_KEYS", value_name = "KEYS", default_value_t = KvConfig::default().max_affinity_keys)]
-    affinity_keys: NonZeroUsize,
-    /// Most requests of one model that wait while every instance is full, by priority, then by deadline; 0 refuses them
-    #[arg(long, env = "GENSET_ROUTER_QUEUE", value_name = "REQUESTS", default_value_t = RouterConfig::default().max_waiting)]
-    router_queue: usize,
-    /// Prompts with fewer tokens to compute than this, less those that are cached, are not sent to prefill instances; 0 sends all
-    #[arg(long, env = "GENSET_PREFILL_THRESHOLD", value_name = "TOKENS", default_value_t = DisaggregationConfig::default().prefill_threshold_tokens)]
-    prefill_threshold: u32,
-    /// How long a request waits for an instance when none is left, whether its answer has begun or not, in seconds
-    #[arg(long, env = "GENSET_MIGRATION_WAIT", default_value = "5", value_parser = seconds)]
-    migration_wait: Seconds,
-    /// Most memory of what is kept so that requests can move to another instance, in bytes
-    #[arg(long, env = "GENSET_MIGRATION_MEMORY", default_value_t = MigrationConfig::default().max_kept_bytes)]
-    migration_memory: usize,
     /// How long a model whose last worker has gone is answered with 503 and not yet with 404, in seconds
-    #[arg(long, env = "GENSET_MODEL_LINGER", default_value = "60", value_parser = seconds)]
-    model_linger: Seconds,
+    #[arg(long, env = "GENSET_MODEL_LINGER", default_value = "60", value_parser = positive_seconds)]
+    model_linger: Duration,
     /// Largest head of a request, in bytes, at least 8192
     #[arg(long, env = "GENSET_MAX_HEADER_BYTES", default_value_t = FrontendConfig::default().max_header_bytes)]
     max_header_bytes: usize,
@@ -145,8 +115,8 @@ pub(super) struct HttpArgs {
     )]
     media_hosts: Vec<HostPattern>,
     /// How long the images of a chat may take to fetch together, in seconds
-    #[arg(long, env = "GENSET_MEDIA_TIMEOUT", default_value = "10", value_parser = seconds)]
-    media_timeout: Seconds,
+    #[arg(long, env = "GENSET_MEDIA_TIMEOUT", default_value = "10", value_parser = positive_seconds)]
+    media_timeout: Duration,
     /// Most prompts of a completions request
     #[arg(long, env = "GENSET_MAX_PROMPTS", default_value_t = FrontendConfig::default().max_prompts)]
     max_prompts: usize,
@@ -196,8 +166,8 @@ pub(super) struct HttpArgs {
     )]
     max_batch_requests: usize,
     /// How long files are kept unless their upload says otherwise, and batches after their end, in seconds
-    #[arg(long, env = "GENSET_FILE_LIFETIME", default_value = "2592000", value_parser = seconds)]
-    file_lifetime: Seconds,
+    #[arg(long, env = "GENSET_FILE_LIFETIME", default_value = "2592000", value_parser = positive_seconds)]
+    file_lifetime: Duration,
     /// Most memory of a model's known prompts and words and their tokens, in bytes; 0 keeps none
     #[arg(long, env = "GENSET_TOKENIZER_CACHE_BYTES", default_value_t = FrontendConfig::default().tokenizer_cache_bytes)]
     tokenizer_cache_bytes: usize,
@@ -224,17 +194,17 @@ pub(super) struct HttpArgs {
     #[arg(long, env = "GENSET_MAX_CONNECTIONS_PER_PEER", default_value_t = FrontendConfig::default().max_connections_per_peer)]
     max_connections_per_peer: NonZeroUsize,
     /// Limit on reading a request's head, and on idle connections, in seconds
-    #[arg(long, env = "GENSET_HEADER_TIMEOUT", default_value = "60", value_parser = seconds)]
-    header_timeout: Seconds,
+    #[arg(long, env = "GENSET_HEADER_TIMEOUT", default_value = "60", value_parser = positive_seconds)]
+    header_timeout: Duration,
     /// Limit on reading a request's body, in seconds
-    #[arg(long, env = "GENSET_BODY_TIMEOUT", default_value = "60", value_parser = seconds)]
-    body_timeout: Seconds,
+    #[arg(long, env = "GENSET_BODY_TIMEOUT", default_value = "60", value_parser = positive_seconds)]
+    body_timeout: Duration,
     /// How long a client may take nothing of its answer, in seconds
-    #[arg(long, env = "GENSET_WRITE_TIMEOUT", default_value = "60", value_parser = seconds)]
-    write_timeout: Seconds,
+    #[arg(long, env = "GENSET_WRITE_TIMEOUT", default_value = "60", value_parser = positive_seconds)]
+    write_timeout: Duration,
     /// Limit on preparing a model that a worker announces, in seconds
-    #[arg(long, env = "GENSET_MODEL_TIMEOUT", default_value = "60", value_parser = seconds)]
-    model_timeout: Seconds,
+    #[arg(long, env = "GENSET_MODEL_TIMEOUT", default_value = "60", value_parser = positive_seconds)]
+    model_timeout: Duration,
     /// Whether the log has a line for each request: true or false
     #[arg(long, env = "GENSET_ACCESS_LOG", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     access_log: bool,
@@ -259,27 +229,9 @@ impl HttpArgs {
             max_batches: self.max_batches,
             max_requests: self.max_batch_requests,
             concurrency: batch_concurrency,
-            lifetime: self.file_lifetime.0,
+            lifetime: self.file_lifetime,
         };
-        let kv = self.kv.config(KvConfig {
-            max_worker_blocks: self.kv_max_worker_blocks,
-            max_lag: self.kv_max_lag.0,
-            affinity_blocks: self.affinity_blocks,
-            max_affinity_keys: self.affinity_keys,
-            ..KvConfig::default()
-        })?;
-        let router = RouterConfig {
-            mode: self.router_mode,
-            kv,
-            max_waiting: self.router_queue,
-            migration: MigrationConfig {
-                wait: self.migration_wait.0,
-                max_kept_bytes: self.migration_memory,
-            },
-            disaggregation: DisaggregationConfig {
-                prefill_threshold_tokens: self.prefill_threshold,
-            },
-        };
+        self.router.kv.validate()?;
         Ok(FrontendConfig {
             address: SocketAddr::new(self.http_host, self.http_port),
             tls: access::tls(self.http_tls_cert.as_deref(), self.http_tls_key.as_deref())?,
@@ -288,9 +240,9 @@ impl HttpArgs {
             api_keys: self.api_keys,
             ui: self.ui,
             endpoint,
-            router,
+            router: self.router,
             affinity_header: self.affinity_header,
-            model_linger: self.model_linger.0,
+            model_linger: self.model_linger,
             max_header_bytes: self.max_header_bytes,
             max_body_bytes: self.max_body_bytes,
             memory_budget_bytes: self.memory_budget,
@@ -305,7 +257,7 @@ impl HttpArgs {
             media: MediaConfig {
                 max_bytes: self.media_max_bytes,
                 hosts: self.media_hosts,
-                timeout: self.media_timeout.0,
+                timeout: self.media_timeout,
                 ..MediaConfig::default()
             },
             max_prompts: self.max_prompts,
@@ -323,26 +275,11 @@ impl HttpArgs {
             max_model_waiting_requests: self.max_model_waiting_requests,
             max_connections: self.max_connections,
             max_connections_per_peer: self.max_connections_per_peer,
-            header_timeout: self.header_timeout.0,
-            body_timeout: self.body_timeout.0,
-            write_timeout: self.write_timeout.0,
-            model_timeout: self.model_timeout.0,
+            header_timeout: self.header_timeout,
+            body_timeout: self.body_timeout,
+            write_timeout: self.write_timeout,
+            model_timeout: self.model_timeout,
             access_log: self.access_log,
         })
-    }
-}
-
-/// A limit in seconds, more than 0.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Seconds(pub(super) Duration);
-
-pub(super) fn seconds(text: &str) -> Result<Seconds, String> {
-    let value: f64 = text
-        .parse()
-        .map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    if value > 0.0 && value <= 1e9 {
-        Ok(Seconds(Duration::from_secs_f64(value)))
-    } else {
-        Err("must be more than 0 and at most 1e9 seconds".into())
     }
 }
