@@ -102,14 +102,10 @@ impl RouterConfig {
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct KvConfig {
     /// With kv: what a block to prefill costs, where a block of a running sequence costs 1; 0 looks at load alone
-    ///
-    /// Finite, at least 0.
     #[cfg_attr(feature = "cli", arg(long = "kv-overlap-score-weight", env = "GENSET_KV_OVERLAP_SCORE_WEIGHT",
         value_name = "KV_OVERLAP_SCORE_WEIGHT", default_value_t = Self::default().overlap_score_weight))]
     pub overlap_score_weight: f64,
     /// With kv: how much chance there is in the choice; with 0 the lowest cost wins
-    ///
-    /// Finite, at least 0.
     #[cfg_attr(feature = "cli", arg(long = "router-temperature", env = "GENSET_ROUTER_TEMPERATURE",
         value_name = "ROUTER_TEMPERATURE", default_value_t = Self::default().temperature))]
     pub temperature: f64,
@@ -159,7 +155,7 @@ impl Default for KvConfig {
 }
 
 impl KvConfig {
-    /// Checks the ranges.
+    /// Checks the ranges: weight and temperature are finite and at least 0.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flag.
