@@ -1,10 +1,8 @@
 //! The command line: `genset run in=... out=... [MODEL]` and its flags, checked once.
 
-mod access;
 mod engine;
 mod help;
 mod http;
-mod kv;
 mod shorthand;
 mod words;
 
@@ -31,12 +29,11 @@ use crate::layers;
 use crate::simulate::{self, SimulateArgs};
 use crate::tune::TuneArgs;
 
-use self::http::HttpArgs;
+pub(crate) use self::http::HttpArgs;
 use engine::{EngineArgs, check_engine, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
 pub(crate) use help::did_you_mean;
 use help::{CompletionsArgs, ManArgs};
-pub(crate) use kv::KvArgs;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
 use words::{command_in, stand_in};
 
@@ -209,6 +206,8 @@ struct RunArgs {
     batch_concurrency: NonZeroUsize,
     #[command(flatten, next_help_heading = "HTTP")]
     http: HttpArgs,
+    #[command(flatten, next_help_heading = "HTTP")]
+    frontend: FrontendConfig,
     #[command(flatten, next_help_heading = "Engine")]
     engine: EngineArgs,
     #[command(flatten, next_help_heading = "Worker")]
@@ -392,7 +391,14 @@ fn command() -> clap::Command {
         let is_flag = !arg.is_positional();
         arg.global(is_flag)
     };
-    let cli = Cli::command().mut_subcommand("control", |control| control.mut_args(anywhere));
+    let hidden = |arg: clap::Arg| arg.hide(true);
+    let cli = Cli::command()
+        .mut_subcommand("control", |control| control.mut_args(anywhere))
+        // Simulated requests have no affinity key.
+        .mut_subcommand("simulate", |simulate| {
+            let simulate = simulate.mut_arg("affinity_blocks", hidden);
+            simulate.mut_arg("max_affinity_keys", hidden)
+        });
     cli.mut_subcommand("run", |run| {
         help::shortened(run)
             .args_override_self(true)
@@ -460,6 +466,7 @@ fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
         output,
         batch_concurrency,
         http,
+        mut frontend,
         engine: mut engine_args,
         mut worker,
         tokio_console,
@@ -487,7 +494,13 @@ fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
         OutputKind::Dyn(endpoint) => endpoint.clone(),
         OutputKind::Engine(_) => None,
     };
-    let frontend = http.config(endpoint, parsers, batch_concurrency)?;
+    frontend.batches.concurrency = batch_concurrency;
+    frontend.router.kv.validate()?;
+    let frontend = http.config(FrontendConfig {
+        endpoint,
+        parsers,
+        ..frontend
+    })?;
     // Last, for it may take an hour.
     let is_of_hub = hub::is_asked(&worker, engine_args.model_config.as_deref());
     if is_of_hub && models == HubModels::Fetch {

@@ -9,14 +9,13 @@ mod machine;
 mod network;
 mod ports;
 
-use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use genset_backend_common::EngineError;
 use genset_runtime::NetworkArgs;
 
+use crate::args::HttpArgs;
 use crate::input::print;
 pub(crate) use finding::HELP;
 use finding::{Finding, Level, in_json, in_words};
@@ -32,31 +31,8 @@ pub(crate) struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Address of the HTTP server that is to run
-    #[arg(long, env = "GENSET_HTTP_HOST", default_value = "127.0.0.1")]
-    http_host: IpAddr,
-    /// Its port
-    #[arg(long, env = "GENSET_HTTP_PORT", default_value_t = 8080)]
-    http_port: u16,
-    /// PEM file with its certificate
-    #[arg(
-        long,
-        env = "GENSET_HTTP_TLS_CERT",
-        value_name = "FILE",
-        requires = "http_tls_key"
-    )]
-    http_tls_cert: Option<PathBuf>,
-    /// PEM file with the certificate's private key
-    #[arg(
-        long,
-        env = "GENSET_HTTP_TLS_KEY",
-        value_name = "FILE",
-        requires = "http_tls_cert"
-    )]
-    http_tls_key: Option<PathBuf>,
-    /// TOML file with the keys of those who may ask
-    #[arg(long, env = "GENSET_API_KEYS", value_name = "FILE")]
-    api_keys: Option<PathBuf>,
+    #[command(flatten)]
+    http: HttpArgs,
     #[command(flatten, next_help_heading = "Network")]
     network: NetworkArgs,
 }

@@ -13,7 +13,6 @@ use genset_engine_mocker::MockerArgs;
 use genset_router::KvConfig;
 use genset_simulate::{Fault, Plan, Policy, simulate};
 
-use crate::args::KvArgs;
 use crate::input::print;
 
 pub(crate) use load::{LoadArgs, LoadKind};
@@ -70,7 +69,7 @@ pub(crate) struct SimulateArgs {
     #[command(flatten)]
     loads: LoadArgs,
     #[command(flatten)]
-    kv: KvArgs,
+    kv: KvConfig,
     /// Requests in all; of a trace, at most
     #[arg(long, default_value = "2000", value_name = "COUNT")]
     requests: NonZeroU64,
@@ -118,6 +117,7 @@ pub(crate) fn write_plot(path: &Path, svg: &str) -> Result<(), EngineError> {
 
 impl SimulateArgs {
     fn plan(&self) -> Result<Plan, EngineError> {
+        self.kv.validate()?;
         let workers = usize::try_from(self.workers).unwrap_or(usize::MAX);
         let frontends = usize::try_from(self.frontends).unwrap_or(usize::MAX);
         let policies = self.policies.iter().map(|name| name.parse());
@@ -138,7 +138,7 @@ impl SimulateArgs {
             faults,
             policies,
             prefill_workers: self.prefill_workers.clone(),
-            kv: self.kv.config(KvConfig::default())?,
+            kv: self.kv.clone(),
             seed: self.seed,
         })
     }

@@ -1,5 +1,7 @@
 //! [`FrontendConfig`]: where the server listens and every limit it keeps.
 
+mod allowed;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -7,105 +9,189 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+#[cfg(feature = "cli")]
+use clap::ArgAction;
 use genset_router::RouterConfig;
 use genset_runtime::EndpointName;
-use http::{HeaderName, HeaderValue};
+#[cfg(feature = "cli")]
+use genset_runtime::{in_seconds, positive_seconds};
+use http::HeaderName;
+
+pub use allowed::{AllowedHost, Origin};
 
 use crate::budget::quarter_of_machine;
 use crate::media::HostPattern;
 use crate::parsers::ParserNames;
 
-/// Where the server listens and every limit it keeps. `Default` is safe: it listens on loopback, and takes for requests a
-/// quarter of the memory that the machine has, or the process's control group.
+/// Where the server listens and every limit it keeps; with the feature `cli`, its command-line flags. `Default` is safe: it
+/// listens on loopback, and takes for requests a quarter of the memory that the machine has, or the process's control group.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct FrontendConfig {
     /// Where to listen; port 0 for any free one.
+    #[cfg_attr(feature = "cli", arg(skip = Self::default().address))]
     pub address: SocketAddr,
     /// The certificate of an HTTPS port; `None` for plain HTTP.
+    #[cfg_attr(feature = "cli", arg(skip))]
     pub tls: Option<FrontendTls>,
-    /// The file with the keys of those who may ask; `None` where everybody may.
-    pub api_keys: Option<PathBuf>,
-    /// The origins of web pages that may ask; `*` for every one.
-    pub cors_origins: Vec<HeaderValue>,
-    /// The names that the server answers to beside its addresses and this machine's own; `*` for every one. With any here, or
-    /// on loopback without keys, requests for other names are refused.
-    pub allowed_hosts: Vec<String>,
-    /// Whether there are web pages at `/` and `/dashboard`.
-    pub ui: bool,
     /// The endpoint whose workers are served; `None` for every worker there is.
+    #[cfg_attr(feature = "cli", arg(skip))]
     pub endpoint: Option<EndpointName>,
+    /// The parsers of answers, for every model, in place of what its card names.
+    #[cfg_attr(feature = "cli", arg(skip))]
+    pub parsers: ParserNames,
+    /// The file with the keys of those who may ask; `None` where everybody may.
+    #[cfg_attr(feature = "cli", arg(skip))]
+    pub api_keys: Option<PathBuf>,
+    /// Origins of web pages that may ask, each a scheme and a host, separated by commas; * for any
+    #[cfg_attr(
+        feature = "cli",
+        arg(
+            long,
+            env = "GENSET_CORS_ORIGINS",
+            value_name = "ORIGIN",
+            value_delimiter = ','
+        )
+    )]
+    pub cors_origins: Vec<Origin>,
+    /// Names that the server answers to beside its addresses and this machine's own, separated by commas; * for any
+    ///
+    /// With any here, or on loopback without keys, requests for other names are refused.
+    #[cfg_attr(
+        feature = "cli",
+        arg(
+            long,
+            env = "GENSET_ALLOWED_HOSTS",
+            value_name = "NAME",
+            value_delimiter = ','
+        )
+    )]
+    pub allowed_hosts: Vec<AllowedHost>,
+    /// Whether there are web pages, a chat at / and charts at /dashboard: true or false
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_UI", value_name = "BOOL", default_value_t = Self::default().ui, action = ArgAction::Set))]
+    pub ui: bool,
     /// How requests get to instances.
+    #[cfg_attr(feature = "cli", command(flatten))]
     pub router: RouterConfig,
-    /// The header that says what a request has in common with others that are best served by the same instance. It goes before
-    /// fields of the body that say so.
+    /// Header whose value says which requests belong together, such as those of a session; it goes before prompt_cache_key and user
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "GENSET_AFFINITY_HEADER", value_name = "NAME")
+    )]
     pub affinity_header: Option<HeaderName>,
-    /// About the largest head of a request, its headers and its path together, in bytes; at least 8192.
+    /// How long a model whose last worker has gone is answered with 503 and not yet with 404, in seconds
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MODEL_LINGER", default_value = in_seconds(Self::default().model_linger),
+        value_parser = positive_seconds))]
+    pub model_linger: Duration,
+    /// Largest head of a request, in bytes, at least 8192
+    ///
+    /// About so many: its headers and its path together.
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_HEADER_BYTES", default_value_t = Self::default().max_header_bytes))]
     pub max_header_bytes: usize,
-    /// The largest request body, in bytes.
+    /// Largest request body, in bytes
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_BODY_BYTES", default_value_t = Self::default().max_body_bytes))]
     pub max_body_bytes: usize,
-    /// The most memory that all requests and stored responses may take together, in bytes.
+    /// Most memory that all requests may take together, in bytes; by default a quarter of the machine's or the control group's
+    ///
+    /// That of stored responses counts in it.
+    #[cfg_attr(feature = "cli", arg(long = "memory-budget", env = "GENSET_MEMORY_BUDGET", value_name = "MEMORY_BUDGET",
+        default_value_t = Self::default().memory_budget_bytes))]
     pub memory_budget_bytes: usize,
-    /// The largest `n`.
+    /// Largest n of a request
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_CHOICES", default_value_t = Self::default().max_choices))]
     pub max_choices: u32,
-    /// Choices of one request that are answered at once; the others start as these end.
+    /// Choices of one request that are answered at once, of all its prompts together; the others start as these end
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_RUNNING_CHOICES", default_value_t = Self::default().max_running_choices))]
     pub max_running_choices: NonZeroUsize,
-    /// The most stop strings.
+    /// Most stop strings of a request
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STOP_STRINGS", default_value_t = Self::default().max_stop_strings))]
     pub max_stop_strings: usize,
-    /// The longest stop string, in bytes.
+    /// Longest stop string, in bytes
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STOP_BYTES", default_value_t = Self::default().max_stop_bytes))]
     pub max_stop_bytes: usize,
-    /// The most different token ids that end an answer.
+    /// Most different token ids that end an answer
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STOP_TOKEN_IDS", default_value_t = Self::default().max_stop_token_ids))]
     pub max_stop_token_ids: usize,
-    /// The most entries of `logit_bias`.
+    /// Most entries of a request's logit_bias
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_LOGIT_BIAS", default_value_t = Self::default().max_logit_bias))]
     pub max_logit_bias: usize,
-    /// The most bytes of a request's annotations, as JSON.
+    /// Most bytes of a request's annotations, as JSON
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_ANNOTATION_BYTES", default_value_t = Self::default().max_annotation_bytes))]
     pub max_annotation_bytes: usize,
-    /// The most prompts in one completions request.
-    pub max_prompts: usize,
-    /// The most inputs in one embeddings request.
-    pub max_embedding_inputs: usize,
-    /// The most documents in one request to rank them again, and the most pairs in one request for scores.
-    pub max_score_pairs: usize,
-    /// The most tools in one chat request.
+    /// Most tools of a chat request
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_TOOLS", default_value_t = Self::default().max_tools))]
     pub max_tools: usize,
     /// What chats may have beside text.
+    #[cfg_attr(feature = "cli", command(flatten))]
     pub media: MediaConfig,
-    /// The most responses of `/v1/responses` that are kept for later ones to go on from; 0 keeps none.
+    /// Most prompts of a completions request
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_PROMPTS", default_value_t = Self::default().max_prompts))]
+    pub max_prompts: usize,
+    /// Most inputs of an embeddings request
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_EMBEDDING_INPUTS", default_value_t = Self::default().max_embedding_inputs))]
+    pub max_embedding_inputs: usize,
+    /// Most documents of a request to /v1/rerank, and most pairs of one to /v1/score
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_SCORE_PAIRS", default_value_t = Self::default().max_score_pairs))]
+    pub max_score_pairs: usize,
+    /// Most responses that are kept for later ones to go on from; 0 keeps none
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STORED_RESPONSES", default_value_t = Self::default().max_stored_responses))]
     pub max_stored_responses: usize,
-    /// The most memory they may take, in bytes, and no more than a quarter of the memory budget.
+    /// Most memory of kept responses, in bytes, and no more than a quarter of the memory budget
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STORED_BYTES", default_value_t = Self::default().max_stored_bytes))]
     pub max_stored_bytes: usize,
-    /// What is kept of `/v1/files` and `/v1/batches`; `None` for neither.
-    pub batches: Option<BatchConfig>,
-    /// The most memory that the tokens of known prompts and words may take, for each model, in bytes; 0 keeps none.
+    /// What is kept of `/v1/files` and `/v1/batches`.
+    #[cfg_attr(feature = "cli", command(flatten))]
+    pub batches: BatchConfig,
+    /// Most memory of a model's known prompts and words and their tokens, in bytes; 0 keeps none
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_TOKENIZER_CACHE_BYTES", default_value_t = Self::default().tokenizer_cache_bytes))]
     pub tokenizer_cache_bytes: usize,
-    /// Bodies, templates and prompts that are worked on at once off the async threads, where they are long; more wait.
+    /// Long bodies, templates and prompts that are worked on at once; more wait. By default as many as there are cores
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_WORK_THREADS", default_value_t = Self::default().work_threads))]
     pub work_threads: NonZeroUsize,
-    /// The parsers of answers, for every model, in place of what its card names.
-    pub parsers: ParserNames,
-    /// Connections at once; more wait to be accepted.
-    pub max_connections: usize,
-    /// Connections at once from one address, or from one IPv6 network (/64); more are closed.
-    pub max_connections_per_peer: NonZeroUsize,
-    /// Whether fields that cannot make an answer wrong, and have no effect here, are refused when they ask for something.
+    /// Whether hints that have no effect here (verbosity, service_tier, ...) are refused rather than ignored
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_STRICT_PARAMETERS", value_name = "BOOL", action = ArgAction::Set,
+        default_value_t = Self::default().strict_parameters, num_args = 0..=1, default_missing_value = "true"))]
     pub strict_parameters: bool,
-    /// Models that are served at once, of those that workers announce; more are refused until one goes.
+    /// Models that the server serves at once, of those that workers announce; more are refused
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_MODELS", default_value_t = Self::default().max_models))]
     pub max_models: NonZeroUsize,
-    /// Requests of one model that are answered at once; more wait.
+    /// Requests of one model that the server answers at once; more wait
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_MODEL_RUNNING_REQUESTS", default_value_t = Self::default().max_model_running_requests))]
     pub max_model_running_requests: NonZeroUsize,
-    /// Requests of one model that may wait; more are refused. With those that run they should be fewer than the connections,
-    /// so that a model that is full leaves some to the others.
+    /// Requests of one model that may wait; more are refused
+    ///
+    /// With those that run they should be fewer than the connections, so that a model that is full leaves some to the others.
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_MODEL_WAITING_REQUESTS", default_value_t = Self::default().max_model_waiting_requests))]
     pub max_model_waiting_requests: usize,
-    /// Limit on reading a request's head, also of an idle kept-alive connection.
+    /// Connections at once; more wait
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_CONNECTIONS", default_value_t = Self::default().max_connections))]
+    pub max_connections: usize,
+    /// Connections at once from one address; more are closed
+    ///
+    /// An IPv6 network (/64) counts as one address.
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_CONNECTIONS_PER_PEER", default_value_t = Self::default().max_connections_per_peer))]
+    pub max_connections_per_peer: NonZeroUsize,
+    /// Limit on reading a request's head, and on idle connections, in seconds
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_HEADER_TIMEOUT", default_value = in_seconds(Self::default().header_timeout),
+        value_parser = positive_seconds))]
     pub header_timeout: Duration,
-    /// Limit on reading a request's body.
+    /// Limit on reading a request's body, in seconds
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_BODY_TIMEOUT", default_value = in_seconds(Self::default().body_timeout),
+        value_parser = positive_seconds))]
     pub body_timeout: Duration,
-    /// How long a client may take nothing of what is sent to it before it is disconnected.
+    /// How long a client may take nothing of its answer, in seconds
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_WRITE_TIMEOUT", default_value = in_seconds(Self::default().write_timeout),
+        value_parser = positive_seconds))]
     pub write_timeout: Duration,
-    /// Whether each request gets a line in the log, under the target `genset::access`.
-    pub access_log: bool,
-    /// How long a model whose last worker has gone is answered as one that will be back.
-    pub model_linger: Duration,
-    /// Limit on preparing a model that a worker announces.
+    /// Limit on preparing a model that a worker announces, in seconds
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MODEL_TIMEOUT", default_value = in_seconds(Self::default().model_timeout),
+        value_parser = positive_seconds))]
     pub model_timeout: Duration,
+    /// Whether the log has a line for each request: true or false
+    ///
+    /// Its target is `genset::access`.
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_ACCESS_LOG", value_name = "BOOL", default_value_t = Self::default().access_log, action = ArgAction::Set))]
+    pub access_log: bool,
 }
 
 impl Default for FrontendConfig {
@@ -113,13 +199,15 @@ impl Default for FrontendConfig {
         Self {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
             tls: None,
+            endpoint: None,
+            parsers: ParserNames::default(),
             api_keys: None,
             cors_origins: Vec::new(),
             allowed_hosts: Vec::new(),
             ui: true,
-            endpoint: None,
             router: RouterConfig::default(),
             affinity_header: None,
+            model_linger: Duration::from_secs(60),
             max_header_bytes: 64 << 10,
             max_body_bytes: 16 << 20,
             memory_budget_bytes: quarter_of_machine(),
@@ -130,29 +218,27 @@ impl Default for FrontendConfig {
             max_stop_token_ids: 256,
             max_logit_bias: 1024,
             max_annotation_bytes: 16 << 10,
+            max_tools: 128,
+            media: MediaConfig::default(),
             max_prompts: 256,
             max_embedding_inputs: 2048,
             max_score_pairs: 1024,
-            max_tools: 128,
-            media: MediaConfig::default(),
             max_stored_responses: 1024,
             max_stored_bytes: 64 << 20,
-            batches: None,
+            batches: BatchConfig::default(),
             tokenizer_cache_bytes: 16 << 20,
             work_threads: available_parallelism().unwrap_or(NonZeroUsize::MIN),
-            parsers: ParserNames::default(),
-            max_connections: 16_384,
-            max_connections_per_peer: NonZeroUsize::new(4096).unwrap_or(NonZeroUsize::MIN),
             strict_parameters: false,
             max_models: NonZeroUsize::new(256).unwrap_or(NonZeroUsize::MIN),
             max_model_running_requests: NonZeroUsize::new(8192).unwrap_or(NonZeroUsize::MIN),
             max_model_waiting_requests: 4096,
+            max_connections: 16_384,
+            max_connections_per_peer: NonZeroUsize::new(4096).unwrap_or(NonZeroUsize::MIN),
             header_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(60),
-            access_log: true,
-            model_linger: Duration::from_secs(60),
             model_timeout: Duration::from_secs(60),
+            access_log: true,
         }
     }
 }
@@ -175,14 +261,31 @@ impl FrontendConfig {
 
 /// Limits on images and sounds in chats.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct MediaConfig {
-    /// The most bytes that those of one request may have together. They travel as base64 in one frame of at most 16 MiB.
+    /// Most bytes that the images and sounds of a chat may have together
+    ///
+    /// They travel as base64 in one frame of at most 16 MiB.
+    #[cfg_attr(feature = "cli", arg(long = "media-max-bytes", env = "GENSET_MEDIA_MAX_BYTES", value_name = "BYTES",
+        default_value_t = Self::default().max_bytes))]
     pub max_bytes: usize,
-    /// The hosts that images are fetched from; none are, unless there are some.
+    /// Hosts that images are fetched from which chats name by URL, separated by commas: example.org, *.example.org, example.org:8443
+    #[cfg_attr(
+        feature = "cli",
+        arg(
+            long = "media-hosts",
+            env = "GENSET_MEDIA_HOSTS",
+            value_name = "HOST",
+            value_delimiter = ','
+        )
+    )]
     pub hosts: Vec<HostPattern>,
-    /// How long the images of one request may take to fetch, all together.
+    /// How long the images of a chat may take to fetch together, in seconds
+    #[cfg_attr(feature = "cli", arg(long = "media-timeout", env = "GENSET_MEDIA_TIMEOUT", value_name = "MEDIA_TIMEOUT",
+        default_value = in_seconds(Self::default().timeout), value_parser = positive_seconds))]
     pub timeout: Duration,
     /// How often an image's host may redirect; each time the new host must be an allowed one.
+    #[cfg_attr(feature = "cli", arg(skip = Self::default().max_redirects))]
     pub max_redirects: u32,
 }
 
@@ -197,33 +300,48 @@ impl Default for MediaConfig {
     }
 }
 
-/// Where files and batches are kept, and the limits on them. Those of an owner hold for each API key by itself.
+/// Where files and batches are kept, and the limits on them. Those of an owner, an API key, hold for each by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct BatchConfig {
-    /// The folder, which one process at a time may have.
-    pub folder: PathBuf,
-    /// The largest file that may be uploaded, in bytes.
+    /// Folder for /v1/files and /v1/batches, which goes on with its batches after a restart; without it there are none
+    ///
+    /// One process at a time may have it.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long = "batch-folder", env = "GENSET_BATCH_FOLDER", value_name = "DIR")
+    )]
+    pub folder: Option<PathBuf>,
+    /// Largest file that may be uploaded, in bytes
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_FILE_BYTES", value_name = "BYTES", default_value_t = Self::default().max_file_bytes))]
     pub max_file_bytes: u64,
-    /// The most files of an owner, with those that batches have written.
+    /// Most files of each API key, with those that batches have written
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_FILES", value_name = "FILES", default_value_t = Self::default().max_files))]
     pub max_files: usize,
-    /// The most bytes that the files of an owner may have together for a further upload to be taken.
+    /// Most bytes of all files of each API key; beyond, uploads are refused
+    #[cfg_attr(feature = "cli", arg(long = "max-files-bytes", env = "GENSET_MAX_FILES_BYTES", value_name = "BYTES",
+        default_value_t = Self::default().max_total_bytes))]
     pub max_total_bytes: u64,
-    /// The most batches of an owner that have not ended.
+    /// Most batches of each API key that have not ended
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_BATCHES", value_name = "BATCHES", default_value_t = Self::default().max_batches))]
     pub max_batches: usize,
-    /// The most requests of a batch.
+    /// Most requests of a batch
+    #[cfg_attr(feature = "cli", arg(long = "max-batch-requests", env = "GENSET_MAX_BATCH_REQUESTS", value_name = "REQUESTS",
+        default_value_t = Self::default().max_requests))]
     pub max_requests: usize,
     /// Requests of all batches that are answered at the same time.
+    #[cfg_attr(feature = "cli", arg(skip = Self::default().concurrency))]
     pub concurrency: NonZeroUsize,
-    /// How long a file is kept unless its upload says otherwise, and a batch after its end.
+    /// How long files are kept unless their upload says otherwise, and batches after their end, in seconds
+    #[cfg_attr(feature = "cli", arg(long = "file-lifetime", env = "GENSET_FILE_LIFETIME", value_name = "FILE_LIFETIME",
+        default_value = in_seconds(Self::default().lifetime), value_parser = positive_seconds))]
     pub lifetime: Duration,
 }
 
-impl BatchConfig {
-    /// The usual limits.
-    #[must_use]
-    pub fn new(folder: PathBuf) -> Self {
+impl Default for BatchConfig {
+    fn default() -> Self {
         Self {
-            folder,
+            folder: None,
             max_file_bytes: 200 << 20,
             max_files: 1000,
             max_total_bytes: 10 << 30,

@@ -28,7 +28,7 @@ mod turns;
 mod work;
 
 pub use budget::{MemoryBudget, MemoryShare};
-pub use config::{BatchConfig, FrontendConfig, FrontendTls, MediaConfig};
+pub use config::{AllowedHost, BatchConfig, FrontendConfig, FrontendTls, MediaConfig, Origin};
 pub use error::{ApiError, Param, ParamName};
 pub use http::{FrontendServer, LocalAnswer, LocalFrontend};
 pub use json::JsonBody;

@@ -1,4 +1,4 @@
-//! [`RouterConfig`]: how requests are routed, checked.
+//! [`RouterConfig`]: how requests are routed, checked; with the feature `cli`, command-line flags.
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use genset_backend_common::EngineError;
 use genset_runtime::SelectionMode;
+#[cfg(feature = "cli")]
+use genset_runtime::{in_seconds, positive_seconds};
 
 use crate::disaggregating::DisaggregationConfig;
 use crate::migrating::MigrationConfig;
@@ -63,19 +65,28 @@ impl FromStr for RouterMode {
     }
 }
 
-/// How the requests of every model are routed.
+/// How the requests of every model are routed; with the feature `cli`, flags.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct RouterConfig {
-    /// How an instance is chosen.
+    /// How instances are selected: round-robin, random, least-loaded, power-of-two, or kv for the one with most of the prompt in
+    /// its cache, as far as load allows
+    #[cfg_attr(feature = "cli", arg(long = "router-mode", env = "GENSET_ROUTER_MODE", value_name = "ROUTER_MODE",
+        default_value_t = Self::default().mode))]
     pub mode: RouterMode,
     /// How the mode `kv` does it.
+    #[cfg_attr(feature = "cli", command(flatten))]
     pub kv: KvConfig,
-    /// The most requests of a model that wait while every instance is full; with 0 they are refused.
+    /// Most requests of one model that wait while every instance is full, by priority, then by deadline; 0 refuses them
+    #[cfg_attr(feature = "cli", arg(id = "router_queue", long = "router-queue", env = "GENSET_ROUTER_QUEUE",
+        value_name = "REQUESTS", default_value_t = Self::default().max_waiting))]
     pub max_waiting: usize,
-    /// How requests move that have begun.
-    pub migration: MigrationConfig,
     /// When prompts are computed by instances of their own.
+    #[cfg_attr(feature = "cli", command(flatten))]
     pub disaggregation: DisaggregationConfig,
+    /// How requests move that have begun.
+    #[cfg_attr(feature = "cli", command(flatten))]
+    pub migration: MigrationConfig,
 }
 
 impl RouterConfig {
@@ -88,26 +99,42 @@ impl RouterConfig {
 
 /// How KV-aware selection weighs what it knows.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct KvConfig {
-    /// What a block to prefill costs, where a block of a running sequence costs 1. Finite, at least 0; with 0 nobody looks at
-    /// prefix caches.
+    /// With kv: what a block to prefill costs, where a block of a running sequence costs 1; 0 looks at load alone
+    #[cfg_attr(feature = "cli", arg(long = "kv-overlap-score-weight", env = "GENSET_KV_OVERLAP_SCORE_WEIGHT",
+        value_name = "KV_OVERLAP_SCORE_WEIGHT", default_value_t = Self::default().overlap_score_weight))]
     pub overlap_score_weight: f64,
-    /// How much chance there is in the choice. Finite, at least 0; with 0 the lowest cost wins.
+    /// With kv: how much chance there is in the choice; with 0 the lowest cost wins
+    #[cfg_attr(feature = "cli", arg(long = "router-temperature", env = "GENSET_ROUTER_TEMPERATURE",
+        value_name = "ROUTER_TEMPERATURE", default_value_t = Self::default().temperature))]
     pub temperature: f64,
-    /// Whether the KV events of workers are followed; otherwise what was routed is assumed to be cached.
+    /// With kv: whether the KV events of workers are followed; otherwise what was routed is assumed to be cached. true or false
+    #[cfg_attr(feature = "cli", arg(long = "use-kv-events", env = "GENSET_USE_KV_EVENTS", value_name = "BOOL",
+        default_value_t = Self::default().use_events, action = clap::ArgAction::Set))]
     pub use_events: bool,
-    /// For how long it is assumed.
+    /// With kv: for how long what was routed is assumed to be cached where there are no KV events, in seconds
+    #[cfg_attr(feature = "cli", arg(long = "kv-approx-ttl", env = "GENSET_KV_APPROX_TTL", value_name = "KV_APPROX_TTL",
+        default_value = in_seconds(Self::default().assumed_ttl), value_parser = positive_seconds))]
     pub assumed_ttl: Duration,
-    /// The most blocks that the index keeps for one worker, whatever it publishes.
+    /// With kv: most KV blocks that are kept in mind of one worker, whatever it publishes
+    #[cfg_attr(feature = "cli", arg(long = "kv-max-worker-blocks", env = "GENSET_KV_MAX_WORKER_BLOCKS",
+        value_name = "KV_MAX_WORKER_BLOCKS", default_value_t = Self::default().max_worker_blocks))]
     pub max_worker_blocks: NonZeroU32,
-    /// An instance whose events are later than this is taken for having nothing cached.
+    /// With kv: how late the KV events of a worker may be, in seconds; later ones make it count as one that has nothing cached
+    #[cfg_attr(feature = "cli", arg(long = "kv-max-lag", env = "GENSET_KV_MAX_LAG", value_name = "KV_MAX_LAG",
+        default_value = in_seconds(Self::default().max_lag), value_parser = positive_seconds))]
     pub max_lag: Duration,
-    /// What the instance that served a request's affinity key last may cost more than another and is still chosen, in KV
-    /// blocks; with 0 keys have no effect.
+    /// With kv: what the instance that served an affinity key last may cost more than another and is still chosen, in KV blocks; 0
+    /// looks at no such key
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_AFFINITY_BLOCKS", value_name = "BLOCKS", default_value_t = Self::default().affinity_blocks))]
     pub affinity_blocks: u32,
-    /// The most affinity keys that are remembered, for each model; those used longest ago are forgotten first.
+    /// With kv: most affinity keys that are remembered, for each model; those used longest ago are forgotten first
+    #[cfg_attr(feature = "cli", arg(long = "affinity-keys", env = "GENSET_AFFINITY_KEYS", value_name = "KEYS",
+        default_value_t = Self::default().max_affinity_keys))]
     pub max_affinity_keys: NonZeroUsize,
     /// Makes chance repeatable.
+    #[cfg_attr(feature = "cli", arg(skip))]
     pub seed: Option<u64>,
 }
 
@@ -128,7 +155,7 @@ impl Default for KvConfig {
 }
 
 impl KvConfig {
-    /// Checks the ranges.
+    /// Checks the ranges: weight and temperature are finite and at least 0.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flag.

@@ -35,8 +35,11 @@ use crate::route::{Route, Routed};
 
 /// When requests are served in two legs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct DisaggregationConfig {
-    /// Prompts with fewer tokens than this to compute, less those that a decode instance has cached, stay whole. 0: none.
+    /// Prompts with fewer tokens to compute than this, less those that are cached, are not sent to prefill instances; 0 sends all
+    #[cfg_attr(feature = "cli", arg(long = "prefill-threshold", env = "GENSET_PREFILL_THRESHOLD", value_name = "TOKENS",
+        default_value_t = Self::default().prefill_threshold_tokens))]
     pub prefill_threshold_tokens: u32,
 }
 

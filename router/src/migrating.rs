@@ -24,6 +24,8 @@ use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     EngineError, GenerateRequest, MetricsRegistry, ModelCard, OutputStream, RequestContext,
 };
+#[cfg(feature = "cli")]
+use genset_runtime::{in_seconds, positive_seconds};
 
 use self::budget::Budget;
 use self::metrics::{MigrationMetrics, ModelMetrics};
@@ -33,11 +35,19 @@ use crate::route::Route;
 
 /// How requests move, for every model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct MigrationConfig {
-    /// How long a request waits for an instance when none is left, within its deadline. A frontend lets one whose answer has not
-    /// begun wait as long for its model.
+    /// How long a request waits for an instance when none is left, whether its answer has begun or not, in seconds
+    ///
+    /// Its deadline may end the wait before.
+    #[cfg_attr(feature = "cli", arg(long = "migration-wait", env = "GENSET_MIGRATION_WAIT", value_name = "MIGRATION_WAIT",
+        default_value = in_seconds(Self::default().wait), value_parser = positive_seconds))]
     pub wait: Duration,
-    /// The most memory that prompts and tokens kept for it may take together, in bytes. Requests beyond it do not move.
+    /// Most memory of what is kept so that requests can move to another instance, in bytes
+    ///
+    /// Requests beyond it do not move.
+    #[cfg_attr(feature = "cli", arg(long = "migration-memory", env = "GENSET_MIGRATION_MEMORY", value_name = "MIGRATION_MEMORY",
+        default_value_t = Self::default().max_kept_bytes))]
     pub max_kept_bytes: usize,
 }
 

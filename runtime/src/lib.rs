@@ -46,7 +46,10 @@ pub use model_folder::{ModelFolder, ModelFolderError};
 pub use models::{LeftOutWorker, LiveModel, ModelDirectory, Pool};
 pub use names::{EndpointName, InstanceId, NameError};
 #[cfg(feature = "cli")]
-pub use network_args::{DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs};
+pub use network_args::{
+    DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs, in_seconds,
+    positive_seconds,
+};
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};
 pub use remote::{RemoteConfig, RemoteEngine};
 pub use selection::SelectionMode;

@@ -143,14 +143,33 @@ pub struct NetworkArgs {
 
 /// The value of a flag in seconds.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    duration(text, "must be between 0 and 1e9 seconds")
+}
+
+/// The value of a flag in seconds, more than 0.
+///
+/// # Errors
+/// The text is no such number; the message says what is wanted.
+pub fn positive_seconds(text: &str) -> Result<Duration, String> {
+    let problem = "must be more than 0 and at most 1e9 seconds";
+    let value = duration(text, problem)?;
+    (!value.is_zero()).then_some(value).ok_or(problem.into())
+}
+
+fn duration(text: &str, problem: &str) -> Result<Duration, String> {
     let value: f64 = text
         .parse()
         .map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    if (0.0..=1e9).contains(&value) {
-        Ok(Duration::from_secs_f64(value))
-    } else {
-        Err("must be between 0 and 1e9 seconds".into())
-    }
+    let value = (0.0..=1e9).contains(&value).then_some(value);
+    value
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| problem.into())
+}
+
+/// A time as a flag's value in seconds.
+#[must_use]
+pub fn in_seconds(time: Duration) -> String {
+    time.as_secs_f64().to_string()
 }
 
 /// Where instances are listed.
@@ -518,6 +537,19 @@ mod tests {
 
     fn args(words: &[&str]) -> NetworkArgs {
         Alone::parse_from(["test"].iter().chain(words)).network
+    }
+
+    #[test]
+    fn seconds_are_read_as_they_are_shown() {
+        for text in ["60", "0.5", "1000000000"] {
+            let read = positive_seconds(text);
+            assert_eq!(seconds(text), read);
+            assert_eq!(read.map(in_seconds).as_deref(), Ok(text));
+        }
+        assert_eq!(seconds("0"), Ok(Duration::ZERO));
+        for bad in ["0", "-1", "1e-12", "1.1e9", "inf", "nan", "1s", ""] {
+            assert!(positive_seconds(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

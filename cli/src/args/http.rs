@@ -1,27 +1,20 @@
-//! Flags of the HTTP server, and its config made of them.
+//! Flags about the HTTP port, of which several make one value of the server's config. The rest are fields of it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::num::{NonZeroU32, NonZeroUsize};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 
-use clap::{ArgAction, Args};
+use clap::Args;
 use genset_backend_common::EngineError;
-use genset_frontend::{BatchConfig, FrontendConfig, HostPattern, MediaConfig, ParserNames};
-use genset_router::{DisaggregationConfig, KvConfig, MigrationConfig, RouterConfig, RouterMode};
-use genset_runtime::EndpointName;
-use http::HeaderName;
+use genset_frontend::{FrontendConfig, FrontendTls};
 
-use super::access;
-use super::kv::KvArgs;
-
+/// Where the HTTP server listens and who may ask it: what `genset doctor` looks at, too.
 #[derive(Debug, Clone, Args)]
-pub(super) struct HttpArgs {
-    /// Address to listen on
-    #[arg(long, env = "GENSET_HTTP_HOST", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+pub(crate) struct HttpArgs {
+    /// Address that the HTTP server listens on
+    #[arg(long, env = "GENSET_HTTP_HOST", default_value_t = FrontendConfig::default().address.ip())]
     http_host: IpAddr,
-    /// Port to listen on; 0 for any free one
-    #[arg(long, env = "GENSET_HTTP_PORT", default_value_t = 8080)]
+    /// Port that it listens on; 0 for any free one
+    #[arg(long, env = "GENSET_HTTP_PORT", default_value_t = FrontendConfig::default().address.port())]
     http_port: u16,
     /// PEM file with the certificate of the HTTP port; makes it HTTPS
     #[arg(
@@ -38,309 +31,42 @@ pub(super) struct HttpArgs {
         value_name = "FILE",
         requires = "http_tls_cert"
     )]
-    http_tls_key: Option<PathBuf>,
+    pub(crate) http_tls_key: Option<PathBuf>,
     /// TOML file with the hashed keys of those who may ask; 'genset key NAME' makes one
     #[arg(long, env = "GENSET_API_KEYS", value_name = "FILE")]
     api_keys: Option<PathBuf>,
-    /// Origins of web pages that may ask, each a scheme and a host, separated by commas; * for any
-    #[arg(
-        long,
-        env = "GENSET_CORS_ORIGINS",
-        value_name = "ORIGIN",
-        value_delimiter = ','
-    )]
-    cors_origins: Vec<String>,
-    /// Names that the server answers to beside its addresses and this machine's own, separated by commas; * for any
-    #[arg(
-        long,
-        env = "GENSET_ALLOWED_HOSTS",
-        value_name = "NAME",
-        value_delimiter = ','
-    )]
-    allowed_hosts: Vec<String>,
-    /// Whether there are web pages, a chat at / and charts at /dashboard: true or false
-    #[arg(long, env = "GENSET_UI", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
-    ui: bool,
-    /// How instances are selected: round-robin, random, least-loaded, power-of-two, or kv for the one with most of the prompt in
-    /// its cache, as far as load allows
-    #[arg(long, env = "GENSET_ROUTER_MODE", default_value_t = RouterMode::default())]
-    router_mode: RouterMode,
-    #[command(flatten)]
-    kv: KvArgs,
-    /// With --router-mode kv: most KV blocks that are kept in mind of one worker, whatever it publishes
-    #[arg(long, env = "GENSET_KV_MAX_WORKER_BLOCKS", default_value_t = KvConfig::default().max_worker_blocks)]
-    kv_max_worker_blocks: NonZeroU32,
-    /// With kv: how late the KV events of a worker may be, in seconds; later ones make it count as one that has nothing cached
-    #[arg(long, env = "GENSET_KV_MAX_LAG", default_value = "5", value_parser = seconds)]
-    kv_max_lag: Seconds,
-    /// Header whose value says which requests belong together, such as those of a session; it goes before prompt_cache_key and user
-    #[arg(long, env = "GENSET_AFFINITY_HEADER", value_name = "NAME")]
-    affinity_header: Option<HeaderName>,
-    /// With kv: what the instance that served such requests last may cost more than another and is still chosen, in KV blocks; 0
-    /// looks at no such key
-    #[arg(long, env = "GENSET_AFFINITY_BLOCKS", value_name = "BLOCKS", default_value_t = KvConfig::default().affinity_blocks)]
-    affinity_blocks: u32,
-    /// With kv: most keys of such requests that are remembered, for each model; those used longest ago are forgotten first
-    #[arg(long, env = "GENSET_AFFINITY_KEYS", value_name = "KEYS", default_value_t = KvConfig::default().max_affinity_keys)]
-    affinity_keys: NonZeroUsize,
-    /// Most requests of one model that wait while every instance is full, by priority, then by deadline; 0 refuses them
-    #[arg(long, env = "GENSET_ROUTER_QUEUE", value_name = "REQUESTS", default_value_t = RouterConfig::default().max_waiting)]
-    router_queue: usize,
-    /// Prompts with fewer tokens to compute than this, less those that are cached, are not sent to prefill instances; 0 sends all
-    #[arg(long, env = "GENSET_PREFILL_THRESHOLD", value_name = "TOKENS", default_value_t = DisaggregationConfig::default().prefill_threshold_tokens)]
-    prefill_threshold: u32,
-    /// How long a request waits for an instance when none is left, whether its answer has begun or not, in seconds
-    #[arg(long, env = "GENSET_MIGRATION_WAIT", default_value = "5", value_parser = seconds)]
-    migration_wait: Seconds,
-    /// Most memory of what is kept so that requests can move to another instance, in bytes
-    #[arg(long, env = "GENSET_MIGRATION_MEMORY", default_value_t = MigrationConfig::default().max_kept_bytes)]
-    migration_memory: usize,
-    /// How long a model whose last worker has gone is answered with 503 and not yet with 404, in seconds
-    #[arg(long, env = "GENSET_MODEL_LINGER", default_value = "60", value_parser = seconds)]
-    model_linger: Seconds,
-    /// Largest head of a request, in bytes, at least 8192
-    #[arg(long, env = "GENSET_MAX_HEADER_BYTES", default_value_t = FrontendConfig::default().max_header_bytes)]
-    max_header_bytes: usize,
-    /// Largest request body, in bytes
-    #[arg(long, env = "GENSET_MAX_BODY_BYTES", default_value_t = FrontendConfig::default().max_body_bytes)]
-    max_body_bytes: usize,
-    /// Most memory that all requests may take together, in bytes; by default a quarter of the machine's or the control group's
-    #[arg(long, env = "GENSET_MEMORY_BUDGET", default_value_t = FrontendConfig::default().memory_budget_bytes)]
-    memory_budget: usize,
-    /// Largest n of a request
-    #[arg(long, env = "GENSET_MAX_CHOICES", default_value_t = FrontendConfig::default().max_choices)]
-    max_choices: u32,
-    /// Choices of one request that are answered at once, of all its prompts together; the others start as these end
-    #[arg(long, env = "GENSET_MAX_RUNNING_CHOICES", default_value_t = FrontendConfig::default().max_running_choices)]
-    max_running_choices: NonZeroUsize,
-    /// Most stop strings of a request
-    #[arg(long, env = "GENSET_MAX_STOP_STRINGS", default_value_t = FrontendConfig::default().max_stop_strings)]
-    max_stop_strings: usize,
-    /// Longest stop string, in bytes
-    #[arg(long, env = "GENSET_MAX_STOP_BYTES", default_value_t = FrontendConfig::default().max_stop_bytes)]
-    max_stop_bytes: usize,
-    /// Most different token ids that end an answer
-    #[arg(long, env = "GENSET_MAX_STOP_TOKEN_IDS", default_value_t = FrontendConfig::default().max_stop_token_ids)]
-    max_stop_token_ids: usize,
-    /// Most entries of a request's logit_bias
-    #[arg(long, env = "GENSET_MAX_LOGIT_BIAS", default_value_t = FrontendConfig::default().max_logit_bias)]
-    max_logit_bias: usize,
-    /// Most bytes of a request's annotations, as JSON
-    #[arg(long, env = "GENSET_MAX_ANNOTATION_BYTES", default_value_t = FrontendConfig::default().max_annotation_bytes)]
-    max_annotation_bytes: usize,
-    /// Most tools of a chat request
-    #[arg(long, env = "GENSET_MAX_TOOLS", default_value_t = FrontendConfig::default().max_tools)]
-    max_tools: usize,
-    /// Most bytes that the images and sounds of a chat may have together
-    #[arg(long, env = "GENSET_MEDIA_MAX_BYTES", value_name = "BYTES", default_value_t = MediaConfig::default().max_bytes)]
-    media_max_bytes: usize,
-    /// Hosts that images are fetched from which chats name by URL, separated by commas: example.org, *.example.org, example.org:8443
-    #[arg(
-        long,
-        env = "GENSET_MEDIA_HOSTS",
-        value_name = "HOST",
-        value_delimiter = ','
-    )]
-    media_hosts: Vec<HostPattern>,
-    /// How long the images of a chat may take to fetch together, in seconds
-    #[arg(long, env = "GENSET_MEDIA_TIMEOUT", default_value = "10", value_parser = seconds)]
-    media_timeout: Seconds,
-    /// Most prompts of a completions request
-    #[arg(long, env = "GENSET_MAX_PROMPTS", default_value_t = FrontendConfig::default().max_prompts)]
-    max_prompts: usize,
-    /// Most inputs of an embeddings request
-    #[arg(long, env = "GENSET_MAX_EMBEDDING_INPUTS", default_value_t = FrontendConfig::default().max_embedding_inputs)]
-    max_embedding_inputs: usize,
-    /// Most documents of a request to /v1/rerank, and most pairs of one to /v1/score
-    #[arg(long, env = "GENSET_MAX_SCORE_PAIRS", default_value_t = FrontendConfig::default().max_score_pairs)]
-    max_score_pairs: usize,
-    /// Most responses that are kept for later ones to go on from; 0 keeps none
-    #[arg(long, env = "GENSET_MAX_STORED_RESPONSES", default_value_t = FrontendConfig::default().max_stored_responses)]
-    max_stored_responses: usize,
-    /// Most memory of kept responses, in bytes, and no more than a quarter of the memory budget
-    #[arg(long, env = "GENSET_MAX_STORED_BYTES", default_value_t = FrontendConfig::default().max_stored_bytes)]
-    max_stored_bytes: usize,
-    /// Folder for /v1/files and /v1/batches, which goes on with its batches after a restart; without it there are none
-    #[arg(long, env = "GENSET_BATCH_FOLDER", value_name = "DIR")]
-    batch_folder: Option<PathBuf>,
-    /// Largest file that may be uploaded, in bytes
-    #[arg(long, env = "GENSET_MAX_FILE_BYTES", value_name = "BYTES", default_value_t = 200 << 20)]
-    max_file_bytes: u64,
-    /// Most files of each API key, with those that batches have written
-    #[arg(
-        long,
-        env = "GENSET_MAX_FILES",
-        value_name = "FILES",
-        default_value_t = 1000
-    )]
-    max_files: usize,
-    /// Most bytes of all files of each API key; beyond, uploads are refused
-    #[arg(long, env = "GENSET_MAX_FILES_BYTES", value_name = "BYTES", default_value_t = 10 << 30)]
-    max_files_bytes: u64,
-    /// Most batches of each API key that have not ended
-    #[arg(
-        long,
-        env = "GENSET_MAX_BATCHES",
-        value_name = "BATCHES",
-        default_value_t = 32
-    )]
-    max_batches: usize,
-    /// Most requests of a batch
-    #[arg(
-        long,
-        env = "GENSET_MAX_BATCH_REQUESTS",
-        value_name = "REQUESTS",
-        default_value_t = 50_000
-    )]
-    max_batch_requests: usize,
-    /// How long files are kept unless their upload says otherwise, and batches after their end, in seconds
-    #[arg(long, env = "GENSET_FILE_LIFETIME", default_value = "2592000", value_parser = seconds)]
-    file_lifetime: Seconds,
-    /// Most memory of a model's known prompts and words and their tokens, in bytes; 0 keeps none
-    #[arg(long, env = "GENSET_TOKENIZER_CACHE_BYTES", default_value_t = FrontendConfig::default().tokenizer_cache_bytes)]
-    tokenizer_cache_bytes: usize,
-    /// Long bodies, templates and prompts that are worked on at once; more wait. By default as many as there are cores
-    #[arg(long, env = "GENSET_WORK_THREADS", default_value_t = FrontendConfig::default().work_threads)]
-    work_threads: NonZeroUsize,
-    /// Whether hints that have no effect here (verbosity, service_tier, ...) are refused rather than ignored
-    #[arg(long, env = "GENSET_STRICT_PARAMETERS", value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
-        num_args = 0..=1, default_missing_value = "true")]
-    strict_parameters: bool,
-    /// Models that the server serves at once, of those that workers announce; more are refused
-    #[arg(long, env = "GENSET_MAX_MODELS", default_value_t = FrontendConfig::default().max_models)]
-    max_models: NonZeroUsize,
-    /// Requests of one model that the server answers at once; more wait
-    #[arg(long, env = "GENSET_MAX_MODEL_RUNNING_REQUESTS", default_value_t = FrontendConfig::default().max_model_running_requests)]
-    max_model_running_requests: NonZeroUsize,
-    /// Requests of one model that may wait; more are refused
-    #[arg(long, env = "GENSET_MAX_MODEL_WAITING_REQUESTS", default_value_t = FrontendConfig::default().max_model_waiting_requests)]
-    max_model_waiting_requests: usize,
-    /// Connections at once; more wait
-    #[arg(long, env = "GENSET_MAX_CONNECTIONS", default_value_t = FrontendConfig::default().max_connections)]
-    max_connections: usize,
-    /// Connections at once from one address; more are closed
-    #[arg(long, env = "GENSET_MAX_CONNECTIONS_PER_PEER", default_value_t = FrontendConfig::default().max_connections_per_peer)]
-    max_connections_per_peer: NonZeroUsize,
-    /// Limit on reading a request's head, and on idle connections, in seconds
-    #[arg(long, env = "GENSET_HEADER_TIMEOUT", default_value = "60", value_parser = seconds)]
-    header_timeout: Seconds,
-    /// Limit on reading a request's body, in seconds
-    #[arg(long, env = "GENSET_BODY_TIMEOUT", default_value = "60", value_parser = seconds)]
-    body_timeout: Seconds,
-    /// How long a client may take nothing of its answer, in seconds
-    #[arg(long, env = "GENSET_WRITE_TIMEOUT", default_value = "60", value_parser = seconds)]
-    write_timeout: Seconds,
-    /// Limit on preparing a model that a worker announces, in seconds
-    #[arg(long, env = "GENSET_MODEL_TIMEOUT", default_value = "60", value_parser = seconds)]
-    model_timeout: Seconds,
-    /// Whether the log has a line for each request: true or false
-    #[arg(long, env = "GENSET_ACCESS_LOG", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
-    access_log: bool,
 }
 
 impl HttpArgs {
-    /// The config of a server for the workers of `endpoint`, or for all.
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.http_host, self.http_port)
+    }
+
+    /// What the flags say, and the rest of `other`.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flag.
-    pub(super) fn config(
-        self,
-        endpoint: Option<EndpointName>,
-        parsers: ParserNames,
-        batch_concurrency: NonZeroUsize,
-    ) -> Result<FrontendConfig, EngineError> {
-        let batches = self.batch_folder.map(|folder| BatchConfig {
-            folder,
-            max_file_bytes: self.max_file_bytes,
-            max_files: self.max_files,
-            max_total_bytes: self.max_files_bytes,
-            max_batches: self.max_batches,
-            max_requests: self.max_batch_requests,
-            concurrency: batch_concurrency,
-            lifetime: self.file_lifetime.0,
-        });
-        let kv = self.kv.config(KvConfig {
-            max_worker_blocks: self.kv_max_worker_blocks,
-            max_lag: self.kv_max_lag.0,
-            affinity_blocks: self.affinity_blocks,
-            max_affinity_keys: self.affinity_keys,
-            ..KvConfig::default()
-        })?;
-        let router = RouterConfig {
-            mode: self.router_mode,
-            kv,
-            max_waiting: self.router_queue,
-            migration: MigrationConfig {
-                wait: self.migration_wait.0,
-                max_kept_bytes: self.migration_memory,
-            },
-            disaggregation: DisaggregationConfig {
-                prefill_threshold_tokens: self.prefill_threshold,
-            },
+    /// `InvalidArgument`, naming the flag whose file cannot be read.
+    pub(crate) fn config(&self, other: FrontendConfig) -> Result<FrontendConfig, EngineError> {
+        // Each requires the other.
+        let tls = match (&self.http_tls_cert, &self.http_tls_key) {
+            (Some(certificate), Some(key)) => Some(FrontendTls {
+                certificate_pem: read("--http-tls-cert", certificate)?,
+                key_pem: read("--http-tls-key", key)?,
+            }),
+            (_, _) => None,
         };
         Ok(FrontendConfig {
-            address: SocketAddr::new(self.http_host, self.http_port),
-            tls: access::tls(self.http_tls_cert.as_deref(), self.http_tls_key.as_deref())?,
-            cors_origins: access::origins(&self.cors_origins)?,
-            allowed_hosts: access::hosts(&self.allowed_hosts)?,
-            api_keys: self.api_keys,
-            ui: self.ui,
-            endpoint,
-            router,
-            affinity_header: self.affinity_header,
-            model_linger: self.model_linger.0,
-            max_header_bytes: self.max_header_bytes,
-            max_body_bytes: self.max_body_bytes,
-            memory_budget_bytes: self.memory_budget,
-            max_choices: self.max_choices,
-            max_running_choices: self.max_running_choices,
-            max_stop_strings: self.max_stop_strings,
-            max_stop_bytes: self.max_stop_bytes,
-            max_stop_token_ids: self.max_stop_token_ids,
-            max_logit_bias: self.max_logit_bias,
-            max_annotation_bytes: self.max_annotation_bytes,
-            max_tools: self.max_tools,
-            media: MediaConfig {
-                max_bytes: self.media_max_bytes,
-                hosts: self.media_hosts,
-                timeout: self.media_timeout.0,
-                ..MediaConfig::default()
-            },
-            max_prompts: self.max_prompts,
-            max_embedding_inputs: self.max_embedding_inputs,
-            max_score_pairs: self.max_score_pairs,
-            max_stored_responses: self.max_stored_responses,
-            max_stored_bytes: self.max_stored_bytes,
-            batches,
-            tokenizer_cache_bytes: self.tokenizer_cache_bytes,
-            work_threads: self.work_threads,
-            parsers,
-            strict_parameters: self.strict_parameters,
-            max_models: self.max_models,
-            max_model_running_requests: self.max_model_running_requests,
-            max_model_waiting_requests: self.max_model_waiting_requests,
-            max_connections: self.max_connections,
-            max_connections_per_peer: self.max_connections_per_peer,
-            header_timeout: self.header_timeout.0,
-            body_timeout: self.body_timeout.0,
-            write_timeout: self.write_timeout.0,
-            model_timeout: self.model_timeout.0,
-            access_log: self.access_log,
+            address: self.address(),
+            tls,
+            api_keys: self.api_keys.clone(),
+            ..other
         })
     }
 }
 
-/// A limit in seconds, more than 0.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Seconds(pub(super) Duration);
-
-pub(super) fn seconds(text: &str) -> Result<Seconds, String> {
-    let value: f64 = text
-        .parse()
-        .map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    if value > 0.0 && value <= 1e9 {
-        Ok(Seconds(Duration::from_secs_f64(value)))
-    } else {
-        Err("must be more than 0 and at most 1e9 seconds".into())
-    }
+fn read(flag: &str, path: &Path) -> Result<String, EngineError> {
+    std::fs::read_to_string(path).map_err(|error| {
+        let problem = format!("{} cannot be read: {error}", path.display());
+        EngineError::invalid_argument(flag, problem)
+    })
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use genset_frontend::{FrontendConfig, FrontendServer, FrontendTls};
+use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::Runtime;
 use indicatif::HumanBytes;
 
@@ -22,7 +22,7 @@ const OTHERS: u32 = 0o077;
 pub(super) async fn look(args: &DoctorArgs) -> Vec<Finding> {
     let network = &args.network;
     let secrets = [
-        ("--http-tls-key", &args.http_tls_key),
+        ("--http-tls-key", &args.http.http_tls_key),
         ("--wire-secret-file", &network.wire_secret_file),
         ("--control-secret-file", &network.control_secret_file),
         ("--etcd-password-file", &network.etcd_password_file),
@@ -62,37 +62,16 @@ fn secret(flag: &str, path: &Path) -> Finding {
 
 /// Keys and certificate, read as a server reads them: it is started on a port of its own, and stopped.
 async fn server(args: &DoctorArgs) -> Option<Finding> {
-    if args.api_keys.is_none() && args.http_tls_cert.is_none() {
-        return None;
-    }
-    let read = |path: &Path| {
-        fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
-    };
-    let tls = match (&args.http_tls_cert, &args.http_tls_key) {
-        (Some(certificate), Some(key)) => {
-            let files =
-                read(certificate).and_then(|certificate_pem| Ok((certificate_pem, read(key)?)));
-            match files {
-                Ok((certificate_pem, key_pem)) => Some(FrontendTls {
-                    certificate_pem,
-                    key_pem,
-                }),
-                Err(problem) => {
-                    return Some(Finding::problem(
-                        AREA,
-                        problem,
-                        "name a file that this user can read",
-                    ));
-                }
-            }
+    let config = match args.http.config(FrontendConfig::default()) {
+        Ok(config) if config.api_keys.is_none() && config.tls.is_none() => return None,
+        Ok(config) => FrontendConfig {
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            ..config
+        },
+        Err(error) => {
+            let mend = "name a file that this user can read";
+            return Some(Finding::problem(AREA, error.to_string(), mend));
         }
-        _ => None,
-    };
-    let config = FrontendConfig {
-        address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        tls,
-        api_keys: args.api_keys.clone(),
-        ..FrontendConfig::default()
     };
     Some(
         match FrontendServer::bind(&Runtime::in_process(), config).await {

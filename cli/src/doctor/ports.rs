@@ -13,7 +13,7 @@ const AREA: &str = "Ports";
 const LISTENS: &str = "0A";
 
 pub(super) fn look(args: &DoctorArgs) -> Vec<Finding> {
-    let http = SocketAddr::new(args.http_host, args.http_port);
+    let http = args.http.address();
     let wire = SocketAddr::new(args.network.wire_host, args.network.wire_port);
     let ports = [
         (http, "HTTP", "--http-port"),

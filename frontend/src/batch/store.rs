@@ -37,6 +37,7 @@ pub(crate) struct BatchStore {
 
 #[derive(Debug)]
 struct Shared {
+    folder: PathBuf,
     config: BatchConfig,
     /// Held for a moment, never while the disk works.
     kept: Mutex<Kept>,
@@ -64,8 +65,7 @@ impl BatchStore {
     ///
     /// # Errors
     /// When it cannot be used, or another process has it.
-    pub(crate) fn open(config: &BatchConfig) -> io::Result<Self> {
-        let folder = &config.folder;
+    pub(crate) fn open(folder: PathBuf, config: BatchConfig) -> io::Result<Self> {
         let named = |error: io::Error| {
             let problem = format!("the folder of batches, {}: {error}", folder.display());
             io::Error::new(error.kind(), problem)
@@ -103,7 +103,8 @@ impl BatchStore {
                 .collect(),
         };
         let shared = Shared {
-            config: config.clone(),
+            folder: folder.clone(),
+            config,
             kept: Mutex::new(kept),
             writing: Mutex::new(()),
             _lock: lock,
@@ -120,7 +121,7 @@ impl BatchStore {
     }
 
     fn folder_of_files(&self) -> PathBuf {
-        self.config().folder.join("files")
+        self.shared.folder.join("files")
     }
 
     /// Where the content of a file is.
@@ -132,19 +133,17 @@ impl BatchStore {
         self.folder_of_files().join(format!("{id}.json"))
     }
 
+    fn folder_of_batches(&self) -> PathBuf {
+        self.shared.folder.join("batches")
+    }
+
     fn batch_record(&self, id: &str) -> PathBuf {
-        self.config()
-            .folder
-            .join("batches")
-            .join(format!("{id}.json"))
+        self.folder_of_batches().join(format!("{id}.json"))
     }
 
     /// Where the answers of a batch are noted until it ends.
     pub(crate) fn notes(&self, id: &str) -> PathBuf {
-        self.config()
-            .folder
-            .join("batches")
-            .join(format!("{id}.part"))
+        self.folder_of_batches().join(format!("{id}.part"))
     }
 
     /// Removes what belongs to no record: contents and answers that a crash or a full disk left.
@@ -161,7 +160,7 @@ impl BatchStore {
                 .and_then(|id| kept.batches.get(id));
             name.ends_with(".json") || batch.is_some_and(|batch| !batch.record.status.is_end())
         };
-        remove_others(&self.config().folder.join("batches"), is_of_batch)
+        remove_others(&self.folder_of_batches(), is_of_batch)
     }
 
     /// An empty file beside the others, for what is to become one.

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, Method, header};
+use http::{Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::handlers::App;
 use super::messages;
 use super::metrics::IGNORED;
 use super::request_id::{ANTHROPIC_REQUEST_ID, REQUEST_ID, request_id};
+use crate::config::Origin;
 use crate::error::ApiError;
 use crate::keys::Key;
 
@@ -55,14 +56,14 @@ pub(super) fn refused(
 }
 
 /// What pages of these origins may do: everything that this server has. `None` where there are no such origins.
-pub(super) fn cors(origins: &[HeaderValue]) -> Option<CorsLayer> {
+pub(super) fn cors(origins: &[Origin]) -> Option<CorsLayer> {
     if origins.is_empty() {
         return None;
     }
-    let origins = if origins.iter().any(|origin| origin == "*") {
+    let origins = if origins.iter().any(Origin::is_any) {
         AllowOrigin::any()
     } else {
-        AllowOrigin::list(origins.iter().cloned())
+        AllowOrigin::list(origins.iter().map(Origin::header).cloned())
     };
     let methods = [Method::GET, Method::POST, Method::DELETE];
     let shown = [

@@ -18,7 +18,7 @@ use http_body::Body as _;
 
 use super::access::refused;
 use super::handlers::App;
-use crate::config::FrontendConfig;
+use crate::config::{AllowedHost, FrontendConfig, Origin};
 use crate::error::{ApiError, shown};
 
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -58,9 +58,9 @@ fn check_host(config: &FrontendConfig, request: &Request) -> Result<(), ApiError
     if !config.is_for_this_machine() && listed.is_empty() {
         return Ok(());
     }
-    let is_listed = |host: &str| listed.iter().any(|name| name == "*" || name == host);
+    let is_listed = |host: &str| listed.iter().any(|name| name.allows(host));
     let unknown = unknown_host(request.headers(), request.uri(), is_listed);
-    let Some(host) = unknown.filter(|_| !is_listed("*")) else {
+    let Some(host) = unknown.filter(|_| !listed.iter().any(AllowedHost::is_any)) else {
         return Ok(());
     };
     let host = shown(&host);
@@ -78,14 +78,13 @@ fn check_host(config: &FrontendConfig, request: &Request) -> Result<(), ApiError
 fn check_origin(config: &FrontendConfig, request: &Request) -> Result<(), ApiError> {
     let headers = request.headers();
     let origins = &config.cors_origins;
+    let is_any = origins.iter().any(Origin::is_any);
     let is_listed =
-        |origin: &HeaderValue| origins.iter().any(|known| known == "*" || known == origin);
+        |origin: &HeaderValue| is_any || origins.iter().any(|known| known.header() == origin);
     let origin = headers.get(ORIGIN);
     let is_allowed = match origin {
         Some(origin) => is_listed(origin) || is_own(origin, headers),
-        None => {
-            is_of_own_site(headers) || is_visit(request) || origins.iter().any(|known| known == "*")
-        }
+        None => is_of_own_site(headers) || is_visit(request) || is_any,
     };
     if is_allowed {
         return Ok(());

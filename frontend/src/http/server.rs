@@ -58,9 +58,10 @@ impl FrontendServer {
         let keys = config.api_keys.clone();
         let keys = keys.map(|path| ApiKeys::load(path, runtime.metrics()));
         let keys = keys.transpose().map_err(std::io::Error::other)?;
-        let store = match config.batches.clone() {
-            Some(config) => {
-                let opened = tokio::task::spawn_blocking(move || BatchStore::open(&config));
+        let batches = config.batches.clone();
+        let store = match batches.folder.clone() {
+            Some(folder) => {
+                let opened = tokio::task::spawn_blocking(move || BatchStore::open(folder, batches));
                 Some(opened.await.map_err(std::io::Error::other)??)
             }
             None => None,

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use genset_backend_common::LLMEngine;
 use genset_frontend::FrontendConfig;
 use genset_frontend::keys::KeyHash;
-use http::HeaderValue;
 use serde_json::json;
 
 use crate::client::request;
@@ -188,7 +187,7 @@ async fn pages_of_other_origins_ask_if_they_may() {
     for (allowed, expected) in cases {
         let cors_origins = match allowed {
             "" => Vec::new(),
-            origin => vec![HeaderValue::from_str(origin).expect("an origin")],
+            origin => vec![origin.parse().expect("an origin")],
         };
         let site = Site::with(
             FrontendConfig {

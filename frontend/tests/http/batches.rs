@@ -21,10 +21,13 @@ const BOUNDARY: &str = "a-boundary";
 
 /// A config whose batches are kept in `folder`.
 fn kept_in(folder: &Path, change: impl FnOnce(&mut BatchConfig)) -> FrontendConfig {
-    let mut batches = BatchConfig::new(folder.to_owned());
+    let mut batches = BatchConfig {
+        folder: Some(folder.to_owned()),
+        ..BatchConfig::default()
+    };
     change(&mut batches);
     FrontendConfig {
-        batches: Some(batches),
+        batches,
         ..config()
     }
 }

@@ -126,11 +126,12 @@ impl Server {
         worker.artifacts.push(template);
         let folder = folder_of_batches();
         let batches = BatchConfig {
+            folder: Some(folder.path().to_owned()),
             max_batches: usize::MAX,
-            ..BatchConfig::new(folder.path().to_owned())
+            ..BatchConfig::default()
         };
         let config = FrontendConfig {
-            batches: Some(batches),
+            batches,
             ..config()
         };
         let site = tokio.block_on(Site::with_worker(config, worker, engine));

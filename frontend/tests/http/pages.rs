@@ -2,7 +2,6 @@
 //! browser itself.
 
 use genset_frontend::FrontendConfig;
-use http::HeaderValue;
 use serde_json::json;
 
 use crate::access::site_with_keys;
@@ -26,10 +25,12 @@ async fn get(site: &Site, path: &str, headers: &[&str]) -> Response {
 }
 
 async fn listing(origins: &[&str], hosts: &[&str]) -> Site {
-    let origin = |origin: &&str| HeaderValue::from_str(origin).expect("an origin");
     let config = FrontendConfig {
-        cors_origins: origins.iter().map(origin).collect(),
-        allowed_hosts: hosts.iter().map(ToString::to_string).collect(),
+        cors_origins: origins
+            .iter()
+            .map(|it| it.parse().expect("an origin"))
+            .collect(),
+        allowed_hosts: hosts.iter().map(|it| it.parse().expect("a host")).collect(),
         ..config()
     };
     Site::with(config, echo()).await
