@@ -29,6 +29,7 @@
 //! ```
 
 mod args;
+mod control_groups;
 mod embedding;
 mod engine;
 pub mod error;
