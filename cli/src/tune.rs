@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use genset_backend_common::EngineError;
+use genset_engine_candle::default_threads;
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -144,8 +145,8 @@ impl<'a> Tuning<'a> {
         let mut best = self.trial(Vec::new())?;
         let took = begun.elapsed();
         let defaults = best.clone();
-        let cores = available_parallelism().map_or(1, usize::from);
-        let threads = candidates_of(cores)
+        let processors = available_parallelism().map_or(1, usize::from);
+        let threads = candidates_of(processors, default_threads())
             .into_iter()
             .map(|count| ("threads", count));
         let batches = [256, 1024, 2048]
@@ -214,12 +215,16 @@ impl<'a> Tuning<'a> {
 
 /// Numbers of threads beside the default, which is one for each core: those that a machine with two threads for each core,
 /// or with cores of two kinds, may be faster with.
-fn candidates_of(cores: usize) -> Vec<usize> {
-    let mut candidates: Vec<usize> = [cores / 2, cores * 3 / 4, cores.saturating_sub(1)]
-        .into_iter()
-        .filter(|count| (1..cores).contains(count))
-        .collect();
-    candidates.dedup();
+fn candidates_of(processors: usize, default: usize) -> Vec<usize> {
+    let mut candidates: Vec<usize> = [
+        processors / 2,
+        processors * 3 / 4,
+        processors.saturating_sub(1),
+        processors,
+    ]
+    .into_iter()
+    .filter(|count| *count > 0 && *count != default)
+    .collect();
     candidates.sort_unstable();
     candidates.dedup();
     candidates
@@ -331,10 +336,11 @@ mod tests {
     use crate::bench::engine::Decode;
 
     #[test]
-    fn threads_are_tried_up_to_the_cores() {
-        assert!(candidates_of(1).is_empty());
-        assert_eq!(candidates_of(2), [1]);
-        assert_eq!(candidates_of(16), [8, 12, 15]);
+    fn threads_are_tried_up_to_the_processors() {
+        assert!(candidates_of(1, 1).is_empty());
+        assert_eq!(candidates_of(2, 2), [1]);
+        assert_eq!(candidates_of(16, 16), [8, 12, 15]);
+        assert_eq!(candidates_of(16, 8), [12, 15, 16]);
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub struct CandleArgs {
     /// Threads that compute on the CPU [default: one for each core]
     #[cfg_attr(feature = "cli", arg(long, value_name = "COUNT"))]
     pub threads: Option<usize>,
-    /// Widest instructions that the CPU computes with: avx512 (with VNNI) or avx2; auto is the widest it has
+    /// Widest instructions that the CPU computes with: avx512 (with VNNI), avx2; i8mm, dotprod, neon; auto is the widest it has
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "ISA"))]
     pub isa: IsaChoice,
     /// Sequences that wait in the engine; more are refused
@@ -138,6 +138,12 @@ pub enum IsaChoice {
     Avx512,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// NEON with the 8-bit dot product, and 8-bit products of matrices.
+    I8mm,
+    /// NEON with the 8-bit dot product.
+    Dotprod,
+    /// NEON alone.
+    Neon,
 }
 
 /// A number of bytes, written with or without a unit: `4GiB`, `512MiB`, `1000000`.
@@ -247,7 +253,14 @@ impl FromStr for DtypeChoice {
 }
 
 impl IsaChoice {
-    const ALL: [Self; 3] = [Self::Auto, Self::Avx512, Self::Avx2];
+    const ALL: [Self; 6] = [
+        Self::Auto,
+        Self::Avx512,
+        Self::Avx2,
+        Self::I8mm,
+        Self::Dotprod,
+        Self::Neon,
+    ];
 
     /// The name on the command line.
     #[must_use]
@@ -256,6 +269,9 @@ impl IsaChoice {
             Self::Auto => "auto",
             Self::Avx512 => "avx512",
             Self::Avx2 => "avx2",
+            Self::I8mm => "i8mm",
+            Self::Dotprod => "dotprod",
+            Self::Neon => "neon",
         }
     }
 }
@@ -311,8 +327,8 @@ mod tests {
         for text in ["3KiB", "512MiB", "1001"] {
             assert_eq!(text.parse::<ByteSize>().unwrap().to_string(), text);
         }
-        for text in ["auto", "avx512", "avx2"] {
-            assert_eq!(text.parse::<IsaChoice>().unwrap().to_string(), text);
+        for isa in IsaChoice::ALL {
+            assert_eq!(isa.to_string().parse(), Ok(isa));
         }
         assert!("sse".parse::<IsaChoice>().is_err());
         assert!(

@@ -29,6 +29,8 @@
 //! ```
 
 mod args;
+mod control_groups;
+mod cores;
 mod embedding;
 mod engine;
 pub mod error;
@@ -40,5 +42,6 @@ pub mod model;
 pub use args::{
     ByteSize, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice, SpeculateChoice, SpeculationArgs,
 };
+pub use cores::default_threads;
 pub use embedding::EmbeddingEngine;
 pub use engine::CandleEngine;

@@ -18,6 +18,7 @@ use super::capabilities;
 use super::forward::{Forward, ForwardError};
 use super::thread::{Loaded, Loader};
 use crate::args::{CandleArgs, DeviceChoice, DtypeChoice, IsaChoice};
+use crate::cores::Cores;
 use crate::error::LoadError;
 use crate::load::{
     AdapterReader, KvCacheOptions, LoadProgress, ModelFile, OpenModel, WeightOptions,
@@ -86,26 +87,38 @@ impl RealLoader {
     }
 }
 
+/// How many threads, where `--threads` says nothing.
+const RAYONS_VARIABLE: &str = "RAYON_NUM_THREADS";
+
 /// Bounds the threads of this process; the first engine's choice holds for all.
 pub(crate) fn set_threads(threads: Option<usize>) -> Result<(), EngineError> {
-    let Some(threads) = threads else {
-        return Ok(());
-    };
-    if threads == 0 {
+    if threads == Some(0) {
         return Err(EngineError::invalid_argument(
             "--threads",
             "must be at least 1",
         ));
     }
-    if rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .build_global()
-        .is_err()
-    {
-        tracing::warn!(
+    let cores = Cores::of_machine();
+    // Rayon reads its variable where nobody gives it a number.
+    let is_rayons = threads.is_none() && std::env::var_os(RAYONS_VARIABLE).is_some();
+    let wanted = if is_rayons {
+        0
+    } else {
+        threads.unwrap_or(cores.threads())
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(wanted);
+    match (threads, pool.build_global().is_ok()) {
+        (Some(_), true) => tracing::info!("the CPU computes with {wanted} threads: --threads"),
+        (None, true) if is_rayons => tracing::info!(
+            "the CPU computes with {} threads: {RAYONS_VARIABLE}",
+            rayon::current_num_threads()
+        ),
+        (None, true) => tracing::info!("the CPU computes with {cores}"),
+        (Some(threads), false) => tracing::warn!(
             threads,
             "this process has its threads already; --threads has no effect"
-        );
+        ),
+        (None, false) => {}
     }
     Ok(())
 }

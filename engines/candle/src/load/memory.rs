@@ -9,6 +9,7 @@ use super::TensorFiles;
 use super::plan::{PlannedTensor, Role};
 use super::tensors::bytes_of;
 use super::weights::{WeightOptions, to_u64};
+use crate::control_groups::{self, Folder};
 use crate::error::{Bytes, LoadError};
 use crate::model::WeightType;
 use crate::model::simd::quantized_kernels;
@@ -152,9 +153,7 @@ fn available_on_gpu() -> Option<u64> {
 /// As [`available_memory`], below another root than `/`, for tests.
 fn available_in(root: &Path) -> Option<u64> {
     let of_machine = mem_available(&read(&root.join("proc/meminfo"))?);
-    let of_group =
-        read(&root.join("proc/self/cgroup")).and_then(|groups| left_in_group(root, &groups));
-    match (of_machine, of_group) {
+    match (of_machine, left_in_groups(root)) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (one, other) => one.or(other),
     }
@@ -173,38 +172,20 @@ fn mem_available(meminfo: &str) -> Option<u64> {
 }
 
 /// What the process's control group, and every one above it, leave: the least counts.
-fn left_in_group(root: &Path, groups: &str) -> Option<u64> {
-    let base = root.join("sys/fs/cgroup");
-    let lefts = groups.lines().filter_map(|line| {
-        let mut parts = line.splitn(3, ':');
-        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-        let path = path.trim_start_matches('/');
-        if controllers.is_empty() {
-            least(
-                &base,
-                path,
-                ["memory.max", "memory.current", "inactive_file"],
-            )
-        } else if controllers.split(',').any(|name| name == "memory") {
+fn left_in_groups(root: &Path) -> Option<u64> {
+    let folders = control_groups::folders(root, "memory").into_iter();
+    let lefts = folders.filter_map(|folder| match folder {
+        Folder::First(folder) => {
             let names = [
                 "memory.limit_in_bytes",
                 "memory.usage_in_bytes",
                 "total_inactive_file",
             ];
-            least(&base.join("memory"), path, names)
-        } else {
-            None
+            left(&folder, names)
         }
+        Folder::Second(folder) => left(&folder, ["memory.max", "memory.current", "inactive_file"]),
     });
     lefts.min()
-}
-
-fn least(base: &Path, path: &str, names: [&str; 3]) -> Option<u64> {
-    let own = base.join(path);
-    own.ancestors()
-        .take_while(|folder| folder.starts_with(base))
-        .filter_map(|folder| left(folder, names))
-        .min()
 }
 
 /// Limit less usage, where pages of files that nobody reads do not count as used; `None` without a limit.
@@ -222,16 +203,7 @@ fn left(folder: &Path, [limit, usage, reclaimable]: [&str; 3]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for (path, content) in files {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, content).unwrap();
-        }
-        root
-    }
+    use crate::control_groups::tests::tree;
 
     const MEMINFO: (&str, &str) = (
         "proc/meminfo",

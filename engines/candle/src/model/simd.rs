@@ -25,7 +25,13 @@ pub(super) enum Level {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// What the target triple guarantees.
+    /// NEON with the 8-bit dot product, and 8-bit products of matrices (i8mm).
+    #[cfg(target_arch = "aarch64")]
+    NeonMatrix,
+    /// NEON with the 8-bit dot product.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    /// What the target triple guarantees: on ARM NEON.
     Baseline,
 }
 
@@ -48,7 +54,16 @@ pub(crate) fn choose(isa: IsaChoice) -> Result<bool, String> {
         IsaChoice::Avx512 if detected == Level::Avx512Vnni => Some(detected),
         #[cfg(target_arch = "x86_64")]
         IsaChoice::Avx2 if detected != Level::Baseline => Some(Level::Avx2),
-        IsaChoice::Avx512 | IsaChoice::Avx2 => None,
+        #[cfg(target_arch = "aarch64")]
+        IsaChoice::I8mm if detected == Level::NeonMatrix => Some(detected),
+        #[cfg(target_arch = "aarch64")]
+        IsaChoice::Dotprod if detected != Level::Baseline => Some(Level::NeonDot),
+        IsaChoice::Neon if cfg!(target_arch = "aarch64") => Some(Level::Baseline),
+        IsaChoice::Avx512
+        | IsaChoice::Avx2
+        | IsaChoice::I8mm
+        | IsaChoice::Dotprod
+        | IsaChoice::Neon => None,
     };
     let chosen = chosen.ok_or_else(|| {
         format!("this processor has no {isa}, only {detected:?}; leave the flag out")
@@ -65,7 +80,10 @@ pub(crate) enum QuantizedKernels {
     /// As [`Level::Avx2`].
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// NEON with the 8-bit dot product.
+    /// As [`Level::NeonMatrix`].
+    #[cfg(target_arch = "aarch64")]
+    NeonMatrix,
+    /// As [`Level::NeonDot`].
     #[cfg(target_arch = "aarch64")]
     NeonDot,
     /// NEON alone.
@@ -81,9 +99,9 @@ pub(crate) fn quantized_kernels() -> Option<QuantizedKernels> {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 | Level::Avx2 => Some(QuantizedKernels::Avx2),
         #[cfg(target_arch = "aarch64")]
-        Level::Baseline if std::arch::is_aarch64_feature_detected!("dotprod") => {
-            Some(QuantizedKernels::NeonDot)
-        }
+        Level::NeonMatrix => Some(QuantizedKernels::NeonMatrix),
+        #[cfg(target_arch = "aarch64")]
+        Level::NeonDot => Some(QuantizedKernels::NeonDot),
         #[cfg(target_arch = "aarch64")]
         Level::Baseline => Some(QuantizedKernels::Neon),
         #[cfg(not(target_arch = "aarch64"))]
@@ -113,7 +131,18 @@ fn detect() -> Level {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn detect() -> Level {
+    use std::arch::is_aarch64_feature_detected;
+    let has_dot = is_aarch64_feature_detected!("dotprod");
+    match (has_dot && is_aarch64_feature_detected!("i8mm"), has_dot) {
+        (true, _) => Level::NeonMatrix,
+        (_, true) => Level::NeonDot,
+        (..) => Level::Baseline,
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn detect() -> Level {
     Level::Baseline
 }

@@ -21,18 +21,26 @@ const TYPES: [GgmlDType; 11] = [
     GgmlDType::Q6K,
 ];
 
-/// The kernels that this processor can run, each of them forced.
+/// The kernels that this processor can run, each of them forced, the widest first.
 fn every_kernels() -> Vec<Option<QuantizedKernels>> {
-    let widest = quantized_kernels();
     #[cfg(target_arch = "x86_64")]
-    if widest == Some(QuantizedKernels::Avx512Vnni) {
-        return vec![widest, Some(QuantizedKernels::Avx2)];
-    }
+    const ALL: &[QuantizedKernels] = &[QuantizedKernels::Avx512Vnni, QuantizedKernels::Avx2];
     #[cfg(target_arch = "aarch64")]
-    if widest == Some(QuantizedKernels::NeonDot) {
-        return vec![widest, Some(QuantizedKernels::Neon)];
+    const ALL: &[QuantizedKernels] = &[
+        QuantizedKernels::NeonMatrix,
+        QuantizedKernels::NeonDot,
+        QuantizedKernels::Neon,
+    ];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    const ALL: &[QuantizedKernels] = &[];
+    let widest = quantized_kernels();
+    let narrower = ALL.iter().map(|kernels| Some(*kernels));
+    let known: Vec<_> = narrower.skip_while(|kernels| *kernels != widest).collect();
+    if known.is_empty() {
+        vec![widest]
+    } else {
+        known
     }
-    vec![widest]
 }
 
 fn packed(matrix: Matrix, kernels: Option<QuantizedKernels>) -> Matrix {
@@ -95,9 +103,11 @@ fn products_are_exact_on_whole_numbers() {
                         let x = whole_numbers(&mut rng, rows, in_features);
                         let want = x.matmul(&exact.t().unwrap()).unwrap();
                         let got = matrix.forward(&x).unwrap();
-                        let error = largest(&(&got - &want).unwrap()) / largest(&want);
+                        // Products may cancel out, their sizes do not.
+                        let sizes = x.abs().unwrap().matmul(&exact.abs().unwrap().t().unwrap());
+                        let error = largest(&(&got - &want).unwrap()) / largest(&sizes.unwrap());
                         assert!(
-                            error < 1e-5,
+                            error < 1e-6,
                             "{dtype:?} {kernels:?} {rows}x{in_features}x{out_features}: off by {error}"
                         );
                     }
@@ -113,7 +123,8 @@ fn rounding_of_rows_costs_little() {
     for dtype in TYPES {
         let (quantized, exact) = weights(&mut rng, dtype, 64, 512);
         let matrix = Matrix::quantized(quantized).unwrap();
-        let x = random(&mut rng, 5, 512);
+        // A whole group of rows, and one of an odd number.
+        let x = random(&mut rng, 13, 512);
         let want = x.matmul(&exact.t().unwrap()).unwrap();
         let products = every_kernels().into_iter().map(|kernels| {
             let matrix = packed(matrix.clone(), kernels);
@@ -123,9 +134,9 @@ fn rounding_of_rows_costs_little() {
         for product in &products {
             let error = largest(&(product - &want).unwrap()) / largest(&want);
             assert!(error < 1e-2, "{dtype:?}: off by {error}");
-            // All kernels multiply the same integers.
-            let apart = largest(&(product - &products[0]).unwrap()) / largest(&want);
-            assert!(apart < 1e-6, "{dtype:?}: {apart} between processors");
+            // All kernels multiply the same integers, and scale their sums in the same order.
+            let apart = largest(&(product - &products[0]).unwrap());
+            assert!(apart == 0.0, "{dtype:?}: {apart} between processors");
         }
     }
 }

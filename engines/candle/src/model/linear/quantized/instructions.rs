@@ -17,7 +17,13 @@ pub(super) use self::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) use self::avx512::Avx512Vnni;
 #[cfg(target_arch = "aarch64")]
-pub(super) use self::neon::{DotProduct, Neon, Pairs};
+pub(super) use self::neon::{DotProduct, MatrixProduct, Neon, Pairs};
+
+/// Where a row has one of its words: they come in twos, `stride` apart.
+#[inline(always)]
+const fn word_at(index: usize, stride: usize) -> usize {
+    index / 2 * stride + index % 2
+}
 
 /// Vectors of 32-bit lanes, each of which is one row of a tile.
 ///
@@ -45,7 +51,8 @@ pub(super) trait Instructions {
     /// The entries of a table by bytes below 16.
     unsafe fn look_up(table: &[u8; 16], bytes: Self::Integers) -> Self::Integers;
     /// `sum` plus, in each row, the products of its bytes in all `weights` with the four bytes that every row shares of
-    /// `words[0]`, `words[stride]` and so on. `step` of the products of pairs fit into 16 bits when they are added up.
+    /// `words[0]`, `words[1]`, `words[stride]`, `words[stride + 1]` and so on. `step` of the products of pairs fit into 16 bits
+    /// when they are added up.
     unsafe fn dot<const N: usize>(
         sum: Self::Integers,
         weights: &[Self::Integers; N],
@@ -60,6 +67,17 @@ pub(super) trait Instructions {
         words: *const i32,
         stride: usize,
     ) -> Self::Integers;
+    /// As `dot` or, of signed weights, `signed_dot`, for two rows in fewer instructions than one after the other takes; `None`
+    /// where there is no such thing. Each two words of the second row follow those of the first.
+    #[inline(always)]
+    unsafe fn dot_two<const N: usize>(
+        _sums: [i32; 2],
+        _weights: &[Self::Integers; N],
+        _words: *const i32,
+        _stride: usize,
+    ) -> Option<[Self::Integers; 2]> {
+        None
+    }
 
     unsafe fn splat(number: f32) -> Self::Floats;
     unsafe fn multiply(a: Self::Floats, b: Self::Floats) -> Self::Floats;

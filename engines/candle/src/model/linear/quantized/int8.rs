@@ -14,7 +14,7 @@ const OPERATIONS: usize = 2;
 
 /// Rows in 8-bit integers with a scale for each [`BLOCK`] numbers.
 ///
-/// In a group of `m` rows that starts at row `r`, `values` holds four numbers of each row in turn, from `r * width` on;
+/// In a group of `m` rows that starts at row `r`, `values` holds eight numbers of each row in turn, from `r * width` on;
 /// the others hold one entry of each row in turn, from `r * width / 32` (`sums`: `/ 16`) on.
 #[derive(Debug)]
 pub(in crate::model::linear) struct Int8Rows {
@@ -142,11 +142,11 @@ fn round_inner<const FMA: bool>(x: &[f32], row: usize, width: usize, group: &mut
                 round_block(&padded)
             }
         };
-        let (to, _) = group.values.as_chunks_mut::<4>();
-        let to = &mut to[block * BLOCK / 4 * group.rows + row..];
-        let (words, _) = rounded.values.as_chunks::<4>();
-        for (to, word) in to.iter_mut().step_by(group.rows).zip(words) {
-            *to = word.map(MaybeUninit::new);
+        let (to, _) = group.values.as_chunks_mut::<8>();
+        let to = &mut to[block * BLOCK / 8 * group.rows + row..];
+        let (parts, _) = rounded.values.as_chunks::<8>();
+        for (to, part) in to.iter_mut().step_by(group.rows).zip(parts) {
+            *to = part.map(MaybeUninit::new);
         }
         let at = block * group.rows + row;
         let [first, second] = rounded.sums;
@@ -253,7 +253,7 @@ mod tests {
             let (first, in_group) = if row < 8 { (0, 8) } else { (8, 1) };
             let (group, alone) = (whole.group(first, in_group), alone.group(0, 1));
             for (at, &value) in alone.values.iter().enumerate() {
-                let there = (at / 4 * in_group + row - first) * 4 + at % 4;
+                let there = (at / 8 * in_group + row - first) * 8 + at % 8;
                 assert_eq!(group.values[there], value, "row {row}, column {at}");
             }
             assert_eq!(alone.values[columns..], [0; 32]);

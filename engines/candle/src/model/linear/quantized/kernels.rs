@@ -11,7 +11,7 @@ use super::instructions::Instructions;
 #[cfg(target_arch = "x86_64")]
 use super::instructions::{Avx2, Avx512Vnni};
 #[cfg(target_arch = "aarch64")]
-use super::instructions::{DotProduct, Neon, Pairs};
+use super::instructions::{DotProduct, MatrixProduct, Neon, Pairs};
 use super::int8::{BLOCK, Int8Group};
 use super::tiles::{Quad, Quads, Tile, quads};
 use crate::model::linear::packed::Output;
@@ -57,6 +57,8 @@ fn products<F: Format, const ROWS: usize>(
             #[cfg(target_arch = "x86_64")]
             QuantizedKernels::Avx2 => by_avx2(tiles, group),
             #[cfg(target_arch = "aarch64")]
+            QuantizedKernels::NeonMatrix => each_part::<Neon<MatrixProduct>, F, ROWS>(tiles, group),
+            #[cfg(target_arch = "aarch64")]
             QuantizedKernels::NeonDot => each_part::<Neon<DotProduct>, F, ROWS>(tiles, group),
             #[cfg(target_arch = "aarch64")]
             QuantizedKernels::Neon => each_part::<Neon<Pairs>, F, ROWS>(tiles, group),
@@ -87,7 +89,7 @@ unsafe fn by_avx2<F: Format, const ROWS: usize>(
 /// Where the numbers of a group of `ROWS` rows are.
 #[derive(Clone, Copy)]
 struct Group<const ROWS: usize> {
-    /// Four numbers each, not aligned.
+    /// Four numbers each, not aligned; two of each row in turn.
     values: *const i32,
     scales: *const f32,
     scaled_sums: *const f32,
@@ -95,11 +97,11 @@ struct Group<const ROWS: usize> {
 }
 
 impl<const ROWS: usize> Group<ROWS> {
-    /// A row's first of some words of four numbers; the next is `ROWS` further.
+    /// A row's first of some words of four numbers, `word` of which, an even number, are before it.
     #[inline(always)]
     unsafe fn words(self, word: usize, row: usize) -> *const i32 {
         // SAFETY: inside the group, which `Int8Group::check` saw to be as wide as the tiles.
-        unsafe { self.values.add(word * ROWS + row) }
+        unsafe { self.values.add(word * ROWS + 2 * row) }
     }
 
     #[inline(always)]
@@ -204,30 +206,70 @@ unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
     group: Group<ROWS>,
     at: usize,
     weights: &[I::Integers; N],
-    (scale, min): (I::Floats, I::Floats),
+    scales: (I::Floats, I::Floats),
     totals: &mut [I::Floats; ROWS],
 ) {
-    let is_signed = is_signed::<I, F>();
     // SAFETY: the caller's promise, here and below.
     unsafe {
-        for (row, total) in totals.iter_mut().enumerate() {
+        let mut row = 0;
+        while row < ROWS {
             let words = group.words(at * N, row);
-            let sum = if is_signed {
-                I::signed_dot(I::splat_integer(0), weights, words, ROWS)
-            } else {
-                let start = if F::ZERO == 0 {
-                    0
-                } else {
-                    group.sum::<N>(at, row) * -i32::from(F::ZERO)
-                };
-                I::dot(I::splat_integer(start), weights, words, ROWS, step::<F>())
-            };
-            let row_scale = I::splat(group.scale(at * N / WORDS, row));
-            *total = I::multiply_add(I::to_floats(sum), I::multiply(scale, row_scale), *total);
-            if F::Head::HAS_MIN {
-                let row_sum = I::splat(group.scaled_sum::<N>(at, row));
-                *total = I::multiply_subtract(min, row_sum, *total);
+            if row + 1 < ROWS {
+                let starts = [
+                    start::<I, F, ROWS, N>(group, at, row),
+                    start::<I, F, ROWS, N>(group, at, row + 1),
+                ];
+                if let Some([sum, next]) = I::dot_two(starts, weights, words, 2 * ROWS) {
+                    scale::<I, F, ROWS, N>(group, at, row, sum, scales, &mut totals[row]);
+                    scale::<I, F, ROWS, N>(group, at, row + 1, next, scales, &mut totals[row + 1]);
+                    row += 2;
+                    continue;
+                }
             }
+            let start = I::splat_integer(start::<I, F, ROWS, N>(group, at, row));
+            let sum = if is_signed::<I, F>() {
+                I::signed_dot(start, weights, words, 2 * ROWS)
+            } else {
+                I::dot(start, weights, words, 2 * ROWS, step::<F>())
+            };
+            scale::<I, F, ROWS, N>(group, at, row, sum, scales, &mut totals[row]);
+            row += 1;
+        }
+    }
+}
+
+/// What a row's sum of the `at`th `N` words begins with, so that weights above zero stand for less.
+#[inline(always)]
+unsafe fn start<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
+    group: Group<ROWS>,
+    at: usize,
+    row: usize,
+) -> i32 {
+    if F::ZERO == 0 || is_signed::<I, F>() {
+        0
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { group.sum::<N>(at, row) * -i32::from(F::ZERO) }
+    }
+}
+
+/// Adds a row's sum, scaled, to its total.
+#[inline(always)]
+unsafe fn scale<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
+    group: Group<ROWS>,
+    at: usize,
+    row: usize,
+    sum: I::Integers,
+    (scale, min): (I::Floats, I::Floats),
+    total: &mut I::Floats,
+) {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        let row_scale = I::splat(group.scale(at * N / WORDS, row));
+        *total = I::multiply_add(I::to_floats(sum), I::multiply(scale, row_scale), *total);
+        if F::Head::HAS_MIN {
+            let row_sum = I::splat(group.scaled_sum::<N>(at, row));
+            *total = I::multiply_subtract(min, row_sum, *total);
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Instructions;
+use super::{Instructions, word_at};
 
 /// AVX2, FMA and F16C.
 pub(in super::super) struct Avx2;
@@ -81,7 +81,7 @@ impl Instructions for Avx2 {
                 reason = "it counts weights and words alike"
             )]
             for index in first * step..(first + 1) * step {
-                let word = _mm256_set1_epi32(words.add(index * stride).read_unaligned());
+                let word = _mm256_set1_epi32(words.add(word_at(index, stride)).read_unaligned());
                 pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights[index], word));
             }
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -97,7 +97,7 @@ impl Instructions for Avx2 {
         stride: usize,
     ) -> __m256i {
         for (index, &weights) in weights.iter().enumerate() {
-            let word = _mm256_set1_epi32(words.add(index * stride).read_unaligned());
+            let word = _mm256_set1_epi32(words.add(word_at(index, stride)).read_unaligned());
             // Two products of at most 128 * 127 fit into 16 bits.
             let pairs =
                 _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(word, weights));

@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Instructions;
+use super::{Instructions, word_at};
 
 /// AVX-512 F, BW, DQ, VL and VNNI.
 pub(in super::super) struct Avx512Vnni;
@@ -74,7 +74,7 @@ impl Instructions for Avx512Vnni {
         _step: usize,
     ) -> __m512i {
         for (index, &weights) in weights.iter().enumerate() {
-            let word = words.add(index * stride).read_unaligned();
+            let word = words.add(word_at(index, stride)).read_unaligned();
             sum = _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
         }
         sum

@@ -1,4 +1,4 @@
-//! ARM's NEON, with the 8-bit dot product where there is one.
+//! ARM's NEON, with the products of bytes that there are.
 
 #![expect(
     unsafe_code,
@@ -9,13 +9,27 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::Instructions;
+use super::{Instructions, word_at};
 
 /// How four products of bytes are added to an integer. Weights are signed, or below 128.
 pub(in super::super) trait FourProducts {
     /// # Safety
     /// The processor has the instructions.
     unsafe fn add(sum: int32x4_t, weights: int8x16_t, word: int8x16_t) -> int32x4_t;
+
+    /// Adds, of two rows of eight bytes on either side, the products of each with each, in the order of the left ones; `None`
+    /// where there is no instruction for it.
+    ///
+    /// # Safety
+    /// As of `add`.
+    #[inline(always)]
+    unsafe fn add_two_by_two(
+        _sum: int32x4_t,
+        _left: int8x16_t,
+        _right: int8x16_t,
+    ) -> Option<int32x4_t> {
+        None
+    }
 }
 
 /// The dot product of ARMv8.2 and later, `sdot`.
@@ -34,6 +48,34 @@ impl FourProducts for DotProduct {
             options(pure, nomem, nostack, preserves_flags),
         );
         sum
+    }
+}
+
+/// The product of small matrices that ARMv8.6 and later have (i8mm), `smmla`, and the dot product for single rows.
+pub(in super::super) struct MatrixProduct;
+
+impl FourProducts for MatrixProduct {
+    #[inline(always)]
+    unsafe fn add(sum: int32x4_t, weights: int8x16_t, word: int8x16_t) -> int32x4_t {
+        DotProduct::add(sum, weights, word)
+    }
+
+    #[inline(always)]
+    unsafe fn add_two_by_two(
+        mut sum: int32x4_t,
+        left: int8x16_t,
+        right: int8x16_t,
+    ) -> Option<int32x4_t> {
+        // The intrinsic, `vmmlaq_s32`, is not stable yet.
+        asm!(
+            ".arch_extension i8mm",
+            "smmla {sum:v}.4s, {left:v}.16b, {right:v}.16b",
+            sum = inout(vreg) sum,
+            left = in(vreg) left,
+            right = in(vreg) right,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+        Some(sum)
     }
 }
 
@@ -126,7 +168,7 @@ impl<P: FourProducts> Instructions for Neon<P> {
         stride: usize,
     ) -> int32x4_t {
         for (index, &weights) in weights.iter().enumerate() {
-            let word = vdupq_n_s32(words.add(index * stride).read_unaligned());
+            let word = vdupq_n_s32(words.add(word_at(index, stride)).read_unaligned());
             sum = P::add(
                 sum,
                 vreinterpretq_s8_s32(weights),
@@ -134,6 +176,25 @@ impl<P: FourProducts> Instructions for Neon<P> {
             );
         }
         sum
+    }
+
+    #[inline(always)]
+    unsafe fn dot_two<const N: usize>(
+        [first, second]: [i32; 2],
+        weights: &[int32x4_t; N],
+        words: *const i32,
+        stride: usize,
+    ) -> Option<[int32x4_t; 2]> {
+        let start = vset_lane_s32::<1>(second, vdup_n_s32(first));
+        let start = vcombine_s32(start, start);
+        // Of the weights' rows the first two, and the last two.
+        let (mut low, mut high) = (start, start);
+        for (index, &[left, right]) in weights.as_chunks::<2>().0.iter().enumerate() {
+            let both = vreinterpretq_s8_s32(vld1q_s32(words.add(index * stride)));
+            low = P::add_two_by_two(low, vreinterpretq_s8_s32(vzip1q_s32(left, right)), both)?;
+            high = P::add_two_by_two(high, vreinterpretq_s8_s32(vzip2q_s32(left, right)), both)?;
+        }
+        Some([vuzp1q_s32(low, high), vuzp2q_s32(low, high)])
     }
 
     #[inline(always)]

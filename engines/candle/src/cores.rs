@@ -1,0 +1,399 @@
+//! [`Cores`]: how many threads compute on the CPU where nobody says. Linux only; elsewhere, and where the kernel shows no
+//! processors, it is as many as the standard library says. `set_threads` asks, before the first product.
+//!
+//! One thread for each core, not for each of its hyper-threads: the products keep the units that those share busy from one
+//! thread, and threads that wait by spinning take them from each other. Of cores of two kinds the fast ones alone: a step's
+//! regions, tens of microseconds each, end when the slowest thread's piece does.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+use std::thread::available_parallelism;
+
+use crate::control_groups::{self, Folder};
+
+/// Threads that compute on this machine's CPU where nobody says how many.
+#[must_use]
+pub fn default_threads() -> usize {
+    Cores::of_machine().threads()
+}
+
+/// The cores that this process may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cores {
+    /// Processors that it may run on, each hyper-thread one.
+    processors: usize,
+    /// The cores that these are of.
+    all: usize,
+    /// Those that are worth a thread: all, but of cores of two kinds the fast ones.
+    fast: usize,
+    /// Processors whose time it may take, all together, where that is less than `processors`.
+    limit: Option<usize>,
+}
+
+impl Cores {
+    /// Those of this machine.
+    pub(crate) fn of_machine() -> Self {
+        Self::below(
+            Path::new("/"),
+            available_parallelism().map_or(1, usize::from),
+        )
+    }
+
+    /// Those of the machine whose files lie below `root`. `available`: what the system calls available in other ways.
+    fn below(root: &Path, available: usize) -> Self {
+        let allowed = allowed(root);
+        if allowed.is_empty() {
+            return Self {
+                processors: available,
+                all: available,
+                fast: available,
+                limit: None,
+            };
+        }
+        let cores = |processors: &BTreeSet<usize>| {
+            let cores: BTreeSet<String> = processors
+                .iter()
+                .map(|&processor| core(root, processor))
+                .collect();
+            cores.len()
+        };
+        let limit = available.min(limit(root).unwrap_or(usize::MAX));
+        Self {
+            processors: allowed.len(),
+            all: cores(&allowed),
+            fast: cores(&fast(root, &allowed)),
+            limit: (limit < allowed.len()).then_some(limit),
+        }
+    }
+
+    /// Threads to compute with.
+    pub(crate) fn threads(&self) -> usize {
+        self.fast.min(self.limit.unwrap_or(usize::MAX)).max(1)
+    }
+}
+
+/// How many threads, and why.
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            processors,
+            all,
+            fast,
+            limit,
+        } = *self;
+        let threads = self.threads();
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
+        write!(f, "{threads} thread{}: ", plural(threads))?;
+        if limit.is_some_and(|limit| limit <= fast) {
+            write!(f, "the CPU limit of this process on ")?;
+        } else if fast < all {
+            write!(f, "{fast} fast of ")?;
+        }
+        write!(f, "{all} core{}", plural(all))?;
+        if processors > all {
+            write!(f, " with {processors} hyper-threads")?;
+        }
+        Ok(())
+    }
+}
+
+const PROCESSORS: &str = "sys/devices/system/cpu";
+
+/// The processors that are on and that this process may run on; none where the kernel does not show them.
+fn allowed(root: &Path) -> BTreeSet<usize> {
+    let online = list(&root.join(PROCESSORS).join("online")).unwrap_or_default();
+    let status = read(&root.join("proc/self/status")).unwrap_or_default();
+    let affinity = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        .and_then(processors);
+    match affinity {
+        Some(affinity) => online.intersection(&affinity).copied().collect(),
+        None => online,
+    }
+}
+
+/// The core of a processor: the list of all its hyper-threads, under its name since Linux 5.3 or before.
+fn core(root: &Path, processor: usize) -> String {
+    let topology = root.join(format!("{PROCESSORS}/cpu{processor}/topology"));
+    let siblings = ["core_cpus_list", "thread_siblings_list"]
+        .iter()
+        .find_map(|name| read(&topology.join(name)));
+    siblings.unwrap_or_else(|| processor.to_string())
+}
+
+/// Those of the processors that are of fast cores: all where there is one kind, or the process may use slow ones alone.
+fn fast(root: &Path, allowed: &BTreeSet<usize>) -> BTreeSet<usize> {
+    let fast = by_kind(root, allowed).unwrap_or_else(|| by_capacity(root, allowed));
+    if fast.is_empty() {
+        allowed.clone()
+    } else {
+        fast
+    }
+}
+
+/// As Intel's processors with cores of two kinds have it.
+fn by_kind(root: &Path, allowed: &BTreeSet<usize>) -> Option<BTreeSet<usize>> {
+    let kind = |name: &str| list(&root.join("sys/devices").join(name).join("cpus"));
+    let (fast, _slow) = (kind("cpu_core")?, kind("cpu_atom")?);
+    Some(fast.intersection(allowed).copied().collect())
+}
+
+/// As ARM's have it: 1024 is the fastest of the machine. Where a big core is beside a bigger one, both count.
+fn by_capacity(root: &Path, allowed: &BTreeSet<usize>) -> BTreeSet<usize> {
+    let capacity = |processor: &usize| {
+        number::<u64>(&root.join(format!("{PROCESSORS}/cpu{processor}/cpu_capacity")))
+    };
+    let greatest = allowed.iter().filter_map(capacity).max().unwrap_or(0);
+    let is_fast = |processor: &&usize| capacity(processor).is_none_or(|it| 2 * it >= greatest);
+    allowed.iter().filter(is_fast).copied().collect()
+}
+
+/// Whole processors whose time the control groups leave; of less than one, one.
+fn limit(root: &Path) -> Option<usize> {
+    let folders = control_groups::folders(root, "cpu").into_iter();
+    let limits = folders.filter_map(|folder| {
+        let (quota_us, period_us) = match folder {
+            Folder::First(folder) => (
+                // -1 is no limit.
+                number::<u64>(&folder.join("cpu.cfs_quota_us"))?,
+                number::<u64>(&folder.join("cpu.cfs_period_us"))?,
+            ),
+            Folder::Second(folder) => {
+                let text = read(&folder.join("cpu.max"))?;
+                let (quota, period) = text.split_once(' ')?;
+                (quota.parse().ok()?, period.parse().ok()?)
+            }
+        };
+        usize::try_from(quota_us.checked_div(period_us)?.max(1)).ok()
+    });
+    limits.min()
+}
+
+fn read(path: &Path) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+fn number<T: FromStr>(path: &Path) -> Option<T> {
+    read(path)?.parse().ok()
+}
+
+fn list(path: &Path) -> Option<BTreeSet<usize>> {
+    processors(&read(path)?)
+}
+
+/// A list as the kernel writes it: `0-3,8`.
+fn processors(list: &str) -> Option<BTreeSet<usize>> {
+    let ranges = list.trim().split(',').map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        Some(first..=last)
+    });
+    let ranges: Vec<_> = ranges.collect::<Option<_>>()?;
+    Some(ranges.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control_groups::tests::tree;
+
+    /// What the machine with these files says: the threads, and why.
+    #[track_caller]
+    fn check(files: &[(&str, &str)], available: usize, expected: &str) {
+        let root = tree(files);
+        let cores = Cores::below(root.path(), available);
+        assert_eq!(cores.to_string(), expected, "{files:?}");
+        let threads = expected.split(' ').next().unwrap();
+        assert_eq!(cores.threads().to_string(), threads);
+    }
+
+    const ONLINE: &str = "sys/devices/system/cpu/online";
+
+    /// A machine with hyper-threads as the kernel shows it: the second ones come after all first ones. `files` come on top.
+    fn hyper_threaded<'a>(files: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+        const CPUS: [(&str, &str); 8] = [
+            (
+                "sys/devices/system/cpu/cpu0/topology/core_cpus_list",
+                "0,4\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu1/topology/core_cpus_list",
+                "1,5\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu2/topology/core_cpus_list",
+                "2,6\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu3/topology/core_cpus_list",
+                "3,7\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu4/topology/core_cpus_list",
+                "0,4\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu5/topology/core_cpus_list",
+                "1,5\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu6/topology/core_cpus_list",
+                "2,6\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu7/topology/core_cpus_list",
+                "3,7\n",
+            ),
+        ];
+        [(ONLINE, "0-7\n")]
+            .iter()
+            .chain(&CPUS)
+            .chain(files)
+            .copied()
+            .collect()
+    }
+
+    #[test]
+    fn a_core_is_worth_one_thread_whatever_its_hyper_threads() {
+        let whole = hyper_threaded(&[]);
+        check(&whole, 8, "4 threads: 4 cores with 8 hyper-threads");
+        // Linux lists processors that might be plugged in, too.
+        let all = ("proc/self/status", "Name:\tx\nCpus_allowed_list:\t0-127\n");
+        check(
+            &hyper_threaded(&[all]),
+            8,
+            "4 threads: 4 cores with 8 hyper-threads",
+        );
+    }
+
+    #[test]
+    fn the_name_of_the_hyper_threads_before_linux_5_3_is_known() {
+        let files = [
+            (ONLINE, "0-1\n"),
+            (
+                "sys/devices/system/cpu/cpu0/topology/thread_siblings_list",
+                "0-1\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu1/topology/thread_siblings_list",
+                "0-1\n",
+            ),
+        ];
+        check(&files, 2, "1 thread: 1 core with 2 hyper-threads");
+    }
+
+    #[test]
+    fn affinity_leaves_cores_out() {
+        for (affinity, expected) in [
+            // Both hyper-threads of two cores; one of each of four.
+            ("0-1,4-5", "2 threads: 2 cores with 4 hyper-threads"),
+            ("4-7", "4 threads: 4 cores"),
+            ("2", "1 thread: 1 core"),
+        ] {
+            let status = format!("Cpus_allowed_list:\t{affinity}\n");
+            let files = hyper_threaded(&[("proc/self/status", &status)]);
+            let available = processors(affinity).unwrap().len();
+            check(&files, available, expected);
+        }
+    }
+
+    #[test]
+    fn of_two_kinds_of_intels_cores_the_performance_cores_count() {
+        // Two performance cores with two hyper-threads each, four efficiency cores.
+        let files = [
+            (ONLINE, "0-7\n"),
+            ("sys/devices/cpu_core/cpus", "0-3\n"),
+            ("sys/devices/cpu_atom/cpus", "4-7\n"),
+            (
+                "sys/devices/system/cpu/cpu0/topology/core_cpus_list",
+                "0-1\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu1/topology/core_cpus_list",
+                "0-1\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu2/topology/core_cpus_list",
+                "2-3\n",
+            ),
+            (
+                "sys/devices/system/cpu/cpu3/topology/core_cpus_list",
+                "2-3\n",
+            ),
+            ("sys/devices/system/cpu/cpu4/topology/core_cpus_list", "4\n"),
+            ("sys/devices/system/cpu/cpu5/topology/core_cpus_list", "5\n"),
+            ("sys/devices/system/cpu/cpu6/topology/core_cpus_list", "6\n"),
+            ("sys/devices/system/cpu/cpu7/topology/core_cpus_list", "7\n"),
+        ];
+        check(
+            &files,
+            8,
+            "2 threads: 2 fast of 6 cores with 8 hyper-threads",
+        );
+        // Who is kept to efficiency cores computes with those.
+        let status = [("proc/self/status", "Cpus_allowed_list:\t4-7\n")];
+        check(&[&files[..], &status].concat(), 4, "4 threads: 4 cores");
+    }
+
+    #[test]
+    fn of_arms_cores_those_of_half_the_capacity_count() {
+        let capacities = [250, 250, 250, 250, 800, 800, 800, 1024].map(|it| format!("{it}\n"));
+        let paths: Vec<String> = (0..8)
+            .map(|cpu| format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity"))
+            .collect();
+        let mut files = vec![(ONLINE, "0-7\n")];
+        files.extend(
+            paths
+                .iter()
+                .map(String::as_str)
+                .zip(capacities.iter().map(String::as_str)),
+        );
+        check(&files, 8, "4 threads: 4 fast of 8 cores");
+    }
+
+    #[test]
+    fn the_control_groups_limit_counts_in_whole_processors() {
+        let cgroup = ("proc/self/cgroup", "0::/pod/box\n");
+        let own = |max| [cgroup, ("sys/fs/cgroup/pod/box/cpu.max", max)];
+        let limited = "1 thread: the CPU limit of this process on 4 cores with 8 hyper-threads";
+        check(&hyper_threaded(&own("150000 100000\n")), 8, limited);
+        check(&hyper_threaded(&own("50000 100000\n")), 8, limited);
+        // More than there are cores: these are the bound.
+        let cores = "4 threads: 4 cores with 8 hyper-threads";
+        check(&hyper_threaded(&own("600000 100000\n")), 6, cores);
+        check(&hyper_threaded(&own("max 100000\n")), 8, cores);
+        check(&hyper_threaded(&own("1 0\n")), 8, cores);
+        let above = [cgroup, ("sys/fs/cgroup/pod/cpu.max", "200000 100000\n")];
+        let two = "2 threads: the CPU limit of this process on 4 cores with 8 hyper-threads";
+        check(&hyper_threaded(&above), 8, two);
+        // One that only the standard library finds.
+        check(&hyper_threaded(&[]), 2, two);
+    }
+
+    #[test]
+    fn the_first_version_of_control_groups_is_read_too() {
+        let files = |quota| {
+            [
+                ("proc/self/cgroup", "4:cpu,cpuacct:/docker/1\n"),
+                // A container sees its own group as the root.
+                ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota),
+                ("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n"),
+            ]
+        };
+        let two = "2 threads: the CPU limit of this process on 4 cores with 8 hyper-threads";
+        check(&hyper_threaded(&files("250000\n")), 8, two);
+        let cores = "4 threads: 4 cores with 8 hyper-threads";
+        check(&hyper_threaded(&files("-1\n")), 8, cores);
+    }
+
+    #[test]
+    fn where_the_kernel_shows_nothing_the_standard_library_decides() {
+        check(&[], 6, "6 threads: 6 cores");
+        check(&[(ONLINE, "what\n")], 6, "6 threads: 6 cores");
+        assert!(Cores::of_machine().threads() <= available_parallelism().unwrap().get());
+    }
+}
