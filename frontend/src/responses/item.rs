@@ -62,12 +62,10 @@ pub struct Shown {
 impl Shown {
     /// It as a part of a chat.
     pub(super) fn in_chat(&self) -> Value {
-        match &self.part["image_url"] {
-            Value::String(url) => {
-                json!({"type": "image_url", "image_url": {"url": url, "detail": self.part["detail"]}})
-            }
-            _ => self.part.clone(),
-        }
+        let Some(url) = self.part["image_url"].as_str() else {
+            return self.part.clone();
+        };
+        json!({"type": "image_url", "image_url": {"url": url, "detail": self.part["detail"]}})
     }
 
     fn bytes(&self) -> usize {
