@@ -108,14 +108,18 @@ impl Narrow {
     }
 }
 
-/// The places of answers drawn at `temperature`.
-async fn drawn(live: &Live, temperature: f32, narrow: &[Narrow]) -> Result<Vec<Place>, Stop> {
-    let answers = match live.config.capabilities.virtual_time {
+/// How many answers show what is drawn.
+fn answers(live: &Live) -> u64 {
+    match live.config.capabilities.virtual_time {
         true => ANSWERS,
         false => REAL_TIME_ANSWERS,
-    };
+    }
+}
+
+/// The places of answers drawn at `temperature`.
+async fn drawn(live: &Live, temperature: f32, narrow: &[Narrow]) -> Result<Vec<Place>, Stop> {
     let mut places = Vec::new();
-    for seed in 0..answers {
+    for seed in 0..answers(live) {
         places.extend(answered(live, temperature, narrow, seed).await?);
     }
     Ok(places)
@@ -143,8 +147,7 @@ async fn answered(
     Ok(both.map(|(token, at)| Place { token, at }))
 }
 
-/// The options that the engine declares, with values that leave some of the candidates it shows: two of each, the second by
-/// what the engine shows.
+/// The options that the engine declares, with values that leave some of the candidates it shows.
 async fn narrowings(live: &Live, shown: usize) -> Result<Vec<Narrow>, Stop> {
     let (top_p, min_p) = fitting(live).await?;
     let all = [
@@ -208,28 +211,31 @@ pub(super) async fn within_what_is_left(trial: Trial) -> CheckResult {
         );
     }
     for narrow in &narrowings {
-        leave_no_others(&live, &[*narrow]).await?;
+        leave_no_others(&live, &[*narrow], answers(&live)).await?;
     }
     // Two at once, in whatever order the engine applies them: what is left, each of them leaves.
-    let shown: Vec<Narrow> = narrowings.iter().skip(1).step_by(2).copied().collect();
-    for (place, one) in shown.iter().enumerate() {
-        for other in &shown[..place] {
-            leave_no_others(&live, &[*other, *one]).await?;
+    let few = answers(&live).div_ceil(4);
+    for (place, one) in narrowings.iter().enumerate() {
+        let others = narrowings[..place].iter();
+        for other in others.filter(|other| other.option() != one.option()) {
+            leave_no_others(&live, &[*other, *one], few).await?;
         }
     }
     Ok(())
 }
 
-async fn leave_no_others(live: &Live, narrowings: &[Narrow]) -> CheckResult {
-    for place in drawn(live, 1.0, narrowings).await? {
-        let candidates = place.candidates();
-        for narrow in narrowings {
-            ensure!(
-                narrow.leaves(place.at.logprob, &candidates),
-                "of {narrowings:?}, {narrow:?} does not leave token {} with the log probability {}, which was drawn beside {candidates:?}",
-                place.token,
-                place.at.logprob
-            );
+async fn leave_no_others(live: &Live, narrowings: &[Narrow], answers: u64) -> CheckResult {
+    for seed in 0..answers {
+        for place in answered(live, 1.0, narrowings, seed).await? {
+            let candidates = place.candidates();
+            for narrow in narrowings {
+                ensure!(
+                    narrow.leaves(place.at.logprob, &candidates),
+                    "of {narrowings:?}, {narrow:?} does not leave token {} with the log probability {}, which was drawn beside {candidates:?}",
+                    place.token,
+                    place.at.logprob
+                );
+            }
         }
     }
     Ok(())
