@@ -1,7 +1,8 @@
 //! `cargo xtask arm-test`: whether the candle engine computes on 64-bit ARM what it should, in QEMU on any machine. Not part of
 //! CI, which must not download the target's standard library.
 //!
-//! In order: the kernels' tests, with the 8-bit dot product and without; tiny-chat's golden questions through the binary.
+//! In order: the model's tests on a processor that has all instructions that there are kernels for, and those of the products on
+//! processors that have fewer; tiny-chat's golden questions through the binary. How long each took is told, the builds apart.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,6 +12,7 @@ use anyhow::{Context as _, ensure};
 use crate::golden_questions;
 use crate::process::{cargo, output, run as run_command, succeeds};
 use crate::repo::Repo;
+use crate::stopwatch::Stopwatch;
 use crate::system_packages;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -18,8 +20,13 @@ const LINKER: &str = "aarch64-linux-gnu-gcc";
 const EMULATOR: &str = "qemu-aarch64";
 /// Where Debian has the target's libraries.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
-/// Modules of the engine whose numbers depend on the processor.
-const KERNELS: &str = "model::";
+/// Processors, and the modules of the engine that are tested on them. The first has i8mm and runs the narrower kernels as well;
+/// what the others show is that nothing is used that they lack: i8mm (ARMv8.2), the 8-bit dot product too (a processor of 2012).
+const TESTS: [(&str, &str); 3] = [
+    ("max", "model::"),
+    ("neoverse-n1", "model::linear::"),
+    ("cortex-a53", "model::linear::"),
+];
 
 /// Runs everything, and stops at the first failure.
 ///
@@ -40,21 +47,37 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
         run_command(Command::new("rustup").args(["target", "add", TARGET]))
             .with_context(|| format!("the toolchain has no {}", library.display()))?;
     }
-    // Without the dot product a processor of 2012 is emulated.
-    for processor in ["max", "cortex-a53"] {
-        eprintln!("the kernels on {processor}");
-        let mut test = command(repo, "test", processor);
-        run_command(test.args(["-p", "genset-engine-candle", "--lib", "--", KERNELS]))?;
+    let tests = |processor: &str| {
+        let mut tests = command(repo, "test", processor);
+        tests.args(["-p", "genset-engine-candle", "--lib"]);
+        tests
+    };
+    timed("the tests' build", || {
+        run_command(tests("max").arg("--no-run"))
+    })?;
+    for (processor, modules) in TESTS {
+        timed(&format!("{modules} on {processor}"), || {
+            run_command(tests(processor).args(["--", modules]))
+        })?;
     }
-    run_command(command(repo, "build", "max").args(["-p", "genset", "--bin", "genset"]))?;
+    timed("the binary's build", || {
+        run_command(command(repo, "build", "max").args(["-p", "genset", "--bin", "genset"]))
+    })?;
     let genset = repo.target().join(TARGET).join("debug/genset");
     ensure!(genset.exists(), "{} was not built", genset.display());
-    let emulated = || {
-        let mut emulated = Command::new(EMULATOR);
-        emulated.args(["-L", LIBRARIES]).arg(&genset);
-        emulated
-    };
-    golden_questions::ask(repo, emulated, &[])
+    let mut emulated = Command::new(EMULATOR);
+    emulated.args(["-L", LIBRARIES]).arg(&genset);
+    timed("the golden questions", || {
+        golden_questions::ask(repo, emulated, &[])
+    })
+}
+
+/// Tells how long a part took.
+fn timed(what: &str, run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let watch = Stopwatch::start();
+    run()?;
+    eprintln!("arm-test: {what} took {watch}");
+    Ok(())
 }
 
 fn command(repo: &Repo, subcommand: &str, processor: &str) -> Command {

@@ -1,69 +1,64 @@
 //! tiny-chat's golden questions, asked of a `genset` that was built for something else than this machine's processor.
 
 use std::fs;
-use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::process::run as run_command;
 use crate::repo::Repo;
 
-/// Asks the questions of one message, each of a process of its own. `genset` is its command, without arguments.
+/// Asks the questions of one process, many at a time. `genset` is its command, without arguments.
 ///
 /// # Errors
 /// When one is not answered as `golden.json` says.
-pub(crate) fn ask(
-    repo: &Repo,
-    genset: impl Fn() -> Command,
-    options: &[&str],
-) -> anyhow::Result<()> {
-    let folder = repo.root().join("models/tiny-chat");
-    let golden: Value = serde_json::from_str(&fs::read_to_string(folder.join("golden.json"))?)?;
+pub(crate) fn ask(repo: &Repo, mut genset: Command, options: &[&str]) -> anyhow::Result<()> {
+    let model = repo.root().join("models/tiny-chat");
+    let golden: Value = serde_json::from_str(&fs::read_to_string(model.join("golden.json"))?)?;
     let cases = golden["cases"]
         .as_array()
         .context("golden.json has no cases")?;
-    let mut asked = 0;
-    for case in cases {
-        let [message] = case["messages"].as_array().map_or(&[][..], Vec::as_slice) else {
-            continue;
-        };
-        let question = message["content"]
-            .as_str()
-            .context("a message without content")?;
-        let mut ask = genset();
-        ask.args(["run", "in=stdin", "out=candle"])
-            .arg(&folder)
-            .args(options);
-        let answer = answer(&mut ask, question)?;
-        let expected = case["answer"]
-            .as_str()
-            .context("a case without an answer")?;
-        ensure!(
-            answer.trim_end() == expected,
-            "{question:?} is answered {:?} and not {expected:?}",
-            answer.trim_end()
-        );
-        asked += 1;
+    ensure!(cases.len() > 10, "golden.json has {} cases", cases.len());
+    let folder = repo.target().join("golden-questions");
+    // Answers of another time would be gone on with.
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
     }
+    fs::create_dir_all(&folder)?;
+    let questions = folder.join("questions.jsonl");
+    let lines = cases.iter().enumerate().map(|(index, case)| {
+        let body = json!({"model": "tiny-chat", "messages": case["messages"]});
+        let question = json!({
+            "custom_id": index.to_string(), "method": "POST", "url": "/v1/chat/completions", "body": body,
+        });
+        format!("{question}\n")
+    });
+    fs::write(&questions, lines.collect::<String>())?;
+    genset
+        .arg("run")
+        .arg(format!("in=batch:{}", questions.display()))
+        .arg("out=candle")
+        .arg(&model)
+        .args(options);
+    run_command(&mut genset)?;
+    let answers = fs::read_to_string(folder.join("output.jsonl"))?;
     ensure!(
-        asked > 10,
-        "golden.json has {asked} questions of one message"
+        answers.lines().count() == cases.len(),
+        "{} of {} questions have an answer",
+        answers.lines().count(),
+        cases.len()
     );
-    eprintln!("{asked} golden questions answered");
+    for (case, line) in cases.iter().zip(answers.lines()) {
+        let answer: Value = serde_json::from_str(line)?;
+        let answer = &answer["response"]["body"]["choices"][0]["message"]["content"];
+        ensure!(
+            *answer == case["answer"],
+            "{} is answered {answer} and not {}",
+            case["messages"],
+            case["answer"]
+        );
+    }
+    eprintln!("{} golden questions answered", cases.len());
     Ok(())
-}
-
-fn answer(ask: &mut Command, question: &str) -> anyhow::Result<String> {
-    let mut child = ask.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let mut input = child.stdin.take().context("the program has no input")?;
-    input.write_all(question.as_bytes())?;
-    drop(input);
-    let output = child.wait_with_output()?;
-    ensure!(
-        output.status.success(),
-        "`genset run` failed on {question:?} ({})",
-        output.status
-    );
-    Ok(String::from_utf8(output.stdout)?)
 }

@@ -100,7 +100,9 @@ pub(crate) fn run(repo: &Repo, test: &GpuTest) -> anyhow::Result<()> {
     let build = ["--release", "-p", "genset", "--features", "genset/cuda"];
     run_command(toolkit.cargo("build").args(build))?;
     let genset = repo.target().join("release/genset");
-    golden_questions::ask(repo, || toolkit.command(&genset), &["--device", &device])?;
+    // On a GPU an answer may depend on those beside it.
+    let options = ["--device", &device, "--batch-concurrency", "1"];
+    golden_questions::ask(repo, toolkit.command(&genset), &options)?;
     if test.without_bench {
         return Ok(());
     }

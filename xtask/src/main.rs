@@ -195,7 +195,7 @@ enum Task {
     KernelTest,
     /// Test the candle engine on 64-bit ARM, in QEMU; takes a quarter of an hour the first time
     ///
-    /// The kernels' tests, with the 8-bit dot product and without, and tiny-chat's golden questions. A cross compiler and QEMU are
+    /// The model's tests, with i8mm, with the dot product and with neither, and tiny-chat's golden questions. A cross compiler and QEMU are
     /// installed with apt-get, and the target's standard library with rustup, where they are missing.
     ArmTest,
     /// Test and measure the candle engine on an NVIDIA GPU; fails where there is none
