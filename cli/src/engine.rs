@@ -2,6 +2,7 @@
 
 pub(crate) mod candle;
 mod launcher;
+pub(crate) mod mistralrs;
 mod mocker;
 pub(crate) mod scripted;
 mod template;
@@ -57,6 +58,7 @@ pub(crate) fn build(
             let parts = scripted::Parts::of_text(script)?;
             Ok((Arc::new(parts.engine()), config.worker.worker_config(None)?))
         }
+        EngineKind::MistralRs => mistralrs::build(config),
         EngineKind::Cmd => in_a_process(config),
         EngineKind::Server(kind) => launcher::build(kind, config),
         EngineKind::Mocker => mocker::build(config),
@@ -76,16 +78,21 @@ fn echo_full(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), E
 /// An engine in a process of its own. What it takes, it says when it starts; for tokens it needs the model's folder.
 fn in_a_process(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
     let command = required_command(config.engine_args.engine_cmd.as_deref())?;
-    let args = &config.engine_args;
-    let mut process = subprocess(command)?.with_restarts(args.engine_restarts);
-    process.inherited_env = args.engine_env.clone();
-    process.log_limit = args.log_limit();
-    let engine = SubprocessEngine::new(process);
+    let engine = supervised(subprocess(command)?, config);
     let folder = match config.worker.model_path {
         Some(_) => Some(model_folder(config)?),
         None => None,
     };
     Ok((Arc::new(engine), config.worker.worker_config(folder)?))
+}
+
+/// The engine that `process` is, run as the flags say.
+fn supervised(process: SubprocessConfig, config: &RunConfig) -> SubprocessEngine {
+    let args = &config.engine_args;
+    let mut process = process.with_restarts(args.engine_restarts);
+    process.inherited_env = args.engine_env.clone();
+    process.log_limit = args.log_limit();
+    SubprocessEngine::new(process)
 }
 
 /// What a command line starts.
@@ -121,6 +128,7 @@ fn of_tokens(
         | EngineKind::Candle
         | EngineKind::EchoFull
         | EngineKind::Mocker
+        | EngineKind::MistralRs
         | EngineKind::Cmd
         | EngineKind::Server(_) => {
             let vocab_size = vocab_size(&folder)?;

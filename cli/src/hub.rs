@@ -23,7 +23,7 @@ fn needs(output: &OutputKind) -> Option<Needs> {
         return None;
     };
     Some(match engine {
-        EngineKind::Candle => Needs::WeightsOrGguf,
+        EngineKind::Candle | EngineKind::MistralRs => Needs::WeightsOrGguf,
         EngineKind::Server(ServerKind::LlamaCpp) => Needs::Gguf,
         EngineKind::Server(ServerKind::Vllm | ServerKind::Sglang | ServerKind::Trtllm) => {
             Needs::Weights

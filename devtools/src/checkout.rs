@@ -1,4 +1,4 @@
-//! A checkout of a Llama: its shape, the names and shapes of its tensors, and its weights.
+//! A checkout of a Llama or a Qwen3: its shape, the names and shapes of its tensors, and its weights.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,10 +7,23 @@ use anyhow::Context as _;
 use candle_core::{Device, Tensor};
 use serde::Deserialize;
 
+/// Which models are alike: the names of their tensors, and how they compute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// Llama.
+    #[default]
+    Llama,
+    /// Qwen3: a Llama whose queries and keys have norms.
+    Qwen3,
+}
+
 /// A model's shape, as `config.json` has it.
 #[derive(Debug, Clone, Deserialize)]
 #[expect(missing_docs, reason = "the fields are transformers', by their names")]
 pub struct Config {
+    #[serde(default)]
+    pub model_type: Family,
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub intermediate_size: usize,
@@ -69,6 +82,12 @@ impl Config {
                 ("mlp.up_proj", vec![inner, hidden]),
                 ("mlp.down_proj", vec![hidden, inner]),
             ];
+            let norms = match self.model_type {
+                Family::Llama => &[][..],
+                Family::Qwen3 => &["self_attn.q_norm", "self_attn.k_norm"],
+            };
+            let norms = norms.iter().map(|part| (*part, vec![self.head_dim]));
+            let parts = parts.into_iter().chain(norms);
             tensors.extend(
                 parts.map(|(part, shape)| (format!("model.layers.{layer}.{part}.weight"), shape)),
             );

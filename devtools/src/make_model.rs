@@ -11,9 +11,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
-use genset_devtools::checkout::{self, Config};
+use genset_devtools::checkout::{self, Config, Family};
 use genset_devtools::gguf::{self, GgufType};
-use genset_devtools::synthetic::{SyntheticSize, make_model};
+use genset_devtools::synthetic::{SyntheticSize, make_model_of};
 
 /// Makes a checkout, and on demand a GGUF file, with random weights and the built-in model's tokenizer.
 #[derive(Debug, Parser)]
@@ -21,6 +21,9 @@ struct Cli {
     /// Weights: 100m, 500m, 1b, or tiny for a first try
     #[arg(long, value_name = "SIZE")]
     params: SyntheticSize,
+    /// Makes a Qwen3 in place of a Llama
+    #[arg(long, conflicts_with = "gguf")]
+    qwen3: bool,
     /// Folder for the checkout; created if it is not there
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -52,7 +55,12 @@ fn make(cli: &Cli) -> anyhow::Result<()> {
         !out.join("config.json").exists(),
         "--out: {shown} holds a model already"
     );
-    make_model(out, cli.params, seed)?;
+    let family = if cli.qwen3 {
+        Family::Qwen3
+    } else {
+        Family::Llama
+    };
+    make_model_of(family, out, cli.params, seed)?;
     for name in [
         "tokenizer.json",
         "tokenizer_config.json",
@@ -90,6 +98,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cli = Cli {
             params: SyntheticSize::Tiny,
+            qwen3: false,
             out: folder.path().join("made"),
             gguf: Some("q8_0".parse().unwrap()),
             seed: 7,

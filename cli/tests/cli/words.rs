@@ -46,9 +46,34 @@ async fn another_engines_word_is_told_who_answers() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("Paris"), "{ended:?}");
     assert!(ended.stderr.contains("no mistral.rs"), "{ended:?}");
+    let how = "cargo build --release --manifest-path engines/mistralrs/Cargo.toml";
+    assert!(ended.stderr.contains(how), "{ended:?}");
     let ended = run(&["in=stdin", "--custom-jinja-template=/no/such.jinja"]).await;
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("/no/such.jinja"), "{ended:?}");
+}
+
+#[tokio::test]
+async fn mistralrs_is_its_program_where_that_is_in_the_path() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("genset-mistralrs");
+    let script = "#!/bin/sh\necho \"ERROR it is to load $1\" >&2\nexit 7\n";
+    std::fs::write(&program, script).expect("a program");
+    let executable = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&program, executable).expect("a program");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = [folder.path().to_owned()].into_iter();
+    let path = std::env::join_paths(folders.chain(std::env::split_paths(&path)));
+    let model = tiny_chat();
+    let model = model.to_str().expect("UTF-8");
+    let mut command = genset(&["in=stdin", "out=mistralrs", model]);
+    command.env("PATH", path.expect("folders"));
+    let ended = run_with(command, b"Hello").await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let asked = format!("it is to load {model}");
+    assert!(ended.stderr.contains(&asked), "{ended:?}");
+    assert!(!ended.stderr.contains("no mistral.rs"), "{ended:?}");
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@
 //! - [`InheritedEnv`], [`LogLimit`]: what it is given of our environment, and how much of what it prints is logged.
 //! - [`RestartPolicy`]: whether a process that ended is started again.
 //! - [`ChildFailure`]: how a process can fail; the source of the errors that its requests end with.
+//! - [`worker_socket`], [`serve`]: the process's own side, for engines in Rust.
 
 mod batch;
 mod call;
@@ -19,9 +20,11 @@ mod lines;
 mod link;
 mod outputs;
 mod process;
+mod serve;
 mod tasks;
 
 pub use config::SubprocessConfig;
 pub use engine::SubprocessEngine;
 pub use failure::ChildFailure;
 pub use genset_process::{InheritedEnv, InvalidEnv, LogLimit, RestartPolicy};
+pub use serve::{ServeError, serve, worker_socket};

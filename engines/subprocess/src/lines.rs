@@ -11,7 +11,8 @@ pub(crate) fn log(text: &str, otherwise: Level, pid: u32) {
 
 /// The level that a line begins with, and the rest.
 fn split_level(line: &str) -> Option<(Level, &str)> {
-    let (word, rest) = line.split_once([' ', ':'])?;
+    // Loggers align levels of different lengths.
+    let (word, rest) = line.trim_start().split_once([' ', ':'])?;
     let level = level_named(word.trim_matches(['[', ']']))?;
     Some((level, rest.trim_start_matches([':', ' '])))
 }
@@ -28,6 +29,10 @@ mod tests {
                 Some((Level::WARN, "my_engine: low memory")),
             ),
             ("[ERROR] x", Some((Level::ERROR, "x"))),
+            (
+                " INFO my_engine: ready",
+                Some((Level::INFO, "my_engine: ready")),
+            ),
             ("INFO: ready", Some((Level::INFO, "ready"))),
             ("Traceback (most recent call last):", None),
             ("INFO", None),

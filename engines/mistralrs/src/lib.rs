@@ -1,0 +1,196 @@
+//! mistral.rs as a Genset engine: [`MistralRsEngine`] loads a checkout or a GGUF file with it, and has it compute.
+//!
+//! mistral.rs schedules, batches, and keeps keys and values. What it streams is text without token ids, so the tokens are chosen
+//! where its API shows logits: in a logits processor, by Genset's own sampler and grammars (`sequence`). Not a
+//! server: tokens in, tokens out. `src/main.rs` makes a worker of it.
+
+mod load;
+mod sequence;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use genset_backend_common::config::{Deviation, GuidedKind, SamplingOption};
+use genset_backend_common::output::{self, OutputStream};
+use genset_backend_common::{
+    Capabilities, EngineConfig, EngineError, EngineState, ErrorKind, GenerateRequest, LLMEngine,
+    RequestContext, RequestField, StartContext, async_trait,
+};
+use genset_sampling::Sampler;
+use genset_sampling::guided::{Guide, GuideFactory};
+use mistralrs::MistralRs;
+use tokio::sync::Semaphore;
+
+use sequence::{Sequence, State};
+
+/// The most log probabilities of a token.
+const MAX_LOGPROBS: u32 = 20;
+
+/// What the engine is built from, and the flags of its worker.
+#[derive(Debug, Clone, clap::Args)]
+pub struct MistralRsArgs {
+    /// Folder of a checkout in safetensors, or a GGUF file
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Sequences that run at once; on a CPU it is one
+    #[arg(long, default_value_t = 32)]
+    pub max_num_seqs: u32,
+    /// Numbers of a checkout: auto, bf16, f16 or f32
+    #[arg(long, default_value = "auto")]
+    pub dtype: String,
+}
+
+/// The engine. Building one is cheap; it loads its model in [`start`](LLMEngine::start).
+#[derive(Debug)]
+pub struct MistralRsEngine {
+    args: MistralRsArgs,
+    model: EngineState<Model>,
+}
+
+/// What `start` builds.
+struct Model {
+    /// Its drop ends the thread that computes.
+    runner: Arc<MistralRs>,
+    /// What grammars are compiled with; `None` for a tokenizer that cannot guide.
+    guides: Option<Arc<GuideFactory>>,
+    /// Sequences that mistral.rs may have at once.
+    places: Arc<Semaphore>,
+    /// Logits of a row.
+    vocab_size: usize,
+    context_length: u32,
+}
+
+impl MistralRsEngine {
+    /// An engine that is not started yet.
+    #[must_use]
+    pub fn from_args(args: &MistralRsArgs) -> Self {
+        Self {
+            args: args.clone(),
+            model: EngineState::new(),
+        }
+    }
+
+    async fn load(&self, ctx: &StartContext) -> Result<(Model, EngineConfig), EngineError> {
+        let args = self.args.clone();
+        ctx.progress.report("loading weights with mistral.rs", None);
+        let model = blocking(move || load::load(&args)).await??;
+        let name = self.args.model.file_stem().unwrap_or_default();
+        let config = EngineConfig {
+            max_num_seqs: u32::try_from(model.places.available_permits()).ok(),
+            ..EngineConfig::new(name.to_string_lossy(), model.context_length)
+        }
+        .with_vocab_size(u32::try_from(model.vocab_size).unwrap_or(u32::MAX))
+        .with_capabilities(model.capabilities());
+        Ok((model, config))
+    }
+}
+
+impl Model {
+    /// What mistral.rs and Genset's sampler can do together. Whatever is missing here, the Worker refuses by name.
+    fn capabilities(&self) -> Capabilities {
+        use GuidedKind::{Choice, Grammar, JsonObject, JsonSchema, Regex};
+        use SamplingOption::{FrequencyPenalty, LogitBias, PresencePenalty, RepetitionPenalty};
+        let penalties = [PresencePenalty, FrequencyPenalty, RepetitionPenalty];
+        let mut can = Capabilities::tokens()
+            .with_resume()
+            .with_point_mass_sampling()
+            .with_sampling(penalties)
+            .with_sampling([LogitBias]);
+        can.max_logprobs = Some(MAX_LOGPROBS);
+        if self.guides.is_some() {
+            let kinds = [JsonObject, JsonSchema, Regex, Choice, Grammar];
+            can.guided.extend(kinds);
+        }
+        if self.places.available_permits() > 1 {
+            // Sequences of one length are multiplied as one matrix.
+            can = can.with_deviations([Deviation::BatchVariant]);
+        }
+        can
+    }
+
+    /// Compiles a request's grammar. A resumed request goes on where its tokens left it.
+    async fn guide(&self, request: &GenerateRequest) -> Result<Option<Guide>, EngineError> {
+        let Some(guided) = request.guided.clone() else {
+            return Ok(None);
+        };
+        let guides = self.guides.clone().ok_or_else(|| {
+            let problem = "needs a tokenizer that grammars can be compiled for";
+            EngineError::unsupported(RequestField::Guided, problem)
+        })?;
+        let tokens = request.tokens()?;
+        let resumed = usize::try_from(request.resumed_tokens).unwrap_or(usize::MAX);
+        let resumed = tokens[tokens.len().saturating_sub(resumed)..].to_vec();
+        let compiled = blocking(move || {
+            let mut guide = guides.compile(&guided)?;
+            for token in resumed {
+                guide.accept(token)?;
+            }
+            Ok(Some(guide))
+        });
+        compiled.await?
+    }
+
+    async fn sequence(&self, request: GenerateRequest) -> Result<Sequence, EngineError> {
+        let max_tokens = request.max_tokens(self.context_length);
+        if max_tokens == 0 {
+            let problem = format!("fills the context of {} tokens", self.context_length);
+            return Err(EngineError::new(ErrorKind::ContextLengthExceeded, problem)
+                .with_at(RequestField::Prompt));
+        }
+        let seed = RandomState::new().build_hasher().finish();
+        Ok(Sequence::new(State {
+            tokens: request.tokens()?.to_vec(),
+            sampler: Sampler::try_new(&request, self.vocab_size, seed)?,
+            guide: self.guide(&request).await?,
+            stop: request.stop,
+            max_tokens,
+            responses: None,
+            is_parked: false,
+        }))
+    }
+}
+
+#[async_trait]
+impl LLMEngine for MistralRsEngine {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.model.start(self.load(&ctx)).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let model = self.model.get()?;
+        let sequence = model.sequence(request).await?;
+        // A stream that outlives the engine keeps nothing of it: it holds the door to it, not the engine. One whose thread is dead
+        // is started again here.
+        let requests = model.runner.get_sender(None).map_err(|error| {
+            EngineError::new(ErrorKind::Unavailable, "mistral.rs cannot serve").with_source(error)
+        })?;
+        let (id, places) = (model.runner.next_request_id(), Arc::clone(&model.places));
+        Ok(output::stream(ctx, move |out| async move {
+            sequence.run(id, places, &requests, &out).await
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        // Frees the weights, which takes a moment.
+        match self.model.take() {
+            Some(model) => {
+                model.places.close();
+                blocking(move || drop(model)).await
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Runs what takes long where it holds up nobody. A panic becomes an error.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, EngineError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| EngineError::internal("mistral.rs panicked").with_source(error))
+}

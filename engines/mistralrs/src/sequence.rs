@@ -1,0 +1,225 @@
+//! [`Sequence`]: one request, shared by the stream that a client reads and the thread of mistral.rs that computes.
+//!
+//! In each step mistral.rs shows the sequence's logits to a [`Chooser`], which chooses the token, puts it into the stream, and gives
+//! back logits of which the greedy sampler of mistral.rs can only take that token. Whatever mistral.rs streams is thrown away.
+//!
+//! mistral.rs has two ways to end a sequence early, and one of them (an error of a processor) loses the tokens of its neighbours. The other is
+//! that nobody listens: so a sequence ends, by its end or its client's, when its receiver is dropped.
+
+use std::sync::Arc;
+
+use genset_backend_common::output::{Finish, OutputWriter, TokenChunk};
+use genset_backend_common::{EngineError, ErrorKind, StopConditions, TokenId};
+use genset_sampling::Sampler;
+use genset_sampling::guided::Guide;
+use mistralrs::{
+    CustomLogitsProcessor, Device, NormalRequest, Request, RequestMessage, Response,
+    SamplingParams, Tensor,
+};
+use parking_lot::Mutex;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Tokens that wait for a reader. A sequence whose reader is further behind gives its place up, and is computed again from its tokens
+/// when the reader is back.
+const AHEAD_TOKENS: usize = 32;
+
+/// What mistral.rs says before the next step makes room: one chunk a step, or an error.
+const RESPONSES: usize = 8;
+
+enum Item {
+    Token(TokenChunk),
+    End(Result<Finish, EngineError>),
+}
+
+/// A request under way.
+pub(crate) struct Sequence(Arc<Mutex<State>>);
+
+pub(crate) struct State {
+    /// The prompt and what was chosen.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) sampler: Sampler,
+    pub(crate) guide: Option<Guide>,
+    pub(crate) stop: StopConditions,
+    pub(crate) max_tokens: u32,
+    /// While mistral.rs is to go on.
+    pub(crate) responses: Option<Receiver<Response>>,
+    /// It gave its place up, and nothing was lost.
+    pub(crate) is_parked: bool,
+}
+
+impl Sequence {
+    pub(crate) fn new(state: State) -> Self {
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// Has mistral.rs compute the answer, and writes it.
+    ///
+    /// # Cancel safety
+    /// Dropped, it frees its place at mistral.rs within a step.
+    pub(crate) async fn run(
+        self,
+        id: usize,
+        places: Arc<Semaphore>,
+        requests: &Sender<Request>,
+        out: &OutputWriter,
+    ) -> Result<Finish, EngineError> {
+        // A grammar of no text at all.
+        if self.0.lock().guide.as_ref().is_some_and(Guide::is_finished) {
+            return Ok(Finish::stop());
+        }
+        loop {
+            let place = Arc::clone(&places).acquire_owned().await;
+            let (request, mut items) = self.ask(id, place.map_err(|_| has_stopped())?);
+            requests.send(request).await.map_err(|_| has_stopped())?;
+            while let Some(item) = items.recv().await {
+                match item {
+                    Item::Token(chunk) => out.tokens(chunk).await?,
+                    Item::End(end) => return end,
+                }
+            }
+            // mistral.rs has dropped the sequence.
+            let mut state = self.0.lock();
+            if !std::mem::take(&mut state.is_parked) {
+                return Err(state.failure(requests));
+            }
+        }
+    }
+
+    /// What mistral.rs is asked for: all that is left of the answer.
+    fn ask(&self, id: usize, place: OwnedSemaphorePermit) -> (Request, Receiver<Item>) {
+        let (sender, items) = channel(AHEAD_TOKENS);
+        let (responses, receiver) = channel(RESPONSES);
+        let mut state = self.0.lock();
+        state.responses = Some(receiver);
+        let left = state.max_tokens - state.sampler.generated();
+        let chooser = Chooser {
+            state: Arc::clone(&self.0),
+            items: sender,
+            _place: place,
+        };
+        let tokens = state.tokens.clone();
+        let request = asked(id, tokens, left, responses, Arc::new(chooser));
+        (request, items)
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        self.0.lock().responses = None;
+    }
+}
+
+/// A request to mistral.rs for at most `max_tokens` greedy tokens of what `chooser` makes of the logits.
+pub(crate) fn asked(
+    id: usize,
+    tokens: Vec<TokenId>,
+    max_tokens: u32,
+    responses: Sender<Response>,
+    chooser: Arc<dyn CustomLogitsProcessor>,
+) -> Request {
+    let sampling = SamplingParams {
+        temperature: Some(0.0),
+        max_len: usize::try_from(max_tokens).ok(),
+        ..SamplingParams::neutral()
+    };
+    let message = RequestMessage::CompletionTokens(tokens);
+    Request::Normal(Box::new(NormalRequest {
+        is_streaming: true,
+        logits_processors: Some(vec![chooser]),
+        ..NormalRequest::new_simple(message, sampling, responses, id, None, None)
+    }))
+}
+
+/// Chooses the tokens of a sequence, on the thread of mistral.rs.
+struct Chooser {
+    state: Arc<Mutex<State>>,
+    /// Ends when mistral.rs drops the sequence, whatever the reason.
+    items: Sender<Item>,
+    /// Given back at the same time.
+    _place: OwnedSemaphorePermit,
+}
+
+impl CustomLogitsProcessor for Chooser {
+    fn apply(&self, logits: &Tensor, _: &[TokenId]) -> mistralrs::Result<Tensor> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        // What is chosen for a sequence that is over, nobody sees.
+        let over = Ok(logits.clone());
+        let Some(responses) = &mut state.responses else {
+            return over;
+        };
+        while responses.try_recv().is_ok() {}
+        let Ok(place) = self.items.try_reserve() else {
+            state.is_parked = true;
+            state.responses = None;
+            return over;
+        };
+        let row = logits.to_vec1().map_err(|error| {
+            EngineError::internal("the logits of mistral.rs are no row").with_source(error)
+        });
+        match row.and_then(|row| state.next(row)) {
+            Ok((token, Item::Token(chunk))) => {
+                place.send(Item::Token(chunk));
+                only(token, logits.elem_count())
+            }
+            ended => {
+                let end = ended.map(|(_, end)| end);
+                place.send(end.unwrap_or_else(|error| Item::End(Err(error))));
+                state.responses = None;
+                over
+            }
+        }
+    }
+}
+
+/// Logits whose best token is `token`.
+fn only(token: TokenId, vocab_size: usize) -> mistralrs::Result<Tensor> {
+    let logits: Vec<f32> = (0..)
+        .take(vocab_size)
+        .map(|id: TokenId| f32::from(u8::from(id == token)))
+        .collect();
+    Tensor::from_vec(logits, vocab_size, &Device::Cpu)
+}
+
+impl State {
+    /// The next token, and what its reader is told.
+    fn next(&mut self, mut row: Vec<f32>) -> Result<(TokenId, Item), EngineError> {
+        let mask = self.guide.as_mut().map(Guide::mask).transpose()?;
+        let sampled = self.sampler.sample(&mut row, mask.as_ref())?;
+        let token = sampled.token;
+        let is_end = self.guide.as_ref().is_some_and(|guide| guide.is_end(token));
+        if is_end || self.stop.is_stop(token, self.sampler.generated()) {
+            return Ok((token, Item::End(Ok(Finish::stop_token(token)))));
+        }
+        self.sampler.accept(token);
+        self.tokens.push(token);
+        let mut chunk = TokenChunk::from(token);
+        chunk.logprobs.extend(sampled.logprob);
+        if let Some(guide) = &mut self.guide {
+            guide.accept(token)?;
+            if guide.is_finished() {
+                return Ok((token, Item::End(Ok(Finish::stop().with_last(chunk)))));
+            }
+        }
+        if self.sampler.generated() >= self.max_tokens {
+            return Ok((token, Item::End(Ok(Finish::length().with_last(chunk)))));
+        }
+        Ok((token, Item::Token(chunk)))
+    }
+
+    /// Why mistral.rs dropped the sequence before its end.
+    fn failure(&mut self, requests: &Sender<Request>) -> EngineError {
+        let mut responses = self.responses.take();
+        let last = std::iter::from_fn(|| responses.as_mut()?.try_recv().ok()).last();
+        match last.map(Response::as_result) {
+            Some(Err(error)) => EngineError::internal("mistral.rs failed").with_source(*error),
+            _ if requests.is_closed() => has_stopped(),
+            _ => EngineError::new(ErrorKind::Disconnected, "mistral.rs lost the request"),
+        }
+    }
+}
+
+fn has_stopped() -> EngineError {
+    EngineError::engine_shutdown("mistral.rs has stopped; send the request again")
+}

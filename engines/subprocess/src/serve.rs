@@ -1,0 +1,503 @@
+//! The process's own side, for engines in Rust: [`worker_socket`] takes the descriptor that the worker gave, [`serve`] answers on it
+//! with an engine. For an engine that cannot be linked into the worker, because it wants other versions of the same crates, say.
+//!
+//! What is carried is what answers need: start with its progress, requests, load, health, drain and cleanup. Controls, KV events, metrics
+//! and KV transfers are not; what an engine declares of them is left out.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::env;
+use std::io;
+use std::os::fd::{FromRawFd as _, RawFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_core::Stream as _;
+use genset_backend_common::context::TraceContext;
+use genset_backend_common::error::At;
+use genset_backend_common::handles::Load;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
+use genset_backend_common::{
+    DrainContext, EngineConfig, EngineError, GenerateRequest, LLMEngine, RequestContext, Role,
+    StartContext,
+};
+use genset_wire::{
+    Cancel, Credit, Frame, FrameDecoder, FrameError, FrameKind, GoAway, GoAwayCode, Greeting,
+    GreetingError, Hello, MAX_FRAME_BYTES, Memory, Outbox, PROTOCOL_VERSION, PayloadError,
+    RequestHead, WireError, decode_payload, decode_request, encode_payload,
+};
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+use tokio_util::task::TaskTracker;
+
+use crate::process::FD_VARIABLE;
+
+/// Bytes that wait for the socket, above which answers wait.
+const ROOM_BYTES: usize = 1 << 20;
+/// Bytes read from the socket at once, at least.
+const READ_BYTES: usize = 64 << 10;
+/// What cleanup may take once the worker is gone: a second later its guard kills the process.
+const ORPHAN_CLEANUP: Duration = Duration::from_secs(2);
+
+/// Why a process stops serving without having been let go.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The socket that the worker gave cannot be used.
+    #[error("the worker's socket cannot be used: {0}")]
+    Socket(#[source] io::Error),
+    /// The worker did not greet.
+    #[error(transparent)]
+    Greeting(#[from] GreetingError),
+    /// The worker speaks other versions.
+    #[error("{0}")]
+    Version(#[source] EngineError),
+    /// The worker sent what it may not.
+    #[error("the worker broke the protocol: {what}")]
+    Protocol {
+        /// The rule.
+        what: String,
+    },
+    /// The worker ended, and did not say that it would.
+    #[error("the worker is gone")]
+    WorkerGone,
+}
+
+impl From<FrameError> for ServeError {
+    fn from(error: FrameError) -> Self {
+        Self::protocol(error.to_string())
+    }
+}
+
+impl From<PayloadError> for ServeError {
+    fn from(error: PayloadError) -> Self {
+        Self::protocol(error.to_string())
+    }
+}
+
+impl ServeError {
+    fn protocol(what: impl Into<String>) -> Self {
+        Self::Protocol { what: what.into() }
+    }
+}
+
+/// The socket that a worker gave this process; `None` in a process that no worker started, and from the second call on.
+///
+/// # Errors
+/// [`ServeError::Protocol`] for a variable that holds no descriptor.
+pub fn worker_socket() -> Result<Option<StdUnixStream>, ServeError> {
+    static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+    let Some(given) = env::var_os(FD_VARIABLE) else {
+        return Ok(None);
+    };
+    let number: Option<RawFd> = given.to_str().and_then(|number| number.parse().ok());
+    let number = number.filter(|number| *number > 2).ok_or_else(|| {
+        ServeError::protocol(format!("{FD_VARIABLE} is {given:?} and no descriptor"))
+    })?;
+    if IS_TAKEN.swap(true, Ordering::Relaxed) {
+        return Ok(None);
+    }
+    Ok(Some(adopt(number)))
+}
+
+#[expect(
+    unsafe_code,
+    reason = "the worker says by a number which descriptor is ours"
+)]
+fn adopt(number: RawFd) -> StdUnixStream {
+    // SAFETY: who set the variable opened the descriptor for this process alone, and it is taken once.
+    unsafe { StdUnixStream::from_raw_fd(number) }
+}
+
+/// Serves `engine` to the worker at the other end of `socket`, until it lets the engine go.
+///
+/// # Errors
+/// The worker is gone, or does not keep to the protocol. The engine was cleaned up then, and the process should end.
+///
+/// # Examples
+/// ```no_run
+/// use std::sync::Arc;
+/// # use genset_engine_subprocess::{serve, worker_socket, ServeError};
+/// # async fn run(engine: impl genset_backend_common::LLMEngine) -> Result<(), ServeError> {
+/// match worker_socket()? {
+///     Some(socket) => serve(Arc::new(engine), socket).await,
+///     None => Ok(()), // Nobody started it as an engine.
+/// }
+/// # }
+/// ```
+pub async fn serve(engine: Arc<dyn LLMEngine>, socket: StdUnixStream) -> Result<(), ServeError> {
+    let socket = { socket.set_nonblocking(true) }.and_then(|()| UnixStream::from_std(socket));
+    let mut socket = socket.map_err(ServeError::Socket)?;
+    let (limit, decoder) = greet(&mut socket).await?;
+    let memory = Memory::of_process(usize::MAX, Gauge::default());
+    let child = Arc::new(Child {
+        engine,
+        outbox: Outbox::new(ROOM_BYTES, limit, &memory),
+        streams: Mutex::default(),
+        started: Mutex::default(),
+        tasks: TaskTracker::new(),
+    });
+    let (reader, writer) = socket.into_split();
+    let writing = tokio::select! {
+        read = child.read(reader, decoder) => read,
+        () = child.write(writer) => Err(ServeError::WorkerGone),
+    };
+    if writing.is_err() {
+        child.end_streams();
+        drop(timeout(ORPHAN_CLEANUP, child.engine.cleanup()).await);
+    }
+    writing
+}
+
+/// Says Hello and waits for the worker's. Returns its limit on a payload, and the decoder with what came behind.
+async fn greet(socket: &mut UnixStream) -> Result<(usize, FrameDecoder), ServeError> {
+    let ours = Hello {
+        version: PROTOCOL_VERSION,
+        min_version: PROTOCOL_VERSION,
+        max_frame_bytes: u32::try_from(MAX_FRAME_BYTES).unwrap_or(u32::MAX),
+        has_secret: false,
+        nonce: Bytes::new(),
+    };
+    let mut greeting = Greeting::new(socket);
+    greeting.send(FrameKind::Hello, &ours).await?;
+    let theirs: Hello = greeting.receive(FrameKind::Hello).await?;
+    if let Err(error) = ours.agree(&theirs) {
+        let go_away = GoAway {
+            code: GoAwayCode::Version,
+            reason: error.message().to_owned(),
+        };
+        drop(greeting.send(FrameKind::GoAway, &go_away).await);
+        return Err(ServeError::Version(error));
+    }
+    let limit = usize::try_from(theirs.max_frame_bytes).unwrap_or(usize::MAX);
+    Ok((limit, greeting.into_decoder(MAX_FRAME_BYTES)))
+}
+
+/// The engine and its open streams.
+struct Child {
+    engine: Arc<dyn LLMEngine>,
+    outbox: Outbox,
+    streams: Mutex<HashMap<u32, Open>>,
+    /// The handles of the engine that was asked to start.
+    started: Mutex<Option<StartContext>>,
+    tasks: TaskTracker,
+}
+
+#[derive(Clone)]
+struct Open {
+    ctx: RequestContext,
+    credit: Arc<Semaphore>,
+    is_generate: bool,
+}
+
+#[derive(Deserialize)]
+struct StartRequest {
+    worker_id: u64,
+    #[serde(default)]
+    role: Role,
+}
+
+#[derive(Deserialize)]
+struct DrainRequest {
+    deadline_ms: u64,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum StartItem {
+    Progress {
+        stage: String,
+        fraction: Option<f32>,
+    },
+    Config(Box<EngineConfig>),
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Event {
+    Load(Load),
+    Dead { reason: String },
+}
+
+impl Child {
+    /// Returns `Ok` once the worker has let go and closed its end.
+    async fn read(
+        self: &Arc<Self>,
+        mut socket: OwnedReadHalf,
+        mut decoder: FrameDecoder,
+    ) -> Result<(), ServeError> {
+        let mut is_let_go = false;
+        loop {
+            while let Some(frame) = decoder.next_frame()? {
+                is_let_go |= frame.kind == FrameKind::GoAway;
+                self.arrived(frame)?;
+            }
+            decoder.buffer_mut().reserve(READ_BYTES);
+            match socket.read_buf(decoder.buffer_mut()).await {
+                Ok(0) | Err(_) if is_let_go => return Ok(()),
+                Ok(0) | Err(_) => return Err(ServeError::WorkerGone),
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Writes until the worker reads no more.
+    async fn write(&self, mut socket: OwnedWriteHalf) {
+        let mut spent = BytesMut::new();
+        loop {
+            let mut batch = self.outbox.take(std::mem::take(&mut spent)).await;
+            if batch.write_to(&mut socket, || ()).await.is_err() {
+                // The reader sees the same end, and whether it was meant.
+                return std::future::pending().await;
+            }
+            spent = batch.into_buffer();
+        }
+    }
+
+    fn arrived(self: &Arc<Self>, frame: Frame) -> Result<(), ServeError> {
+        let open = |stream| self.streams.lock().get(&stream).cloned();
+        match frame.kind {
+            FrameKind::Request => self.asked(frame.stream, &frame.payload)?,
+            FrameKind::Credit => {
+                let credit: Credit = decode_payload(&frame.payload)?;
+                if let Some(open) = open(frame.stream) {
+                    let items = usize::try_from(credit.items).unwrap_or(usize::MAX);
+                    let room = Semaphore::MAX_PERMITS - open.credit.available_permits();
+                    open.credit.add_permits(items.min(room));
+                }
+            }
+            FrameKind::Cancel => {
+                let cancel: Cancel = decode_payload(&frame.payload)?;
+                if let Some(open) = open(frame.stream) {
+                    open.ctx.cancel(cancel.reason);
+                    if open.is_generate {
+                        let engine = Arc::clone(&self.engine);
+                        let abort = async move { engine.abort(&open.ctx).await };
+                        self.tasks.spawn(abort);
+                    }
+                }
+            }
+            FrameKind::Ping => self.send(FrameKind::Pong, 0, &frame.payload),
+            FrameKind::GoAway | FrameKind::Pong | FrameKind::Leaving | FrameKind::Unknown(_) => {}
+            FrameKind::Hello
+            | FrameKind::Item
+            | FrameKind::End
+            | FrameKind::Error
+            | FrameKind::Auth => {
+                let what = format!(
+                    "a {:?} frame, which is not the worker's to send",
+                    frame.kind
+                );
+                return Err(ServeError::Protocol { what });
+            }
+        }
+        Ok(())
+    }
+
+    fn asked(self: &Arc<Self>, id: u32, payload: &Bytes) -> Result<(), ServeError> {
+        let (head, body) = decode_request(payload)?;
+        let open = Open {
+            credit: Arc::new(Semaphore::new(
+                usize::try_from(head.credit).unwrap_or(Semaphore::MAX_PERMITS),
+            )),
+            is_generate: head.endpoint == "generate",
+            ctx: context(&head),
+        };
+        match self.streams.lock().entry(id) {
+            Entry::Vacant(place) if id != 0 => place.insert(open.clone()),
+            Entry::Vacant(_) | Entry::Occupied(_) => {
+                let what = format!("a request on stream {id}, which is not free");
+                return Err(ServeError::Protocol { what });
+            }
+        };
+        let reply = Reply {
+            child: Arc::clone(self),
+            id,
+            open,
+            is_ended: false,
+        };
+        self.tasks.spawn(reply.give(head.endpoint, body));
+        Ok(())
+    }
+
+    fn end_streams(&self) {
+        for open in self.streams.lock().values() {
+            open.ctx
+                .cancel(genset_backend_common::CancelReason::Shutdown);
+        }
+    }
+
+    fn send(&self, kind: FrameKind, stream: u32, payload: &[u8]) {
+        if let Err(error) = self.outbox.push(kind, stream, payload) {
+            tracing::error!(?kind, stream, %error, "a frame was not sent");
+        }
+    }
+}
+
+fn context(head: &RequestHead) -> RequestContext {
+    let mut ctx = RequestContext::new(head.id.as_str()).with_headers(head.headers.clone());
+    if let Some(ms) = head.deadline_ms {
+        // A year is as good as for ever, and cannot overflow the clock.
+        let left = Duration::from_millis(ms).min(Duration::from_secs(365 * 24 * 3600));
+        ctx = ctx.with_deadline(Instant::now() + left);
+    }
+    match TraceContext::parse(&head.traceparent, &head.tracestate) {
+        Some(trace) => ctx.with_trace(trace),
+        None => ctx,
+    }
+}
+
+/// One stream on its way to its end, which it has also where the engine panics.
+struct Reply {
+    child: Arc<Child>,
+    id: u32,
+    open: Open,
+    is_ended: bool,
+}
+
+impl Reply {
+    async fn give(mut self, endpoint: String, body: Bytes) {
+        let ctx = self.open.ctx.clone();
+        let result = tokio::select! {
+            biased;
+            // Whoever cancels reads nothing more, and what is dropped frees what it holds.
+            () = ctx.cancelled() => Ok(()),
+            result = self.answer(&endpoint, &body) => result,
+        };
+        self.end(result);
+    }
+
+    fn end(&mut self, result: Result<(), EngineError>) {
+        if std::mem::replace(&mut self.is_ended, true) {
+            return;
+        }
+        // Before the frame: the worker may use the id again.
+        self.child.streams.lock().remove(&self.id);
+        match result {
+            Ok(()) => self.child.send(FrameKind::End, self.id, b""),
+            Err(error) => {
+                let payload = encode_payload(&WireError::from(&error)).unwrap_or_default();
+                self.child.send(FrameKind::Error, self.id, &payload);
+            }
+        }
+    }
+
+    async fn answer(&self, endpoint: &str, body: &Bytes) -> Result<(), EngineError> {
+        let engine = &self.child.engine;
+        match endpoint {
+            "start" => self.start(decoded(body)?).await,
+            "events" => self.events().await,
+            "generate" => self.generate(decoded(body)?).await,
+            "drain" => {
+                let DrainRequest { deadline_ms } = decoded(body)?;
+                let deadline = Duration::from_millis(deadline_ms);
+                engine.drain(DrainContext { deadline }).await
+            }
+            "cleanup" => engine.cleanup().await,
+            "control" => {
+                let problem = "has no way yet to an engine in a process of its own that is in Rust";
+                Err(EngineError::unsupported(At::other("control"), problem))
+            }
+            _ => Err(EngineError::not_found(format!(
+                "there is no endpoint {endpoint:?}"
+            ))),
+        }
+    }
+
+    /// Waits for credit, and for room in the outbox.
+    async fn item(&self, value: &impl Serialize) -> Result<(), EngineError> {
+        if let Ok(credit) = self.open.credit.acquire().await {
+            credit.forget();
+        }
+        let payload = encode_payload(value).map_err(|error| {
+            EngineError::internal("an item cannot be written as MessagePack").with_source(error)
+        })?;
+        self.child.outbox.room().await;
+        self.child.send(FrameKind::Item, self.id, &payload);
+        Ok(())
+    }
+
+    async fn start(&self, asked: StartRequest) -> Result<(), EngineError> {
+        let mut ctx = StartContext::detached(asked.worker_id);
+        ctx.role = asked.role;
+        *self.child.started.lock() = Some(ctx.clone());
+        let mut progress = ctx.progress.subscribe();
+        let mut starting = std::pin::pin!(self.child.engine.start(ctx));
+        let mut config = loop {
+            tokio::select! {
+                started = &mut starting => break started?,
+                Ok(()) = progress.changed() => {
+                    let now = progress.borrow_and_update().clone();
+                    // One place is kept for the config. A stage that nobody has room for is no loss.
+                    if self.open.credit.available_permits() > 1 {
+                        let stage = StartItem::Progress { stage: now.stage, fraction: now.fraction };
+                        self.item(&stage).await?;
+                    }
+                }
+            }
+        };
+        let can = &mut config.capabilities;
+        (can.kv_events, can.kv_ranks) = (false, false);
+        can.roles.clear();
+        self.item(&StartItem::Config(Box::new(config))).await
+    }
+
+    async fn events(&self) -> Result<(), EngineError> {
+        let Some(ctx) = self.child.started.lock().clone() else {
+            let problem = "the engine was not asked to start";
+            return Err(EngineError::engine_shutdown(problem));
+        };
+        let mut loads = ctx.load.subscribe();
+        loop {
+            tokio::select! {
+                reason = ctx.health.died() => {
+                    self.item(&Event::Dead { reason }).await?;
+                    return std::future::pending().await;
+                }
+                Ok(()) = loads.changed() => {
+                    let load = *loads.borrow_and_update();
+                    self.item(&Event::Load(load)).await?;
+                }
+            }
+        }
+    }
+
+    async fn generate(&self, request: GenerateRequest) -> Result<(), EngineError> {
+        let ctx = self.open.ctx.clone();
+        let ctx = ctx.with_prompt_tokens(request.prompt_tokens().unwrap_or(0));
+        let mut outputs = self.child.engine.generate(request, ctx).await?;
+        // Ending without a terminal is the worker's to report.
+        while let Some(output) =
+            std::future::poll_fn(|cx| Pin::new(&mut outputs).poll_next(cx)).await
+        {
+            let output = output?;
+            self.item(&output).await?;
+            if output.is_terminal() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.end(Err(EngineError::internal("the engine panicked")));
+    }
+}
+
+fn decoded<T: DeserializeOwned>(body: &Bytes) -> Result<T, EngineError> {
+    decode_payload(body).map_err(|error| {
+        EngineError::internal("the worker's request cannot be read").with_source(error)
+    })
+}
